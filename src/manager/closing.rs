@@ -229,7 +229,7 @@ impl Inner {
 
     async fn give_back(&self, id: &ConversationId, lease: &Lease) {
         if let Err(error) = self.store.release(id, lease).await {
-            tracing::warn!(%id, %error, "a conversation is not given back; its lease runs out");
+            tracing::warn!(%id, %error, "a conversation could not be released; other processes can open it when its lease expires");
         }
     }
 }

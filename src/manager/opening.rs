@@ -277,7 +277,7 @@ pub(super) async fn in_a_task<T: Send + 'static>(
 
 /// Why a task did not come to its end.
 async fn cut_off(task: JoinHandle<()>) -> String {
-    task.await.err().map_or_else(|| "it was given up".to_owned(), |error| error.to_string())
+    task.await.err().map_or_else(|| "no caller waited any more".to_owned(), |error| error.to_string())
 }
 
 /// Waits until nobody waits for the answer, and so long on top.

@@ -126,7 +126,7 @@ async fn by_model(
         .with_options(Options::default().with_max_tokens(MODEL_TOKENS).with_timeout(MODEL_TIMEOUT));
     let generated = model.generate(request).await?;
     if generated.stop_reason == StopReason::Length {
-        return Err(format!("the model came to no end within {MODEL_TOKENS} tokens").into());
+        return Err(format!("the model used all {MODEL_TOKENS} tokens before the title was complete; choose another model for titles").into());
     }
     Ok(tidy(&generated.message.text()))
 }

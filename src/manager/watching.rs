@@ -82,7 +82,9 @@ impl Inner {
                 let _ = session.suggest_title(&title).await;
             }
             Ok(None) => {}
-            Err(error) => tracing::warn!(id = %session.id(), %error, "no title could be made"),
+            Err(error) => {
+                tracing::warn!(id = %session.id(), %error, "the conversation's title could not be generated; it stays untitled until its next turn")
+            }
         }
     }
 

@@ -1,9 +1,8 @@
-//! What a session decides: a pure state machine. Each method takes one input — an event of the agent, a command,
-//! the outcome of a write — and appends effects for the shell to perform, in order. No tokio, no clock, no
-//! store in here.
+//! The pure state machine of a session. Each method takes one input: an event of the agent, a command or the outcome of
+//! a write. It appends effects, which the task performs in order. This module uses no tokio, no clock and no store.
 //!
-//! The path of the tree is the agent's committed history at every moment. A move begins at the agent, which fires a
-//! `state` event with the history that it moved to; the tree follows when the session comes to that event.
+//! The path of the tree always is the agent's committed history. A move starts at the agent, which emits a `state`
+//! event with the new history. The tree follows when the session processes that event.
 
 mod branching;
 #[cfg(any(test, debug_assertions))]
@@ -26,9 +25,9 @@ use crate::{
     tree::{NodeId, Tree},
 };
 
-/// What the core may know of the world.
+/// The values from outside that the core may read.
 pub(super) struct Env<'a> {
-    /// A fresh id, should a write be made.
+    /// Generates an id for a write.
     pub(super) write_id: &'a dyn Fn() -> WriteId,
     /// Bytes that may be unsaved before new prompts are refused.
     pub(super) unsaved_limit: usize,
@@ -36,16 +35,17 @@ pub(super) struct Env<'a> {
     pub(super) left: Option<Duration>,
 }
 
-/// What the shell is to do.
+/// An instruction to the task.
 #[derive(Debug)]
 pub(super) enum Effect {
     /// Emit this event to subscribers.
     Emit(SessionEvent),
-    /// Perform this write. Its outcome comes back. If the same write is under way, begin another attempt and keep the first.
+    /// Perform this write and return its outcome. If the same write is in flight, start another attempt and keep the
+    /// first.
     Write(Arc<Job>),
-    /// Come back to [`Core::retry`] when this long has passed, unless something is written before.
+    /// Call [`Core::retry`] after this time, unless something is written before.
     RetryIn(Duration),
-    /// Whether new prompts are refused has changed.
+    /// Whether new prompts are refused has changed to this value.
     Behind(bool),
     /// The agent has become idle.
     Idle,
@@ -53,63 +53,63 @@ pub(super) enum Effect {
 
 type Effects = Vec<Effect>;
 
-/// Where the path goes, once the agent has moved.
+/// The new path after the agent has moved.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Move {
-    /// It ends in this node from now on, or is empty.
+    /// The path ends at this node, or is empty.
     To(Option<NodeId>),
-    /// A branch begins below this node, or as a new root.
+    /// A branch starts below this node, or as a new root.
     Branch {
         base: Option<NodeId>,
-        /// The user node that is answered again; the others bring a user message of their own.
+        /// The user node that gets another response. Other branches have a new user message.
         answers: Option<NodeId>,
     },
 }
 
-/// A branch of which nothing is committed yet.
+/// A branch without committed messages.
 #[derive(Debug)]
 struct Branch {
-    /// The tree before it.
+    /// The tree before the branch.
     before: Tree,
     answers: Option<NodeId>,
 }
 
-/// What a branch begins from.
+/// The starting point of a branch or a move.
 #[derive(Debug, PartialEq)]
 pub(super) struct Base {
-    /// The messages above it.
+    /// The messages above the starting point.
     pub(super) history: History,
-    /// What happens to the tree then.
+    /// The change of the tree that follows.
     pub(super) then: Move,
 }
 
 /// The state machine of one session.
 #[derive(Debug)]
 pub(super) struct Core {
-    /// As everybody sees it.
+    /// The tree as users see it.
     tree: Tree,
     title: Option<Arc<str>>,
-    /// Whether a program has made the title, and nobody has set one since.
+    /// Whether the title is generated, and nobody has set another since.
     is_title_generated: bool,
     /// The agent's configuration, as of the last commit or `state` event.
     config: Arc<Config>,
     status: Status,
-    /// The last event of the agent that was taken.
+    /// The last event of the agent that was processed.
     seen: EventId,
-    /// The move that the agent has made, and the event with which it did.
+    /// A move of the agent, and the event in which it happened.
     moving: Option<Box<(EventId, Move)>>,
     branch: Option<Box<Branch>>,
     /// The settings of the prompt in flight, if it has any.
     prompted: Option<Arc<Prompt>>,
-    /// The settings that user messages were sent with, where they had any.
+    /// The settings that user messages were sent with, if they had any.
     settings: BTreeMap<NodeId, Arc<Prompt>>,
     saver: Saver,
-    /// Whether the event about a fallback for the saved model was emitted.
+    /// Whether the event about the fallback model was emitted.
     is_fallback_reported: bool,
 }
 
 impl Core {
-    /// A session whose conversation is not in the store yet.
+    /// Creates the core of a session whose conversation is not in the store yet.
     pub(super) fn new(title: Option<Arc<str>>, config: Arc<Config>, seen: EventId) -> Self {
         Self {
             tree: Tree::new(),
@@ -127,7 +127,7 @@ impl Core {
         }
     }
 
-    /// A session whose conversation is in the store: at this version, with this tree and state.
+    /// Creates the core of a session whose conversation is in the store, at this version and with this tree and state.
     pub(super) fn loaded(
         tree: Tree,
         state: &StoredState,
@@ -157,26 +157,26 @@ impl Core {
         self.status
     }
 
-    /// The last event of the agent that was taken.
+    /// Returns the last event of the agent that was processed.
     pub(super) fn seen(&self) -> EventId {
         self.seen
     }
 
-    /// The tree that is to be stored: without a branch of which nothing is committed yet.
+    /// Returns the tree to store. It excludes a branch without committed messages.
     fn stable(&self) -> &Tree {
         self.branch.as_ref().map_or(&self.tree, |branch| &branch.before)
     }
 
     // ---- events of the agent ----
 
-    /// The message in the event that follows belongs to a prompt with these settings.
+    /// Notes the settings of the prompt whose message is in the next event.
     pub(super) fn prompted(&mut self, settings: &Prompt) {
         if self.prompted.is_none() {
             self.prompted = Some(Arc::new(settings.settings()));
         }
     }
 
-    /// Takes the agent's next event. `config` is the configuration in force with it.
+    /// Processes the agent's next event. `config` is the configuration at that event.
     pub(super) fn event(
         &mut self,
         id: EventId,
@@ -209,14 +209,14 @@ impl Core {
         }
     }
 
-    /// A turn is committed: its messages join the tree.
+    /// Adds the messages of a committed turn to the tree.
     fn commit(&mut self, response: &Response, effects: &mut Effects) {
         let before = self.tree.clone();
         let mut messages = response.messages.iter();
         let mut settings = self.prompted.take();
         if let Some(branch) = self.branch.take() {
             if let Some(user) = branch.answers {
-                // Its first message is in the tree already, and so are the settings that it was sent with.
+                // The tree already has the branch's first message, and the session has its settings.
                 messages.next();
                 settings = None;
                 self.go(Some(user));
@@ -232,7 +232,7 @@ impl Core {
         self.tell_tree(&before, effects);
     }
 
-    /// A run ended without a commit: a branch that it began is as if it never was.
+    /// Removes the branch of a run that ended without a commit.
     fn roll_back(&mut self, effects: &mut Effects) {
         self.prompted = None;
         if let Some(branch) = self.branch.take() {
@@ -241,7 +241,7 @@ impl Core {
         }
     }
 
-    /// The agent has moved: so does the path.
+    /// Moves the path to where the agent has moved.
     fn follow(&mut self, then: &Move, effects: &mut Effects) {
         let before = self.tree.clone();
         match *then {
@@ -260,7 +260,9 @@ impl Core {
 
     fn go(&mut self, node: Option<NodeId>) {
         match node {
-            Some(node) => self.tree.navigate(node).expect("a move was checked, and nodes stay"),
+            Some(node) => {
+                self.tree.navigate(node).expect("the move was checked, and nodes are never removed")
+            }
             None => self.tree.clear(),
         }
     }
@@ -270,7 +272,7 @@ impl Core {
         effects.push(Effect::Emit(SessionEvent::Tree(Arc::new(changes))));
     }
 
-    /// What is unsaved is to be saved, the configuration included.
+    /// Saves all changes, including those of the configuration.
     fn take_config(&mut self, config: &Arc<Config>, env: &Env<'_>, effects: &mut Effects) {
         if !Arc::ptr_eq(&self.config, config) {
             self.config = Arc::clone(config);
@@ -279,7 +281,7 @@ impl Core {
         self.save(env, effects);
     }
 
-    /// The agent ended, with no word of what became of the run.
+    /// Handles an end of the agent without an event about the outcome of its run.
     pub(super) fn agent_ended(&mut self, effects: &mut Effects) {
         self.moving = None;
         self.roll_back(effects);
@@ -288,11 +290,11 @@ impl Core {
 
     // ---- commands ----
 
-    /// Where the path leads by way of `node` to a leaf; `None` if it does already.
+    /// Returns the path through `node` to a leaf, or `None` if it is the current path.
     ///
     /// # Errors
     ///
-    /// An unknown node.
+    /// The node is unknown.
     pub(super) fn navigate(&self, node: Option<NodeId>) -> Result<Option<Base>, SessionError> {
         let mut tree = self.tree.clone();
         match node {
@@ -310,12 +312,12 @@ impl Core {
         Ok(Some(Base { history: tree.history().clone(), then }))
     }
 
-    /// The agent has moved, with this event, which the session has not come to yet.
+    /// Notes that the agent has moved in this event, which the session has not processed yet.
     pub(super) fn moved(&mut self, with: EventId, then: Move) {
         self.moving = Some(Box::new((with, then)));
     }
 
-    /// Gives the conversation a title, or none.
+    /// Sets or removes the title.
     pub(super) fn set_title(&mut self, title: Option<Arc<str>>, env: &Env<'_>, effects: &mut Effects) {
         self.is_title_generated = false;
         if self.title == title {
@@ -327,7 +329,7 @@ impl Core {
         self.save(env, effects);
     }
 
-    /// Gives the conversation a title that a program has made, if it has none. Returns whether it did.
+    /// Sets a generated title if the conversation has none. Returns whether it did.
     pub(super) fn suggest_title(&mut self, title: Arc<str>, env: &Env<'_>, effects: &mut Effects) -> bool {
         let is_untitled = self.title.is_none();
         if is_untitled {
@@ -337,7 +339,7 @@ impl Core {
         is_untitled
     }
 
-    /// Takes note of a new subscriber. For the first one, the use of a fallback for the saved model is emitted.
+    /// Handles a new subscriber. For the first one, emits an event about a fallback model.
     pub(super) fn joined(&mut self, effects: &mut Effects) {
         let model = &self.config.model;
         if let Some(saved) = model.fallback_for()
@@ -350,16 +352,16 @@ impl Core {
 
     // ---- snapshots ----
 
-    /// The nodes that are not in the store yet.
+    /// Returns the nodes that are not in the store yet.
     pub(super) fn unsaved(&self) -> Vec<NodeId> {
         self.saver.unsaved(self.stable())
     }
 
-    /// What saving last failed with, if it fails.
+    /// Returns the report of the last write if it failed.
     pub(super) fn report(&self) -> Option<&StoreReport> {
         self.saver.report()
     }
 }
 
-/// What a node weighs beside its message.
+/// The weight of a node without its message.
 const NODE_WEIGHT: usize = 128;

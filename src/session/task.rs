@@ -1,5 +1,5 @@
-//! The shell around the core: one tokio task that owns a session. It takes events, commands and outcomes of writes,
-//! performs what the core wants done, and decides nothing.
+//! The task of a session. It receives events, commands and outcomes of writes, and performs the effects of the core. It
+//! makes no decisions itself.
 
 mod commands;
 mod ending;
@@ -36,16 +36,16 @@ use crate::{
     subscription::{End, EndReason, EventId, Feed, FeedLimits},
 };
 
-/// Events of the agent that may wait for the session.
+/// The number of the agent's events that may wait for the session.
 pub(super) const DELIVERIES: usize = 32;
 
-/// Commands served in a row before another input gets its turn.
+/// The number of commands served in a row before another input gets its turn.
 const COMMANDS_IN_A_ROW: u8 = 32;
 
-/// What does not change in a session's life.
+/// The settings of a session, which never change.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Setup {
-    /// Who opens conversations; each session is an owner of its own if unset.
+    /// The owner of the conversation. If unset, each session is a unique owner.
     pub(super) owner: Option<Arc<Owner>>,
     pub(super) idle_shutdown: Option<Duration>,
     pub(super) unsaved_limit: usize,
@@ -59,39 +59,39 @@ impl Setup {
         self.owner.as_deref().cloned().unwrap_or_else(Owner::unique)
     }
 
-    /// In whose name this write creates a conversation: the same each time that it is tried.
+    /// Returns the owner that creates the conversation in this write. All attempts at the write get the same owner.
     pub(super) fn creator(&self, write: WriteId) -> Owner {
         let unique = || Owner::new(format!("{}-{write}", std::process::id()));
         self.owner.as_deref().cloned().unwrap_or_else(unique)
     }
 }
 
-/// What handles, guards and subscriptions share with the task, and what is left of it afterwards.
+/// The state that handles, guards and subscriptions share with the task. It outlives the task.
 pub(super) struct SessionShared {
     pub(super) id: ConversationId,
     pub(super) setup: Arc<Setup>,
-    /// Set when the agent is there: handles go to it directly where the session has no say.
+    /// The agent, set when it has started. Handles call it directly for operations that do not need the session's task.
     pub(super) agent: OnceLock<WeakAgent>,
     pub(super) termination: Termination<SessionSnapshot>,
     pub(super) started: AtomicBool,
     pub(super) watcher: Option<Arc<dyn Watcher>>,
-    /// Whether nothing new is taken since all is being shut down.
+    /// Whether nothing new is accepted because everything is being shut down.
     pub(super) is_draining: AtomicBool,
-    /// Whether new prompts are refused since the store is behind.
+    /// Whether new prompts are refused because the store is behind.
     pub(super) is_behind: AtomicBool,
-    /// Whether the model has answered the last request of the run, and the next one is not prepared yet.
+    /// Whether the model has responded to the run's last request and the next request is not prepared yet.
     pub(super) is_between_requests: AtomicBool,
-    /// What was not in the store at the end, if anything was not.
+    /// The data that was not in the store at the end, if any.
     pub(super) left_unsaved: OnceLock<Box<Unsaved>>,
-    /// The tools that still ran at the end, if there were any.
+    /// The error that names the tools that still ran at the end, if any.
     pub(super) left_running: OnceLock<Box<AgentError>>,
     pub(super) controllers: AtomicUsize,
-    /// Tells the task that the last controller has left.
+    /// Signals to the task that the last controller was dropped.
     pub(super) left: Signal,
 }
 
 impl SessionShared {
-    /// Returns why the session takes nothing new now, if it does not.
+    /// Returns the reason why the session accepts nothing new, if there is one.
     pub(super) fn refusal(&self) -> Option<SessionError> {
         if self.termination.end().is_some() {
             None
@@ -110,7 +110,7 @@ impl Hold for SessionShared {
     }
 }
 
-/// What the agent tells: every event, in order. It takes no room while nothing waits.
+/// The agent's events, in order. The channel takes no memory while it is empty.
 pub(super) type Deliveries = futures_channel::mpsc::Receiver<Delivery>;
 
 /// A session's task.
@@ -120,36 +120,36 @@ pub(super) struct Task {
     pub(super) owner: HistoryOwner,
     pub(super) deliveries: Deliveries,
     pub(super) store: Arc<dyn Store>,
-    /// That the conversation is this session's, where the store knows owners.
+    /// The ownership of the conversation, if the store supports owners.
     pub(super) tenure: Option<Tenure>,
     pub(super) feed: Feed<SessionEvent>,
     pub(super) shared: Arc<SessionShared>,
-    /// The write that is under way.
+    /// The attempts at the write in flight.
     pub(super) attempts: Option<Box<writing::Attempts>>,
-    /// The moment to repeat a write that failed or does not answer.
+    /// The timer to repeat a write that failed or has no result.
     pub(super) retry: Option<Pin<Box<Sleep>>>,
     /// The deadline of the end in progress.
     pub(super) ends_by: Option<Instant>,
-    /// When the session ends because nobody wants it.
+    /// The timer of the idle shutdown.
     pub(super) idle: Option<Pin<Box<Sleep>>>,
-    /// Whether the session's idle shutdown was not begun yet.
+    /// Whether the idle shutdown was never started yet.
     pub(super) is_fresh: bool,
-    /// The session would have ended, had it not had something to save.
+    /// Whether the session would have ended, but had something to save.
     pub(super) idle_when_saved: bool,
-    /// The session was asked to sleep and refused. The watcher is notified when another attempt is worth while.
+    /// Whether the session refused to sleep. Its watcher is notified when another attempt may succeed.
     pub(super) has_refused_sleep: bool,
-    /// The session waits for its idle agent to handle its application events.
+    /// The wait for the idle agent to handle its application events.
     pub(super) settling: Option<idle::Settling>,
     pub(super) flushes: Vec<Flush>,
-    /// Commands served since the last input of another kind.
+    /// The number of commands served since the last input of another kind.
     pub(super) commands_in_a_row: u8,
-    /// Room for the effects of the next step, while the agent is busy.
+    /// The buffer for the effects of the next step, kept while the agent is busy.
     pub(super) effects: Vec<Effect>,
-    /// Dropped with the rest, whatever ends the task.
+    /// Dropped with the task, whatever ends it.
     pub(super) _last_words: LastWords,
 }
 
-/// Leaves word that the task was killed, unless it ended in order.
+/// Records that the task was killed, unless it ended in order.
 pub(super) struct LastWords(pub(super) Arc<SessionShared>);
 
 impl Drop for LastWords {
@@ -161,17 +161,17 @@ impl Drop for LastWords {
     }
 }
 
-/// A caller of `flush` that waits until everything that was unsaved is in the store.
+/// A call of `flush` that waits until everything that was unsaved is in the store.
 pub(super) struct Flush {
     wanted: u64,
     until: Option<Instant>,
     reply: super::command::Reply<()>,
 }
 
-/// Why a session ends, and who stopped it.
+/// The reason why a session ends, and the call of `stop` that caused it.
 type Exit = (EndReason, Option<Stop>);
 
-/// What the task takes next.
+/// The next input of the task.
 enum Input {
     Command(Option<Box<Command>>),
     Written(writing::Written),
@@ -184,7 +184,7 @@ enum Input {
 }
 
 impl Task {
-    /// Runs until the session ends. Boxed, or an idle session would hold it twice.
+    /// Runs until the session ends. Boxed: otherwise an idle session would hold the task twice.
     pub(super) async fn run(mut self: Box<Self>, mut commands: mpsc::Receiver<Box<Command>>) {
         self.consider_idle_shutdown();
         let (reason, stop) = loop {
@@ -201,7 +201,7 @@ impl Task {
         Box::pin(self.finish(commands, reason, stop)).await;
     }
 
-    /// Takes one input.
+    /// Processes one input.
     async fn turn(&mut self, commands: &mut mpsc::Receiver<Box<Command>>) -> Option<Exit> {
         let input = if self.commands_in_a_row < COMMANDS_IN_A_ROW {
             tokio::select! {
@@ -252,11 +252,12 @@ impl Task {
         None
     }
 
-    /// The next input that is not a command. The agent's events come last but one, since a fast stream always has one ready.
+    /// Returns the next input that is not a command. The agent's events come late in the order, because a fast stream
+    /// always has one ready.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future takes nothing.
+    /// Dropping the future loses no input.
     async fn other_input(&mut self) -> Input {
         tokio::select! {
             biased;
@@ -270,7 +271,7 @@ impl Task {
         }
     }
 
-    /// Takes the agent's next event.
+    /// Processes the agent's next event.
     pub(super) fn take(&mut self, delivery: Delivery) {
         let Delivery { event, config, settings } = delivery;
         if let Some(is_between_requests) = event::is_between_requests(&event.event) {
@@ -284,19 +285,19 @@ impl Task {
         });
     }
 
-    /// Takes the agent's next event, and those that are there already, as many as the agent tells at once at most.
+    /// Processes the agent's next event and those that are ready, up to the number that the agent sends at once.
     fn take_all(&mut self, first: Delivery) {
         self.take(first);
         for _ in 0..DELIVERIES {
             match self.deliveries.next().now_or_never() {
                 Some(Some(delivery)) => self.take(delivery),
-                // The end of the channel is come to again.
+                // The end of the channel is seen again in the next turn.
                 Some(None) | None => break,
             }
         }
     }
 
-    /// Takes what the agent has told up to `last`.
+    /// Processes the agent's events up to `last`.
     async fn take_until(&mut self, last: EventId) -> Result<(), AgentError> {
         while self.core.seen().number < last.number {
             match self.deliveries.next().await {
@@ -310,14 +311,14 @@ impl Task {
         Ok(())
     }
 
-    /// Comes to where the agent is, and tells what it is doing there.
+    /// Processes all events of the agent so far and returns its status after them.
     async fn catch_up(&mut self) -> Result<Status, AgentError> {
         let moment = self.owner.moment().await?;
         self.take_until(moment.last).await?;
         Ok(moment.status)
     }
 
-    /// The agent and the session at one moment.
+    /// Returns a snapshot of the agent and the session at the same moment.
     async fn snapshot(&mut self) -> Result<SessionSnapshot, AgentError> {
         let agent = self.agent.snapshot().await?;
         self.take_until(agent.last).await?;
@@ -336,7 +337,7 @@ impl Task {
         }
     }
 
-    /// Gives the core an input and performs what it wants done.
+    /// Passes an input to the core and performs its effects.
     pub(super) fn step<T>(&mut self, input: impl FnOnce(&mut Core, &Env<'_>, &mut Vec<Effect>) -> T) -> T {
         let mut effects = std::mem::take(&mut self.effects);
         let env = Env {
@@ -381,7 +382,7 @@ impl Task {
         }
     }
 
-    /// The time left until the nearest deadline of an end or a flush.
+    /// Returns the time left until the nearest deadline of an end or a flush.
     fn time_left(&self) -> Option<Duration> {
         if self.flushes.is_empty() && self.ends_by.is_none() {
             return None;
@@ -402,7 +403,7 @@ impl Task {
     }
 }
 
-/// Waits until the conversation is lost to another; for ever where it can't be.
+/// Waits until the conversation is lost to another owner. Without a tenure, waits forever.
 async fn lost(tenure: Option<&mut Tenure>) -> StoreError {
     match tenure {
         Some(tenure) => tenure.lost().await,

@@ -1,4 +1,4 @@
-//! That a conversation is this session's: a lease from the store, kept up beside the session for as long as it lives.
+//! The ownership of a conversation: a lease from the store, which is renewed as long as the session is open.
 
 mod keeper;
 
@@ -18,37 +18,37 @@ use tokio::{
 
 use crate::store::{ConversationId, Epoch, Lease, Owner, Store, StoreError};
 
-/// How long the store may take to give a conversation that nobody waits for any more, or to take one back.
+/// The time that the store may take to release a conversation, or to return a lease that nobody waits for any more.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The ownership of one conversation. Dropped, it is given back, a moment later.
+/// The ownership of one conversation. When dropped, it is released soon after.
 pub(super) struct Tenure {
     held: Arc<Held>,
-    /// Done when the conversation is lost, with the reason. Made once, and apart: a session without a tenure has no room
-    /// for it.
+    /// Ready with the reason when the conversation is lost. Boxed once, so that a session without a tenure needs no
+    /// room for it.
     loss: BoxFuture<'static, StoreError>,
 }
 
-/// What a session and its keeper know of a lease.
+/// The state of a lease, shared by a session and the keeper.
 pub(super) struct Held {
     id: ConversationId,
-    /// The lease; or why it is lost, for good.
+    /// The lease, or the reason of its permanent loss.
     lease: watch::Sender<Result<Lease, StoreError>>,
-    /// Whether the session has given it back.
+    /// Whether the session has released the lease.
     is_over: AtomicBool,
     keeper: Arc<Keeper>,
 }
 
 impl Tenure {
-    /// Makes `owner` the owner of the conversation; `None` from a store that leaves ownership to versions.
+    /// Makes `owner` the owner of the conversation. Returns `None` if the store has no owners and relies on versions.
     ///
     /// # Errors
     ///
-    /// As [`Store::acquire`].
+    /// The errors of [`Store::acquire`].
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future gives the conversation back, once the store has given it.
+    /// Dropping the future releases the conversation after the store has returned the lease.
     pub(super) async fn begin(
         store: &Arc<dyn Store>,
         id: &ConversationId,
@@ -56,7 +56,7 @@ impl Tenure {
     ) -> Result<Option<Self>, StoreError> {
         let (store, id, owner) = (Arc::clone(store), id.clone(), owner.clone());
         let mut begun = PendingAcquisition(Some(Box::pin(Self::acquire(store, id, owner))));
-        let tenure = begun.0.as_mut().expect("it is begun").await;
+        let tenure = begun.0.as_mut().expect("the acquisition was just set").await;
         begun.0 = None;
         tenure
     }
@@ -86,7 +86,8 @@ impl Tenure {
         Arc::clone(&self.held)
     }
 
-    /// Waits until the conversation is lost to another, and tells why, once.
+    /// Waits until the conversation is lost to another owner, and returns the reason. It must not be called again
+    /// afterwards.
     ///
     /// # Cancel safety
     ///
@@ -95,21 +96,21 @@ impl Tenure {
         (&mut self.loss).await
     }
 
-    /// Gives the conversation back.
+    /// Releases the conversation.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future does not stop it.
+    /// Dropping the future does not stop the release.
     pub(super) async fn end(self) {
         let (reply, answer) = oneshot::channel();
         self.held.keeper.send(Order::Release(self.held(), Some(reply)));
-        // Told or not, the second word that `drop` says finds nothing to do.
+        // Whatever the outcome, the release in `drop` finds nothing to do.
         let _ = answer.await;
     }
 }
 
-/// A tenure that is being acquired. When nobody waits for it any more, the store may give it all the same: it is waited
-/// for a little longer, to be given back.
+/// An acquisition in flight. If it is dropped, the store may return the lease nevertheless. A task waits for it a
+/// little longer, to release it.
 struct PendingAcquisition(Option<BoxFuture<'static, Result<Option<Tenure>, StoreError>>>);
 
 impl Drop for PendingAcquisition {
@@ -117,7 +118,7 @@ impl Drop for PendingAcquisition {
         let Some(acquiring) = self.0.take() else {
             return;
         };
-        // One that panicked can't be asked again; without a runtime, the lease runs out.
+        // A future that panicked must not be polled again. Without a runtime, the lease expires.
         if let (false, Ok(runtime)) = (thread::panicking(), Handle::try_current()) {
             runtime.spawn(timeout(PATIENCE, acquiring));
         }
@@ -137,26 +138,26 @@ impl Held {
             if let Err(error) = &*lease.borrow_and_update() {
                 return error.clone();
             }
-            // The sender is in `self`.
+            // `self` has the sender, so it is not closed.
             let _ = lease.changed().await;
         }
     }
 
-    /// The lease to write under.
+    /// Returns the lease for a write.
     ///
     /// # Errors
     ///
-    /// Why the conversation is lost.
+    /// The reason why the conversation is lost.
     pub(super) fn lease(&self) -> Result<Lease, StoreError> {
         self.lease.borrow().clone()
     }
 
-    /// The lease to write under after the store has refused the one of `refused`: it ran out, which is set right if
-    /// nobody had the conversation meanwhile.
+    /// Returns the lease for a write after the store has rejected the lease with the epoch `refused`. That lease has
+    /// expired, and it is renewed if nobody else had the conversation in the meantime.
     ///
     /// # Errors
     ///
-    /// Why the conversation is lost; or that the store can't be reached.
+    /// The reason why the conversation is lost, or an error if the store can't be reached.
     pub(super) async fn lease_after(self: &Arc<Self>, refused: Epoch) -> Result<Lease, StoreError> {
         let lease = self.lease()?;
         if lease.epoch != refused {

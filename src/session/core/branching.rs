@@ -1,4 +1,4 @@
-//! Runs that leave the path: which node they begin at, and which are refused.
+//! Runs that leave the path: the nodes where they may start.
 
 use std::sync::Arc;
 
@@ -11,11 +11,11 @@ use crate::{
 };
 
 impl Core {
-    /// The base of a run, and the message that it begins with.
+    /// Returns the base of a run and the message that starts it.
     ///
     /// # Errors
     ///
-    /// An unknown node, or one that such a run can't begin at.
+    /// The node is unknown, or such a run can't start there.
     pub(in crate::session) fn begin(&self, start: RunStart) -> Result<(Base, Opening), SessionError> {
         match start {
             RunStart::Regenerate(Regenerate { user, settings }) => {
@@ -44,7 +44,7 @@ impl Core {
         Ok(self.base(answer, None))
     }
 
-    /// The user message that began a turn.
+    /// Returns the user message that started a turn.
     fn prompt(&self, id: NodeId) -> Result<&Node, SessionError> {
         let node = self.node(id)?;
         if node.message().role != Role::User {
@@ -60,8 +60,11 @@ impl Core {
         Ok(node)
     }
 
-    /// Whether a turn ended in this answer and left its tool uses open. Else its own turn has closed them: in a message
-    /// that the turn continued from, so that this is not its last answer, or in its last message, which nothing answers.
+    /// Returns whether a turn ended with this assistant message and left its tool uses open.
+    ///
+    /// Otherwise its own turn has closed them. If that was in a message that the turn continued from, this message is
+    /// not the last response of the turn. If it was in the last message of the turn, no assistant message follows that
+    /// message.
     fn is_left_open(&self, node: &Node) -> bool {
         let answers = |id| self.tree.children(id).into_iter().flatten();
         let is_answered =
@@ -71,12 +74,12 @@ impl Core {
             && answers(node.id()).all(is_answered)
     }
 
-    /// The settings that a user message was sent with, as far as they are known.
+    /// Returns the settings that a user message was sent with, as far as they are known.
     fn settings_of(&self, user: NodeId) -> Prompt {
         self.settings.get(&user).map(|settings| Prompt::clone(settings)).unwrap_or_default()
     }
 
-    /// A branch from the parent of `node`.
+    /// Returns a branch from the parent of `node`.
     fn beside(&self, node: &Node, answers: Option<NodeId>) -> Base {
         self.base(node.parent(), answers)
     }
@@ -92,7 +95,7 @@ impl Core {
 
     fn history_to(&self, id: NodeId) -> History {
         let mut tree = self.tree.clone();
-        // On the path most of it is shared with the history in use.
+        // On the path, most of the tree is shared with the history in use.
         tree.navigate(id).expect("the node was looked up");
         tree.history().clone()
     }

@@ -7,10 +7,10 @@ use crate::{
 };
 
 impl Core {
-    /// Looks for a broken invariant.
+    /// Returns an error if an invariant is broken.
     pub(in crate::session) fn check(&self) -> Result<(), String> {
         if self.branch.is_some() && self.status == Status::Idle && self.moving.is_some() {
-            return Err("a branch in flight, and another move on the way".into());
+            return Err("a move is in progress during a branch".into());
         }
         let stable = self.stable();
         let head = stable.head().and_then(|head| stable.node(head));
@@ -19,7 +19,7 @@ impl Core {
             message.role == Role::User && !message.content.iter().any(|c| matches!(c, Content::ToolResult(_)))
         });
         if bare {
-            return Err("a head to be stored is a bare prompt".into());
+            return Err("the head to store is a prompt without a response".into());
         }
         self.saver.check(stable)
     }

@@ -1,8 +1,8 @@
-//! The writes of a session, and their outcomes.
+//! The writes of a session and their outcomes.
 //!
-//! One write is under way at a time. While it is, and while it fails, new changes add up. The next write takes all of them.
-//! A write that failed is repeated unchanged, under the same id, before anything newer. A commit that the store can never
-//! accept is divided, so that the turns before the one at fault are written.
+//! One write is in flight at a time. While it is in flight or fails, new changes are collected, and the next write
+//! takes all of them. A failed write is repeated unchanged and with the same id before newer changes are written. If
+//! the store can never accept a commit, the commit is divided, so that the turns before the rejected one are written.
 
 #[cfg(any(test, debug_assertions))]
 mod check;
@@ -34,55 +34,56 @@ pub(in crate::session) enum Job {
     State(Write, StateChange),
 }
 
-/// What is in the store, and what is on its way there.
+/// The stored state and the writes that are due.
 #[derive(Debug)]
 pub(super) struct Saver {
-    /// The version of the conversation in the store; `None` if it is not there yet.
+    /// The version of the conversation in the store, or `None` if it does not exist yet.
     version: Option<Version>,
-    /// The tree as the store has it; `None` if that is the stable one.
+    /// The tree in the store, or `None` if it equals the stable tree.
     stored: Option<Box<Tree>>,
-    /// A configuration and a title whose persistable parts are what the store has.
+    /// A configuration and a title. Their saved parts equal those in the store.
     config: Option<Arc<Config>>,
     title: Option<Arc<str>>,
-    /// The stored state without its title, if the session was started with another configuration that is not stored yet.
+    /// The stored state without its title, if the session was started with another configuration that is not stored
+    /// yet.
     replaced: Option<Box<StoredState>>,
-    /// Whether configuration or title are to be stored.
+    /// Whether the configuration or the title has to be stored.
     state_is_due: bool,
     attempt: Option<Box<Attempt>>,
     /// The changes of the tree that are not in the store, in order.
     portions: VecDeque<Portion>,
-    /// The most portions that a commit may have. While there is a limit, the state is written apart.
+    /// The maximum number of portions in a commit. While it is limited, the state is written separately.
     at_most: usize,
     /// Bytes of messages that are not in the store.
     unsaved: usize,
     was_behind: bool,
-    /// Counts what came to be unsaved: up to here in all, and up to here in the store.
+    /// Counters of changes: `wanted` counts all of them, `safe` those in the store.
     wanted: u64,
     safe: u64,
-    /// Why saving fails, if it does; or why it is over.
+    /// The failure, if saving fails or has stopped.
     report: Option<Box<StoreReport>>,
-    /// Why nothing more is saved, if that is so.
+    /// The reason why nothing more is saved.
     loss: Option<EndReason>,
 }
 
-/// The smallest part of the unsaved changes that can be written alone: a turn, with the moves after it.
+/// The smallest part of the unsaved changes that can be written alone: a turn and the moves after it.
 #[derive(Debug)]
 struct Portion {
     head: Option<NodeId>,
-    /// The size of the tree with it.
+    /// The size of the tree after this portion.
     nodes: usize,
     bytes: usize,
 }
 
-/// A write that is under way, or waits to be repeated.
+/// A write that is in flight or waits to be repeated.
 #[derive(Debug)]
 struct Attempt {
     job: Arc<Job>,
-    /// The tree in the store when the write is done.
+    /// The tree in the store after the write.
     tree: Tree,
-    /// Configuration and title in the store when the write is done, unless it leaves them as they are.
+    /// The configuration and the title in the store after the write, unless the write does not change them.
     kept: Option<(Arc<Config>, Option<Arc<str>>)>,
-    /// The portions that it takes to the store.
+    /// The number of portions in the write.
     portions: usize,
     wanted: u64,
     failures: u32,
@@ -110,7 +111,7 @@ impl Saver {
         }
     }
 
-    /// What it is for a conversation in the store.
+    /// Creates the saver of a conversation that is in the store.
     pub(super) fn at(
         version: Version,
         state: &StoredState,
@@ -126,14 +127,14 @@ impl Saver {
         Self { version: Some(version), config, title: title.cloned(), replaced, ..Self::new() }
     }
 
-    /// The stable tree is about to change; it is this one still.
+    /// Notes that the stable tree, which still is this one, is about to change.
     pub(super) fn about_to_change(&mut self, stable: &Tree) {
         if self.stored.is_none() {
             self.stored = Some(Box::new(stable.clone()));
         }
     }
 
-    /// The stable tree has changed to this one, by so many bytes of messages.
+    /// Notes that the stable tree has changed to this one, and grown by this number of bytes of messages.
     pub(super) fn tree_changed(&mut self, stable: &Tree, bytes: usize) {
         self.unsaved += bytes;
         self.wanted += 1;
@@ -146,7 +147,8 @@ impl Saver {
         }
     }
 
-    /// Configuration or title may have changed: they are to be stored if what is persistable of them has.
+    /// Notes that the configuration or the title may have changed. If their saved parts have, they are due to be
+    /// stored.
     pub(super) fn state_changed(&mut self, config: &Arc<Config>, title: Option<&Arc<str>>) {
         let due = !self.has(config, title);
         if due != self.state_is_due || due && self.attempt.is_some() {
@@ -155,7 +157,7 @@ impl Saver {
         self.state_is_due = due;
     }
 
-    /// Whether the store has this state, or will when the write under way is done.
+    /// Returns whether the store has this state, or has it after the write in flight.
     fn has(&self, config: &Arc<Config>, title: Option<&Arc<str>>) -> bool {
         let (stored, stored_title) = match self.attempt.as_ref().and_then(|attempt| attempt.kept.as_ref()) {
             Some((config, title)) => (Some(config), title.as_ref()),
@@ -164,7 +166,7 @@ impl Saver {
         stored.is_some_and(|stored| same(stored, config)) && stored_title == title
     }
 
-    /// The nodes of the stable tree that are not in the store.
+    /// Returns the nodes of the stable tree that are not in the store.
     pub(super) fn unsaved(&self, stable: &Tree) -> Vec<NodeId> {
         let new = self.stored.as_ref().and_then(|stored| stable.changes_since(stored));
         new.into_iter().flat_map(|changes| changes.nodes).map(|node| node.id()).collect()
@@ -176,8 +178,8 @@ impl Saver {
 }
 
 impl Core {
-    /// Begins the next write, if there is something to write and no write is under way. One that waits to be repeated
-    /// is repeated now.
+    /// Starts the next write, if there are changes and no write is in flight. A write that waits to be repeated is
+    /// repeated now.
     pub(in crate::session) fn save(&mut self, env: &Env<'_>, effects: &mut Effects) {
         self.tell_behind(env, effects);
         if self.saver.loss.is_some() {
@@ -224,11 +226,11 @@ impl Core {
             let portions = saver.portions.len().min(saver.at_most);
             let is_divided = saver.at_most < usize::MAX;
             let tree = self.stable_with(stored, portions);
-            let changes = tree.changes_since(stored).expect("the tree grew from what is in the store");
+            let changes = tree.changes_since(stored).expect("the tree extends the stored tree");
             if !changes.is_empty() || portions < saver.portions.len() {
                 let commit = Commit::from(changes);
                 if is_divided {
-                    // Nothing counts as safe before the last part is.
+                    // Nothing counts as saved before the last part is.
                     let is_last = portions == saver.portions.len() && !saver.state_is_due;
                     let wanted = if is_last { saver.wanted } else { saver.safe };
                     let job = Job::Commit(write(version), commit);
@@ -238,7 +240,7 @@ impl Core {
                 return Some(attempt(Job::Commit(write(version), commit), tree, portions, saver.wanted));
             }
         }
-        // There and back again: the store has it all.
+        // The changes cancel each other out: the store already has this tree.
         self.saver.stored = None;
         self.saver.portions.clear();
         let saver = &self.saver;
@@ -256,7 +258,7 @@ impl Core {
         Some(attempt(Job::State(write(version), change), self.stable().clone(), 0, saver.wanted))
     }
 
-    /// The stable tree as it was with the first `portions` of those that are not stored.
+    /// Returns the stable tree as it was after the first `portions` of the unsaved portions.
     fn stable_with(&self, stored: &Tree, portions: usize) -> Tree {
         let stable = self.stable();
         let Some(last) = portions.checked_sub(1).and_then(|last| self.saver.portions.get(last)) else {
@@ -265,10 +267,10 @@ impl Core {
         if portions == self.saver.portions.len() {
             return stable.clone();
         }
-        let mut changes = stable.changes_since(stored).expect("the tree grew from what is in the store");
+        let mut changes = stable.changes_since(stored).expect("the tree extends the stored tree");
         changes.nodes.truncate(last.nodes - stored.len());
-        // Cursors may lead to later nodes. The path brings its own if it is laid anew: a node beside the path would take the
-        // cursor of its parent otherwise.
+        // Cursors may lead to later nodes, so they are left out. The path starts empty, so applying the changes sets
+        // all cursors of the path. Otherwise a node that is not on the path could take the cursor of its parent.
         changes.cursors.clear();
         changes.head = last.head;
         let mut tree = stored.clone();
@@ -277,34 +279,35 @@ impl Core {
         tree
     }
 
-    /// The conversation was created before anything else went on.
+    /// Notes that the conversation was created before the session started.
     pub(in crate::session) fn created(&mut self, version: Version) {
         self.saver.version = Some(version);
         self.saver.config = Some(Arc::clone(&self.config));
         self.saver.title.clone_from(&self.title);
     }
 
-    /// What a conversation is created with.
+    /// Returns the state with which the conversation is created.
     pub(in crate::session) fn state(&self) -> StoredState {
         persistable(&self.config, self.title.as_ref())
     }
 
-    /// Names what is unsaved now: see [`is_safe`](Self::is_safe).
+    /// Returns a number for the changes that are unsaved now: see [`is_safe`](Self::is_safe).
     pub(in crate::session) fn wanted(&self) -> u64 {
         self.saver.wanted
     }
 
-    /// Whether all that was unsaved when [`wanted`](Self::wanted) gave this number is in the store.
+    /// Returns whether all changes that were unsaved when [`wanted`](Self::wanted) returned this number are in the
+    /// store.
     pub(in crate::session) fn is_safe(&self, wanted: u64) -> bool {
         self.saver.safe >= wanted
     }
 
-    /// Whether nothing more will be stored.
+    /// Returns whether nothing more will be stored.
     pub(in crate::session) fn is_lost(&self) -> bool {
         self.saver.loss.is_some()
     }
 
-    /// Why nothing more will be stored, if that is so. The session ends.
+    /// Returns the reason why nothing more will be stored, if there is one. The session then ends.
     pub(in crate::session) fn loss(&self) -> Option<&EndReason> {
         self.saver.loss.as_ref()
     }

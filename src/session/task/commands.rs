@@ -1,4 +1,4 @@
-//! Serving the handle's commands.
+//! Serves the commands of handles.
 
 use tokio::sync::oneshot;
 
@@ -15,10 +15,10 @@ use crate::{
 };
 
 impl Task {
-    /// Serves a command, where the agent is now: what it has told before comes first.
+    /// Serves a command after the events that the agent has emitted so far.
     ///
-    /// If the agent has ended, so does the session, at once: `terminate` may go on for a while, and wait for an answer
-    /// itself. Nothing is answered then but the end.
+    /// If the agent has ended, the session ends at once. Commands then get the end as their only reply, because
+    /// `terminate` may run for a while and may itself wait for a reply.
     pub(super) async fn serve(&mut self, command: Command) -> Option<Exit> {
         match self.answer(command).await {
             Ok(()) => None,
@@ -32,7 +32,7 @@ impl Task {
         if self.agent.end().is_some() && !matches!(command, Command::Stop(_)) {
             return Err(Over::AgentEnded);
         }
-        // An answer that nobody waits for any more is dropped.
+        // A reply that nobody waits for any more is dropped.
         match command {
             Command::Stop(stop) => return Err(Over::Stopped(stop)),
             Command::Unsaved(reply) => {
@@ -90,7 +90,7 @@ impl Task {
         Ok(())
     }
 
-    /// Begins a run that leaves the path. Gives the place to wait for its response, if that is asked for.
+    /// Starts a run that leaves the path. If the command waits for the response, returns its receiver.
     async fn begin(&mut self, start: RunStart, wait: Wait) -> Result<Option<PendingResponse>, SessionError> {
         loop {
             let at = self.catch_up_idle().await?;
@@ -116,7 +116,7 @@ impl Task {
         }
     }
 
-    /// Comes to where the agent is, which has to be idle there. Gives the last event, to build on.
+    /// Processes the agent's events so far and requires it to be idle then. Returns the last event.
     async fn catch_up_idle(&mut self) -> Result<Option<EventId>, SessionError> {
         match self.catch_up().await? {
             Status::Idle => Ok(Some(self.core.seen())),
@@ -124,8 +124,8 @@ impl Task {
         }
     }
 
-    /// The agent has moved: so does the session, when it comes to the event that tells. `None` if something else happened
-    /// before, and all is to be looked at again.
+    /// Moves the session after the agent's move, when it reaches the event of that move. Returns `None` if something
+    /// else happened before, so that the caller has to start again.
     async fn follow(
         &mut self,
         moved: Result<EventId, AgentError>,
@@ -140,7 +140,8 @@ impl Task {
         Some(self.take_until(with).await.map_err(SessionError::from))
     }
 
-    /// A place in the stream of events: after `after` if all that follows it is still there, else now.
+    /// Returns a place in the stream of events: after `after` if all events since then are still in memory, otherwise
+    /// at the current event.
     async fn attach(
         &mut self,
         after: Option<EventId>,
@@ -155,7 +156,7 @@ impl Task {
         Ok(attachment)
     }
 
-    /// What is not in the store, if anything is not.
+    /// Returns the data that is not in the store, if any.
     pub(super) fn unsaved(&self) -> Option<Unsaved> {
         if self.is_saved() {
             return None;
@@ -165,7 +166,7 @@ impl Task {
     }
 }
 
-/// Why nothing more is served.
+/// The reason why no more commands are served.
 enum Over {
     Stopped(Stop),
     AgentEnded,
@@ -173,13 +174,13 @@ enum Over {
 }
 
 impl From<AgentError> for Over {
-    /// What the agent's owner asks it at any time fails when it has ended.
+    /// The session's requests to the agent fail only after the agent has ended.
     fn from(_: AgentError) -> Self {
         Self::AgentEnded
     }
 }
 
-/// What became of a move, unless the agent has ended.
+/// Separates the end of the agent from other outcomes of a move.
 fn settled<T>(moved: CommandResult<T>) -> Result<CommandResult<T>, Over> {
     match moved {
         Err(SessionError::Ended(_)) => Err(Over::AgentEnded),

@@ -1,4 +1,4 @@
-//! The end of a session: in order, with a deadline, and with nobody left waiting.
+//! The end of a session: in order, within a deadline, and with a reply to every waiting caller.
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,11 +20,11 @@ use crate::{
     subscription::{End, EndReason},
 };
 
-/// How long an agent may take to be cut off.
+/// The time that an agent may take to abort.
 const CUTTING_OFF: Duration = Duration::from_millis(100);
 
 impl Task {
-    /// Stops the agent, saves what is unsaved, and leaves the last snapshot behind.
+    /// Stops the agent, saves all changes, and stores the last snapshot for readers.
     pub(super) async fn finish(
         mut self: Box<Self>,
         mut commands: mpsc::Receiver<Box<Command>>,
@@ -37,16 +37,16 @@ impl Task {
         self.ends_by = Instant::now().checked_add(limit);
         let mut waiting: Vec<Stop> = stop.into_iter().collect();
         self.wind_down(&mut commands, &mut waiting, limit, in_flight).await;
-        // An agent that is cut off goes at once, unless its callbacks hold up their thread: whoever loads the conversation
-        // next is not to meet it.
+        // The agent aborts at once, unless its callbacks block their thread. The next session of the conversation must
+        // not meet it.
         let cut_off = match timeout(CUTTING_OFF, self.agent.stop(Duration::ZERO)).await {
-            // A `terminate` that was cut off is in the log. Tools that still run are reported.
+            // An aborted `terminate` is already logged. Tools that still run are reported.
             Ok(Err(error)) if matches!(&error, AgentError::Deadline { tools, .. } if !tools.is_empty()) => {
                 Some(error)
             }
             _ => None,
         };
-        // What is there already takes no time.
+        // These events are already in the channel.
         while let Some(Some(delivery)) = self.deliveries.next().now_or_never() {
             self.take(delivery);
         }
@@ -54,27 +54,27 @@ impl Task {
         if let Some(tenure) = self.tenure.take() {
             let left =
                 self.ends_by.map_or(limit, |ends_by| ends_by.saturating_duration_since(Instant::now()));
-            // Released, the conversation can be opened elsewhere before the lease runs out.
+            // After the release, the conversation can be opened elsewhere before the lease expires.
             let _ = timeout(left.max(CUTTING_OFF), tenure.end()).await;
         }
 
-        // What was cut off leaves no half of a branch behind.
+        // An aborted run must not leave an uncommitted branch behind.
         self.step(|core, _, effects| core.agent_ended(effects));
         let snapshot = Arc::new(self.last_snapshot());
         let unsaved = self.unsaved().or_else(|| self.missed());
         if let (Some(Unsaved { nodes, error }), []) = (&unsaved, &*waiting) {
-            tracing::error!(id = %self.shared.id, nodes, error, %reason, "a session ended and was not all saved");
+            tracing::error!(id = %self.shared.id, nodes, error, %reason, "a session ended with unsaved changes");
         }
         if let Some(unsaved) = &unsaved {
-            // Nobody else sets it.
+            // The cell is empty: it is set only here.
             let _ = self.shared.left_unsaved.set(Box::new(unsaved.clone()));
         }
         if let Some(error) = &cut_off {
-            // Nobody else sets it.
+            // The cell is empty: it is set only here.
             let _ = self.shared.left_running.set(Box::new(error.clone()));
         }
         self.shared.termination.seal(End { reason, snapshot: Some(snapshot) });
-        // Subscribers learn of the end before those who stopped the session go on.
+        // Subscribers see the end before the callers of `stop` continue.
         drop(self);
         for stop in waiting {
             let _ = stop.reply.send(match &unsaved {
@@ -84,7 +84,7 @@ impl Task {
         }
     }
 
-    /// Ends the agent, takes its last events, and saves, until all is done or the deadline passes.
+    /// Ends the agent, processes its last events and saves, until everything is done or the deadline passes.
     async fn wind_down(
         &mut self,
         commands: &mut mpsc::Receiver<Box<Command>>,
@@ -94,15 +94,15 @@ impl Task {
     ) {
         let agent: Agent = self.agent.clone();
         let mut stopping = Box::pin(async move {
-            // That it was cut off is in the log of its callbacks; it has ended.
+            // The agent logs an abort of its callbacks. It has ended in any case.
             let _ = agent.end_within(limit, in_flight).await;
         });
         let (mut stopped, mut heard_out, mut open) = (false, false, true);
         let mut deadline = self.ends_by.map(|ends_by| Box::pin(sleep_until(ends_by)));
-        // The agent may take all the time there is: saving goes on meanwhile, repetitions included.
+        // The agent may take all the time left. Saving and its repetitions continue meanwhile.
         self.step(Core::hurry);
         while !heard_out || !self.core.is_lost() && !self.is_saved() {
-            // Commands come last: however many there are, the end is not put off.
+            // Commands come last, so that many of them do not delay the end.
             tokio::select! {
                 biased;
                 delivery = self.deliveries.next(), if !heard_out => {
@@ -121,8 +121,8 @@ impl Task {
                 () = &mut stopping, if !stopped => stopped = true,
                 () = passed(&mut deadline) => break,
                 command = commands.recv(), if open => match command {
-                    // Further calls of `stop` wait with the first, up to the nearest of their deadlines. Any other command
-                    // gets the end as its answer.
+                    // Further calls of `stop` wait with the first, until the nearest of their deadlines. Any other
+                    // command gets the end as its reply.
                     Some(command) => {
                         if let Command::Stop(stop) = *command {
                             let other = Instant::now().checked_add(stop.deadline);
@@ -141,23 +141,26 @@ impl Task {
         }
     }
 
-    /// That it is not known what the agent had to tell yet: it was busy, and cut off. A turn may have been complete.
+    /// Returns an error if the agent was busy and was aborted before all its events arrived. A turn may have been
+    /// complete.
     fn missed(&self) -> Option<Unsaved> {
         let last = self.agent.end().and_then(|end| end.snapshot).map(|snapshot| snapshot.last.number);
         let knows_all = match last {
             Some(last) => last == self.core.seen().number,
             None => self.core.status() == Status::Idle,
         };
-        let error = "the deadline passed before the agent had told all".to_owned();
+        let error =
+            "the deadline passed before all events of the agent arrived; the last turn may be missing"
+                .to_owned();
         if knows_all { None } else { Some(Unsaved { nodes: 0, error: Some(error) }) }
     }
 
-    /// All there is to know at the end.
+    /// Returns the last snapshot.
     fn last_snapshot(&self) -> crate::session::SessionSnapshot {
         let left = self.agent.end().and_then(|end| end.snapshot);
         let agent = match left {
             Some(snapshot) => Snapshot::clone(&snapshot),
-            // It was killed, or does not end.
+            // The agent was killed or does not end.
             None => Snapshot {
                 last: self.core.seen(),
                 state: self.core.config().view(self.core.tree().history().clone()),

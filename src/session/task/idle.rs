@@ -1,4 +1,4 @@
-//! The end of a session that nobody needs: after its time, or at once to make room for others.
+//! The end of an idle session without controllers: after its time, or at once to make room for others.
 
 use std::{pin::Pin, time::Duration};
 
@@ -10,15 +10,15 @@ use crate::{
     session::{Notice, core::Core},
 };
 
-/// How long a session stays at least when it has just started: its starter is about to subscribe.
+/// The minimum life of a session that has just started, so that the code that started it can subscribe.
 const TIME_TO_SUBSCRIBE: Duration = Duration::from_millis(20);
 
 /// The wait for an agent that has nothing left to do.
 pub(in crate::session) type Settling = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 impl Task {
-    /// Starts the time of the idle shutdown anew, if no controller is subscribed and the agent is idle. Called at the start,
-    /// and when one of the two begins to hold.
+    /// Restarts the time of the idle shutdown if there is no controller and the agent is idle. Called at the start, and
+    /// when one of the two conditions becomes true.
     pub(super) fn consider_idle_shutdown(&mut self) {
         if let Some(wait) = self.shared.setup.idle_shutdown
             && self.core.status() == Status::Idle
@@ -30,15 +30,15 @@ impl Task {
         }
     }
 
-    /// The time is over: whether nobody has come and nothing has begun meanwhile, and all is saved. The agent has ended
-    /// then.
+    /// Ends the agent when the idle time is over. Returns whether it did: not if there is a controller again, a run has
+    /// started, or something is unsaved.
     pub(super) async fn is_unwanted(&mut self) -> bool {
         self.idle = None;
         if self.catch_up().await.is_err() || self.is_controlled() {
             return false;
         }
         if self.idle.is_some() {
-            // The agent has become idle anew, as it turns out: the time runs from there.
+            // The agent has become idle again in the meantime, and the time counts from there.
             return false;
         }
         if !self.is_saved() {
@@ -53,7 +53,8 @@ impl Task {
         retired
     }
 
-    /// Whether the session may end now, whatever time is left to it. The agent has ended then; else nothing has changed.
+    /// Ends the agent if the session may end now, whatever is left of the idle time. Returns whether it did. If not,
+    /// nothing has changed.
     pub(super) async fn can_sleep(&mut self) -> bool {
         self.catch_up().await.is_ok()
             && !self.is_controlled()
@@ -61,7 +62,7 @@ impl Task {
             && matches!(self.owner.retire(Some(self.core.seen())).await, Ok(true))
     }
 
-    /// The session could not be put to sleep: its watcher is notified when another attempt is worth while.
+    /// Notes that the session refused to sleep. Its watcher is notified when another attempt may succeed.
     pub(super) fn refuse_sleep(&mut self) {
         self.has_refused_sleep = true;
         if !self.is_controlled() && self.is_saved() {
@@ -69,8 +70,8 @@ impl Task {
         }
     }
 
-    /// Comes back when the agent, which is idle but could not be retired, has handled its application events. They may
-    /// bring a turn or not.
+    /// Waits until the idle agent, which could not be retired, has handled its application events. They may start a
+    /// turn.
     fn settle(&mut self) {
         if self.core.status() == Status::Idle && self.settling.is_none() {
             let agent = self.agent.clone();

@@ -1,4 +1,4 @@
-//! Writing to the store, beside the session.
+//! Writes to the store, which run concurrently with the session.
 
 use std::{
     future::poll_fn,
@@ -20,33 +20,33 @@ use crate::{
     tree::Tree,
 };
 
-/// The end of an attempt at a write.
+/// The result of an attempt at a write.
 pub(in crate::session) type Written = Result<WriteOutcome, StoreError>;
 
-/// What the store answered.
+/// The outcome of a write that the store has decided.
 pub(in crate::session) enum WriteOutcome {
-    /// It is written. If it created the conversation, its ownership began with it.
+    /// The write is done. If it created the conversation, its ownership started too.
     Done(Version, Option<Tenure>),
-    /// Another writer was first, and has left this.
+    /// Another writer was first, and the store has this now.
     Conflict(StoreError, Box<Found>),
 }
 
 /// An attempt at a write.
 type Attempt = Pin<Box<dyn Future<Output = Written> + Send>>;
 
-/// The attempts at one write that are waited for, oldest first: the first of all and the latest. They have the same write
-/// id, so it does not matter which of them the store performs.
+/// The attempts at one write that are in flight: the first and the latest, in this order. Both have the same write id,
+/// so either may take effect.
 #[derive(Default)]
 pub(in crate::session) struct Attempts(Vec<Attempt>);
 
 impl Attempts {
     fn add(&mut self, attempt: Attempt) {
-        // The first has had the most time: a slow store is about to answer it.
+        // The first attempt has had the most time: a slow store is likely to finish it first.
         self.0.truncate(1);
         self.0.push(attempt);
     }
 
-    /// The first success, or the last failure. A failure that repeating can't mend counts at once.
+    /// Returns the first success or the last failure. A permanent failure counts at once.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Written> {
         let mut index = 0;
         while let Some(attempt) = self.0.get_mut(index) {
@@ -65,8 +65,8 @@ impl Attempts {
 }
 
 impl Task {
-    /// Begins an attempt at a write, in a task of its own: a store that blocks, hangs or panics does not harm the session.
-    /// An attempt that takes too long is abandoned. A repetition finds out whether it took effect.
+    /// Starts an attempt at a write in a separate task, so that a store that blocks, hangs or panics does not harm the
+    /// session. An attempt that takes too long is aborted. The repetition finds out whether it took effect.
     pub(super) fn begin_write(&mut self, job: Arc<Job>) {
         self.retry = None;
         if matches!(*job, Job::Create(..)) {
@@ -90,7 +90,7 @@ impl Task {
         self.attempts.get_or_insert_default().add(attempt);
     }
 
-    /// The write under way is done.
+    /// Handles the outcome of the write in flight.
     pub(super) fn written(&mut self, mut outcome: Written) {
         (self.attempts, self.retry) = (None, None);
         if let Ok(WriteOutcome::Done(_, tenure @ Some(_))) = &mut outcome {
@@ -110,13 +110,13 @@ impl Task {
         }
     }
 
-    /// Repeats a write that failed or does not answer.
+    /// Repeats a write that failed or has no result.
     pub(super) fn retry(&mut self) {
         self.retry = None;
         self.step(Core::retry);
     }
 
-    /// Answers the flushes whose part is safe.
+    /// Replies to the flushes whose changes are saved.
     pub(super) fn answer_flushes(&mut self) {
         let core = &self.core;
         for flush in self.flushes.extract_if(.., |flush| core.is_safe(flush.wanted)) {
@@ -125,18 +125,18 @@ impl Task {
     }
 }
 
-/// Begins a write in a task of its own, where it may panic.
+/// Starts a write in a separate task, where it may panic.
 pub(in crate::session) fn contained<T: Send + 'static>(
     write: impl Future<Output = Result<T, StoreError>> + Send + 'static,
 ) -> impl Future<Output = Result<T, StoreError>> + Send {
     let mut write = AbortOnDrop(tokio::spawn(write));
     async move {
         let written = (&mut write.0).await;
-        written.unwrap_or_else(|panicked| Err(StoreError::failed("the store's own code", panicked)))
+        written.unwrap_or_else(|panicked| Err(StoreError::failed("a write in the store", panicked)))
     }
 }
 
-/// A task that goes when nobody waits for it any more: a session that has ended writes nothing.
+/// A task that is aborted when nobody waits for it any more: a session that has ended writes nothing.
 struct AbortOnDrop<T>(JoinHandle<T>);
 
 impl<T> Drop for AbortOnDrop<T> {
@@ -145,22 +145,22 @@ impl<T> Drop for AbortOnDrop<T> {
     }
 }
 
-/// On what a write stands.
+/// The ownership under which a write is made.
 enum Ownership {
-    /// The conversation is this session's.
+    /// The session owns the conversation.
     Held(Arc<Held>),
-    /// It does not exist yet. Whoever creates it owns it.
+    /// The conversation does not exist yet. Its creator owns it.
     New(Owner),
-    /// The store knows no owners.
+    /// The store has no owners.
     Free,
 }
 
-/// Performs an attempt at a write. If another writer was first, what that writer left is loaded.
+/// Performs an attempt at a write. If another writer was first, loads the conversation as that writer left it.
 async fn perform(store: &Arc<dyn Store>, id: &ConversationId, job: &Job, ownership: Ownership) -> Written {
     match write(store, id, job, ownership).await {
         Err(error @ StoreError::Conflict { .. }) => match find(&**store, id).await {
             Ok(found) => Ok(WriteOutcome::Conflict(error, Box::new(found))),
-            // The repeated write meets the same conflict, and then the conversation may be loaded.
+            // The repeated write meets the same conflict, and loading may succeed then.
             Err(failure) if failure.is_transient() => Err(failure),
             Err(_) => Err(error),
         },
@@ -193,7 +193,8 @@ async fn write(
                 Err(StoreError::LeaseLost { .. }) => {
                     let lease = held.lease_after(lease.epoch).await?;
                     attempt(&**store, id, job, Some(&lease)).await.map_err(|error| match error {
-                        // Nobody had come a moment ago. Whether somebody has since, the next attempt tells.
+                        // The lease was renewed a moment ago, so nobody else had the conversation. The next attempt
+                        // shows whether that changed since.
                         StoreError::LeaseLost { id } => {
                             StoreError::failed(format!("writing conversation {id}"), RanOutAgain)
                         }
@@ -221,7 +222,7 @@ async fn attempt(
     }
 }
 
-/// What becomes of the write under way; waits for ever if there is none.
+/// Waits for the outcome of the write in flight. Waits forever if there is none.
 pub(super) async fn outcome(attempts: &mut Option<Box<Attempts>>) -> Written {
     match attempts {
         Some(attempts) => poll_fn(|cx| attempts.poll(cx)).await,
@@ -230,9 +231,9 @@ pub(super) async fn outcome(attempts: &mut Option<Box<Attempts>>) -> Written {
 }
 
 #[derive(Debug, thiserror::Error)]
-#[error("the store did not answer within {0:?}")]
+#[error("the store did not respond within {0:?}")]
 struct TookTooLong(Duration);
 
 #[derive(Debug, thiserror::Error)]
-#[error("its lease ran out again as soon as it was renewed")]
+#[error("the conversation's lease expired again right after it was renewed")]
 struct RanOutAgain;

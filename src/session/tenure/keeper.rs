@@ -1,8 +1,8 @@
-//! Renews leases, on a thread of its own: an application that keeps its own threads busy loses no conversation by it.
+//! Renews leases, on a separate thread, so that an application that blocks its own threads does not lose conversations.
 //!
-//! A store has one keeper for all sessions on it, which renews their leases together when a third of their time has
-//! passed. A lease that ran out — the store could not be reached, or the process stood still — goes on if nobody else has
-//! had the conversation since, which its epoch tells.
+//! A store has one keeper for all its sessions. The keeper renews their leases together when a third of their time has
+//! passed. A lease can expire if the store can't be reached or the process is suspended. It is then renewed if nobody
+//! else had the conversation since, as its epoch shows.
 
 use std::{
     collections::HashMap,
@@ -24,13 +24,13 @@ use tokio::{
 use super::{Held, PATIENCE};
 use crate::store::{ConversationId, Epoch, Lease, Store, StoreError};
 
-/// Leases that are renewed with one call.
+/// The number of leases that are renewed in one call.
 const TOGETHER: usize = 500;
 
-/// Leases are not renewed more often, however short they are.
+/// The shortest time between renewals, however short the leases are.
 const OFTEN: Duration = Duration::from_millis(2);
 
-/// The wait after a renewal that failed, at most.
+/// The longest wait after a failed renewal.
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// The runtime that all keepers share, and the keeper of each store.
@@ -38,15 +38,15 @@ static KEEPERS: Mutex<Keepers> = Mutex::new(Keepers { runtime: None, of: None })
 
 struct Keepers {
     runtime: Option<Handle>,
-    /// By the store's address, which is the store's for as long as its keeper is there.
+    /// By the store's address, which no other store has while the keeper exists.
     of: Option<HashMap<usize, Weak<Keeper>>>,
 }
 
-/// Renews the leases of one store. Goes when the last of them has.
+/// Renews the leases of one store. It ends when all of them are gone.
 pub(super) struct Keeper {
-    /// Held so that its address stays its own.
+    /// Held so that no other store gets the same address.
     _store: Arc<dyn Store>,
-    /// Unbounded: a session sends a handful in its life, and must be able to when it is dropped.
+    /// Unbounded, because a session must be able to send when it is dropped. It sends only a few orders in its life.
     orders: mpsc::UnboundedSender<Order>,
 }
 
@@ -55,18 +55,18 @@ type Reply = oneshot::Sender<Result<Lease, StoreError>>;
 pub(super) enum Order {
     /// Renew this lease from now on.
     Keep(Arc<Held>),
-    /// The lease with this epoch was refused: see what can be done, and tell.
+    /// The lease with this epoch was rejected: find out why and reply.
     Check(Arc<Held>, Epoch, Reply),
-    /// Give this one back, and say so.
+    /// Release this lease, then reply.
     Release(Arc<Held>, Option<oneshot::Sender<()>>),
 }
 
 impl Keeper {
-    /// The keeper of a store.
+    /// Returns the keeper of a store.
     ///
     /// # Errors
     ///
-    /// There is no thread to be had.
+    /// The thread can't be started.
     pub(super) fn of(store: &Arc<dyn Store>) -> Result<Arc<Self>, StoreError> {
         let mut keepers = KEEPERS.lock().unwrap_or_else(PoisonError::into_inner);
         let runtime = match &keepers.runtime {
@@ -87,12 +87,12 @@ impl Keeper {
     }
 
     pub(super) fn send(&self, order: Order) {
-        // The receiver goes only when no sender is left.
+        // The receiver is dropped only when no sender is left.
         let _ = self.orders.send(order);
     }
 }
 
-/// Starts the thread, which stays for as long as the process.
+/// Starts the thread, which runs as long as the process.
 fn start() -> Result<Handle, StoreError> {
     let failed = |error| StoreError::failed("starting the thread that renews leases", error);
     let runtime = Builder::new_current_thread().enable_all().build().map_err(failed)?;
@@ -102,28 +102,28 @@ fn start() -> Result<Handle, StoreError> {
     Ok(handle)
 }
 
-/// Names a lease. In a process a conversation has one owner at a time, but the next may come before the last one's word
-/// that it has gone.
+/// Identifies a lease. A conversation has one owner at a time in a process, but the next owner may start before the
+/// release of the last one arrives.
 type Key = (ConversationId, Epoch);
 
-/// A keeper's task. Nothing that it does with the store keeps it from its orders.
+/// The task of a keeper. Its calls to the store do not delay its orders.
 struct Watch {
     store: Arc<dyn Store>,
-    /// What is to be renewed.
+    /// The leases to renew.
     held: HashMap<Key, Arc<Held>>,
-    /// What is being revived, and who asked for it.
+    /// The leases that are being revived, with the replies that wait for them.
     lapsed: HashMap<Key, Vec<Reply>>,
     work: FuturesUnordered<BoxFuture<'static, Done>>,
     is_renewing: bool,
-    /// When to renew.
+    /// The time of the next renewal.
     due: Option<Instant>,
 }
 
-/// What the store has done.
+/// A finished call to the store.
 enum Done {
-    /// Renewed leases, and these are lost; of others it is not known.
+    /// Leases were renewed, except these, which are lost. After an error, the outcome of others is unknown.
     Renewed(Vec<Key>, Result<(), StoreError>),
-    /// Renewed this lease, which had run out; or not.
+    /// The renewal of an expired lease succeeded or failed.
     Revived(Arc<Held>, Epoch, Result<Lease, StoreError>),
     Released,
 }
@@ -155,7 +155,7 @@ impl Watch {
         }
     }
 
-    /// How often leases are renewed.
+    /// Returns the time between renewals.
     fn pace(&self) -> Duration {
         let leases = self.held.values().filter_map(|held| held.lease().ok()?.lasts);
         third(leases.min().unwrap_or(AGAIN))
@@ -186,7 +186,7 @@ impl Watch {
     fn keep(&mut self, held: Arc<Held>) {
         if let Ok(lease) = held.lease() {
             self.held.insert((held.id.clone(), lease.epoch), held);
-            // The others have been looked at: there may be many.
+            // The other leases are already considered in `due`, and there may be many.
             let due = Instant::now() + third(lease.lasts.unwrap_or(AGAIN));
             self.due = Some(self.due.map_or(due, |other| other.min(due)));
         }
@@ -208,12 +208,12 @@ impl Watch {
         }));
     }
 
-    /// Begins to renew all leases.
+    /// Starts to renew all leases.
     fn renew(&mut self) {
         let limit = self.pace();
         let leases = self.held.values().filter_map(|held| Some((held.id.clone(), held.lease().ok()?)));
         let mut leases: Vec<(ConversationId, Lease)> = leases.collect();
-        // Should time be too short for all, it is others each time.
+        // If the time does not suffice for all leases, different ones are left out each time.
         leases.shuffle(&mut rand::rng());
         let store = Arc::clone(&self.store);
         self.due = Some(Instant::now() + limit);
@@ -230,7 +230,7 @@ impl Watch {
                             ids.iter().filter_map(lease).map(|(id, lease)| (id.clone(), lease.epoch)),
                         );
                     }
-                    // Some may be renewed where others can't.
+                    // Some leases may be renewed although others fail.
                     Err(error) => failed = failed.and(Err(error)),
                 }
             }
@@ -238,8 +238,8 @@ impl Watch {
         }));
     }
 
-    /// A lease ran out, or passed to another: begins to see which. Renewing says so, and does no harm to whoever has the
-    /// conversation now, nor when it is repeated.
+    /// Starts to find out whether a lease expired or passed to another owner. A renewal shows this. It does not harm
+    /// another owner of the conversation and can be repeated.
     fn revive(&mut self, held: Arc<Held>, refused: Epoch, waiting: Vec<Reply>) {
         self.lapsed.insert((held.id.clone(), refused), waiting);
         let store = Arc::clone(&self.store);
@@ -267,7 +267,7 @@ impl Watch {
                 }
                 if let Err(error) = outcome {
                     let leases = self.held.len();
-                    tracing::warn!(%error, leases, "leases are not renewed; it is tried again");
+                    tracing::warn!(%error, leases, "leases could not be renewed; another attempt follows");
                     self.due = Some(Instant::now() + self.pace().min(AGAIN));
                 }
             }
@@ -284,14 +284,14 @@ impl Watch {
         let is_over = held.is_over.load(Ordering::Acquire);
         match revived {
             Ok(lease) => {
-                tracing::warn!(id = %held.id, "the lease of a conversation had run out, and goes on");
+                tracing::warn!(id = %held.id, "the lease of a conversation had expired and was renewed");
                 drop(held.lease.send_replace(Ok(lease)));
                 self.keep(Arc::clone(&held));
                 if is_over {
                     self.release(&held, None);
                 }
             }
-            // Nobody knows yet: the next renewal shows.
+            // The outcome is unknown. The next renewal shows it.
             Err(error) if error.is_transient() && !matches!(error, StoreError::Owned { .. }) => {
                 if !is_over {
                     self.held.insert((held.id.clone(), refused), held);
@@ -303,12 +303,12 @@ impl Watch {
     }
 }
 
-/// When a lease of this length is renewed.
+/// Returns the time after which a lease of this length is renewed.
 fn third(lasts: Duration) -> Duration {
     (lasts / 3).max(OFTEN)
 }
 
-/// Why a lease is lost: whose the conversation is now, if anybody's.
+/// Returns why a lease is lost, with the owner of the conversation now, if there is one.
 async fn lost(store: &dyn Store, id: ConversationId) -> StoreError {
     match in_time(PATIENCE, store.summary(&id)).await.map(|summary| summary.owner) {
         Ok(Some(owner)) => StoreError::Owned { id, owner },
@@ -316,14 +316,14 @@ async fn lost(store: &dyn Store, id: ConversationId) -> StoreError {
     }
 }
 
-/// Gives a conversation back; should that fail, its lease runs out.
+/// Releases a conversation. If that fails, its lease expires.
 async fn give_back(store: &dyn Store, id: &ConversationId, lease: &Lease) {
     if let Err(error) = in_time(PATIENCE, store.release(id, lease)).await {
-        tracing::warn!(%id, %error, "a conversation is not given back; its lease runs out");
+        tracing::warn!(%id, %error, "a conversation could not be released; other processes can open it when its lease expires");
     }
 }
 
-/// Awaits a call of the store's, which may hang or panic.
+/// Waits for a call to the store, which may hang or panic.
 async fn in_time<T>(
     limit: Duration,
     call: impl Future<Output = Result<T, StoreError>>,
@@ -331,7 +331,7 @@ async fn in_time<T>(
     let call = AssertUnwindSafe(call).catch_unwind();
     match timeout(limit, call).await {
         Ok(Ok(outcome)) => outcome,
-        Ok(Err(_)) => Err(StoreError::failed("the store's own code", io::Error::other("it panicked"))),
+        Ok(Err(_)) => Err(StoreError::failed("a call to the store", io::Error::other("the store panicked"))),
         Err(_) => Err(StoreError::Busy { place: "the store".to_owned(), waited: limit }),
     }
 }

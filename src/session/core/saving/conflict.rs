@@ -1,4 +1,4 @@
-//! Writes that another writer was faster than.
+//! Writes that conflict with another writer's.
 
 use std::sync::Arc;
 
@@ -12,11 +12,11 @@ use crate::{
     tree::Tree,
 };
 
-/// The most writes of others between two of a session. A later conversation with the same id begins with a random version,
-/// so it is farther away.
+/// The maximum number of writes by others between two writes of a session. A later conversation with the same id starts
+/// at a random version, so its distance is greater.
 const WRITES_BETWEEN: u64 = 256;
 
-/// The conversation as the store has it after another writer has changed it.
+/// The conversation in the store after another writer has changed it.
 #[derive(Debug)]
 pub(in crate::session) struct Found {
     pub(in crate::session) version: Version,
@@ -25,8 +25,8 @@ pub(in crate::session) struct Found {
 }
 
 impl Core {
-    /// Takes the `error` of the write under way: another writer was first, and has left what was `found` in the store. If
-    /// only the title differs, the session takes it over and continues. Otherwise it has lost its place.
+    /// Handles the `error` of the write in flight: another writer was first, and `found` is its result in the store. If
+    /// only the title differs, the session takes it over and continues. Otherwise the session has lost its place.
     pub(in crate::session) fn conflicted(
         &mut self,
         error: &StoreError,
@@ -47,15 +47,15 @@ impl Core {
         self.saver.state_is_due = !self.saver.has(&self.config, self.title.as_ref());
         self.save(env, effects);
         if self.saver.attempt.is_none() {
-            // The refused write was about the title alone, and the store keeps the other one.
+            // The rejected write contained only the title, and the store keeps the other title.
             self.saver.report = None;
             let report = StoreReport::Saved { what: SavedPart::State, version, through: None };
             effects.push(Effect::Emit(SessionEvent::Store(report)));
         }
     }
 
-    /// Another writer has stored this title. It replaces the session's, unless a new one was set by hand and is not stored.
-    /// A generated title gives way to any other.
+    /// Takes over the title that another writer has stored, unless a title was set by hand and is not stored yet. A
+    /// generated title is replaced by any other.
     fn take_title(&mut self, title: Option<Arc<str>>, effects: &mut Effects) {
         let is_stored = self.title == self.saver.title;
         let gives_way = self.is_title_generated && title.is_some();
@@ -69,13 +69,13 @@ impl Core {
 }
 
 impl Saver {
-    /// Whether this version of the conversation comes soon after the one that the session knows.
+    /// Returns whether this version of the conversation comes soon after the one that the session knows.
     fn is_followed_by(&self, version: Version) -> bool {
         let writes = self.version.and_then(|known| version.get().checked_sub(known.get()));
         writes.is_some_and(|writes| (1..=WRITES_BETWEEN).contains(&writes))
     }
 
-    /// Whether the session knows this state as the stored one. The title is left out.
+    /// Returns whether the session knows this state as the stored one. The title is ignored.
     fn holds(&self, state: &StoredState) -> bool {
         match (&self.config, &self.replaced) {
             (Some(config), _) => persistable(config, None) == *state,

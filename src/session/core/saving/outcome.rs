@@ -13,7 +13,7 @@ use crate::{
 };
 
 impl Core {
-    /// Takes the outcome of the write under way.
+    /// Handles the outcome of the write in flight.
     pub(in crate::session) fn written(
         &mut self,
         outcome: Result<Version, StoreError>,
@@ -21,7 +21,7 @@ impl Core {
         effects: &mut Effects,
     ) {
         let Some(mut attempt) = self.saver.attempt.take() else {
-            debug_assert!(false, "a write came back that nobody waits for");
+            debug_assert!(false, "the outcome of an unknown write arrived");
             return;
         };
         let (what, through) = match &*attempt.job {
@@ -42,16 +42,18 @@ impl Core {
                 if !creates {
                     saver.stored = Some(Box::new(attempt.tree));
                 }
-                // The first save is reported as a whole, when its last part is done. Until then a failure stays reported.
+                // The first save is reported as a whole, when its last part is done. Until then, a failure stays
+                // reported.
                 if !(creates && self.saver.stored.is_some()) {
-                    // It may have been done before another took the conversation over: that stays the last word.
+                    // The write may have been done before another owner took the conversation over. The report of the
+                    // loss stays.
                     if self.saver.loss.is_none() {
                         self.saver.report = None;
                     }
                     let report = StoreReport::Saved { what, version, through };
                     effects.push(Effect::Emit(SessionEvent::Store(report)));
                 }
-                // It may have changed while that write was under way, or before one that failed was repeated.
+                // The state may have changed during the write, or before a failed write was repeated.
                 let due = !self.saver.has(&self.config, self.title.as_ref());
                 self.saver.state_is_due = due;
                 self.save(env, effects);
@@ -82,7 +84,7 @@ impl Core {
         }
     }
 
-    /// Nothing more is saved: the conversation in the store is another's from now on, or the store can't accept the rest.
+    /// Stops saving: the conversation in the store belongs to another owner now, or the store can't accept the rest.
     pub(in crate::session) fn lost(&mut self, error: &StoreError, effects: &mut Effects) {
         if self.saver.loss.is_some() {
             return;
@@ -97,15 +99,15 @@ impl Core {
 
 #[cfg(test)]
 impl Core {
-    /// Whether the write under way would be divided.
+    /// Returns whether the write in flight would be divided.
     pub(in crate::session::core) fn divides(&self) -> bool {
         self.saver.attempt.as_ref().and_then(|attempt| attempt.divided()).is_some()
     }
 }
 
 impl Attempt {
-    /// The number of portions to write together after the store has refused these for good; `None` if this write can't be
-    /// divided. Halved each time, so that finding the one at fault among many takes few writes.
+    /// Returns the number of portions to write together after the store has rejected this write permanently, or `None`
+    /// if the write can't be divided. The number is halved each time, so that few writes find the rejected portion.
     pub(super) fn divided(&self) -> Option<usize> {
         match &*self.job {
             Job::Commit(_, commit) if self.portions > 1 || commit.state.is_some() => {
@@ -116,7 +118,7 @@ impl Attempt {
     }
 }
 
-/// Whether a failed write means that the conversation in the store is another's, or was removed.
+/// Returns whether a failed write means that the conversation belongs to another owner or was deleted.
 fn is_final(error: &StoreError, job: &Job) -> bool {
     match error {
         StoreError::Conflict { .. }

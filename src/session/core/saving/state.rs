@@ -7,7 +7,7 @@ use crate::{
     store::StoredState,
 };
 
-/// The saved part of a configuration, with a title.
+/// Returns the saved part of a configuration, with a title.
 pub(super) fn persistable(config: &Config, title: Option<&Arc<str>>) -> StoredState {
     let SavedConfig { model, system, options, max_steps, turn_timeout, .. } = config.saved();
     let mut state = StoredState::default().with_options(options);
@@ -18,7 +18,7 @@ pub(super) fn persistable(config: &Config, title: Option<&Arc<str>>) -> StoredSt
     state
 }
 
-/// The configuration that a conversation was saved with.
+/// Returns the configuration with which a conversation was saved.
 pub(in crate::session) fn saved(state: &StoredState) -> SavedConfig {
     SavedConfig {
         model: state.model.clone(),
@@ -29,7 +29,7 @@ pub(in crate::session) fn saved(state: &StoredState) -> SavedConfig {
     }
 }
 
-/// Whether the saved parts of both are the same.
+/// Returns whether the saved parts of both are equal.
 pub(super) fn same(a: &Arc<Config>, b: &Arc<Config>) -> bool {
     Arc::ptr_eq(a, b) || a.saves_as(b)
 }

@@ -219,10 +219,10 @@ impl ManagerBuilder {
         self
     }
 
-    /// Sets how many sessions may be open at once, at least one. By default there is no limit.
+    /// Sets how many sessions may be open at once, at least one. Unlimited by default.
     ///
     /// At the limit, each further opening closes the least recently used session that is idle and has no controller.
-    /// Several openings close several sessions at the same time. If there is no such session, openings wait, in order.
+    /// Several openings close several sessions at the same time. If no session qualifies, openings wait, in order.
     ///
     /// If a session's tool opens another session, the first session keeps its place. If all places are held like this,
     /// none becomes free: see [`room_timeout`](Self::room_timeout). Set the limit above the number of sessions whose
@@ -256,7 +256,7 @@ impl ManagerBuilder {
 
     /// Sets how many sessions of one [tenant](OpenOptions::tenant) may have a request in flight at once, at least one.
     ///
-    /// Requests count as described at [`max_turns`](Self::max_turns). By default there is no limit.
+    /// Requests count as described at [`max_turns`](Self::max_turns). Unlimited by default.
     pub fn max_turns_per_tenant(mut self, limit: usize) -> Self {
         self.max_turns_per_tenant = Some(limit);
         self

@@ -1,4 +1,4 @@
-//! Closing, deleting, renaming, and the end of all.
+//! Closes, deletes and renames conversations, and ends all sessions.
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,16 +15,17 @@ use crate::{
     store::{ConversationId, Lease, StateChange, StoreError, Write},
 };
 
-/// How often a title is written again behind another writer.
+/// The number of times that a title is written again after a conflict.
 const RENAME_TRIES: usize = 8;
 
-/// The part of an end's time that a title in the making leaves for stopping the session.
+/// The share of an end's time that is reserved for stopping the session. A title has the rest.
 const SHARE_FOR_STOPPING: u32 = 8;
 
-/// How many sessions a shutdown ends before it looks at the next ones.
+/// The number of sessions that a shutdown ends together.
 const PORTION: usize = 64;
 
-/// How many rounds of the runtime a portion has to end before the next one is started. An idle session needs a dozen.
+/// The number of rounds of the runtime that a portion has to end before the next portion starts. An idle session needs
+/// a dozen.
 const ROUNDS: usize = 64;
 
 impl Inner {
@@ -34,7 +35,7 @@ impl Inner {
         id: &ConversationId,
         in_flight: InFlight,
     ) -> Result<(), ManagerError> {
-        // Whoever waits for room has nothing open, and may wait for long.
+        // An opening that waits for room has no session, and may wait for long.
         if self.registry().is_waiting(id) {
             return Ok(());
         }
@@ -52,14 +53,14 @@ impl Inner {
         .unwrap_or_else(|reason| Err(ManagerError::CutOff { id: id.clone(), reason }))
     }
 
-    /// Removes a conversation, and ends its session first.
+    /// Deletes a conversation after ending its session.
     pub(super) async fn delete(self: &Arc<Self>, id: &ConversationId) -> Result<(), ManagerError> {
         let (hold, session) = self.hold(id).await.split();
         let (inner, id, limit) = (Arc::clone(self), id.clone(), self.close_timeout);
         let gone = id.clone();
         in_a_task(self.patience(), async move {
             if let Some(session) = session {
-                // What is not saved is removed in any case.
+                // Unsaved changes are deleted in any case.
                 let _ = session.stop_discarding(limit).await;
             }
             inner.delete_stored(&id).await?;
@@ -71,7 +72,7 @@ impl Inner {
         .unwrap_or_else(|reason| Err(ManagerError::CutOff { id: gone, reason }))
     }
 
-    /// Gives a conversation another title, open or not, and stores it.
+    /// Sets the title of a conversation, whether it is open or not, and stores it.
     pub(super) async fn rename(
         self: &Arc<Self>,
         id: &ConversationId,
@@ -88,11 +89,11 @@ impl Inner {
                 }
                 Err(error) => return Err(error.into()),
             }
-            // The store may take long. Others can open and close the session meanwhile.
+            // The store may be slow. Others can open and close the session meanwhile.
             drop(hold);
             match session.flush(self.close_timeout).await {
                 Ok(()) => return Ok(()),
-                // Unless its end stored the title, the title of the stored conversation is changed.
+                // If the end of the session did not store the title, the stored conversation is changed directly.
                 Err(SessionError::Ended(_)) => {
                     session.ended().await;
                     if let Ok(()) | Err(SessionError::Agent(_)) = session.stop(Duration::ZERO).await {
@@ -116,11 +117,11 @@ impl Inner {
         .unwrap_or_else(|reason| Err(ManagerError::CutOff { id: cut_off, reason }))
     }
 
-    /// Removes a conversation that nobody has open.
+    /// Deletes a conversation that is not open.
     async fn delete_stored(&self, id: &ConversationId) -> Result<(), StoreError> {
         let lease = match self.store.acquire(id, &self.owner).await {
             Ok(lease) => lease,
-            // What a crash left of it may be there.
+            // A crash may have left parts of the conversation.
             Err(StoreError::NotFound { .. }) => return self.store.delete(id).await,
             Err(error) => return Err(error),
         };
@@ -131,8 +132,8 @@ impl Inner {
         deleted
     }
 
-    /// Gives a conversation that is not open here another title. If it is open elsewhere and the store knows owners, it is
-    /// refused. Without owners, the session there takes the title over.
+    /// Sets the title of a conversation that is not open here. If it is open elsewhere and the store has owners, this
+    /// fails. Without owners, the other session takes over the title.
     async fn rename_stored(&self, id: &ConversationId, title: Option<String>) -> Result<(), StoreError> {
         let lease = self.store.acquire(id, &self.owner).await?;
         let renamed = self.rename_under(&lease, id, StateChange::Title(title)).await;
@@ -152,7 +153,7 @@ impl Inner {
             let write = Write::on(version);
             let write = if lease.lasts.is_some() { write.under(lease) } else { write };
             match self.store.save_state(id, &write, &change).await {
-                // A title builds on nothing that others have written.
+                // A title does not depend on the changes of other writers.
                 Err(StoreError::Conflict { current, .. }) if tries < RENAME_TRIES => version = current,
                 renamed => return renamed.map(|_| ()),
             }
@@ -160,8 +161,8 @@ impl Inner {
         }
     }
 
-    /// Ends a session in order. Its run has `grace` to end, and is interrupted or cancelled then. After that the title in
-    /// the making, if there is one, and saving have `limit`.
+    /// Ends a session in order. Its run has `grace` to finish, and is then interrupted or cancelled. After that, a
+    /// title that is being generated and saving have `limit`.
     async fn end(
         &self,
         session: &Session,
@@ -173,7 +174,8 @@ impl Inner {
         let begun = Instant::now();
         let titled = async {
             if !is_idle {
-                // A turn that keeps nothing is cancelled by that, and one that is complete by now needs none.
+                // A turn without anything to keep is cancelled by the interrupt. A turn that is complete by now needs
+                // none.
                 let _ = match in_flight {
                     InFlight::Keep => session.interrupt().await,
                     InFlight::Discard => session.cancel().await,
@@ -181,17 +183,17 @@ impl Inner {
             }
             self.titled(session).await;
         };
-        // Turns are saved meanwhile. The time that is left is for the title itself.
+        // Turns are saved meanwhile, so that the time left is for the title.
         let _ = timeout(limit.saturating_sub(limit / SHARE_FOR_STOPPING), titled).await;
         session.end_within(limit.saturating_sub(begun.elapsed()), in_flight).await
     }
 
-    /// Ends all sessions. Returns those that could not be ended with everything saved. Runs in flight have until `grace` has
-    /// passed since `begun`.
+    /// Ends all sessions, and returns those that could not be ended with everything saved. Runs in flight have until
+    /// `grace` has passed since `begun`.
     ///
-    /// Each end has a task, since a task that polls very many futures runs out of tokio's budget and then polls all of them
-    /// in vain, again and again. Ends are started in portions, so that what one touches is still in the processor's cache in
-    /// its next step. A portion that takes its time does not hold the next ones up.
+    /// Each end has a task: a task that polls very many futures uses up tokio's budget and then polls all of them in
+    /// vain, again and again. Ends are started in portions, so that the data of each end is still in the processor's
+    /// cache in its next step. A slow portion does not delay the next ones.
     pub(super) async fn end_all(
         self: &Arc<Self>,
         sessions: Vec<Session>,
@@ -229,17 +231,17 @@ impl Inner {
 
     async fn give_back(&self, id: &ConversationId, lease: &Lease) {
         if let Err(error) = self.store.release(id, lease).await {
-            tracing::warn!(%id, %error, "a conversation could not be released; other processes can open it when its lease expires");
+            tracing::warn!(%id, %error, "releasing a conversation failed; it is owned until its lease expires");
         }
     }
 }
 
-/// The outcome of a task. If the task panicked, so does this.
+/// Returns the outcome of a task. If the task panicked, this panics too.
 fn or_panic<T>(outcome: Result<Option<T>, JoinError>) -> Option<T> {
     match outcome.map_err(JoinError::try_into_panic) {
         Ok(value) => value,
         Err(Ok(panic)) => std::panic::resume_unwind(panic),
-        // The runtime ends, and the session with it.
+        // The runtime shuts down, and the session with it.
         Err(Err(_)) => None,
     }
 }

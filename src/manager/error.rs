@@ -39,7 +39,7 @@ pub enum ManagerError {
          run: {}; raise `max_open`, or set a time limit for tools", list(.parents)
     )]
     NoRoom {
-        /// The conversation that was to be opened.
+        /// The id of the conversation that was not opened.
         id: ConversationId,
         /// The time that the opening waited.
         waited: Duration,

@@ -1,4 +1,4 @@
-//! How much goes on at once.
+//! Limits on concurrent requests.
 
 use std::{
     collections::HashMap,
@@ -15,7 +15,7 @@ use crate::{
     store::ConversationId,
 };
 
-/// Limits that are set, as semaphores: whoever asks first is served first.
+/// The limits that are set, as semaphores. They serve waiting sessions in order.
 #[derive(Debug, Default)]
 pub(super) struct Limits {
     turns: Option<Arc<Semaphore>>,
@@ -33,7 +33,7 @@ impl Limits {
         }
     }
 
-    /// Who admits a session's runs, if anything limits them.
+    /// Returns the admission of a session's requests, if a limit applies to them.
     pub(super) fn admission(
         &self,
         tenant: Option<Arc<str>>,
@@ -54,7 +54,7 @@ impl Limits {
         if let Some(known) = tenants.get(&tenant).and_then(Weak::upgrade) {
             return known;
         }
-        // Those who left make room before the list grows.
+        // Removes the semaphores of tenants without sessions before the map grows.
         tenants.retain(|_, known| known.strong_count() > 0);
         let fresh = Arc::new(Semaphore::new(limit));
         tenants.insert(tenant, Arc::downgrade(&fresh));
@@ -62,7 +62,7 @@ impl Limits {
     }
 }
 
-/// Admits the runs of one session.
+/// Admits the requests of one session.
 struct Gate {
     tenant: Option<Arc<Semaphore>>,
     turns: Option<Arc<Semaphore>>,
@@ -73,7 +73,7 @@ struct Gate {
 
 impl Admission for Gate {
     fn admit(&self) -> Pin<Box<dyn Future<Output = Permit> + Send>> {
-        // First the tenant's own: whoever waits there keeps nobody else out.
+        // The tenant's semaphore comes first, because a session that waits there takes no place from other tenants.
         let semaphores = [self.tenant.clone(), self.turns.clone()];
         let mut queue =
             Queue { inner: Weak::clone(&self.inner), id: self.id.clone(), key: self.key, is_in: false };
@@ -84,7 +84,7 @@ impl Admission for Gate {
                 *permit = Arc::clone(&semaphore).try_acquire_owned().ok();
                 if permit.is_none() {
                     queue.enter();
-                    // None is ever closed.
+                    // The semaphores are never closed.
                     *permit = semaphore.acquire_owned().await.ok();
                 }
             }
@@ -94,7 +94,7 @@ impl Admission for Gate {
     }
 }
 
-/// Shows that a run waits, for as long as it does.
+/// Reports that a run waits, until it is dropped.
 struct Queue {
     inner: Weak<Inner>,
     id: ConversationId,

@@ -1,4 +1,4 @@
-//! Opening: one at a time for each id, whoever asks how often.
+//! Opens sessions: one opening at a time for each id, however many callers ask for it.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
@@ -15,7 +15,7 @@ use crate::{
     store::ConversationId,
 };
 
-/// An id that nobody else works on. Let go of when it is dropped, whatever happens.
+/// The exclusive right to work on an id. Released when it is dropped, whatever happens.
 pub(super) struct Claim {
     inner: Arc<Inner>,
     pub(super) id: ConversationId,
@@ -28,7 +28,7 @@ impl Drop for Claim {
     }
 }
 
-/// An id that was borrowed from somebody who waits for room to open it. Given back when it is dropped.
+/// An id that was borrowed from an opening that waits for room. Returned when it is dropped.
 pub(super) struct Loan {
     inner: Arc<Inner>,
     id: ConversationId,
@@ -41,14 +41,14 @@ impl Drop for Loan {
     }
 }
 
-/// What keeps an id for whoever closes, renames or deletes it.
+/// The right to an id for a caller that closes, renames or deletes the conversation.
 pub(super) enum Hold {
     Claim(Claim, Option<Session>),
     Loan(Loan),
 }
 
 impl Hold {
-    /// The session, if one is open, and what to hold on to.
+    /// Separates the open session, if there is one, from the right to its id.
     pub(super) fn split(self) -> (Self, Option<Session>) {
         match self {
             Self::Claim(claim, session) => (Self::Claim(claim, None), session),
@@ -57,28 +57,28 @@ impl Hold {
     }
 }
 
-/// What a session begins from.
+/// The origin of a session's conversation.
 #[derive(Clone, Copy)]
 pub(super) enum Beginning {
     /// The store.
     Stored,
-    /// Nothing, under an id that may be taken.
+    /// A new conversation, under an id that may be taken.
     Named,
-    /// Nothing, under an id that is not.
+    /// A new conversation, under an id that is not taken.
     Generated,
-    /// The store if it is there, else nothing.
+    /// The store, if it has the conversation, otherwise a new conversation.
     Either,
 }
 
 impl Beginning {
-    /// Whether a session that runs already will do.
+    /// Returns whether a session that is already open can be returned.
     fn takes_running(self) -> bool {
         matches!(self, Self::Stored | Self::Either)
     }
 }
 
 impl Inner {
-    /// The session with this id: the one that runs, or a new one.
+    /// Returns the session with this id: the open one, or a new one.
     pub(super) async fn open(
         self: &Arc<Self>,
         id: ConversationId,
@@ -100,7 +100,7 @@ impl Inner {
             match running {
                 Some(Ok(_)) if !from.takes_running() => return Err(ManagerError::AlreadyExists { id }),
                 Some(Ok(session)) => match subscribe(session, mode, false).await {
-                    // It ended this moment: another one takes its place.
+                    // The session ended at this moment. Another one takes its place.
                     Err(SessionError::Ended(_)) => self.settled(&id).await,
                     opened => return Ok(opened?),
                 },
@@ -108,7 +108,7 @@ impl Inner {
                 None => match self.claim(&id) {
                     Err(claim) => claim.cancelled().await,
                     Ok((claim, Some(_))) => drop(claim),
-                    // Looked at once more: a shutdown that began before the claim does not wait for it.
+                    // Checked again, because a shutdown that started before the claim does not wait for it.
                     Ok((_, None)) if self.registry().is_shut => return Err(ManagerError::ShutDown),
                     Ok((claim, None)) => return self.start(claim, start, from).await,
                 },
@@ -116,7 +116,7 @@ impl Inner {
         }
     }
 
-    /// Claims an id, and gives the session that is open there; or who is to be waited for.
+    /// Claims an id and returns its open session, or returns the token to wait for.
     fn claim(
         self: &Arc<Self>,
         id: &ConversationId,
@@ -129,7 +129,7 @@ impl Inner {
         }
     }
 
-    /// Claims an id as soon as nobody else works on it, or borrows it from somebody who waits for room to open it.
+    /// Claims an id as soon as nobody else works on it, or borrows it from an opening that waits for room.
     pub(super) async fn hold(self: &Arc<Self>, id: &ConversationId) -> Hold {
         let joined = Arc::clone(&self.registry().joined);
         loop {
@@ -151,17 +151,17 @@ impl Inner {
         }
     }
 
-    /// Waits until a session that has ended is known to have.
+    /// Waits until the registry knows that a session has ended.
     async fn settled(self: &Arc<Self>, id: &ConversationId) {
         let session = self.registry().look(id).and_then(Result::ok);
         if let Some(session) = session {
             session.ended().await;
-            // It is told of a moment later.
+            // The registry is notified a moment later.
             tokio::task::yield_now().await;
         }
     }
 
-    /// Starts a session in a task of its own, which a caller that goes away does not take with it.
+    /// Starts a session in a separate task, so that it does not end with the caller.
     async fn start(
         self: &Arc<Self>,
         claim: Claim,
@@ -177,22 +177,23 @@ impl Inner {
             let room = tokio::select! {
                 biased;
                 room = inner.room(&claim) => room,
-                // Whoever wanted it is gone, and it has not begun.
+                // The caller is gone, and the opening has not started yet.
                 () = reply.closed() => return,
             };
             let launched = Box::pin(async {
                 room?;
                 let (session, guard) = inner.launch(&claim, start, from).await?;
-                // Subscribed here: if the caller is gone, its controller leaves at once, and the session is looked after.
+                // Subscribed in this task: if the caller is gone, its controller is dropped at once, and the idle
+                // shutdown starts.
                 let opened = subscribe(session, mode, true).await?;
-                // The session's time without controllers begins after its caller has subscribed.
+                // The idle time of the session starts after its caller has subscribed.
                 drop(guard);
                 Ok(opened)
             });
             let opened = tokio::select! {
                 biased;
                 opened = launched => opened,
-                // A store or an `init` that hangs is not to keep the id from others for ever.
+                // A store or an `init` that hangs must not block the id forever.
                 () = abandoned(&mut reply, inner.patience()) => return,
             };
             drop(claim);
@@ -204,7 +205,7 @@ impl Inner {
         Err(ManagerError::CutOff { id, reason: cut_off(task).await })
     }
 
-    /// How long what nobody waits for any more may take. Closing a session is part of it, at most.
+    /// Returns how long an operation may continue after its caller is gone. It includes the time to close a session.
     pub(super) fn patience(&self) -> Duration {
         self.close_timeout.saturating_mul(2)
     }
@@ -229,14 +230,14 @@ impl Inner {
             .end_timeout(self.close_timeout)
             .hold(send_guard);
         let builder = start.set_up(builder, self.idle_shutdown);
-        // Boxed one by one: what opens a session leaves a hole of its own size behind it.
+        // Each is boxed separately: the futures that open a session are large, and take up their space in this one.
         let starting: BoxFuture<'_, Result<Session, SessionError>> = match from {
             Beginning::Stored => Box::pin(builder.open(id.clone())),
             Beginning::Generated => Box::pin(builder.create_with(id.clone())),
             Beginning::Named => Box::pin(builder.create_with_id(id.clone())),
             Beginning::Either => Box::pin(builder.open_or_create(id.clone())),
         };
-        // A store that takes its time, or an `init`, does not hold a shutdown up.
+        // A slow store or a slow `init` must not delay a shutdown.
         let session = tokio::select! {
             biased;
             session = starting => session?,
@@ -249,14 +250,16 @@ impl Inner {
             registry.is_shut
         };
         if is_shut {
-            // It came too late for the shutdown to see it as open; it waits for the claim, and then does.
+            // The session opened too late for the shutdown to see it. The shutdown waits for the claim and sees it
+            // then.
             session.drain();
         }
         Ok((session, guard.try_recv().ok()))
     }
 }
 
-/// Does something to its end, whether or not the caller waits for it; but if it hangs and nobody waits, it is given up.
+/// Completes some work whether or not the caller waits for it. If the work hangs after the caller is gone, it is given
+/// up.
 pub(super) async fn in_a_task<T: Send + 'static>(
     limit: Duration,
     work: impl Future<Output = Result<T, ManagerError>> + Send + 'static,
@@ -275,18 +278,18 @@ pub(super) async fn in_a_task<T: Send + 'static>(
     }
 }
 
-/// Why a task did not come to its end.
+/// Returns why a task did not complete.
 async fn cut_off(task: JoinHandle<()>) -> String {
     task.await.err().map_or_else(|| "no caller waited any more".to_owned(), |error| error.to_string())
 }
 
-/// Waits until nobody waits for the answer, and so long on top.
+/// Waits until nobody waits for the reply, and then for `limit`.
 async fn abandoned<T>(reply: &mut oneshot::Sender<T>, limit: Duration) {
     reply.closed().await;
     sleep(limit).await;
 }
 
-/// A session, with the caller's subscription.
+/// Returns a session with the caller's subscription.
 async fn subscribe(
     session: Session,
     mode: Option<Mode>,
@@ -295,7 +298,7 @@ async fn subscribe(
     let subscription = if let Some(mode) = mode {
         Some(session.subscribe(mode).await?)
     } else {
-        // One that is about to end answers nothing any more.
+        // A session that is about to end does not reply any more.
         session.title().await?;
         None
     };

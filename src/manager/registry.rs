@@ -1,5 +1,5 @@
-//! Who is open, and who is being worked on. Behind a lock that is held for a few steps at a time, and never across an
-//! await; a task of its own would have nothing to wait for.
+//! The registry of open conversations and of those that are being opened, closed, renamed or deleted. It is behind a
+//! lock that is held only for a few steps and never across an await. A separate task would have nothing to wait for.
 
 mod places;
 
@@ -21,66 +21,66 @@ use crate::{
     subscription::{Attachment, End, EndReason, EventId, Feed, FeedLimits},
 };
 
-/// Tells one life of a session from another with the same id.
+/// Identifies one life of a session among those with the same id.
 pub(super) type Key = u64;
 
 pub(super) struct Registry {
     slots: HashMap<ConversationId, Slot>,
-    /// The open sessions and the waiting ones, in order, by [`Slot::since`].
+    /// The open and the waiting conversations in order, by [`Slot::since`].
     open: BTreeMap<u64, ConversationId>,
     waiting: BTreeMap<u64, ConversationId>,
     /// The waiting openings that have no place yet.
     line: BTreeMap<Number, Opening>,
-    /// Unused places for open sessions. While there are some, the line is empty.
+    /// The number of unused places for open sessions. While it is above 0, the line is empty.
     free: usize,
-    /// How many sessions are asked to sleep or are ending for the sake of the line.
+    /// The number of sessions that are asked to sleep, or are ending, to make room for the line.
     making_room: usize,
-    /// Sessions that may be asked to sleep, by when they were last used. Kept up while the line is not empty. An entry may be
-    /// out of date.
+    /// The sessions that may be asked to sleep, by the time of their last use. Maintained while the line is not empty.
+    /// Entries may be outdated.
     prospects: BTreeMap<u64, ConversationId>,
-    /// Tells that somebody has joined the line.
+    /// Notified when an opening joins the line.
     pub(super) joined: Arc<Notify>,
     last_key: Key,
-    /// Counts what sessions do, to tell what was first.
+    /// A counter of changes, which orders them.
     clock: u64,
     feed: Feed<ManagerEvent>,
     pub(super) is_shut: bool,
-    /// How the manager ended, when it has.
+    /// How the manager ended, if it has.
     pub(super) end: Option<End<ManagerSnapshot>>,
 }
 
-/// What is known of one id that is not merely stored.
+/// The state of one id that is not only stored.
 struct Slot {
     key: Key,
     /// The session, while it is open.
     session: Option<Session>,
-    /// Somebody opens, closes, renames or deletes it; who else wants to waits for this.
+    /// Held while the conversation is opened, closed, renamed or deleted. Others wait for it.
     claim: Option<CancellationToken>,
-    /// Whoever has the claim stands in line, and somebody else renames or deletes the conversation meanwhile.
+    /// The loan, if the holder of the claim waits in line and another caller renames or deletes the conversation.
     loan: Option<Loan>,
     title: Option<Arc<str>>,
-    /// Whether the session has told of a title already.
+    /// Whether the session has reported a title already.
     has_told_title: bool,
-    /// How the session ended, if it did before it was known to be open.
+    /// How the session ended, if it ended before it was registered as open.
     ended: Option<EndReason>,
     status: Status,
     is_queued: bool,
-    /// Cancelled when the title that is being made is set, or not to be had.
+    /// Cancelled when the title that is being generated is set or given up.
     titling: Option<CancellationToken>,
     used: u64,
-    /// When it became open, or began to wait for it.
+    /// When it was opened, or started to wait for room.
     since: u64,
-    /// The place that it has among the open sessions, or on the way there.
+    /// The place of the open session, or of the opening.
     place: Option<RoomPermit>,
-    /// What its session was asked to make room.
+    /// The state of the request to make room.
     rest: Rest,
 }
 
-/// What somebody has borrowed.
+/// A borrowed claim.
 struct Loan {
-    /// Tells when it is given back.
+    /// Cancelled when the claim is returned.
     over: CancellationToken,
-    /// Whether the claim was let go of meanwhile.
+    /// Whether the claim was released meanwhile.
     is_given_up: bool,
 }
 
@@ -90,26 +90,26 @@ impl Slot {
     }
 }
 
-/// What became of an attempt to claim an id.
+/// The outcome of an attempt to claim an id.
 pub(super) enum Claimed {
-    /// It is claimed; nobody else works on it until it is let go of.
+    /// The id is claimed. Nobody else works on it until the claim is released.
     Mine { key: Key, session: Option<Session> },
-    /// Somebody else works on it; this tells when they are done.
+    /// The id is claimed by another caller. The token is cancelled when that caller is done.
     Wait(CancellationToken),
 }
 
-/// What became of an attempt to borrow a claimed id.
+/// The outcome of an attempt to borrow a claimed id.
 pub(super) enum Lent {
-    /// It is borrowed; its claim is without effect until it is given back.
+    /// The id is borrowed. Its claim has no effect until the id is returned.
     Mine(Key),
-    /// Somebody else has borrowed it; this tells when they are done.
+    /// The id is borrowed by another caller. The token is cancelled when that caller is done.
     Wait(CancellationToken),
-    /// Who has the claim does not stand in line.
+    /// The holder of the claim does not wait in line.
     No,
 }
 
 impl Registry {
-    /// With places for so many open sessions.
+    /// Creates a registry with this number of places for open sessions.
     pub(super) fn new(places: usize) -> Self {
         Self {
             slots: HashMap::new(),
@@ -130,7 +130,7 @@ impl Registry {
 
     // ---- claims ----
 
-    /// The open session with this id, or who is to be waited for.
+    /// Returns the open session with this id, or the token to wait for.
     pub(super) fn look(&self, id: &ConversationId) -> Option<Result<Session, CancellationToken>> {
         let slot = self.slots.get(id)?;
         match (&slot.claim, &slot.session) {
@@ -139,7 +139,7 @@ impl Registry {
         }
     }
 
-    /// Claims an id, open or not.
+    /// Claims an id, whether it is open or not.
     pub(super) fn claim(&mut self, id: &ConversationId) -> Claimed {
         self.clock += 1;
         let slot = self.slots.entry(id.clone()).or_insert_with(|| {
@@ -168,13 +168,13 @@ impl Registry {
         Claimed::Mine { key: slot.key, session: slot.session.clone() }
     }
 
-    /// Lets go of a claim, and of the slot, if nothing is open there.
+    /// Releases a claim, and removes the slot if no session is open.
     pub(super) fn release(&mut self, id: &ConversationId, key: Key) {
         let Some(slot) = self.slots.get_mut(id).filter(|slot| slot.key == key) else {
             return;
         };
         if let Some(loan) = &mut slot.loan {
-            // Whoever has borrowed it keeps the claim up.
+            // The borrower keeps the claim.
             loan.is_given_up = true;
             self.leave_line(id, key);
             return;
@@ -187,11 +187,11 @@ impl Registry {
         if let Some(claim) = claim {
             claim.cancel();
         }
-        // A session that was worked on may be put to sleep now.
+        // The session could not sleep while it was claimed. It may be possible now.
         self.changed(id, key);
     }
 
-    /// Borrows an id from somebody who claims it and stands in line: that may take for ever, and nothing is open.
+    /// Borrows an id from an opening that waits in line: it may wait forever, and has no open session.
     pub(super) fn borrow(&mut self, id: &ConversationId) -> Lent {
         match self.slots.get_mut(id) {
             Some(Slot { loan: Some(loan), .. }) => Lent::Wait(loan.over.clone()),
@@ -203,7 +203,7 @@ impl Registry {
         }
     }
 
-    /// Gives back what was borrowed.
+    /// Returns a borrowed id.
     pub(super) fn give_back(&mut self, id: &ConversationId, key: Key) {
         let Some(slot) = self.slot(id, key) else { return };
         if let Some(loan) = slot.loan.take() {
@@ -214,14 +214,14 @@ impl Registry {
         }
     }
 
-    /// Tells when what was borrowed is given back.
+    /// Returns the token that is cancelled when the borrowed id is returned.
     pub(super) fn loan(&self, id: &ConversationId) -> Option<CancellationToken> {
         Some(self.slots.get(id)?.loan.as_ref()?.over.clone())
     }
 
-    // ---- what is open ----
+    // ---- open sessions ----
 
-    /// A claimed id is open from now on.
+    /// Registers the session of a claimed id as open.
     pub(super) fn opened(&mut self, key: Key, session: Session, title: Option<Arc<str>>) {
         let id = session.id().clone();
         self.clock += 1;
@@ -244,13 +244,13 @@ impl Registry {
         }
     }
 
-    // ---- what sessions tell ----
+    // ---- notifications of sessions ----
 
     fn slot(&mut self, id: &ConversationId, key: Key) -> Option<&mut Slot> {
         self.slots.get_mut(id).filter(|slot| slot.key == key)
     }
 
-    /// A session is used by somebody.
+    /// Notes that a session is used.
     pub(super) fn touch(&mut self, id: &ConversationId) {
         self.clock += 1;
         if let Some(slot) = self.slots.get_mut(id) {
@@ -258,7 +258,7 @@ impl Registry {
         }
     }
 
-    /// Changes what is known of a session, and tells if its activity is another then.
+    /// Updates the status of a session, and emits an event if its activity changes.
     pub(super) fn act(
         &mut self,
         id: &ConversationId,
@@ -279,7 +279,7 @@ impl Registry {
         }
     }
 
-    /// A session has another title.
+    /// Handles a new title of a session.
     pub(super) fn titled(&mut self, id: &ConversationId, key: Key, title: Option<Arc<str>>) {
         let Some(slot) = self.slot(id, key) else { return };
         slot.title.clone_from(&title);
@@ -289,10 +289,10 @@ impl Registry {
         }
     }
 
-    /// A conversation has another title in the store.
+    /// Handles a new title in the store.
     pub(super) fn tell_title(&mut self, id: &ConversationId, title: Option<Arc<str>>) {
         if let Some(slot) = self.slots.get_mut(id) {
-            // It has ended, and that is not told yet.
+            // The session has ended, but that is not reported yet.
             slot.title.clone_from(&title);
         }
         self.tell(ManagerEvent::Title { id: id.clone(), title });
@@ -302,7 +302,7 @@ impl Registry {
         self.tell(ManagerEvent::Deleted { id: id.clone() });
     }
 
-    /// A session has ended.
+    /// Handles the end of a session.
     pub(super) fn ended(&mut self, id: &ConversationId, key: Key, reason: &EndReason) {
         let Some(slot) = self.slots.get_mut(id).filter(|slot| slot.key == key) else { return };
         let was_open = slot.session.take().is_some();
@@ -327,7 +327,7 @@ impl Registry {
 
     // ---- titles ----
 
-    /// Begins a title for an open session that has none, unless one is being made already.
+    /// Starts a title for an open session without one, unless one is being generated.
     pub(super) fn begin_title(&mut self, id: &ConversationId, key: Key) -> Option<Session> {
         let slot = self.slot(id, key).filter(|slot| slot.title.is_none() && slot.titling.is_none())?;
         let session = slot.session.clone()?;
@@ -346,14 +346,14 @@ impl Registry {
         self.slots.get(id).is_some_and(|slot| slot.title.is_some())
     }
 
-    /// Returns the token that is cancelled when the title in the making is set or given up.
+    /// Returns the token that is cancelled when the title that is being generated is set or given up.
     pub(super) fn titling(&self, id: &ConversationId) -> Option<CancellationToken> {
         self.slots.get(id)?.titling.clone()
     }
 
-    // ---- looking ----
+    // ---- queries ----
 
-    /// The open session with this id, whoever works on it.
+    /// Returns the open session with this id, whether or not it is claimed.
     pub(super) fn get(&self, id: &ConversationId) -> Option<Session> {
         self.slots.get(id)?.session.clone()
     }
@@ -380,7 +380,8 @@ impl Registry {
         }
     }
 
-    /// A place in the stream of events: after `after` if all that follows it is still there, else now.
+    /// Returns a place in the stream of events: after `after` if all events since then are still in memory, otherwise
+    /// at the current event.
     pub(super) fn attach(
         &mut self,
         after: Option<EventId>,
@@ -398,7 +399,7 @@ impl Registry {
         attachment
     }
 
-    /// Nothing is open any more, and nothing will be.
+    /// Ends the registry: nothing is open, and nothing will be opened.
     pub(super) fn finish(&mut self) {
         let snapshot = Some(Arc::new(self.snapshot()));
         self.end.get_or_insert(End { reason: EndReason::Stopped, snapshot });

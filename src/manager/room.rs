@@ -1,4 +1,4 @@
-//! Waiting for room for one more session.
+//! Waits for room to open one more session.
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,12 +20,12 @@ impl Inner {
         };
         tokio::select! {
             biased;
-            // A shutdown may free the place itself.
+            // The shutdown itself may free the place.
             () = self.shutting.cancelled() => return Err(ManagerError::ShutDown),
             () = self.wait_in_line(line) => {}
             error = self.stuck(claim) => return Err(error),
         }
-        // An opening that has a place lends its id no more.
+        // An opening with a place no longer lends its id.
         let loan = self.registry().loan(&claim.id);
         if let Some(loan) = loan {
             loan.cancelled().await;
@@ -33,7 +33,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Waits for a place, and asks sessions to sleep meanwhile as it is told.
+    /// Waits for a place, and asks sessions to sleep when it receives such errands.
     async fn wait_in_line(&self, line: InLine) {
         let InLine { number, mut errands } = line;
         let mut asking: Option<BoxFuture<'_, ()>> = None;
@@ -55,7 +55,8 @@ impl Inner {
         }
     }
 
-    /// Waits until an opening has waited for too long behind sessions whose tools run: they may wait for it themselves.
+    /// Waits until an opening has waited too long while places are held by sessions whose tools run. These tools may
+    /// wait for the opening themselves.
     async fn stuck(&self, claim: &Claim) -> ManagerError {
         let Some(limit) = self.room_timeout else {
             return std::future::pending().await;
@@ -71,5 +72,5 @@ impl Inner {
     }
 }
 
-/// Openings look no more often than this whether tools keep them waiting.
+/// The minimum interval between checks whether tools hold places.
 const SHORTEST_ROOM_TIMEOUT: Duration = Duration::from_millis(1);

@@ -1,4 +1,4 @@
-//! What sessions tell their manager.
+//! Handles the notifications of sessions to their manager.
 
 use std::sync::{Arc, Weak};
 
@@ -9,7 +9,7 @@ use crate::{
     store::ConversationId,
 };
 
-/// Told by one session.
+/// The watcher of one session.
 pub(super) struct Watch {
     inner: Weak<Inner>,
     id: ConversationId,
@@ -50,7 +50,7 @@ impl Watcher for Watch {
 }
 
 impl Inner {
-    /// Gives an untitled conversation a title, concurrently with everything else.
+    /// Generates a title for an untitled conversation, concurrently with everything else.
     fn make_title(self: &Arc<Self>, id: &ConversationId, key: Key) {
         if self.titles.is_off() {
             return;
@@ -59,7 +59,7 @@ impl Inner {
             return;
         };
         let titling = Titling { inner: Arc::clone(self), id: id.clone(), key };
-        // A session that is ending takes no title any more.
+        // A session that is ending accepts no title.
         let Ok(guard) = session.keep() else {
             return;
         };
@@ -67,7 +67,7 @@ impl Inner {
             let titling = titling;
             titling.inner.title(&session).await;
             drop(titling);
-            // The session may fall asleep or become idle from here on.
+            // From here on, the session may sleep or end by its idle shutdown.
             drop(guard);
         });
     }
@@ -78,22 +78,22 @@ impl Inner {
         };
         match self.titles.make(tree.history()).await {
             Ok(Some(title)) => {
-                // A session that has ended needs none.
+                // A session that has ended needs no title.
                 let _ = session.suggest_title(&title).await;
             }
             Ok(None) => {}
             Err(error) => {
-                tracing::warn!(id = %session.id(), %error, "the conversation's title could not be generated; it stays untitled until its next turn")
+                tracing::warn!(id = %session.id(), %error, "no title was generated; the next turn retries")
             }
         }
     }
 
-    /// Waits for the title that follows from the turns finished so far, if one does.
+    /// Waits for the title that follows from the turns finished so far, if any.
     pub(super) async fn titled(&self, session: &Session) {
         if self.titles.is_off() || self.registry().is_titled(session.id()) {
             return;
         }
-        // The session comes to all that its agent has done, and reports a finished turn on the way.
+        // The session processes all events of its agent first, and so reports finished turns.
         if session.tree().await.is_err() {
             return;
         }
@@ -104,7 +104,7 @@ impl Inner {
     }
 }
 
-/// A title is being made, until this is dropped.
+/// Marks that a title is being generated, until it is dropped.
 struct Titling {
     inner: Arc<Inner>,
     id: ConversationId,

@@ -1,21 +1,21 @@
-//! Places for open sessions: the line of openings that wait for one, and the sessions that are asked to make room.
+//! Places for open sessions: the line of openings that wait for a place, and the sessions that are asked to make room.
 //!
-//! For each opening in line at most one session is asked to sleep or is ending, all at the same time. The lock is never held
-//! while a session answers: an opening in line gets an [`Errand`], performs it in its own task, and reports the answer.
-//! Nothing is looked at again on a clock. A session that refuses is asked again when it reports a change.
+//! For each opening in line, at most one session is asked to sleep or is ending, all at the same time. The lock is
+//! never held while a session replies: an opening in line receives an [`Errand`], performs it in its own task and
+//! reports the reply. Nothing is polled. A session that refuses is asked again after it reports a change.
 
 use tokio::sync::mpsc;
 
 use super::{Key, Registry, Slot};
 use crate::{agent::Status, manager::ManagerEvent, session::Session, store::ConversationId};
 
-/// A place for an open session. It belongs to a slot, which gives it back when it is removed.
+/// A place for an open session. It belongs to a slot, which returns it when the slot is removed.
 pub(super) struct RoomPermit;
 
 /// An opening that waits for a place.
 pub(super) struct Opening {
     errands: mpsc::UnboundedSender<Errand>,
-    /// The session that it is asking to sleep, with the key of this life of it.
+    /// The session that the opening asks to sleep, with its key.
     asking: Option<(ConversationId, Key)>,
 }
 
@@ -24,20 +24,21 @@ pub(in crate::manager) type Number = u64;
 
 /// A message to an opening in line.
 pub(in crate::manager) enum Errand {
-    /// Asks this session to sleep, and reports the answer to [`Registry::answered`]. An opening has at most one of these.
+    /// Ask this session to sleep, and report the reply to [`Registry::answered`]. An opening performs at most one at a
+    /// time.
     PutToSleep { key: Key, session: Session },
-    /// The opening has a place. This is the last message.
+    /// Enter: the opening has a place. This is the last message.
     Enter,
 }
 
-/// Where an opening in line gets its messages.
+/// The receiver of an opening in line.
 pub(in crate::manager) struct InLine {
     pub(in crate::manager) number: Number,
-    /// Unbounded, and still never holds more than two messages: one errand at a time, and the place.
+    /// Unbounded, but it never holds more than two messages: one errand and the place.
     pub(in crate::manager) errands: mpsc::UnboundedReceiver<Errand>,
 }
 
-/// What a session was asked for the sake of openings in line.
+/// The state of a session's request to make room.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) enum Rest {
     #[default]
@@ -45,7 +46,7 @@ pub(super) enum Rest {
     /// An opening asks the session to sleep.
     Asked {
         by: Number,
-        /// Whether the session has reported a change since, so that a refusal may be out of date.
+        /// Whether the session has reported a change since, so that a refusal may be outdated.
         has_changed: bool,
     },
     /// The session has refused, and has reported no change since.
@@ -55,14 +56,14 @@ pub(super) enum Rest {
 }
 
 impl Rest {
-    /// Whether the session counts as room in the making.
+    /// Returns whether the session is expected to make room.
     fn counts(self) -> bool {
         matches!(self, Self::Asked { .. } | Self::Ending)
     }
 }
 
 impl Slot {
-    /// Whether the session may be asked to sleep.
+    /// Returns whether the session may be asked to sleep.
     fn may_sleep(&self) -> bool {
         self.rest == Rest::Unasked
             && self.claim.is_none()
@@ -95,7 +96,7 @@ impl Registry {
         Some(InLine { number, errands })
     }
 
-    /// Gives up what a claimed id has of a place: its number in line, or the place itself.
+    /// Gives up the place of a claimed id, or its number in line.
     pub(super) fn leave_line(&mut self, id: &ConversationId, key: Key) {
         let Some(slot) = self.slot(id, key) else { return };
         let (since, had_place) = (slot.since, slot.place.take().is_some());
@@ -111,7 +112,7 @@ impl Registry {
         self.make_room();
     }
 
-    /// Passes a place on to the first in line.
+    /// Passes a place on to the first opening in line.
     pub(super) fn vacate(&mut self) {
         while let Some((number, opening)) = self.line.pop_first() {
             let slot = self.waiting.get(&number).and_then(|id| self.slots.get_mut(id));
@@ -127,7 +128,7 @@ impl Registry {
         self.free += 1;
     }
 
-    /// An opening has left the line. Nobody waits any more for the answer of the session that it asks.
+    /// Handles an opening that has left the line: it no longer waits for the reply of the session that it asks.
     fn withdraw(&mut self, opening: Opening) {
         let Some((id, key)) = opening.asking else { return };
         if let Some(slot) = self.slot(&id, key)
@@ -146,8 +147,8 @@ impl Registry {
         }
         while self.making_room < self.line.len() {
             let Some(id) = self.next_prospect() else { return };
-            // The latest first, since that is the one that has just joined. There is one, since fewer sessions are asked
-            // than openings wait.
+            // The last opening in line comes first, because it is the one that has just joined. At least one opening
+            // asks no session, because fewer sessions are asked than openings wait.
             let free = self.line.iter_mut().next_back().filter(|(_, opening)| opening.asking.is_none());
             let free = match free {
                 Some((number, _)) => Some(*number),
@@ -165,9 +166,9 @@ impl Registry {
         }
     }
 
-    /// A session has answered whether it ends, to the opening that asked it.
+    /// Handles the reply of a session to the opening that asked it to sleep.
     pub(in crate::manager) fn answered(&mut self, id: &ConversationId, key: Key, by: Number, ends: bool) {
-        // The session may have ended since it answered. The opening then asks another one already.
+        // The session may have ended after its reply. The opening then already asks another one.
         if let Some(opening) = self.line.get_mut(&by)
             && opening.asking.as_ref().is_some_and(|(asked, life)| asked == id && *life == key)
         {
@@ -190,7 +191,7 @@ impl Registry {
         self.make_room();
     }
 
-    /// A session has ended, and with it what it was asked. Its place is passed on by [`vacate`](Self::vacate).
+    /// Handles the end of a session with its request to make room. [`vacate`](Self::vacate) passes the place on.
     pub(super) fn end_rest(&mut self, rest: Rest) {
         if rest.counts() {
             self.making_room -= 1;
@@ -202,7 +203,7 @@ impl Registry {
         }
     }
 
-    /// Something has changed by which a session may be ready to sleep.
+    /// Handles a change after which a session may be ready to sleep.
     pub(in crate::manager) fn changed(&mut self, id: &ConversationId, key: Key) {
         if self.line.is_empty() {
             return;
@@ -226,7 +227,7 @@ impl Registry {
         }
     }
 
-    /// Looks at all sessions: nothing was noted while nobody was in line.
+    /// Checks all sessions: none were noted while the line was empty.
     fn find_prospects(&mut self) {
         self.prospects.clear();
         for (id, slot) in &mut self.slots {
@@ -239,7 +240,7 @@ impl Registry {
         }
     }
 
-    /// Takes out the least recently used session that may be asked to sleep.
+    /// Removes and returns the least recently used session that may be asked to sleep.
     fn next_prospect(&mut self) -> Option<ConversationId> {
         loop {
             let (used, id) = self.prospects.pop_first()?;
@@ -258,7 +259,7 @@ impl Registry {
         self.slots.get(id).is_some_and(|slot| self.waiting.contains_key(&slot.since))
     }
 
-    /// Returns the sessions whose tools or callbacks run: their places come free no sooner than these are done.
+    /// Returns the sessions whose tools or callbacks run. Their places become free only after these are done.
     pub(in crate::manager) fn parents(&self) -> Vec<ConversationId> {
         let is_parent = |slot: &Slot| {
             slot.status == Status::Busy && slot.session.as_ref().is_some_and(Session::is_between_requests)

@@ -319,7 +319,7 @@ async fn lost(store: &dyn Store, id: ConversationId) -> StoreError {
 /// Releases a conversation. If that fails, its lease expires.
 async fn give_back(store: &dyn Store, id: &ConversationId, lease: &Lease) {
     if let Err(error) = in_time(PATIENCE, store.release(id, lease)).await {
-        tracing::warn!(%id, %error, "a conversation could not be released; other processes can open it when its lease expires");
+        tracing::warn!(%id, %error, "releasing a conversation failed; it is owned until its lease expires");
     }
 }
 

@@ -82,9 +82,7 @@ impl Inner {
                 let _ = session.suggest_title(&title).await;
             }
             Ok(None) => {}
-            Err(error) => {
-                tracing::warn!(id = %session.id(), %error, "no title was generated; the next turn retries")
-            }
+            Err(error) => tracing::warn!(id = %session.id(), %error, "no title was generated"),
         }
     }
 

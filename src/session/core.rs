@@ -260,9 +260,7 @@ impl Core {
 
     fn go(&mut self, node: Option<NodeId>) {
         match node {
-            Some(node) => {
-                self.tree.navigate(node).expect("the move was checked, and nodes are never removed")
-            }
+            Some(node) => self.tree.navigate(node).expect("nodes are never removed"),
             None => self.tree.clear(),
         }
     }

@@ -173,9 +173,9 @@ pub struct ManagerSnapshot {
 
 impl ManagerSnapshot {
     /// Applies the next event, so that the snapshot shows the state after it.
-    pub fn apply(&mut self, event: &ManagerEvent) {
-        self.last.number += 1;
-        match event {
+    pub fn apply(&mut self, event: &Numbered<ManagerEvent>) {
+        self.last = event.id;
+        match &*event.event {
             ManagerEvent::Waiting { id } => self.waiting.push(id.clone()),
             ManagerEvent::GivenUp { id } => self.waiting.retain(|waiting| waiting != id),
             ManagerEvent::Opened { session } => {

@@ -136,8 +136,8 @@ impl SessionBuilder {
     ///
     /// Above the limit, new prompts get [`SessionError::StoreBehind`]. An active run continues. The limit also applies
     /// to prompts sent through a weak handle of the agent, which get
-    /// [`AgentError::OnHold`](crate::agent::AgentError::OnHold). An error event returns a prompt that `handle_event`
-    /// returned.
+    /// [`AgentError::OnHold`](crate::agent::AgentError::OnHold). If `handle_event` returns a prompt above the limit, an
+    /// error event carries the prompt back.
     pub fn unsaved_limit(mut self, bytes: usize) -> Self {
         Arc::make_mut(&mut self.setup).unsaved_limit = bytes;
         self

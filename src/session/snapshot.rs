@@ -48,7 +48,14 @@ impl SessionSnapshot {
     /// # Errors
     ///
     /// The event belongs to another session, or is not the next one.
-    pub fn apply(&mut self, event: &SessionEvent) -> Result<(), TreeError> {
+    pub fn apply(&mut self, event: &Numbered<SessionEvent>) -> Result<(), TreeError> {
+        self.take_in(&event.event)?;
+        self.last = event.id;
+        Ok(())
+    }
+
+    /// Applies an event without its id.
+    pub(super) fn take_in(&mut self, event: &SessionEvent) -> Result<(), TreeError> {
         match event {
             SessionEvent::Agent(event) => {
                 self.agent.take_in(event);

@@ -27,8 +27,9 @@ pub enum Mode {
     Observer,
 }
 
-/// A snapshot of a session, the events that follow it, and a [`Guard`] for the subscriber's [`Mode`]. Dropping it
-/// unsubscribes.
+/// A snapshot of a session, the events that follow it, and a [`Guard`] for the subscriber's [`Mode`].
+///
+/// Dropping it unsubscribes. It is also a [`Stream`] of updates.
 ///
 /// ```
 /// # #[cfg(feature = "test-util")]
@@ -127,12 +128,18 @@ impl SessionSubscription {
         (self.events, self.guard)
     }
 
-    /// Converts the subscription into a stream of its updates. The stream includes the guard.
-    pub fn into_stream(self) -> impl Stream<Item = Update<SessionSnapshot, SessionEvent>> + Send {
-        futures_util::stream::unfold(self, |mut subscription| async move {
-            let update = subscription.next().await?;
-            Some((update, subscription))
-        })
+    /// Returns the text of the turn in flight or of the next turn, in pieces. See [`TextDeltas`].
+    pub fn text_deltas(&mut self) -> TextDeltas<'_> {
+        let is_new = self.snapshot().is_some_and(|snapshot| snapshot.last == self.last_id());
+        TextDeltas::new(&mut self.events, is_new, SessionEvent::agent, |snapshot| &snapshot.agent)
+    }
+}
+
+impl Stream for SessionSubscription {
+    type Item = Update<SessionSnapshot, SessionEvent>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        Pin::new(&mut self.events).poll_next(cx)
     }
 }
 

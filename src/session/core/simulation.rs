@@ -1,13 +1,14 @@
-//! A simulator of the core: a seeded world plays agent, shell, store and other writers, and a model checks what the core
-//! makes of it.
+//! A simulator of the core. A seeded world plays the agent, the session's task, the store and other writers. A model
+//! checks the behaviour of the core.
 //!
 //! - `cargo test --lib session::core::simulation` runs 2,500 schedules.
 //! - `OMNI_SCHEDULES=1000000 cargo test --release --lib session::core::simulation` runs more.
-//! - `OMNI_SEED=17 cargo test --lib session::core::simulation` replays one and prints what went in.
+//! - `OMNI_SEED=17 cargo test --lib session::core::simulation` replays one schedule and prints its inputs.
 //!
-//! A schedule is some dozens of inputs, drawn from its seed alone: events of an agent that runs ahead, moves, titles,
-//! and a store that is slow, fails, loses its answers, hangs and belongs to others too. The process may die at any
-//! moment, and another goes on with what is stored. At its end the store works again, and everything must be in it.
+//! A schedule has some dozens of inputs, generated from its seed alone: events of an agent that runs ahead, moves and
+//! titles. Its store is slow, fails, loses its replies, hangs and has other writers. The process may die at any moment,
+//! and another continues with the stored conversation. At the end of the schedule the store works again, and everything
+//! must be stored.
 
 mod agent;
 mod commands;
@@ -24,7 +25,7 @@ use world::World;
 use crate::actor::simulation::{Check, Simulated, ensure, play_all};
 
 #[test]
-fn schedules_at_random_keep_the_contract() {
+fn random_schedules_keep_the_contract() {
     play_all::<World>(2_500, "session::core::simulation");
 }
 

@@ -1,4 +1,4 @@
-//! An agent as a session sees it: what it tells, in the order in which it tells it.
+//! A simulated agent as the session sees it: its events, in order.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
@@ -12,15 +12,15 @@ use crate::{
     subscription::EventId,
 };
 
-/// An event on its way to the session, with the configuration in force, and with the settings of the prompt in flight
-/// if it is a message.
+/// An event that the session has not processed yet, with the configuration at that time. For a message, also with the
+/// settings of the prompt in flight.
 pub(super) type Told = (EventId, Arc<Event>, Arc<Config>, Option<Arc<Prompt>>);
 
 pub(super) struct Agent {
     pub(super) config: Arc<Config>,
-    /// What is committed.
+    /// The committed messages.
     history: History,
-    /// What was, before the run began on another history and committed nothing yet.
+    /// The committed messages before a run that started on another history and has not committed anything yet.
     before: Option<History>,
     /// Messages of the turn in flight.
     pending: Vec<Arc<Message>>,
@@ -34,11 +34,11 @@ pub(super) struct Agent {
 }
 
 fn message(role: Role, content: Vec<Content>) -> Arc<Message> {
-    // The same for the same seed, also in its time.
+    // The timestamp must not depend on the clock, so that a seed always produces the same messages.
     Arc::new(Message { timestamp: Timestamp(0), ..Message::new(role, content) })
 }
 
-/// A prompt with the results that `history` leaves open.
+/// Returns a prompt with results for the open tool uses of `history`.
 fn prompt(number: u32, history: &History) -> Arc<Message> {
     let results = history.open_tool_uses().map(|open| ToolResult::ok(open, Text::new("done")).into());
     let text = Text::new("?".repeat(1 + number as usize % 200)).into();
@@ -51,7 +51,7 @@ fn answer(number: u32, rng: &mut Rng) -> Arc<Message> {
     message(Role::Assistant, if rng.percent(30) { vec![text, tool_use] } else { vec![text] })
 }
 
-/// The settings of a prompt, if it has any.
+/// Returns the settings of a prompt, if it has any.
 pub(super) fn random_settings(rng: &mut Rng) -> Option<Prompt> {
     let steps = rng.pick(&[None, None, Some(2), Some(7)]);
     let tokens = rng.pick(&[None, None, Some(10), Some(20)]);
@@ -62,7 +62,7 @@ pub(super) fn random_settings(rng: &mut Rng) -> Option<Prompt> {
     Some(settings).filter(Prompt::has_settings)
 }
 
-/// The messages of a whole turn on this history.
+/// Returns the messages of a complete turn on this history.
 pub(super) fn random_turn(number: u32, history: &History, rng: &mut Rng) -> [Arc<Message>; 2] {
     [prompt(number, history), answer(number, rng)]
 }
@@ -105,12 +105,12 @@ impl Agent {
         self.tell(Event::State(Arc::new(self.config.view(self.history.clone()))))
     }
 
-    /// Does the next thing. Tells whether a run is on then.
+    /// Makes the agent's next step. Returns whether a run is active afterwards.
     pub(super) fn act(&mut self, rng: &mut Rng) -> bool {
         if self.runs {
             self.go_on(rng);
         } else if rng.percent(20) {
-            // As `set_state` does it.
+            // Like `set_state`.
             self.config = super::start::random_config(&self.config, rng);
             self.tell_state();
         } else {
@@ -122,7 +122,7 @@ impl Agent {
 
     fn go_on(&mut self, rng: &mut Rng) {
         if rng.percent(10) {
-            // As a callback does it.
+            // Like a callback.
             self.config = super::start::random_config(&self.config, rng);
         }
         if self.status == Status::Paused || rng.percent(4) {
@@ -134,7 +134,7 @@ impl Agent {
         }
         self.messages += 1;
         let Some(last) = self.pending.last().cloned() else {
-            // The turn after one that went on: of the same prompt, or of a staged one.
+            // The turn after a continued one belongs to the same prompt or to a staged prompt.
             if rng.percent(50) {
                 self.settings = random_settings(rng).map(Arc::new);
             }
@@ -162,7 +162,7 @@ impl Agent {
         self.tell(Event::Message { message, step: 0 });
     }
 
-    /// A run begins, with a prompt or with a message that is answered anew.
+    /// Starts a run with a prompt, or with a message that gets another response.
     fn begin(&mut self, anew: Option<Arc<Message>>) {
         self.messages += 1;
         self.runs = true;
@@ -171,7 +171,7 @@ impl Agent {
         self.add(message);
     }
 
-    /// As its owner wants it: another history, and a run on it if there is to be one.
+    /// Moves to another history as the agent's owner requests, and starts a run on it if there is an opening.
     pub(super) fn move_to(&mut self, history: History, run: Option<Opening>) -> EventId {
         let before = std::mem::replace(&mut self.history, history);
         let with = self.tell_state();
@@ -207,7 +207,7 @@ impl Agent {
         self.tell(Event::Turn(TurnOutcome::Stop { response, staged: None }));
     }
 
-    /// The run is cancelled, or fails.
+    /// Cancels the run or makes it fail.
     pub(super) fn fail(&mut self, rng: &mut Rng) {
         self.runs = false;
         self.become_(Status::Idle);
@@ -224,7 +224,7 @@ impl Agent {
         }
     }
 
-    /// It is killed: what it told last may be lost.
+    /// Kills the agent: its last events may be lost.
     pub(super) fn die(&mut self, rng: &mut Rng) {
         let arrives = rng.below(self.told.len() + 1);
         self.told.truncate(arrives);

@@ -1,4 +1,4 @@
-//! Random commands, and what must become of each.
+//! Random commands and checks of their outcomes.
 
 use std::{sync::Arc, time::Duration};
 
@@ -35,47 +35,47 @@ impl World {
             Some(title) => was_set = core.suggest_title(title, env, effects),
             None => core.set_title(title, env, effects),
         })?;
-        ensure!(was_set == changes, "a suggested title was set: {was_set}");
-        ensure!(!changes || self.ledger.waiting().is_none(), "a new title does not have the write repeated");
+        ensure!(was_set == changes, "set the title: {was_set}, expected {changes}");
+        ensure!(!changes || self.ledger.waiting().is_none(), "a new title does not repeat the failed write");
         Ok(())
     }
 
-    /// The timer of a retry.
+    /// The timer of a retry fires.
     pub(super) fn retry(&mut self) -> Check {
         self.note(|| "retry".to_owned());
         let silent = self.ledger.under_way().cloned().filter(|_| self.left.is_some() && !self.ledger.lost);
         let effects = self.feed(vec![], Core::retry)?;
         let begun = effects.iter().filter(|effect| matches!(effect, Effect::Write(_))).count();
-        ensure!(silent.is_none() || begun == 1, "a silent write is begun {begun} times");
+        ensure!(silent.is_none() || begun == 1, "a write without a result is started {begun} times");
         if let Some(job) = silent {
-            // One of the two attempts comes back. The store may perform the other one later, or never.
+            // One of the two attempts gets an outcome. The store may perform the other one later, or never.
             self.ghosts.push((job, true));
         }
-        ensure!(self.ledger.waiting().is_none(), "the write that failed is not repeated");
+        ensure!(self.ledger.waiting().is_none(), "the failed write is not repeated");
         Ok(())
     }
 
-    /// Saves what is unsaved.
+    /// Saves all changes.
     pub(super) fn save(&mut self) -> Check {
         self.note(|| "save".to_owned());
         self.input(vec![], Core::save)?;
-        ensure!(self.ledger.waiting().is_none(), "the write that failed is not repeated");
+        ensure!(self.ledger.waiting().is_none(), "the failed write is not repeated");
         Ok(())
     }
 
-    /// A flush begins, with a deadline or without one, in place of an earlier flush.
+    /// Starts a flush, with or without a deadline, in place of an earlier flush.
     pub(super) fn flush(&mut self) -> Check {
         self.left =
             self.rng.pick(&[None, Some(1), Some(100), Some(3000), Some(60_000)]).map(Duration::from_millis);
         self.note(|| "flush".to_owned());
         self.ledger.hurry(self.left);
         self.input(vec![], Core::hurry)?;
-        ensure!(self.ledger.waiting().is_none(), "the write that failed is not repeated");
+        ensure!(self.ledger.waiting().is_none(), "the failed write is not repeated");
         self.ledger.take_ticket(self.core.wanted());
         Ok(())
     }
 
-    /// Any node, or none; sometimes one that is not there.
+    /// Returns any node or none, and sometimes a node that does not exist.
     fn random_node(&mut self) -> Option<NodeId> {
         let nodes: Vec<NodeId> = self.model.shown.nodes().map(Node::id).collect();
         if nodes.is_empty() || self.rng.percent(10) {
@@ -84,7 +84,7 @@ impl World {
         Some(self.rng.pick(&nodes))
     }
 
-    /// The session comes to where the agent is, and moves it if it is idle there.
+    /// Processes the agent's events so far and, if it is idle then, moves it.
     fn move_path(&mut self) -> Check {
         if self.rng.percent(self.haste) {
             while self.agent.runs && self.agent.act(&mut self.rng) {}
@@ -132,18 +132,18 @@ impl World {
         random_settings(&mut self.rng).unwrap_or_default()
     }
 
-    /// The agent is asked to move, and to begin a run there if there is an opening.
+    /// Makes the agent move, and start a run if there is an opening.
     fn set_out(&mut self, Base { history, then }: Base, run: Option<Opening>) -> Check {
-        history.check().map_err(|error| format!("a base that the agent refuses: {error}"))?;
+        history.check().map_err(|error| format!("the agent refuses the base: {error}"))?;
         if let Some(Opening::Message(message, _)) = &run {
             let whole: History = history.iter().chain([message]).cloned().collect();
-            whole.check_sendable().map_err(|error| format!("a message that the agent refuses: {error}"))?;
+            whole.check_sendable().map_err(|error| format!("the agent refuses the message: {error}"))?;
         }
         if self.rng.percent(20) {
-            // Something begins in the agent before it is asked to move.
+            // A run starts in the agent before the move arrives.
             while self.agent.act(&mut self.rng) {}
             if self.rng.percent(50) {
-                // It refuses, since the session does not know of it.
+                // The agent refuses the move, because the session does not know of the run.
                 return Ok(());
             }
         }
@@ -159,7 +159,7 @@ impl World {
     }
 }
 
-/// The core answers as the model does. Gives the answer, unless it is a refusal.
+/// Checks that the core's reply equals the model's. Returns the reply unless it is an error.
 fn same<T: PartialEq + std::fmt::Debug>(
     expected: Result<T, SessionError>,
     given: Result<T, SessionError>,
@@ -167,10 +167,10 @@ fn same<T: PartialEq + std::fmt::Debug>(
     match (expected, given) {
         (Err(expected), Err(error)) => {
             let (expected, error) = (format!("{expected:?}"), format!("{error:?}"));
-            ensure!(expected == error, "{error}, not {expected}");
+            ensure!(expected == error, "the error is {error}, not {expected}");
             Ok(None)
         }
         (Ok(expected), Ok(given)) if expected == given => Ok(Some(given)),
-        (expected, given) => Err(format!("a move begins at {given:?}, not {expected:?}")),
+        (expected, given) => Err(format!("the move starts at {given:?}, not {expected:?}")),
     }
 }

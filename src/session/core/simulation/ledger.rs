@@ -1,4 +1,4 @@
-//! What must be true of saving: which writes are made, what is told of them, and what is in the store then.
+//! The rules of saving: which writes are made, what is reported about them, and what is in the store afterwards.
 
 mod stored;
 
@@ -19,44 +19,44 @@ use crate::{
     tree::{Node, NodeId, Tree},
 };
 
-#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own, and any may be so")]
+#[expect(clippy::struct_excessive_bools, reason = "the flags are independent of each other")]
 pub(super) struct Ledger {
-    /// All that there was to be stored, at one time after another.
+    /// Everything that was to be stored, in order of time.
     moments: Vec<Content>,
-    /// What the store has for certain.
+    /// The conversation that is certainly in the store.
     pub(super) acked: Option<Stored>,
-    /// The same, to compare.
+    /// The content of that conversation, for comparison.
     pub(super) acked_content: Option<Content>,
-    /// The write that is under way, or waits to be repeated.
+    /// The write that is in flight or waits to be repeated.
     open: Option<Open>,
-    /// Ids of all writes.
+    /// The ids of all writes.
     ids: HashSet<WriteId>,
-    /// Whether something happened that is to be stored: what a session begins with is not, by itself.
+    /// Whether something happened that has to be stored. The initial state alone does not have to be.
     touched: bool,
-    /// It was loaded with another state than it was started with, which the core knows no more of: the next state is
-    /// written, whatever it is.
+    /// Whether the session was loaded with another state than it was started with. The core does not know the stored
+    /// state then, so the next state is always written.
     replaced: bool,
     pub(super) lost: bool,
-    /// Set while a commit that the store has refused for good is written in parts.
+    /// Whether a permanently rejected commit is being written in parts.
     divided: bool,
     behind: bool,
     tickets: Vec<Ticket>,
-    /// The wait that must be asked for.
+    /// The wait that the core must request.
     wait: Option<Duration>,
-    /// What must be told of the write that came back.
+    /// The report that must follow the outcome of the last write.
     told: Option<(SavedPart, Option<NodeId>, Result<Version, String>)>,
 }
 
 struct Open {
     job: Arc<Job>,
     moment: usize,
-    /// Whether the store has all of the moment when the write is done.
+    /// Whether the store has everything of the moment after the write.
     is_whole: bool,
     failures: u32,
     under_way: bool,
 }
 
-/// Somebody wants to know when all of a moment is safe.
+/// A caller that waits until everything of a moment is saved.
 struct Ticket {
     wanted: u64,
     moment: usize,
@@ -83,7 +83,7 @@ impl Ledger {
         })
     }
 
-    /// Notes what is to be stored now. `touched`: something happened that is to be stored.
+    /// Notes what has to be stored now. `touched` means that something happened that has to be stored.
     pub(super) fn note(&mut self, model: &Model, touched: bool) {
         let now = (model.stable().clone(), model.state());
         if self.moments.last() != Some(&now) {
@@ -93,26 +93,26 @@ impl Ledger {
     }
 
     fn now(&self) -> &Content {
-        self.moments.last().expect("there is a first")
+        self.moments.last().expect("the first moment is never removed")
     }
 
-    /// The write that is under way.
+    /// Returns the write in flight.
     pub(super) fn under_way(&self) -> Option<&Arc<Job>> {
         self.open.as_ref().filter(|open| open.under_way).map(|open| &open.job)
     }
 
-    /// The write that waits to be repeated.
+    /// Returns the write that waits to be repeated.
     pub(super) fn waiting(&self) -> Option<&Arc<Job>> {
         self.open.as_ref().filter(|open| !open.under_way && !self.lost).map(|open| &open.job)
     }
 
-    /// A write begins.
+    /// Checks the start of a write.
     pub(super) fn begin(&mut self, job: Arc<Job>, left: Option<Duration>) -> Check {
-        ensure!(!self.lost, "{job:?} after the place is lost");
+        ensure!(!self.lost, "{job:?} after the conversation is lost");
         self.wait = silence(&job, left);
         if let Some(open) = &mut self.open {
             let repeats = left.is_some() || !open.under_way;
-            ensure!(repeats, "{job:?} while {:?} is under way, and nobody waits", open.job);
+            ensure!(repeats, "{job:?} while {:?} is in flight, and nobody waits", open.job);
             ensure!(Arc::ptr_eq(&open.job, &job), "{job:?} in place of {:?}, which failed", open.job);
             open.under_way = true;
             return Ok(());
@@ -132,18 +132,18 @@ impl Ledger {
         Ok(())
     }
 
-    /// A new write brings all that there is to be stored, and nothing twice.
+    /// Checks that a new write contains everything that has to be stored, and nothing twice.
     fn check_job(&self, job: &Job) -> Check {
         let (tree, state) = self.now();
         let (Some(acked), Some((acked_tree, acked_state))) = (&self.acked, &self.acked_content) else {
             let Job::Create(_, created) = job else {
                 return Err(format!("{job:?} before the conversation is created"));
             };
-            ensure!(created == state, "it is created with {created:?}, not {state:?}");
+            ensure!(created == state, "the conversation is created with {created:?}, not {state:?}");
             return Ok(());
         };
         match job {
-            Job::Create(..) => return Err(format!("{job:?}, and it is there already")),
+            Job::Create(..) => return Err(format!("{job:?}, but the conversation exists")),
             Job::Commit(write, commit) if self.divided => {
                 ensure!(write.base == acked.version, "{write:?} does not build on {}", acked.version);
                 ensure!(commit.state.is_none(), "state in a part of a commit: {:?}", commit.state);
@@ -166,26 +166,26 @@ impl Ledger {
                 let untitled = |state: &StoredState| StoredState { title: None, ..state.clone() };
                 let only_title = !self.replaced && untitled(state) == untitled(acked_state);
                 let fits = matches!(change, StateChange::Title(_)) == only_title;
-                ensure!(fits, "{change:?}, only the title is another: {only_title}");
+                ensure!(fits, "{change:?}, only the title differs: {only_title}");
             }
         }
         let mut next = acked.clone();
         with(&mut next, job);
-        ensure!(content(&next)? == *self.now(), "{job:?} brings not what there is to be stored");
+        ensure!(content(&next)? == *self.now(), "{job:?} differs from what has to be stored");
         Ok(())
     }
 
-    /// Whether there once was a tree to be stored with these nodes, and this head. Its cursors may be others.
+    /// Returns whether a tree with these nodes and this head once had to be stored. Its cursors may differ.
     fn is_part(&self, tree: &Tree) -> bool {
         self.moments.iter().any(|(once, _)| (once.head(), once.len()) == (tree.head(), tree.len()))
     }
 
-    /// The most parts that a divided commit may be written in.
+    /// Returns the maximum number of parts of a divided commit.
     pub(super) fn parts(&self) -> usize {
         if self.divided { self.moments.len() } else { 0 }
     }
 
-    /// How many turns the write under way brings.
+    /// Returns the number of turns in the write in flight.
     fn turns(&self) -> usize {
         let (Some(open), Some((acked, _))) = (&self.open, &self.acked_content) else { return 0 };
         let Job::Commit(_, commit) = &*open.job else { return 0 };
@@ -194,7 +194,7 @@ impl Ledger {
         sizes.collect::<HashSet<_>>().len()
     }
 
-    /// The store refuses the write under way for good. `divides`: the session writes it in parts.
+    /// Handles a permanent rejection of the write in flight. `divides` means that the session writes it in parts.
     pub(super) fn refused(&mut self, divides: bool) -> Check {
         let state = match self.under_way().map(|job| &**job) {
             Some(Job::Commit(_, commit)) => commit.state.is_some(),
@@ -210,13 +210,13 @@ impl Ledger {
         Ok(())
     }
 
-    /// Somebody has found that the conversation is another's, while no write told of it.
+    /// Handles the loss of the conversation to another owner, without an outcome of a write.
     pub(super) fn taken(&mut self, error: &StoreError) {
         self.lost = true;
         self.told = Some((SavedPart::State, None, Err(words(error))));
     }
 
-    /// Whether nothing but the title is another in the store, as far as the session may know.
+    /// Returns whether only the title differs in the store, as far as the session can know.
     pub(super) fn is_retitled(&self, stored: &Stored) -> Check<bool> {
         let (Some(acked), Some(known)) = (&self.acked, &self.acked_content) else {
             return Ok(false);
@@ -225,12 +225,12 @@ impl Ledger {
         Ok(!self.lost && (1..=256).contains(&writes) && same_but_title(&content(stored)?, known))
     }
 
-    /// The title that the session knows to be stored.
+    /// Returns the stored title that the session knows.
     pub(super) fn acked_title(&self) -> Option<Arc<str>> {
         self.acked_content.as_ref()?.1.title.as_deref().map(Arc::from)
     }
 
-    /// The session has found this in the store, with another title, when its write was refused.
+    /// Handles a rejected write after which the session found another title in the store.
     pub(super) fn retitled(&mut self, stored: &Stored, model: &Model) -> Check {
         self.open = None;
         self.note(model, false);
@@ -242,12 +242,12 @@ impl Ledger {
         Ok(())
     }
 
-    /// Whether all that there is to be stored is known to be in the store.
+    /// Returns whether everything that has to be stored is known to be in the store.
     pub(super) fn is_done(&self) -> bool {
         self.acked_content.as_ref() == Some(self.now()) && !self.replaced
     }
 
-    /// A write comes back. Gives what must be told.
+    /// Handles the outcome of a write. Returns the kind of event that must be emitted.
     pub(super) fn comes_back(
         &mut self,
         outcome: &Result<Version, StoreError>,
@@ -255,12 +255,12 @@ impl Ledger {
         left: Option<Duration>,
     ) -> Check<Kind> {
         if self.lost && outcome.is_err() {
-            // The last word is said.
-            let open = self.open.as_mut().ok_or("no write is under way")?;
+            // The loss is already reported.
+            let open = self.open.as_mut().ok_or("no write is in flight")?;
             open.under_way = false;
             return Ok(Kind::Agent);
         }
-        let mut open = self.open.take().ok_or("no write is under way")?;
+        let mut open = self.open.take().ok_or("no write is in flight")?;
         let (what, through) = match &*open.job {
             Job::Commit(_, commit) => (SavedPart::Tree, commit.nodes.last().map(Node::id)),
             _ => (SavedPart::State, None),
@@ -268,7 +268,7 @@ impl Ledger {
         self.told = Some((what, through, outcome.as_ref().copied().map_err(words)));
         match outcome {
             Ok(version) => {
-                // Any write takes the state along that is unknown, unless it is a part.
+                // Any write replaces the unknown state, unless it is a part of a commit.
                 self.replaced &= self.divided && matches!(*open.job, Job::Commit(..));
                 let acked = match (self.acked.take(), &*open.job) {
                     (None, Job::Create(_, state)) => Stored::new(*version, Timestamp(0), state.clone()),
@@ -281,7 +281,7 @@ impl Ledger {
                 self.acked_content = Some(content(&acked)?);
                 self.acked = Some(acked);
                 if matches!(*open.job, Job::Create(..)) && !tree.is_empty() {
-                    // What it was created for is yet to come.
+                    // The write for which the conversation was created follows.
                     self.told = None;
                     return Ok(Kind::Agent);
                 }
@@ -312,9 +312,9 @@ impl Ledger {
         }
     }
 
-    /// Subscribers are told what became of a write.
+    /// Checks the report of a write.
     pub(super) fn report(&mut self, report: &StoreReport) -> Check {
-        let told = self.told.take().ok_or("a write is told of that did not come back")?;
+        let told = self.told.take().ok_or("a report without an outcome of a write")?;
         let fits = match report.clone() {
             StoreReport::Saved { what, version, through } => (what, through, Ok(version)) == told,
             StoreReport::Failed { what, error, retry_in } => {
@@ -322,11 +322,11 @@ impl Ledger {
             }
             StoreReport::Lost { error } => self.lost && Err(error) == told.2,
         };
-        ensure!(fits, "{report:?} of {told:?}, wait {:?}", self.wait);
+        ensure!(fits, "the report is {report:?}, expected {told:?}, wait {:?}", self.wait);
         Ok(())
     }
 
-    /// A flush begins, with this much time.
+    /// Starts a flush with this much time.
     pub(super) fn hurry(&mut self, left: Option<Duration>) {
         if let Some(open) = self.open.as_mut().filter(|_| !self.lost) {
             open.failures = 0;
@@ -338,12 +338,12 @@ impl Ledger {
 
     pub(super) fn retry_in(&mut self, wait: Duration) -> Check {
         let expected = self.wait.take();
-        ensure!(expected == Some(wait), "it waits for {wait:?}, not {expected:?}");
+        ensure!(expected == Some(wait), "the wait is {wait:?}, not {expected:?}");
         Ok(())
     }
 
     pub(super) fn told_behind(&mut self, behind: bool) -> Check {
-        ensure!(self.behind != behind, "behind is {behind} again");
+        ensure!(self.behind != behind, "behind is reported as {behind} twice");
         self.behind = behind;
         Ok(())
     }
@@ -357,19 +357,22 @@ impl Ledger {
     /// Checks everything after an input.
     pub(super) fn check(&mut self, core: &Core, vault: &Vault, limit: usize) -> Check {
         ensure!(self.wait.is_none(), "a failed write is not repeated");
-        ensure!(self.told.is_none(), "nothing is told of a write that came back");
+        ensure!(self.told.is_none(), "the outcome of a write is not reported");
         ensure!(core.is_lost() == self.lost, "lost: {}, not {}", core.is_lost(), self.lost);
         let saved = core.is_safe(core.wanted());
         let done = self.open.is_none() && !self.lost;
         self.divided &= !done;
-        // A write that was under way when the conversation was lost may have been the last that was needed.
+        // A write that was in flight at the loss may have been the last one needed.
         ensure!(
             saved == done || saved && self.lost,
-            "all is safe: {saved}, a write is open: {}",
+            "everything is saved: {saved}, a write is open: {}",
             self.open.is_some()
         );
         if saved && self.touched {
-            ensure!(self.acked_content.as_ref() == Some(self.now()), "something is unsaved, and not written");
+            ensure!(
+                self.acked_content.as_ref() == Some(self.now()),
+                "the session reports unsaved changes as saved"
+            );
         }
         let acked = self.acked_content.as_ref().map_or(0, |(tree, _)| tree.len());
         let nodes = || self.now().0.nodes();
@@ -380,15 +383,15 @@ impl Ledger {
         if !vault.is_foreign {
             let stored = vault.stored.as_ref().map_or(&[][..], |stored| &stored.nodes);
             let there = nodes().take(acked).eq(stored.iter().take(acked));
-            ensure!(there, "not all is in the store that is told to be");
+            ensure!(there, "nodes that are reported as saved are not in the store");
             let version = |stored: &Stored| stored.version;
             let (stored, acked) = (vault.stored.as_ref().map(version), self.acked.as_ref().map(version));
-            ensure!(stored >= acked, "version {acked:?} is told to be stored, {stored:?} is there");
+            ensure!(stored >= acked, "version {acked:?} is reported as saved, the store has {stored:?}");
         }
         self.check_tickets(core, vault)
     }
 
-    /// What is told to be safe is in the store, should the process die now.
+    /// Checks that everything reported as saved is in the store if the process dies now.
     fn check_tickets(&mut self, core: &Core, vault: &Vault) -> Check {
         let (safe, rest): (Vec<_>, _) =
             std::mem::take(&mut self.tickets).into_iter().partition(|ticket| core.is_safe(ticket.wanted));
@@ -397,32 +400,32 @@ impl Ledger {
             && !vault.is_foreign
         {
             let stored = self.moment_of(vault)?;
-            ensure!(stored >= Some(moment), "moment {moment} is safe, and {stored:?} is stored");
+            ensure!(stored >= Some(moment), "moment {moment} is reported as saved, the store has {stored:?}");
         }
         Ok(())
     }
 
-    /// Who waited for what the last write brought waits no longer.
+    /// Checks that nobody waits any more for what the last write stored.
     pub(super) fn check_answered(&self, written: usize) -> Check {
         let late = self.tickets.iter().find(|ticket| ticket.moment <= written);
-        ensure!(late.is_none(), "moment {written} is stored, and not told to be safe");
+        ensure!(late.is_none(), "moment {written} is stored, but not reported as saved");
         Ok(())
     }
 
-    /// The moment that the write under way takes to the store, if it takes all of it.
+    /// Returns the moment that the write in flight stores, if it stores all of it.
     pub(super) fn brings(&self) -> Option<usize> {
         let open = self.open.as_ref()?;
         open.is_whole.then_some(open.moment)
     }
 }
 
-/// The time that a write may be silent during a flush with this much time left.
+/// Returns how long a write may take without a result during a flush with this much time left.
 fn silence(job: &Job, left: Option<Duration>) -> Option<Duration> {
     let share = if matches!(job, Job::Create(..)) { 2 } else { 4 };
     Some((left? / share).max(Duration::from_millis(50)))
 }
 
-/// An error with its cause; none has two.
+/// Returns an error with its cause. The errors here have at most one.
 fn words(error: &StoreError) -> String {
     let cause = std::error::Error::source(error).map(|cause| format!(": {cause}"));
     format!("{error}{}", cause.unwrap_or_default())

@@ -1,4 +1,4 @@
-//! What a session shows, as told by the contract.
+//! The visible state of a session, as the contract defines it.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -19,7 +19,7 @@ use crate::{
     tree::{Node, NodeId, Tree},
 };
 
-/// What an input must tell, in its order.
+/// The kinds of events that an input must emit, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Agent,
@@ -33,11 +33,11 @@ pub(super) enum Kind {
 
 pub(super) struct Model {
     pub(super) shown: Tree,
-    /// The tree before a branch that has no commit yet, and the user node that is answered.
+    /// The tree before a branch without a commit, and the user node that gets another response.
     branch: Option<(Tree, Option<NodeId>)>,
-    /// The agent's committed history, by its own events alone.
+    /// The agent's committed history, derived from its events alone.
     committed: History,
-    /// The same before the branch.
+    /// The committed history before the branch.
     before: Option<History>,
     /// The messages of the turn in flight.
     pub(super) pending: Vec<Arc<Message>>,
@@ -45,7 +45,7 @@ pub(super) struct Model {
     /// The settings of the prompt in flight, and those that user messages were sent with.
     prompted: Option<Prompt>,
     settings: BTreeMap<NodeId, Prompt>,
-    /// The answers in which a turn ended with tool uses open.
+    /// The assistant messages with which a turn ended and left tool uses open.
     left_open: HashSet<NodeId>,
     pub(super) title: Option<Arc<str>>,
     is_title_generated: bool,
@@ -76,12 +76,12 @@ impl Model {
         }
     }
 
-    /// What is to be stored, or be there again if nothing comes of a branch.
+    /// Returns the tree to store. It is also the tree that returns if a branch gets no commit.
     pub(super) fn stable(&self) -> &Tree {
         self.branch.as_ref().map_or(&self.shown, |(before, _)| before)
     }
 
-    /// What is kept beside the tree.
+    /// Returns the state to store with the tree.
     pub(super) fn state(&self) -> StoredState {
         let model = &self.config.model;
         let mut state = StoredState::default().with_model(model.fallback_for().unwrap_or(model.name()));
@@ -94,7 +94,7 @@ impl Model {
         state
     }
 
-    /// Takes an event of the agent. Gives what is to be told, and whether there may be something to save.
+    /// Processes an event of the agent. Returns the events to emit, and whether there may be something to save.
     pub(super) fn event(&mut self, id: EventId, event: &Event, config: &Arc<Config>) -> (Vec<Kind>, bool) {
         self.seen = id;
         match event {
@@ -157,7 +157,7 @@ impl Model {
         }
     }
 
-    /// A title is set by hand, or one is suggested. Returns whether it is another than before.
+    /// Sets a title by hand, or suggests one. Returns whether the title changed.
     pub(super) fn set_title(&mut self, title: Option<Arc<str>>, is_suggested: bool) -> bool {
         if is_suggested && self.title.is_some() {
             return false;
@@ -168,8 +168,8 @@ impl Model {
         changes
     }
 
-    /// Another has stored a title over the `known` one: the session takes it, unless it has one of its own to store that
-    /// was set by hand.
+    /// Handles a title that another writer has stored over the `known` one. The session takes it over, unless a title
+    /// was set by hand and is not stored yet.
     pub(super) fn take_title(&mut self, known: Option<&Arc<str>>, stored: Option<Arc<str>>) -> Option<Kind> {
         let keeps = self.title.as_ref() != known && !(self.is_title_generated && stored.is_some());
         if keeps || self.title == stored {
@@ -180,7 +180,7 @@ impl Model {
         Some(Kind::Title)
     }
 
-    /// A message is on its way that belongs to a prompt with these settings. Keys are not kept.
+    /// Notes the settings of the prompt that the next message belongs to. Keys are not kept.
     pub(super) fn prompted(&mut self, settings: &Prompt) {
         let mut settings = settings.clone();
         settings.options.api_key = None;
@@ -198,7 +198,7 @@ impl Model {
         Some(Kind::Tree)
     }
 
-    /// A subscriber joins. The fallback event is emitted once in each life.
+    /// Handles a new subscriber. The fallback event is emitted once in each life.
     pub(super) fn joined(&mut self) -> Vec<Kind> {
         let is_told = self.config.model.fallback_for().is_some() && !self.is_fallback_reported;
         self.is_fallback_reported |= is_told;
@@ -246,7 +246,7 @@ impl Model {
         Ok(Base { history: self.messages_to(base), then })
     }
 
-    /// The message that began a turn, and the node above it.
+    /// Returns the message that started a turn, and the node above it.
     fn prompt_at(&self, id: NodeId) -> Result<(Option<NodeId>, Arc<Message>), SessionError> {
         let message = self.message(id)?;
         if message.role == Role::Assistant {
@@ -260,7 +260,7 @@ impl Model {
         Ok((base, message))
     }
 
-    /// Whether a turn ended in this answer with its tool uses open.
+    /// Returns whether a turn ended with this assistant message and left its tool uses open.
     fn is_left_open(&self, id: NodeId) -> bool {
         self.left_open.contains(&id)
     }
@@ -283,7 +283,7 @@ impl Model {
     }
 
     fn messages_to(&self, node: Option<NodeId>) -> History {
-        let path = node.map(|id| self.shown.path_to(id).expect("it was looked up"));
+        let path = node.map(|id| self.shown.path_to(id).expect("the node was looked up"));
         path.into_iter().flatten().map(|node| Arc::clone(node.message())).collect()
     }
 
@@ -292,18 +292,18 @@ impl Model {
     pub(super) fn check(&self, core: &Core) -> Check {
         core.check()?;
         ensure!(*core.tree() == self.shown, "the tree is\n{}\nnot\n{}", core.tree(), self.shown);
-        ensure!(core.tree().usage() == self.shown.usage(), "the tree's usage is not the turns'");
+        ensure!(core.tree().usage() == self.shown.usage(), "the tree's usage differs from the turns' usage");
         ensure!(core.title() == self.title.as_ref(), "the title is {:?}, not {:?}", core.title(), self.title);
         ensure!(Arc::ptr_eq(core.config(), &self.config), "the configuration is not the agent's");
-        ensure!(core.status() == self.status, "it is {:?}, not {:?}", core.status(), self.status);
-        ensure!(core.seen() == self.seen, "seen is {}, not {}", core.seen(), self.seen);
+        ensure!(core.status() == self.status, "the status is {:?}, not {:?}", core.status(), self.status);
+        ensure!(core.seen() == self.seen, "the last event is {}, not {}", core.seen(), self.seen);
         same_messages(core.tree().history(), &self.committed)
             .map_err(|words| format!("the path is not the agent's history: {words}"))
     }
 }
 
-/// The answers of a stored tree in which a turn ended with tool uses open: a turn that closes them itself ends in their
-/// results, which no answer follows.
+/// Returns the assistant messages of a stored tree with which a turn ended and left tool uses open. A turn that closes
+/// them itself ends with their results, which no assistant message follows.
 fn left_open(tree: &Tree) -> HashSet<NodeId> {
     let is_last = |node: &&Node| node.usage().is_some() && node.message().tool_uses().next().is_some();
     let is_closed = |node: &Node| {
@@ -317,12 +317,12 @@ fn left_open(tree: &Tree) -> HashSet<NodeId> {
 
 fn go(tree: &mut Tree, node: Option<NodeId>) {
     match node {
-        Some(node) => tree.navigate(node).expect("nodes stay"),
+        Some(node) => tree.navigate(node).expect("nodes are never removed"),
         None => tree.clear(),
     }
 }
 
-/// Whether the messages are the very same ones.
+/// Checks that both have identical messages.
 pub(super) fn same_messages<'a>(
     one: impl IntoIterator<Item = &'a Arc<Message>>,
     other: impl IntoIterator<Item = &'a Arc<Message>>,

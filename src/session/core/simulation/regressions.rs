@@ -1,4 +1,4 @@
-//! What the simulator found, as short schedules.
+//! Short schedules of errors that the simulator found.
 
 use std::sync::Arc;
 
@@ -24,10 +24,10 @@ fn reports(effects: &[Effect]) -> Vec<&StoreReport> {
     effects.iter().filter_map(report).collect()
 }
 
-/// The creation is not told of when a turn is still to follow it, so whoever follows the events does not learn that
-/// it came off. A fresh snapshot must not know better.
+/// A creation is not reported if a turn still has to follow it. A reader of the events therefore does not see that the
+/// creation succeeded, and a fresh snapshot must not show it either.
 #[test]
-fn report_after_creation_succeeds_late_is_the_failure_until_the_turn_is_saved() {
+fn late_creation_keeps_reported_failure_until_turn_is_saved() {
     let config = config();
     let id = |number| EventId { incarnation: 1, number };
     let env = Env { write_id: &WriteId::generate, unsaved_limit: usize::MAX, left: None };
@@ -38,7 +38,7 @@ fn report_after_creation_succeeds_late_is_the_failure_until_the_turn_is_saved() 
     core.event(id(2), &turn, &config, &env, &mut Vec::new());
 
     let mut effects = Vec::new();
-    let failure = StoreError::damaged("the place", "it is damaged");
+    let failure = StoreError::damaged("the place", "the data is damaged");
     core.written(Err(failure), &env, &mut effects);
     let failed = reports(&effects)[0].clone();
     assert!(matches!(failed, StoreReport::Failed { .. }));

@@ -1,4 +1,4 @@
-//! What a session begins with.
+//! The initial state of a session.
 
 use std::sync::Arc;
 
@@ -39,7 +39,7 @@ pub(super) fn config() -> Arc<Config> {
     })
 }
 
-/// Another configuration: in what is kept of it, in the rest, or in nothing.
+/// Returns a changed configuration: with changes in its saved part, in the rest, or nowhere.
 pub(super) fn random_config(before: &Arc<Config>, rng: &mut Rng) -> Arc<Config> {
     let mut config = Config::clone(before);
     match rng.below(8) {
@@ -54,7 +54,7 @@ pub(super) fn random_config(before: &Arc<Config>, rng: &mut Rng) -> Arc<Config> 
     Arc::new(config)
 }
 
-/// Puts a conversation into the store, in which the ids of nodes may have gaps.
+/// Puts a conversation into the store. Its node ids may have gaps.
 pub(super) fn put_random(vault: &mut Vault, state: StoredState, rng: &mut Rng) {
     let mut tree = Tree::new();
     for number in 0..rng.pick(&[0, 1, 2, 5, 9]) {
@@ -70,14 +70,14 @@ pub(super) fn put_random(vault: &mut Vault, state: StoredState, rng: &mut Rng) {
                 .map(Node::id)
                 .collect();
             if !ends.is_empty() {
-                tree.navigate(rng.pick(&ends)).expect("it is a node");
+                tree.navigate(rng.pick(&ends)).expect("the node exists");
             }
         }
     }
     let gap = rng.pick(&[1, 1, 3]);
-    let id = |id: NodeId| NodeId::new(id.get() * gap).expect("it is not 0");
+    let id = |id: NodeId| NodeId::new(id.get() * gap).expect("the id is not 0");
     vault.put(state);
-    let stored = vault.stored.as_mut().expect("it was put there");
+    let stored = vault.stored.as_mut().expect("the conversation was just stored");
     stored.nodes.extend(
         tree.nodes().map(|node| Node::new(id(node.id()), node.parent().map(id), Arc::clone(node.message()))),
     );
@@ -85,7 +85,7 @@ pub(super) fn put_random(vault: &mut Vault, state: StoredState, rng: &mut Rng) {
     stored.head = tree.head().map(id);
 }
 
-/// The tree that is stored, with the history of its path.
+/// Returns the stored tree, with the history of its path.
 pub(super) fn read(vault: &Vault) -> Result<(Tree, History), String> {
     let stored = vault.stored.as_ref().ok_or("nothing is stored")?;
     let (tree, _) = super::vault::content(stored)?;

@@ -1,4 +1,4 @@
-//! A store of one conversation, by the letter of the trait.
+//! A store for one conversation, which follows the contract of the trait literally.
 
 use super::{Check, ensure};
 use crate::{
@@ -8,53 +8,54 @@ use crate::{
     tree::Tree,
 };
 
-/// The id of every write by others.
+/// The id of all writes by others.
 const NOBODY: WriteId = WriteId::from_bytes([255; 16]);
 
 #[derive(Default)]
 pub(super) struct Vault {
     pub(super) stored: Option<Stored>,
-    /// What each write built on, its id, and its first result.
+    /// The base, the id and the first result of each write.
     writes: Vec<(Option<Version>, WriteId, Version)>,
-    /// Conversations that were created.
+    /// The number of conversations that were created.
     created: u64,
-    /// Somebody else wrote to the conversation, or removed it.
+    /// Whether another writer has written to the conversation or has deleted it.
     pub(super) is_foreign: bool,
-    /// Somebody else gave the conversation another title, and the session may not know it.
+    /// Whether another writer has changed the title, and the session may not know it.
     pub(super) is_retitled: bool,
 }
 
-/// What a conversation holds.
+/// The content of a conversation.
 pub(super) type Content = (Tree, StoredState);
 
-/// What of it a session has at heart.
+/// Returns the stored content that matters to a session.
 pub(super) fn content(stored: &Stored) -> Check<Content> {
     let Stored { nodes, head, cursors, state, .. } = stored.clone();
     let ascending = nodes.is_sorted_by(|a, b| a.id() < b.id());
     ensure!(ascending, "nodes are stored out of order: {:?}", nodes.iter().map(crate::tree::Node::id));
-    let tree = Tree::hydrate(nodes, head, cursors).map_err(|error| format!("not to be read: {error}"))?;
+    let tree = Tree::hydrate(nodes, head, cursors)
+        .map_err(|error| format!("the stored nodes do not form a tree: {error}"))?;
     let secret = state.options.api_key.is_some() || state.options.headers.is_some();
     ensure!(!secret, "a secret is stored");
     Ok((tree, state))
 }
 
-/// Whether both hold the same, apart from the title.
+/// Returns whether both are equal apart from the title.
 pub(super) fn same_but_title(a: &Content, b: &Content) -> bool {
     let untitled = |state: &StoredState| StoredState { title: None, ..state.clone() };
     a.0 == b.0 && untitled(&a.1) == untitled(&b.1)
 }
 
-/// What becomes of what is stored with this write.
+/// Applies a write to the stored conversation.
 pub(super) fn with(stored: &mut Stored, job: &Job) {
     match job {
-        Job::Create(..) => unreachable!("it is created already"),
+        Job::Create(..) => unreachable!("the conversation exists"),
         Job::Commit(_, commit) => stored.commit(commit.clone()),
         Job::State(_, change) => stored.change_state(change.clone()),
     }
 }
 
 pub(super) fn id() -> ConversationId {
-    ConversationId::new("it").expect("it is an id")
+    ConversationId::new("it").expect("the id is valid")
 }
 
 pub(super) fn write_id(job: &Job) -> WriteId {
@@ -65,7 +66,7 @@ pub(super) fn write_id(job: &Job) -> WriteId {
 }
 
 impl Vault {
-    /// Puts a conversation there.
+    /// Stores a new conversation.
     pub(super) fn put(&mut self, state: StoredState) -> Version {
         self.created += 1;
         let version = Version::new(self.created * 1000);
@@ -74,7 +75,7 @@ impl Vault {
         version
     }
 
-    /// Whether an attempt at this write has succeeded.
+    /// Returns whether an attempt at this write has succeeded.
     pub(super) fn has_written(&self, job: &Job) -> bool {
         self.writes.iter().any(|(_, id, _)| *id == write_id(job))
     }
@@ -111,7 +112,7 @@ impl Vault {
         }
     }
 
-    /// Another writer changes the conversation's state, or begins a conversation with this id.
+    /// Changes the conversation's state as another writer, or creates a conversation with this id.
     pub(super) fn meddle(&mut self) {
         self.is_foreign = true;
         if let Some(stored) = &self.stored {
@@ -124,14 +125,14 @@ impl Vault {
         }
     }
 
-    /// Another writer gives the conversation another title.
+    /// Changes the title as another writer.
     pub(super) fn retitle(&mut self, title: Option<&str>) {
         self.is_retitled = true;
         self.change(StateChange::Title(title.map(str::to_owned)));
     }
 
     fn change(&mut self, change: StateChange) {
-        let stored = self.stored.as_mut().expect("it is stored");
+        let stored = self.stored.as_mut().expect("the conversation is stored");
         stored.change_state(change);
         self.writes.push((Some(stored.version), NOBODY, stored.version.next()));
         stored.version = stored.version.next();

@@ -1,4 +1,4 @@
-//! The world around the core: what the shell has in its hands, and the loop that plays a schedule.
+//! The world around the core: the state of the session's task, and the loop that plays a schedule.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
@@ -30,26 +30,26 @@ pub(super) struct World {
     pub(super) model: Model,
     pub(super) ledger: Ledger,
     pub(super) vault: Vault,
-    /// A snapshot of an earlier moment, with the events since then.
+    /// A snapshot of an earlier moment, which all events since then were applied to.
     kept: SessionSnapshot,
-    /// The agent's own, as of the last event that was taken.
+    /// The agent's snapshot at the last processed event.
     agent_now: Snapshot,
-    /// Writes that nobody waits for any more, and that may reach the store yet; whether this process made them.
+    /// Writes that nobody waits for any more but that may still reach the store, and whether this process made them.
     pub(super) ghosts: Vec<(Arc<Job>, bool)>,
     limit: usize,
     write_ids: u64,
-    /// How often, of a hundred, a write comes back in an input, fails, and another interferes.
+    /// The percentages of inputs in which a write gets its outcome, a write fails, and another writer interferes.
     store_speed: usize,
     pub(super) trouble: usize,
     pub(super) foes: usize,
-    /// The time left to a flush.
+    /// The time left for a flush.
     pub(super) left: Option<Duration>,
-    /// How often the agent is done when somebody wants to move.
+    /// The percentage of moves before which the agent finishes its run.
     pub(super) haste: usize,
-    /// How many of a hundred inputs are commands.
+    /// The percentage of inputs that are commands.
     commands: usize,
     lives: u64,
-    /// Whether the agent is gone.
+    /// Whether the agent has ended.
     pub(super) ended: bool,
     trace: Option<Vec<String>>,
 }
@@ -87,7 +87,8 @@ impl World {
             let version = vault.put(core.state());
             core.created(version);
         }
-        let ledger = Ledger::new(&model, vault.stored.as_ref()).expect("an empty conversation is one");
+        let ledger =
+            Ledger::new(&model, vault.stored.as_ref()).expect("the ledger accepts an empty conversation");
         let mut world = Self {
             kept: SessionSnapshot {
                 last: agent.last(),
@@ -122,7 +123,7 @@ impl World {
         if world.rng.percent(40) {
             let state = world.core.state();
             start::put_random(&mut world.vault, state, &mut world.rng);
-            world.load().expect("what was put there can be read");
+            world.load().expect("the stored conversation can be loaded");
         }
         world
     }
@@ -131,20 +132,20 @@ impl World {
         self.trace.as_deref().unwrap_or_default()
     }
 
-    /// Writes down what goes in, if somebody wants to read it.
+    /// Notes an input if the trace is requested.
     pub(super) fn note(&mut self, words: impl FnOnce() -> String) {
         if let Some(trace) = &mut self.trace {
             trace.push(words());
         }
     }
 
-    /// A process takes the conversation up from the store.
+    /// Loads the stored conversation in a new process.
     pub(super) fn load(&mut self) -> Check {
         self.lives += 1;
         let (tree, history) = start::read(&self.vault)?;
         let stored = self.vault.stored.clone().ok_or("nothing is stored")?;
         self.note(|| format!("loaded at {}:\n{tree}", stored.version));
-        // What the process was started with may take the place of what is stored.
+        // The settings of the new process may replace the stored ones.
         let config = if self.rng.percent(60) {
             Arc::clone(&self.agent.config)
         } else {
@@ -161,7 +162,7 @@ impl World {
         self.check()
     }
 
-    /// Somebody subscribes now.
+    /// Subscribes now.
     fn join(&mut self) {
         self.kept = SessionSnapshot {
             last: EventId { incarnation: 0, number: 0 },
@@ -174,7 +175,7 @@ impl World {
         };
     }
 
-    /// Plays the schedule, and then everything to its end.
+    /// Plays the schedule, and then lets everything end.
     pub(super) fn play(&mut self) -> Check {
         for _ in 0..8 + self.rng.below(100) {
             self.play_one()?;
@@ -216,7 +217,7 @@ impl World {
         }
     }
 
-    /// The agent ends, the shell takes its last words, and the store works again.
+    /// Ends the agent, processes its last events, and lets the store work again.
     fn end(&mut self) -> Check {
         self.note(|| "the end".to_owned());
         match self.rng.below(3) {
@@ -236,13 +237,13 @@ impl World {
         self.ledger.note(&self.model, false);
         self.input(told, |core, _, effects| core.agent_ended(effects))?;
         self.save()?;
-        // What was begun, a creation, what came to be unsaved meanwhile, and a write that meets another's title.
+        // The write in flight, a creation, the changes made meanwhile, and a write that meets another title.
         for _ in 0..4 + self.ledger.parts() {
             if self.ledger.under_way().is_some() {
                 self.comes_back(true)?;
             }
         }
-        ensure!(self.ledger.under_way().is_none(), "it takes too many writes");
+        ensure!(self.ledger.under_way().is_none(), "saving takes too many writes");
         self.ledger.check_end(&self.vault)?;
         while !self.ghosts.is_empty() {
             self.ghost()?;
@@ -252,9 +253,9 @@ impl World {
 
     // ---- inputs ----
 
-    /// The session takes the agent's next event.
+    /// Processes the agent's next event.
     pub(super) fn deliver(&mut self) -> Check {
-        let (id, event, config, settings) = self.agent.told.pop_front().ok_or("nothing is told")?;
+        let (id, event, config, settings) = self.agent.told.pop_front().ok_or("no event is waiting")?;
         self.note(|| format!("event {id} {event:?}"));
         if let Some(settings) = &settings {
             self.model.prompted(settings);
@@ -268,19 +269,19 @@ impl World {
         let effects = self.feed(told, |core, env, effects| core.event(id, &given, &config, env, effects))?;
         for effect in &effects {
             if let Effect::Emit(SessionEvent::Agent(passed)) = effect {
-                ensure!(Arc::ptr_eq(passed, &event), "{passed:?} is passed on, not {event:?}");
+                ensure!(Arc::ptr_eq(passed, &event), "emitted {passed:?}, not {event:?}");
             }
         }
         let idle = effects.iter().filter(|effect| matches!(effect, Effect::Idle)).count();
-        ensure!(idle == usize::from(becomes_idle), "idle is told {idle} times at {event:?}");
+        ensure!(idle == usize::from(becomes_idle), "{idle} idle effects at {event:?}");
         let waits = touched && self.ledger.waiting().is_some();
-        ensure!(!waits, "what is new does not have the write repeated");
+        ensure!(!waits, "a new change does not repeat the failed write");
         Ok(())
     }
 
     // ---- performing ----
 
-    /// Gives the core an input, which must tell this and nothing else, and checks everything after it.
+    /// Passes an input to the core, which must emit exactly these events, and checks everything afterwards.
     pub(super) fn input(
         &mut self,
         told: Vec<Kind>,
@@ -310,7 +311,7 @@ impl World {
             self.note(|| format!("      {effect:?}"));
             self.perform(effect, &mut told)?;
         }
-        ensure!(told.is_empty(), "it is not told: {told:?}");
+        ensure!(told.is_empty(), "these events are missing: {told:?}");
         self.check()?;
         Ok(effects)
     }
@@ -328,7 +329,7 @@ impl World {
                     SessionEvent::ModelFallback { .. } => Kind::Fallback,
                 };
                 let expected = told.pop_front();
-                ensure!(expected == Some(kind), "{event:?} is told, not {expected:?}");
+                ensure!(expected == Some(kind), "emitted {event:?}, not {expected:?}");
                 if let SessionEvent::Store(report) = event {
                     self.ledger.report(report)?;
                 }
@@ -345,14 +346,24 @@ impl World {
         self.model.check(&self.core)?;
         self.ledger.check(&self.core, &self.vault, self.limit)?;
         let (kept, core) = (&self.kept, &self.core);
-        ensure!(kept.title.as_ref() == core.title(), "followed, the title is {:?}", kept.title);
-        ensure!(kept.tree == *core.tree(), "followed, the tree is\n{}\nnot\n{}", kept.tree, core.tree());
-        ensure!(kept.unsaved == core.unsaved(), "followed, {:?} is unsaved", kept.unsaved);
-        ensure!(kept.store.as_ref() == core.report(), "followed, {:?}; {:?}", kept.store, core.report());
+        ensure!(kept.title.as_ref() == core.title(), "with events applied, the title is {:?}", kept.title);
+        ensure!(
+            kept.tree == *core.tree(),
+            "with events applied, the tree is\n{}\nnot\n{}",
+            kept.tree,
+            core.tree()
+        );
+        ensure!(kept.unsaved == core.unsaved(), "with events applied, {:?} is unsaved", kept.unsaved);
+        ensure!(
+            kept.store.as_ref() == core.report(),
+            "with events applied, the report is {:?}, not {:?}",
+            kept.store,
+            core.report()
+        );
         if !self.ended {
             let all = core.tree().history().iter().chain(&self.model.pending);
             same_messages(kept.messages(), all)
-                .map_err(|words| format!("followed, the messages differ: {words}"))?;
+                .map_err(|words| format!("with events applied, the messages differ: {words}"))?;
         }
         Ok(())
     }

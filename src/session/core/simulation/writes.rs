@@ -1,4 +1,4 @@
-//! What becomes of writes: of the one under way, of those that nobody waits for any more, and of others'.
+//! The outcomes of writes: of the write in flight, of abandoned writes, and of those by other writers.
 
 use std::sync::Arc;
 
@@ -17,19 +17,19 @@ use crate::{
 };
 
 impl World {
-    /// The write under way comes back, done or not.
+    /// Delivers the outcome of the write in flight.
     pub(super) fn comes_back(&mut self, friendly: bool) -> Check {
-        let job = self.ledger.under_way().cloned().ok_or("no write is under way")?;
+        let job = self.ledger.under_way().cloned().ok_or("no write is in flight")?;
         let fails = !friendly && self.rng.percent(self.trouble);
         let outcome = match self.rng.below(4) {
             _ if !fails => self.vault.write(&job),
             0 => {
-                // It was done, and the answer is lost.
+                // The write was done, and its reply is lost.
                 let _ = self.vault.write(&job);
                 Err(self.random_failure(&job))
             }
             1 | 2 => {
-                // It took too long: it is done later, or never.
+                // The write took too long: it is done later, or never.
                 if self.rng.percent(70) {
                     self.ghosts.push((Arc::clone(&job), true));
                 }
@@ -48,14 +48,14 @@ impl World {
             outcome => outcome,
         };
         if matches!(outcome, Err(StoreError::Unstorable { .. })) {
-            // No attempt at it succeeds later.
+            // No attempt at this write succeeds later.
             self.ghosts.retain(|(ghost, _)| vault::write_id(ghost) != vault::write_id(&job));
         }
-        self.note(|| format!("write {} comes back: {outcome:?}", vault::write_id(&job)));
+        self.note(|| format!("outcome of write {}: {outcome:?}", vault::write_id(&job)));
         self.ledger.check_stored(&self.vault)?;
         let place = matches!(outcome, Err(StoreError::Conflict { .. } | StoreError::AlreadyExists { .. }));
         let has_others = self.vault.is_foreign || self.vault.is_retitled;
-        ensure!(!place || has_others, "the session is in its own way: {outcome:?}");
+        ensure!(!place || has_others, "the session conflicts with itself: {outcome:?}");
         if let Err(error @ StoreError::Conflict { .. }) = &outcome {
             return self.conflicted(error);
         }
@@ -76,17 +76,17 @@ impl World {
         let is_loss =
             |effect: &&Effect| matches!(effect, Effect::Emit(SessionEvent::Store(StoreReport::Lost { .. })));
         let lost = effects.iter().filter(is_loss).count();
-        ensure!(lost == usize::from(loses), "{lost} times lost, {loses}");
+        ensure!(lost == usize::from(loses), "{lost} reports of a loss, expected: {loses}");
         brings.map_or(Ok(()), |moment| self.ledger.check_answered(moment))
     }
 
-    /// The write under way meets another's, and what that one left is loaded.
+    /// Delivers a conflict of the write in flight, with the conversation as the other writer left it.
     fn conflicted(&mut self, error: &StoreError) -> Check {
-        let stored = self.vault.stored.clone().ok_or("a conflict with nothing")?;
+        let stored = self.vault.stored.clone().ok_or("a conflict without a stored conversation")?;
         let (tree, state) = vault::content(&stored)?;
         let found = Found { version: stored.version, tree, state };
         let told = if self.ledger.is_retitled(&stored)? {
-            // All that is stored is known from here on.
+            // From here on, the session knows everything that is stored.
             self.vault.is_foreign = false;
             let title = found.state.title.as_deref().map(Arc::from);
             let known = self.ledger.acked_title();
@@ -95,7 +95,7 @@ impl World {
             let is_done = self.ledger.is_done();
             takes.into_iter().chain(is_done.then_some(Kind::Saved)).collect()
         } else {
-            ensure!(self.vault.is_foreign, "a loss, and only the title was changed");
+            ensure!(self.vault.is_foreign, "a loss, although only the title was changed");
             match self.ledger.comes_back(&Err(error.clone()), self.model.stable(), self.left)? {
                 Kind::Agent => vec![],
                 kind => vec![kind],
@@ -104,8 +104,8 @@ impl World {
         self.input(told, |core, env, effects| core.conflicted(error, found, env, effects))
     }
 
-    /// Another takes the conversation, and whoever renews the lease says so. A write may be done by then, and its answer
-    /// on the way.
+    /// Another owner takes the conversation, and a renewal of the lease reports it. A write may be done by then, with
+    /// its reply still on the way.
     pub(super) fn taken(&mut self) -> Check {
         if let Some(job) = self.ledger.under_way().cloned()
             && self.rng.percent(50)
@@ -113,21 +113,21 @@ impl World {
             let outcome = self.vault.write(&job);
             self.note(|| format!("write {} is done: {outcome:?}", vault::write_id(&job)));
         }
-        self.note(|| "another takes it".to_owned());
+        self.note(|| "another owner takes the conversation".to_owned());
         self.vault.meddle();
         let error = StoreError::LeaseLost { id: vault::id() };
         self.ledger.taken(&error);
         self.input(vec![Kind::Lost], |core, _, effects| core.lost(&error, effects))
     }
 
-    /// A failure after which the write is to be repeated.
+    /// Returns a failure after which the write has to be repeated.
     fn random_failure(&mut self, job: &Job) -> StoreError {
         let place = || "the place".to_owned();
         let cause = || std::io::Error::other("the cause");
         match self.rng.below(6) {
             0 => StoreError::Full { place: place(), source: Arc::new(cause()) },
             1 => StoreError::Unreachable { place: place(), source: Arc::new(cause()) },
-            2 => StoreError::damaged(place(), "it is damaged"),
+            2 => StoreError::damaged(place(), "the data is damaged"),
             3 if matches!(job, Job::Create(..)) => StoreError::NotFound { id: vault::id() },
             4 if self.rng.percent(20) => {
                 StoreError::Unstorable { id: vault::id(), problem: "a number".to_owned() }
@@ -136,7 +136,7 @@ impl World {
         }
     }
 
-    /// A write that nobody waits for reaches the store.
+    /// Lets an abandoned write reach the store.
     pub(super) fn ghost(&mut self) -> Check {
         let place = self.rng.below(self.ghosts.len());
         let (job, own) = self.ghosts.swap_remove(place);
@@ -145,31 +145,31 @@ impl World {
         let outcome = self.vault.write(&job);
         self.note(|| format!("write {} arrives late: {outcome:?}", vault::write_id(&job)));
         if !own && version(&self.vault) != before {
-            // To this process, the one before is another.
+            // To this process, its predecessor is another writer.
             self.vault.is_foreign = true;
         }
         self.ledger.check_stored(&self.vault)?;
         self.check()
     }
 
-    /// Another writes to the conversation, or removes it.
+    /// Writes to the conversation or deletes it as another writer.
     pub(super) fn interfere(&mut self) {
         if self.vault.stored.is_some() && self.rng.percent(60) {
             let title = self.rng.pick(&[None, Some("theirs"), Some("one")]);
-            self.note(|| format!("another gives it the title {title:?}"));
+            self.note(|| format!("another writer sets the title {title:?}"));
             self.vault.retitle(title);
         } else if self.rng.percent(60) {
-            self.note(|| "another writes".to_owned());
+            self.note(|| "another writer writes".to_owned());
             self.vault.meddle();
         } else {
-            self.note(|| "another deletes".to_owned());
-            // Nobody misses what was not told to be there.
+            self.note(|| "another writer deletes the conversation".to_owned());
+            // A conversation that was not reported as stored may disappear.
             self.vault.is_foreign |= self.ledger.acked.is_some();
             self.vault.delete();
         }
     }
 
-    /// The process dies, and another goes on.
+    /// Kills the process and continues in another.
     pub(super) fn die_and_load(&mut self) -> Check {
         self.note(|| "the process dies".to_owned());
         for ghost in &mut self.ghosts {

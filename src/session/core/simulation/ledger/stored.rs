@@ -1,4 +1,4 @@
-//! The content of the store, compared with all that there was to be stored.
+//! Compares the content of the store with everything that was to be stored.
 
 use super::{
     super::{
@@ -10,7 +10,7 @@ use super::{
 use crate::tree::Node;
 
 impl Ledger {
-    /// The latest moment that is what the store holds. A conversation is created without its tree.
+    /// Returns the latest moment whose content is in the store. A conversation is created without its tree.
     pub(super) fn moment_of(&self, vault: &Vault) -> Check<Option<usize>> {
         let Some(stored) = &vault.stored else {
             return Ok(None);
@@ -19,7 +19,8 @@ impl Ledger {
         Ok(self.moments.iter().rposition(|moment| is_as(moment, &content, vault)))
     }
 
-    /// Checks that the stored content is content that the session once wanted to store, and that the session can build on it.
+    /// Checks that the stored content is content that the session once wanted to store, and that the session can build
+    /// on it.
     pub(in crate::session::core::simulation) fn check_stored(&self, vault: &Vault) -> Check {
         let Some(stored) = vault.stored.as_ref().filter(|_| !vault.is_foreign) else {
             return Ok(());
@@ -33,12 +34,12 @@ impl Ledger {
         let is_part = self.is_part(tree) && states.any(|once| is_as(&with_tree(once), &stored, vault));
         let begun_with = self.acked_content.as_ref().is_some_and(|begun| is_as(begun, &stored, vault));
         let known = created || begun_with || is_part && self.divided || self.moment_of(vault)?.is_some();
-        ensure!(known, "what is stored was never the session's:\n{tree}");
+        ensure!(known, "the session never wanted to store this tree:\n{tree}");
         let head = tree.head().and_then(|head| tree.node(head)).map(Node::message);
         let bare = head.is_some_and(|head| {
             head.role == crate::message::Role::User && head.tool_results().next().is_none()
         });
-        ensure!(!bare, "the stored head is a bare prompt:\n{tree}");
+        ensure!(!bare, "the stored head is a prompt without a response:\n{tree}");
         Ok(())
     }
 
@@ -47,8 +48,8 @@ impl Ledger {
         if self.lost || !self.touched {
             return Ok(());
         }
-        ensure!(self.tickets.is_empty(), "somebody waits still");
-        ensure!(self.open.is_none(), "a write is open still");
+        ensure!(self.tickets.is_empty(), "a caller still waits");
+        ensure!(self.open.is_none(), "a write is still in flight");
         let knows_title = vault.stored.as_ref().map(|stored| stored.version)
             == self.acked.as_ref().map(|acked| acked.version);
         let stored = vault.stored.as_ref().map(content).transpose()?;
@@ -60,7 +61,7 @@ impl Ledger {
     }
 }
 
-/// Whether the store holds this. Its title may be another's.
+/// Returns whether the stored content is that of the moment. If another writer has changed the title, it is ignored.
 fn is_as(moment: &Content, stored: &Content, vault: &Vault) -> bool {
     if vault.is_retitled { same_but_title(moment, stored) } else { moment == stored }
 }

@@ -184,7 +184,7 @@ impl SessionBuilder {
     }
 
     /// Sets the watcher, which is notified of the session's changes.
-    pub fn watcher(mut self, watcher: Arc<dyn Watcher>) -> Self {
+    pub(crate) fn watcher(mut self, watcher: Arc<dyn Watcher>) -> Self {
         self.watcher = Some(watcher);
         self
     }
@@ -208,22 +208,8 @@ impl SessionBuilder {
         self.create_with(ConversationId::generate()).await
     }
 
-    /// Starts a new conversation as [`create`](Self::create) does, under an id that the caller has just generated.
-    ///
-    /// The id must not be in use.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`create`](Self::create).
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropping the future before it is ready starts nothing.
-    ///
-    /// # Panics
-    ///
-    /// Panics outside a tokio runtime.
-    pub async fn create_with(self, generated: ConversationId) -> Result<Session, SessionError> {
+    /// Starts a new conversation as [`create`](Self::create) does, under a generated id that nothing else uses.
+    pub(crate) async fn create_with(self, generated: ConversationId) -> Result<Session, SessionError> {
         let (starting, _) = self.start_new(generated).await?;
         Ok(starting.run())
     }

@@ -94,7 +94,7 @@ pub enum StoreReport {
     },
     /// The write failed. It is kept, and repeated before newer changes are written.
     Failed {
-        /// The kind of data that was to be written.
+        /// The kind of data in the write.
         what: SavedPart,
         /// The store's error, with its causes.
         error: String,

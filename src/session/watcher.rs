@@ -13,7 +13,7 @@ use crate::{
 
 /// Receives notifications about a session from within the session's task. A watcher costs the session only the call,
 /// whereas a subscription costs a channel.
-pub trait Watcher: Send + Sync + 'static {
+pub(crate) trait Watcher: Send + Sync + 'static {
     /// Handles a notification. Notifications come in order. The call must be quick and must not block.
     fn notice(&self, notice: Notice<'_>);
 }
@@ -21,12 +21,13 @@ pub trait Watcher: Send + Sync + 'static {
 /// A notification to a [`Watcher`].
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
-pub enum Notice<'a> {
+pub(crate) enum Notice<'a> {
     /// The agent's status changed.
     Status(Status),
     /// The conversation's title changed.
     Title(Option<&'a Arc<str>>),
     /// A turn was committed. The run may continue.
+    #[cfg_attr(not(test), expect(dead_code, reason = "the manager needs only the fact, tests the response"))]
     Finished(&'a Arc<Response>),
     /// The last controller was dropped.
     Left,

@@ -21,7 +21,7 @@ use crate::{
 
 #[expect(clippy::struct_excessive_bools, reason = "the flags are independent of each other")]
 pub(super) struct Ledger {
-    /// Everything that was to be stored, in order of time.
+    /// Everything that had to be stored, in order of time.
     moments: Vec<Content>,
     /// The conversation that is certainly in the store.
     pub(super) acked: Option<Stored>,

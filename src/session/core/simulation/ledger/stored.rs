@@ -1,4 +1,4 @@
-//! Compares the content of the store with everything that was to be stored.
+//! Compares the content of the store with everything that had to be stored.
 
 use super::{
     super::{

@@ -12,7 +12,8 @@ use crate::{
 /// The configuration of an agent: its model, system prompt, tools, options and limits.
 ///
 /// A copy is cheap, because the large parts are shared. To change the configuration, use
-/// [`Agent::set_state`](super::Agent::set_state) between runs, or [`State::config_mut`] in a callback.
+/// [`Agent::set_state`](super::Agent::set_state) between runs, or [`State::config_mut`] in a callback. The
+/// [`agent`](super#types-that-hold-state) page compares the types that hold state.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Config {
@@ -154,7 +155,8 @@ fn check(
 /// The state that callbacks see. They may edit the configuration and read the rest.
 ///
 /// Edits apply when the callback returns, from the next request on, and emit no event. If the edited configuration is
-/// invalid, the run fails. A callback that is cancelled or panics changes nothing.
+/// invalid, the run fails. A callback that is cancelled or panics changes nothing. The
+/// [`agent`](super#types-that-hold-state) page compares the types that hold state.
 #[derive(Clone, Debug)]
 pub struct State {
     pub(crate) config: Arc<Config>,
@@ -202,8 +204,10 @@ impl State {
     }
 }
 
-/// A copy of the configuration and the history that `init` and `set_state` edit. The copy is checked and takes effect
-/// as a whole, or not at all.
+/// A copy of the configuration and the history that `init` and `set_state` edit.
+///
+/// The copy is checked and takes effect as a whole, or not at all. The [`agent`](super#types-that-hold-state) page
+/// compares the types that hold state.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct StateEdit {
@@ -235,8 +239,10 @@ impl StateEdit {
     }
 }
 
-/// The configuration and the committed history as data, for events, snapshots and the wire. It contains no API keys and
-/// headers.
+/// The configuration and the committed history as data, for events, snapshots and the wire.
+///
+/// When serialised, it contains no API keys and headers. The [`agent`](super#types-that-hold-state) page compares the
+/// types that hold state.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct StateView {
@@ -277,13 +283,24 @@ impl StateView {
 /// prompt, such as a string.
 ///
 /// ```
-/// use omni_agent::agent::Prompt;
-/// use omni_agent::provider::Options;
+/// # #[cfg(feature = "test-util")]
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+/// # use omni_agent::testing::{ScriptedProvider, Step};
+/// # let model = ScriptedProvider::new([Step::text("Done."), Step::text("You're welcome.")]).model();
+/// use omni_agent::{Agent, Options, Prompt};
 ///
+/// let agent = Agent::builder().model(model).max_steps(5).start().await?;
 /// let prompt = Prompt::new("Research this thoroughly.")
 ///     .with_max_steps(50)
 ///     .with_options(Options::default().with_temperature(0.2));
 /// assert_eq!(prompt.max_steps, Some(50));
+/// agent.ask(prompt).await?;
+///
+/// // The next prompt has the agent's settings again.
+/// agent.ask("Thank you!").await?;
+/// # Ok::<(), omni_agent::AgentError>(())
+/// # })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]

@@ -96,7 +96,7 @@ impl Call {
     }
 }
 
-/// The result of an accepted prompt.
+/// The use of an accepted prompt.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Accepted {

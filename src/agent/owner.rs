@@ -75,14 +75,15 @@ impl HistoryOwner {
     /// Starts a run on another history, in one step. The first event is a `state` with `base`, whose id this returns. The
     /// run's own events follow. `asker` gets the response, as from [`Agent::ask`](super::Agent::ask).
     ///
-    /// If the run ends in `cancelled` or `error` before it has committed a turn, the previous history is restored: another
-    /// `state` event follows at once, before anything else starts. After the first commit nothing is restored.
+    /// If the run ends with `cancelled` or `error` before it has committed a turn, the previous history is restored:
+    /// another `state` event follows directly, before anything else starts. After the first commit nothing is restored.
     ///
     /// # Errors
     ///
-    /// As [`set`](Self::set), with [`AgentError::InvalidHistory`] for `base`. For a prompt as
-    /// [`Agent::prompt`](super::Agent::prompt). For a message, which is sent unchanged to be answered again,
-    /// [`AgentError::NotAPrompt`] unless it is a user message; its tool results must answer all open tool uses of `base`.
+    /// The errors of [`set`](Self::set), with [`AgentError::InvalidHistory`] for `base`. For a prompt, also the errors
+    /// of [`Agent::prompt`](super::Agent::prompt). A message is sent unchanged, so that the model responds to it again.
+    /// It fails with [`AgentError::NotAPrompt`] if it is not a user message. Its tool results must cover all open tool
+    /// uses of `base`.
     pub(crate) async fn begin(
         &self,
         at: Option<EventId>,

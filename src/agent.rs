@@ -234,7 +234,7 @@ impl Agent {
     /// schema.
     ///
     /// If a response does not match the schema, the agent requests it again, up to
-    /// [`Options::output_retries`](crate::provider::OptionFields::output_retries) times, unless it was cut off or
+    /// [`Options::output_retries`](crate::provider::Options::output_retries) times, unless it was cut off or
     /// refused. Responses that do not match are never part of the history.
     ///
     /// A response that matches the schema but not the type is not requested again, for example if the type's
@@ -256,7 +256,7 @@ impl Agent {
         prompt: impl Into<Prompt>,
     ) -> Result<T, AgentError> {
         let mut prompt = prompt.into();
-        prompt.options.output = Some(OutputSchema::of::<T>());
+        prompt.options.set_output(Some(OutputSchema::of::<T>()));
         let response = self.ask(prompt).await?;
         match (&response.output, &response.output_error) {
             (Some(value), _) => T::deserialize(value)

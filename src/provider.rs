@@ -42,7 +42,7 @@ pub use fold::{Completion, Fold, PartialBlock};
 use futures_core::Stream;
 pub use model::Model;
 pub use options::{
-    CacheHint, Effort, OptionFields, Options, OutputSchema, ThinkingMode, ToolChoice, UnsupportedAttachment,
+    CacheHint, Effort, Options, OutputSchema, ThinkingMode, ToolChoice, UnsupportedAttachment,
 };
 pub(crate) use output::{Corrections, read as read_output};
 pub use registry::{Registry, RegistryError};

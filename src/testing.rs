@@ -50,7 +50,7 @@ use crate::{
 /// A step may be refused, or break off before it streamed content. If the error is retryable, the request is repeated
 /// as [`RetryPolicy`](crate::provider::RetryPolicy) specifies, and the repetition takes the next step of the script.
 /// For a test that should get the error at once, set
-/// [`Options::max_retries`](crate::provider::OptionFields::max_retries) to 0.
+/// [`Options::max_retries`](crate::provider::Options::max_retries) to 0.
 #[derive(Clone)]
 pub struct ScriptedProvider {
     name: Arc<str>,

@@ -144,7 +144,7 @@ fn answer(request: &Request, nth: usize) -> Vec<Block> {
     let all: Vec<String> = request.history.iter().flat_map(|message| results(message)).collect();
     let calls = call::find(request, &turn.asked, turn.steps, &all.join("; "));
     let mut blocks = Vec::new();
-    if !matches!(request.options.thinking, None | Some(ThinkingMode::Off)) {
+    if !matches!(request.options.thinking(), None | Some(ThinkingMode::Off)) {
         let plan = match calls.as_slice() {
             [] if !turn.results.is_empty() => "The tools have answered. I pass on what they say.".to_owned(),
             [] => "I see no tool to call in that. I answer with words.".to_owned(),
@@ -159,7 +159,7 @@ fn answer(request: &Request, nth: usize) -> Vec<Block> {
         blocks.extend(calls.into_iter().map(Block::ToolUse));
         return blocks;
     }
-    let text = match &request.options.output {
+    let text = match request.options.output() {
         Some(output) => call::sample(output.schema.as_value(), "made up").to_string(),
         None if !turn.results.is_empty() => format!("Here is what I got: {}", turn.results.join("; ")),
         None => talk(request, &turn, nth),

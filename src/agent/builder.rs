@@ -205,7 +205,7 @@ impl AgentBuilder {
 
     /// Sets when and how often failed requests are retried, whichever model is in use. If unset, the
     /// [model's policy](crate::provider::Model::with_retry_policy) applies.
-    /// [`Options::max_retries`](crate::provider::OptionFields::max_retries) takes precedence over the number in the policy.
+    /// [`Options::max_retries`](crate::provider::Options::max_retries) takes precedence over the number in the policy.
     pub fn retry_policy(mut self, policy: RetryPolicy) -> Self {
         self.retry = Some(Box::new(policy));
         self

@@ -211,7 +211,7 @@ pub(crate) struct OutputRequirement {
 
 impl OutputRequirement {
     pub(crate) fn of(options: &Options) -> Self {
-        Self { output: options.output.clone(), retries: options.output_retries }
+        Self { output: options.output().cloned(), retries: options.output_retries() }
     }
 
     fn is_nothing(&self) -> bool {

@@ -146,7 +146,7 @@ fn check(
     if turn_timeout == Some(Duration::ZERO) {
         return Err(AgentError::ZeroTimeout);
     }
-    match options.output.as_ref().and_then(|output| output.schema.error()) {
+    match options.output().and_then(|output| output.schema.error()) {
         Some(error) => Err(AgentError::InvalidOutputSchema(error.clone())),
         None => Ok(()),
     }

@@ -14,7 +14,7 @@
 //!   in the conversation in its [`provider_data`](crate::message::Message::provider_data), under the backend's name. If
 //!   the conversation is loaded again, its session is resumed at this position.
 //! - Settings of one conversation, such as the folder in which the backend works, are in
-//!   [`Options::backend`](super::OptionFields::backend). They are saved with the conversation and passed to each
+//!   [`Options::backend`](super::Options::backend). They are saved with the conversation and passed to each
 //!   session that is started, resumed or forked for it.
 //! - If the session of a conversation is lost or can't be resumed, the prompt fails or starts a new session, depending
 //!   on [`LostSession`].

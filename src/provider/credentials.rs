@@ -49,16 +49,16 @@ impl Credentials {
     /// Adds the key and the headers that the options do not have.
     pub(crate) fn complete(&self, options: &mut Options) {
         if let Some(key) = &self.api_key
-            && options.api_key.as_ref().is_none_or(|given| given.reveal().is_empty())
+            && options.api_key().is_none_or(|given| given.reveal().is_empty())
         {
-            options.api_key = Some(key.clone());
+            options.set_api_key(Some(key.clone()));
         }
         for (name, value) in &self.headers {
             let is_given = |headers: &BTreeMap<String, Secret>| {
                 headers.keys().any(|given| given.eq_ignore_ascii_case(name))
             };
-            if !options.headers.as_ref().is_some_and(is_given) {
-                options.headers.get_or_insert_default().insert(name.clone(), value.clone());
+            if !options.headers().is_some_and(is_given) {
+                options.fields_mut().headers.get_or_insert_default().insert(name.clone(), value.clone());
             }
         }
     }

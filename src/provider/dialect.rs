@@ -54,7 +54,7 @@
 //!         let mut encoded = Encoded::default();
 //!         encoded.body.insert("model".to_owned(), Value::from(&*request.model));
 //!         encoded.body.insert("prompt".to_owned(), Value::from(prompt));
-//!         if request.options.top_p.is_some() {
+//!         if request.options.top_p().is_some() {
 //!             encoded.warnings.push("`top_p` is ignored: the service does not support it".to_owned());
 //!         }
 //!         Ok(encoded)
@@ -286,11 +286,11 @@ pub trait Decoder: Send {
 /// # Errors
 ///
 /// [`ErrorKind::Unsupported`], unless
-/// [`Options::unsupported_attachment`](crate::provider::OptionFields::unsupported_attachment) asks for a placeholder.
+/// [`Options::unsupported_attachment`](crate::provider::Options::unsupported_attachment) asks for a placeholder.
 pub fn placeholder(request: &Request, attachment: &Attachment, why: &str) -> Result<String, ProviderError> {
     let name = attachment.name.as_deref().unwrap_or("unnamed");
     let media_type = &attachment.media_type;
-    match request.options.unsupported_attachment.unwrap_or_default() {
+    match request.options.unsupported_attachment().unwrap_or_default() {
         UnsupportedAttachment::Placeholder => {
             Ok(format!("[attachment {name} ({media_type}) left out: {why}]"))
         }

@@ -29,7 +29,7 @@ fn tools(request: &mut Request, info: &ModelInfo) -> Result<(), ProviderError> {
     if info.tools != Some(false) || request.tools.is_empty() {
         return Ok(());
     }
-    if request.options.tool_choice == Some(ToolChoice::None) {
+    if request.options.tool_choice() == Some(&ToolChoice::None) {
         request.tools = ToolSet::new();
         return Ok(());
     }
@@ -39,8 +39,8 @@ fn tools(request: &mut Request, info: &ModelInfo) -> Result<(), ProviderError> {
 
 /// Services refuse to let a model think that can't.
 fn thinking(request: &mut Request, info: &ModelInfo) -> Option<String> {
-    let mode = request.options.thinking.filter(|_| info.thinking == Some(false))?;
-    request.options.thinking = None;
+    let mode = request.options.thinking().filter(|_| info.thinking == Some(false))?;
+    request.options.set_thinking(None);
     let off = matches!(mode, ThinkingMode::Off | ThinkingMode::Budget(0));
     (!off).then(|| format!("{} does not think; the thinking option is left out", request.model))
 }
@@ -48,10 +48,10 @@ fn thinking(request: &mut Request, info: &ModelInfo) -> Option<String> {
 /// Services refuse to be asked for longer answers than a model can give.
 fn max_tokens(request: &mut Request, info: &ModelInfo) -> Option<String> {
     let limit = u32::try_from(info.output_limit?).ok()?;
-    if request.options.max_tokens? <= limit {
+    if request.options.max_tokens()? <= limit {
         return None;
     }
-    request.options.max_tokens = Some(limit);
+    request.options.set_max_tokens(Some(limit));
     Some(format!("max_tokens is lowered to {limit}, the most that {} can give", request.model))
 }
 

@@ -226,7 +226,7 @@ impl Model {
     /// The answer to one request as a value of a Rust type: under the request's output schema, or that of the type
     /// if it has none. The second value is the whole answer that the value was read from; its usage includes that of the
     /// answers before it that did not fit. An answer that does not fit is asked for again, as often as
-    /// [`Options::output_retries`](super::OptionFields::output_retries) says, unless it was cut or refused.
+    /// [`Options::output_retries`](super::Options::output_retries) says, unless it was cut or refused.
     ///
     /// ```
     /// # #[cfg(feature = "test-util")]
@@ -265,12 +265,12 @@ impl Model {
     where
         T: DeserializeOwned + JsonSchema,
     {
-        let output = request.options.output.clone().unwrap_or_else(OutputSchema::of::<T>);
+        let output = request.options.output().cloned().unwrap_or_else(OutputSchema::of::<T>);
         if let Some(error) = output.schema.error() {
             let refused = ProviderError::new(ErrorKind::InvalidRequest, "the output schema can't be used");
             return Err(refused.with_source(error.clone()));
         }
-        request.options.output = Some(output.clone());
+        request.options.set_output(Some(output.clone()));
         let history = request.history.clone();
         let mut corrections = Corrections::default();
         let mut usage = Usage::default();
@@ -290,7 +290,7 @@ impl Model {
                 Ok(value) => return Ok((value, answer)),
                 Err(problem) => problem,
             };
-            let limit = request.options.output_retries;
+            let limit = request.options.output_retries();
             if uses_tools || !corrections.allow_another(&answer.stop_reason, limit) {
                 let message = format!("the answer ended with {}: {problem}", answer.stop_reason);
                 return Err(ProviderError::new(ErrorKind::Output, message).with_body(&answer.message.text()));

@@ -1,10 +1,4 @@
-use std::{
-    collections::BTreeMap,
-    fmt,
-    ops::{Deref, DerefMut},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -15,8 +9,9 @@ use crate::tool::Schema;
 
 /// How to answer. What is `None` is the service's own default.
 ///
-/// Its fields are those of [`OptionFields`]: read and set them as its own. It is cheap to clone, since clones
-/// share their fields until one is changed, and takes the room of a pointer where nothing is set.
+/// Each option has a method that returns it, a setter that takes and returns the options (`with_`), and one that changes
+/// them in place (`set_`). Options are cheap to clone, since clones share their contents until one is changed. Empty
+/// options take the size of a pointer.
 ///
 /// What a service can't honour is mapped to its nearest, and reported in the response's warnings. Neither
 /// the key nor headers are ever serialised, and their values are never shown.
@@ -30,10 +25,10 @@ use crate::tool::Schema;
 ///     .with_stop_sequences(["END"])
 ///     .with_extra([("seed", 7)])
 ///     .with_header("X-Tenant", "acme");
-/// options.temperature = Some(0.2);
+/// options.set_temperature(Some(0.2));
 /// let hurried = options.overlaid(&Options::default().with_max_tokens(100));
-/// assert_eq!(hurried.max_tokens, Some(100));
-/// assert_eq!(hurried.stop_sequences, options.stop_sequences);
+/// assert_eq!(hurried.max_tokens(), Some(100));
+/// assert_eq!(hurried.stop_sequences(), options.stop_sequences());
 /// ```
 // An agent keeps its options for life, and each prompt brings its own, nearly always empty: in place, the
 // fields would take some 350 bytes in every one of them, and be moved with it.
@@ -41,29 +36,25 @@ use crate::tool::Schema;
 #[serde(transparent)]
 pub struct Options(#[serde(with = "shared")] Option<Arc<OptionFields>>);
 
-impl Deref for Options {
-    type Target = OptionFields;
-
-    fn deref(&self) -> &OptionFields {
+impl Options {
+    pub(crate) fn fields(&self) -> &OptionFields {
         self.0.as_deref().unwrap_or(&OptionFields::NONE)
     }
-}
 
-impl DerefMut for Options {
-    fn deref_mut(&mut self) -> &mut OptionFields {
+    pub(crate) fn fields_mut(&mut self) -> &mut OptionFields {
         Arc::make_mut(self.0.get_or_insert_default())
     }
 }
 
 impl PartialEq for Options {
     fn eq(&self, other: &Self) -> bool {
-        **self == **other
+        self.fields() == other.fields()
     }
 }
 
 impl fmt::Debug for Options {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        (**self).fmt(f)
+        self.fields().fmt(f)
     }
 }
 
@@ -88,38 +79,58 @@ mod shared {
 }
 
 macro_rules! options {
-    ($(#[$outer:meta])* pub struct $name:ident {
-        $($(#[$meta:meta])* $field:ident: $type:ty = $with:ident($value:ident: $arg:ty) => $to:expr;)+
+    ($(#[$outer:meta])* struct $name:ident {
+        $($(#[doc = $doc:literal])+ $(#[serde($serde:meta)])? $field:ident($set:ident) -> $get:ident $type:ty = $with:ident($value:ident: $arg:ty) => $to:expr;)+
     }) => {
         $(#[$outer])*
-        pub struct $name { $($(#[$meta])* pub $field: Option<$type>,)+ }
+        pub(crate) struct $name { $($(#[serde($serde)])? pub(crate) $field: Option<$type>,)+ }
 
         impl $name {
-            /// Nothing is set.
+            /// No option is set.
             const NONE: Self = Self { $($field: None,)+ };
         }
 
         impl Options {
             $(
-                #[doc = concat!("The same options with [`", stringify!($field), "`](", stringify!($name), "::", stringify!($field), ") set.")]
+                options!(@$get $field $type, $($doc)+);
+
+                #[doc = concat!("Returns the same options with [`", stringify!($field), "`](Self::", stringify!($field), ") set.")]
                 pub fn $with(mut self, $value: $arg) -> Self {
-                    self.$field = Some($to);
+                    self.fields_mut().$field = Some($to);
                     self
+                }
+
+                #[doc = concat!("Sets or clears [`", stringify!($field), "`](Self::", stringify!($field), ").")]
+                pub fn $set(&mut self, value: Option<$type>) {
+                    self.fields_mut().$field = value;
                 }
             )+
 
-            /// These options, with each that `over` sets in its place, whole: nothing is merged.
+            /// Returns these options with each that `over` sets in its place, whole: nothing is merged.
             pub fn overlaid(&self, over: &Self) -> Self {
                 if over.0.is_none() {
                     return self.clone();
                 }
-                Self(Some(Arc::new($name { $($field: over.$field.clone().or_else(|| self.$field.clone()),)+ })))
+                let (over, under) = (over.fields(), self.fields());
+                Self(Some(Arc::new($name { $($field: over.$field.clone().or_else(|| under.$field.clone()),)+ })))
             }
 
-            /// Whether nothing is set.
+            /// Returns whether no option is set.
             pub fn is_empty(&self) -> bool {
-                true $(&& self.$field.is_none())+
+                *self.fields() == $name::NONE
             }
+        }
+    };
+    (@value $field:ident $type:ty, $($doc:literal)+) => {
+        $(#[doc = $doc])+
+        pub fn $field(&self) -> Option<$type> {
+            self.fields().$field
+        }
+    };
+    (@reference $field:ident $type:ty, $($doc:literal)+) => {
+        $(#[doc = $doc])+
+        pub fn $field(&self) -> Option<&$type> {
+            self.fields().$field.as_ref()
         }
     };
 }
@@ -128,84 +139,86 @@ options! {
 /// The fields of [`Options`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-#[non_exhaustive]
-pub struct OptionFields {
+struct OptionFields {
     /// The most tokens to generate, reasoning included.
     #[serde(skip_serializing_if = "Option::is_none")]
-    max_tokens: u32 = with_max_tokens(count: u32) => count;
+    max_tokens(set_max_tokens) -> value u32 = with_max_tokens(count: u32) => count;
     /// Sampling temperature.
     #[serde(skip_serializing_if = "Option::is_none")]
-    temperature: f64 = with_temperature(temperature: f64) => temperature;
+    temperature(set_temperature) -> value f64 = with_temperature(temperature: f64) => temperature;
     /// Nucleus sampling: the share of likely tokens to choose from.
     #[serde(skip_serializing_if = "Option::is_none")]
-    top_p: f64 = with_top_p(share: f64) => share;
+    top_p(set_top_p) -> value f64 = with_top_p(share: f64) => share;
     /// Texts that end the answer when the model writes one.
     #[serde(skip_serializing_if = "Option::is_none")]
-    stop_sequences: Vec<String> =
+    stop_sequences(set_stop_sequences) -> reference Vec<String> =
         with_stop_sequences(texts: impl IntoIterator<Item = impl Into<String>>) => texts.into_iter().map(Into::into).collect();
     /// How much to reason.
     #[serde(skip_serializing_if = "Option::is_none")]
-    thinking: ThinkingMode = with_thinking(mode: impl Into<ThinkingMode>) => mode.into();
+    thinking(set_thinking) -> value ThinkingMode = with_thinking(mode: impl Into<ThinkingMode>) => mode.into();
     /// Which tools may or must be used.
     #[serde(skip_serializing_if = "Option::is_none")]
-    tool_choice: ToolChoice = with_tool_choice(choice: ToolChoice) => choice;
+    tool_choice(set_tool_choice) -> reference ToolChoice = with_tool_choice(choice: ToolChoice) => choice;
     /// For how long the service should keep the prompt for the next request.
     #[serde(skip_serializing_if = "Option::is_none")]
-    cache: CacheHint = with_cache(hint: CacheHint) => hint;
+    cache(set_cache) -> value CacheHint = with_cache(hint: CacheHint) => hint;
     /// The shape that the answer's text must have.
     #[serde(skip_serializing_if = "Option::is_none")]
-    output: OutputSchema = with_output(schema: OutputSchema) => schema;
+    output(set_output) -> reference OutputSchema = with_output(schema: OutputSchema) => schema;
     /// How often an answer that does not have that shape is asked for again: the answer and what is wrong with it go
     /// into the next request, and into no history. 3 if unset.
     #[serde(skip_serializing_if = "Option::is_none")]
-    output_retries: u32 = with_output_retries(count: u32) => count;
+    output_retries(set_output_retries) -> value u32 = with_output_retries(count: u32) => count;
     /// The application's labels, sent to services that take some.
     #[serde(skip_serializing_if = "Option::is_none")]
-    metadata: Map<String, Value> =
+    metadata(set_metadata) -> reference Map<String, Value> =
         with_metadata(labels: impl IntoIterator<Item = (impl Into<String>, impl Into<Value>)>) => members(labels);
     /// A limit for the whole exchange, retries included.
     #[serde(skip_serializing_if = "Option::is_none")]
-    timeout: Duration = with_timeout(limit: Duration) => limit;
+    timeout(set_timeout) -> value Duration = with_timeout(limit: Duration) => limit;
     /// How often a request is repeated that failed before it brought content. 2 if unset.
     #[serde(skip_serializing_if = "Option::is_none")]
-    max_retries: u32 = with_max_retries(count: u32) => count;
+    max_retries(set_max_retries) -> value u32 = with_max_retries(count: u32) => count;
     /// What becomes of an attachment that the model can't take.
     #[serde(skip_serializing_if = "Option::is_none")]
-    unsupported_attachment: UnsupportedAttachment =
+    unsupported_attachment(set_unsupported_attachment) -> value UnsupportedAttachment =
         with_unsupported_attachment(fate: UnsupportedAttachment) => fate;
     /// Members laid over the request's JSON body, for what these options do not name: objects are merged,
     /// everything else is replaced.
     #[serde(skip_serializing_if = "Option::is_none")]
-    extra: Map<String, Value> =
+    extra(set_extra) -> reference Map<String, Value> =
         with_extra(body: impl IntoIterator<Item = (impl Into<String>, impl Into<Value>)>) => members(body);
     /// Settings for the session of a [backend](super::backend), the folder that it works in for example. The
     /// backend gets them in [`SessionOptions::settings`](super::backend::SessionOptions::settings) when its session is
     /// started, resumed or forked, so set them for the agent and not for one prompt. Model services ignore them. They are
     /// saved with the conversation, so secrets do not belong here.
     #[serde(skip_serializing_if = "Option::is_none")]
-    backend: Map<String, Value> =
+    backend(set_backend) -> reference Map<String, Value> =
         with_backend(settings: impl IntoIterator<Item = (impl Into<String>, impl Into<Value>)>) => members(settings);
     /// The API key, in place of the registry's. Never serialised. An agent sends it to the provider alone whose model
     /// was in force when it was set.
     #[serde(skip)]
-    api_key: Secret = with_api_key(key: impl Into<Secret>) => key.into();
+    api_key(set_api_key) -> reference Secret = with_api_key(key: impl Into<Secret>) => key.into();
     /// More HTTP headers. Never serialised; their values are secret, and go where the key goes.
     #[serde(skip)]
-    headers: BTreeMap<String, Secret> = with_headers(headers: BTreeMap<String, Secret>) => headers;
+    headers(set_headers) -> reference BTreeMap<String, Secret> = with_headers(headers: BTreeMap<String, Secret>) => headers;
 }
 }
 
 impl Options {
     /// The same options with this folder, in which the session of a backend works: the setting `folder` of
-    /// [`backend`](OptionFields::backend). The other settings stay.
+    /// [`backend`](Self::backend). The other settings stay.
     pub fn with_folder(mut self, path: impl Into<String>) -> Self {
-        self.backend.get_or_insert_default().insert("folder".to_owned(), Value::String(path.into()));
+        self.fields_mut()
+            .backend
+            .get_or_insert_default()
+            .insert("folder".to_owned(), Value::String(path.into()));
         self
     }
 
     /// The same options with this HTTP header beside the others, in place of one of exactly its name.
     pub fn with_header(mut self, name: impl Into<String>, value: impl Into<Secret>) -> Self {
-        self.headers.get_or_insert_default().insert(name.into(), value.into());
+        self.fields_mut().headers.get_or_insert_default().insert(name.into(), value.into());
         self
     }
 }
@@ -213,12 +226,12 @@ impl Options {
 impl Options {
     /// Whether a key or headers are set, which are meant for one service.
     pub(crate) fn has_secrets(&self) -> bool {
-        self.api_key.is_some() || self.headers.is_some()
+        self.api_key().is_some() || self.headers().is_some()
     }
 
     /// Whether the other options have the same key and headers.
     pub(crate) fn shares_secrets(&self, other: &Self) -> bool {
-        self.api_key == other.api_key && self.headers == other.headers
+        self.api_key() == other.api_key() && self.headers() == other.headers()
     }
 
     /// Whether nothing is set but, perhaps, a key and headers.
@@ -229,7 +242,8 @@ impl Options {
     /// The same options without key and headers.
     pub(crate) fn without_secrets(mut self) -> Self {
         if self.has_secrets() {
-            (self.api_key, self.headers) = (None, None);
+            let fields = self.fields_mut();
+            (fields.api_key, fields.headers) = (None, None);
         }
         self
     }

@@ -83,7 +83,7 @@ impl Registry {
     }
 
     /// The same registry with a key for the provider of this name, whether it is registered already or not.
-    /// Models made from now on put it into [`Options::api_key`](super::OptionFields::api_key) of requests that bring
+    /// Models made from now on put it into [`Options::api_key`](super::Options::api_key) of requests that bring
     /// none, as they go to the provider, in place of what the endpoint or the environment has. An empty one is none.
     pub fn with_key(mut self, provider: impl Into<String>, key: impl Into<Secret>) -> Self {
         self.contents().keys.insert(provider.into(), KeySource::Value(key.into()));

@@ -75,9 +75,9 @@ impl Request {
 
     /// Puts the registry's key in the place of one that is missing.
     pub(super) fn authorise(&mut self) {
-        let given = self.options.api_key.as_ref().is_some_and(|key| !key.reveal().is_empty());
+        let given = self.options.api_key().is_some_and(|key| !key.reveal().is_empty());
         if let Some(key) = self.key.as_ref().filter(|_| !given).and_then(KeySource::key) {
-            self.options.api_key = Some(key);
+            self.options.set_api_key(Some(key));
         }
     }
 

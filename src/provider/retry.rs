@@ -78,10 +78,10 @@ impl RetryPolicy {
             Err(error) => return Box::pin(stream::iter([Err(error)])),
         };
         let priced = request.model_info.clone().filter(|info| info.price.is_some());
-        let priced = priced.map(|info| Priced { info, cache: request.options.cache });
-        let policy = Self { max_retries: request.options.max_retries.unwrap_or(self.max_retries), ..self };
+        let priced = priced.map(|info| Priced { info, cache: request.options.cache() });
+        let policy = Self { max_retries: request.options.max_retries().unwrap_or(self.max_retries), ..self };
         // Beyond what the clock can tell there is no limit.
-        let limit = request.options.timeout.and_then(|timeout| {
+        let limit = request.options.timeout().and_then(|timeout| {
             Some(Limit { timeout, deadline: Instant::now().checked_add(timeout)?, sleep: None })
         });
         let attempts = Attempts { policy, provider, request, retries: 0 };

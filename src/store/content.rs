@@ -77,8 +77,8 @@ impl StoredState {
 
     /// Returns the same state without secrets, ready to be stored.
     pub fn without_secrets(mut self) -> Self {
-        self.options.api_key = None;
-        self.options.headers = None;
+        self.options.set_api_key(None);
+        self.options.set_headers(None);
         self
     }
 }

@@ -68,7 +68,7 @@ async fn output_schema_is_a_json_object_or_a_tool_if_the_model_thinks() {
         ("qwen3.6-plus", off, false),
     ] {
         let mut options = Options::default().with_output(schema());
-        options.thinking = thinking;
+        options.set_thinking(thinking);
         let request = Request::prompt("Hallo").with_options(options);
         let (sent, warnings) = body(&Endpoint::alibaba(), model, request).await;
         let said = if thinks { said_tool().to_owned() } else { said_schema() };

@@ -17,7 +17,7 @@ fn encode_for_a_service_not_known_to_support_the_binding_omits_it() {
     for body in [plain.body, compatible.body] {
         assert_eq!(body.get("thinking"), None);
     }
-    request.options.thinking = Some(ThinkingMode::Effort(Effort::Low));
+    request.options.set_thinking(Some(ThinkingMode::Effort(Effort::Low)));
     let body = AnthropicMessages::default().encode(&request).unwrap().body;
     assert_eq!(body["thinking"], json!({"type": "adaptive"}));
 }
@@ -27,8 +27,8 @@ fn encode_users_own_thinking_setting_replaces_or_joins_the_binding() {
     let sent = |model: &str, mode: Option<ThinkingMode>, extra: &Value| {
         let mut request = Request::prompt("Hi");
         request.model = model.into();
-        request.options.thinking = mode;
-        request.options.extra = Some(Map::from_iter([("thinking".into(), extra.clone())]));
+        request.options.set_thinking(mode);
+        request.options.set_extra(Some(Map::from_iter([("thinking".into(), extra.clone())])));
         Endpoint::anthropic().preview(&request).unwrap().body["thinking"].clone()
     };
     let binding = json!({"prefix_mismatch_behavior": "drop_block"});

@@ -135,9 +135,10 @@ fn encode_bound_thinking_is_omitted_without_a_binding_that_allows_dropping_it() 
         ("claude-sonnet-5", off, None, [true; 3]),
     ] {
         let mut request = Request::new(History::from_iter(history.clone()));
-        request.options.thinking = mode;
-        request.options.extra =
-            extra.map(|thinking| [("thinking".to_owned(), thinking)].into_iter().collect());
+        request.options.set_thinking(mode);
+        request
+            .options
+            .set_extra(extra.map(|thinking| [("thinking".to_owned(), thinking)].into_iter().collect()));
         let body = encode(request, model).body;
         let sent = [1, 3, 5].map(|at| {
             let content = body["messages"][at]["content"].as_array().unwrap();

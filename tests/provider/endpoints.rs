@@ -32,7 +32,7 @@ pub(crate) async fn exchange(
     reply: Reply,
 ) -> (Received, Result<Completion, ProviderError>) {
     let server = Server::start([reply]).await;
-    request.options.max_retries = Some(0);
+    request.options.set_max_retries(Some(0));
     let answer = model(endpoint, id, &server).generate(request).await;
     (server.received().remove(0), answer)
 }

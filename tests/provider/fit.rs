@@ -91,7 +91,7 @@ async fn thinking_is_omitted_for_a_model_that_does_not_think() {
     ] {
         let request = Request::prompt("Hi").with_options(Options::default().with_thinking(mode));
         let answer = model.generate(request).await.unwrap();
-        assert_eq!(provider.last_request().unwrap().options.thinking, None);
+        assert_eq!(provider.last_request().unwrap().options.thinking(), None);
         let expected: &[&str] =
             if warns { &["scripted does not think; the thinking option is left out"] } else { &[] };
         assert_eq!(answer.warnings, expected, "{mode:?}");
@@ -114,10 +114,10 @@ async fn max_tokens_is_lowered_to_the_output_limit_of_the_model() {
     let (provider, model) = model(ModelInfo::new("m").with_output_limit(100));
     let request = Request::prompt("Hi").with_options(Options::default().with_max_tokens(101));
     let answer = model.generate(request).await.unwrap();
-    assert_eq!(provider.last_request().unwrap().options.max_tokens, Some(100));
+    assert_eq!(provider.last_request().unwrap().options.max_tokens(), Some(100));
     assert_eq!(answer.warnings, ["max_tokens is lowered to 100, the most that scripted can give"]);
     model.generate(Request::prompt("Hi")).await.unwrap();
-    assert_eq!(provider.last_request().unwrap().options.max_tokens, None);
+    assert_eq!(provider.last_request().unwrap().options.max_tokens(), None);
 }
 
 #[tokio::test]

@@ -56,10 +56,10 @@ fn set(sets: &[usize], n: u8) -> Options {
 /// Returns the options as JSON, including the secret ones.
 fn revealed(options: &Options) -> Value {
     let mut value = to_value(options).unwrap();
-    if let Some(key) = &options.api_key {
+    if let Some(key) = options.api_key() {
         value["api_key"] = json!(key.reveal());
     }
-    if let Some(headers) = &options.headers {
+    if let Some(headers) = options.headers() {
         let headers: BTreeMap<_, _> = headers.iter().map(|(name, value)| (name, value.reveal())).collect();
         value["headers"] = json!(headers);
     }
@@ -95,7 +95,8 @@ proptest! {
         }
         prop_assert!(!value.to_string().contains("telling"));
         let mut expected = options.clone();
-        (expected.api_key, expected.headers) = (None, None);
+        expected.set_api_key(None);
+        expected.set_headers(None);
         prop_assert_eq!(from_value::<Options>(value).unwrap(), expected);
     }
 
@@ -151,8 +152,8 @@ fn with_header_adds_to_the_others() {
         .with_headers(base)
         .with_header("B", "3")
         .with_header("C", "4")
-        .headers
-        .clone()
+        .headers()
+        .cloned()
         .unwrap();
     let values: Vec<_> = headers.iter().map(|(name, value)| (name.as_str(), value.reveal())).collect();
     assert_eq!(values, [("A", "1"), ("B", "3"), ("C", "4")]);
@@ -161,7 +162,7 @@ fn with_header_adds_to_the_others() {
 #[test]
 fn with_thinking_accepts_a_level() {
     assert_eq!(
-        Options::default().with_thinking(Effort::High).thinking,
+        Options::default().with_thinking(Effort::High).thinking(),
         Some(ThinkingMode::Effort(Effort::High))
     );
     assert!(Effort::Minimal < Effort::Low && Effort::High < Effort::Max);

@@ -38,7 +38,7 @@ async fn generate_as_retries_an_answer_that_does_not_fit_schema_or_type() {
     assert_eq!(answer.usage.output, 15);
     let requests = provider.requests();
     assert_eq!(requests.iter().map(|request| request.history.len()).collect::<Vec<_>>(), [1, 3, 5]);
-    assert_eq!(requests[0].options.output.as_ref().unwrap().name, "Even");
+    assert_eq!(requests[0].options.output().unwrap().name, "Even");
     assert!(requests[2].history.get(4).unwrap().text().contains("it is odd"));
     assert!(requests[2].history.check_sendable().is_ok());
 }

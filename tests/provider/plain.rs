@@ -31,7 +31,7 @@ impl Dialect for Plain {
         let text = request.history.iter().next().map(|message| message.text()).unwrap_or_default();
         let body = json!({ "prompt": text, "settings": { "a": 1, "b": 2 } });
         let Value::Object(body) = body else { unreachable!("an object was written") };
-        let warnings = Vec::from_iter(request.options.top_p.map(|_| "top_p is not supported".to_owned()));
+        let warnings = Vec::from_iter(request.options.top_p().map(|_| "top_p is not supported".to_owned()));
         Ok(Encoded::new(body).with_warnings(warnings))
     }
 

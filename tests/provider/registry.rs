@@ -111,7 +111,7 @@ impl Asked {
     }
 
     fn key(&self) -> Option<Secret> {
-        self.0.last_request().unwrap().options.api_key.clone()
+        self.0.last_request().unwrap().options.api_key().cloned()
     }
 }
 
@@ -147,7 +147,7 @@ async fn key_function_is_called_at_each_attempt() {
     let (asked, model) = Asked::registry(|registry| registry.with_key_from("test", next));
     asked.0.push(Step::error(ProviderError::new(ErrorKind::Overloaded, "later")));
     model.generate(Request::prompt("Hi")).await.unwrap();
-    let keys: Vec<_> = asked.0.requests().iter().map(|request| request.options.api_key.clone()).collect();
+    let keys: Vec<_> = asked.0.requests().iter().map(|request| request.options.api_key().cloned()).collect();
     assert_eq!(keys, [Some("key-0".into()), Some("key-1".into())]);
     model.generate(Request::prompt("Hi")).await.unwrap();
     assert_eq!(asked.key(), None, "the function returned no key");

@@ -193,9 +193,12 @@ async fn regenerate_repeats_the_settings_of_its_prompt() {
     assert_eq!(response.stop_reason, StopReason::MaxSteps);
     assert_eq!(provider.requests().len(), 4);
     let (first, again) = (&provider.requests()[0].options, &provider.requests()[2].options);
-    assert_eq!((again.temperature, again.max_tokens, &again.output), (Some(0.5), Some(100), &first.output));
-    assert!(again.output.is_some());
-    assert_eq!((&again.api_key, &again.headers), (&None, &None), "secrets are not kept");
+    assert_eq!(
+        (again.temperature(), again.max_tokens(), again.output()),
+        (Some(0.5), Some(100), first.output())
+    );
+    assert!(again.output().is_some());
+    assert_eq!((again.api_key(), again.headers()), (None, None), "secrets are not kept");
 }
 
 #[tokio::test(start_paused = true)]
@@ -213,10 +216,10 @@ async fn regenerate_with_settings_overrides_single_settings_of_its_prompt() {
     let again = Regenerate::new(node(1)).with_options(Options::default().with_max_tokens(7));
     in_time(session.ask_regenerate(again)).await.unwrap();
     let sent = provider.last_request().unwrap().options;
-    assert_eq!((sent.temperature, sent.max_tokens), (Some(0.5), Some(7)));
+    assert_eq!((sent.temperature(), sent.max_tokens()), (Some(0.5), Some(7)));
     // The settings passed to one `regenerate` do not apply to the next.
     in_time(session.ask_regenerate(node(1))).await.unwrap();
-    assert_eq!(provider.last_request().unwrap().options.max_tokens, Some(100));
+    assert_eq!(provider.last_request().unwrap().options.max_tokens(), Some(100));
 }
 
 #[tokio::test(start_paused = true)]
@@ -230,9 +233,9 @@ async fn regenerate_of_a_staged_prompt_repeats_its_settings() {
     gate.open();
     session.rest().await;
     in_time(session.session.ask_regenerate(node(3))).await.unwrap();
-    assert_eq!(provider.last_request().unwrap().options.max_tokens, Some(100));
+    assert_eq!(provider.last_request().unwrap().options.max_tokens(), Some(100));
     in_time(session.session.ask_regenerate(node(1))).await.unwrap_err();
-    assert_eq!(provider.last_request().unwrap().options.max_tokens, None);
+    assert_eq!(provider.last_request().unwrap().options.max_tokens(), None);
 }
 
 #[tokio::test(start_paused = true)]
@@ -265,5 +268,5 @@ async fn regenerate_after_opening_uses_the_settings_of_the_agent() {
     let first: NodeId = session.tree().await.unwrap().roots().next().unwrap().id();
     in_time(session.ask_regenerate(first)).await.unwrap();
     let sent = provider.last_request().unwrap().options;
-    assert_eq!((sent.max_tokens, &sent.output), (None, &None));
+    assert_eq!((sent.max_tokens(), sent.output()), (None, None));
 }

@@ -204,7 +204,7 @@ async fn open_tools_and_keys_come_only_from_the_builder() {
     first.stop(secs(1)).await.unwrap();
     let again = config(&load(&store, parrot()).await.unwrap()).await;
     assert!(again.tools.is_empty());
-    assert_eq!(again.options.api_key, None);
+    assert_eq!(again.options.api_key(), None);
     store.assert_sound();
 }
 

@@ -23,7 +23,7 @@ async fn state_changed_in_parts_that_are_not_saved_nothing_is_written() {
     session.add_tool(echo()).await.unwrap();
     session.remove_tool("echo").await.unwrap();
     session.remove_tool("none").await.unwrap();
-    configure(&session, |config| config.options.api_key = Some("hush".into())).await;
+    configure(&session, |config| config.options.set_api_key(Some("hush".into()))).await;
     session.configure(|_| Ok(())).await.unwrap();
     configure(&session, |config| config.system = config.system.clone()).await;
     session.configure(|_| Err("no".into())).await.unwrap_err();
@@ -38,7 +38,7 @@ async fn state_changed_in_saved_parts_each_change_is_written() {
     let session = created(&store, "talk", parrot()).await;
     configure(&session, |config| config.system = Some("Be brief.".into())).await;
     session.flush(secs(1)).await.unwrap();
-    configure(&session, |config| config.options.temperature = Some(0.5)).await;
+    configure(&session, |config| config.options.set_temperature(Some(0.5))).await;
     session.flush(secs(1)).await.unwrap();
     let model = ScriptedProvider::new([]).named("other").model();
     configure(&session, move |config| config.model = model).await;
@@ -143,7 +143,7 @@ impl AgentCallbacks for Counting {
     }
 
     async fn handle_turn(&mut self, _: &Response, state: &mut State) -> TurnDecision {
-        state.config_mut().options.max_tokens = Some(self.0);
+        state.config_mut().options.set_max_tokens(Some(self.0));
         TurnDecision::Stop
     }
 }
@@ -158,7 +158,7 @@ async fn state_edited_by_a_callback_is_saved_with_the_commit() {
     session.flush(secs(1)).await.unwrap();
     assert_eq!(store.words(), ["commit with state"]);
     let state = store.tried()[0].what.state().unwrap().clone();
-    assert_eq!((state.system.as_deref(), state.options.max_tokens), (Some("Step 1."), Some(1)));
+    assert_eq!((state.system.as_deref(), state.options.max_tokens()), (Some("Step 1."), Some(1)));
 
     // Edits made during a cancelled run are saved with the next commit.
     session.prompt("Two").await.unwrap();
@@ -199,10 +199,10 @@ async fn secrets_never_reach_the_store() {
     for session in [given.await.unwrap(), generated.await.unwrap()] {
         session.ask("One").await.unwrap();
         session.set_title(Some("Talk")).await.unwrap();
-        configure(&session, |config| config.options.temperature = Some(0.7)).await;
+        configure(&session, |config| config.options.set_temperature(Some(0.7))).await;
         session.ask("Two").await.unwrap();
         assert_agree(&session, &store).await;
-        assert_eq!(session.state().await.unwrap().config().options.api_key, Some("hush".into()));
+        assert_eq!(session.state().await.unwrap().config().options.api_key(), Some(&"hush".into()));
         let stored = store.beneath().load(session.id()).await.unwrap();
         assert_eq!(stored.state.options, Options::default().with_temperature(0.7));
     }
@@ -211,7 +211,7 @@ async fn secrets_never_reach_the_store() {
     // A temporary key does not change the stored settings.
     let session = Session::builder(store.as_dyn()).agent(parrot()).open(id("given")).await.unwrap();
     let before = store.tried().len();
-    configure(&session, |config| config.options.api_key = Some("hush".into())).await;
+    configure(&session, |config| config.options.set_api_key(Some("hush".into()))).await;
     session.flush(secs(1)).await.unwrap();
     assert_eq!(store.tried().len(), before);
 }

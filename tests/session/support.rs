@@ -216,7 +216,7 @@ impl ScriptedStore {
 
     fn next(&self, what: Wrote) -> Act {
         if let Some(state) = what.state()
-            && (state.options.api_key.is_some() || state.options.headers.is_some())
+            && (state.options.api_key().is_some() || state.options.headers().is_some())
         {
             lock(&self.0.wrongs).push(format!("a secret in {what:?}"));
         }

@@ -16,7 +16,7 @@ pub(super) struct Call {
 
 /// The calls of this step. `known` is what the tools have said so far.
 pub(super) fn find(request: &Request, asked: &str, step: usize, known: &str) -> Vec<Call> {
-    let choice = request.options.tool_choice.clone().unwrap_or(ToolChoice::Auto);
+    let choice = request.options.tool_choice().cloned().unwrap_or(ToolChoice::Auto);
     let mut tools = request.tools.declarations();
     match &choice {
         ToolChoice::None => return Vec::new(),

@@ -192,11 +192,11 @@ async fn ask_as_returns_the_typed_value_and_sends_its_schema_for_that_prompt() {
     assert_eq!(city, City { name: "Oslo".into(), people: 700_000 });
     agent.ask("Hi").await.unwrap();
     let requests = provider.requests();
-    let schema = requests[0].options.output.clone().unwrap();
+    let schema = requests[0].options.output().cloned().unwrap();
     assert_eq!(schema.name, "City");
     assert!(schema.schema.as_value()["properties"]["people"].is_object());
-    assert_eq!(requests[0].options.temperature, Some(0.0));
-    assert!(requests[1].options.output.is_none());
+    assert_eq!(requests[0].options.temperature(), Some(0.0));
+    assert!(requests[1].options.output().is_none());
 }
 
 #[tokio::test(start_paused = true)]

@@ -90,10 +90,10 @@ async fn request_for_another_model_has_its_price_and_the_key_of_the_registry() {
     let agent = crate::agent::Agent::builder().model(model).callbacks(Reroutes).start().await.unwrap();
     assert_eq!(agent.ask("Hi").await.unwrap().usage.cost, Some(9.0));
     let request = provider.last_request().unwrap();
-    assert_eq!(request.options.api_key, Some(Secret::new("of-registry")));
+    assert_eq!(request.options.api_key(), Some(&Secret::new("of-registry")));
     assert_eq!(request.model_info.unwrap().id, "large");
     assert_eq!(
-        agent.state().await.unwrap().config().options.api_key,
+        agent.state().await.unwrap().config().options.api_key(),
         None,
         "the key is not stored in the configuration"
     );

@@ -87,7 +87,7 @@ async fn answer_that_never_fits_is_returned_unchanged_at_the_limit() {
     for (limit, requests) in [(None, 4), (Some(1), 2), (Some(0), 1)] {
         let (provider, builder) = scripted((0..4).map(|n| Step::text(format!("No {n}"))));
         let mut options = Options::default();
-        options.output_retries = limit;
+        options.set_output_retries(limit);
         let agent = builder.options(options).start().await.unwrap();
         let error = agent.ask_as::<City>("A city?").await.unwrap_err();
         let AgentError::Output(why, response) = error else { panic!("{error:?}") };
@@ -311,7 +311,7 @@ async fn schema_set_while_a_request_is_prepared_applies_to_later_requests() {
 #[tokio::test(start_paused = true)]
 async fn answer_is_checked_against_the_schema_of_its_request() {
     let (provider, builder) = scripted([Step::text("Plain"), Step::text(OSLO)]);
-    let hooks = Hooks::new().on_prepare(|request, _| request.options.output = None);
+    let hooks = Hooks::new().on_prepare(|request, _| request.options.set_output(None));
     let agent = builder.options(with_schema()).callbacks(hooks).start().await.unwrap();
     let response = agent.ask("Hi").await.unwrap();
     assert_eq!((response.text().as_str(), response.output_error.as_ref()), ("Plain", None));
@@ -321,7 +321,7 @@ async fn answer_is_checked_against_the_schema_of_its_request() {
     let mut retries = [1, 0].into_iter();
     let hooks = Hooks::new().on_prepare(move |request, _| {
         request.options = with_schema();
-        request.options.output_retries = retries.next().or(Some(0));
+        request.options.set_output_retries(retries.next().or(Some(0)));
     });
     let agent = builder.callbacks(hooks).start().await.unwrap();
     assert!(agent.ask("A city?").await.unwrap().output.is_some());

@@ -20,10 +20,7 @@ fn provider(name: &str, steps: impl IntoIterator<Item = Step>) -> (ScriptedProvi
 
 fn keys(provider: &ScriptedProvider) -> Vec<Option<String>> {
     let requests = provider.requests();
-    requests
-        .iter()
-        .map(|request| request.options.api_key.as_ref().map(Secret::reveal).map(str::to_owned))
-        .collect()
+    requests.iter().map(|request| request.options.api_key().map(Secret::reveal).map(str::to_owned)).collect()
 }
 
 #[tokio::test(start_paused = true)]

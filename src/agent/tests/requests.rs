@@ -36,10 +36,13 @@ async fn prepare_step_changes_the_request_and_nothing_else() {
     agent.run("Again").await;
     let requests = provider.requests();
     assert_eq!(sent(&requests[0]), ["user: Hi", "user: It is Tuesday."]);
-    assert_eq!((requests[0].system.as_deref(), requests[0].options.max_tokens), (Some("Be brief."), Some(5)));
+    assert_eq!(
+        (requests[0].system.as_deref(), requests[0].options.max_tokens()),
+        (Some("Be brief."), Some(5))
+    );
     assert!(requests[0].tools.get("extra").is_some());
     assert_eq!(sent(&requests[1]), ["user: Hi", "assistant: One", "user: Again"]);
-    assert_eq!((requests[1].system.as_deref(), requests[1].options.max_tokens), (None, None));
+    assert_eq!((requests[1].system.as_deref(), requests[1].options.max_tokens()), (None, None));
     assert!(requests[1].tools.is_empty());
 }
 
@@ -135,7 +138,7 @@ async fn callback_edits_apply_from_the_next_request_on_and_emit_no_state_event()
     let requests = provider.requests();
     let systems: Vec<_> = requests.iter().map(|request| request.system.as_deref()).collect();
     assert_eq!(systems, [None, Some("tool_result"), Some("tool_result p2")]);
-    let temperatures: Vec<_> = requests.iter().map(|request| request.options.temperature).collect();
+    let temperatures: Vec<_> = requests.iter().map(|request| request.options.temperature()).collect();
     assert_eq!(temperatures, [None, None, Some(0.5)]);
     assert_eq!(requests.iter().map(|request| request.tools.len()).collect::<Vec<_>>(), [1, 1, 0]);
     let config = agent.agent.state().await.unwrap().config().clone();
@@ -255,7 +258,7 @@ async fn prompt_options_override_those_of_the_agent_for_that_prompt_only() {
     let seen: Vec<_> = provider
         .requests()
         .into_iter()
-        .map(|request| (request.options.temperature, request.options.top_p, request.options.max_tokens))
+        .map(|request| (request.options.temperature(), request.options.top_p(), request.options.max_tokens()))
         .collect();
     let laid_over = (Some(0.9), Some(0.5), Some(100));
     assert_eq!(
@@ -264,7 +267,7 @@ async fn prompt_options_override_those_of_the_agent_for_that_prompt_only() {
         "continuations included"
     );
     let config = agent.agent.state().await.unwrap().config().clone();
-    assert_eq!((config.options.temperature, config.options.top_p), (Some(0.1), None));
+    assert_eq!((config.options.temperature(), config.options.top_p()), (Some(0.1), None));
 }
 
 #[tokio::test(start_paused = true)]
@@ -292,7 +295,7 @@ async fn output_schema_of_the_agent_parses_every_final_answer() {
     assert!(response.output.is_none() && response.output_error.as_ref().unwrap().contains("\"n\""));
     let response = stopped(&agent.run("Again").await);
     assert!(response.output.is_none() && response.output_error.as_ref().unwrap().contains("no JSON"));
-    assert_eq!(provider.requests()[0].options.output.as_ref().unwrap().name, "number");
+    assert_eq!(provider.requests()[0].options.output().unwrap().name, "number");
 }
 
 #[tokio::test(start_paused = true)]

@@ -25,7 +25,7 @@ fn provider(name: &str, steps: impl IntoIterator<Item = Step>) -> (ScriptedProvi
 
 /// The key of a request, and whether it has headers.
 fn sent(request: &Request) -> (Option<&str>, bool) {
-    (request.options.api_key.as_ref().map(Secret::reveal), request.options.headers.is_some())
+    (request.options.api_key().map(Secret::reveal), request.options.headers().is_some())
 }
 
 #[tokio::test(start_paused = true)]
@@ -44,7 +44,7 @@ async fn fallback_to_another_provider_does_not_send_the_key_of_the_first() {
     assert_eq!(sent(&first.requests()[0]), (Some("of-prompt"), true));
     let requests = second.requests();
     assert_eq!((sent(&requests[0]), sent(&requests[1])), ((None, false), (None, false)));
-    assert_eq!(requests[0].options.max_tokens, Some(7), "options that are not secret stay");
+    assert_eq!(requests[0].options.max_tokens(), Some(7), "options that are not secret stay");
     let options = agent.state().await.unwrap().config().options.clone();
     assert_eq!(options, secret("of-first"), "the configuration is unchanged");
 }
@@ -62,7 +62,7 @@ async fn change_from_openai_to_openai_responses_does_not_send_the_key_of_the_fir
         let choose = move |draft: &mut crate::agent::StateEdit| {
             draft.config.model = model;
             if let Some(key) = key {
-                draft.config.options.api_key = Some(Secret::new(key));
+                draft.config.options.set_api_key(Some(Secret::new(key)));
             }
             Ok(())
         };
@@ -114,8 +114,8 @@ async fn callback_sets_model_and_key_key_is_used_for_that_model() {
     let hooks = Hooks::new().on_tool_use(move |_, state| {
         let config = state.config_mut();
         config.model = other.clone();
-        config.options.api_key = Some(Secret::new("of-second"));
-        config.options.headers = None;
+        config.options.set_api_key(Some(Secret::new("of-second")));
+        config.options.set_headers(None);
         ToolDecision::Execute
     });
     let builder = builder.options(secret("of-first")).tool(noting("look", &Log::default())).callbacks(hooks);
@@ -142,7 +142,7 @@ async fn credentials_are_sent_only_to_their_provider_whenever_its_model_is_in_us
     }
     let requests = first.requests();
     let tenants: Vec<_> =
-        requests[1].options.headers.iter().flatten().map(|(_, value)| value.reveal()).collect();
+        requests[1].options.headers().into_iter().flatten().map(|(_, value)| value.reveal()).collect();
     assert_eq!(
         (sent(&requests[0]), sent(&requests[2])),
         ((Some("of-first"), true), (Some("of-first"), true))

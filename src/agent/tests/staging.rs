@@ -93,7 +93,7 @@ async fn staged_prompt_applies_its_options_and_a_fresh_step_count() {
     let options: Vec<_> = provider
         .requests()
         .into_iter()
-        .map(|request| (request.options.temperature, request.options.max_tokens, request.options.top_p))
+        .map(|request| (request.options.temperature(), request.options.max_tokens(), request.options.top_p()))
         .collect();
     let staged = (Some(0.1), None, Some(0.5));
     assert_eq!(options, [(Some(0.1), Some(9), None), staged, staged, staged, (Some(0.1), None, None)]);

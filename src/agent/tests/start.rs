@@ -163,7 +163,7 @@ async fn init_edits_configuration_and_history() {
     agent.run("Go on").await;
     let request = &provider.requests()[0];
     assert_eq!(request.system.as_deref(), Some("Be kind."));
-    assert_eq!(request.options.max_tokens, Some(7));
+    assert_eq!(request.options.max_tokens(), Some(7));
     assert!(request.tools.get("ask_user").is_some());
     assert_eq!(sent(request), ["user: Hi", "assistant: Hello", "user: Go on"]);
 }

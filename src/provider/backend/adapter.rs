@@ -291,7 +291,7 @@ impl Owner {
         let before = BackendError::before_prompt;
         let name = ask("name", || self.name().to_owned()).map_err(before)?;
         let conversation = Conversation::read(&name, &request.history).map_err(before)?;
-        let settings = request.options.backend.clone().unwrap_or_default();
+        let settings = request.options.backend().cloned().unwrap_or_default();
         let options = SessionOptions { model: request.model, system: request.system, settings };
         let reached = self.reach_or_start(&conversation, &options).await.map_err(before)?;
         let (session, started_with) = self.sessions().begin().map_err(before)?;

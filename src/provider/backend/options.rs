@@ -50,7 +50,7 @@ pub struct SessionOptions {
     pub model: Arc<str>,
     /// The system prompt.
     pub system: Option<Arc<str>>,
-    /// The conversation's own settings, from [`Options::backend`](crate::provider::OptionFields::backend). They are
+    /// The conversation's own settings, from [`Options::backend`](crate::provider::Options::backend). They are
     /// saved with the conversation, so a session that is resumed after a reload gets the same settings. A backend
     /// reports settings that it does not know in [`TurnResult::warnings`](super::TurnResult::warnings).
     pub settings: Map<String, Value>,

@@ -46,7 +46,7 @@ const NAME: &str = "anthropic_messages";
 /// originally followed. [`with_block_binding`](Self::with_block_binding) lets the service drop such thinking instead.
 ///
 /// Claude 4.7 and later hide the text of their thinking unless `thinking.display` requests it. Set it through
-/// [`Options::extra`](crate::provider::OptionFields::extra).
+/// [`Options::extra`](crate::provider::Options::extra).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct AnthropicMessages {
     block_binding: bool,
@@ -58,7 +58,7 @@ impl AnthropicMessages {
     /// Such a request has the member `thinking.block_binding` and a beta header, which is added to the user's
     /// `anthropic-beta`. Anthropic and OpenCode accept the member. Gateways to other clouds may reject each request
     /// that contains it, so it is not sent by default. It is never sent if the options or
-    /// [`Options::extra`](crate::provider::OptionFields::extra) select a way of thinking that excludes it.
+    /// [`Options::extra`](crate::provider::Options::extra) select a way of thinking that excludes it.
     pub fn with_block_binding(mut self, said: bool) -> Self {
         self.block_binding = said;
         self

@@ -40,7 +40,7 @@ const SOURCES: [&str; 3] = ["groundingMetadata", "citationMetadata", "urlContext
 /// back. The sources of a response become a provider item at its end, which is not sent back.
 ///
 /// Caching needs no setting. To use a cache that you created, set `cachedContent` through
-/// [`Options::extra`](crate::provider::OptionFields::extra).
+/// [`Options::extra`](crate::provider::Options::extra).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct GoogleGemini(());
 
@@ -74,7 +74,7 @@ impl Dialect for GoogleGemini {
 
     fn decoder(&self, request: &Request) -> Box<dyn Decoder> {
         let reading = if models::takes_output(request) {
-            Reading { enforced: request.options.output.is_some(), ..Reading::default() }
+            Reading { enforced: request.options.output().is_some(), ..Reading::default() }
         } else {
             output_tool::reading(request)
         };

@@ -28,7 +28,7 @@ const NAME: &str = "ollama_chat";
 /// - A hint for a long cache keeps the model loaded for an hour.
 ///
 /// The server truncates a prompt that does not fit the context window, without an error. The default window is small.
-/// Set its size through [`Options::extra`](crate::provider::OptionFields::extra):
+/// Set its size through [`Options::extra`](crate::provider::Options::extra):
 ///
 /// ```
 /// use omni_agent::provider::Options;
@@ -73,8 +73,8 @@ impl Dialect for OllamaChat {
 /// a schema suppresses all tool calls (<https://github.com/ollama/ollama/issues/13750>).
 fn answers_by_tool(request: &Request) -> bool {
     let tools_can_be_used =
-        request.options.tool_choice != Some(ToolChoice::None) && !request.tools.is_empty();
-    tools_can_be_used && request.options.output.is_some()
+        request.options.tool_choice() != Some(&ToolChoice::None) && !request.tools.is_empty();
+    tools_can_be_used && request.options.output().is_some()
 }
 
 /// Adjusts the kind of an error by its text. Ollama's errors contain nothing but a text.

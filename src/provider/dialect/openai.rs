@@ -60,7 +60,7 @@ pub(super) fn sampling(
     body: &mut Map<String, Value>,
     warnings: &mut Vec<String>,
 ) {
-    for (key, value) in [("temperature", options.temperature), ("top_p", options.top_p)] {
+    for (key, value) in [("temperature", options.temperature()), ("top_p", options.top_p())] {
         match value.map(Number::from_f64) {
             None => {}
             // The default value is always accepted.
@@ -148,7 +148,7 @@ pub(super) fn format(
 /// Returns how to decode the response to a request whose output schema is sent this way. `enforced` indicates whether
 /// the service guarantees that responses fit a strict schema.
 pub(super) fn reading(support: OutputSupport, enforced: bool, request: &Request) -> Reading {
-    let Some(output) = &request.options.output else {
+    let Some(output) = request.options.output() else {
         return Reading::default();
     };
     let schema = output.schema.as_value();

@@ -28,10 +28,10 @@ pub(super) fn asked(request: &Request, tool: Option<bool>) -> Cow<'_, Request> {
 ///
 /// Returns `None` if the request has no output schema, or if the schema cannot be the schema of a tool.
 fn with_tool(request: &Request, forced: bool) -> Option<Request> {
-    let output = request.options.output.as_ref()?;
+    let output = request.options.output()?;
     let (name, schema) = (name(request, output), schema(output)?);
     let mut request = request.clone();
-    let choice = match request.options.tool_choice.take() {
+    let choice = match request.options.fields_mut().tool_choice.take() {
         Some(ToolChoice::None) if !forced => {
             request.tools = ToolSet::new();
             None
@@ -52,8 +52,8 @@ fn with_tool(request: &Request, forced: bool) -> Option<Request> {
         system.push_str("`, and in no other way.");
         request.system = Some(system.into());
     }
-    request.options.tool_choice = choice;
-    request.options.output = None;
+    request.options.set_tool_choice(choice);
+    request.options.set_output(None);
     request.tools = request.tools.with(declared_tool_with_schema(name, DESCRIPTION, schema)).ok()?;
     Some(request)
 }
@@ -70,7 +70,7 @@ pub(super) fn is_possible(request: &Request) -> bool {
 
 /// Returns how to decode a response that gives the value through the output tool.
 pub(super) fn reading(request: &Request) -> Reading {
-    let Some(output) = request.options.output.as_ref().filter(|output| schema(output).is_some()) else {
+    let Some(output) = request.options.output().filter(|output| schema(output).is_some()) else {
         return Reading::default();
     };
     let wrapped = wrapped(output.schema.as_value()).is_some();

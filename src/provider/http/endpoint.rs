@@ -192,7 +192,7 @@ impl Endpoint {
     }
 
     /// Returns the same endpoint with one more hook on the JSON body. The hook runs after earlier hooks, and before
-    /// [`Options::extra`](crate::provider::OptionFields::extra) is merged into the body.
+    /// [`Options::extra`](crate::provider::Options::extra) is merged into the body.
     pub fn with_body_hook(
         mut self,
         hook: impl Fn(&mut Map<String, Value>, &Request) -> Result<(), ProviderError> + Send + Sync + 'static,

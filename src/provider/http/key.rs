@@ -54,7 +54,7 @@ impl Keys {
     pub(super) fn find(&self, provider: &str, request: &Request) -> Result<Option<Secret>, ProviderError> {
         let given = |key: &Secret| !key.reveal().is_empty();
         let environment = || self.variable.as_ref().and_then(|name| env::var(name).ok()).map(Secret::new);
-        let key = request.options.api_key.clone().filter(given);
+        let key = request.options.api_key().cloned().filter(given);
         let key = key.or_else(|| self.own.as_ref()?.key()).or_else(|| environment().filter(given));
         if key.is_none() && !self.optional {
             return Err(ProviderError::new(ErrorKind::Auth, self.missing(provider)));

@@ -51,7 +51,7 @@ impl World {
             _ => self.config.options.clone(),
         };
         OutputRequirement {
-            retries: self.rng.pick(&[options.output_retries, Some(0), None]),
+            retries: self.rng.pick(&[options.output_retries(), Some(0), None]),
             ..OutputRequirement::of(&options)
         }
     }

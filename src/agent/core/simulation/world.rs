@@ -112,7 +112,7 @@ impl World {
         config.turn_timeout = rng.pick(&[None, Some(Duration::from_secs(9))]);
         if rng.percent(40) {
             config.options = OUTPUT.with(Options::clone);
-            config.options.output_retries = rng.pick(&[None, Some(0), Some(1)]);
+            config.options.set_output_retries(rng.pick(&[None, Some(0), Some(1)]));
         }
         let core = Core::new(super::commands::random_history(&mut rng));
         let mut world = Self {

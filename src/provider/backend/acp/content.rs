@@ -10,7 +10,7 @@ use agent_client_protocol::v1::schema::{
 use crate::{
     message::{Attachment, Content, Message, Source},
     provider::{
-        OptionFields,
+        Options,
         backend::{BackendError, TurnPrompt},
     },
 };
@@ -98,27 +98,16 @@ fn escaped(name: &str) -> String {
 }
 
 /// Returns the names of the options that the protocol can't express.
-pub(super) fn unheard(options: &OptionFields) -> Vec<&'static str> {
-    let OptionFields {
-        max_tokens,
-        temperature,
-        top_p,
-        stop_sequences,
-        thinking,
-        tool_choice,
-        output,
-        extra,
-        ..
-    } = options;
+pub(super) fn ignored_options(options: &Options) -> Vec<&'static str> {
     let set = [
-        ("max_tokens", max_tokens.is_some()),
-        ("temperature", temperature.is_some()),
-        ("top_p", top_p.is_some()),
-        ("stop_sequences", stop_sequences.is_some()),
-        ("thinking", thinking.is_some()),
-        ("tool_choice", tool_choice.is_some()),
-        ("output", output.is_some()),
-        ("extra", extra.is_some()),
+        ("max_tokens", options.max_tokens().is_some()),
+        ("temperature", options.temperature().is_some()),
+        ("top_p", options.top_p().is_some()),
+        ("stop_sequences", options.stop_sequences().is_some()),
+        ("thinking", options.thinking().is_some()),
+        ("tool_choice", options.tool_choice().is_some()),
+        ("output", options.output().is_some()),
+        ("extra", options.extra().is_some()),
     ];
     set.into_iter().filter_map(|(name, is_set)| is_set.then_some(name)).collect()
 }

@@ -238,12 +238,12 @@ impl BackendSession for AcpSession {
         }
         let blocks = content::blocks(&prompt, &self.can)?;
         let mut warnings = std::mem::take(&mut *self.warnings.lock().unwrap_or_else(PoisonError::into_inner));
-        let unheard = content::unheard(&prompt.options);
-        if !unheard.is_empty() {
+        let ignored = content::ignored_options(&prompt.options);
+        if !ignored.is_empty() {
             warnings.push(format!(
                 "`{}` has no settings for these options, which are ignored: {}",
                 self.name,
-                unheard.join(", ")
+                ignored.join(", ")
             ));
         }
         let told = shared.begin(warnings)?;

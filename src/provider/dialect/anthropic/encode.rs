@@ -27,7 +27,7 @@ const MIN_BUDGET: u32 = 1024;
 /// Encodes a request. `block_binding` indicates whether the service supports the member of that name.
 pub(super) fn encode(request: &Request, block_binding: bool) -> Result<Encoded, ProviderError> {
     let options = &request.options;
-    let cache = options.cache.map(|hint| match hint {
+    let cache = options.cache().map(|hint| match hint {
         CacheHint::Short => json!({"type": "ephemeral"}),
         CacheHint::Long => json!({"type": "ephemeral", "ttl": "1h"}),
     });
@@ -89,7 +89,7 @@ impl Encoder<'_> {
         let Traits { thinking, off, .. } = self.traits;
         let mut decided = Decided::default();
         let mut budget = None;
-        match self.options.thinking {
+        match self.options.thinking() {
             None => {}
             Some(ThinkingMode::Off | ThinkingMode::Budget(0)) => match off {
                 _ if thinking == Thinking::Unsupported => {}
@@ -147,7 +147,7 @@ impl Encoder<'_> {
             return Kept::All;
         }
         // The user's `extra` options are merged over this body.
-        let extra = self.options.extra.as_ref().and_then(|extra| extra.get("thinking"));
+        let extra = self.options.extra().and_then(|extra| extra.get("thinking"));
         let said = match extra {
             Some(Value::Object(extra)) => {
                 extra.get("type").or_else(|| self.body.get("thinking")?.get("type"))
@@ -169,13 +169,13 @@ impl Encoder<'_> {
     }
 
     fn is_off(&self) -> bool {
-        matches!(self.options.thinking, Some(ThinkingMode::Off | ThinkingMode::Budget(0)))
+        matches!(self.options.thinking(), Some(ThinkingMode::Off | ThinkingMode::Budget(0)))
     }
 
     /// Returns `max_tokens` and the thinking budget, which has to be below it: thinking counts towards the limit.
     fn limits(&mut self, budget: Option<u32>) -> (u32, Option<u32>) {
         let room = budget.unwrap_or(0).saturating_add(MAX_TOKENS);
-        let limit = self.options.max_tokens.or_else(|| self.output_limit.filter(|limit| *limit < room));
+        let limit = self.options.max_tokens().or_else(|| self.output_limit.filter(|limit| *limit < room));
         match (limit, budget) {
             (None, budget) => (room, budget),
             (Some(limit), None) => (limit, None),
@@ -237,7 +237,7 @@ impl Encoder<'_> {
     }
 
     fn tool_choice(&mut self, request: &Request, thinking: bool) {
-        let Some(choice) = &self.options.tool_choice else {
+        let Some(choice) = self.options.tool_choice() else {
             return;
         };
         let forced = matches!(choice, ToolChoice::Required | ToolChoice::Tool(_));
@@ -270,7 +270,7 @@ impl Encoder<'_> {
     fn sampling(&mut self, thinking: bool) {
         let taken = self.traits.sampling;
         let mut set = false;
-        if let Some(temperature) = self.options.temperature {
+        if let Some(temperature) = self.options.temperature() {
             // Every model accepts the default value, and it need not be sent.
             let is_default = (temperature - 1.0).abs() < f64::EPSILON;
             if taken == Sampling::Fixed {
@@ -290,7 +290,7 @@ impl Encoder<'_> {
                 set = true;
             }
         }
-        if let Some(top_p) = self.options.top_p {
+        if let Some(top_p) = self.options.top_p() {
             if taken == Sampling::Fixed {
                 self.warn("`top_p` is ignored: this model does not support it");
             } else if thinking && !(0.95..=1.0).contains(&top_p) {
@@ -306,7 +306,7 @@ impl Encoder<'_> {
     }
 
     fn stop_sequences(&mut self) {
-        let all = self.options.stop_sequences.as_deref().unwrap_or_default();
+        let all = self.options.stop_sequences().map(Vec::as_slice).unwrap_or_default();
         let taken: Vec<&str> =
             all.iter().map(String::as_str).filter(|text| !text.trim().is_empty()).collect();
         if taken.len() < all.len() {
@@ -322,7 +322,7 @@ impl Encoder<'_> {
         if let Some(effort) = effort {
             config.insert("effort".to_owned(), effort.into());
         }
-        if let Some(output) = &self.options.output {
+        if let Some(output) = self.options.output() {
             match schema::output(output.schema.as_value()) {
                 Some((schema, closed)) => {
                     if closed {
@@ -341,7 +341,7 @@ impl Encoder<'_> {
     }
 
     fn metadata(&mut self) {
-        for (key, value) in self.options.metadata.iter().flatten() {
+        for (key, value) in self.options.metadata().into_iter().flatten() {
             match value {
                 Value::String(user) if key == "user_id" => self.set("metadata", json!({"user_id": user})),
                 _ if key == "user_id" => self.warn("`metadata` user_id is ignored: it is not a string"),

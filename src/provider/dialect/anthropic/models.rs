@@ -45,9 +45,9 @@ impl Output {
     pub(super) fn of(request: &Request) -> Self {
         let traits = Traits::of(&request.model);
         let off =
-            matches!(request.options.thinking, None | Some(ThinkingMode::Off | ThinkingMode::Budget(0)));
+            matches!(request.options.thinking(), None | Some(ThinkingMode::Off | ThinkingMode::Budget(0)));
         let thinks = !off && traits.thinking != Thinking::Unsupported;
-        match &request.options.output {
+        match request.options.output() {
             None => Self::None,
             Some(output)
                 if traits.structured

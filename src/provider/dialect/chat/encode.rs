@@ -78,7 +78,7 @@ fn thinks(chat: &ChatCompletions, request: &Request) -> bool {
     match chat.thinking {
         ThinkingField::Enable { off: false, .. } => true,
         ThinkingField::Enable { off: true, unasked } => {
-            request.options.thinking.map_or(unasked, ThinkingMode::is_on)
+            request.options.thinking().map_or(unasked, ThinkingMode::is_on)
         }
         _ => false,
     }
@@ -95,7 +95,7 @@ impl Encoder<'_> {
             })
         });
         let tools: Vec<Value> = tools.collect();
-        let choice = self.request.options.tool_choice.as_ref();
+        let choice = self.request.options.tool_choice();
         if tools.is_empty() {
             // The service rejects a tool choice without tools.
             if matches!(choice, Some(ToolChoice::Required | ToolChoice::Tool(_))) {
@@ -126,14 +126,14 @@ impl Encoder<'_> {
 
     fn sampling(&mut self, body: &mut Map<String, Value>) {
         let options = &self.request.options;
-        if let Some(max) = options.max_tokens {
+        if let Some(max) = options.max_tokens() {
             let field = self.chat.max_tokens_field;
             body.insert(field.to_owned(), max.into());
         }
         let effort = body.get("reasoning_effort").and_then(Value::as_str);
         let taken = self.chat.sampling && self.family.takes_sampling(effort);
         openai::sampling(options, taken, body, &mut self.warnings);
-        let sequences = options.stop_sequences.iter().flatten().filter(|stop| !stop.is_empty());
+        let sequences = options.stop_sequences().into_iter().flatten().filter(|stop| !stop.is_empty());
         if !self.family.takes_stop() {
             if sequences.count() > 0 {
                 self.warn("`stop_sequences` is ignored: this model does not support it");
@@ -155,7 +155,7 @@ impl Encoder<'_> {
     }
 
     fn output(&mut self, body: &mut Map<String, Value>) {
-        let Some(output) = &self.request.options.output else {
+        let Some(output) = self.request.options.output() else {
             return;
         };
         let format = match openai::format(self.output, Some(output), &mut self.warnings) {
@@ -167,7 +167,7 @@ impl Encoder<'_> {
     }
 
     fn labels(&mut self, body: &mut Map<String, Value>) {
-        match &self.request.options.metadata {
+        match self.request.options.metadata() {
             Some(metadata) if self.chat.metadata => {
                 body.insert("metadata".to_owned(), Value::Object(openai::labels(metadata)));
             }
@@ -177,7 +177,7 @@ impl Encoder<'_> {
     }
 
     fn cache(&mut self, messages: &mut [Value], body: &mut Map<String, Value>) {
-        let Some(hint) = self.request.options.cache else {
+        let Some(hint) = self.request.options.cache() else {
             return;
         };
         match (self.chat.cache, hint) {

@@ -38,7 +38,7 @@ impl<'a> Encoder<'a> {
 
     fn system(&mut self) {
         let mut system = Cow::Borrowed(self.request.system.as_deref().unwrap_or_default());
-        if let (true, Some(output)) = (self.output.needs_words(), &self.request.options.output) {
+        if let (true, Some(output)) = (self.output.needs_words(), self.request.options.output()) {
             system = words::with_schema(&system, output).into();
         }
         if !system.trim().is_empty() {

@@ -111,7 +111,7 @@ pub enum ToolChoices {
 }
 
 /// The attachments that a service supports, and how they are sent. Others cause an error or become a placeholder,
-/// depending on [`Options::unsupported_attachment`](crate::provider::OptionFields::unsupported_attachment).
+/// depending on [`Options::unsupported_attachment`](crate::provider::Options::unsupported_attachment).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Files {

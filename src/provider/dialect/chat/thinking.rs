@@ -37,12 +37,12 @@ impl Encoder<'_> {
             ToolsInChat::AtRest if with_tools => {
                 body.insert("reasoning_effort".to_owned(), "none".into());
                 // The model reasons by default.
-                if self.request.options.thinking.is_none_or(ThinkingMode::is_on) {
+                if self.request.options.thinking().is_none_or(ThinkingMode::is_on) {
                     self.warn(at_rest());
                 }
             }
             ToolsInChat::EffortUnsaid if with_tools => {
-                if self.request.options.thinking.is_some_and(ThinkingMode::is_on) {
+                if self.request.options.thinking().is_some_and(ThinkingMode::is_on) {
                     self.warn(at_rest());
                 }
             }
@@ -52,7 +52,7 @@ impl Encoder<'_> {
     }
 
     fn say_thinking(&mut self, body: &mut Map<String, Value>) {
-        let Some(mode) = self.request.options.thinking else {
+        let Some(mode) = self.request.options.thinking() else {
             return;
         };
         let on = mode.is_on();
@@ -89,7 +89,7 @@ impl Encoder<'_> {
                 };
                 body.insert("reasoning".to_owned(), reasoning);
                 // Anthropic rejects the two together, and OpenRouter drops the reasoning silently.
-                let choice = self.request.options.tool_choice.as_ref();
+                let choice = self.request.options.tool_choice();
                 let demanded = matches!(choice, Some(ToolChoice::Required | ToolChoice::Tool(_)));
                 let tools = !self.request.tools.is_empty();
                 if on && demanded && tools && self.request.model.starts_with("anthropic/") {

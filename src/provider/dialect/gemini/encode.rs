@@ -64,7 +64,7 @@ impl Encoder<'_> {
             json!({"name": names.get(tool.name()), "description": tool.description(), "parametersJsonSchema": schema})
         });
         let tools: Vec<Value> = tools.collect();
-        let choice = self.request.options.tool_choice.as_ref();
+        let choice = self.request.options.tool_choice();
         if tools.is_empty() {
             if matches!(choice, Some(ToolChoice::Required | ToolChoice::Tool(_))) {
                 self.warn("`tool_choice` is ignored: the request has no tools");
@@ -85,11 +85,11 @@ impl Encoder<'_> {
     fn generation(&mut self) {
         let options = &self.request.options;
         let mut config = Map::new();
-        if let Some(max) = options.max_tokens {
+        if let Some(max) = options.max_tokens() {
             config.insert("maxOutputTokens".to_owned(), max.into());
         }
         for (name, key, value) in
-            [("temperature", "temperature", options.temperature), ("top_p", "topP", options.top_p)]
+            [("temperature", "temperature", options.temperature()), ("top_p", "topP", options.top_p())]
         {
             match value.map(Number::from_f64) {
                 None => {}
@@ -102,7 +102,7 @@ impl Encoder<'_> {
                 Some(None) => self.warn(format!("`{name}` is ignored: it is not a finite number")),
             }
         }
-        let sequences = options.stop_sequences.iter().flatten().filter(|stop| !stop.is_empty());
+        let sequences = options.stop_sequences().into_iter().flatten().filter(|stop| !stop.is_empty());
         let stop: Vec<&str> = sequences.clone().map(String::as_str).take(STOP_LIMIT).collect();
         let left_out = sequences.count() - stop.len();
         if left_out > 0 {
@@ -116,7 +116,7 @@ impl Encoder<'_> {
         if let Some(thinking) = self.thinking() {
             config.insert("thinkingConfig".to_owned(), thinking);
         }
-        if let Some(output) = &options.output {
+        if let Some(output) = options.output() {
             config.insert("responseMimeType".to_owned(), "application/json".into());
             config.insert("responseJsonSchema".to_owned(), restricted(output.schema.as_value()));
         }
@@ -126,7 +126,7 @@ impl Encoder<'_> {
     }
 
     fn thinking(&mut self) -> Option<Value> {
-        let mode = match self.request.options.thinking? {
+        let mode = match self.request.options.thinking()? {
             ThinkingMode::Budget(0) => ThinkingMode::Off,
             mode => mode,
         };
@@ -193,10 +193,10 @@ impl Encoder<'_> {
     }
 
     fn labels(&mut self) {
-        if self.request.options.metadata.as_ref().is_some_and(|metadata| !metadata.is_empty()) {
+        if self.request.options.metadata().is_some_and(|metadata| !metadata.is_empty()) {
             self.warn("`metadata` is ignored: Gemini does not support it");
         }
-        if self.request.options.cache == Some(CacheHint::Long) {
+        if self.request.options.cache() == Some(CacheHint::Long) {
             self.warn(
                 "`cache` is not extended: Gemini keeps prompts for minutes, and has no setting for the time",
             );

@@ -41,7 +41,7 @@ const FIRST_PRO: &[Effort] = &[Effort::Low, Effort::High];
 
 /// Returns whether the request's output schema, if there is one, can be sent as such.
 pub(super) fn takes_output(request: &Request) -> bool {
-    request.options.output.is_none()
+    request.options.output().is_none()
         || !output_tool::is_needed(request)
             && (request.tools.is_empty() || Traits::of(&request.model).schema_beside_tools)
 }

@@ -31,17 +31,17 @@ pub(super) fn encode(request: &Request) -> Result<Encoded, ProviderError> {
     if let Some(think) = encoder.think() {
         body.insert("think".to_owned(), think);
     }
-    if let Some(output) = &request.options.output {
+    if let Some(output) = request.options.output() {
         body.insert("format".to_owned(), output.schema.as_value().clone());
     }
     let options = encoder.options();
     if !options.is_empty() {
         body.insert("options".to_owned(), Value::Object(options));
     }
-    if request.options.cache == Some(CacheHint::Long) {
+    if request.options.cache() == Some(CacheHint::Long) {
         body.insert("keep_alive".to_owned(), "1h".into());
     }
-    if request.options.metadata.as_ref().is_some_and(|metadata| !metadata.is_empty()) {
+    if request.options.metadata().is_some_and(|metadata| !metadata.is_empty()) {
         encoder.warn("`metadata` is ignored: Ollama does not support it");
     }
     Ok(Encoded { body, warnings: encoder.warnings })
@@ -181,7 +181,7 @@ impl<'a> Encoder<'a> {
                 "function": {"name": tool.name(), "description": tool.description(), "parameters": schema},
             })
         });
-        match &self.request.options.tool_choice {
+        match self.request.options.tool_choice() {
             Some(ToolChoice::None) => return Vec::new(),
             Some(ToolChoice::Required | ToolChoice::Tool(_)) => {
                 self.warnings.push("`tool_choice` is ignored: Ollama cannot force a tool".to_owned());
@@ -192,7 +192,7 @@ impl<'a> Encoder<'a> {
     }
 
     fn think(&mut self) -> Option<Value> {
-        let mode = self.request.options.thinking?;
+        let mode = self.request.options.thinking()?;
         // Only this family has levels, and its thinking cannot be turned off:
         // https://docs.ollama.com/capabilities/thinking
         let levels = self.request.model.to_ascii_lowercase().contains("gpt-oss");
@@ -231,10 +231,10 @@ impl<'a> Encoder<'a> {
     fn options(&mut self) -> Map<String, Value> {
         let options = &self.request.options;
         let mut out = Map::new();
-        if let Some(max) = options.max_tokens {
+        if let Some(max) = options.max_tokens() {
             out.insert("num_predict".to_owned(), max.into());
         }
-        for (key, value) in [("temperature", options.temperature), ("top_p", options.top_p)] {
+        for (key, value) in [("temperature", options.temperature()), ("top_p", options.top_p())] {
             match value.map(Number::from_f64) {
                 None => {}
                 Some(Some(number)) => {
@@ -243,8 +243,13 @@ impl<'a> Encoder<'a> {
                 Some(None) => self.warn(format!("`{key}` is ignored: it is not a finite number")),
             }
         }
-        let stop: Vec<&str> =
-            options.stop_sequences.iter().flatten().map(String::as_str).filter(|s| !s.is_empty()).collect();
+        let stop: Vec<&str> = options
+            .stop_sequences()
+            .into_iter()
+            .flatten()
+            .map(String::as_str)
+            .filter(|s| !s.is_empty())
+            .collect();
         if !stop.is_empty() {
             out.insert("stop".to_owned(), stop.into());
         }

@@ -57,7 +57,7 @@ struct Encoder<'a> {
 impl Encoder<'_> {
     fn instructions(&mut self) {
         let mut system = Cow::Borrowed(self.request.system.as_deref().unwrap_or_default());
-        if let (true, Some(output)) = (self.output.needs_words(), &self.request.options.output) {
+        if let (true, Some(output)) = (self.output.needs_words(), self.request.options.output()) {
             system = words::with_schema(&system, output).into();
         }
         if !system.trim().is_empty() {
@@ -77,7 +77,7 @@ impl Encoder<'_> {
             })
         });
         let tools: Vec<Value> = tools.collect();
-        let choice = request.options.tool_choice.as_ref();
+        let choice = request.options.tool_choice();
         if tools.is_empty() {
             // The service rejects a tool choice without tools.
             if matches!(choice, Some(ToolChoice::Required | ToolChoice::Tool(_))) {
@@ -98,7 +98,7 @@ impl Encoder<'_> {
 
     fn limits(&mut self) {
         let options = &self.request.options;
-        if let Some(max) = options.max_tokens {
+        if let Some(max) = options.max_tokens() {
             let least = self.format.min_output_tokens;
             if max < least {
                 self.warn(format!(
@@ -107,7 +107,7 @@ impl Encoder<'_> {
             }
             self.set("max_output_tokens", max.max(least));
         }
-        if options.stop_sequences.iter().flatten().any(|stop| !stop.is_empty()) {
+        if options.stop_sequences().into_iter().flatten().any(|stop| !stop.is_empty()) {
             self.warn("`stop_sequences` is ignored: the Responses wire format does not support it");
         }
     }
@@ -119,7 +119,7 @@ impl Encoder<'_> {
     }
 
     fn thinking(&mut self) {
-        let Some(mode) = self.request.options.thinking else {
+        let Some(mode) = self.request.options.thinking() else {
             return;
         };
         let Some(words) = self.format.effort else {
@@ -147,7 +147,7 @@ impl Encoder<'_> {
     }
 
     fn output(&mut self) {
-        let Some(output) = &self.request.options.output else {
+        let Some(output) = self.request.options.output() else {
             return;
         };
         let format = match openai::format(self.output, Some(output), &mut self.warnings) {
@@ -159,7 +159,7 @@ impl Encoder<'_> {
     }
 
     fn labels(&mut self) {
-        let Some(metadata) = &self.request.options.metadata else {
+        let Some(metadata) = self.request.options.metadata() else {
             return;
         };
         if !self.format.metadata {
@@ -184,7 +184,7 @@ impl Encoder<'_> {
 
     /// Encodes a cache hint. Source: <https://platform.openai.com/docs/guides/prompt-caching>.
     fn cache(&mut self) {
-        let Some(hint) = self.request.options.cache else {
+        let Some(hint) = self.request.options.cache() else {
             return;
         };
         if !self.format.cache_hints {

@@ -73,7 +73,7 @@ impl Endpoint {
         }
         let mut secrets = Vec::new();
         let own = self.headers.iter().map(|(name, value)| (name, value));
-        for (name, value) in own.chain(request.options.headers.iter().flatten()) {
+        for (name, value) in own.chain(request.options.headers().into_iter().flatten()) {
             let name = header_name(name)?;
             secrets.push((value.clone(), extent(&name)));
             headers.insert(name.clone(), header_value(name.as_str(), value)?);
@@ -108,7 +108,7 @@ impl Endpoint {
         for hook in &self.body_hooks {
             hook(&mut encoded.body, request)?;
         }
-        if let Some(extra) = &request.options.extra {
+        if let Some(extra) = request.options.extra() {
             merge(&mut encoded.body, extra);
         }
         Ok(encoded)

@@ -14,7 +14,7 @@ use crate::provider::dialect::{
 /// application's name.
 ///
 /// Options of the service that are missing here can be sent with
-/// [`Options::extra`](crate::provider::OptionFields::extra), which also overrides these settings for single requests.
+/// [`Options::extra`](crate::provider::Options::extra), which also overrides these settings for single requests.
 ///
 /// ```
 /// use omni_agent::provider::http::{Endpoint, OpenRouter, RoutingSort};

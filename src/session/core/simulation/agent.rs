@@ -57,8 +57,8 @@ pub(super) fn random_settings(rng: &mut Rng) -> Option<Prompt> {
     let tokens = rng.pick(&[None, None, Some(10), Some(20)]);
     let key = rng.percent(20).then(|| "key".to_owned());
     let mut settings = Prompt { max_steps: steps, ..Prompt::default() };
-    settings.options.max_tokens = tokens;
-    settings.options.api_key = key.map(Into::into);
+    settings.options.set_max_tokens(tokens);
+    settings.options.set_api_key(key.map(Into::into));
     Some(settings).filter(Prompt::has_settings)
 }
 

@@ -88,7 +88,7 @@ impl Model {
         state.max_steps = self.config.max_steps;
         state.system = self.config.system.as_deref().map(str::to_owned);
         state.title = self.title.as_deref().map(str::to_owned);
-        if let Some(max_tokens) = self.config.options.max_tokens {
+        if let Some(max_tokens) = self.config.options.max_tokens() {
             state.options = Options::default().with_max_tokens(max_tokens);
         }
         state
@@ -183,7 +183,7 @@ impl Model {
     /// Notes the settings of the prompt that the next message belongs to. Keys are not kept.
     pub(super) fn prompted(&mut self, settings: &Prompt) {
         let mut settings = settings.clone();
-        settings.options.api_key = None;
+        settings.options.set_api_key(None);
         self.prompted.get_or_insert(settings);
     }
 
@@ -234,8 +234,8 @@ impl Model {
         let sent = self.settings.get(&id).cloned().unwrap_or_default();
         let mut settings = again.settings.clone();
         settings.max_steps = settings.max_steps.or(sent.max_steps);
-        if let (None, Some(tokens)) = (settings.options.max_tokens, sent.options.max_tokens) {
-            settings.options.max_tokens = Some(tokens);
+        if let (None, Some(tokens)) = (settings.options.max_tokens(), sent.options.max_tokens()) {
+            settings.options.set_max_tokens(Some(tokens));
         }
         Ok((Base { history: self.messages_to(base), then }, Opening::Message(message, settings)))
     }

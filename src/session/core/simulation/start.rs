@@ -45,7 +45,7 @@ pub(super) fn random_config(before: &Arc<Config>, rng: &mut Rng) -> Arc<Config> 
     match rng.below(8) {
         0 => config.model = provider::Model::new(Arc::new(Nobody), rng.pick(&["one", "two"])),
         1 => config.system = rng.pick(&[None, Some("brief"), Some("long")]).map(Arc::from),
-        2 | 3 => config.options.max_tokens = rng.pick(&[None, Some(1), Some(2)]),
+        2 | 3 => config.options.set_max_tokens(rng.pick(&[None, Some(1), Some(2)])),
         4 => config.options = config.options.with_api_key(rng.pick(&["a key", "another"])),
         5 => config.max_steps = rng.pick(&[None, Some(3)]),
         6 => config.model = config.model.as_fallback_for("gone:saved"),

@@ -34,7 +34,7 @@ pub(super) fn content(stored: &Stored) -> Check<Content> {
     ensure!(ascending, "nodes are stored out of order: {:?}", nodes.iter().map(crate::tree::Node::id));
     let tree = Tree::hydrate(nodes, head, cursors)
         .map_err(|error| format!("the stored nodes do not form a tree: {error}"))?;
-    let secret = state.options.api_key.is_some() || state.options.headers.is_some();
+    let secret = state.options.api_key().is_some() || state.options.headers().is_some();
     ensure!(!secret, "a secret is stored");
     Ok((tree, state))
 }

@@ -45,8 +45,8 @@ pub(crate) async fn run<S, T: ?Sized>(
     let mut report = ConformanceReport { passed: Vec::new(), skipped: Vec::new() };
     let mut failed = Vec::new();
     for (name, check) in checks {
-        let made = make().await;
-        match AssertUnwindSafe(check(as_under_test(&made))).catch_unwind().await {
+        let under_test = make().await;
+        match AssertUnwindSafe(check(as_under_test(&under_test))).catch_unwind().await {
             Ok(CheckOutcome::Made) => report.passed.push(*name),
             Ok(CheckOutcome::Skipped) => report.skipped.push(*name),
             Err(_) => failed.push(*name),

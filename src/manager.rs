@@ -3,8 +3,8 @@
 //! A [`Manager`] is for services that serve many conversations. It opens each conversation at most once, however many
 //! callers ask for it, and lists the stored and the open conversations. It generates titles, keeps limits on open
 //! sessions and concurrent requests, and shuts all sessions down in order. A session outlives the caller that opened
-//! it, and ends when it is idle and has no controller. The [guide](crate::guides::many_conversations) builds a web
-//! service with a manager.
+//! it, and ends when it has been idle without a controller for some time. The
+//! [guide](crate::guides::many_conversations) builds a web service with a manager.
 //!
 //! The main types:
 //!
@@ -244,8 +244,8 @@ impl ManagerBuilder {
         self
     }
 
-    /// Sets how many sessions may have a request to their model in flight at once, at least one. By default there is no
-    /// limit.
+    /// Sets how many sessions may have a request to their model in flight at once, at least one. Unlimited
+    /// by default.
     ///
     /// The requests of further sessions wait, in order. A run that is paused, or whose tools or callbacks run, does not
     /// count until its next request. Therefore a tool may ask another session under any limit.

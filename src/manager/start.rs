@@ -7,8 +7,8 @@ use crate::{
 
 /// The agent and the settings with which a session is opened.
 ///
-/// If the session is already open, only the caller's subscription is taken from the options. The store and the registry
-/// of models are the manager's. Saved settings come from the conversation.
+/// If the session is already open, only the caller's subscription is taken from the options. The manager supplies the
+/// store and the registry of models. [`SessionBuilder::agent`] describes how saved settings and the agent's combine.
 ///
 /// ```
 /// # #[cfg(feature = "test-util")]
@@ -28,7 +28,7 @@ use crate::{
 /// # })?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[must_use = "it does nothing by itself"]
+#[must_use = "options do nothing before a conversation is opened with them"]
 pub struct OpenOptions {
     /// Boxed, because the size of values that move from future to future adds up in the task that opens.
     pub(super) agent: Box<AgentBuilder>,

@@ -12,14 +12,14 @@ use crate::{
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SessionError {
-    /// The session has ended.
+    /// The session has ended, for this reason.
     #[error("the session has ended: {0}")]
     Ended(EndReason),
     /// The operation needs an idle session.
     #[error("the session is {0:?}; wait until it is idle, or cancel")]
     Busy(Status),
     /// The tree has no node with this id.
-    #[error("the tree has no node {node}")]
+    #[error("the tree has no node {node}; `Session::tree` returns the existing nodes")]
     UnknownNode {
         /// The id that was given.
         node: NodeId,
@@ -52,8 +52,8 @@ pub enum SessionError {
     },
     /// The agent was given a history. A session's messages, new or stored, come only from the store.
     #[error(
-        "a session can't begin with a given history: its messages come from the store; leave the history out, or import \
-         it into the store first"
+        "a session can't start with a given history, because its messages come from the store; remove the history, or \
+         import it into the store first"
     )]
     InitialHistory,
     /// Too much is unsaved, so nothing new can start.

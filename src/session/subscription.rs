@@ -73,7 +73,7 @@ pub enum Mode {
 /// # })?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[must_use = "a subscriber that is dropped has left, and a session without controllers may end"]
+#[must_use = "dropping it unsubscribes, and a session without controllers may end"]
 pub struct SessionSubscription {
     events: Subscription<SessionSnapshot, SessionEvent>,
     guard: Guard,
@@ -155,7 +155,7 @@ impl fmt::Debug for SessionSubscription {
 /// Keeps a session open while it is a [`Mode::Controller`]. An observer's guard does nothing.
 ///
 /// When the last controller is dropped, the session's idle shutdown starts.
-#[must_use = "a controller that is dropped has left, and a session without controllers may end"]
+#[must_use = "dropping it releases the session, and a session without controllers may end"]
 pub struct Guard {
     session: WeakSession,
     /// The hold on the session, for a controller.

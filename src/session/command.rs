@@ -39,7 +39,7 @@ impl Unsaved {
     }
 }
 
-/// The run that a command begins, and the node that it begins at.
+/// The run that a command starts, and the node where it starts.
 #[derive(Clone, Debug)]
 pub(super) enum RunStart {
     Regenerate(Regenerate),

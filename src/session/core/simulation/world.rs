@@ -237,7 +237,7 @@ impl World {
         self.ledger.note(&self.model, false);
         self.input(told, |core, _, effects| core.agent_ended(effects))?;
         self.save()?;
-        // The write in flight, a creation, the changes made meanwhile, and a write that meets another title.
+        // The write in flight, a creation, the changes made meanwhile, and a write that conflicts with a changed title.
         for _ in 0..4 + self.ledger.parts() {
             if self.ledger.under_way().is_some() {
                 self.comes_back(true)?;

@@ -1,31 +1,15 @@
 //! Stateful LLM agents: they stream, call tools, ask for approval, and can be steered, stopped and resumed.
 //!
 //! ```no_run
-//! use omni_agent::{Agent, Event, Status, Update};
+//! use omni_agent::Agent;
 //!
 //! # async fn run() -> Result<(), Box<dyn std::error::Error>> {
 //! let agent = Agent::builder().model("anthropic:claude-sonnet-4-6").start().await?;
 //! let mut events = agent.subscribe().await?;
 //! agent.prompt("Hello!").await?;
-//! while let Some(update) = events.next().await {
-//!     match update {
-//!         Update::Event(numbered) => match &*numbered.event {
-//!             Event::TextDelta { delta, .. } => print!("{delta}"),
-//!             Event::Turn(_) => break,
-//!             Event::Error { failure, .. } => return Err(failure.clone().into()),
-//!             Event::Cancelled { .. } => return Err("the run was cancelled".into()),
-//!             _ => {}
-//!         },
-//!         // This reader was too slow. The snapshot replaces the events that it missed.
-//!         Update::Resync(snapshot) => {
-//!             println!("{}", snapshot.messages().last().map_or(String::new(), |message| message.text()));
-//!             if snapshot.status == Status::Idle {
-//!                 break;
-//!             }
-//!         }
-//!         Update::Closed(end) => return Err(end.reason.into()),
-//!         _ => {}
-//!     }
+//! let mut text = events.text_deltas();
+//! while let Some(delta) = text.next().await {
+//!     print!("{}", delta?);
 //! }
 //! # Ok(())
 //! # }

@@ -289,7 +289,7 @@ pub struct Subscription<S, E> {
     reader: Option<Reader<S, E>>,
     /// The wait for the next update, which a poll of the stream started. It is kept afterwards so that its memory is
     /// reused.
-    waiting: Option<ReusableBoxFuture<'static, (Reader<S, E>, Option<Update<S, E>>)>>,
+    waiting: Option<Waiting<S, E>>,
 }
 
 /// The position of a subscription in the actor's events.
@@ -301,6 +301,8 @@ struct Reader<S, E> {
     backlog: VecDeque<Numbered<E>>,
     state: ReaderState<E>,
 }
+
+type Waiting<S, E> = ReusableBoxFuture<'static, (Reader<S, E>, Option<Update<S, E>>)>;
 
 enum ReaderState<E> {
     Live(broadcast::Receiver<Numbered<E>>),

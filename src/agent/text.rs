@@ -86,12 +86,19 @@ impl<'a> TextDeltas<'a> {
         }
         let items = stream::unfold((events, turn), move |(events, mut turn)| async move {
             loop {
-                if let Some(item) = turn.take() {
-                    return item.map(|item| (item, (events, turn)));
+                if !turn.text.is_empty() {
+                    let text = std::mem::take(&mut turn.text);
+                    return Some((Ok(text), (events, turn)));
+                }
+                if turn.is_over {
+                    let error = turn.error.take()?;
+                    return Some((Err(error), (events, turn)));
                 }
                 match events.next().await? {
                     Update::Event(numbered) => {
-                        event_of(&numbered.event).into_iter().for_each(|e| turn.event(e))
+                        if let Some(event) = event_of(&numbered.event) {
+                            turn.event(event);
+                        }
                     }
                     Update::Resync(snapshot) => turn.resync(snapshot_of(&snapshot)),
                     Update::Closed(end) => {
@@ -154,14 +161,6 @@ struct TurnText {
 }
 
 impl TurnText {
-    /// Returns the next item, `Some(None)` at the end, and `None` if updates have to be read first.
-    fn take(&mut self) -> Option<Option<Result<String, AgentError>>> {
-        if !self.text.is_empty() {
-            return Some(Some(Ok(std::mem::take(&mut self.text))));
-        }
-        self.is_over.then(|| self.error.take().map(Err))
-    }
-
     fn end(&mut self, error: Option<AgentError>) {
         (self.is_over, self.error) = (true, error);
     }

@@ -238,7 +238,7 @@ async fn text_deltas_resync_after_a_discarded_turn_are_its_error() {
         assert!(missed.is_empty(), "{missed}");
         match error.unwrap() {
             AgentError::Failed(Failure::Provider { .. }, response) if fails => {
-                assert!(response.messages.is_empty())
+                assert!(response.messages.is_empty());
             }
             AgentError::Cancelled(response) if !fails => assert!(response.messages.is_empty()),
             error => panic!("{error:?}"),

@@ -16,7 +16,7 @@ use super::{
     Backend, BackendError, BackendSession, Capabilities, SessionOptions, SessionPosition, TurnPrompt,
     exchange::{self, Turn},
     lifetime::{ask, call, ended, terminate},
-    position::{Conversation, Heard, Position, Route, elsewhere},
+    position::{Conversation, Position, PromptCounts, Route, elsewhere},
     sessions::{Live, Sessions},
 };
 use crate::{
@@ -187,7 +187,7 @@ impl Owner {
         };
         let limit = self.limits.start;
         let session = call("start", limit, async { self.backend.0.start(options).await }).await?;
-        let (heard, runtime) = (Heard::default(), Handle::current());
+        let (heard, runtime) = (PromptCounts::default(), Handle::current());
         let live = Live { session, key: fresh_key(), heard, fresh: true, options: options.clone(), runtime };
         let (left, taken) = self.sessions().take_up(live);
         self.retire(left);
@@ -216,7 +216,7 @@ impl Owner {
         let (backend, limit) = (&*self.backend.0, self.limits.start);
         let forked = async |place: SessionPosition| {
             let fork = call("fork", limit, async { backend.fork(&place, &options).await });
-            Ok::<_, BackendError>((fork.await?, fresh_key(), Heard::up_to(place.prompts), true))
+            Ok::<_, BackendError>((fork.await?, fresh_key(), PromptCounts::up_to(place.prompts), true))
         };
         let (session, key, heard, fresh) = match way {
             Route::Stay(more) => {
@@ -231,7 +231,7 @@ impl Owner {
             }
             Route::Start => {
                 let session = call("start", limit, async { backend.start(&options).await }).await?;
-                (session, fresh_key(), Heard::default(), true)
+                (session, fresh_key(), PromptCounts::default(), true)
             }
             Route::Fork(place) => forked(place).await?,
             Route::Resume(position, id, heard) => {
@@ -402,7 +402,7 @@ impl Provider for Instance {
     fn committed(&self, messages: &[Arc<Message>]) {
         let Ok(name) = ask("name", || self.name().to_owned()) else { return };
         // A position that can't be read is an error of the next prompt.
-        for position in messages.iter().filter_map(|message| Position::told(&name, message)?.ok()) {
+        for position in messages.iter().filter_map(|message| Position::stored_in(&name, message)?.ok()) {
             let left = self.0.sessions().keep(&position);
             self.0.retire(left);
         }

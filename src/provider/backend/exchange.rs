@@ -104,7 +104,7 @@ pub(super) fn stream(
     };
     // The position is emitted at the start, so that a response that is broken off has it too.
     let beginning = exchange.where_it_is(true)?;
-    exchange.tell(MessageDelta { warnings, ..beginning });
+    exchange.push_message(MessageDelta { warnings, ..beginning });
     Ok(Box::pin(stream::unfold(exchange, |mut exchange| async move {
         let item = exchange.next().await?;
         Some((item.map_err(BackendError::in_turn), exchange))
@@ -135,7 +135,7 @@ impl Exchange {
             }
             self.events.as_ref()?;
             if let Err(error) = self.advance().await {
-                self.let_go();
+                self.stop_reading();
                 return Some(Err(error));
             }
             if event % MAX_SILENT == 0 {
@@ -146,7 +146,7 @@ impl Exchange {
     }
 
     /// Stops reading, and discards what has not been emitted.
-    fn let_go(&mut self) {
+    fn stop_reading(&mut self) {
         self.asking.clear();
         self.ready.clear();
         if let Err(error) = ask("the event stream's drop", || drop(self.events.take())) {
@@ -206,7 +206,7 @@ impl Exchange {
                 self.asking.push(put(request, self.context.clone(), self.edits).boxed());
             }
             BackendEvent::Usage(usage) => {
-                self.tell(MessageDelta { usage: Some(usage), ..MessageDelta::default() });
+                self.push_message(MessageDelta { usage: Some(usage), ..MessageDelta::default() });
             }
             BackendEvent::Result(result) => self.end(result).await?,
             BackendEvent::Error(error) => {
@@ -219,7 +219,7 @@ impl Exchange {
 
     /// Ends the turn with a result.
     async fn end(&mut self, result: TurnResult) -> Result<(), BackendError> {
-        self.let_go();
+        self.stop_reading();
         let session = Arc::clone(&self.turn.session);
         let limit = self.turn.owner.limits.prompt;
         let updated = call("update", limit, async { session.update(&result).await }).await;
@@ -234,11 +234,11 @@ impl Exchange {
         };
         self.recorder.finish();
         self.ready.extend(self.recorder.take());
-        self.tell(MessageDelta { model, warnings, stop_reason: Some(stop_reason), ..told? });
+        self.push_message(MessageDelta { model, warnings, stop_reason: Some(stop_reason), ..told? });
         Ok(())
     }
 
-    fn tell(&mut self, data: MessageDelta) {
+    fn push_message(&mut self, data: MessageDelta) {
         self.ready.push_back(Delta::Message(Box::new(data)));
     }
 

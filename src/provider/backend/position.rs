@@ -41,7 +41,7 @@ pub(super) struct Position {
 impl Position {
     /// Returns the position that a message stores for the backend with this name, if the message is a response of the
     /// backend.
-    pub(super) fn told(name: &str, message: &Message) -> Option<Result<Self, serde_json::Error>> {
+    pub(super) fn stored_in(name: &str, message: &Message) -> Option<Result<Self, serde_json::Error>> {
         let told = message.provider_data.get(name).filter(|_| message.role == Role::Assistant)?;
         Some(Self::deserialize(told))
     }
@@ -67,7 +67,7 @@ impl Conversation {
         let mut new = Vec::new();
         let mut position = None;
         for message in history.iter().rev() {
-            if let Some(told) = Position::told(name, message) {
+            if let Some(told) = Position::stored_in(name, message) {
                 position = Some(told.map_err(|error| {
                     BackendError::NotResumable(format!(
                         "the position of `{name}` in its last response can't be read ({error}); start a new conversation"
@@ -87,7 +87,7 @@ impl Conversation {
 
 /// The number of prompts that a session has received of a conversation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Heard {
+pub(super) struct PromptCounts {
     /// The number of prompts that the session was given.
     pub(super) given: u64,
     /// The number of the last prompt whose response, complete or broken off, became part of the conversation. Later
@@ -95,7 +95,7 @@ pub(super) struct Heard {
     pub(super) kept: u64,
 }
 
-impl Heard {
+impl PromptCounts {
     /// A session that is at this position.
     pub(super) fn up_to(prompts: u64) -> Self {
         Self { given: prompts, kept: prompts }
@@ -109,13 +109,13 @@ impl Heard {
 
 /// The state of the session that the conversation's last response names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Known {
+pub(super) enum KnownSession {
     /// The session is in use.
-    Live(Heard),
+    Live(PromptCounts),
     /// The session was in use before the current one, and is kept.
-    Parked(Heard),
+    Parked(PromptCounts),
     /// The session was retired, or belongs to another process.
-    Retired(Heard),
+    Retired(PromptCounts),
 }
 
 /// How to reach the conversation's position.
@@ -127,7 +127,7 @@ pub(super) enum Route {
     Return(u64),
     Start,
     /// The session to resume, with the prompts that it has received.
-    Resume(Position, SessionId, Heard),
+    Resume(Position, SessionId, PromptCounts),
     Fork(SessionPosition),
 }
 
@@ -144,8 +144,8 @@ pub(super) fn elsewhere() -> BackendError {
 /// session the conversation names.
 pub(super) fn route(
     conversation: &Conversation,
-    known: Known,
-    live: Option<Heard>,
+    known: KnownSession,
+    live: Option<PromptCounts>,
     can: Capabilities,
 ) -> Result<Route, BackendError> {
     let foreign = conversation.new.iter().filter(|message| message.role == Role::Assistant).count();
@@ -161,7 +161,7 @@ pub(super) fn route(
             _ => Route::Start,
         });
     };
-    let (Known::Live(heard) | Known::Parked(heard) | Known::Retired(heard)) = known;
+    let (KnownSession::Live(heard) | KnownSession::Parked(heard) | KnownSession::Retired(heard)) = known;
     if heard.kept > position.prompts {
         return match position.place() {
             Some(place) if can.fork => Ok(Route::Fork(place)),
@@ -170,16 +170,16 @@ pub(super) fn route(
     }
     let more = heard.given.saturating_sub(position.prompts);
     match (known, &position.session) {
-        (Known::Live(_), _) => Ok(Route::Stay(more)),
-        (Known::Parked(_), _) => Ok(Route::Return(more)),
-        (Known::Retired(mut heard), Some(id)) if can.resume => {
+        (KnownSession::Live(_), _) => Ok(Route::Stay(more)),
+        (KnownSession::Parked(_), _) => Ok(Route::Return(more)),
+        (KnownSession::Retired(mut heard), Some(id)) if can.resume => {
             heard.keep(position.prompts);
             Ok(Route::Resume(position.clone(), id.clone(), heard))
         }
-        (Known::Retired(_), Some(_)) => Err(BackendError::NotResumable(
+        (KnownSession::Retired(_), Some(_)) => Err(BackendError::NotResumable(
             "the session is gone and the backend can't resume one; start a new conversation".to_owned(),
         )),
-        (Known::Retired(_), None) => Err(BackendError::NotResumable(
+        (KnownSession::Retired(_), None) => Err(BackendError::NotResumable(
             "the session is gone and the backend gave it no id; start a new conversation".to_owned(),
         )),
     }

@@ -6,7 +6,7 @@ use tokio::{runtime::Handle, sync::watch};
 
 use super::{
     BackendError, BackendSession, Capabilities, SessionId, SessionOptions,
-    position::{Conversation, Heard, Known, Position, Route, route},
+    position::{Conversation, KnownSession, Position, PromptCounts, Route, route},
 };
 
 /// The sessions of a conversation.
@@ -26,7 +26,7 @@ pub(super) struct Sessions {
 pub(super) struct Live {
     pub(super) session: Arc<dyn BackendSession>,
     pub(super) key: String,
-    pub(super) heard: Heard,
+    pub(super) heard: PromptCounts,
     /// Whether the conversation has no response of this session yet.
     pub(super) fresh: bool,
     pub(super) options: SessionOptions,
@@ -35,7 +35,7 @@ pub(super) struct Live {
 }
 
 struct Retired {
-    heard: Heard,
+    heard: PromptCounts,
     /// Closed when the session has ended.
     ended: watch::Receiver<()>,
 }
@@ -60,12 +60,12 @@ impl Sessions {
         let position = conversation.position.as_ref();
         let is_its_own = |live: &&Live| position.is_some_and(|position| position.key == live.key);
         let known = if let Some(live) = self.live.as_ref().filter(is_its_own) {
-            Known::Live(live.heard)
+            KnownSession::Live(live.heard)
         } else if let Some(parked) = self.parked.as_ref().filter(is_its_own) {
-            Known::Parked(parked.heard)
+            KnownSession::Parked(parked.heard)
         } else {
             let retired = position.and_then(|position| self.retired.get(&position.key));
-            Known::Retired(retired.map_or_else(Heard::default, |retired| retired.heard))
+            KnownSession::Retired(retired.map_or_else(PromptCounts::default, |retired| retired.heard))
         };
         route(conversation, known, self.live.as_ref().map(|live| live.heard), can)
     }
@@ -138,7 +138,7 @@ impl Sessions {
     }
 
     /// Records a session that was retired.
-    pub(super) fn retired(&mut self, key: String, heard: Heard, ended: watch::Receiver<()>) {
+    pub(super) fn retired(&mut self, key: String, heard: PromptCounts, ended: watch::Receiver<()>) {
         self.retired.insert(key, Retired { heard, ended });
     }
 

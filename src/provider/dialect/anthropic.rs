@@ -90,7 +90,7 @@ impl Dialect for AnthropicMessages {
     }
 
     fn encode(&self, request: &Request) -> Result<Encoded, ProviderError> {
-        encode::encode(&asked(request), self.block_binding)
+        encode::encode(&prepared(request), self.block_binding)
     }
 
     fn decoder(&self, request: &Request) -> Box<dyn Decoder> {
@@ -99,7 +99,7 @@ impl Dialect for AnthropicMessages {
             models::Output::Native => Reading { enforced: true, ..Reading::default() },
             models::Output::Tool { .. } => output_tool::reading(request),
         };
-        let decoder = named(decode::MessagesDecoder::default(), &asked(request), content::NAME_LIMIT, "");
+        let decoder = named(decode::MessagesDecoder::default(), &prepared(request), content::NAME_LIMIT, "");
         output::read(decoder, reading)
     }
 
@@ -109,10 +109,10 @@ impl Dialect for AnthropicMessages {
 }
 
 /// Returns the request, with the output tool if it replaces the output schema.
-fn asked(request: &Request) -> Cow<'_, Request> {
+fn prepared(request: &Request) -> Cow<'_, Request> {
     let tool = match models::Output::of(request) {
         models::Output::Tool { forced } => Some(forced),
         models::Output::None | models::Output::Native => None,
     };
-    output_tool::asked(request, tool)
+    output_tool::prepared(request, tool)
 }

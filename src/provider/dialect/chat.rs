@@ -234,10 +234,10 @@ impl ChatCompletions {
     }
 
     /// Returns the request, with the output tool if it replaces the output schema.
-    fn asked<'a>(&self, request: &'a Request) -> Cow<'a, Request> {
+    fn prepared<'a>(&self, request: &'a Request) -> Cow<'a, Request> {
         let is_tool = encode::output_support(self, request) == OutputSupport::Tool;
         let forced = encode::tool_choices(self, request) == ToolChoices::All;
-        output_tool::asked(request, is_tool.then_some(forced))
+        output_tool::prepared(request, is_tool.then_some(forced))
     }
 }
 
@@ -256,14 +256,14 @@ impl Dialect for ChatCompletions {
 
     fn encode(&self, request: &Request) -> Result<Encoded, ProviderError> {
         let chat = self.of(request);
-        encode::encode(&chat, &chat.asked(request))
+        encode::encode(&chat, &chat.prepared(request))
     }
 
     fn decoder(&self, request: &Request) -> Box<dyn Decoder> {
         let chat = self.of(request);
         let decoder = decode::ChatDecoder::new(chat.reasoning == ReasoningReturn::Details, chat.stream_usage);
         output::read(
-            named(decoder, &chat.asked(request), openai::NAME_LIMIT, ""),
+            named(decoder, &chat.prepared(request), openai::NAME_LIMIT, ""),
             openai::reading(encode::output_support(&chat, request), chat.output_enforced, request),
         )
     }

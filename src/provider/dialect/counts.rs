@@ -1,6 +1,6 @@
 use serde_json::{Map, Value};
 
-use super::lenient::Told;
+use super::lenient::Reported;
 use crate::{
     message::Usage,
     provider::{Delta, MessageDelta},
@@ -81,11 +81,11 @@ pub(super) struct TypedCounts {
 
 impl TypedCounts {
     /// Returns the value of this member, if the service reports it.
-    pub(super) fn read<T>(&mut self, member: &'static str, told: Told<T>) -> Option<T> {
+    pub(super) fn read<T>(&mut self, member: &'static str, told: Reported<T>) -> Option<T> {
         match told {
-            Told::Nothing => None,
-            Told::Value(value) => Some(value),
-            Told::Unreadable => {
+            Reported::Nothing => None,
+            Reported::Value(value) => Some(value),
+            Reported::Unreadable => {
                 self.unreadable.get_or_insert(member);
                 None
             }

@@ -69,7 +69,7 @@ impl Dialect for GoogleGemini {
     }
 
     fn encode(&self, request: &Request) -> Result<Encoded, ProviderError> {
-        encode::encode(&asked(request))
+        encode::encode(&prepared(request))
     }
 
     fn decoder(&self, request: &Request) -> Box<dyn Decoder> {
@@ -79,7 +79,7 @@ impl Dialect for GoogleGemini {
             output_tool::reading(request)
         };
         let decoder = decode::GeminiDecoder::default();
-        output::read(named(decoder, &asked(request), content::NAME_LIMIT, content::NAME_SIGNS), reading)
+        output::read(named(decoder, &prepared(request), content::NAME_LIMIT, content::NAME_SIGNS), reading)
     }
 
     fn error(&self, status: u16, body: &str) -> ProviderError {
@@ -88,8 +88,8 @@ impl Dialect for GoogleGemini {
 }
 
 /// Returns the request, with the output tool if it replaces the output schema.
-fn asked(request: &Request) -> Cow<'_, Request> {
-    output_tool::asked(request, (!models::takes_output(request)).then_some(true))
+fn prepared(request: &Request) -> Cow<'_, Request> {
+    output_tool::prepared(request, (!models::takes_output(request)).then_some(true))
 }
 
 /// Adjusts an error by its `google.rpc.QuotaFailure`. An exhausted daily quota is not retried, even if the error names

@@ -70,21 +70,21 @@ impl Count {
 
 /// A value in a report. It may be unreadable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Told<T> {
+pub(super) enum Reported<T> {
     #[default]
     Nothing,
     Value(T),
     Unreadable,
 }
 
-impl<T> Told<T> {
+impl<T> Reported<T> {
     /// Returns this value, or `other` if it is absent.
     pub(super) fn or(self, other: Self) -> Self {
         if matches!(self, Self::Nothing) { other } else { self }
     }
 }
 
-impl<T> From<Option<T>> for Told<T> {
+impl<T> From<Option<T>> for Reported<T> {
     /// Returns the value, or `Unreadable` for `None`.
     fn from(value: Option<T>) -> Self {
         value.map_or(Self::Unreadable, Self::Value)
@@ -269,7 +269,7 @@ impl<'de> Deserialize<'de> for Count {
 }
 
 /// A count of tokens.
-impl<'de> Deserialize<'de> for Told<u64> {
+impl<'de> Deserialize<'de> for Reported<u64> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         Ok(match deserializer.deserialize_any(ScalarVisitor(PhantomData))? {
             Scalar::Whole(number) => Self::Value(number),
@@ -282,7 +282,7 @@ impl<'de> Deserialize<'de> for Told<u64> {
 }
 
 /// An amount of money.
-impl<'de> Deserialize<'de> for Told<f64> {
+impl<'de> Deserialize<'de> for Reported<f64> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let amount = match deserializer.deserialize_any(ScalarVisitor(PhantomData))? {
             Scalar::Real(number) => Some(number),
@@ -296,7 +296,7 @@ impl<'de> Deserialize<'de> for Told<f64> {
 }
 
 /// A part of a report.
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Told<Box<T>> {
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Reported<Box<T>> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_any(PartVisitor(PhantomData))
     }
@@ -305,42 +305,42 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Told<Box<T>> {
 struct PartVisitor<T>(PhantomData<T>);
 
 impl<'de, T: Deserialize<'de>> Visitor<'de> for PartVisitor<T> {
-    type Value = Told<Box<T>>;
+    type Value = Reported<Box<T>>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("any JSON")
     }
 
     fn visit_map<M: MapAccess<'de>>(self, map: M) -> Result<Self::Value, M::Error> {
-        Box::deserialize(MapAccessDeserializer::new(map)).map(Told::Value)
+        Box::deserialize(MapAccessDeserializer::new(map)).map(Reported::Value)
     }
 
     fn visit_unit<E>(self) -> Result<Self::Value, E> {
-        Ok(Told::Nothing)
+        Ok(Reported::Nothing)
     }
 
     fn visit_seq<S: SeqAccess<'de>>(self, mut seq: S) -> Result<Self::Value, S::Error> {
         while seq.next_element::<IgnoredAny>()?.is_some() {}
-        Ok(Told::Unreadable)
+        Ok(Reported::Unreadable)
     }
 
     fn visit_str<E>(self, _: &str) -> Result<Self::Value, E> {
-        Ok(Told::Unreadable)
+        Ok(Reported::Unreadable)
     }
 
     fn visit_u64<E>(self, _: u64) -> Result<Self::Value, E> {
-        Ok(Told::Unreadable)
+        Ok(Reported::Unreadable)
     }
 
     fn visit_i64<E>(self, _: i64) -> Result<Self::Value, E> {
-        Ok(Told::Unreadable)
+        Ok(Reported::Unreadable)
     }
 
     fn visit_f64<E>(self, _: f64) -> Result<Self::Value, E> {
-        Ok(Told::Unreadable)
+        Ok(Reported::Unreadable)
     }
 
     fn visit_bool<E>(self, _: bool) -> Result<Self::Value, E> {
-        Ok(Told::Unreadable)
+        Ok(Reported::Unreadable)
     }
 }

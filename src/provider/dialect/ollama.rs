@@ -55,7 +55,7 @@ impl Dialect for OllamaChat {
 
     fn encode(&self, request: &Request) -> Result<Encoded, ProviderError> {
         // The wire format has no tool choice, so the output tool cannot be forced.
-        encode::encode(&output_tool::asked(request, answers_by_tool(request).then_some(false)))
+        encode::encode(&output_tool::prepared(request, answers_by_tool(request).then_some(false)))
     }
 
     fn decoder(&self, request: &Request) -> Box<dyn Decoder> {

@@ -19,7 +19,7 @@ const DESCRIPTION: &str = "Gives the final answer. Call it once, when everything
 
 /// Returns the request as it is sent. If the output tool replaces the output schema, `tool` is `Some`, and indicates
 /// whether the service can be asked to force a tool.
-pub(super) fn asked(request: &Request, tool: Option<bool>) -> Cow<'_, Request> {
+pub(super) fn prepared(request: &Request, tool: Option<bool>) -> Cow<'_, Request> {
     tool.and_then(|forced| with_tool(request, forced)).map_or(Cow::Borrowed(request), Cow::Owned)
 }
 

@@ -152,9 +152,9 @@ impl OpenAiResponses {
     }
 
     /// Returns the request, with the output tool if it replaces the output schema.
-    fn asked<'a>(&self, request: &'a Request) -> Cow<'a, Request> {
+    fn prepared<'a>(&self, request: &'a Request) -> Cow<'a, Request> {
         let is_tool = openai::supported(self.output, request) == OutputSupport::Tool;
-        output_tool::asked(request, is_tool.then_some(true))
+        output_tool::prepared(request, is_tool.then_some(true))
     }
 }
 
@@ -172,12 +172,12 @@ impl Dialect for OpenAiResponses {
     }
 
     fn encode(&self, request: &Request) -> Result<Encoded, ProviderError> {
-        encode::encode(self, &self.asked(request))
+        encode::encode(self, &self.prepared(request))
     }
 
     fn decoder(&self, request: &Request) -> Box<dyn Decoder> {
         output::read(
-            named(decode::ResponsesDecoder::default(), &self.asked(request), openai::NAME_LIMIT, ""),
+            named(decode::ResponsesDecoder::default(), &self.prepared(request), openai::NAME_LIMIT, ""),
             openai::reading(openai::supported(self.output, request), self.output_enforced, request),
         )
     }

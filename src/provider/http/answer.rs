@@ -40,7 +40,7 @@ const PATIENCE: usize = 32;
 pub(super) struct ResponseReader<S> {
     /// The body, until it has ended, failed or become unnecessary. Dropping it closes the connection.
     body: Option<S>,
-    reading: Reading,
+    reading: ReadState,
     framer: Framer,
     decoding: Decoding,
     dialect: Arc<dyn Dialect>,
@@ -94,7 +94,7 @@ impl Decoding {
 }
 
 /// How the body is being read.
-enum Reading {
+enum ReadState {
     /// The first bytes do not show the shape of the body yet.
     Undecided(Opening),
     /// As events.
@@ -126,7 +126,7 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Response
             .then(|| Delta::Message(Box::new(MessageDelta { warnings, ..MessageDelta::default() })));
         Self {
             body: Some(body),
-            reading: Reading::Undecided(Opening::new(framing, limits.line)),
+            reading: ReadState::Undecided(Opening::new(framing, limits.line)),
             framer: Framer::new(framing, &limits),
             decoding: Decoding { decoder, halves: Halves::default(), decoded: Vec::new() },
             dialect,
@@ -144,7 +144,7 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Response
 
     /// Decodes frames until there is something to return. Returns `false` if that requires more of the body.
     fn advance(&mut self) -> Result<bool, ProviderError> {
-        while matches!(self.reading, Reading::Undecided(_) | Reading::Frames) {
+        while matches!(self.reading, ReadState::Undecided(_) | ReadState::Frames) {
             let Some(frame) = self.framer.next_frame()? else {
                 return Ok(false);
             };
@@ -155,7 +155,7 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Response
             let decoded = self.decoding.decode(frame);
             self.settle(decoded)?;
             if self.decoding.decoder.is_done() {
-                self.let_go();
+                self.stop_reading();
             }
             if !self.ready.is_empty() {
                 break;
@@ -180,8 +180,8 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Response
     }
 
     /// Ends reading after the terminal event. The connection is reused if the body ends at once, and closed otherwise.
-    fn let_go(&mut self) {
-        self.reading = Reading::Over;
+    fn stop_reading(&mut self) {
+        self.reading = ReadState::Over;
         if let Some(mut body) = self.body.take() {
             tokio::spawn(async move {
                 let rest = async {
@@ -200,16 +200,16 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Response
     }
 
     fn take_chunk(&mut self, mut chunk: Bytes) -> Result<(), ProviderError> {
-        if let Reading::Undecided(opening) = &mut self.reading {
+        if let ReadState::Undecided(opening) = &mut self.reading {
             let (shape, bytes) = opening.take(chunk);
             chunk = bytes;
             match shape {
-                Some(Shape::Whole) => self.reading = Reading::Whole(Vec::new()),
-                Some(Shape::Frames) => self.reading = Reading::Frames,
+                Some(Shape::Whole) => self.reading = ReadState::Whole(Vec::new()),
+                Some(Shape::Frames) => self.reading = ReadState::Frames,
                 None => {}
             }
         }
-        if let Reading::Whole(text) = &mut self.reading {
+        if let ReadState::Whole(text) = &mut self.reading {
             if text.len() + chunk.len() > self.whole_limit {
                 let message = format!("the response is longer than the limit of {} bytes", self.whole_limit);
                 return Err(ProviderError::new(ErrorKind::Decoding, message));
@@ -224,14 +224,14 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Response
     /// Decodes the rest after the body has ended.
     fn end(&mut self) -> Result<(), ProviderError> {
         self.body = None;
-        match std::mem::replace(&mut self.reading, Reading::Over) {
-            Reading::Over => return Ok(()),
-            Reading::Whole(text) => return self.end_whole(&text),
-            Reading::Undecided(mut opening) => {
+        match std::mem::replace(&mut self.reading, ReadState::Over) {
+            ReadState::Over => return Ok(()),
+            ReadState::Whole(text) => return self.end_whole(&text),
+            ReadState::Undecided(mut opening) => {
                 self.framer.push(opening.end());
                 self.end_frames()?;
             }
-            Reading::Frames => self.end_frames()?,
+            ReadState::Frames => self.end_frames()?,
         }
         self.end_decoding()
     }
@@ -327,7 +327,7 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Response
                 ready!(self.rest.poll(cx));
                 // An incomplete event is dropped: the response is complete without it.
                 self.body = None;
-                self.reading = Reading::Over;
+                self.reading = ReadState::Over;
                 Poll::Ready(self.end_decoding())
             }
             Poll::Pending => {
@@ -346,7 +346,7 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Response
         self.decoding.halves.finish(&mut self.decoding.decoded);
         _ = self.settle(Ok(()));
         self.body = None;
-        self.reading = Reading::Over;
+        self.reading = ReadState::Over;
         self.failed = Some(self.error_context.error_context(error));
     }
 }
@@ -363,7 +363,7 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Stream f
             if let Some(error) = this.failed.take() {
                 return Poll::Ready(Some(Err(error)));
             }
-            if matches!(this.reading, Reading::Over) {
+            if matches!(this.reading, ReadState::Over) {
                 return Poll::Ready(None);
             }
             let step = match this.advance() {

@@ -87,7 +87,7 @@ impl Upkeep {
                 tracing::debug!(%error, "the write-ahead log could not be emptied after a delete");
             }
         } else {
-            Clearing(Arc::clone(self)).go_on(connection, PATIENCE);
+            Clearing(Arc::clone(self)).run(connection, PATIENCE);
         }
     }
 
@@ -96,7 +96,7 @@ impl Upkeep {
     pub(super) fn give_back(self: &Arc<Self>, connection: &Connection) {
         // One chain of jobs serves all deletes. Several chains would do several steps between two writes.
         if !self.gives_back.swap(true, Ordering::Relaxed) {
-            GivingBack(Arc::clone(self)).go_on(connection);
+            GivingBack(Arc::clone(self)).run(connection);
         }
     }
 }
@@ -106,7 +106,7 @@ struct Clearing(Arc<Upkeep>);
 
 impl Clearing {
     /// Empties the log, or queues a later attempt if readers block it.
-    fn go_on(self, connection: &Connection, patience: Duration) {
+    fn run(self, connection: &Connection, patience: Duration) {
         let is_held = clear_log(connection, patience).unwrap_or_else(|error| {
             tracing::debug!(%error, "the write-ahead log could not be emptied after a delete");
             is_busy(&error)
@@ -114,7 +114,7 @@ impl Clearing {
         if is_held {
             let (behind, pause) = (self.0.behind.clone(), self.0.pause);
             behind.leave_for(pause, move |connection| {
-                self.go_on(connection, PATIENCE);
+                self.run(connection, PATIENCE);
                 // As with a long log, readers do not block writers.
                 false
             });
@@ -141,11 +141,11 @@ struct GivingBack(Arc<Upkeep>);
 
 impl GivingBack {
     /// Frees some pages. Returns whether others locked the file.
-    fn go_on(self, connection: &Connection) -> bool {
+    fn run(self, connection: &Connection) -> bool {
         match free_pages(connection) {
             Ok(true) => {
                 let behind = self.0.behind.clone();
-                behind.leave(move |connection| self.go_on(connection));
+                behind.leave(move |connection| self.run(connection));
                 false
             }
             Ok(false) => false,

@@ -19,7 +19,7 @@ pub(super) fn describe(error: &ValidationError<'_, '_>) -> String {
     let mut text = String::new();
     let mut told = 0;
     for problem in found.iter().take(MAX_PROBLEMS) {
-        let line = format!("- at {}: {}", place(problem), clip(&says(problem), MAX_LINE));
+        let line = format!("- at {}: {}", place(problem), clip(&sentence(problem), MAX_LINE));
         if told > 0 && text.len() + line.len() > MAX_TEXT {
             break;
         }
@@ -67,7 +67,7 @@ fn place(error: &ValidationError<'_, '_>) -> String {
     clip(&pointer, 200).into_owned()
 }
 
-fn says(error: &ValidationError<'_, '_>) -> String {
+fn sentence(error: &ValidationError<'_, '_>) -> String {
     match &error.kind {
         ErrorKind::Type { got, want } => {
             let want: Vec<_> = want.iter().map(|kind| kind.to_string()).collect();
@@ -166,7 +166,7 @@ fn is_other_form(problem: &ValidationError<'_, '_>, depth: usize) -> bool {
 }
 
 fn relative(problem: &ValidationError<'_, '_>, depth: usize) -> String {
-    let text = says(problem);
+    let text = sentence(problem);
     if problem.instance_location.tokens.len() > depth {
         format!("at {}: {}", place(problem), clip(&text, MAX_LINE / 2))
     } else {
@@ -179,7 +179,7 @@ fn causes(error: &ValidationError<'_, '_>) -> String {
     for cause in &error.causes {
         collect(cause, &mut found);
     }
-    found.iter().take(3).map(|cause| says(cause)).collect::<Vec<_>>().join(", ")
+    found.iter().take(3).map(|cause| sentence(cause)).collect::<Vec<_>>().join(", ")
 }
 
 fn list(items: impl ExactSizeIterator<Item = String>) -> String {

@@ -29,8 +29,8 @@ use super::{
     fault,
     lines::LastWords,
     process::Process,
-    shared::Shared,
-    wire::{self, Broken, Traffic},
+    shared::ConnectionState,
+    wire::{self, Broken, MessagesInFlight},
 };
 use crate::provider::backend::BackendError;
 
@@ -43,7 +43,7 @@ const NOISE_GRACE: Duration = Duration::from_secs(5);
 
 /// A connection to a running program. Dropping this kills the program.
 pub(super) struct Connection {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<ConnectionState>,
     pub(super) agent: ConnectionTo<Agent>,
     running: Running,
 }
@@ -51,7 +51,7 @@ pub(super) struct Connection {
 /// The program and the task that supervises it.
 struct Running {
     process: Arc<Process>,
-    shared: Arc<Shared>,
+    shared: Arc<ConnectionState>,
     closing: CancellationToken,
     task: Mutex<Option<JoinHandle<()>>>,
 }
@@ -78,8 +78,8 @@ impl Connection {
         };
         let (process, pipes) = Process::start(command).map_err(cannot)?;
         let process = Arc::new(process);
-        let traffic = Traffic::new();
-        let shared = Shared::new(Arc::clone(&traffic));
+        let traffic = MessagesInFlight::new();
+        let shared = ConnectionState::new(Arc::clone(&traffic));
         let closing = CancellationToken::new();
         let (tell, told) = oneshot::channel();
         let supervisor = Supervisor {
@@ -168,7 +168,7 @@ impl Drop for Running {
 struct Supervisor {
     name: String,
     program: String,
-    shared: Arc<Shared>,
+    shared: Arc<ConnectionState>,
     process: Arc<Process>,
     closing: CancellationToken,
     stdin: ChildStdin,
@@ -177,7 +177,7 @@ struct Supervisor {
 }
 
 /// Ends everything that waits for the supervisor, for whatever reason the supervisor ends.
-struct Last(Arc<Shared>, Arc<Process>);
+struct Last(Arc<ConnectionState>, Arc<Process>);
 
 impl Drop for Last {
     fn drop(&mut self) {

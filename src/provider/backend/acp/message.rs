@@ -17,7 +17,7 @@ use crate::provider::halves;
 
 /// The meaning of a line.
 #[derive(Debug, PartialEq)]
-pub(super) enum Heard {
+pub(super) enum IncomingLine {
     /// The protocol's messages in the line, in order.
     Messages(Vec<RawJsonRpcMessage>),
     /// Not a message.
@@ -68,14 +68,16 @@ impl Asked {
 }
 
 /// Interprets a line.
-pub(super) fn hear(line: &[u8], asked: &mut Asked) -> Heard {
+pub(super) fn classify(line: &[u8], asked: &mut Asked) -> IncomingLine {
     if !begins_like_a_message(line) {
         // The message may follow output that did not end its line. A log line that quotes a message looks the same, but
         // a response that is processed twice does no harm.
         let rest = memmem::find(line, b"{\"jsonrpc\"").map_or(&[][..], |at| &line[at..]);
         return match serde_json::from_slice(rest) {
-            Ok(Value::Object(object)) if !object.contains_key("method") => heard([object.into()], asked),
-            _ => Heard::Noise,
+            Ok(Value::Object(object)) if !object.contains_key("method") => {
+                classify_values([object.into()], asked)
+            }
+            _ => IncomingLine::Noise,
         };
     }
     let read =
@@ -87,9 +89,9 @@ pub(super) fn hear(line: &[u8], asked: &mut Asked) -> Heard {
         Ok::<_, serde_json::Error>(values)
     };
     match read(line).or_else(marked) {
-        Ok(values) => heard(values, asked),
-        Err(_) if memmem::find(line, b"\"jsonrpc\"").is_some() => Heard::Damaged,
-        Err(_) => Heard::Noise,
+        Ok(values) => classify_values(values, asked),
+        Err(_) if memmem::find(line, b"\"jsonrpc\"").is_some() => IncomingLine::Damaged,
+        Err(_) => IncomingLine::Noise,
     }
 }
 
@@ -105,7 +107,7 @@ fn begins_like_a_message(line: &[u8]) -> bool {
     first.starts_with(b"{")
 }
 
-fn heard(values: impl IntoIterator<Item = Value>, asked: &mut Asked) -> Heard {
+fn classify_values(values: impl IntoIterator<Item = Value>, asked: &mut Asked) -> IncomingLine {
     let (mut messages, mut is_protocol) = (Vec::new(), false);
     let objects = values.into_iter().flat_map(|value| match value {
         // A batch of messages. The protocol does not define it, but JSON-RPC does.
@@ -124,7 +126,7 @@ fn heard(values: impl IntoIterator<Item = Value>, asked: &mut Asked) -> Heard {
             None => {}
         }
     }
-    if is_protocol || !messages.is_empty() { Heard::Messages(messages) } else { Heard::Noise }
+    if is_protocol || !messages.is_empty() { IncomingLine::Messages(messages) } else { IncomingLine::Noise }
 }
 
 fn message(mut object: Map<String, Value>, says_so: bool, asked: &mut Asked) -> Option<RawJsonRpcMessage> {
@@ -184,8 +186,8 @@ mod tests {
 
     /// Returns the messages of a line as JSON.
     fn taken(line: &str) -> Value {
-        match hear(line.as_bytes(), &mut asking()) {
-            Heard::Messages(messages) => json!(messages),
+        match classify(line.as_bytes(), &mut asking()) {
+            IncomingLine::Messages(messages) => json!(messages),
             other => json!(format!("{other:?}")),
         }
     }
@@ -221,8 +223,8 @@ mod tests {
         asked.ask("one".to_owned().into());
         for id in 0..1000 {
             let line = format!(r#"[debug] got {{"jsonrpc":"2.0","id":{id},"result":7}}"#);
-            let heard = hear(line.as_bytes(), &mut asked);
-            assert_eq!(heard, Heard::Messages(Vec::new()), "{line}");
+            let heard = classify(line.as_bytes(), &mut asked);
+            assert_eq!(heard, IncomingLine::Messages(Vec::new()), "{line}");
         }
     }
 
@@ -231,8 +233,8 @@ mod tests {
         let line = br#"{"jsonrpc":"2.0","id":null,"error":{"code":-32700,"message":"no"}}"#;
         let mut asked = asking();
         asked.ask("two".to_owned().into());
-        assert_eq!(hear(line, &mut asked), Heard::Messages(Vec::new()));
-        assert_eq!(hear(line, &mut Asked::default()), Heard::Messages(Vec::new()));
+        assert_eq!(classify(line, &mut asked), IncomingLine::Messages(Vec::new()));
+        assert_eq!(classify(line, &mut Asked::default()), IncomingLine::Messages(Vec::new()));
     }
 
     #[test]
@@ -260,12 +262,12 @@ mod tests {
             r#"[debug] got {"jsonrpc":"2.0","meth"#,
             "\u{fffd}",
         ] {
-            assert_eq!(hear(line.as_bytes(), &mut asking()), Heard::Noise, "{line}");
+            assert_eq!(classify(line.as_bytes(), &mut asking()), IncomingLine::Noise, "{line}");
         }
         for line in
             [r#"{"jsonrpc":"2.0","id":"#, r#"[{"jsonrpc":"2.0","id":1}"#, r#"{"jsonrpc":"2.0","id":1} x"#]
         {
-            assert_eq!(hear(line.as_bytes(), &mut asking()), Heard::Damaged, "{line}");
+            assert_eq!(classify(line.as_bytes(), &mut asking()), IncomingLine::Damaged, "{line}");
         }
     }
 }

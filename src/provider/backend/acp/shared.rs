@@ -21,7 +21,7 @@ use super::{
     fault,
     permission::{Question, outcome},
     translate::{Translator, status},
-    wire::{Room, Traffic},
+    wire::{MessagesInFlight, Room},
 };
 use crate::{
     message::Usage,
@@ -37,8 +37,8 @@ const MOST_STANDING: usize = 16;
 /// How many characters of a response that continues after its end are kept for the next turn's warning.
 const LONGEST_LATE: usize = 2000;
 
-pub(super) struct Shared {
-    pub(super) traffic: Arc<Traffic>,
+pub(super) struct ConnectionState {
+    pub(super) traffic: Arc<MessagesInFlight>,
     state: Mutex<State>,
     /// Set once, while the state is locked.
     ended: watch::Sender<Option<BackendError>>,
@@ -61,11 +61,11 @@ struct State {
 }
 
 /// An event, and the budget share that its message takes until the event is read.
-pub(super) type Told = (BackendEvent, Option<Room>);
+pub(super) type QueuedEvent = (BackendEvent, Option<Room>);
 
 struct Turn {
     number: u64,
-    events: mpsc::UnboundedSender<Told>,
+    events: mpsc::UnboundedSender<QueuedEvent>,
     translator: Translator,
     warnings: Vec<String>,
     cancelled: bool,
@@ -75,21 +75,21 @@ struct Turn {
 
 impl Turn {
     /// Emits an event. If the receiver is dropped, the event is discarded.
-    fn tell(&self, event: BackendEvent, room: Option<&Room>) {
+    fn emit(&self, event: BackendEvent, room: Option<&Room>) {
         let _ = self.events.send((event, room.cloned()));
     }
 
     fn end(mut self, event: BackendEvent) {
         self.over.cancel();
         if let Some(rest) = self.translator.finish() {
-            self.tell(rest, None);
+            self.emit(rest, None);
         }
-        self.tell(event, None);
+        self.emit(event, None);
     }
 }
 
-impl Shared {
-    pub(super) fn new(traffic: Arc<Traffic>) -> Arc<Self> {
+impl ConnectionState {
+    pub(super) fn new(traffic: Arc<MessagesInFlight>) -> Arc<Self> {
         let (ended, idle) = (watch::Sender::new(None), watch::Sender::new(true));
         Arc::new(Self { traffic, state: Mutex::default(), ended, idle, told: watch::Sender::new(0) })
     }
@@ -111,7 +111,7 @@ impl Shared {
     pub(super) fn begin(
         &self,
         mut warnings: Vec<String>,
-    ) -> Result<mpsc::UnboundedReceiver<Told>, BackendError> {
+    ) -> Result<mpsc::UnboundedReceiver<QueuedEvent>, BackendError> {
         let mut state = self.lock();
         if let Some(error) = &*self.ended.borrow() {
             return Err(error.clone());
@@ -137,7 +137,7 @@ impl Shared {
             over: CancellationToken::new(),
         };
         for (name, data) in std::mem::take(&mut state.standing) {
-            turn.tell(BackendEvent::Status { name, data }, None);
+            turn.emit(BackendEvent::Status { name, data }, None);
         }
         state.turn = Some(turn);
         self.idle.send_replace(false);
@@ -235,7 +235,7 @@ impl Shared {
         };
         if let Some(turn) = &mut state.turn {
             for event in turn.translator.update(update) {
-                turn.tell(event, room);
+                turn.emit(event, room);
             }
             return;
         }
@@ -281,7 +281,7 @@ impl Shared {
         };
         let tool_use = turn.translator.asked(question.tool_call);
         let (request, decided) = PermissionRequest::new(tool_use, options.clone());
-        turn.tell(BackendEvent::Permission(request), None);
+        turn.emit(BackendEvent::Permission(request), None);
         let over = turn.over.clone();
         let taken_back = responder.cancellation();
         agent.spawn(async move {
@@ -312,7 +312,7 @@ impl Shared {
             Ok(answer) => match stop_reason(answer) {
                 Some(stop_reason) => {
                     if let Some(usage) = usage(answer) {
-                        turn.tell(BackendEvent::Usage(usage), None);
+                        turn.emit(BackendEvent::Usage(usage), None);
                     }
                     let result = TurnResult::new(stop_reason);
                     let warnings = std::mem::take(&mut turn.warnings);

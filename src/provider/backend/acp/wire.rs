@@ -19,7 +19,7 @@ use tokio::{
 
 use super::{
     lines::{Line, Lines, shown},
-    message::{Asked, Heard, hear},
+    message::{Asked, IncomingLine, classify},
 };
 
 /// The maximum size of a message in bytes.
@@ -50,7 +50,7 @@ pub(super) enum Broken {
 pub(super) type Room = Arc<OwnedSemaphorePermit>;
 
 /// The messages on their way in either direction.
-pub(super) struct Traffic {
+pub(super) struct MessagesInFlight {
     budget: Arc<Semaphore>,
     inner: Mutex<Inner>,
     noise: watch::Sender<Option<String>>,
@@ -67,7 +67,7 @@ struct Inner {
     noise: u32,
 }
 
-impl Traffic {
+impl MessagesInFlight {
     pub(super) fn new() -> Arc<Self> {
         Arc::new(Self {
             budget: Arc::new(Semaphore::new(BUDGET as usize)),
@@ -126,10 +126,10 @@ impl Traffic {
     }
 
     /// Interprets a line.
-    fn hear(&self, line: &[u8]) -> Heard {
+    fn classify(&self, line: &[u8]) -> IncomingLine {
         let mut inner = self.lock();
-        let heard = hear(line, &mut inner.asked);
-        if matches!(heard, Heard::Messages(_)) {
+        let heard = classify(line, &mut inner.asked);
+        if matches!(heard, IncomingLine::Messages(_)) {
             inner.noise = 0;
             self.noise.send_if_modified(|noise| noise.take().is_some());
         }
@@ -141,7 +141,7 @@ impl Traffic {
 pub(super) async fn read(
     stdout: impl AsyncRead + Unpin,
     messages: UnboundedSender<TransportFrame>,
-    traffic: &Traffic,
+    traffic: &MessagesInFlight,
 ) -> Broken {
     let mut lines = Lines::new(stdout, LONGEST);
     loop {
@@ -154,11 +154,11 @@ pub(super) async fn read(
         if messages.is_closed() || line.iter().all(u8::is_ascii_whitespace) {
             continue;
         }
-        let heard = match traffic.hear(&line) {
-            Heard::Messages(heard) => heard,
-            Heard::Damaged => return Broken::Damaged(shown(&line, 200)),
+        let heard = match traffic.classify(&line) {
+            IncomingLine::Messages(heard) => heard,
+            IncomingLine::Damaged => return Broken::Damaged(shown(&line, 200)),
             // Programs write other text to their standard output, although the protocol forbids it.
-            Heard::Noise => match traffic.pass_over(&line) {
+            IncomingLine::Noise => match traffic.pass_over(&line) {
                 Ok(()) => continue,
                 Err(broken) => return broken,
             },
@@ -181,7 +181,7 @@ pub(super) async fn read(
 pub(super) async fn write(
     mut stdin: impl AsyncWrite + Unpin,
     mut messages: UnboundedReceiver<TransportFrame>,
-    traffic: &Traffic,
+    traffic: &MessagesInFlight,
 ) -> std::io::Result<()> {
     while let Some(mut frame) = messages.next().await {
         let mut is_answer = false;
@@ -227,7 +227,7 @@ mod tests {
     async fn unprocessed_messages_make_the_program_wait() {
         let (mut program, ours) = duplex(1024);
         let (messages, mut taken) = unbounded();
-        let traffic = Traffic::new();
+        let traffic = MessagesInFlight::new();
         let reading = Arc::clone(&traffic);
         tokio::spawn(async move { read(ours, messages, &reading).await });
         let mut written = 0;
@@ -247,7 +247,7 @@ mod tests {
     async fn noise_is_skipped_and_reported_until_a_message_follows() {
         let (mut program, ours) = duplex(1024);
         let (messages, mut taken) = unbounded();
-        let traffic = Traffic::new();
+        let traffic = MessagesInFlight::new();
         let reading = Arc::clone(&traffic);
         tokio::spawn(async move { read(ours, messages, &reading).await });
         let hour = Duration::from_hours(1);

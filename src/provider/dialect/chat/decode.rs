@@ -18,7 +18,7 @@ use crate::{
             blocks::{Blocks, Kind},
             counts::{LatestUsage, TypedCounts},
             error::{self, is_error},
-            lenient::{Count, Told},
+            lenient::{Count, Reported},
             strays::{self, Strays},
             tame::tamed,
         },
@@ -81,9 +81,9 @@ impl ChatDecoder {
         data: &str,
         deltas: &mut Vec<Delta>,
     ) -> Result<(), ProviderError> {
-        let mut groq = Told::Nothing;
+        let mut groq = Reported::Nothing;
         let mut error = chunk.error.take();
-        if let Told::Value(own) = chunk.x_groq {
+        if let Reported::Value(own) = chunk.x_groq {
             error = error.or(own.error);
             groq = own.usage;
         }
@@ -91,10 +91,10 @@ impl ChatDecoder {
             return Err(error::from_value(&error).with_body(data));
         }
         let usage = chunk.usage.or(groq);
-        if chunk.choices.is_none() && usage == Told::Nothing {
+        if chunk.choices.is_none() && usage == Reported::Nothing {
             return self.strays.skip(data);
         }
-        self.tell(chunk.id.as_str(), chunk.model.as_str(), deltas);
+        self.emit_metadata(chunk.id.as_str(), chunk.model.as_str(), deltas);
         let choices = chunk.choices.unwrap_or_default();
         let choice = self.alternatives.pick(choices, |choice| choice.index, deltas);
         let Some(mut choice) = choice else {
@@ -215,7 +215,7 @@ impl ChatDecoder {
     }
 
     /// Emits the id and the model as soon as they are known, and the name of the wire format at the first chunk.
-    fn tell(&mut self, id: &str, model: &str, deltas: &mut Vec<Delta>) {
+    fn emit_metadata(&mut self, id: &str, model: &str, deltas: &mut Vec<Delta>) {
         if self.told == Some(Facts { id: true, model: true }) {
             return;
         }
@@ -241,8 +241,8 @@ impl ChatDecoder {
     }
 
     /// Emits the usage. Each report covers the whole request so far, so the last one counts.
-    fn tell_usage(&mut self, usage: Told<Box<WireUsage>>, deltas: &mut Vec<Delta>) {
-        if usage == Told::Nothing {
+    fn tell_usage(&mut self, usage: Reported<Box<WireUsage>>, deltas: &mut Vec<Delta>) {
+        if usage == Reported::Nothing {
             return;
         }
         let mut counts = TypedCounts::default();
@@ -359,7 +359,7 @@ fn finish_reason(word: &str) -> Result<Option<StopReason>, &'static str> {
 fn read_usage(usage: WireUsage, counts: &mut TypedCounts) -> Usage {
     let prompt = counts.read("usage.prompt_tokens", usage.prompt_tokens).unwrap_or(0);
     let details = counts.read("usage.prompt_tokens_details", usage.prompt_tokens_details);
-    let mut detail = |member, pick: fn(&PromptDetails) -> Told<u64>| {
+    let mut detail = |member, pick: fn(&PromptDetails) -> Reported<u64>| {
         details.as_deref().and_then(|details| counts.read(member, pick(details)))
     };
     let read = detail("usage.prompt_tokens_details.cached_tokens", |details| details.read);
@@ -373,7 +373,7 @@ fn read_usage(usage: WireUsage, counts: &mut TypedCounts) -> Usage {
     let cache_read = cached.unwrap_or(0).min(prompt);
     let cache_write = written.unwrap_or(0).min(prompt - cache_read);
     let details = counts.read("usage.completion_tokens_details", usage.completion_tokens_details);
-    let reasoning = details.map_or(Told::Nothing, |details| details.reasoning_tokens);
+    let reasoning = details.map_or(Reported::Nothing, |details| details.reasoning_tokens);
     let reasoning = counts.read("usage.completion_tokens_details.reasoning_tokens", reasoning).unwrap_or(0);
     let mut output = counts.read("usage.completion_tokens", usage.completion_tokens).unwrap_or(0);
     let total = counts.read("usage.total_tokens", usage.total_tokens);

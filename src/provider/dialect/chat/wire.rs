@@ -8,7 +8,7 @@ use std::{borrow::Cow, marker::PhantomData};
 use serde::{Deserialize, Deserializer, de};
 use serde_json::Value;
 
-use crate::provider::dialect::lenient::{Count, JsonText, Scalar, ScalarVisitor, Text, Told};
+use crate::provider::dialect::lenient::{Count, JsonText, Reported, Scalar, ScalarVisitor, Text};
 
 /// A chunk of a stream, or a whole response.
 #[derive(Deserialize)]
@@ -20,9 +20,9 @@ pub(super) struct Chunk<'a> {
     #[serde(borrow, default)]
     pub(super) choices: Option<Vec<Option<Choice<'a>>>>,
     #[serde(default)]
-    pub(super) usage: Told<Box<Usage>>,
+    pub(super) usage: Reported<Box<Usage>>,
     #[serde(default)]
-    pub(super) x_groq: Told<Box<XGroq>>,
+    pub(super) x_groq: Reported<Box<XGroq>>,
     #[serde(default)]
     pub(super) error: Option<Box<Value>>,
 }
@@ -31,7 +31,7 @@ pub(super) struct Chunk<'a> {
 #[derive(Deserialize)]
 pub(super) struct XGroq {
     #[serde(default)]
-    pub(super) usage: Told<Box<Usage>>,
+    pub(super) usage: Reported<Box<Usage>>,
     #[serde(default)]
     pub(super) error: Option<Box<Value>>,
 }
@@ -51,7 +51,7 @@ pub(super) struct Choice<'a> {
     pub(super) error: Option<Box<Value>>,
     /// The usage, which Moonshot reports here.
     #[serde(default)]
-    pub(super) usage: Told<Box<Usage>>,
+    pub(super) usage: Reported<Box<Usage>>,
 }
 
 #[derive(Deserialize)]
@@ -100,42 +100,42 @@ pub(super) struct Function<'a> {
 #[derive(PartialEq, Deserialize)]
 pub(super) struct Usage {
     #[serde(default)]
-    pub(super) prompt_tokens: Told<u64>,
+    pub(super) prompt_tokens: Reported<u64>,
     #[serde(default)]
-    pub(super) completion_tokens: Told<u64>,
+    pub(super) completion_tokens: Reported<u64>,
     #[serde(default)]
-    pub(super) total_tokens: Told<u64>,
+    pub(super) total_tokens: Reported<u64>,
     #[serde(default)]
-    pub(super) prompt_tokens_details: Told<Box<PromptDetails>>,
+    pub(super) prompt_tokens_details: Reported<Box<PromptDetails>>,
     #[serde(default)]
-    pub(super) completion_tokens_details: Told<Box<CompletionDetails>>,
+    pub(super) completion_tokens_details: Reported<Box<CompletionDetails>>,
     /// DeepSeek's count of tokens from the cache.
     #[serde(default)]
-    pub(super) prompt_cache_hit_tokens: Told<u64>,
+    pub(super) prompt_cache_hit_tokens: Reported<u64>,
     /// Moonshot's count of tokens from the cache.
     #[serde(default)]
-    pub(super) cached_tokens: Told<u64>,
+    pub(super) cached_tokens: Reported<u64>,
     /// OpenRouter's price, in US dollars.
     #[serde(default)]
-    pub(super) cost: Told<f64>,
+    pub(super) cost: Reported<f64>,
 }
 
 #[derive(PartialEq, Deserialize)]
 pub(super) struct PromptDetails {
     #[serde(rename = "cached_tokens", default)]
-    pub(super) read: Told<u64>,
+    pub(super) read: Reported<u64>,
     /// OpenRouter's name.
     #[serde(rename = "cache_write_tokens", default)]
-    pub(super) written: Told<u64>,
+    pub(super) written: Reported<u64>,
     /// Alibaba's name.
     #[serde(rename = "cache_creation_input_tokens", default)]
-    pub(super) created: Told<u64>,
+    pub(super) created: Reported<u64>,
 }
 
 #[derive(PartialEq, Deserialize)]
 pub(super) struct CompletionDetails {
     #[serde(default)]
-    pub(super) reasoning_tokens: Told<u64>,
+    pub(super) reasoning_tokens: Reported<u64>,
 }
 
 /// A text, or a list of parts that form one. Mistral sends such lists, with `text` and `thinking` parts.

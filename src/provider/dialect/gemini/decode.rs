@@ -15,7 +15,7 @@ use crate::{
             counts::{LatestUsage, TypedCounts},
             error::{self, is_error},
             ids::CallIds,
-            lenient::{Text, Told},
+            lenient::{Reported, Text},
             strays::{self, Strays},
             tame::tamed,
         },
@@ -54,10 +54,10 @@ impl GeminiDecoder {
             return Err(error_text(data));
         }
         let empty = chunk.candidates.is_none() && chunk.prompt_feedback.is_none();
-        if empty && chunk.usage_metadata == Told::Nothing && chunk.response_id.as_str().is_empty() {
+        if empty && chunk.usage_metadata == Reported::Nothing && chunk.response_id.as_str().is_empty() {
             return self.strays.skip(data).map_err(|error| refined(error, data));
         }
-        self.tell(&chunk, deltas);
+        self.emit_metadata(&chunk, deltas);
         self.tell_usage(chunk.usage_metadata, deltas);
         if let Some(feedback) = chunk.prompt_feedback {
             let reason = feedback.get("blockReason").and_then(Value::as_str).unwrap_or_default();
@@ -198,7 +198,7 @@ impl GeminiDecoder {
     }
 
     /// Emits the id and the model as soon as they are known, and the name of the wire format at the first chunk.
-    fn tell(&mut self, chunk: &Chunk<'_>, deltas: &mut Vec<Delta>) {
+    fn emit_metadata(&mut self, chunk: &Chunk<'_>, deltas: &mut Vec<Delta>) {
         let model = Some(chunk.model_version.as_str()).filter(|model| !self.has_model && !model.is_empty());
         let id = Some(chunk.response_id.as_str()).filter(|id| self.id.is_empty() && !id.is_empty());
         if self.data.is_some() && model.is_none() && id.is_none() {
@@ -226,8 +226,8 @@ impl GeminiDecoder {
     }
 
     /// Emits the usage. Each report covers the whole request so far, so the last one counts.
-    fn tell_usage(&mut self, usage: Told<Box<WireUsage>>, deltas: &mut Vec<Delta>) {
-        if usage == Told::Nothing {
+    fn tell_usage(&mut self, usage: Reported<Box<WireUsage>>, deltas: &mut Vec<Delta>) {
+        if usage == Reported::Nothing {
             return;
         }
         let mut counts = TypedCounts::default();

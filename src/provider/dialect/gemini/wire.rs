@@ -9,7 +9,7 @@ use serde::{
 };
 use serde_json::{Map, Value};
 
-use crate::provider::dialect::lenient::{Arguments, Count, Text, Told};
+use crate::provider::dialect::lenient::{Arguments, Count, Reported, Text};
 
 /// A chunk of a stream, or a whole response.
 #[derive(Deserialize)]
@@ -20,7 +20,7 @@ pub(super) struct Chunk<'a> {
     #[serde(default)]
     pub(super) prompt_feedback: Option<Box<Value>>,
     #[serde(default)]
-    pub(super) usage_metadata: Told<Box<Usage>>,
+    pub(super) usage_metadata: Reported<Box<Usage>>,
     #[serde(borrow, default)]
     pub(super) model_version: Text<'a>,
     #[serde(borrow, default)]
@@ -88,15 +88,15 @@ pub(super) struct Blob {
 #[derive(PartialEq, Deserialize)]
 pub(super) struct Usage {
     #[serde(rename = "promptTokenCount", default)]
-    pub(super) prompt: Told<u64>,
+    pub(super) prompt: Reported<u64>,
     #[serde(rename = "cachedContentTokenCount", default)]
-    pub(super) cached: Told<u64>,
+    pub(super) cached: Reported<u64>,
     #[serde(rename = "candidatesTokenCount", default)]
-    pub(super) candidates: Told<u64>,
+    pub(super) candidates: Reported<u64>,
     #[serde(rename = "toolUsePromptTokenCount", default)]
-    pub(super) tool_use_prompt: Told<u64>,
+    pub(super) tool_use_prompt: Reported<u64>,
     #[serde(rename = "thoughtsTokenCount", default)]
-    pub(super) thoughts: Told<u64>,
+    pub(super) thoughts: Reported<u64>,
 }
 
 struct PartVisitor<'a>(PhantomData<&'a str>);

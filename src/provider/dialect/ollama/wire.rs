@@ -3,7 +3,7 @@
 use serde::{Deserialize, de};
 use serde_json::Value;
 
-use crate::provider::dialect::lenient::{Arguments, Text, Told};
+use crate::provider::dialect::lenient::{Arguments, Reported, Text};
 
 /// A line of a stream, or a whole response.
 #[derive(Deserialize)]
@@ -19,12 +19,12 @@ pub(super) struct Line<'a> {
     #[serde(borrow, default)]
     pub(super) done_reason: Text<'a>,
     #[serde(default)]
-    pub(super) prompt_eval_count: Told<u64>,
+    pub(super) prompt_eval_count: Reported<u64>,
     /// The part of the prompt's count that came from a cache.
     #[serde(default)]
-    pub(super) prompt_eval_cached_count: Told<u64>,
+    pub(super) prompt_eval_cached_count: Reported<u64>,
     #[serde(default)]
-    pub(super) eval_count: Told<u64>,
+    pub(super) eval_count: Reported<u64>,
     #[serde(default)]
     pub(super) error: Option<Box<Value>>,
 }

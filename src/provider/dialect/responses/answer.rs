@@ -15,7 +15,7 @@ use crate::{
     provider::{BlockStart, Delta, ErrorKind, Fold, MessageDelta, Part, ProviderError},
 };
 
-type Told = Result<(), ProviderError>;
+type DecodeResult = Result<(), ProviderError>;
 
 /// The items of one response.
 #[derive(Debug, Default)]
@@ -35,11 +35,11 @@ pub(super) struct ResponseItems {
 impl ResponseItems {
     /// Returns whether the response makes a call.
     pub(super) fn has_calls(&self) -> bool {
-        self.items.iter().any(|item| matches!(&item.state, State::Call(call) if call.is_told()))
+        self.items.iter().any(|item| matches!(&item.state, State::Call(call) if call.is_emitted()))
     }
 
     /// Begins an item.
-    pub(super) fn add(&mut self, whole: &Value, index: Option<u64>, deltas: &mut Vec<Delta>) -> Told {
+    pub(super) fn add(&mut self, whole: &Value, index: Option<u64>, deltas: &mut Vec<Delta>) -> DecodeResult {
         let place = ItemRef { id: text(whole, "id"), index };
         let known = match place.id {
             // Without an id, an index identifies the item, unless the service sends no indices.
@@ -139,7 +139,7 @@ impl ResponseItems {
         part: Option<u64>,
         more: String,
         deltas: &mut Vec<Delta>,
-    ) -> Told {
+    ) -> DecodeResult {
         if more.is_empty() {
             return Ok(());
         }
@@ -159,7 +159,7 @@ impl ResponseItems {
         part: Option<u64>,
         whole: &str,
         deltas: &mut Vec<Delta>,
-    ) -> Told {
+    ) -> DecodeResult {
         if let Some(at) = self.open(place, Kind::Message, deltas)?
             && let State::Message(sections) = &mut self.items[at].state
         {
@@ -178,7 +178,7 @@ impl ResponseItems {
         part: Option<u64>,
         more: &str,
         deltas: &mut Vec<Delta>,
-    ) -> Told {
+    ) -> DecodeResult {
         if let Some(at) = self.open(place, Kind::Reasoning, deltas)?
             && let State::Reasoning(reasoning) = &mut self.items[at].state
         {
@@ -188,11 +188,16 @@ impl ResponseItems {
     }
 
     /// Appends to a call's arguments.
-    pub(super) fn arguments(&mut self, place: ItemRef<'_>, more: String, deltas: &mut Vec<Delta>) -> Told {
+    pub(super) fn arguments(
+        &mut self,
+        place: ItemRef<'_>,
+        more: String,
+        deltas: &mut Vec<Delta>,
+    ) -> DecodeResult {
         if let Some(at) = self.open(place, Kind::Call, deltas)?
             && let State::Call(call) = &mut self.items[at].state
         {
-            if !call.is_told() {
+            if !call.is_emitted() {
                 self.kept = grown(self.kept, more.len())?;
             }
             call.grow(more, &mut Blocks { count: &mut self.blocks, deltas });
@@ -206,11 +211,11 @@ impl ResponseItems {
         place: ItemRef<'_>,
         whole: &str,
         deltas: &mut Vec<Delta>,
-    ) -> Told {
+    ) -> DecodeResult {
         if let Some(at) = self.open(place, Kind::Call, deltas)?
             && let State::Call(call) = &mut self.items[at].state
         {
-            if !call.is_told() {
+            if !call.is_emitted() {
                 self.kept = grown(self.kept, whole.len())?;
             }
             call.complete_arguments(whole, &mut Blocks { count: &mut self.blocks, deltas });
@@ -219,7 +224,12 @@ impl ResponseItems {
     }
 
     /// Completes an item: emits the data that was not emitted yet.
-    pub(super) fn complete(&mut self, whole: &Value, index: Option<u64>, deltas: &mut Vec<Delta>) -> Told {
+    pub(super) fn complete(
+        &mut self,
+        whole: &Value,
+        index: Option<u64>,
+        deltas: &mut Vec<Delta>,
+    ) -> DecodeResult {
         let place = ItemRef { id: text(whole, "id"), index };
         let kind = Kind::of(whole);
         let named = self.named(whole).or_else(|| self.unnamed(place, kind));
@@ -232,7 +242,7 @@ impl ResponseItems {
     }
 
     /// Applies a complete item to its known part.
-    fn fill(&mut self, at: usize, whole: &Value, deltas: &mut Vec<Delta>) -> Told {
+    fn fill(&mut self, at: usize, whole: &Value, deltas: &mut Vec<Delta>) -> DecodeResult {
         let item = &mut self.items[at];
         if item.is_settled() || item.kind() != Kind::of(whole) {
             return Ok(());
@@ -260,7 +270,7 @@ impl ResponseItems {
     }
 
     /// Completes the response: emits the data that was not emitted yet, and nothing twice.
-    pub(super) fn finish(&mut self, output: &[Value], deltas: &mut Vec<Delta>) -> Told {
+    pub(super) fn finish(&mut self, output: &[Value], deltas: &mut Vec<Delta>) -> DecodeResult {
         check_count("items", output)?;
         let streamed = self.items.len();
         let mut claimed = vec![false; streamed];
@@ -323,13 +333,13 @@ impl ResponseItems {
         }
     }
 
-    fn keep(&mut self, bytes: usize) -> Told {
+    fn keep(&mut self, bytes: usize) -> DecodeResult {
         self.kept = grown(self.kept, bytes)?;
         Ok(())
     }
 
     /// Checks the limit of the message early, so that the data made from an event cannot grow without end.
-    fn check_blocks(&self) -> Told {
+    fn check_blocks(&self) -> DecodeResult {
         if self.blocks > Fold::MAX_BLOCKS {
             return Err(broken(format!("more than {} blocks in one response", Fold::MAX_BLOCKS)));
         }
@@ -338,7 +348,7 @@ impl ResponseItems {
 }
 
 /// Rejects a list that is far beyond the limit of a message before it is read.
-fn check_count(what: &str, list: &[Value]) -> Told {
+fn check_count(what: &str, list: &[Value]) -> DecodeResult {
     if list.len() > Fold::MAX_BLOCKS {
         return Err(broken(format!("more than {} {what} in one response", Fold::MAX_BLOCKS)));
     }

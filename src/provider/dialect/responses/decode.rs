@@ -119,7 +119,7 @@ impl ResponsesDecoder {
             }
             "response.created" | "response.queued" | "response.in_progress" => {
                 if let Some(response) = &event.response {
-                    self.tell(response, deltas);
+                    self.emit_metadata(response, deltas);
                 }
                 Ok(())
             }
@@ -143,7 +143,7 @@ impl ResponsesDecoder {
     }
 
     /// Emits the id and the model as soon as they are known, and the name of the wire format at the first event.
-    fn tell(&mut self, response: &Value, deltas: &mut Vec<Delta>) {
+    fn emit_metadata(&mut self, response: &Value, deltas: &mut Vec<Delta>) {
         let (id, model) = (text(response, "id"), text(response, "model"));
         let new_id = self.id.is_empty() && !id.is_empty();
         let new_model = !self.model_told && !model.is_empty();
@@ -167,7 +167,7 @@ impl ResponsesDecoder {
     }
 
     fn finish(&mut self, kind: &str, response: &Value, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
-        self.tell(response, deltas);
+        self.emit_metadata(response, deltas);
         if let Some(report) = response.get("usage") {
             let mut counts = Counts::of("usage", report);
             if let Some(usage) = wire::usage(&mut counts) {

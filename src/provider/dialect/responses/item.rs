@@ -142,7 +142,7 @@ impl Item {
         self.done
             && match &self.state {
                 State::Reasoning(reasoning) => reasoning.has_ended(),
-                State::Call(call) => call.is_told(),
+                State::Call(call) => call.is_emitted(),
                 State::Message(sections) => !sections.is_empty(),
                 State::Opaque { .. } => true,
             }
@@ -334,7 +334,7 @@ impl Call {
     }
 
     /// Returns whether the block of the call was emitted.
-    pub(super) fn is_told(&self) -> bool {
+    pub(super) fn is_emitted(&self) -> bool {
         self.block.is_some()
     }
 }

@@ -18,7 +18,7 @@ use std::{process::Command, sync::Arc, time::Duration};
 use async_trait::async_trait;
 use omni_agent::{
     agent::{Agent, AgentBuilder},
-    manager::{Manager, OpenOptions},
+    manager::{Manager, OpenOptions, Shutdown},
     message::Message,
     session::Session,
     store::{
@@ -206,7 +206,7 @@ async fn shutdown(count: usize) -> u128 {
         }
         let before = cpu();
         let minute = Duration::from_mins(1);
-        manager.shutdown(minute, minute).await.expect("all turns are saved");
+        manager.shutdown(Shutdown::within(minute).with_grace(minute)).await.expect("all turns are saved");
         rounds.push(cpu().saturating_sub(before).as_nanos() / count as u128);
     }
     rounds.sort_unstable();

@@ -22,7 +22,7 @@ use std::{
 use formats::Format;
 use omni_agent::{
     agent::{Agent, AgentBuilder, Event},
-    manager::{Manager, OpenedSession},
+    manager::{Manager, OpenedSession, Shutdown},
     provider::{Model, http::Endpoint},
     session::{SessionEvent, SessionSubscription},
     store::{FileSystemStore, Page, Store},
@@ -80,7 +80,7 @@ async fn measure(count: usize, url: &str) {
     }
     let took = begun.elapsed();
     assert_eq!(deltas, count * DELTAS);
-    manager.shutdown(LIMIT, LIMIT).await.expect("all turns are saved");
+    manager.shutdown(Shutdown::within(LIMIT).with_grace(LIMIT)).await.expect("all turns are saved");
     let (used, took_all) = (cpu().checked_sub(before).unwrap(), begun.elapsed());
     let (peak, after) = (peak_resident(), resident());
 

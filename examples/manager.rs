@@ -20,7 +20,7 @@ use std::{error::Error, process::ExitCode, sync::Arc, time::Duration};
 
 use omni_agent::{
     agent::{Agent, AgentBuilder, Event},
-    manager::{Manager, OpenedSession},
+    manager::{Manager, OpenedSession, Shutdown},
     session::SessionEvent,
     store::{ConversationId, FileSystemStore, Page},
     subscription::Update,
@@ -89,7 +89,8 @@ async fn conversations() -> Result<(), BoxError> {
     screen.note("4. The end comes while one is at work. It has a second to finish, and is interrupted then.");
     let opened = manager.open(id, agent()).await?;
     opened.session.prompt("Count from 1 to 500.").await?;
-    let ended = manager.shutdown(Duration::from_secs(1), Duration::from_secs(10)).await;
+    let ended =
+        manager.shutdown(Shutdown::within(Duration::from_secs(10)).with_grace(Duration::from_secs(1))).await;
     drop(screen);
     // The manager's own last word: everything before it is on the screen.
     table.await?;

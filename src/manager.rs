@@ -35,7 +35,7 @@
 //!
 //! manager.close(&id).await?;
 //! assert_eq!(manager.list(Page::default()).await?[0].summary.id, id);
-//! manager.shutdown(Duration::from_secs(5), Duration::from_secs(5)).await?;
+//! manager.shutdown(Duration::from_secs(5)).await?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! # })?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -97,7 +97,7 @@ use crate::{
 /// opened.session.ask("Hi").await?;
 /// assert_eq!(manager.list_open().len(), 1);
 ///
-/// manager.shutdown(Duration::from_secs(5), Duration::from_secs(5)).await?;
+/// manager.shutdown(Duration::from_secs(5)).await?;
 /// assert!(manager.list_open().is_empty());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// # })?;
@@ -473,9 +473,10 @@ impl Manager {
 
     /// Shuts the manager down and ends all sessions.
     ///
-    /// From now on, nothing is opened and prompts are refused. Active runs have `grace` to finish, and are interrupted
-    /// after that. Each session then has up to `deadline` to get the title that is being generated for it and to save
-    /// its changes. A second shutdown succeeds.
+    /// From now on, nothing is opened and prompts are refused. Active runs have the [grace period](Shutdown::with_grace) to
+    /// finish, and are interrupted after that. Each session then has up to the [deadline](Shutdown::within) to get the
+    /// title that is being generated for it and to save its changes. A second shutdown succeeds. A plain [`Duration`] is
+    /// the deadline, without a grace period.
     ///
     /// # Errors
     ///
@@ -485,7 +486,8 @@ impl Manager {
     /// # Cancel safety
     ///
     /// Dropping the future may leave sessions open, which refuse prompts. Call `shutdown` again.
-    pub async fn shutdown(&self, grace: Duration, deadline: Duration) -> Result<(), ShutdownError> {
+    pub async fn shutdown(&self, limits: impl Into<Shutdown>) -> Result<(), ShutdownError> {
+        let Shutdown { grace, deadline } = limits.into();
         let inner = &self.0;
         inner.registry().is_shut = true;
         inner.shutting.cancel();
@@ -515,6 +517,38 @@ impl Manager {
         }
         inner.registry().finish();
         if failed.is_empty() { Ok(()) } else { Err(ShutdownError { sessions: failed }) }
+    }
+}
+
+/// The time limits of a [shutdown](Manager::shutdown).
+///
+/// ```
+/// use std::time::Duration;
+/// use omni_agent::manager::Shutdown;
+///
+/// let limits = Shutdown::within(Duration::from_secs(10)).with_grace(Duration::from_secs(5));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shutdown {
+    grace: Duration,
+    deadline: Duration,
+}
+
+impl Shutdown {
+    /// Interrupts runs at once and gives each session this long to save.
+    pub fn within(deadline: Duration) -> Self {
+        Self { grace: Duration::ZERO, deadline }
+    }
+
+    /// Gives active runs this long to finish before they are interrupted. The deadline begins after it.
+    pub fn with_grace(self, grace: Duration) -> Self {
+        Self { grace, ..self }
+    }
+}
+
+impl From<Duration> for Shutdown {
+    fn from(deadline: Duration) -> Self {
+        Self::within(deadline)
     }
 }
 

@@ -343,7 +343,7 @@ async fn predicates_map_errors_to_statuses() {
     assert_eq!(status!(session.prompt("").await.unwrap_err()), 500);
     manager.close_discarding(&id("a")).await.unwrap();
     assert_eq!(status!(session.prompt("Hi").await.unwrap_err()), 503);
-    manager.shutdown(Duration::ZERO, Duration::ZERO).await.unwrap();
+    manager.shutdown(Duration::ZERO).await.unwrap();
     assert_eq!(status!(manager.open(&id("a"), agent()).await.unwrap_err()), 503);
 
     let agent = agent().start().await.unwrap();

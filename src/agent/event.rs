@@ -14,6 +14,7 @@ use crate::{
 /// The activity of an agent: idle, busy or paused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum Status {
     /// No run is active, and a prompt starts one. An application event may be handled.
     #[default]

@@ -19,6 +19,7 @@ use crate::{
 
 /// Whether a subscriber keeps its session open.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Mode {
     /// Keeps the session open while subscribed. For clients that act on the session.
     #[default]

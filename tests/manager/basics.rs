@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use omni_agent::{
     agent::{Agent, AgentBuilder},
-    manager::{Activity, Manager, Presence},
+    manager::{Activity, Manager, Presence, Shutdown},
     session::Mode,
     store::{MemoryStore, Page},
     testing::{ScriptedProvider, Step},
@@ -38,7 +38,10 @@ async fn create_close_and_open_again_gives_the_same_conversation() {
     let again = manager.open(&id, agent()).await.unwrap();
     assert!(again.started);
     assert_eq!(again.session.tree().await.unwrap().len(), 2);
-    manager.shutdown(Duration::from_secs(1), Duration::from_secs(1)).await.unwrap();
+    manager
+        .shutdown(Shutdown::within(Duration::from_secs(1)).with_grace(Duration::from_secs(1)))
+        .await
+        .unwrap();
     while let Some(update) = events.next().await {
         match update {
             omni_agent::subscription::Update::Event(event) => told.apply(&event),

@@ -195,7 +195,7 @@ async fn shutdown_releases_all_leases() {
     for name in ["a", "b", "c"] {
         created(&one, name).await;
     }
-    within(one.shutdown(Duration::ZERO, secs(30))).await.unwrap();
+    within(one.shutdown(secs(30))).await.unwrap();
     for name in ["a", "b", "c"] {
         within(two.open(&id(name), parrot())).await.unwrap();
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use omni_agent::{
     agent::{AgentBuilder, Event, Status},
-    manager::Manager,
+    manager::{Manager, Shutdown},
     session::{Mode, SessionEvent, SessionSubscription},
     store::ConversationId,
     subscription::Update,
@@ -178,7 +178,7 @@ async fn store_failing_for_one_session_does_not_affect_the_others() {
             assert!(one.session.end().is_none(), "{call:?} {act:?}");
             neighbours.assert_well(&store).await;
             in_time(one.session.flush(Duration::from_mins(30))).await.unwrap();
-            manager.shutdown(secs(1), secs(1)).await.unwrap();
+            manager.shutdown(Shutdown::within(secs(1)).with_grace(secs(1))).await.unwrap();
             drop(one);
             settle().await;
             assert_eq!(tasks(), 0, "{call:?} {act:?}");

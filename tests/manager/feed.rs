@@ -1,7 +1,7 @@
 //! The live feed agrees with the manager, whenever a subscriber joins and whatever happens at the same time.
 
 use omni_agent::{
-    manager::{Activity, Manager, ManagerEvent, OpenOptions},
+    manager::{Activity, Manager, ManagerEvent, OpenOptions, Shutdown},
     message::ToolUse,
     store::Store,
     subscription::{EndReason, EventId, Update},
@@ -203,7 +203,7 @@ async fn subscription_ends_with_the_manager_even_if_created_later() {
     let _one = manager.create_with_id(&id("one"), parrot()).await.unwrap();
     let mut watch = Watch::new(&manager);
     let last = watch.events.last_id();
-    manager.shutdown(secs(1), secs(1)).await.unwrap();
+    manager.shutdown(Shutdown::within(secs(1)).with_grace(secs(1))).await.unwrap();
     while watch.end.is_none() {
         watch.next().await;
     }
@@ -337,7 +337,7 @@ async fn race(ending: Ending, meanwhile: Meanwhile, polls: usize) {
     let opened = watch.words(&name).iter().filter(|word| **word == "opened").count();
     assert_eq!(opened - closed, watch.told.open.len(), "{words}");
     lives.assert_sound();
-    manager.shutdown(secs(1), secs(1)).await.ok();
+    manager.shutdown(Shutdown::within(secs(1)).with_grace(secs(1))).await.ok();
     settle().await;
     watch.catch_up();
     assert!(watch.told.open.is_empty(), "{words}");

@@ -4,7 +4,7 @@
 use std::{future::Future, sync::Arc, time::Duration};
 
 use omni_agent::{
-    manager::Manager,
+    manager::{Manager, Shutdown},
     store::{MemoryStore, Store},
     testing::Step,
     tool::tool_fn,
@@ -52,7 +52,7 @@ fn shutdown_right_after_turns_stores_their_titles() {
         for name in ["a", "b", "c"] {
             create(&manager, name, parrot()).await.ask(name).await.unwrap();
         }
-        manager.shutdown(secs(5), secs(5)).await.unwrap();
+        manager.shutdown(Shutdown::within(secs(5)).with_grace(secs(5))).await.unwrap();
         for name in ["a", "b", "c"] {
             assert_eq!(stored_title(&store, name).await.as_deref(), Some(name));
         }
@@ -86,7 +86,7 @@ fn many_open_and_leave_under_a_limit_all_are_served() {
         for user in users.collect::<Vec<_>>() {
             user.await.unwrap();
         }
-        manager.shutdown(secs(5), secs(5)).await.unwrap();
+        manager.shutdown(Shutdown::within(secs(5)).with_grace(secs(5))).await.unwrap();
     });
 }
 

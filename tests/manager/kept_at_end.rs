@@ -51,7 +51,7 @@ async fn close_shutdown_or_drop_while_paused_executed_steps_are_stored() {
     assert_eq!(stored_nodes(&store, "closed").await, 5);
 
     drop(paused_after_a_step(&manager, "shut").await);
-    in_time(manager.shutdown(secs(0), secs(5))).await.unwrap();
+    in_time(manager.shutdown(secs(5))).await.unwrap();
     assert_eq!(stored_nodes(&store, "shut").await, 5);
 
     let manager = store.manager().build();

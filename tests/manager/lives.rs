@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use omni_agent::{
-    manager::{Manager, OpenOptions},
+    manager::{Manager, OpenOptions, Shutdown},
     session::{Mode, SessionSubscription},
     store::Store,
     subscription::EndReason,
@@ -247,7 +247,7 @@ async fn several_managers_on_one_store_are_independent() {
     one.close(&name).await.unwrap();
     assert!(first.session.end().is_some());
     second.session.ask("Hi").await.unwrap();
-    one.shutdown(secs(1), secs(1)).await.unwrap();
+    one.shutdown(Shutdown::within(secs(1)).with_grace(secs(1))).await.unwrap();
     assert!(two.get(&name).is_some());
     watch.assert_agrees(&two);
     assert!(watch.closed.is_empty());

@@ -6,7 +6,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use omni_agent::{
     agent::{AgentBuilder, AgentCallbacks, AppEvent, Prompt, State},
-    manager::{Manager, ManagerBuilder, ManagerError, OpenedSession, Titles},
+    manager::{Manager, ManagerBuilder, ManagerError, OpenedSession, Shutdown, Titles},
     session::Session,
     testing::{Gate, Step},
     tool::{ToolLimits, tool_fn},
@@ -29,7 +29,7 @@ async fn limited(places: usize, stored: &[&str]) -> (ManagerBuilder, Told) {
     for name in stored {
         create(&before, name, parrot()).await;
     }
-    in_time(before.shutdown(secs(1), secs(1))).await.unwrap();
+    in_time(before.shutdown(Shutdown::within(secs(1)).with_grace(secs(1)))).await.unwrap();
     (store.manager().idle_shutdown(None).titles(Titles::Off).max_open(places), store)
 }
 

@@ -44,7 +44,7 @@ async fn shutdown_after_an_outage_saves_once_the_store_works() {
     for down in [Act::Fail, Act::Hang] {
         let store = MoodyStore::new();
         let manager = after_an_outage(down, &store).await;
-        manager.shutdown(Duration::ZERO, secs(29)).await.unwrap();
+        manager.shutdown(secs(29)).await.unwrap();
         assert_saved(&store).await;
     }
 }

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use omni_agent::{
     agent::{AgentBuilder, Prompt},
-    manager::{Activity, Manager, ManagerError, OpenOptions, OpenedSession, Presence},
+    manager::{Activity, Manager, ManagerError, OpenOptions, OpenedSession, Presence, Shutdown},
     session::{Mode, SessionError},
     store::{Page, Store, StoreError},
     subscription::EndReason,
@@ -25,7 +25,7 @@ async fn limited(places: usize, stored: &[&str]) -> (Manager, Told) {
     for name in stored {
         create(&before, name, parrot()).await;
     }
-    in_time(before.shutdown(secs(1), secs(1))).await.unwrap();
+    in_time(before.shutdown(Shutdown::within(secs(1)).with_grace(secs(1)))).await.unwrap();
     (store.manager().idle_shutdown(None).max_open(places).build(), store)
 }
 
@@ -219,7 +219,7 @@ async fn limit_of_one_serves_all_callers_in_turn() {
     for asked in asked {
         in_time(asked).await.unwrap();
     }
-    in_time(manager.shutdown(secs(1), secs(1))).await.unwrap();
+    in_time(manager.shutdown(Shutdown::within(secs(1)).with_grace(secs(1)))).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
@@ -447,7 +447,7 @@ async fn queued_session_is_not_put_to_sleep() {
     let waiting = tokio::spawn(async move { new.create(parrot()).await });
     tokio::time::sleep(secs(60)).await;
     assert_eq!(open_ids(&manager), ["a", "b"]);
-    in_time(manager.shutdown(secs(1), secs(1))).await.unwrap();
+    in_time(manager.shutdown(Shutdown::within(secs(1)).with_grace(secs(1)))).await.unwrap();
     assert!(matches!(in_time(waiting).await.unwrap(), Err(ManagerError::ShutDown)));
 }
 
@@ -488,7 +488,7 @@ async fn many_threads_open_and_leave_the_limit_holds_and_no_caller_waits_for_eve
         }
     })
     .await;
-    manager.shutdown(secs(5), secs(5)).await.unwrap();
+    manager.shutdown(Shutdown::within(secs(5)).with_grace(secs(5))).await.unwrap();
 }
 
 #[test]
@@ -509,7 +509,7 @@ fn runtime_dropped_its_places_are_free_again() {
         create(&manager, "x", parrot()).await;
         // Room is made as before.
         in_time(manager.open(&id("c"), parrot())).await.unwrap();
-        in_time(manager.shutdown(secs(1), secs(1))).await.unwrap();
+        in_time(manager.shutdown(Shutdown::within(secs(1)).with_grace(secs(1)))).await.unwrap();
     });
 }
 

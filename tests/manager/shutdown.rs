@@ -5,7 +5,7 @@ use std::{env, fs, sync::Arc, time::Duration};
 use async_trait::async_trait;
 use omni_agent::{
     agent::{Agent, AgentCallbacks, AppEvent, Event, Prompt, State, ToolDecision, TurnOutcome},
-    manager::{Manager, ManagerError, ShutdownError, Titles},
+    manager::{Manager, ManagerError, Shutdown, ShutdownError, Titles},
     message::ToolUse,
     session::{Mode, Session, SessionError, SessionEvent},
     store::{ConversationId, FileSystemStore, Store, file_system::Durability},
@@ -38,7 +38,7 @@ fn shutting(
     deadline: Duration,
 ) -> tokio::task::JoinHandle<Result<(), ShutdownError>> {
     let manager = manager.clone();
-    tokio::spawn(async move { manager.shutdown(grace, deadline).await })
+    tokio::spawn(async move { manager.shutdown(Shutdown::within(deadline).with_grace(grace)).await })
 }
 
 #[tokio::test(start_paused = true)]
@@ -46,8 +46,8 @@ async fn shutdown_without_sessions_returns_immediately() {
     let manager = Told::default().manager().build();
     let feed = Feed::of(&manager);
     let begun = Instant::now();
-    manager.shutdown(secs(60), secs(60)).await.unwrap();
-    manager.shutdown(secs(60), secs(60)).await.unwrap();
+    manager.shutdown(Shutdown::within(secs(60)).with_grace(secs(60))).await.unwrap();
+    manager.shutdown(Shutdown::within(secs(60)).with_grace(secs(60))).await.unwrap();
     assert_eq!(begun.elapsed(), Duration::ZERO);
     assert_eq!(feed.closed().await, [""; 0]);
     // A subscriber that joins now receives the end.
@@ -105,7 +105,7 @@ async fn grace_is_over_runs_are_interrupted_and_kept_or_cancelled() {
     }
     settle().await;
     let begun = Instant::now();
-    in_time(manager.shutdown(secs(20), secs(60))).await.unwrap();
+    in_time(manager.shutdown(Shutdown::within(secs(60)).with_grace(secs(20)))).await.unwrap();
     assert_eq!(begun.elapsed().as_secs(), 20);
     let tree = stored(store.beneath(), &id("half")).await;
     assert_eq!(tree.history().iter().map(|said| said.text()).collect::<Vec<_>>(), ["Hi", "Half"]);
@@ -135,7 +135,7 @@ async fn paused_and_queued_runs_do_not_outlast_the_grace() {
         settle().await;
     }
     let begun = Instant::now();
-    in_time(manager.shutdown(secs(5), secs(60))).await.unwrap();
+    in_time(manager.shutdown(Shutdown::within(secs(60)).with_grace(secs(5)))).await.unwrap();
     assert_eq!(begun.elapsed().as_secs(), 5);
     stored(store.beneath(), &id("paused")).await.history().check().unwrap();
 }
@@ -155,7 +155,7 @@ async fn waiting_and_loading_openings_are_refused() {
     settle().await;
     let feed = Feed::of(&manager);
     let begun = Instant::now();
-    in_time(manager.shutdown(secs(60), secs(60))).await.unwrap();
+    in_time(manager.shutdown(Shutdown::within(secs(60)).with_grace(secs(60)))).await.unwrap();
     assert!(begun.elapsed() < secs(1), "{:?}", begun.elapsed());
     for opened in [loading, waiting, behind] {
         assert!(matches!(in_time(opened).await.unwrap(), Err(ManagerError::ShutDown)));
@@ -175,7 +175,7 @@ async fn deletion_hangs_shutdown_ends_by_its_deadline() {
     tokio::spawn(async move { deleting.delete(&id("a")).await });
     settle().await;
     let begun = Instant::now();
-    in_time(manager.shutdown(secs(5), secs(10))).await.unwrap();
+    in_time(manager.shutdown(Shutdown::within(secs(10)).with_grace(secs(5)))).await.unwrap();
     assert_eq!(begun.elapsed().as_secs(), 15);
 }
 
@@ -218,7 +218,7 @@ async fn store_is_down_the_error_names_the_unsaved_conversations() {
     }
     let lost = manager.get(&id("a")).unwrap();
     let begun = Instant::now();
-    let error = in_time(manager.shutdown(secs(5), secs(10))).await.unwrap_err();
+    let error = in_time(manager.shutdown(Shutdown::within(secs(10)).with_grace(secs(5)))).await.unwrap_err();
     assert!(begun.elapsed() <= secs(16), "{:?}", begun.elapsed());
     assert_eq!(names(&error), ["a", "c"]);
     for (_, error) in &error.sessions {
@@ -227,7 +227,7 @@ async fn store_is_down_the_error_names_the_unsaved_conversations() {
     // The unsaved turn stays readable as long as a handle exists.
     assert_eq!(lost.end().unwrap().snapshot.unwrap().unsaved.len(), 2);
     assert!(manager.list_open().is_empty());
-    in_time(manager.shutdown(secs(5), secs(10))).await.unwrap();
+    in_time(manager.shutdown(Shutdown::within(secs(10)).with_grace(secs(5)))).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
@@ -254,14 +254,16 @@ async fn shutdown_dropped_and_repeated_finishes() {
     session.prompt("Hi").await.unwrap();
     in_time(gate.reached()).await;
     let feed = Feed::of(&manager);
-    let dropped = tokio::time::timeout(secs(5), manager.shutdown(secs(60), secs(60))).await;
+    let dropped =
+        tokio::time::timeout(secs(5), manager.shutdown(Shutdown::within(secs(60)).with_grace(secs(60))))
+            .await;
     assert!(dropped.is_err());
     assert!(session.end().is_none());
     assert!(matches!(session.prompt("More").await, Err(SessionError::Draining)));
     assert!(matches!(manager.create(parrot()).await, Err(ManagerError::ShutDown)));
     gate.open();
     session.wait_until_idle().await.unwrap();
-    in_time(manager.shutdown(secs(60), secs(60))).await.unwrap();
+    in_time(manager.shutdown(Shutdown::within(secs(60)).with_grace(secs(60)))).await.unwrap();
     assert_eq!(feed.closed().await.last().unwrap(), "a closed");
     assert_eq!(stored(store.beneath(), &id("a")).await.len(), 2);
 }
@@ -289,7 +291,7 @@ async fn agent_prompts_itself_for_ever_shutdown_ends_it() {
     session.notify(()).await.unwrap();
     tokio::time::sleep(secs(1)).await;
     let begun = Instant::now();
-    in_time(manager.shutdown(secs(5), secs(10))).await.unwrap();
+    in_time(manager.shutdown(Shutdown::within(secs(10)).with_grace(secs(5)))).await.unwrap();
     assert!(begun.elapsed() <= secs(6), "{:?}", begun.elapsed());
     let left = session.end().unwrap().snapshot.unwrap();
     assert_eq!(stored(store.beneath(), &id("a")).await, left.tree);
@@ -302,7 +304,7 @@ async fn controllers_receive_the_end() {
     let mut opened = manager.create(parrot()).await.unwrap();
     let mut controller = opened.subscription.take().unwrap();
     assert_eq!(controller.mode(), Mode::Controller);
-    in_time(manager.shutdown(secs(5), secs(10))).await.unwrap();
+    in_time(manager.shutdown(Shutdown::within(secs(10)).with_grace(secs(5)))).await.unwrap();
     match in_time(controller.next()).await {
         Some(Update::Closed(end)) => assert_eq!(end.reason, EndReason::Stopped),
         other => panic!("{other:?}"),
@@ -362,7 +364,7 @@ async fn shutdown_in_mid_flight_loses_no_committed_turn() {
         }
         tokio::time::sleep(Duration::from_millis(5 + round % 10 * 3)).await;
         let grace = Duration::from_millis(round % 3 * 2);
-        manager.shutdown(grace, secs(10)).await.unwrap();
+        manager.shutdown(Shutdown::within(secs(10)).with_grace(grace)).await.unwrap();
         for watched in watched {
             let (id, messages) = tokio::time::timeout(secs(10), watched).await.unwrap().unwrap();
             in_all += messages;

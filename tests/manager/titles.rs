@@ -9,7 +9,7 @@ use std::{
 use async_trait::async_trait;
 use omni_agent::{
     agent::{Agent, AgentCallbacks, Prompt, Response, State, TurnDecision},
-    manager::{Manager, OpenOptions, TitleGenerator, Titles},
+    manager::{Manager, OpenOptions, Shutdown, TitleGenerator, Titles},
     message::{Attachment, Content, History, Message},
     provider::{ErrorKind, ProviderError, StopReason},
     session::Session,
@@ -451,7 +451,7 @@ async fn close_or_shutdown_while_a_title_is_made_waits_for_it() {
         let (manager, store, gate) = waiting_title(None).await;
         let ending = tokio::spawn(async move {
             if shutdown {
-                manager.shutdown(secs(10), secs(10)).await.unwrap();
+                manager.shutdown(Shutdown::within(secs(10)).with_grace(secs(10))).await.unwrap();
             } else {
                 manager.close(&id("talk")).await.unwrap();
             }
@@ -470,7 +470,7 @@ async fn close_or_shutdown_while_a_title_hangs_ends_within_its_deadline_with_eve
         let (manager, store, _gate) = waiting_title(None).await;
         let begun = Instant::now();
         let limit = if shutdown {
-            in_time(manager.shutdown(secs(10), secs(10))).await.unwrap();
+            in_time(manager.shutdown(Shutdown::within(secs(10)).with_grace(secs(10)))).await.unwrap();
             secs(10)
         } else {
             in_time(manager.close(&id("talk"))).await.unwrap();

@@ -81,7 +81,7 @@ async fn rival_process() {
         opened += 1;
     }
     // Unsaved turns have been reported already. The shutdown only must not hang.
-    let _ = manager.shutdown(Duration::ZERO, PATIENCE).await;
+    let _ = manager.shutdown(PATIENCE).await;
 }
 
 /// Returns whether another rival may have caused the error: because it was faster, or because it is frozen and holds

@@ -76,7 +76,7 @@ fn deserialize_of_an_invalid_tree_is_an_error_that_names_the_node() {
     let cases = [
         (json!({ "nodes": [stored(0, None)] }), "integer `0`"),
         (json!({ "nodes": [stored(1, Some(0))] }), "integer `0`"),
-        (json!({ "nodes": [stored(1, Some(2))] }), "node 1 follows node 2"),
+        (json!({ "nodes": [stored(1, Some(2))] }), "the parent of node 1 is node 2"),
         (json!({ "nodes": [stored(1, Some(2)), stored(2, Some(1))] }), "node 1 is its own ancestor"),
         (json!({ "nodes": [stored(1, None), stored(1, None)] }), "two nodes have the id 1"),
         (json!({ "nodes": [stored(u64::MAX, None)] }), "the id 18446744073709551615 is too large"),

@@ -3,8 +3,6 @@
 //! These tests run in real time: leases are renewed by a thread of the crate, to which a test's paused time does not
 //! apply.
 
-use std::time::Duration;
-
 use omni_agent::{
     manager::{Manager, ManagerError, ManagerEvent, OpenOptions, OpenedSession, Presence, Titles},
     store::{Owner, Page, Store, StoreError},

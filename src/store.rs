@@ -146,7 +146,7 @@ use async_trait::async_trait;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// A wrapper of a store with ownership also has to delegate the methods of the section on ownership.
+/// To wrap a store with ownership, also delegate the methods from [`acquire`](Store::acquire) on.
 ///
 /// # Requirements for implementations
 ///

@@ -300,8 +300,8 @@ impl SqliteStore {
 
     /// Rewrites the file (`VACUUM`), without free space and without remains of deleted or replaced content.
     ///
-    /// This takes as long as copying the file, and temporarily as much disk space. Nobody can write to the file until
-    /// this is done, but others can read it.
+    /// This takes as long as copying the file, and temporarily as much disk space. Until this is done, the file can be
+    /// read but not written to.
     ///
     /// # Errors
     ///

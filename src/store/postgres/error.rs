@@ -172,7 +172,7 @@ pub(super) fn no_connection(
         }
         PoolError::Backend(error) | PoolError::PostCreateHook(HookError::Backend(error)) => {
             match failed(place, limits, None, error) {
-                // Any other error also means that there is no connection.
+                // Any other error also means that connecting failed.
                 StoreError::Failed { source, .. } => {
                     StoreError::Unreachable { place: place.to_owned(), source }
                 }

@@ -149,7 +149,7 @@ fn single(config: &Config, at: usize) -> Config {
     if let Some(number) = config.get_keepalives_retries() {
         single.keepalives_retries(number);
     }
-    // Nobody can listen to connections within this machine, and local databases have no certificate that could be
+    // Connections within this machine can't be overheard, and local databases have no certificate that could be
     // checked.
     let encryption = match config.get_ssl_mode() {
         SslMode::Prefer if is_local(config, at) => SslMode::Disable,

@@ -36,7 +36,7 @@ pub(super) fn has_log(file: &Path) -> bool {
 /// Opens a connection that only reads.
 ///
 /// SQLite reads a file with a write-ahead log through additional files next to it, and creates them if necessary. They
-/// would get the mode of the file, so that nobody could write to them later. If there is no log, the file is therefore
+/// would get the mode of the file, so that nobody could write to them later. Without a log, the file is therefore
 /// opened as a file that nobody changes (`immutable`): nothing is created and nothing is locked.
 pub(super) fn connect(file: &Path, is_unchanging: bool) -> rusqlite::Result<Connection> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;

@@ -1,16 +1,16 @@
-//! A conversation in the terminal: streamed, with a tool that runs only if you allow it, with branches, and kept if
-//! you want it kept.
+//! A chat in the terminal: streaming, a tool that asks for approval, branches, and storage on request.
 //!
 //! ```sh
 //! cargo run --example chat
-//! cargo run --example chat -- --session mountains     # and the same again, to go on with it
+//! cargo run --example chat -- --session mountains     # run it again to continue the conversation
 //! cargo run --example chat -- --model anthropic:claude-sonnet-5
 //! cargo run --example chat -- --model local:some-model --base-url http://localhost:8000
 //! echo 'What can you do?' | cargo run --example chat
 //! ```
 //!
 //! It shows how an application follows a session: one loop over the session's events, the lines that the user types
-//! and Ctrl-C. What is typed while the agent works is staged for the next turn; Ctrl-C keeps the answer so far.
+//! and Ctrl-C. A line that is typed while the agent works is staged for the next turn. Ctrl-C interrupts the agent and
+//! keeps the response so far.
 
 #![allow(clippy::print_stderr, reason = "this talks to the terminal")]
 
@@ -37,7 +37,7 @@ use omni_agent::{
 use serde_json::json;
 use support::{Interrupts, Lines, Printer, explain};
 
-const ABOUT: &str = "A conversation in the terminal: streamed, with a tool that runs only if you allow it, and with branches.";
+const ABOUT: &str = "A chat in the terminal: streaming, a tool that asks for approval, and branches.";
 
 #[tokio::main]
 async fn main() -> ExitCode {
@@ -57,7 +57,7 @@ async fn chat() -> Result<(), Box<dyn Error>> {
     let conversation = conversation::open(picked, &mut printer).await?;
     let mut chat = Chat { conversation, printer, runs: 0, waiting: None, unanswered: None, failed: None };
     let followed = chat.follow(&words).await;
-    // Whatever happened, what has been said is to be saved.
+    // The conversation is saved after errors too.
     conversation::close(chat.conversation, &mut chat.printer).await?;
     followed?;
     chat.failed.map_or(Ok(()), Err)
@@ -66,13 +66,13 @@ async fn chat() -> Result<(), Box<dyn Error>> {
 struct Chat {
     conversation: Conversation,
     printer: Printer,
-    /// Runs that have begun and whose end has not been seen.
+    /// The number of runs that have started and have not ended yet.
     runs: u32,
-    /// A tool use that waits for a yes or no.
+    /// The tool use that waits for a decision.
     waiting: Option<ToolUse>,
-    /// The last prompt that was stopped, or that failed, before it had an answer.
+    /// The last prompt that was cancelled or failed before it had a response.
     unanswered: Option<String>,
-    /// The last run's failure, which the exit code shows if nobody types.
+    /// The last run's failure, which decides the exit code of non-interactive use.
     failed: Option<Box<dyn Error>>,
 }
 
@@ -90,9 +90,9 @@ impl Chat {
         }
         let (mut ended, mut warned) = (false, false);
         self.show_prompt();
-        // The end of the input still lets the answer come to its end.
+        // After the end of the input, the response is still completed.
         while !ended || self.runs > 0 {
-            // Lines that nobody types are not said before the last answer is complete.
+            // Piped lines wait until the previous response is complete.
             let listens = !ended && (lines.interactive || self.runs == 0 || self.waiting.is_some());
             tokio::select! {
                 biased;
@@ -103,11 +103,11 @@ impl Chat {
                         }
                         warned = true;
                         self.printer.line("");
-                        self.printer.note("[this conversation is not kept; Ctrl-C again ends it]");
+                        self.printer.note("[this conversation is not stored; press Ctrl-C again to end it]");
                         self.show_prompt();
                         continue;
                     }
-                    // If the run ends just now, there is nothing to interrupt.
+                    // If the run has just ended, the interrupt has no effect.
                     match session.interrupt().await {
                         Ok(()) | Err(SessionError::Agent(AgentError::Idle)) => {}
                         Err(error) => return Err(error),
@@ -119,7 +119,7 @@ impl Chat {
                         SessionEvent::Store(report) => self.report(report),
                         _ => {}
                     },
-                    // This terminal was too slow. Nothing is lost but what it would have shown.
+                    // This terminal was too slow. Only output that it would have shown is lost.
                     Some(Update::Resync(snapshot)) => {
                         self.runs = u32::from(snapshot.agent.status != Status::Idle);
                         self.waiting = snapshot.agent.pause.as_ref().map(|pause| pause.tool_use.clone());
@@ -151,10 +151,10 @@ impl Chat {
         Ok(())
     }
 
-    /// What became of a write. Those that succeed need no word.
+    /// Shows the outcome of a write, unless the write succeeded.
     fn report(&mut self, report: &StoreReport) {
         let Some(error) = report.error() else { return };
-        // It comes at any time: the prompt may be there, and is to be there again.
+        // The report can arrive while the prompt is shown, so the prompt is shown again.
         self.printer.line("");
         match report {
             StoreReport::Failed { retry_in, .. } => {
@@ -169,7 +169,7 @@ impl Chat {
         self.printer.event(event);
         let staged = match event {
             Event::Pause { tool_use, reason } => {
-                // As JSON: what a model sends must not be able to paint over the question.
+                // As JSON, so that control characters from the model cannot hide the question.
                 self.printer.line(&format!("{} {} waits: {reason}", tool_use.name, tool_use.input));
                 self.waiting = Some(tool_use.clone());
                 return self.show_prompt();
@@ -177,8 +177,8 @@ impl Chat {
             Event::Turn(TurnOutcome::Stop { response, staged }) => {
                 self.failed = None;
                 match response.stop_reason {
-                    StopReason::Interrupted => self.printer.note("[interrupted; what came is kept]"),
-                    StopReason::MaxSteps => self.printer.note("[stopped after 20 requests; say \"go on\"]"),
+                    StopReason::Interrupted => self.printer.note("[interrupted; the response so far is kept]"),
+                    StopReason::MaxSteps => self.printer.note("[stopped after 20 requests; say \"continue\"]"),
                     _ => {}
                 }
                 staged
@@ -197,19 +197,19 @@ impl Chat {
         };
         if let Some(prompt) = staged {
             let text: String = prompt.content.0.iter().filter_map(|block| block.as_text()).collect();
-            self.printer.note(&format!("[not said: {text}]"));
+            self.printer.note(&format!("[not sent: {text}]"));
         }
         self.runs = self.runs.saturating_sub(1);
         self.waiting = None;
         self.show_prompt();
     }
 
-    /// Keeps the question of a run that came to nothing.
+    /// Keeps the prompt of a run that ended without a response.
     fn keep(&mut self, response: &Response) {
         let question = response.messages.first().filter(|message| message.role == Role::User);
         self.unanswered = question.map(|message| message.text()).filter(|text| !text.is_empty());
         if self.unanswered.is_some() {
-            self.printer.note("[no answer; /again asks again]");
+            self.printer.note("[no response; /again sends it again]");
         }
     }
 
@@ -217,14 +217,14 @@ impl Chat {
         match self.conversation.session.prompt(text).await? {
             Accepted::Staged { replaced } => {
                 let instead = if replaced.is_some() { ", in place of what you said before" } else { "" };
-                self.printer.note(&format!("[said when this turn is complete{instead}]"));
+                self.printer.note(&format!("[sent when this turn is complete{instead}]"));
             }
             _ => self.runs += 1,
         }
         Ok(())
     }
 
-    /// Takes a line for the answer to a tool use that waits.
+    /// Reads a line as the decision on the waiting tool use.
     async fn decide(&mut self, line: &str) -> Result<(), SessionError> {
         let (answer, rest) = line.split_once(' ').unwrap_or((line, ""));
         let decision = match answer {
@@ -232,11 +232,11 @@ impl Chat {
             "n" | "no" if rest.is_empty() => Decision::reject("The user said no."),
             "n" | "no" => Decision::reject(format!("The user said no: {rest}")),
             "e" | "edit" if !rest.is_empty() => Decision::ExecuteWith(json!({ "command": rest })),
-            // Asked again.
+            // The question is asked again.
             _ => return Ok(()),
         };
         let Some(tool_use) = self.waiting.take() else { return Ok(()) };
-        // Named by its id: if something else waits by now, this is an error and not a yes to that.
+        // The id makes sure that a late decision never applies to another tool use.
         match self.conversation.session.resume(tool_use.id, decision).await {
             Err(SessionError::Agent(AgentError::NotPaused(_))) => Ok(()),
             other => other,

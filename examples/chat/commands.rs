@@ -1,4 +1,4 @@
-//! What can be typed beside words for the model.
+//! The commands of the chat.
 
 use std::{error::Error, sync::Arc, time::Duration};
 
@@ -28,7 +28,7 @@ Ctrl-C stops an answer and keeps the part that has come. What you type meanwhile
 To see the tool, say: run `ls`";
 
 impl Chat {
-    /// Takes a line that the user typed. What is refused is said, and the conversation goes on.
+    /// Handles a line that the user typed. A rejected command is reported, and the conversation continues.
     pub async fn line(&mut self, line: &str) {
         let (command, rest) = line.split_once(' ').unwrap_or((line, ""));
         let done = match command {
@@ -48,7 +48,7 @@ impl Chat {
         match command {
             "/help" => self.printer.note(HELP),
             "/tree" => match session.tree().await? {
-                tree if tree.is_empty() => self.printer.note("[nothing has been said yet]"),
+                tree if tree.is_empty() => self.printer.note("[no messages yet]"),
                 tree => self.printer.line(&tree.to_string()),
             },
             "/regenerate" => {
@@ -56,26 +56,26 @@ impl Chat {
                 session.regenerate(question.id()).await?;
                 self.runs += 1;
             }
-            "/edit" if rest.is_empty() => return Err("Say it in place of what: /edit TEXT".into()),
+            "/edit" if rest.is_empty() => return Err("Missing text: /edit TEXT".into()),
             "/edit" => {
                 let question = self.last_question().await?;
                 session.edit(question.id(), rest).await?;
                 self.runs += 1;
             }
             "/again" => {
-                let question = self.unanswered.take().ok_or("Everything you said was answered.")?;
+                let question = self.unanswered.take().ok_or("Every prompt has a response.")?;
                 self.say(&question).await?;
             }
             "/goto" => {
                 let node =
-                    rest.parse().ok().and_then(NodeId::new).ok_or("Go where? /tree has the numbers.")?;
+                    rest.parse().ok().and_then(NodeId::new).ok_or("Missing node number: /tree shows the numbers.")?;
                 session.navigate(node).await?;
                 show_end(&session, &mut self.printer).await?;
             }
             "/clear" => session.navigate(None).await?,
             "/title" if rest.is_empty() => {
                 let title = session.title().await?;
-                self.printer.note(title.as_deref().unwrap_or("[untitled; give a title with /title TEXT]"));
+                self.printer.note(title.as_deref().unwrap_or("[untitled; set a title with /title TEXT]"));
             }
             "/title" => session.set_title(Some(rest)).await?,
             "/sessions" => self.list().await?,
@@ -90,7 +90,7 @@ impl Chat {
             }
             "/model" if rest.is_empty() => {
                 let model = session.state().await?.config().model.to_string();
-                self.printer.note(&format!("[{model}; another one: /model PROVIDER:ID]"));
+                self.printer.note(&format!("[{model}; change it with /model PROVIDER:ID]"));
             }
             "/model" => {
                 let model = support::model_named(rest)?;
@@ -98,7 +98,7 @@ impl Chat {
                     return Err(format!("{variable} is not set, and {model} needs its key").into());
                 }
                 let known = if model.info().is_some() { "" } else { "; the catalogue does not know it" };
-                let chosen = format!("[from now on with {model}{known}]");
+                let chosen = format!("[the model is now {model}{known}]");
                 session
                     .configure(|config| {
                         config.model = model;
@@ -112,18 +112,18 @@ impl Chat {
         Ok(())
     }
 
-    /// What the user said last on the path.
+    /// Returns the last user message of the path.
     async fn last_question(&self) -> Result<Node, Box<dyn Error>> {
         let tree = self.conversation.session.tree().await?;
-        // Results of tools are messages of the user's role too.
+        // Messages with tool results have the user's role too.
         let asks = |node: &&Node| {
             node.message().role == Role::User && node.message().tool_results().next().is_none()
         };
-        Ok(tree.iter().rev().find(asks).cloned().ok_or("You have said nothing here yet.")?)
+        Ok(tree.iter().rev().find(asks).cloned().ok_or("You have not sent a message here yet.")?)
     }
 
     async fn list(&mut self) -> Result<(), SessionError> {
-        // Saving runs beside the conversation: what was said just now may be on its way.
+        // Saving runs in the background, so the last turn may not be stored yet.
         if let Err(error) = self.conversation.session.flush(Duration::from_secs(1)).await {
             self.printer.note(&explain(&error));
         }
@@ -135,7 +135,7 @@ impl Chat {
             self.printer.line(&format!("{here} {}  {title}  ({})", found.id, ago(found.updated)));
         }
         if listed.is_empty() {
-            self.printer.note("[none is kept yet]");
+            self.printer.note("[no stored conversations yet]");
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Where the conversation is kept: opening it, and leaving it with nothing lost unseen.
+//! Opens the conversation, and closes it without losing anything unnoticed.
 
 use std::{error::Error, sync::Arc, time::Duration};
 
@@ -16,29 +16,30 @@ const SESSION: Flag =
 
 pub const FLAGS: &[Flag] = &[SESSION, STORE];
 
-/// A conversation and its place.
+/// A conversation and its folder.
 pub struct Conversation {
     pub session: Session,
     pub store: Arc<dyn Store>,
-    /// The folder, if it outlives the process.
+    /// The folder, unless it is temporary.
     folder: Option<Folder>,
 }
 
 impl Conversation {
-    /// Whether something was said that will be gone.
+    /// Whether there are messages that will not be stored.
     pub async fn is_lost_at_the_end(&self) -> Result<bool, SessionError> {
         Ok(self.folder.is_none() && !self.session.tree().await?.is_empty())
     }
 }
 
-/// The conversation that the command line names, which may be there or not; else a new one.
+/// Opens the conversation that the command line names and creates it if it does not exist. Without a name, creates a new
+/// one.
 pub async fn open(picked: Picked, printer: &mut Printer) -> Result<Conversation, Box<dyn Error>> {
     let (id, place) = (picked.value(&SESSION), picked.value(&STORE));
     let folder = match (id, place) {
         (None, None) => None,
         _ => Some(Folder::given_or_of_the_user(place)?),
     };
-    // Everything works in memory too. It is only not there any more afterwards.
+    // Everything works in memory too, but is not stored.
     let store: Arc<dyn Store> = match &folder {
         Some(folder) => Arc::new(FileSystemStore::open(folder.path()).await?),
         None => Arc::new(MemoryStore::new()),
@@ -67,7 +68,7 @@ pub async fn open(picked: Picked, printer: &mut Printer) -> Result<Conversation,
     Ok(Conversation { session, store, folder })
 }
 
-/// What is not stored with a conversation.
+/// Adds the parts of an agent that are not stored with a conversation.
 fn common(picked: &Picked) -> AgentBuilder {
     Agent::builder()
         .model(picked.model.clone())
@@ -77,14 +78,14 @@ fn common(picked: &Picked) -> AgentBuilder {
         .max_steps(20)
 }
 
-/// What is: given again, it would take the place of what was stored.
+/// Adds the parts that are stored. Setting them again would replace the stored ones.
 fn fresh(picked: &Picked) -> AgentBuilder {
     common(picked)
         .options(picked.options.clone())
         .system("You are a helpful assistant in a terminal. Be brief.")
 }
 
-/// Says where a stored conversation goes on.
+/// Shows where a stored conversation continues.
 async fn greet(session: &Session, picked: Picked, printer: &mut Printer) -> Result<(), SessionError> {
     if picked.is_named {
         // The stored model wins, unless the user wants another one.
@@ -101,10 +102,10 @@ async fn greet(session: &Session, picked: Picked, printer: &mut Printer) -> Resu
     show_end(session, printer).await
 }
 
-/// Shows the end of the path, for those who come from somewhere else.
+/// Shows the end of the path after a switch to another branch.
 pub async fn show_end(session: &Session, printer: &mut Printer) -> Result<(), SessionError> {
     let tree = session.tree().await?;
-    // Results of tools have no words.
+    // Tool results have no text to show.
     let last: Vec<_> = tree.iter().rev().filter(|node| !node.message().text().is_empty()).take(2).collect();
     for node in last.into_iter().rev() {
         let message = node.message();
@@ -113,12 +114,12 @@ pub async fn show_end(session: &Session, printer: &mut Printer) -> Result<(), Se
     Ok(())
 }
 
-/// Ends the session, and says what could not be saved and how to come back.
+/// Ends the session, and shows what could not be saved and how to open the conversation again.
 pub async fn close(conversation: Conversation, printer: &mut Printer) -> Result<(), Box<dyn Error>> {
     let Conversation { session, folder, .. } = conversation;
-    // Cancels what goes on, and saves what is unsaved, within this time.
+    // Interrupts an active run and saves unsaved turns within this time.
     let stopped = session.stop(Duration::from_secs(5)).await;
-    // It may also have ended before, by itself: so does one that lost its place in the store to another.
+    // The session may have ended before, for example because another process has taken the conversation over.
     let end = session.ended().await;
     let last = end.snapshot.ok_or(end.reason.clone())?;
     for node in last.unsaved.iter().filter_map(|id| last.tree.node(*id)) {
@@ -126,13 +127,13 @@ pub async fn close(conversation: Conversation, printer: &mut Printer) -> Result<
     }
     let id = session.id();
     match folder {
-        // What nobody talked in was never written.
+        // A conversation without messages was never stored.
         Some(_) if last.tree.is_empty() && last.title.is_none() => {}
         Some(folder) => {
             let folder = folder.path().display();
-            printer.note(&format!("[kept in {folder}; to come back: --session {id} --store {folder}]"));
+            printer.note(&format!("[stored in {folder}; to continue: --session {id} --store {folder}]"));
         }
-        None => printer.note("[not kept; to keep a conversation, give it an id: --session ID]"),
+        None => printer.note("[not stored; to store a conversation, name it: --session ID]"),
     }
     stopped?;
     if last.unsaved.is_empty() { Ok(()) } else { Err(end.reason.into()) }

@@ -23,7 +23,7 @@ pub fn run_command() -> impl Tool {
 
 async fn run(input: RunCommand, _: ToolContext) -> Result<String, ToolError> {
     let (shell, flag) = if cfg!(windows) { ("cmd", "/C") } else { ("sh", "-c") };
-    // A call that is cancelled or takes too long is dropped, and takes the process with it.
+    // If a call is cancelled or takes too long, its future is dropped, which ends the process.
     let output = Command::new(shell).arg(flag).arg(input.command).kill_on_drop(true).output().await?;
     let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
     if output.status.success() {
@@ -33,7 +33,7 @@ async fn run(input: RunCommand, _: ToolContext) -> Result<String, ToolError> {
     }
 }
 
-/// Nothing runs on the user's machine without a yes.
+/// Pauses before each command, so that the user decides.
 pub struct AskFirst;
 
 #[async_trait]

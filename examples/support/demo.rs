@@ -1,8 +1,8 @@
-//! A model that is none: it answers offline, streams, and calls tools when it is asked to, so that everything in
-//! the examples can be seen without a key. Also a small example of a `Provider`.
+//! An offline demo model. It streams and calls tools on request, so that all examples work without a key. It is also a small
+//! example of a `Provider`.
 //!
-//! It calls a tool whose name it reads (`get_weather Oslo`), or a word of whose name it reads together with all
-//! that the tool needs ("What is the weather in Oslo and in Rome?"). "Then" begins another step.
+//! It calls a tool if the prompt contains the tool's name (`get_weather Oslo`), or a word of the name together with the
+//! input that the tool needs ("What is the weather in Oslo and in Rome?"). "Then" starts another step.
 
 mod call;
 
@@ -27,9 +27,9 @@ use call::Call;
 
 /// The demo model.
 pub(super) struct Demo {
-    /// Between two words.
+    /// The pause between two words.
     pause: Duration,
-    /// So that the same question is not answered in the same words twice.
+    /// The number of responses, so that the same prompt does not get the same words twice.
     answers: AtomicUsize,
 }
 
@@ -40,7 +40,7 @@ impl Default for Demo {
     }
 }
 
-/// A block of an answer.
+/// A block of a response.
 enum Block {
     Thinking(String),
     Text(String),
@@ -60,7 +60,7 @@ impl Provider for Demo {
         let blocks = answer(&request, self.answers.fetch_add(1, Ordering::Relaxed));
         let mut usage = Usage::default().with_input(request.history.iter().map(|m| tokens(&m.text())).sum());
         usage.input += request.system.as_deref().map_or(0, tokens);
-        // As services do: an answer that is interrupted has its input counted.
+        // Services count the input of an interrupted response too.
         let usage_so_far = MessageDelta::default().with_usage(usage);
         let mut deltas = vec![Delta::Message(Box::new(usage_so_far))];
         let mut stop = StopReason::Stop;
@@ -77,7 +77,7 @@ impl Provider for Demo {
                 }
                 Block::ToolUse(call) => {
                     stop = StopReason::ToolUse;
-                    // The history's length makes ids distinct over the conversation.
+                    // The history's length makes the ids unique in the conversation.
                     let id = ToolUseId::from(format!("demo-{}-{index}", request.history.len()));
                     let input = call.input.to_string();
                     usage.output += tokens(&input);
@@ -88,7 +88,7 @@ impl Provider for Demo {
             deltas.extend(Vec::into_iter(parts).map(|part| Delta::Extend { index, part }));
             deltas.push(Delta::End { index });
         }
-        // Without a stop reason, an answer is taken for truncated.
+        // A response without a stop reason counts as truncated.
         deltas
             .push(Delta::Message(Box::new(MessageDelta::default().with_usage(usage).with_stop_reason(stop))));
         let pause = self.pause;
@@ -101,15 +101,15 @@ impl Provider for Demo {
     }
 }
 
-/// What the demo model knows of the turn: it has no other memory than the history.
+/// The turn as the demo model sees it. Its only memory is the history.
 struct Turn {
-    /// The text of the last user message that has one.
+    /// The text of the last user message with text.
     asked: String,
-    /// The results since then.
+    /// The tool results since that message.
     results: Vec<String>,
-    /// Its own answers since then.
+    /// The model's responses since that message.
     steps: usize,
-    /// Whether it has said something before.
+    /// The number of earlier responses.
     met: bool,
 }
 
@@ -138,7 +138,7 @@ fn results(message: &Message) -> impl Iterator<Item = String> {
     })
 }
 
-/// The answer to a request, which is the `nth`, from 0, that is answered at all.
+/// Returns the blocks of the response to the `nth` request, counted from 0.
 fn answer(request: &Request, nth: usize) -> Vec<Block> {
     let turn = Turn::of(&request.history);
     let all: Vec<String> = request.history.iter().flat_map(|message| results(message)).collect();
@@ -146,11 +146,11 @@ fn answer(request: &Request, nth: usize) -> Vec<Block> {
     let mut blocks = Vec::new();
     if !matches!(request.options.thinking(), None | Some(ThinkingMode::Off)) {
         let plan = match calls.as_slice() {
-            [] if !turn.results.is_empty() => "The tools have answered. I pass on what they say.".to_owned(),
-            [] => "I see no tool to call in that. I answer with words.".to_owned(),
+            [] if !turn.results.is_empty() => "The tools have returned results. I repeat them.".to_owned(),
+            [] => "This prompt names no tool. I answer with text.".to_owned(),
             calls => {
                 let names: Vec<&str> = calls.iter().map(|call| call.name.as_str()).collect();
-                format!("I read that as: call {}.", names.join(" and "))
+                format!("This is a request to call {}.", names.join(" and "))
             }
         };
         blocks.push(Block::Thinking(plan));
@@ -168,7 +168,7 @@ fn answer(request: &Request, nth: usize) -> Vec<Block> {
     blocks
 }
 
-/// An answer in words.
+/// Returns a response with text only.
 fn talk(request: &Request, turn: &Turn, nth: usize) -> String {
     let lower = turn.asked.to_lowercase();
     let mut numbers =
@@ -204,12 +204,12 @@ fn talk(request: &Request, turn: &Turn, nth: usize) -> String {
     text
 }
 
-/// Words with the white space after them.
+/// Returns the words, each with the white space after it.
 fn words(text: &str) -> impl Iterator<Item = String> {
     text.split_inclusive(char::is_whitespace).map(str::to_owned)
 }
 
-/// Nobody counts a demo's tokens: words will do.
+/// Counts words instead of tokens.
 fn tokens(text: &str) -> u64 {
     u64::try_from(text.split_whitespace().count()).unwrap_or(u64::MAX)
 }

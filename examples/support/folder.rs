@@ -1,4 +1,4 @@
-//! Where an example keeps conversations.
+//! The folder in which an example stores conversations.
 
 use std::{
     env, fs, io,
@@ -12,14 +12,14 @@ use super::Flag;
 pub const STORE: Flag =
     Flag { name: "--store", value: "DIR", help: "the folder in which conversations are kept" };
 
-/// A folder, which goes with the value if it is a temporary one.
+/// A folder. If it is temporary, dropping the value removes it.
 pub struct Folder {
     path: PathBuf,
     is_temporary: bool,
 }
 
 impl Folder {
-    /// The folder that was given, else a temporary one.
+    /// Returns the given folder, or a temporary one.
     pub fn given_or_temporary(given: Option<&str>) -> io::Result<Self> {
         if let Some(path) = given {
             return Self::at(path.into());
@@ -28,7 +28,7 @@ impl Folder {
         Ok(Self { path: env::temp_dir().join(name), is_temporary: true })
     }
 
-    /// The folder that was given, else where the system wants an application's data.
+    /// Returns the given folder, or the system's folder for application data.
     pub fn given_or_of_the_user(given: Option<&str>) -> io::Result<Self> {
         let path = match given {
             Some(path) => path.into(),
@@ -45,7 +45,7 @@ impl Folder {
         Ok(Self { path, is_temporary: false })
     }
 
-    /// Its path.
+    /// Returns the folder's path.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -54,13 +54,13 @@ impl Folder {
 impl Drop for Folder {
     fn drop(&mut self) {
         if self.is_temporary {
-            // What is left of it is left to whoever cleans up temporary files.
+            // If this fails, the system's cleanup of temporary files removes the folder.
             let _ = fs::remove_dir_all(&self.path);
         }
     }
 }
 
-/// As in the XDG base directory specification, which has a relative path ignored; `%LOCALAPPDATA%` on Windows.
+/// Follows the XDG base directory specification, which ignores relative paths; `%LOCALAPPDATA%` on Windows.
 fn data_home() -> io::Result<PathBuf> {
     let variable = if cfg!(windows) { "LOCALAPPDATA" } else { "XDG_DATA_HOME" };
     let set = env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute());

@@ -1,4 +1,4 @@
-//! Which model an example talks to.
+//! Selects the model of an example.
 
 use std::{env, error::Error, sync::Arc, time::Duration};
 
@@ -12,8 +12,7 @@ use tokio::{
 
 use super::demo::Demo;
 
-/// Services whose key may be in the environment, and a current model of each. Any other model of theirs can be
-/// named with `--model`.
+/// Services whose key may be in the environment, and a current model of each. `--model` selects any other model.
 const SERVICES: [(&str, &str); 2] =
     [("ANTHROPIC_API_KEY", "anthropic:claude-sonnet-5"), ("OPENAI_API_KEY", "openai:gpt-5.2")];
 
@@ -31,48 +30,48 @@ const KEYS: [(&str, &str); 10] = [
     ("alibaba", "DASHSCOPE_API_KEY"),
 ];
 
-/// Local servers, and the ports that they use unless told otherwise.
+/// Local servers and their default ports.
 const SERVERS: [(&str, u16); 3] = [("ollama", 11434), ("llama.cpp", 8080), ("lmstudio", 1234)];
 
 const USAGE: &str = "  --model PROVIDER:ID   the model, for instance anthropic:claude-sonnet-5 or demo:parrot
-  --base-url URL        where PROVIDER is, if it is not known: any server that speaks as OpenAI does,
-                        with the key in PROVIDER_API_KEY if it wants one
-  anything else         what to say to the model, in place of the lines of a piped standard input
+  --base-url URL        the address of PROVIDER if it is not known: any OpenAI-compatible server, with its
+                        key in PROVIDER_API_KEY if it needs one
+  anything else         the prompt, instead of the lines of a piped standard input
 
-Without --model: a service whose key is in the environment (ANTHROPIC_API_KEY, OPENAI_API_KEY), else a local
-server on its usual port (Ollama, llama.cpp, LM Studio), else a demo model, which is no LLM.";
+Without --model: a service whose key is in the environment (ANTHROPIC_API_KEY, OPENAI_API_KEY), then a local
+server on its default port (Ollama, llama.cpp, LM Studio), then an offline demo model, which is not an LLM.";
 
-/// A model and what goes with it.
+/// A selected model and the command line's other values.
 pub struct Picked {
     /// The model.
     pub model: Model,
-    /// Options that suit it.
+    /// Options that suit the model.
     pub options: Options,
     /// Whether the command line names the model.
     pub is_named: bool,
-    /// What the command line says besides.
+    /// The command line's other words.
     pub words: Vec<String>,
     values: Vec<(&'static str, String)>,
 }
 
 impl Picked {
-    /// What the command line gives for a flag of the example's own.
+    /// Returns the value of one of the example's flags.
     pub fn value(&self, flag: &Flag) -> Option<&str> {
         self.values.iter().rev().find(|(name, _)| *name == flag.name).map(|(_, value)| value.as_str())
     }
 }
 
-/// A flag of an example's own. It takes a value.
+/// A flag of an example. It takes a value.
 pub struct Flag {
-    /// As it is typed.
+    /// The flag as it is typed.
     pub name: &'static str,
-    /// What the value is, in a word.
+    /// One word that describes the value.
     pub value: &'static str,
-    /// What it is good for.
+    /// The flag's line in the help.
     pub help: &'static str,
 }
 
-/// The command line is wrong, or asks for help.
+/// The command line is invalid or asks for help.
 #[derive(Debug)]
 struct Usage(String);
 
@@ -84,12 +83,12 @@ impl std::fmt::Display for Usage {
 
 impl Error for Usage {}
 
-/// Picks a model and reports which and why. `about` is what `--help` says of the example.
+/// Selects a model and shows which one and why. `about` describes the example in `--help`.
 pub async fn pick_model(about: &str) -> Result<Picked, Box<dyn Error>> {
     pick_model_with(about, &[]).await
 }
 
-/// As [`pick_model`], for an example that has flags.
+/// Like [`pick_model`], for an example with flags.
 pub async fn pick_model_with(about: &str, flags: &'static [Flag]) -> Result<Picked, Box<dyn Error>> {
     super::quiet_on_broken_pipe();
     let (mut name, mut base_url, mut words, mut values) = (None, None, Vec::new(), Vec::new());
@@ -127,16 +126,16 @@ pub async fn pick_model_with(about: &str, flags: &'static [Flag]) -> Result<Pick
         }
         (None, None) => find().await?,
     };
-    eprintln!("{}", super::dim(&format!("[model {model}: {why}; --help tells how to choose another]")));
+    eprintln!("{}", super::dim(&format!("[model {model}: {why}; --help shows how to choose another]")));
     Ok(Picked { model, options, is_named, words, values })
 }
 
-/// The models that need no address: those of the services, and the demo model.
+/// Returns the models that need no address: those of the services, and the demo model.
 pub fn models() -> Registry {
     Registry::default().with(Demo::default())
 }
 
-/// A model by its name, among those that need no address.
+/// Returns a model by its name, from those that need no address.
 pub fn model_named(name: &str) -> Result<Model, Box<dyn Error>> {
     models().model(name).map_err(|error| {
         Usage(format!("{error}\nA server of your own needs its address: --model NAME:MODEL --base-url URL"))
@@ -144,14 +143,14 @@ pub fn model_named(name: &str) -> Result<Model, Box<dyn Error>> {
     })
 }
 
-/// Returns the environment variable that a model's key would come from, if the model needs a key and has none.
+/// Returns the environment variable of a model's key if the model needs a key and the variable is not set.
 pub fn missing_key(model: &Model) -> Option<&'static str> {
     let (provider, _) = model.name().split_once(':')?;
     let (_, variable) = KEYS.into_iter().find(|(name, _)| *name == provider)?;
     env::var(variable).map_or(true, |key| key.trim().is_empty()).then_some(variable)
 }
 
-/// A model at an address. A provider that is known keeps its wire format there.
+/// Returns a model at an address. A known provider keeps its wire format.
 fn model_at(name: &str, url: &str) -> Result<Model, Box<dyn Error>> {
     let Some((provider, id)) =
         name.split_once(':').filter(|(provider, id)| !provider.is_empty() && !id.is_empty())
@@ -184,12 +183,12 @@ async fn find() -> Result<(Model, Options, String), Box<dyn Error>> {
     Ok((Model::new(Arc::new(Demo::default()), "parrot"), thoughtful(), why))
 }
 
-/// Some reasoning, to see it. Not for local models: several servers refuse it for those that can't.
+/// Enables thinking, to show it. Not for local models, since several servers reject it for models without thinking.
 fn thoughtful() -> Options {
     Options::default().with_thinking(Effort::Low)
 }
 
-/// The first model that a local server offers. HTTP by hand: one request does not need a client.
+/// Returns the first model of a local server. One request needs no HTTP client.
 async fn first_model(port: u16) -> Option<String> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).await.ok()?;
     let request =

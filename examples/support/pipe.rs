@@ -1,8 +1,8 @@
-//! Output into a pipe that nobody reads any more, such as that of `| head`.
+//! Output into a pipe whose reader has gone, such as `| head`.
 
 use std::{panic, process};
 
-/// Ends the process quietly if `println!` meets a closed pipe, which is a panic otherwise.
+/// Ends the process quietly if `println!` writes to a closed pipe, which would panic otherwise.
 pub fn quiet_on_broken_pipe() {
     let report = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
@@ -10,7 +10,7 @@ pub fn quiet_on_broken_pipe() {
         if message.is_some_and(|message| {
             message.starts_with("failed printing to") && message.contains("Broken pipe")
         }) {
-            // As a shell reports a program that SIGPIPE ended.
+            // The exit code that a shell reports for SIGPIPE.
             process::exit(141);
         }
         report(info);

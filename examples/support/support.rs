@@ -1,5 +1,5 @@
-//! What the examples share: picking a model, the terminal, and a demo model for when there is none. Nothing in
-//! here is needed to use the library; read the examples first.
+//! Shared code of the examples: selection of a model, the terminal, and an offline demo model. The library does not need any
+//! of it; read the examples first.
 
 #![allow(dead_code, unused_imports, reason = "each example uses a part of it")]
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "this talks to the terminal")]

@@ -24,7 +24,7 @@ pub struct Lines {
 }
 
 impl Lines {
-    /// Reads on a thread of its own: a read can't be cancelled, and must not keep the runtime from ending.
+    /// Reads on a separate thread, because a read can't be cancelled and would keep the runtime from ending.
     pub fn new() -> Self {
         let (sender, lines) = mpsc::channel(1);
         thread::spawn(move || {
@@ -37,17 +37,17 @@ impl Lines {
         Self { lines, interactive: io::stdin().is_terminal() }
     }
 
-    /// The next line; `None` at the end of the input.
+    /// Returns the next line, or `None` at the end of the input.
     pub async fn next(&mut self) -> Option<String> {
         self.lines.recv().await
     }
 }
 
-/// The Ctrl-Cs.
+/// A stream of Ctrl-C presses.
 pub struct Interrupts(mpsc::Receiver<()>);
 
 impl Interrupts {
-    /// From now on, Ctrl-C no longer ends the process.
+    /// Starts to listen. From now on, Ctrl-C no longer ends the process.
     pub fn new() -> Self {
         let (sender, receiver) = mpsc::channel(1);
         tokio::spawn(async move {
@@ -56,17 +56,16 @@ impl Interrupts {
         Self(receiver)
     }
 
-    /// The next one.
+    /// Waits for the next press.
     pub async fn next(&mut self) {
         if self.0.recv().await.is_none() {
-            // There are no signals here.
+            // This platform has no signals.
             std::future::pending::<()>().await;
         }
     }
 }
 
-/// What to say to the model: the words of the command line, else the lines of a piped standard input, else
-/// `default`.
+/// Returns the prompts: the words of the command line, or the lines of a piped standard input, or `default`.
 pub fn prompts(words: &[String], default: &[&str]) -> Vec<String> {
     let mut prompts = Vec::new();
     if !words.is_empty() {
@@ -81,7 +80,7 @@ pub fn prompts(words: &[String], default: &[&str]) -> Vec<String> {
     prompts
 }
 
-/// Grey text, where the terminal can show it.
+/// Returns the text in grey if the terminal supports it.
 pub fn dim(text: &str) -> String {
     if io::stdout().is_terminal() && env::var_os("NO_COLOR").is_none() {
         format!("\x1b[2m{text}\x1b[0m")
@@ -90,21 +89,21 @@ pub fn dim(text: &str) -> String {
     }
 }
 
-/// Shows events as they come.
+/// Shows events as they arrive.
 #[derive(Default)]
 pub struct Printer {
-    /// Whether the line on the screen has been begun.
+    /// Whether the current line on the screen has text.
     in_line: bool,
 }
 
 impl Printer {
-    /// Shows one event. Those that say nothing to a reader are left out, and errors, which are the caller's.
+    /// Shows one event. Skips events that are not useful to a reader, and errors, which the caller shows.
     pub fn event(&mut self, event: &Event) {
         match event {
             Event::TextDelta { delta, .. } => self.write(&harmless(delta)),
             Event::ThinkingDelta { delta, .. } => self.write(&dim(&harmless(delta))),
             Event::TextEnd { .. } | Event::ThinkingEnd { .. } => self.end_line(),
-            // As JSON, which also keeps control characters of the model's from the terminal.
+            // As JSON, which also escapes control characters.
             Event::ToolUseEnd { content, .. } => self.note(&format!("→ {} {}", content.name, content.input)),
             Event::ToolProgress { data, .. } => self.note(&format!("  … {data}")),
             Event::ToolResult { result, .. } => self.note(&result_line(result)),
@@ -128,13 +127,13 @@ impl Printer {
         }
     }
 
-    /// Shows a text on a line of its own.
+    /// Shows a text on a separate line.
     pub fn line(&mut self, text: &str) {
         self.end_line();
         put(&format!("{text}\n"));
     }
 
-    /// As [`line`](Self::line), in grey.
+    /// Like [`line`](Self::line), in grey.
     pub fn note(&mut self, text: &str) {
         self.line(&dim(text));
     }
@@ -158,13 +157,13 @@ impl Printer {
     }
 }
 
-/// Writes at once. Nothing can be done about a terminal that is gone, but what it showed can still be saved.
+/// Writes and flushes. Errors of a closed terminal are ignored, so that the conversation is still saved.
 fn put(text: &str) {
     let mut out = io::stdout();
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
 }
 
-/// Without the control characters by which a text could take over the terminal.
+/// Returns the text without control characters, which could take over the terminal.
 fn harmless(text: &str) -> String {
     text.replace(|c: char| c.is_control() && c != '\n' && c != '\t', "\u{fffd}")
 }
@@ -181,13 +180,13 @@ fn usage_line(response: &Response) -> String {
     let (usage, model, stop) = (response.usage, &response.model, &response.stop_reason);
     let cached = if usage.cache_read > 0 { format!(" ({} cached)", usage.cache_read) } else { String::new() };
     match usage.total() {
-        // Most services tell at the end of an answer, which an interrupted one does not reach.
+        // Most services report usage at the end of a response, which an interrupted response does not reach.
         0 => format!("[{model}: {stop}]"),
         _ => format!("[{model}: {} tokens in{cached}, {} out; {stop}]", usage.prompt(), usage.output),
     }
 }
 
-/// An error with its causes, and what can be done about it.
+/// Returns an error with its causes and advice.
 pub fn explain(error: &(dyn Error + 'static)) -> String {
     let mut text = error_chain(error);
     if let Some(advice) = kind_of(error).and_then(advice) {
@@ -212,19 +211,19 @@ fn advice(kind: ErrorKind) -> Option<&'static str> {
     Some(match kind {
         ErrorKind::Auth => "Check the key in the environment, or choose another model with --model.",
         ErrorKind::RateLimit | ErrorKind::Overloaded | ErrorKind::Service => {
-            "Wait a little, and say it again."
+            "Wait a little, then send it again."
         }
-        ErrorKind::Quota => "The account has to be topped up, or choose another model with --model.",
-        ErrorKind::ContextTooLong => "The conversation is too long for this model; begin a new one.",
-        ErrorKind::Unsupported => "Leave that out, or choose another model with --model.",
+        ErrorKind::Quota => "Top up the account, or choose another model with --model.",
+        ErrorKind::ContextTooLong => "The conversation is too long for this model; start a new one.",
+        ErrorKind::Unsupported => "Remove the unsupported part, or choose another model with --model.",
         ErrorKind::Timeout | ErrorKind::Transport | ErrorKind::Truncated => {
-            "Check that the service and the network are up, then say it again."
+            "Check that the service and the network are available, then send it again."
         }
         _ => return None,
     })
 }
 
-/// How long ago that was, roughly.
+/// Returns the approximate age in words.
 pub fn ago(time: Timestamp) -> String {
     let seconds = Timestamp::now().0.saturating_sub(time.0) / 1000;
     let (count, unit) = match seconds {
@@ -236,7 +235,7 @@ pub fn ago(time: Timestamp) -> String {
     format!("{count} {unit}{} ago", if count == 1 { "" } else { "s" })
 }
 
-/// The beginning of a text, on one line.
+/// Returns the beginning of a text, on one line.
 pub fn first_words(text: &str, limit: usize) -> String {
     let line = harmless(&text.split_whitespace().collect::<Vec<_>>().join(" "));
     let short: String = line.chars().take(limit).collect();

@@ -1,8 +1,24 @@
-//! Providers: one streaming request to a model, whoever serves it.
+//! Requests to models: one interface for every model service.
 //!
-//! A [`Provider`] turns a [`Request`] into a stream of [`Delta`]s; a [`Fold`] turns deltas into a message.
-//! [`Model`] names a model together with the provider that serves it. All of it works without an agent:
-//! see [`Model::generate`], [`Model::generate_as`], [`Model::stream_text`] and [`Model::stream`].
+//! A [`Registry`] resolves a name such as `anthropic:claude-sonnet-4-6` to a [`Model`], which is a model id together
+//! with the [`Provider`] that serves it. A [`Request`] holds the conversation, the tools and the [`Options`]. The
+//! provider turns it into a stream of [`Delta`]s, and a [`Fold`] joins the deltas into a message. The [`RetryPolicy`]
+//! decides when a failed request is repeated. The [`Catalogue`] knows the limits and prices of models.
+//!
+//! None of this needs an agent: see [`Model::generate`], [`Model::generate_as`], [`Model::stream_text`] and
+//! [`Model::stream`].
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! use omni_agent::provider::{Options, Registry, Request};
+//!
+//! let model = Registry::default().model("anthropic:claude-sonnet-4-6")?;
+//! let request = Request::prompt("Name three mountains.").with_options(Options::default().with_max_tokens(100));
+//! let response = model.generate(request).await?;
+//! println!("{}", response.message.text());
+//! # Ok(())
+//! # }
+//! ```
 
 pub mod backend;
 mod catalogue;
@@ -54,8 +70,8 @@ pub(crate) use secret::{Extent, Scrubber};
 
 use crate::message::Message;
 
-/// What a provider's request gives: normalised deltas in order, then the end, or an error and the end.
-/// Dropping it ends the exchange with the service.
+/// The stream of one response: normalised deltas in order, then the end, or an error and the end.
+/// Dropping the stream ends the exchange with the service.
 pub type DeltaStream = Pin<Box<dyn Stream<Item = Result<Delta, ProviderError>> + Send>>;
 
 /// A model service. Dyn-safe; implement it for a service that no endpoint covers.
@@ -76,15 +92,15 @@ pub trait Provider: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// The instance could not be made; the request that needed it fails with this.
+    /// If the instance could not be made. The request that needed it fails with this error.
     async fn open(&self) -> Result<Option<Arc<dyn Provider>>, ProviderError> {
         Ok(None)
     }
 
-    /// Sends one request and streams the answer.
+    /// Sends one request and streams the response.
     ///
-    /// The stream must carry a stop reason in its message data before it ends without an error; one that ends
-    /// without is taken for truncated.
+    /// The stream must carry a stop reason in its message data before it ends without an error. A stream that ends
+    /// without a stop reason counts as truncated.
     ///
     /// # Errors
     ///

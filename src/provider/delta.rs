@@ -19,20 +19,20 @@ pub enum Delta {
     Start {
         /// The number of blocks so far.
         index: usize,
-        /// What it is.
+        /// The kind of the block.
         block: BlockStart,
     },
-    /// A block grows.
+    /// Text or data was appended to a block.
     Extend {
-        /// Which block.
+        /// The index of the block.
         index: usize,
-        /// By what.
+        /// The appended part.
         part: Part,
     },
     /// A block is complete. Optional, since the end of the message completes all blocks; but of an answer
     /// that breaks off, thinking and opaque items are kept only if they have ended.
     End {
-        /// Which block.
+        /// The index of the block.
         index: usize,
     },
     /// Data of the message as a whole.

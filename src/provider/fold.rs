@@ -59,15 +59,15 @@ impl From<Stored> for Fold {
     }
 }
 
-/// A whole answer.
+/// The complete response to a request.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Completion {
     /// The assistant message.
     pub message: Message,
-    /// Why it ended.
+    /// Why the response ended.
     pub stop_reason: StopReason,
-    /// What it used.
+    /// The tokens that the request used.
     pub usage: Usage,
     /// The model that answered, as the service names it.
     pub model: Option<String>,

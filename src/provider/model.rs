@@ -66,7 +66,7 @@ impl Model {
         Self(Arc::new(Inner { fallback_for: Some(saved.into()), ..self.0.copied() }))
     }
 
-    /// The same model with this known of it, in place of what the catalogue says.
+    /// Returns the same model with this information in place of the catalogue's.
     pub fn with_info(&self, info: impl Into<Arc<ModelInfo>>) -> Self {
         Self(Arc::new(Inner { info: OnceLock::from(Some(info.into())), ..self.0.copied() }))
     }
@@ -104,12 +104,12 @@ impl Model {
         self.0.name.strip_suffix(&*self.0.id).and_then(|name| name.strip_suffix(':')).unwrap_or_default()
     }
 
-    /// The id at the service.
+    /// The model's id at the service.
     pub fn id(&self) -> &Arc<str> {
         &self.0.id
     }
 
-    /// Who serves it.
+    /// The provider that serves the model.
     pub fn provider(&self) -> &Arc<dyn Provider> {
         &self.0.provider
     }
@@ -135,7 +135,7 @@ impl Model {
         request.key.clone_from(&self.0.key);
     }
 
-    /// Streams the answer to one request, repeating it as [`RetryPolicy`] says. Errors arrive as the stream's
+    /// Streams the response to one request, with retries according to its [`RetryPolicy`]. Errors arrive as the stream's
     /// items. Dropping the stream ends the exchange.
     ///
     /// A history that is not sendable is an [`ErrorKind::InvalidRequest`], and nothing is sent.
@@ -177,7 +177,7 @@ impl Model {
         }))
     }
 
-    /// The whole answer to one request.
+    /// Returns the complete response to one request.
     ///
     /// Tools in the request are declared to the model, and the answer has the uses that the model asks for, but no tool is
     /// run. To run tools until the model needs no more of them, start an agent and [`ask`](crate::agent::Agent::ask) it. An

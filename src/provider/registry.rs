@@ -4,7 +4,8 @@ use super::{Catalogue, Model, Provider, Secret, key::KeySource};
 
 /// Turns names like `anthropic:claude-sonnet-4-6` into models.
 ///
-/// Any model id of a known provider resolves: new models appear weekly, and the service knows best.
+/// Any model id of a registered provider resolves, because new models appear weekly. The service decides whether it
+/// knows the id.
 ///
 /// ```
 /// use omni_agent::provider::{Registry, RegistryError};
@@ -26,24 +27,24 @@ struct Contents {
     catalogue: Option<Arc<Catalogue>>,
 }
 
-/// A name that is no model.
+/// The error for a name that does not resolve to a model.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegistryError {
     /// The name is not of the form `provider:model`.
     #[error("{name:?} is no model name; write `provider:model` (registered providers: {})", list(.known))]
     BadName {
-        /// What was given.
+        /// The given name.
         name: String,
-        /// The providers there are, sorted.
+        /// The names of the registered providers, sorted.
         known: Vec<String>,
     },
     /// The provider is not registered.
     #[error("unknown provider {provider:?} (registered: {}); add others with Registry::register", list(.known))]
     UnknownProvider {
-        /// What was given.
+        /// The given provider name.
         provider: String,
-        /// The providers there are, sorted.
+        /// The names of the registered providers, sorted.
         known: Vec<String>,
     },
 }

@@ -1,12 +1,12 @@
-//! An agent that works on its own: it goes on until it calls its completion tool, within a limit of requests.
+//! An autonomous agent: it works until it calls its completion tool, within a limit of requests.
 //!
 //! ```sh
 //! cargo run --example autonomous
 //! cargo run --example autonomous -- 'Find out which file in `src` has the most lines.'
 //! ```
 //!
-//! The completion tool has no handler, so that its call ends the turn; its input is the result, checked and typed.
-//! If the model stops without it, `handle_turn` sends it on.
+//! The completion tool has no handler, so its call ends the turn. Its input is the result, checked and typed. If the model
+//! stops without this call, `handle_turn` continues the run.
 
 #![allow(clippy::print_stderr, reason = "this talks to the terminal")]
 
@@ -30,13 +30,13 @@ use support::{Printer, explain};
 /// How the work ends.
 #[derive(Debug, Deserialize, JsonSchema)]
 struct Finish {
-    /// What was found out, for the user.
+    /// A summary of the findings, for the user.
     summary: String,
 }
 
 #[derive(Deserialize, JsonSchema)]
 struct FilePath {
-    /// Relative to the working directory.
+    /// The path, relative to the working directory.
     path: String,
 }
 
@@ -65,14 +65,14 @@ async fn count_lines(input: FilePath, _: ToolContext) -> Result<String, ToolErro
     Ok(format!("{} has {} lines", input.path, text.lines().count()))
 }
 
-/// Sends the model on until it has called `finish`.
+/// Continues the run until the model has called `finish`.
 struct UntilFinished;
 
 #[async_trait]
 impl AgentCallbacks for UntilFinished {
     async fn handle_turn(&mut self, response: &Response, _: &mut State) -> TurnDecision {
         match response.stop_reason {
-            // It stopped by itself. The limit of requests holds for this too: there is no endless loop.
+            // The model stopped without a result. The limit of requests prevents an endless loop.
             StopReason::Stop => {
                 TurnDecision::continue_with("Go on. When you are done, call finish with a summary.")
             }
@@ -136,7 +136,7 @@ async fn work(model: &Model, options: &Options, goal: &str) -> Result<(), Box<dy
         };
         printer.event(&numbered.event);
         match &*numbered.event {
-            // The goal, and each time that `handle_turn` sends the model on.
+            // The goal, and each continuation by `handle_turn`.
             Event::Message { message, step } if message.role == Role::User && !message.text().is_empty() => {
                 printer.note(&format!("[request {step}] {}", message.text()));
             }
@@ -152,7 +152,7 @@ async fn work(model: &Model, options: &Options, goal: &str) -> Result<(), Box<dy
     Ok(())
 }
 
-/// The result, if the model finished.
+/// Returns the result if the model finished.
 fn outcome(response: &Response) -> String {
     let finish = response.open_tool_uses.iter().find(|tool_use| tool_use.name == "finish");
     match finish.map(|tool_use| serde_json::from_value::<Finish>(tool_use.input.clone())) {

@@ -1,11 +1,11 @@
-//! A conversation with branches: another answer, an edited question, a new beginning, and back. Nothing is
+//! A conversation with branches: another response, an edited question, a new first message, and a switch back. Nothing is
 //! overwritten.
 //!
 //! ```sh
 //! cargo run --example branching
 //! ```
 //!
-//! The tree is drawn after each step: `*` marks the path, which is the conversation as it stands, and `>` its end.
+//! The tree is drawn after each step: `*` marks the path, which is the current conversation, and `>` marks its end.
 
 #![allow(clippy::print_stderr, reason = "this talks to the terminal")]
 
@@ -95,7 +95,7 @@ impl Show {
     async fn run(&mut self) -> Result<(), Box<dyn Error>> {
         while let Some(update) = self.events.next().await {
             let Update::Event(numbered) = update else { continue };
-            // The session's own events are not needed here: whoever asks for the tree gets it as it is.
+            // The session's other events are not needed here, since `tree` returns the current tree.
             let SessionEvent::Agent(event) = &*numbered.event else { continue };
             self.printer.event(event);
             match &**event {
@@ -113,7 +113,7 @@ impl Show {
         Ok(())
     }
 
-    /// The last message of this role on the path.
+    /// Returns the last message of this role on the path.
     async fn last(&self, role: Role) -> Result<Node, Box<dyn Error>> {
         let tree = self.session.tree().await?;
         let node = tree.iter().rev().find(|node| node.message().role == role);

@@ -177,8 +177,12 @@ impl Chat {
             Event::Turn(TurnOutcome::Stop { response, staged }) => {
                 self.failed = None;
                 match response.stop_reason {
-                    StopReason::Interrupted => self.printer.note("[interrupted; the response so far is kept]"),
-                    StopReason::MaxSteps => self.printer.note("[stopped after 20 requests; say \"continue\"]"),
+                    StopReason::Interrupted => {
+                        self.printer.note("[interrupted; the response so far is kept]")
+                    }
+                    StopReason::MaxSteps => {
+                        self.printer.note("[stopped after 20 requests; say \"continue\"]")
+                    }
                     _ => {}
                 }
                 staged

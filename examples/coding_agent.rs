@@ -6,8 +6,8 @@
 //! echo 'What does this project do?' | cargo run --features acp --example coding_agent -- gemini --acp
 //! ```
 //!
-//! It works in the current folder. What it says, thinks, does and plans is shown as it comes; what it wants to do and asks
-//! about is yours to decide. Ctrl-C cancels the turn, and ends the chat between two.
+//! The agent works in the current folder. Its text, thinking, tools and plans are shown as they arrive, and you decide on its
+//! permission requests. Ctrl-C cancels the turn, and ends the chat between two turns.
 
 #![allow(clippy::print_stderr, clippy::print_stdout, reason = "this talks to the terminal")]
 
@@ -65,7 +65,7 @@ async fn main() -> ExitCode {
     }
 }
 
-/// Whatever it asks about, a person decides.
+/// Pauses at each permission request, so that a person decides.
 struct AskFirst;
 
 #[async_trait]
@@ -87,7 +87,7 @@ async fn chat(backend: AcpBackend) -> Result<(), Box<dyn Error>> {
         failed: None,
     };
     let followed = chat.follow().await;
-    // The program ends with the agent; what it does till then is cancelled.
+    // The program ends with the agent; its current turn is cancelled.
     agent.stop(Duration::from_secs(10)).await?;
     followed?;
     chat.failed.map_or(Ok(()), Err)
@@ -98,9 +98,9 @@ struct Chat {
     printer: Printer,
     activity: Activity,
     works: bool,
-    /// A question, and what can be answered.
+    /// A question and its possible answers.
     waiting: Option<(ToolUse, Vec<PermissionOption>)>,
-    /// The last turn's failure, which the exit code tells.
+    /// The last turn's failure, which decides the exit code.
     failed: Option<Box<dyn Error>>,
 }
 
@@ -157,7 +157,7 @@ impl Chat {
             }
             Event::Pause { tool_use, .. } => {
                 let options = self.activity.options(tool_use.id.as_str());
-                // As JSON: what the agent sends must not be able to paint over the question.
+                // As JSON, so that control characters from the agent cannot hide the question.
                 self.printer.line(&format!("May it? {} {}", json!(tool_use.name), tool_use.input));
                 self.waiting = Some((tool_use.clone(), options));
                 return self.show_prompt();
@@ -196,7 +196,7 @@ impl Chat {
 
     async fn decide(&self, tool_use: &ToolUse, decision: Decision) -> Result<(), AgentError> {
         match self.agent.resume(tool_use.id.clone(), decision).await {
-            // It does not ask any more.
+            // The question has been withdrawn.
             Err(AgentError::NotPaused(_)) => Ok(()),
             other => other,
         }
@@ -217,7 +217,7 @@ impl Chat {
     }
 }
 
-/// What a line decides, if anything.
+/// Returns the decision of a line, if it is one.
 fn decision(line: &str, tool_use: &ToolUse, options: &[PermissionOption]) -> Option<Decision> {
     match line {
         "y" | "yes" => Some(Decision::Execute),

@@ -1,11 +1,10 @@
-//! A store of one's own, checked by the suite that every store has to pass, and a session on it.
+//! A store written by an application, checked by the conformance suite, and a session that uses it.
 //!
 //! ```sh
 //! cargo run --example custom_store   # the suite comes with the feature `test-util`
 //! ```
 //!
-//! [`Shelf`] is as short as a store can be: a map behind a lock. Where it is locked, a database would have a
-//! transaction.
+//! [`Shelf`] is a minimal store: a map behind a lock. A database would use a transaction instead of the lock.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "this talks to the terminal")]
 
@@ -34,13 +33,13 @@ use omni_agent::{
 };
 use support::explain;
 
-/// Each conversation as a load gives it back, and its writes by the versions that they led to.
+/// Each conversation as `load` returns it, and its writes by the versions that they created.
 #[derive(Clone, Default)]
 struct Shelf(Arc<Mutex<HashMap<ConversationId, Kept>>>);
 type Kept = (Stored, HashMap<Version, WriteId>);
 
 impl Shelf {
-    /// All that a write has to look after: the base is the current version, or the write is there already.
+    /// Performs a write if its base is the current version, or finds its first attempt.
     fn write(
         &self,
         id: &ConversationId,
@@ -141,10 +140,8 @@ async fn main() -> ExitCode {
 }
 
 async fn custom_store() -> Result<(), Box<dyn Error>> {
-    let picked = support::pick_model(
-        "A store written by an application, checked by the suite that every store has to pass.",
-    )
-    .await?;
+    let picked =
+        support::pick_model("A store written by an application, checked by the conformance suite.").await?;
 
     println!("\n1. The suite, which panics if a check fails. A test of the store would do the same.");
     // Nothing can tear or damage what is in memory, so the other methods of `StoreUnderTest` are not needed.
@@ -159,7 +156,7 @@ async fn custom_store() -> Result<(), Box<dyn Error>> {
     println!("> What is a store?\n{}", session.ask("What is a store?").await?.text());
     session.stop(Duration::from_secs(5)).await?;
 
-    println!("\n3. What it has now.");
+    println!("\n3. The store's content.");
     for Summary { id, .. } in shelf.list(Page::default()).await? {
         let Stored { nodes, head, cursors, state, version, .. } = shelf.load(&id).await?;
         println!("{id}: {}, at version {version}", state.title.as_deref().unwrap_or("untitled"));

@@ -1,14 +1,14 @@
-//! Conversations from one place to another: between folders, SQLite files and PostgreSQL, and to and from JSON files.
+//! Copies conversations between folders, SQLite files and PostgreSQL, and to and from JSON files.
 //!
 //! ```sh
-//! cargo run --example export                                    # shows it, in a temporary folder
-//! cargo run --example export -- conversations backup            # all of a folder to another
+//! cargo run --example export                                    # a demonstration in a temporary folder
+//! cargo run --example export -- conversations backup            # copies all conversations of a folder
 //! cargo run --example export -- conversations talk.json --id holiday
 //! cargo run --example export -- talk.json conversations --id holiday-again
 //! cargo run --features sqlite,postgres --example export -- app.sqlite postgres://ada@db.example.com/app
 //! ```
 //!
-//! Nothing is overwritten, and what is there already is left as it is: after an interruption, do it again.
+//! Nothing is overwritten, and existing conversations stay as they are. After an interruption, run it again.
 
 #![allow(clippy::print_stderr, clippy::print_stdout, reason = "this talks to the terminal")]
 
@@ -98,7 +98,7 @@ fn has_ending(place: &str, ending: &str) -> bool {
     Path::new(place).extension().is_some_and(|extension| extension.eq_ignore_ascii_case(ending))
 }
 
-/// Opens a store that must exist: opening one creates it otherwise.
+/// Opens a store that must exist. Opening alone would create it.
 async fn open_existing(place: &str) -> Result<Arc<dyn Store>, Box<dyn Error>> {
     if !is_url(place) && !Path::new(place).exists() {
         return Err(format!("{place} does not exist").into());
@@ -110,26 +110,26 @@ fn is_url(place: &str) -> bool {
     place.starts_with("postgres://") || place.starts_with("postgresql://")
 }
 
-/// The store at a place: a URL of a database, a file of SQLite's, else a folder.
+/// Opens the store at a location: the URL of a database, an SQLite file, or a folder.
 async fn open(place: &str) -> Result<Arc<dyn Store>, Box<dyn Error>> {
     if is_url(place) {
         #[cfg(feature = "postgres")]
         return Ok(Arc::new(omni_agent::store::PostgresStore::open(place).await?));
         #[cfg(not(feature = "postgres"))]
-        return Err("PostgreSQL takes the feature `postgres`: cargo run --features postgres …".into());
+        return Err("PostgreSQL needs the feature `postgres`: cargo run --features postgres …".into());
     }
     if ["sqlite", "db"].iter().any(|ending| has_ending(place, ending)) {
         #[cfg(feature = "sqlite")]
         return Ok(Arc::new(omni_agent::store::SqliteStore::open(place).await?));
         #[cfg(not(feature = "sqlite"))]
-        return Err("SQLite takes the feature `sqlite`: cargo run --features sqlite …".into());
+        return Err("SQLite needs the feature `sqlite`: cargo run --features sqlite …".into());
     }
     Ok(Arc::new(FileSystemStore::open(place).await?))
 }
 
 async fn copy_all(from: &dyn Store, to: &dyn Store) -> Result<(), Box<dyn Error>> {
     let copied = copy(from, to, |done, all| {
-        // Now and then, and at the end.
+        // From time to time, and at the end.
         if done % 100 == 0 || done == all {
             eprint!("\r{done} of {all}");
         }
@@ -147,7 +147,7 @@ async fn copy_all(from: &dyn Store, to: &dyn Store) -> Result<(), Box<dyn Error>
     }
 }
 
-/// All of it on a conversation of its own.
+/// Demonstrates everything with a new conversation.
 async fn show() -> Result<(), Box<dyn Error>> {
     let folder = env::temp_dir().join(format!("omni-agent-export-{}", ConversationId::generate()));
     let (from, to) = (folder.join("conversations"), folder.join("backup"));

@@ -1,13 +1,13 @@
-//! Several conversations at once, within limits, and a table of what each of them does.
+//! Several conversations at once, within limits, with a table of their activity.
 //!
 //! ```sh
 //! cargo run --example manager
-//! cargo run --example manager -- --store conversations   # and look into the folder
+//! cargo run --example manager -- --store conversations   # then look at the files in the folder
 //! printf 'Why is the sky blue?\nWhat is a prime?\n' | cargo run --example manager
 //! ```
 //!
-//! Four may be open at a time and two may be at work. Who is beyond that waits: `waiting` to be opened, `queued` to
-//! work. A conversation that nobody has open makes room for one that waits; it stays in the store.
+//! At most four conversations are open and two are busy. The others are `waiting` to be opened or `queued` for a request. An
+//! idle conversation without controllers is closed for one that waits, and stays in the store.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "this talks to the terminal")]
 
@@ -52,7 +52,7 @@ async fn main() -> ExitCode {
 
 async fn conversations() -> Result<(), BoxError> {
     let picked = support::pick_model_with(
-        "Several conversations at once, within limits, with a table of what each of them does.",
+        "Several conversations at once, within limits, with a table of their activity.",
         &[support::STORE],
     )
     .await
@@ -64,7 +64,7 @@ async fn conversations() -> Result<(), BoxError> {
     let agent = || Agent::builder().model(picked.model.clone()).system("Be brief.");
     let (screen, table) = table::show(manager.subscribe());
 
-    screen.note(&format!("1. Conversations at once: {}; four may be open, two at work.", questions.len()));
+    screen.note(&format!("1. Conversations at once: {}; at most four open, two busy.", questions.len()));
     let mut tasks = tokio::task::JoinSet::new();
     for question in questions {
         tasks.spawn(begin(manager.clone(), agent(), question, screen.clone()));
@@ -75,24 +75,24 @@ async fn conversations() -> Result<(), BoxError> {
     }
     let id = ids.first().ok_or("there is nothing to say")?;
 
-    screen.note("2. One is given a title by hand, open or not, and closed, if it is not yet.");
+    screen.note("2. One conversation gets a title by hand and is closed.");
     manager.rename(id, Some("The one that was first")).await?;
     manager.close(id).await?;
 
-    screen.note("3. It is opened again: from the store, and for a second caller as it runs.");
+    screen.note("3. It is opened again: from the store, and for a second caller while it runs.");
     let opened = manager.open(id, agent()).await?;
     let again = manager.open(id, agent()).await?;
     screen.note(&format!("   started: {}, then {}", opened.started, again.started));
     drop(again);
     say(opened, "And what did I ask you first?", &screen).await?;
 
-    screen.note("4. The end comes while one is at work. It has a second to finish, and is interrupted then.");
+    screen.note("4. Shutdown during a run. The run has a second to finish, and is then interrupted.");
     let opened = manager.open(id, agent()).await?;
     opened.session.prompt("Count from 1 to 500.").await?;
     let ended =
         manager.shutdown(Shutdown::within(Duration::from_secs(10)).with_grace(Duration::from_secs(1))).await;
     drop(screen);
-    // The manager's own last word: everything before it is on the screen.
+    // The end of the manager's feed: the table shows everything before it.
     table.await?;
     match &ended {
         Ok(()) => println!("\nShut down; everything is saved:"),
@@ -101,7 +101,7 @@ async fn conversations() -> Result<(), BoxError> {
             for (id, error) in &error.sessions {
                 println!("  {id}: {}", explain(error));
             }
-            println!("What the store has:");
+            println!("The store's list:");
         }
     }
     for listed in manager.list(Page::default()).await? {
@@ -111,14 +111,14 @@ async fn conversations() -> Result<(), BoxError> {
     Ok(ended?)
 }
 
-/// A conversation of two questions. Afterwards nobody has it open: it goes when its room is needed.
+/// A conversation of two questions. Its controller leaves afterwards, so it is closed when its room is needed.
 async fn begin(
     manager: Manager,
     agent: AgentBuilder,
     question: String,
     screen: Screen,
 ) -> Result<ConversationId, BoxError> {
-    // It waits here while too many are open.
+    // This waits while too many conversations are open.
     let opened = manager.create(agent).await?;
     let id = opened.session.id().clone();
     let opened = say(opened, &question, &screen).await?;
@@ -126,12 +126,12 @@ async fn begin(
     Ok(id)
 }
 
-/// Says something, and shows the answer until its turn is saved.
+/// Sends a prompt and shows the response until its turn is saved.
 async fn say(mut opened: OpenedSession, prompt: &str, screen: &Screen) -> Result<OpenedSession, BoxError> {
     let events = opened.subscription.as_mut().ok_or("a subscription comes with it, if none is refused")?;
     opened.session.prompt(prompt).await?;
     while let Some(update) = events.next().await {
-        // Whoever falls behind is told how it is now, and may have missed the end.
+        // A slow reader gets a snapshot. The end of the run may be among the missed events.
         let Update::Event(numbered) = update else { break };
         match &*numbered.event {
             SessionEvent::Agent(event) => match &**event {

@@ -1,12 +1,12 @@
-//! The models that are known, with their windows, limits, modalities and prices:
+//! The known models with their windows, limits, modalities and prices:
 //!
 //! ```sh
-//! cargo run --example models                         # what the crate knows
-//! cargo run --example models -- claude               # those with a name like that
-//! cargo run --example models -- claude api.json      # and what a file from https://models.dev/api.json knows
+//! cargo run --example models                         # the crate's models
+//! cargo run --example models -- claude               # models whose name contains this
+//! cargo run --example models -- claude api.json      # with the models of a file from https://models.dev/api.json
 //! ```
 //!
-//! Needs no key and no network.
+//! It needs neither a key nor a network.
 
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "the purpose of the example")]
 
@@ -60,8 +60,8 @@ fn models() -> Result<(), Box<dyn Error>> {
         catalogue.merge(imported);
     }
 
-    // The models of the services that can be reached, under the names by which a program asks for them. A file
-    // may know many more services: `catalogue.iter()` has all.
+    // The models of the registered services, with the names that a program uses. A file may contain many more services:
+    // `catalogue.iter()` returns all.
     let registry = Registry::default().with_catalogue(catalogue);
     let chosen = |name: &str| filters.iter().all(|filter| name.contains(filter.as_str()));
     let known = registry.models().filter(|model| chosen(model.name()) && model.info().is_some());

@@ -1,15 +1,15 @@
-//! A conversation that outlives its process: two turns, the end, and on from there by its id.
+//! A conversation that survives its process: two turns, a stop, and a continuation by its id.
 //!
 //! ```sh
 //! cargo run --example session
-//! cargo run --example session -- --store conversations   # and look into the folder
+//! cargo run --example session -- --store conversations   # then look at the files in the folder
 //! ```
 //!
-//! A session is an agent with an identity, a tree of messages and a store. It saves each turn beside the
-//! conversation; nothing waits for the disk but `flush` and `stop`.
+//! A session is an agent with an id, a tree of messages and a store. It saves each turn in the background. Only `flush` and
+//! `stop` wait for the disk.
 //!
-//! The store here is a folder, whose files can be looked at. An application on one machine is better off with `SqliteStore`
-//! (feature `sqlite`), which takes the place of `FileSystemStore` below and changes nothing else.
+//! The store is a folder, so that you can look at its files. For an application on one machine, `SqliteStore` (feature `sqlite`)
+//! is recommended. It replaces `FileSystemStore` below without other changes.
 
 #![allow(clippy::print_stderr, reason = "this talks to the terminal")]
 
@@ -51,26 +51,26 @@ async fn session() -> Result<(), Box<dyn Error>> {
     let folder = Folder::given_or_temporary(picked.value(&support::STORE))?;
     let store: Arc<dyn Store> = Arc::new(FileSystemStore::open(folder.path()).await?);
 
-    printer.line("\n1. A new conversation. It gets an id that nobody else has.");
+    printer.line("\n1. A new conversation with a unique id.");
     let agent = Agent::builder().model(picked.model.clone()).options(picked.options).system("Be brief.");
     let session = Session::builder(Arc::clone(&store)).agent(agent).title("Mountains").create().await?;
     let id = session.id().clone();
     printer.note(&format!("[{id}]"));
     talk(&session, today, &mut printer).await?;
-    // Cancels what goes on and waits for what is unsaved. What is not safe by the deadline would be the error.
+    // Interrupts an active run and waits for unsaved turns. Turns that are not saved by the deadline are reported as an error.
     session.stop(Duration::from_secs(5)).await?;
     printer.note("[stopped; everything is saved]");
 
-    printer.line("\n2. What the store has, without reading a whole conversation.");
+    printer.line("\n2. The store's list, which reads no whole conversation.");
     for conversation in store.list(Page::default()).await? {
         let title = conversation.title.as_deref().unwrap_or("untitled");
         printer.line(&format!("{}  {title}  ({})", conversation.id, ago(conversation.updated)));
     }
 
-    printer.line("\n3. On from there. All it takes is the id.");
-    // System prompt and options come from the store, and so does the model if the registry knows its name. A model
-    // at an address of its own is one that no registry knows: so it is given too. Tools and callbacks are never
-    // stored; an agent that has some gets them again here.
+    printer.line("\n3. Continued by its id.");
+    // System prompt and options come from the store, and so does the model if the registry knows its name. The model is
+    // given too, because no registry knows a model at a custom address. Tools and callbacks are never stored, so an
+    // agent gets them again here.
     let agent = Agent::builder().model(picked.model).registry(support::models());
     let session = Session::builder(store).agent(agent).open(id).await?;
     let state = session.state().await?;

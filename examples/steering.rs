@@ -1,5 +1,4 @@
-//! Steering an agent while it works: a prompt that waits for its turn, an interrupt, a cancel, and a callback
-//! that trims what is sent.
+//! Steering an agent while it works: a staged prompt, an interrupt, a cancel, and a callback that trims requests.
 //!
 //! ```sh
 //! cargo run --example steering
@@ -22,8 +21,8 @@ use omni_agent::{
 };
 use support::{Printer, explain};
 
-/// Sends only the end of a long conversation. The agent's history stays whole; had the cut separated a tool use
-/// from its result, it would be repaired before it is sent.
+/// Sends only the end of a long conversation. The agent's history stays complete. If the cut separates a tool use from its
+/// result, the request is repaired before it is sent.
 struct Trim {
     keep: usize,
 }
@@ -75,7 +74,7 @@ async fn steering() -> Result<(), Box<dyn Error>> {
     let accepted = agent.prompt(correction).await?;
     printer.note(&format!("[{accepted:?}]"));
     if works && accepted == Accepted::Started {
-        // A quick model: the first run had ended, unseen, and this is another one.
+        // With a fast model, the first run has already ended, and this prompt has started another run.
         follow(&mut events, &mut printer, None).await?;
     }
     follow(&mut events, &mut printer, None).await?;
@@ -108,7 +107,7 @@ async fn steering() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Shows events until the run ends, or until so many pieces of text have come. Whether the run goes on.
+/// Shows events until the run ends or the given number of text deltas has arrived. Returns whether the run continues.
 async fn follow(
     events: &mut AgentSubscription,
     printer: &mut Printer,
@@ -141,7 +140,7 @@ async fn follow(
     Err("the agent has ended".into())
 }
 
-/// A run that ends by itself, just before it is stopped, is no mistake.
+/// Ignores that a run has ended by itself just before it is stopped.
 fn unless_idle(stopped: Result<(), AgentError>) -> Result<(), AgentError> {
     match stopped {
         Err(AgentError::Idle) => Ok(()),

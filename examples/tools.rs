@@ -1,5 +1,5 @@
-//! Three kinds of tools: typed, closure and schema-only. Calls of one step run in parallel and report progress. At
-//! the end, an answer as a typed value.
+//! Three kinds of tools: typed, closure and schema-only. Calls of one step run in parallel and report progress. At the end,
+//! the model returns a typed value.
 //!
 //! ```sh
 //! cargo run --example tools
@@ -25,8 +25,7 @@ use serde_json::json;
 use support::{Lines, Printer, explain};
 use tokio::time::{Instant, sleep};
 
-/// A typed tool has state of its own, and an input whose schema is derived. Its doc comments are what the model
-/// reads.
+/// A typed tool has state and an input whose schema is derived. The model reads the doc comments of the input.
 struct Weather {
     delay: Duration,
 }
@@ -50,7 +49,7 @@ impl TypedTool for Weather {
 
     async fn call(&self, place: Place, context: ToolContext) -> Result<ToolOutput, ToolError> {
         if place.city.is_empty() {
-            // An error is for the model: it reads it and can do better.
+            // The model reads this error and can correct its call.
             return Err(ToolError::new("the city has no name"));
         }
         for done in [0, 50] {
@@ -70,11 +69,11 @@ struct Factors {
 
 #[derive(Deserialize, JsonSchema)]
 struct Choice {
-    /// What the user has to decide.
+    /// The question that the user decides.
     question: String,
 }
 
-/// An answer as a value: its schema goes with the request, and the answer is checked against it.
+/// A typed response: its schema is sent with the request, and the response is checked against it.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[expect(dead_code, reason = "only shown")]
 struct Verdict {
@@ -96,7 +95,7 @@ async fn main() -> ExitCode {
 
 async fn tools() -> Result<(), Box<dyn Error>> {
     let picked = support::pick_model(
-        "Typed, closure and schema-only tools, in parallel, with progress, and an answer as a value.",
+        "Typed, closure and schema-only tools, in parallel, with progress, and a typed response.",
     )
     .await?;
     let agent = Agent::builder()
@@ -108,7 +107,7 @@ async fn tools() -> Result<(), Box<dyn Error>> {
         .tool(tool_fn("multiply", "Multiplies two numbers.", |input: Factors, _| async move {
             Ok((input.a * input.b).to_string())
         }))
-        // A schema-only tool has no handler: the turn stops, and the application answers in its own time.
+        // A schema-only tool has no handler: the turn stops, and the application answers whenever it likes.
         .tool(declared_tool::<Choice>("ask_user", "Asks the user a question and waits for the answer."))
         .max_steps(10)
         .start()
@@ -179,8 +178,8 @@ async fn follow(
     Err("the agent has ended".into())
 }
 
-/// Answers the tool uses that the turn left open: a prompt of tool results. The agent adds the results of the step that
-/// were decided before.
+/// Answers the open tool uses of the turn with a prompt of tool results. The agent adds the step's results that were
+/// decided before.
 async fn answer(response: &Response, printer: &mut Printer, lines: &mut Lines) -> Prompt {
     let mut results: Vec<Content> = Vec::new();
     for tool_use in &response.open_tool_uses {
@@ -190,7 +189,7 @@ async fn answer(response: &Response, printer: &mut Printer, lines: &mut Lines) -
 }
 
 async fn ask(tool_use: &ToolUse, printer: &mut Printer, lines: &mut Lines) -> ToolResult {
-    // Nobody has checked this input: the agent does that for tools that it runs.
+    // This input is not checked yet. The agent only checks the input of tools that it runs.
     let Ok(choice) = serde_json::from_value::<Choice>(tool_use.input.clone()) else {
         return ToolResult::error(tool_use, "The question is missing.");
     };
@@ -198,6 +197,6 @@ async fn ask(tool_use: &ToolUse, printer: &mut Printer, lines: &mut Lines) -> To
     let answer = if lines.interactive { lines.next().await } else { None };
     match answer {
         Some(answer) => ToolResult::ok(tool_use, answer),
-        None => ToolResult::ok(tool_use, "The user is not there; decide yourself."),
+        None => ToolResult::ok(tool_use, "The user is absent; decide yourself."),
     }
 }

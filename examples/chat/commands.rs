@@ -67,8 +67,11 @@ impl Chat {
                 self.say(&question).await?;
             }
             "/goto" => {
-                let node =
-                    rest.parse().ok().and_then(NodeId::new).ok_or("Missing node number: /tree shows the numbers.")?;
+                let node = rest
+                    .parse()
+                    .ok()
+                    .and_then(NodeId::new)
+                    .ok_or("Missing node number: /tree shows the numbers.")?;
                 session.navigate(node).await?;
                 show_end(&session, &mut self.printer).await?;
             }

@@ -1,4 +1,4 @@
-//! What the agent does, in lines as it comes.
+//! The agent's activity, one line per change.
 
 use std::collections::HashMap;
 
@@ -7,23 +7,23 @@ use serde_json::Value;
 
 use super::terminal::first_words;
 
-/// The items of a turn, as they were shown.
+/// The items of a turn as they were shown.
 #[derive(Default)]
 pub struct Activity {
-    /// The last line on each, by its place.
+    /// The last line of each item, by its index.
     shown: HashMap<usize, String>,
-    /// What can be answered to the questions, the last one last.
+    /// The possible answers of the questions, in order.
     options: Vec<(String, Vec<PermissionOption>)>,
 }
 
 impl Activity {
-    /// What is new with an item.
+    /// Returns the lines for the changes of an item.
     pub fn news(&mut self, index: usize, item: &Value) -> Vec<String> {
         let lines = match item["type"].as_str() {
             Some("tool") => self.tool(item),
             Some("plan") => plan(&item["data"]),
             Some("status") => match item["name"].as_str() {
-                // Long, and nothing that happens.
+                // This item is long and describes no activity.
                 Some("commands" | "options") | None => return Vec::new(),
                 Some(name) => vec![format!("[{}: {}]", words(name), words(&item["data"].to_string()))],
             },
@@ -34,7 +34,7 @@ impl Activity {
         if before.as_ref() == Some(&line) { Vec::new() } else { lines }
     }
 
-    /// What can be answered to the question about a tool use. Its id may have been changed, if it had waited before.
+    /// Returns the possible answers to the question about a tool use. Its id may have changed if it had waited before.
     pub fn options(&self, tool_use: &str) -> Vec<PermissionOption> {
         let of = self.options.iter().rev().find(|(id, _)| id == tool_use).or(self.options.last());
         of.map(|(_, options)| options.clone()).unwrap_or_default()
@@ -49,7 +49,7 @@ impl Activity {
             self.options.push((text(&item["id"]), options));
         }
         if item["update"].is_null() {
-            // It comes at once; what is only asked about shows in the question.
+            // The result arrives at once; the question already shows the tool's input.
             return Vec::new();
         }
         let title = text(&item["update"]["title"]);
@@ -80,7 +80,7 @@ fn plan(entries: &Value) -> Vec<String> {
     entries.map(line).collect()
 }
 
-/// Short, on one line, and without control characters.
+/// Returns the text shortened, on one line, and without control characters.
 fn words(text: &str) -> String {
     first_words(text, 200)
 }

@@ -1,4 +1,4 @@
-//! A table of the manager's conversations: drawn over itself in a terminal, a line for each change elsewhere.
+//! A table of the manager's conversations. In a terminal it is redrawn in place; elsewhere each change is a line.
 
 use std::{
     env,
@@ -15,7 +15,7 @@ use tokio::{sync::mpsc, task::JoinHandle};
 
 use super::support::{dim, first_words};
 
-/// Shows what the example says beside what the manager tells.
+/// Shows the example's texts together with the manager's table.
 #[derive(Clone)]
 pub(super) struct Screen(mpsc::UnboundedSender<Said>);
 
@@ -27,17 +27,17 @@ enum Said {
 impl Screen {
     /// Shows a line above the table.
     pub(super) fn note(&self, text: &str) {
-        // The table stays until its last screen is gone.
+        // The table lives until the last `Screen` is dropped.
         let _ = self.0.send(Said::Note(text.to_owned()));
     }
 
-    /// Shows the words that a model says now.
+    /// Shows the text that a model is streaming.
     pub(super) fn words(&self, id: &ConversationId, words: &str) {
         let _ = self.0.send(Said::Words(id.clone(), words.to_owned()));
     }
 }
 
-/// The beginning of an id, which is enough to tell a few apart.
+/// Returns the beginning of an id, which is enough to distinguish a few.
 pub(super) fn short(id: &ConversationId) -> String {
     id.as_str().chars().take(6).collect()
 }
@@ -75,9 +75,9 @@ struct Row {
 
 struct Table {
     rows: Vec<Row>,
-    /// Whether it can be drawn over itself.
+    /// Whether the table can be redrawn in place.
     is_live: bool,
-    /// How many lines of it are on the screen.
+    /// The number of the table's lines on the screen.
     drawn: usize,
     begun: Instant,
 }
@@ -111,7 +111,7 @@ impl Table {
         self.doing(&session.id, word(session.activity));
     }
 
-    /// What was missed is not known; how it is now, is.
+    /// Shows the current state after missed events.
     fn resync(&mut self, open: &[OpenSession], waiting: &[ConversationId]) {
         for row in &mut self.rows {
             "closed".clone_into(&mut row.doing);
@@ -144,7 +144,7 @@ impl Table {
         self.row(id).words.push_str(words);
     }
 
-    /// A line for a change, where the table can't be drawn over itself.
+    /// Prints a line for a change if the table can't be redrawn in place.
     fn tell(&self, id: &ConversationId, what: &str) {
         if !self.is_live {
             println!("{:>6.2} s  {}  {what}", self.begun.elapsed().as_secs_f64(), short(id));
@@ -167,13 +167,13 @@ impl Table {
             return;
         }
         self.erase();
-        // Without line wrapping, so that a row is one line on a narrow terminal too, and can be drawn over.
+        // Without line wrapping, so that a row is one line on a narrow terminal too and can be redrawn.
         print!("\x1b[?7l");
         println!("{}", dim(&format!("{:<7} {:<31} what it does", "id", "title")));
         for row in &self.rows {
             let title = first_words(row.title.as_deref().unwrap_or("—"), 30);
             let doing = first_words(&row.doing, 38);
-            // The last words fit into what is left of 80 columns.
+            // The last text fits into the rest of 80 columns.
             let room = 38_usize.saturating_sub(doing.chars().count().max(8) + 1);
             let from = row.words.char_indices().rev().nth(room.saturating_sub(1)).map_or(0, |(at, _)| at);
             let words = if room > 0 { dim(&first_words(&row.words[from..], room)) } else { String::new() };
@@ -181,7 +181,7 @@ impl Table {
         }
         print!("\x1b[?7h");
         self.drawn = self.rows.len() + 1;
-        // Nothing can be done about a terminal that is gone.
+        // Errors of a closed terminal are ignored.
         let _ = std::io::stdout().flush();
     }
 }

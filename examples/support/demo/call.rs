@@ -1,4 +1,4 @@
-//! How the demo model finds tool calls in what it is told.
+//! Finds tool calls in the demo model's prompts.
 
 use std::collections::VecDeque;
 
@@ -14,7 +14,7 @@ pub(super) struct Call {
     pub(super) input: Value,
 }
 
-/// The calls of this step. `known` is what the tools have said so far.
+/// Returns the calls of this step. `known` contains the tool results so far.
 pub(super) fn find(request: &Request, asked: &str, step: usize, known: &str) -> Vec<Call> {
     let choice = request.options.tool_choice().cloned().unwrap_or(ToolChoice::Auto);
     let mut tools = request.tools.declarations();
@@ -34,7 +34,7 @@ pub(super) fn find(request: &Request, asked: &str, step: usize, known: &str) -> 
     }
 }
 
-/// The parts of a text between one "then" and the next.
+/// Returns the parts of a text between one "then" and the next.
 fn clauses(text: &str) -> Vec<&str> {
     let lower = text.to_ascii_lowercase();
     let mut clauses = Vec::new();
@@ -59,9 +59,9 @@ fn find_word(text: &str, word: &str) -> Option<usize> {
     places.find(|&at| is_word(text, at, at + word.len()))
 }
 
-/// The calls that one clause asks for, in the order in which it names the tools.
+/// Returns the calls that one clause asks for, in the order in which it names the tools.
 fn in_clause(tools: &[ToolDeclaration], clause: &str, known: &str) -> Vec<Call> {
-    // ASCII only, so that places in one are places in the other.
+    // ASCII only, so that positions are the same in both texts.
     let lower = clause.to_ascii_lowercase();
     let mut named: Vec<(usize, usize, &ToolDeclaration)> = tools
         .iter()
@@ -74,7 +74,7 @@ fn in_clause(tools: &[ToolDeclaration], clause: &str, known: &str) -> Vec<Call> 
         .collect();
     named.sort_by_key(|(at, ..)| *at);
     if named.is_empty() {
-        // No name, but perhaps a word of one, and all that the tool needs.
+        // The text contains no tool name, but perhaps a word of a name and the complete input.
         let hinted = tools.iter().filter(|tool| {
             let mut words = tool.name.split(['_', '-']).filter(|word| word.len() > 2 && *word != "get");
             words.any(|word| find_word(&lower, &word.to_ascii_lowercase()).is_some())
@@ -86,7 +86,7 @@ fn in_clause(tools: &[ToolDeclaration], clause: &str, known: &str) -> Vec<Call> 
     for (place, &(at, end, tool)) in named.iter().enumerate() {
         let next = named.get(place + 1).map_or(clause.len(), |(at, ..)| *at);
         let after = &clause[end..next];
-        // What it needs stands behind the name, or before it; else all that stands behind it may be meant.
+        // The input follows the name or precedes it. Otherwise the whole text after the name may be the input.
         let tries = [(after, false), (&clause[before..at], false), (after, true)];
         let found =
             tries.iter().map(|&(text, whole)| fill(tool, text, whole, known)).find(|calls| !calls.is_empty());
@@ -96,8 +96,8 @@ fn in_clause(tools: &[ToolDeclaration], clause: &str, known: &str) -> Vec<Call> 
     calls
 }
 
-/// The calls of one tool that a text holds the input of: several, if it is one text and several are given. `whole`
-/// says that the whole text may be meant.
+/// Returns the calls of one tool whose input is in a text: several, if the input is one text and the text contains several.
+/// With `whole`, the whole text may be the input.
 fn fill(tool: &ToolDeclaration, text: &str, whole: bool, known: &str) -> Vec<Call> {
     let schema = tool.schema.as_value();
     let call = |input| Call { name: tool.name.clone(), input };
@@ -116,19 +116,19 @@ fn fill(tool: &ToolDeclaration, text: &str, whole: bool, known: &str) -> Vec<Cal
     calls
 }
 
-/// A JSON object in the text.
+/// Returns a JSON object in the text.
 fn whole_input(text: &str) -> Option<Value> {
     let start = text.find('{')?;
     let end = text.rfind('}')?;
     serde_json::from_str(text.get(start..=end)?).ok()
 }
 
-/// What a text offers for a tool's input.
+/// The candidates for a tool's input in a text.
 struct Evidence<'a> {
     text: &'a str,
-    /// Whether the whole text may be meant where nothing in it stands out.
+    /// Whether the whole text may be the input if it contains no candidate.
     whole: bool,
-    /// Quoted texts, if there are any; else words with a capital inside of a sentence, neighbours as one name.
+    /// Quoted texts, if any. Otherwise capitalised words inside a sentence, with neighbours joined to one name.
     texts: VecDeque<String>,
     quoted: bool,
     numbers: VecDeque<f64>,
@@ -163,7 +163,7 @@ impl<'a> Evidence<'a> {
         Self { text, whole, texts, quoted, numbers }
     }
 
-    /// An input for `schema`, if all that it requires is there. `known` is what the tools have said so far.
+    /// Returns an input for `schema` if all required members are found. `known` contains the tool results so far.
     fn object(&mut self, schema: &Value, known: &str) -> Option<Map<String, Value>> {
         let none = Map::new();
         let properties = schema["properties"].as_object().unwrap_or(&none);
@@ -225,12 +225,12 @@ impl<'a> Evidence<'a> {
     }
 }
 
-/// Texts that a model makes of what it knows.
+/// Property names whose values a model writes itself.
 const DIGESTS: [&str; 4] = ["summary", "report", "answer", "result"];
-/// Texts that are more than a name.
+/// Property names whose values are longer texts.
 const SENTENCES: [&str; 4] = ["command", "text", "question", "message"];
 
-/// The type of a schema, the first if there are several.
+/// Returns the type of a schema, or the first of several.
 fn kind(schema: &Value) -> &str {
     match &schema["type"] {
         Value::Array(kinds) => kinds.first().and_then(Value::as_str).unwrap_or_default(),
@@ -238,7 +238,7 @@ fn kind(schema: &Value) -> &str {
     }
 }
 
-/// Some value that fits most schemas, with `text` where it has room for one.
+/// Returns a value that fits most schemas, with `text` where a text fits.
 pub(super) fn sample(schema: &Value, text: &str) -> Value {
     if let Some(first) = schema["enum"].as_array().and_then(|choices| choices.first()) {
         return first.clone();

@@ -1,4 +1,4 @@
-//! What the conformance suites of stores and backends share: running the checks, and the report.
+//! Shared parts of the conformance suites of stores and backends: running the checks, and the report.
 
 use std::{panic::AssertUnwindSafe, pin::Pin};
 

@@ -102,7 +102,7 @@ fn encode_request_with_everything_sends_every_option() {
     );
     assert_eq!(
         encoded.warnings,
-        ["`cache` is not extended: there is no setting here for how long the prompt is kept"]
+        ["`cache` is not extended: this service has no setting for the time that the prompt is kept"]
     );
 }
 

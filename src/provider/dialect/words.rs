@@ -8,7 +8,7 @@ pub(super) const UNENFORCED: &str = "`output` is not enforced: the schema is onl
 
 /// The warning for a cache hint whose time cannot be expressed.
 pub(super) const NO_LONG_CACHE: &str =
-    "`cache` is not extended: there is no setting here for how long the prompt is kept";
+    "`cache` is not extended: this service has no setting for the time that the prompt is kept";
 
 /// Returns the system prompt with an instruction to answer in the shape of the schema. If the value is not an object,
 /// it is requested within one: services that guarantee JSON guarantee an object.

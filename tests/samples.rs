@@ -73,6 +73,16 @@ async fn read_session(mut events: SessionSubscription) -> Done {
     Ok(())
 }
 
+async fn read_text(mut events: Subscription<Snapshot, Event>) -> Done {
+    // sample: text
+    let mut text = events.text_deltas();
+    while let Some(delta) = text.next().await {
+        print!("{}", delta?);
+    }
+    // end
+    Ok(())
+}
+
 async fn within_a_minute(read: impl Future<Output = Done>) -> Result<(), String> {
     let read = timeout(Duration::from_mins(1), read).await.expect("the sample ends within a minute");
     read.map_err(|error| error.to_string())
@@ -97,6 +107,9 @@ async fn samples_with_a_model_that_fails_return_its_error() {
     let events = agent.subscribe().await.unwrap();
     agent.prompt("Hi").await.unwrap();
     assert!(within_a_minute(read(events)).await.unwrap_err().contains("no API key"));
+    let events = agent.subscribe().await.unwrap();
+    agent.prompt("Hi").await.unwrap();
+    assert!(within_a_minute(read_text(events)).await.unwrap_err().contains("the run failed"));
 
     let session = session(refusing()).await;
     let events = session.subscribe(Mode::Controller).await.unwrap();
@@ -106,11 +119,15 @@ async fn samples_with_a_model_that_fails_return_its_error() {
 
 #[tokio::test(start_paused = true)]
 async fn samples_whose_run_is_cancelled_return_an_error() {
-    let agent = agent(ScriptedProvider::new([Step::new().hang()]).model()).await;
+    let agent = agent(ScriptedProvider::from_fn(|_| Step::new().hang()).model()).await;
     let events = agent.subscribe().await.unwrap();
     agent.prompt("Hi").await.unwrap();
     agent.cancel().await.unwrap();
     assert_eq!(within_a_minute(read(events)).await, Err("the run was cancelled".to_owned()));
+    let events = agent.subscribe().await.unwrap();
+    agent.prompt("Hi").await.unwrap();
+    agent.cancel().await.unwrap();
+    assert_eq!(within_a_minute(read_text(events)).await, Err("the run was cancelled".to_owned()));
 
     let session = session(ScriptedProvider::new([Step::new().hang()]).model()).await;
     let events = session.subscribe(Mode::Controller).await.unwrap();
@@ -122,9 +139,10 @@ async fn samples_whose_run_is_cancelled_return_an_error() {
 #[tokio::test(start_paused = true)]
 async fn samples_whose_agent_ends_return_the_reason() {
     let agent = agent(ScriptedProvider::new([Step::new().hang()]).model()).await;
-    let events = agent.subscribe().await.unwrap();
+    let (events, texts) = (agent.subscribe().await.unwrap(), agent.subscribe().await.unwrap());
     agent.stop(Duration::from_secs(1)).await.unwrap();
     assert_eq!(within_a_minute(read(events)).await, Err("stopped".to_owned()));
+    assert_eq!(within_a_minute(read_text(texts)).await, Err("the agent has ended: stopped".to_owned()));
 
     let session = session(ScriptedProvider::new([Step::new().hang()]).model()).await;
     let events = session.subscribe(Mode::Controller).await.unwrap();
@@ -141,10 +159,11 @@ fn flood() -> Model {
 #[tokio::test(start_paused = true)]
 async fn samples_that_fall_behind_end_with_the_snapshot() {
     let agent = agent(flood()).await;
-    let events = agent.subscribe().await.unwrap();
+    let (events, texts) = (agent.subscribe().await.unwrap(), agent.subscribe().await.unwrap());
     agent.prompt("Hi").await.unwrap();
     agent.wait_until_idle().await.unwrap();
     assert_eq!(within_a_minute(read(events)).await, Ok(()));
+    assert_eq!(within_a_minute(read_text(texts)).await, Ok(()));
 
     let session = session(flood()).await;
     let events = session.subscribe(Mode::Controller).await.unwrap();
@@ -169,8 +188,10 @@ fn lines(text: &str) -> String {
 #[test]
 fn loops_of_the_documentation_are_the_samples_of_this_file() {
     let documents = [
-        ("README.md", include_str!("../README.md"), "agent"),
-        ("src/lib.rs", include_str!("../src/lib.rs"), "agent"),
+        ("README.md", include_str!("../README.md"), "text"),
+        ("src/lib.rs", include_str!("../src/lib.rs"), "text"),
+        ("docs/getting-started.md", include_str!("../docs/getting-started.md"), "text"),
+        ("docs/getting-started.md", include_str!("../docs/getting-started.md"), "agent"),
         ("src/agent.rs", include_str!("../src/agent.rs"), "agent"),
         ("src/session/subscription.rs", include_str!("../src/session/subscription.rs"), "session"),
     ];

@@ -178,10 +178,10 @@ impl Chat {
                 self.failed = None;
                 match response.stop_reason {
                     StopReason::Interrupted => {
-                        self.printer.note("[interrupted; the response so far is kept]")
+                        self.printer.note("[interrupted; the response so far is kept]");
                     }
                     StopReason::MaxSteps => {
-                        self.printer.note("[stopped after 20 requests; say \"continue\"]")
+                        self.printer.note("[stopped after 20 requests; say \"continue\"]");
                     }
                     _ => {}
                 }

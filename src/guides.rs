@@ -7,6 +7,9 @@
 //! 5. [Many conversations](many_conversations)
 //! 6. [Testing an application](testing)
 //! 7. [Writing a provider, a store or a backend](extending)
+//! 8. [Coming from Elixir's Omni Agent](from_elixir)
+//! 9. [Coming from rig](from_rig)
+//! 10. [Coming from yoagent](from_yoagent)
 
 #[doc = include_str!("../docs/getting-started.md")]
 pub mod getting_started {}
@@ -22,3 +25,9 @@ pub mod many_conversations {}
 pub mod testing {}
 #[doc = include_str!("../docs/extending.md")]
 pub mod extending {}
+#[doc = include_str!("../docs/from-elixir.md")]
+pub mod from_elixir {}
+#[doc = include_str!("../docs/from-rig.md")]
+pub mod from_rig {}
+#[doc = include_str!("../docs/from-yoagent.md")]
+pub mod from_yoagent {}

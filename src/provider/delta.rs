@@ -7,15 +7,15 @@ use super::ProviderError;
 use crate::message::{Attachment, ProviderItem, ToolUseId, Usage, map_weight};
 use crate::setters::setters;
 
-/// One step of an answer as it arrives, the same for every wire format.
+/// One step of a response as it arrives, the same for every wire format.
 ///
-/// `index` is the block's place in the message: blocks start at 0, 1, 2… in order, and are extended in any
-/// order after that.
+/// `index` is the block's index in the message. Blocks start in order at 0, 1, 2… and are extended in any order after
+/// that.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Delta {
-    /// A block begins.
+    /// A block starts.
     Start {
         /// The number of blocks so far.
         index: usize,
@@ -29,15 +29,15 @@ pub enum Delta {
         /// The appended part.
         part: Part,
     },
-    /// A block is complete. Optional, since the end of the message completes all blocks; but of an answer
-    /// that breaks off, thinking and opaque items are kept only if they have ended.
+    /// A block is complete. This delta is optional, since the end of the message completes all blocks. But if a response
+    /// breaks off, thinking and provider items are kept only if they have ended.
     End {
         /// The index of the block.
         index: usize,
     },
-    /// Data of the message as a whole.
+    /// Data of the whole message.
     Message(Box<MessageDelta>),
-    /// The request failed before it brought content, and is sent again after a delay. A
+    /// The request failed before its first content and is sent again after a delay. A
     /// [`RetryPolicy`](super::RetryPolicy) reports it; a provider does not.
     Retry {
         /// The failure of the attempt.
@@ -48,18 +48,18 @@ pub enum Delta {
 }
 
 impl Delta {
-    /// Message data that says only why the answer ended.
+    /// Returns message data with only a stop reason.
     pub fn stop(reason: StopReason) -> Self {
         Self::Message(Box::new(MessageDelta { stop_reason: Some(reason), ..MessageDelta::default() }))
     }
 
-    /// Whether this brings content, so that the request can't be repeated unseen any more.
+    /// Returns whether this delta carries content. After the first content, a request is no longer repeated.
     pub fn is_content(&self) -> bool {
         !matches!(self, Self::Message(_) | Self::Retry { .. })
     }
 }
 
-/// What begins.
+/// The kind of a block that starts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -70,23 +70,23 @@ pub enum BlockStart {
     Thinking,
     /// A tool use, whose input follows.
     ToolUse {
-        /// Its id; made by the decoder where the service gives none.
+        /// The tool use's id. The decoder generates one if the service sends none.
         id: ToolUseId,
         /// The tool's name.
         name: String,
     },
-    /// A file that the model made, complete.
+    /// A complete file that the model has generated.
     Attachment(Attachment),
-    /// An opaque item.
+    /// A provider item.
     ProviderItem(ProviderItem),
 }
 
-/// What a block grows by.
+/// The part by which a block is extended.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Part {
-    /// More text, of a text or a thinking block.
+    /// More text of a text block or a thinking block.
     Text(String),
     /// More of the JSON text of a tool use's input.
     Input(String),
@@ -94,7 +94,7 @@ pub enum Part {
     Signature(String),
     /// More of the encrypted payload of a thinking block.
     Redacted(String),
-    /// An opaque item's newer value, in place of the older.
+    /// A newer value of a provider item, which replaces the previous one.
     Item(Value),
 }
 
@@ -110,28 +110,28 @@ impl Part {
     }
 }
 
-/// Data of the message as a whole; what is absent stays as it was.
+/// Data of the whole message. Absent values stay as they were.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct MessageDelta {
-    /// The model that answers, as the service names it.
+    /// The responding model, as the service names it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
-    /// Why the answer ended. The last one counts; an answer without one is truncated.
+    /// The reason why the response ended. The last one counts. A response without one is truncated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stop_reason: Option<StopReason>,
-    /// All usage of this request so far, in place of what was told before.
+    /// The complete usage of this request so far. It replaces earlier values.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub usage: Option<Usage>,
-    /// What the provider keeps with the message, one entry a format; an entry replaces the one of its name
-    /// that was told before.
+    /// Data that the provider keeps with the message, one entry per wire format. An entry replaces the earlier one with
+    /// its name.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub provider_data: Map<String, Value>,
-    /// What was asked for and could not be honoured, in words; added to what was told before.
+    /// Warnings about parts of the request that could not be honoured. They are added to the earlier ones.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
-    /// Whether the service itself holds the answer to the output schema. Once told, it stays. Where it is not told, the
-    /// value may stand among other words.
+    /// Whether the service enforces the output schema. Once set, it stays set. If it is not set, the value may be surrounded
+    /// by other text.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub output_enforced: bool,
 }
@@ -142,7 +142,7 @@ setters! {
 }
 
 impl MessageDelta {
-    /// Approximate bytes of payload.
+    /// Returns the approximate number of bytes of payload.
     pub(super) fn weight(&self) -> usize {
         self.model.as_ref().map_or(0, String::len)
             + self.stop_reason.as_ref().map_or(0, StopReason::weight)
@@ -151,12 +151,12 @@ impl MessageDelta {
     }
 }
 
-/// Why an answer, or a turn, ended.
+/// The reason why a response or a turn ended.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum StopReason {
-    /// The model was done.
+    /// The model has finished.
     Stop,
     /// The model wrote one of the stop sequences.
     StopSequence,
@@ -164,19 +164,19 @@ pub enum StopReason {
     Length,
     /// The model's context was full.
     ContextLength,
-    /// The model wants tools run. On a turn: it uses a tool that the application has to run.
+    /// The model uses tools. For a turn: it uses a tool that the application has to run.
     ToolUse,
     /// The model or the service declined.
     Refusal,
-    /// The service paused a long answer and wants it sent back to go on.
+    /// The service paused a long response and continues it if it is sent back.
     Pause,
     /// The limit of requests for one prompt was reached.
     MaxSteps,
-    /// The turn was interrupted; what was there is kept.
+    /// The turn was interrupted. Its content so far is kept.
     Interrupted,
-    /// The turn was cancelled; what was there is discarded.
+    /// The turn was cancelled. Its content is discarded.
     Cancelled,
-    /// What else a format knows, in its own word.
+    /// Another reason, as the wire format names it.
     Other(String),
 }
 

@@ -11,10 +11,9 @@ use crate::message::{
     Content, Message, Role, Text, Thinking, Timestamp, ToolUse, ToolUseId, Usage, member_weight, value_weight,
 };
 
-/// Folds [`Delta`]s into a message. Pure, and used by everyone who reads an answer; each delta costs what it
-/// carries, not what came before.
+/// Folds [`Delta`]s into a message. It is pure. The cost of a delta depends on the delta alone and not on the message so far.
 ///
-/// It can be stored half-way and go on later.
+/// An unfinished fold can be stored and continued later.
 ///
 /// ```
 /// use omni_agent::message::Timestamp;
@@ -33,7 +32,7 @@ use crate::message::{
 pub struct Fold {
     blocks: Vec<PartialBlock>,
     message: MessageDelta,
-    /// That of all blocks and the message data.
+    /// The weight of all blocks and the message data.
     #[serde(skip)]
     weight: usize,
     /// The ids of the tool uses in `blocks`.
@@ -41,7 +40,7 @@ pub struct Fold {
     ids: HashSet<ToolUseId>,
 }
 
-/// A fold without what follows from the rest.
+/// The stored form of a fold, without derived values.
 #[derive(Deserialize)]
 struct Stored {
     blocks: Vec<PartialBlock>,
@@ -69,47 +68,47 @@ pub struct Completion {
     pub stop_reason: StopReason,
     /// The tokens that the request used.
     pub usage: Usage,
-    /// The model that answered, as the service names it.
+    /// The model that responded, as the service names it.
     pub model: Option<String>,
-    /// What was asked for and could not be honoured.
+    /// Warnings about parts of the request that could not be honoured.
     pub warnings: Vec<String>,
-    /// Whether the service itself held the answer to the output schema.
+    /// Whether the service enforced the output schema.
     pub output_enforced: bool,
 }
 
 impl Fold {
-    /// Bytes that one message may grow to; an endless answer is an error, not memory.
+    /// The maximum number of bytes of one message. An endless response becomes an error before it fills memory.
     pub const LIMIT: usize = 64 * 1024 * 1024;
-    /// Blocks that one message may have.
+    /// The maximum number of blocks of one message.
     pub const MAX_BLOCKS: usize = 4096;
-    /// Levels of arrays and objects that JSON in a message may have. JSON readers give up at some depth,
-    /// `serde_json` at 128: half of it leaves room for what the message is stored in.
+    /// The maximum nesting depth of JSON in a message. JSON readers stop at some depth, `serde_json` at 128. Half of that leaves
+    /// room for the document in which the message is stored.
     pub const MAX_DEPTH: usize = 64;
 
-    /// The blocks so far.
+    /// Returns the blocks so far.
     pub fn blocks(&self) -> &[PartialBlock] {
         &self.blocks
     }
 
-    /// The message data so far.
+    /// Returns the message data so far.
     pub fn message(&self) -> &MessageDelta {
         &self.message
     }
 
-    /// The usage told so far.
+    /// Returns the usage reported so far.
     pub fn usage(&self) -> Usage {
         self.message.usage.unwrap_or_default()
     }
 
-    /// Takes one delta in.
+    /// Applies one delta.
     ///
-    /// A tool use without an id, or with one that the message has already, gets one of its own at once:
-    /// read it from [`blocks`](Fold::blocks).
+    /// A tool use without an id, or with an id that the message already contains, gets a new unique id at once. Read the id from
+    /// [`blocks`](Fold::blocks).
     ///
     /// # Errors
     ///
     /// [`ErrorKind::Decoding`] if the delta does not fit: a block out of order, a part for another kind of
-    /// block or for one that has ended, or more than the limits allow. The fold is as it was before.
+    /// block or for one that has ended, or more than the limits allow. The fold stays unchanged.
     pub fn apply(&mut self, delta: impl Borrow<Delta>) -> Result<(), ProviderError> {
         match delta.borrow() {
             Delta::Start { index, block } => self.start(*index, block.clone()),
@@ -154,14 +153,14 @@ impl Fold {
         Ok(())
     }
 
-    /// `id`, or one made of it if it is empty or taken.
+    /// Returns `id`, or a unique id derived from it if it is empty or in use.
     fn distinct(&self, id: ToolUseId) -> ToolUseId {
         if !id.as_str().is_empty() && !self.ids.contains(&id) {
             return id;
         }
         let stem = if id.as_str().is_empty() { "call" } else { id.as_str() };
-        // With the block's number in them, the ids that are tried differ from block to block: a service that
-        // sends ids on purpose to clash with them must send each of them.
+        // The tried ids contain the block's number, so they differ between blocks. A service that wants to cause clashes
+        // has to send each of them.
         let index = self.blocks.len();
         let mut free = format!("{stem}_{index}");
         let mut tries = 0;
@@ -233,15 +232,15 @@ impl Fold {
         Ok(())
     }
 
-    /// The whole message, made at `now`.
+    /// Returns the whole message, with `now` as its time.
     ///
-    /// A tool use whose input is no JSON object, repeats a key or is nested deeper than
-    /// [`MAX_DEPTH`](Self::MAX_DEPTH) gets an empty one, with the raw text beside it. So does a tool use
-    /// without any input where the answer may have been cut; elsewhere, no input is an empty object.
+    /// A tool use whose input is not a JSON object, repeats a key or is nested deeper than [`MAX_DEPTH`](Self::MAX_DEPTH) gets an
+    /// empty input together with the raw text. The same applies to a tool use without any input if the response may have
+    /// been truncated. Otherwise a missing input is an empty object.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Truncated`] if no stop reason was told.
+    /// [`ErrorKind::Truncated`] if there was no stop reason.
     pub fn finish(self, now: Timestamp) -> Result<Completion, ProviderError> {
         let MessageDelta { model, stop_reason, usage, provider_data, warnings, output_enforced } =
             self.message;
@@ -254,11 +253,11 @@ impl Fold {
         let whole = matches!(stop_reason, StopReason::Stop | StopReason::ToolUse | StopReason::Pause);
         let count = self.blocks.len();
         let content = self.blocks.into_iter().enumerate().map(|(index, block)| {
-            // Services end the block that they cut like any other; but nothing was cut before the last one.
+            // Services also end a block that they have truncated. Only the last block can be truncated.
             let cut = !whole && (index + 1 == count || !block.ended);
             block.finish(cut)
         });
-        // A message may be kept for long, and a block has room to grow.
+        // A message may live for a long time, so spare capacity is released.
         let mut content: Vec<Content> = content.collect();
         content.shrink_to_fit();
         let message = Message { role: Role::Assistant, content, timestamp: now, provider_data };
@@ -266,16 +265,16 @@ impl Fold {
         Ok(Completion { message, stop_reason, usage, model, warnings, output_enforced })
     }
 
-    /// The message as far as it came, cut off at `now`, for those who are told what was discarded.
+    /// Returns the message so far, with `now` as its time, to report the discarded content.
     pub fn cut(self, now: Timestamp) -> Message {
         let content = self.blocks.into_iter().map(|block| block.finish(true)).collect();
         let provider_data = self.message.provider_data;
         Message { role: Role::Assistant, content, timestamp: now, provider_data }
     }
 
-    /// What can be kept of an answer that was cut off at `now`: text, attachments, tool uses whose input is
-    /// complete, and signed thinking and opaque items that have ended. `None` if that is nothing, or nothing
-    /// but thinking, which can't stand as a message.
+    /// Returns the part of a truncated response that can be kept, with `now` as its time: text, attachments, tool uses with
+    /// complete input, and signed thinking and provider items that have ended. `None` if nothing can be kept, or only
+    /// thinking, which is not a valid message alone.
     pub fn salvage(self, now: Timestamp) -> Option<Message> {
         let content: Vec<Content> = self.blocks.into_iter().filter_map(PartialBlock::salvage).collect();
         let stands = content.iter().any(|block| !matches!(block, Content::Thinking(_)));
@@ -292,7 +291,7 @@ fn open_block(blocks: &mut [PartialBlock], index: usize) -> Result<&mut PartialB
     }
 }
 
-/// The weight once `removed` has made room for `added`, if that is within the limit.
+/// Returns the weight after `removed` was replaced by `added`, if it is within the limit.
 fn grown(weight: usize, added: usize, removed: usize) -> Result<usize, ProviderError> {
     let weight = weight.saturating_sub(removed).saturating_add(added);
     if weight > Fold::LIMIT {

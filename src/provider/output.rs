@@ -1,5 +1,5 @@
-//! Answers under an output schema: how they are read, and how an answer that does not fit is asked for again.
-//! Pure, and the same for an agent and for a model alone.
+//! Reads responses under an output schema, and requests a response again if it does not fit. The code is pure, and agents and
+//! plain models use it.
 
 mod nulls;
 mod prose;
@@ -17,20 +17,20 @@ use crate::{
     tool::Schema,
 };
 
-/// How often an answer that does not fit is asked for again, where the options do not say.
+/// The default number of times that a response that does not fit is requested again.
 const RETRIES: u32 = 3;
 
-/// The member that holds a value which is no object, where only objects can be asked for.
+/// The member that contains a value that is not an object, for services that only generate objects.
 pub(super) const WRAPPER: &str = "value";
 
-/// The value in an answer's text, if it fits. What the rewriting of schemas adds is taken off again: nulls for
-/// optional properties that take none, and the object around a value that is none.
+/// Returns the value in a response's text if it fits the schema. Removes the additions of the rewritten schema: nulls of optional
+/// properties that do not accept null, and the object around a value that is not an object.
 ///
-/// `enforced` says that the service held the answer to the schema. Else the value may stand among prose.
+/// If `enforced` is set, the service has enforced the schema. Otherwise the value may be surrounded by prose.
 ///
 /// # Errors
 ///
-/// What is wrong, in words that a model can act on.
+/// The problem, in words that a model can act on.
 pub(crate) fn read(answer: &Message, output: &OutputSchema, enforced: bool) -> Result<Value, String> {
     let text = answer.text();
     let (whole, no_json) = match serde_json::from_str::<Value>(text.trim()) {
@@ -50,7 +50,7 @@ pub(crate) fn read(answer: &Message, output: &OutputSchema, enforced: bool) -> R
     Err(problem.or(no_json).unwrap_or_default())
 }
 
-/// The value as the schema wants it.
+/// Returns the value in the form of the original schema.
 fn fitted(value: Value, schema: &Schema) -> Result<Value, String> {
     let Err(problem) = schema.validate(&value) else {
         return Ok(value);
@@ -73,23 +73,23 @@ fn fitted(value: Value, schema: &Schema) -> Result<Value, String> {
     }
 }
 
-/// Answers that did not fit and were asked for again. They go into requests, and into no history.
+/// Responses that did not fit and were requested again. They are part of requests but never of the history.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Corrections {
-    /// Answers asked for again so far.
+    /// The number of repeated requests so far.
     count: u32,
-    /// The answers, each with the note on what is wrong.
+    /// The responses, each followed by a note about its problem.
     exchange: Vec<Arc<Message>>,
 }
 
 impl Corrections {
-    /// Whether an answer that ended for this reason may be asked for again. One that was cut or refused would be
-    /// again.
+    /// Returns whether a response that ended for this reason may be requested again. A truncated or refused response would
+    /// only be truncated or refused again.
     pub(crate) fn allow_another(&self, reason: &StopReason, limit: Option<u32>) -> bool {
         matches!(reason, StopReason::Stop | StopReason::ToolUse) && self.count < limit.unwrap_or(RETRIES)
     }
 
-    /// Puts down an answer that is to be given again.
+    /// Adds a response that has to be requested again.
     pub(crate) fn add(&mut self, answer: Message, problem: &str, now: Timestamp) {
         let note = format!(
             "This answer does not have the requested shape:\n{problem}\n\
@@ -100,17 +100,17 @@ impl Corrections {
         self.exchange.push(Arc::new(Message { timestamp: now, ..Message::user(note) }));
     }
 
-    /// The conversation goes on another way than by the corrected answer. What was asked for again stays counted.
+    /// Drops the corrections because the conversation continues without them. The number of repeated requests stays.
     pub(crate) fn forget(&mut self) {
         self.exchange = Vec::new();
     }
 
-    /// Whether nothing was asked for again.
+    /// Returns whether no response was requested again.
     pub(crate) fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
-    /// The conversation with the corrections behind it.
+    /// Returns the conversation followed by the corrections.
     pub(crate) fn after(&self, history: &History) -> History {
         let mut history = history.clone();
         history.extend(self.exchange.iter().cloned());

@@ -2,7 +2,7 @@ use std::{collections::BTreeSet, fmt};
 
 use super::Price;
 
-/// What is known of a model. What is `None` is unknown, and nothing follows from it.
+/// Facts about a model. `None` means unknown and restricts nothing.
 ///
 /// ```
 /// use omni_agent::provider::{Modality, ModelInfo, Price};
@@ -16,91 +16,91 @@ use super::Price;
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct ModelInfo {
-    /// The id at the service.
+    /// The model's id at the service.
     pub id: String,
-    /// The name to show.
+    /// The model's display name.
     pub name: Option<String>,
-    /// Tokens that a prompt and its answer may have together.
+    /// The maximum number of tokens of a prompt and its response together.
     pub context_window: Option<u64>,
-    /// Tokens that a prompt may have, where that is less than the window.
+    /// The maximum number of tokens of a prompt, if it is less than the window.
     pub input_limit: Option<u64>,
-    /// Tokens that an answer may have, reasoning included.
+    /// The maximum number of tokens of a response, including reasoning.
     pub output_limit: Option<u64>,
-    /// What it takes.
+    /// The kinds of content that the model accepts.
     pub input: Option<BTreeSet<Modality>>,
-    /// What it gives.
+    /// The kinds of content that the model generates.
     pub output: Option<BTreeSet<Modality>>,
-    /// Whether it can reason before it answers.
+    /// Whether the model can reason before it responds.
     pub thinking: Option<bool>,
-    /// Whether it can use tools.
+    /// Whether the model can use tools.
     pub tools: Option<bool>,
-    /// Whether the service can hold its answers to a schema.
+    /// Whether the service can enforce a schema for the model's responses.
     pub structured_output: Option<bool>,
-    /// What its tokens cost.
+    /// The price of the model's tokens.
     pub price: Option<Price>,
-    /// The month or day up to which its training data reaches, `2026-05` or `2026-05-31`.
+    /// The month or day at which the model's training data ends, `2026-05` or `2026-05-31`.
     pub knowledge_cutoff: Option<String>,
-    /// The month or day on which it came out, `2026-05` or `2026-05-31`.
+    /// The month or day of the model's release, `2026-05` or `2026-05-31`.
     pub release_date: Option<String>,
 }
 
 impl ModelInfo {
-    /// A model of which nothing is known.
+    /// Creates an entry without any facts.
     pub fn new(id: impl Into<String>) -> Self {
         Self { id: id.into(), ..Self::default() }
     }
 
-    /// The same model with a name to show.
+    /// Sets the display name.
     pub fn with_name(mut self, name: impl Into<String>) -> Self {
         self.name = Some(name.into());
         self
     }
 
-    /// The same model with a context window of so many tokens.
+    /// Sets the context window in tokens.
     pub fn with_context_window(mut self, tokens: u64) -> Self {
         self.context_window = Some(tokens);
         self
     }
 
-    /// The same model with answers of at most so many tokens.
+    /// Sets the maximum number of tokens of a response.
     pub fn with_output_limit(mut self, tokens: u64) -> Self {
         self.output_limit = Some(tokens);
         self
     }
 
-    /// The same model, which takes these alone.
+    /// Sets the accepted kinds of content.
     pub fn with_input(mut self, modalities: impl IntoIterator<Item = Modality>) -> Self {
         self.input = Some(modalities.into_iter().collect());
         self
     }
 
-    /// The same model, which can or can't reason.
+    /// Sets whether the model can reason.
     pub fn with_thinking(mut self, can: bool) -> Self {
         self.thinking = Some(can);
         self
     }
 
-    /// The same model, which can or can't use tools.
+    /// Sets whether the model can use tools.
     pub fn with_tools(mut self, can: bool) -> Self {
         self.tools = Some(can);
         self
     }
 
-    /// The same model, whose answers the service can or can't hold to a schema.
+    /// Sets whether the service can enforce a schema for the model's responses.
     pub fn with_structured_output(mut self, can: bool) -> Self {
         self.structured_output = Some(can);
         self
     }
 
-    /// The same model at a price.
+    /// Sets the price.
     pub fn with_price(mut self, price: Price) -> Self {
         self.price = Some(price);
         self
     }
 
-    /// Whether the model takes a file of this media type, as far as that is known: what it takes is unknown
-    /// of many models, and text in all its types is the format's to judge. Services that show images to a
-    /// model show it the pages of a PDF, so whoever takes images takes those.
+    /// Returns whether the model accepts a file of this media type, as far as it is known. For many models it is unknown, and for
+    /// text of all types the wire format decides. Services that accept images also accept PDFs, because they show the pages
+    /// as images.
     pub fn takes(&self, media_type: &str) -> bool {
         let (Some(input), Some(modality)) = (&self.input, Modality::of(media_type)) else {
             return true;
@@ -124,7 +124,7 @@ pub enum Modality {
 impl Modality {
     const ALL: [Self; 5] = [Self::Text, Self::Image, Self::Pdf, Self::Audio, Self::Video];
 
-    /// The word for it in a models.dev file: lower case.
+    /// Returns the kind's name in a models.dev file, in lower case.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Text => "text",
@@ -135,12 +135,12 @@ impl Modality {
         }
     }
 
-    /// The kind that a word means.
+    /// Returns the kind with this name.
     pub(super) fn from_word(word: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|modality| modality.as_str() == word)
     }
 
-    /// What a model must take to take a file of this media type, if that is more than text.
+    /// Returns the kind that a model must accept for a file of this media type, unless it is text.
     pub fn of(media_type: &str) -> Option<Self> {
         let full = media_type.trim().to_ascii_lowercase();
         let essence = full.split(';').next().unwrap_or_default().trim();

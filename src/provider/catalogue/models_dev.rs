@@ -10,19 +10,19 @@ use super::{Catalogue, Modality, ModelInfo, Price, Rates, names};
 
 type Object = Map<String, Value>;
 
-/// Why a file can't be read as a catalogue.
+/// The reason why a file can't be read as a catalogue.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CatalogueError {
-    /// It is not JSON. The message names the line and the column.
+    /// The file is not JSON. The message names the line and the column.
     #[error("the catalogue is not JSON: {0}")]
     Json(serde_json::Error),
-    /// It is JSON of another shape.
+    /// The JSON has another shape.
     #[error("{at}: expected {expected}; a catalogue has the shape of https://models.dev/api.json")]
     Shape {
-        /// Where in the file.
+        /// The position in the file.
         at: String,
-        /// What should be there.
+        /// The expected content.
         expected: &'static str,
     },
     /// One entry is invalid and was skipped.
@@ -37,7 +37,7 @@ pub enum CatalogueError {
     },
 }
 
-/// Reads a whole file.
+/// Reads the text of a whole file.
 pub(super) fn read(json: &str) -> Result<(Catalogue, Vec<CatalogueError>), CatalogueError> {
     let file: Value = serde_json::from_str(json).map_err(CatalogueError::Json)?;
     let shape = |expected| CatalogueError::Shape { at: "at the top".to_owned(), expected };
@@ -61,7 +61,7 @@ pub(super) fn read(json: &str) -> Result<(Catalogue, Vec<CatalogueError>), Catal
             }
         }
     }
-    // Other files that are objects, settings say, hold no model either.
+    // Other JSON objects, such as settings files, contain no models.
     if catalogue.is_empty()
         && skipped.iter().all(|error| matches!(error, CatalogueError::Entry { model: None, .. }))
     {
@@ -70,7 +70,7 @@ pub(super) fn read(json: &str) -> Result<(Catalogue, Vec<CatalogueError>), Catal
     Ok((catalogue, skipped))
 }
 
-/// One entry, or what is wrong with it.
+/// Reads one entry, or returns its problem.
 fn model(provider: &str, id: &str, entry: &Value) -> Result<ModelInfo, String> {
     let entry = Reader { object: entry.as_object().ok_or("it is no object")?, path: "" };
     let (limits, modalities) = (entry.inner("limit")?, entry.inner("modalities")?);
@@ -91,7 +91,7 @@ fn model(provider: &str, id: &str, entry: &Value) -> Result<ModelInfo, String> {
         knowledge_cutoff: entry.get("knowledge")?,
         release_date: entry.get("release_date")?,
     };
-    // A cache for an hour costs twice the input, whoever sells it: https://platform.claude.com/docs/en/about-claude/pricing
+    // A cache for an hour costs twice the input at every reseller: https://platform.claude.com/docs/en/about-claude/pricing
     if (provider == "anthropic" || id.contains("claude"))
         && let Some(price) = &mut info.price
     {
@@ -99,15 +99,15 @@ fn model(provider: &str, id: &str, entry: &Value) -> Result<ModelInfo, String> {
             rates.cache_write_long = Some(rates.input * 2.0);
         }
     }
-    // It reads PDF for models that don't: https://openrouter.ai/docs/features/multimodal/pdfs
+    // OpenRouter reads PDFs for models that can't: https://openrouter.ai/docs/features/multimodal/pdfs
     if provider == "openrouter" {
         info.input.iter_mut().for_each(|input| input.extend([Modality::Pdf]));
     }
     Ok(info)
 }
 
-/// Members of an object, by name. What is missing or null is unknown; what is of another type is an error that
-/// names the member.
+/// Reads members of an object by name. A missing member or null is unknown. A member of another type is an error that names
+/// it.
 #[derive(Clone, Copy)]
 struct Reader<'a> {
     object: &'a Object,
@@ -134,7 +134,7 @@ impl<'a> Reader<'a> {
         Ok(object.map(|object| Self { object, path: key }))
     }
 
-    /// Tokens; the file says 0 where it means nothing.
+    /// Reads a number of tokens. The file uses 0 for an unknown number.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked")]
     fn count(self, key: &str) -> Result<Option<u64>, String> {
         let count: Option<f64> = self.get(key)?;
@@ -146,7 +146,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// True, false, or an object that says more.
+    /// Reads true, false, or an object with details.
     fn ability(self, key: &'static str) -> Result<Option<bool>, String> {
         match self.value(key) {
             Some(Value::Object(object)) => Self { object, path: key }.get("supported"),
@@ -178,7 +178,7 @@ impl<'a> Reader<'a> {
         }))
     }
 
-    /// The rates with their tiers, or none if input or output has no price.
+    /// Reads the rates with their tiers. `None` if input or output has no price.
     fn price(self) -> Result<Option<Price>, String> {
         let Some(rates) = self.rates()? else {
             return Ok(None);
@@ -193,14 +193,14 @@ impl<'a> Reader<'a> {
                 continue;
             };
             let kind: Option<String> = bound.get("type")?;
-            // What else a price may depend on is nothing that a usage tells.
+            // Usage does not contain the other values that a price may depend on.
             if kind.is_none_or(|kind| kind == "context")
                 && let (Some(above), Some(rates)) = (bound.count("size")?, tier.rates()?)
             {
                 price = price.with_tier(above, rates);
             }
         }
-        // What files said before there were tiers, and still say beside them.
+        // The older form, which files still contain in addition to tiers.
         if price.tiers.is_empty()
             && let Some(long) = self.inner("context_over_200k")?
             && let Some(rates) = (Reader { path: "cost.context_over_200k", ..long }).rates()?

@@ -2,10 +2,9 @@ use std::collections::BTreeMap;
 
 use crate::{message::Usage, provider::CacheHint};
 
-/// What a model's tokens cost: the rates, and others for long prompts.
+/// The price of a model's tokens: the rates, and other rates for long prompts.
 ///
-/// It speaks of tokens alone. Searches, storage of caches, audio at a rate of its own, faster service and
-/// discounts are on nobody's list here.
+/// It covers tokens only. Searches, cache storage, separate audio rates, faster service and discounts are not included.
 ///
 /// ```
 /// use omni_agent::{message::Usage, provider::Price};
@@ -17,55 +16,55 @@ use crate::{message::Usage, provider::CacheHint};
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Price {
-    /// For prompts that no tier is for.
+    /// The rates for prompts below all tiers.
     pub rates: Rates,
     /// Other rates for longer prompts, by the number of tokens that the prompt must exceed. They apply to the whole
-    /// request, its answer included.
+    /// request, including its response.
     pub tiers: BTreeMap<u64, Rates>,
 }
 
-/// US dollars for a million tokens.
+/// Rates in US dollars per million tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Rates {
-    /// Of a prompt, neither read from nor written to a cache.
+    /// The rate of prompt tokens that are neither read from nor written to a cache.
     pub input: f64,
-    /// Of an answer.
+    /// The rate of response tokens.
     pub output: f64,
-    /// Of a prompt, read from a cache; as other input if unset.
+    /// The rate of prompt tokens read from a cache. The input rate if unset.
     pub cache_read: Option<f64>,
-    /// Of a prompt, written to a cache; as other input if unset.
+    /// The rate of prompt tokens written to a cache. The input rate if unset.
     pub cache_write: Option<f64>,
-    /// Of a prompt, written to a cache that is kept for an hour or longer; as other writes if unset.
+    /// The rate of prompt tokens written to a cache that is kept for an hour or longer. The rate of other writes if unset.
     pub cache_write_long: Option<f64>,
-    /// Of an answer, spent on reasoning; as other output if unset.
+    /// The rate of response tokens used for reasoning. The output rate if unset.
     pub reasoning: Option<f64>,
 }
 
 impl Price {
-    /// Two rates, in US dollars for a million tokens.
+    /// Creates a price from two rates in US dollars per million tokens.
     pub fn new(input: f64, output: f64) -> Self {
         Self { rates: Rates { input, output, ..Rates::default() }, tiers: BTreeMap::new() }
     }
 
-    /// The same price with rates for tokens read from and written to a cache.
+    /// Sets the rates of tokens read from and written to a cache.
     pub fn with_cache(mut self, read: f64, write: f64) -> Self {
         (self.rates.cache_read, self.rates.cache_write) = (Some(read), Some(write));
         self
     }
 
-    /// The same price, with other rates for prompts of more than `tokens`.
+    /// Sets other rates for prompts of more than `tokens`.
     pub fn with_tier(mut self, tokens: u64, rates: Rates) -> Self {
         self.tiers.insert(tokens, rates);
         self
     }
 
-    /// The rates for a prompt of so many tokens.
+    /// Returns the rates for a prompt with this number of tokens.
     pub fn rates_for(&self, prompt: u64) -> &Rates {
         self.tiers.range(..prompt).next_back().map_or(&self.rates, |(_, rates)| rates)
     }
 
-    /// What one request cost in US dollars, by its usage and the cache hint that it was made with.
+    /// Returns the cost of one request in US dollars, from its usage and its cache hint.
     ///
     /// `None` if the rates or the sum are not finite numbers.
     pub fn cost(&self, usage: &Usage, cache: Option<CacheHint>) -> Option<f64> {
@@ -90,7 +89,7 @@ impl Price {
 }
 
 impl Rates {
-    /// Two rates, in US dollars for a million tokens.
+    /// Creates a price from two rates in US dollars per million tokens.
     pub fn new(input: f64, output: f64) -> Self {
         Self { input, output, ..Self::default() }
     }

@@ -3,7 +3,7 @@ use serde_json::{Map, Value};
 
 use crate::message::{Content, Text, Thinking};
 
-/// A block that may still grow.
+/// A block that is not complete yet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct PartialBlock {
@@ -12,7 +12,7 @@ pub struct PartialBlock {
     /// The JSON text of a tool use's input so far.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub input: String,
-    /// Whether the stream said that it is complete.
+    /// Whether the stream has ended the block.
     pub ended: bool,
 }
 
@@ -25,8 +25,8 @@ impl PartialBlock {
         self.content.weight() + self.input.len()
     }
 
-    /// The block of an answer that came to its end. Where the answer may have been cut within this block, no
-    /// input is not taken for an empty one.
+    /// Returns the block of a response that has ended. If the response may have been truncated in this block, a missing input
+    /// does not count as an empty one.
     pub(super) fn finish(self, cut: bool) -> Content {
         let mut tool_use = match self.content {
             Content::ToolUse(tool_use) => tool_use,
@@ -48,24 +48,24 @@ impl PartialBlock {
         tool_use.into()
     }
 
-    /// The block as it will stand in the message, once the stream said that it is complete.
+    /// Returns the block's final form once the stream has ended it.
     pub(crate) fn finished(self) -> Content {
         self.finish(false)
     }
 
-    /// What can be kept of the block, were the stream to break off here.
+    /// Returns the part of the block that can be kept if the stream breaks off here.
     pub(crate) fn salvage(mut self) -> Option<Content> {
         let ended = self.ended;
         let keep = match &mut self.content {
             Content::Text(text) => {
                 if !ended {
-                    // It may be half there, and a service refuses half a signature; text can do without.
+                    // The signature may be incomplete, and services reject that. Text is valid without a signature.
                     text.signature = None;
                 }
                 !is_blank(&text.text)
             }
             Content::Thinking(thinking) => ended && thinking.is_signed(),
-            // Nothing can follow a whole JSON object, so one that parses is complete.
+            // Nothing can follow a whole JSON object, so an input that parses is complete.
             Content::ToolUse(tool_use) => {
                 let signature_is_whole = ended || tool_use.signature.is_none();
                 let no_input = ended && is_blank(&self.input);
@@ -82,8 +82,8 @@ fn is_blank(text: &str) -> bool {
     text.trim().is_empty()
 }
 
-/// The JSON object that `json` is, unless it repeats a key, which would lose what the model sent, or is
-/// nested deeper than [`MAX_DEPTH`](super::Fold::MAX_DEPTH).
+/// Parses `json` as an object. Rejects repeated keys, which would lose a value, and nesting deeper than
+/// [`MAX_DEPTH`](super::Fold::MAX_DEPTH).
 fn parse_input(json: &str) -> Option<Map<String, Value>> {
     let input = Value::Object(serde_json::from_str(json).ok()?);
     let whole = members(&input) == members_written(json) && super::is_shallow(&input);
@@ -93,7 +93,7 @@ fn parse_input(json: &str) -> Option<Map<String, Value>> {
     }
 }
 
-/// The members of all objects in `value`.
+/// Counts the members of all objects in `value`.
 fn members(value: &Value) -> usize {
     match value {
         Value::Array(items) => items.iter().map(members).sum(),
@@ -102,7 +102,7 @@ fn members(value: &Value) -> usize {
     }
 }
 
-/// The members of all objects in the valid JSON text `json`, repeated keys included: each has one colon.
+/// Counts the members of all objects in the valid JSON text `json`, including repeated keys: each member has one colon.
 fn members_written(json: &str) -> usize {
     let (mut count, mut in_string, mut escaped) = (0, false, false);
     for byte in json.bytes() {

@@ -1,13 +1,13 @@
-//! Taking off nulls that stand for what is absent: where a service demands every property, an optional one is
-//! asked for as one that may be null.
+//! Removes nulls that stand for absent properties. If a service requires every property, an optional property is declared as
+//! nullable.
 
 use serde_json::{Map, Value};
 
-/// References and alternatives that are followed, at most: a schema may refer to itself.
+/// The maximum number of references and alternatives that are followed, since a schema may refer to itself.
 const MAX_STEPS: usize = 64;
 
-/// The value without the members that are null, that need not be there, and that the schema takes no null for.
-/// Where alternatives disagree, a null stays.
+/// Returns the value without members that are null although they are optional and not nullable in the schema. If alternatives
+/// disagree, a null stays.
 pub(crate) fn without_nulls(value: &Value, schema: &Value) -> Value {
     Stripper { root: schema }.strip(value, &[schema])
 }
@@ -17,7 +17,7 @@ struct Stripper<'a> {
 }
 
 impl<'a> Stripper<'a> {
-    /// `schemas` are those that may speak of the value.
+    /// `schemas` are the schemas that may apply to the value.
     fn strip(&self, value: &Value, schemas: &[&'a Value]) -> Value {
         let mut all = Vec::new();
         for schema in schemas {
@@ -52,8 +52,7 @@ impl<'a> Stripper<'a> {
         out
     }
 
-    /// The schema and what it consists of: what it refers to, its parts, and its alternatives as far as they can be
-    /// meant.
+    /// Returns the schema, the schemas that it refers to, its parts, and those alternatives that can apply.
     fn gather(&self, schema: &'a Value, value: &Value, all: &mut Vec<&'a Map<String, Value>>) {
         let Value::Object(schema) = schema else { return };
         if all.len() >= MAX_STEPS {
@@ -95,7 +94,7 @@ fn item_schema(schema: &Map<String, Value>, index: usize) -> Option<&Value> {
     first.or_else(|| schema.get("items").filter(|items| !items.is_array()))
 }
 
-/// Whether null fits, as far as can be told at a glance; what can't be told is taken for a yes.
+/// Returns whether null fits, judged by simple keywords. Unclear cases count as yes.
 pub(crate) fn takes_null(schema: &Value, root: &Value) -> bool {
     null_fits(schema, root, MAX_STEPS)
 }
@@ -121,8 +120,8 @@ fn null_fits(schema: &Value, root: &Value, steps: usize) -> bool {
         && ["anyOf", "oneOf"].into_iter().all(|key| !schema.contains_key(key) || parts(schema, key).any(fits))
 }
 
-/// Whether an alternative can be what a value was made after: its type is the value's, what it requires is there,
-/// and so are its constants, which tell alternatives apart.
+/// Returns whether an alternative can apply to a value: its type matches, its required members exist, and its constants, which
+/// distinguish alternatives, are equal.
 fn may_be_meant(alternative: &Value, value: &Value, root: &Value) -> bool {
     let Value::Object(schema) = alternative else {
         return true;
@@ -130,7 +129,7 @@ fn may_be_meant(alternative: &Value, value: &Value, root: &Value) -> bool {
     let kind = match value {
         Value::Object(_) => "object",
         Value::Array(_) => "array",
-        // Nothing can be taken off these.
+        // These values have no members to remove.
         _ => return true,
     };
     let target = resolve(schema, root).and_then(Value::as_object);
@@ -143,7 +142,7 @@ fn may_be_meant(alternative: &Value, value: &Value, root: &Value) -> bool {
         let properties = schema.get("properties").and_then(Value::as_object);
         let has_constants = properties.into_iter().flatten().all(|(name, property)| {
             match (value.get(name), property.get("const"), property.get("enum")) {
-                // A null may stand for what is absent.
+                // A null may stand for an absent member.
                 (Some(Value::Null), _, _) if !requires(schema, name) => true,
                 (Some(member), Some(constant), _) => member == constant,
                 (Some(member), None, Some(Value::Array(values))) => values.contains(member),

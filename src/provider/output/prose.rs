@@ -1,14 +1,14 @@
-//! Finding JSON in an answer that also has other words.
+//! Finds JSON in a response that also contains other text.
 
 use serde_json::{Deserializer, Value};
 
 use crate::message::{Content, Message};
 
-/// Places that are tried, at most: each may cost a look at all the text behind it.
+/// The maximum number of positions that are tried, since each may cost a scan of the rest of the text.
 const MAX_TRIES: usize = 64;
 
-/// The JSON values in an answer: text blocks and code fences that are JSON, then objects and arrays among words.
-/// The last ones first, since models think aloud before they answer.
+/// Returns the JSON values in a response: text blocks and code fences that are JSON, then objects and arrays inside text. Later
+/// values come first, because models often reason in text before the final value.
 pub(super) fn values(answer: &Message, text: &str) -> Vec<Value> {
     let parse = |text: &str| serde_json::from_str::<Value>(text.trim()).ok();
     let blocks = answer.content.iter().filter_map(Content::as_text).filter_map(parse);
@@ -21,7 +21,7 @@ pub(super) fn values(answer: &Message, text: &str) -> Vec<Value> {
     values
 }
 
-/// What stands between fences of three backticks, without the language after the first.
+/// Returns the content of code fences of three backticks, without the language.
 fn fences(text: &str) -> impl Iterator<Item = &str> {
     let pieces = text.split("```").enumerate().filter(|(index, _)| index % 2 == 1).map(|(_, piece)| piece);
     pieces.take(MAX_TRIES).map(|piece| match piece.split_once('\n') {
@@ -30,7 +30,7 @@ fn fences(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Objects and arrays, the outermost ones.
+/// Returns the outermost objects and arrays.
 fn among_words(text: &str) -> Vec<Value> {
     let mut values = Vec::new();
     let mut rest = text;

@@ -13,11 +13,10 @@ use tokio::sync::oneshot;
 
 use crate::{message::ToolUse, tool::Decision};
 
-/// What a provider may ask of the conversation that it serves, while its stream is open.
+/// The connection of a provider to the conversation that it serves, while its stream is open.
 ///
-/// A provider keeps private state with the conversation by putting it into the
-/// [`provider_data`](super::MessageDelta::provider_data) of its answers; it finds it again with
-/// [`Request::private_state`](super::Request::private_state).
+/// A provider keeps private state with the conversation in the [`provider_data`](super::MessageDelta::provider_data) of its
+/// responses, and reads it with [`Request::private_state`](super::Request::private_state).
 #[derive(Clone, Debug, Default)]
 pub struct RequestContext {
     asking: Option<Arc<Asking>>,
@@ -25,9 +24,9 @@ pub struct RequestContext {
 
 struct Asking {
     decider: Decider,
-    /// Whether anything was ever asked. If so, the request must not be repeated.
+    /// Whether a question was asked. If so, the request must not be repeated.
     asked: AtomicBool,
-    /// Questions without an answer yet.
+    /// The number of open questions.
     open: AtomicUsize,
 }
 
@@ -44,8 +43,8 @@ enum Decider {
     Agent(Mutex<QuestionQueue>),
 }
 
-/// Where questions wait for an agent. Hardly any request asks one, and a channel for each would be the most
-/// expensive part of a short turn.
+/// The questions that wait for an agent. Few requests ask one, and a channel per request would be the most expensive part of a
+/// short turn.
 #[derive(Debug, Default)]
 struct QuestionQueue {
     waiting: VecDeque<Question>,
@@ -54,7 +53,7 @@ struct QuestionQueue {
 }
 
 impl QuestionQueue {
-    /// Lays a question down, unless nobody is there any more.
+    /// Adds a question, unless the agent's end has been dropped.
     fn put(&mut self, question: Question) -> Option<Waker> {
         if !self.closed {
             self.waiting.retain(|question| !question.answer.is_closed());
@@ -64,13 +63,12 @@ impl QuestionQueue {
     }
 }
 
-/// The other end of a request's context, for an agent. Once it is dropped, questions are answered with a
-/// rejection.
+/// The agent's end of a request's context. After it is dropped, questions are answered with a rejection.
 #[derive(Debug)]
 pub(crate) struct Questions(Arc<Asking>);
 
 impl Questions {
-    /// The oldest question that was not taken yet.
+    /// Returns the oldest question that was not taken yet.
     pub(crate) fn poll_next(&self, cx: &Context<'_>) -> Poll<Question> {
         let mut queue = self.queue();
         if let Some(question) = queue.waiting.pop_front() {
@@ -93,13 +91,13 @@ impl Questions {
 
 impl Drop for Questions {
     fn drop(&mut self) {
-        // What it held is dropped when the lock is free again.
+        // The questions are dropped after the lock is released.
         let _left =
             std::mem::replace(&mut *self.queue(), QuestionQueue { closed: true, ..QuestionQueue::default() });
     }
 }
 
-/// A lock that a panic does not spoil: nothing behind it is ever half changed.
+/// Locks the mutex. Ignores poisoning, because the data is never left half changed.
 fn lock(queue: &Mutex<QuestionQueue>) -> MutexGuard<'_, QuestionQueue> {
     queue.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -110,7 +108,7 @@ impl Asking {
     }
 }
 
-/// Counts a question as open for as long as it lives.
+/// Counts a question as open until it is dropped.
 struct Open<'a>(&'a AtomicUsize);
 
 impl<'a> Open<'a> {
@@ -126,12 +124,12 @@ impl Drop for Open<'_> {
     }
 }
 
-/// A provider's question on its way to an agent.
+/// A provider's question to an agent.
 #[derive(Debug)]
 pub(crate) struct Question {
-    /// The tool use that the service asks about.
+    /// The tool use in question.
     pub(crate) tool_use: ToolUse,
-    /// Takes the answer. Dropping it rejects the tool use.
+    /// The sender of the answer. Dropping it rejects the tool use.
     pub(crate) answer: oneshot::Sender<Decision>,
 }
 
@@ -155,21 +153,20 @@ impl RequestContext {
         Self { asking: Some(Arc::new(Asking::new(Decider::Function(decide)))) }
     }
 
-    /// A context for an agent, and where its questions come out.
+    /// Creates a context for an agent, and the receiver of its questions.
     pub(crate) fn with_questions() -> (Self, Questions) {
         let asking = Arc::new(Asking::new(Decider::Agent(Mutex::default())));
         (Self { asking: Some(Arc::clone(&asking)) }, Questions(asking))
     }
 
-    /// A context for a request outside an agent: questions are answered with a rejection.
+    /// Creates a context for a request outside an agent. Questions are answered with a rejection.
     pub fn detached() -> Self {
         Self::default()
     }
 
-    /// Asks for a decision on a tool that the service runs itself. In an agent the question goes through
-    /// `handle_tool_use`, and if that pauses, through `resume`; the stream stays open meanwhile, and must be
-    /// polled for the answer to arrive. A request that has asked is never repeated unseen, and its total
-    /// timeout does not end it while a question is open.
+    /// Asks for a decision on a tool that the service runs itself. In an agent, `handle_tool_use` decides, or `resume` if that
+    /// callback pauses. The stream stays open meanwhile and must be polled so that the answer can arrive. A request that has
+    /// asked a question is never repeated automatically, and its total timeout does not end it while a question is open.
     ///
     /// # Cancel safety
     ///
@@ -190,12 +187,12 @@ impl RequestContext {
         decision.await.unwrap_or_else(|_| Decision::reject("the question was dropped"))
     }
 
-    /// Whether a decision was ever asked for.
+    /// Returns whether a decision was requested.
     pub(super) fn has_asked(&self) -> bool {
         self.asking.as_ref().is_some_and(|asking| asking.asked.load(Ordering::Relaxed))
     }
 
-    /// Whether a decision is waited for now.
+    /// Returns whether a decision is pending.
     pub(super) fn is_asking(&self) -> bool {
         self.asking.as_ref().is_some_and(|asking| asking.open.load(Ordering::Relaxed) > 0)
     }

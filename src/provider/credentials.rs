@@ -5,7 +5,7 @@ use super::{Options, Secret};
 /// An API key and HTTP headers for one agent's requests to one provider.
 ///
 /// Give them to [`AgentBuilder::credentials`](crate::agent::AgentBuilder::credentials) each time an agent is built or a
-/// conversation is loaded. They are not part of the agent's [`Options`], so they are never saved, they never replace saved
+/// conversation is opened. They are not part of the agent's [`Options`], so they are never saved, they never replace saved
 /// options, and they apply whenever a model of that provider is in use. A key and headers in the options win over them.
 ///
 /// ```
@@ -23,25 +23,25 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// Credentials for the provider of this name, the part of a model's name before the colon. `openai` and
+    /// Creates credentials for the provider with this name, which is the part of a model's name before the colon. `openai` and
     /// `openai_responses` are two providers: if models of both are used, give credentials for each.
     pub fn new(provider: impl Into<String>) -> Self {
         Self { provider: provider.into(), api_key: None, headers: BTreeMap::new() }
     }
 
-    /// The same credentials with this API key. It wins over the registry's key; an empty one is ignored.
+    /// Sets the API key. It takes precedence over the registry's key. An empty key is ignored.
     pub fn with_api_key(mut self, key: impl Into<Secret>) -> Self {
         self.api_key = Some(key.into()).filter(|key| !key.reveal().is_empty());
         self
     }
 
-    /// The same credentials with this HTTP header. A header of the same name that was added before is replaced.
+    /// Sets an HTTP header. It replaces a header with the same name.
     pub fn with_header(mut self, name: impl Into<String>, value: impl Into<Secret>) -> Self {
         self.headers.insert(name.into(), value.into());
         self
     }
 
-    /// The name of the provider that gets them.
+    /// Returns the name of the provider that receives the credentials.
     pub fn provider(&self) -> &str {
         &self.provider
     }

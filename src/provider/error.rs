@@ -4,43 +4,43 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{names, source_after};
 
-/// What went wrong between us and a model service.
+/// The kind of a failure of a request to a model service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// No key, a wrong one, or one without the right.
+    /// The API key is missing, wrong, or lacks permission.
     Auth,
-    /// Too many requests; `retry_after` says when to come back, if the service told.
+    /// Too many requests. `retry_after` has the delay that the service requested, if any.
     RateLimit,
-    /// The account has nothing left to spend; waiting does not help.
+    /// The account's quota or credit is used up. Waiting does not help.
     Quota,
     /// The service is overloaded.
     Overloaded,
-    /// The service, or this crate before it, refused the request as it is.
+    /// The service, or this crate before sending, rejected the request.
     InvalidRequest,
     /// The conversation is longer than the model's context.
     ContextTooLong,
-    /// The model or the service can't do what was asked.
+    /// The model or the service does not support the request.
     Unsupported,
-    /// Something took longer than its limit.
+    /// A time limit was exceeded.
     Timeout,
     /// The connection failed.
     Transport,
-    /// The service sent what its format does not allow, or more than the limits do.
+    /// The service sent data that its wire format does not allow, or more data than the limits allow.
     Decoding,
-    /// The stream ended before the answer did.
+    /// The stream ended before the response was complete.
     Truncated,
-    /// The answer does not have the shape that was asked for.
+    /// The response does not fit the output schema.
     Output,
-    /// A backend did what its contract forbids; the cause says what.
+    /// A backend broke its contract. The cause has the details.
     Contract,
     /// The service failed.
     Service,
 }
 
 impl ErrorKind {
-    /// Whether the same request may succeed if it is sent again.
+    /// Returns whether the same request may succeed if it is sent again.
     pub fn is_transient(self) -> bool {
         match self {
             Self::RateLimit
@@ -82,27 +82,27 @@ impl fmt::Display for ErrorKind {
     }
 }
 
-/// A request to a model service failed.
+/// The error of a failed request to a model service.
 ///
-/// Endpoints keep keys out of it: what a service echoes of one is replaced, see [`Secret::scrub`].
+/// Endpoints remove API keys from it: if a service echoes a key, the key is replaced (see [`Secret::scrub`]).
 ///
 /// [`Secret::scrub`]: super::Secret::scrub
 #[derive(Clone, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ProviderError {
-    /// What went wrong.
+    /// The kind of the failure.
     pub kind: ErrorKind,
-    /// In words, with what to do about it where that is known.
+    /// A message in words, with advice where possible.
     pub message: String,
     /// Whether the same request may succeed if it is sent again.
     pub retryable: bool,
-    /// How long the service asked to wait.
+    /// The delay that the service requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry_after: Option<Duration>,
-    /// The HTTP status, if there was an answer.
+    /// The HTTP status, if there was a response.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<u16>,
-    /// The answer's body or the error event, cut to [`BODY_LIMIT`](Self::BODY_LIMIT).
+    /// The response's body or the error event, truncated to [`BODY_LIMIT`](Self::BODY_LIMIT).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub body: Option<String>,
     /// The service's id of the request, for its support.
@@ -113,10 +113,10 @@ pub struct ProviderError {
 }
 
 impl ProviderError {
-    /// Bytes of a body that an error keeps.
+    /// The maximum number of bytes of a body that an error keeps.
     pub const BODY_LIMIT: usize = 8 * 1024;
 
-    /// An error that can be retried if its kind is transient.
+    /// Creates an error that is retryable if its kind is transient.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self {
             kind,
@@ -130,8 +130,8 @@ impl ProviderError {
         }
     }
 
-    /// The same error with its cause. Unless the message names the cause already, its sentence is appended: an error
-    /// that was stored and read again has nothing but its message.
+    /// Adds the cause. Unless the message already contains the cause's text, the text is appended, because an error that was
+    /// stored and read again consists of its message alone.
     pub fn with_source(mut self, source: impl Error + Send + Sync + 'static) -> Self {
         if !names(&self.message, &source) {
             let separator = if self.message.is_empty() { "" } else { ": " };
@@ -141,39 +141,39 @@ impl ProviderError {
         self
     }
 
-    /// The error that caused this one, as it was given to [`with_source`](Self::with_source). Its sentence is part of
-    /// the message, so [`source`](Error::source) returns the causes below it.
+    /// Returns the cause given to [`with_source`](Self::with_source). Its text is part of the message, so
+    /// [`source`](Error::source) returns the causes below it.
     pub fn cause(&self) -> Option<&(dyn Error + Send + Sync + 'static)> {
         self.source.as_deref()
     }
 
-    /// The same error with the HTTP status of the answer.
+    /// Sets the HTTP status of the response.
     pub fn with_status(mut self, status: u16) -> Self {
         self.status = Some(status);
         self
     }
 
-    /// The same error with the answer's body, cut at a character to at most [`Self::BODY_LIMIT`] bytes.
+    /// Sets the response's body, truncated at a character to at most [`Self::BODY_LIMIT`] bytes.
     pub fn with_body(mut self, body: &str) -> Self {
         let end = body.floor_char_boundary(Self::BODY_LIMIT);
         self.body = Some(body[..end].to_owned());
         self
     }
 
-    /// The same error with the wait that the service asked for, if it did.
+    /// Sets the delay that the service requested.
     pub fn with_retry_after(mut self, wait: Option<Duration>) -> Self {
         self.retry_after = wait;
         self
     }
 
-    /// The same error with the service's id of the request, if it gave one.
+    /// Sets the service's id of the request.
     pub fn with_request_id(mut self, id: Option<String>) -> Self {
         self.request_id = id;
         self
     }
 
-    /// The same error without secrets, wherever the service echoed one. A cause whose text holds one is left out,
-    /// since its text can't be changed.
+    /// Removes secrets that the service has echoed. A cause whose text contains a secret is dropped, since its text can't be
+    /// changed.
     #[cfg(feature = "http")]
     pub(crate) fn scrubbed(mut self, scrubber: &super::Scrubber) -> Self {
         self.message = scrubber.scrub(&self.message).into_owned();
@@ -183,7 +183,7 @@ impl ProviderError {
         self
     }
 
-    /// The same error, retryable or not, whatever its kind.
+    /// Sets whether the error is retryable, independent of its kind.
     pub fn with_retryable(mut self, retryable: bool) -> Self {
         self.retryable = retryable;
         self
@@ -204,7 +204,7 @@ impl fmt::Display for ProviderError {
 }
 
 impl Error for ProviderError {
-    /// The part of the cause's chain that the message does not include.
+    /// Returns the part of the cause's chain that the message does not contain.
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         source_after(&self.message, self.source.as_deref()?)
     }

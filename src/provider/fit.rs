@@ -1,4 +1,4 @@
-//! Makes a request fit its model, as far as the model is known: what it can't take is refused or replaced before
+//! Makes a request fit its model, as far as facts about the model are known. Unsupported parts are rejected or replaced before
 //! anything is sent.
 
 use std::sync::Arc;
@@ -9,12 +9,12 @@ use crate::{
     tool::ToolSet,
 };
 
-/// Changes `request` to what its model takes, and tells what was asked for and could not be honoured.
+/// Changes `request` to fit its model, and returns warnings about parts that could not be honoured.
 ///
 /// # Errors
 ///
-/// [`ErrorKind::Unsupported`] for tools that the model can't use, unless the options say that none may be used; and for an
-/// attachment that the model does not take, unless they ask for a placeholder.
+/// [`ErrorKind::Unsupported`] for tools that the model can't use, unless the options forbid tool use; and for an attachment that
+/// the model does not accept, unless the options ask for a placeholder.
 pub(super) fn fit(request: &mut Request) -> Result<Vec<String>, ProviderError> {
     let Some(info) = request.model_info.clone() else {
         return Ok(Vec::new());
@@ -24,7 +24,7 @@ pub(super) fn fit(request: &mut Request) -> Result<Vec<String>, ProviderError> {
     Ok([thinking(request, &info), max_tokens(request, &info)].into_iter().flatten().collect())
 }
 
-/// Services refuse tools for a model that can't use them. What is to be done without, the application knows alone.
+/// Services reject tools for a model that can't use them. Only the application can decide how to continue without them.
 fn tools(request: &mut Request, info: &ModelInfo) -> Result<(), ProviderError> {
     if info.tools != Some(false) || request.tools.is_empty() {
         return Ok(());
@@ -37,7 +37,7 @@ fn tools(request: &mut Request, info: &ModelInfo) -> Result<(), ProviderError> {
     Err(ProviderError::new(ErrorKind::Unsupported, message))
 }
 
-/// Services refuse to let a model think that can't.
+/// Services reject thinking for a model that can't think.
 fn thinking(request: &mut Request, info: &ModelInfo) -> Option<String> {
     let mode = request.options.thinking().filter(|_| info.thinking == Some(false))?;
     request.options.set_thinking(None);
@@ -45,7 +45,7 @@ fn thinking(request: &mut Request, info: &ModelInfo) -> Option<String> {
     (!off).then(|| format!("{} does not think; the thinking option is left out", request.model))
 }
 
-/// Services refuse to be asked for longer answers than a model can give.
+/// Services reject a token limit above the model's limit.
 fn max_tokens(request: &mut Request, info: &ModelInfo) -> Option<String> {
     let limit = u32::try_from(info.output_limit?).ok()?;
     if request.options.max_tokens()? <= limit {
@@ -96,7 +96,7 @@ fn attachments(request: &mut Request, info: &ModelInfo) -> Result<(), ProviderEr
     Ok(())
 }
 
-/// The attachments of a message, those in tool results too.
+/// Returns the attachments of a message, including those in tool results.
 fn of(message: &Message) -> impl Iterator<Item = &Attachment> {
     let own = message.content.iter().filter_map(|content| match content {
         Content::Attachment(attachment) => Some(attachment),

@@ -1,10 +1,10 @@
-//! Halves of characters. Services and programs whose strings are UTF-16 may cut a text between the two halves of a
-//! character. Each half then arrives as an escape of its own, `\uD83D` and `\uDE00`, perhaps in two events, and a JSON
-//! reader refuses both.
+//! Halves of characters. Services and programs with UTF-16 strings may cut a text between the two halves (surrogates) of a
+//! character. Each half then arrives as a separate escape, `\uD83D` and `\uDE00`, perhaps in two events, and a JSON reader
+//! rejects both.
 //!
-//! [`marked`] rewrites such JSON so that it can be read, and keeps each half as a mark. Only the deltas tell which text
-//! continues which, so [`Halves`] resolves the marks there: two halves become a character if the second one continues
-//! the text that the first one ended. A half alone becomes U+FFFD at its place.
+//! [`marked`] rewrites such JSON so that it can be read, and keeps each half as a mark. Only the deltas show which
+//! text continues which, so [`Halves`] resolves the marks there. Two halves become a character if the second one continues the
+//! text that ended with the first one. A single half becomes U+FFFD at its position.
 
 use std::collections::HashMap;
 
@@ -12,14 +12,14 @@ use serde_json::{Map, Value};
 
 use super::{BlockStart, Delta, Part, ProviderError, StopReason};
 
-/// The first character of a mark: a noncharacter, which no text may hold. The second one stands for the half.
+/// The first character of a mark: a noncharacter, which is not allowed in text. The second one encodes the half.
 const MARK: char = '\u{10FFFF}';
-/// The second character of a mark is this far above the half, in the last plane for private use.
+/// The offset from the half to the second character of a mark, which is in the last plane for private use.
 const PLANE: u32 = 0x10_0000;
-/// Bytes of an escape: `\uXXXX`.
+/// The number of bytes of an escape: `\uXXXX`.
 const ESCAPE: usize = 6;
 
-/// The JSON text with a mark in place of each half that is alone. `None` if there is none.
+/// Returns the JSON text with a mark instead of each single half. `None` if there are no single halves.
 pub(in crate::provider) fn marked(json: &str) -> Option<String> {
     let mut marked = String::new();
     let mut copied = 0;
@@ -48,11 +48,11 @@ pub(in crate::provider) fn marked(json: &str) -> Option<String> {
     (copied > 0).then(|| marked + &json[copied..])
 }
 
-/// Reads JSON text in which halves may be alone. Halves that meet in a text become a character, others U+FFFD.
+/// Parses JSON text that may contain single halves. Two adjacent halves become a character, others U+FFFD.
 ///
 /// # Errors
 ///
-/// The text is not JSON, whatever becomes of its halves.
+/// Fails if the text is not JSON, independent of its halves.
 pub(in crate::provider) fn read(json: &str) -> serde_json::Result<Value> {
     serde_json::from_str(json).or_else(|error| {
         let mut value = serde_json::from_str(&marked(json).ok_or(error)?)?;
@@ -61,24 +61,24 @@ pub(in crate::provider) fn read(json: &str) -> serde_json::Result<Value> {
     })
 }
 
-/// The JSON text with U+FFFD in place of each half that is alone. `None` if each half has its other half.
+/// Returns the JSON text with U+FFFD instead of each single half. `None` if there are no single halves.
 pub(in crate::provider) fn replaced(json: &str) -> Option<String> {
     let mut replaced = marked(json)?;
     resolve_text(&mut replaced);
     Some(replaced)
 }
 
-/// Resolves the marks in the deltas of one answer.
+/// Resolves the marks in the deltas of one response.
 #[derive(Debug, Default)]
 pub(in crate::provider) struct Halves {
-    /// Whether there was a half alone. Before that, deltas are passed on without a look.
+    /// Whether a single half has occurred. Before that, deltas are forwarded without a check.
     found: bool,
-    /// The first halves that ended a text so far, by block.
+    /// The first halves at the ends of texts, by block.
     open: HashMap<usize, (Kind, Half)>,
 }
 
 impl Halves {
-    /// The JSON text of an event with a [mark](marked) in place of each half that is alone. `None` if there is none.
+    /// Returns the JSON text of an event with a [mark](marked) instead of each single half. `None` if there are no single halves.
     pub(in crate::provider) fn mark(&mut self, json: &str) -> Option<String> {
         let marked = marked(json)?;
         self.found = true;
@@ -118,7 +118,7 @@ impl Halves {
         }
     }
 
-    /// Nothing follows: each half that waits becomes U+FFFD.
+    /// Ends the response: each waiting half becomes U+FFFD.
     pub(in crate::provider) fn finish(&mut self, deltas: &mut Vec<Delta>) {
         let mut open: Vec<usize> = self.open.keys().copied().collect();
         open.sort_unstable();
@@ -127,7 +127,7 @@ impl Halves {
         }
     }
 
-    /// The error with U+FFFD in place of each mark.
+    /// Returns the error with U+FFFD instead of each mark.
     pub(in crate::provider) fn resolve_error(&self, mut error: ProviderError) -> ProviderError {
         if self.found {
             resolve_text(&mut error.message);
@@ -160,7 +160,7 @@ impl Halves {
         }
     }
 
-    /// No continuation came for the half that waits in this block, if there is one.
+    /// Replaces the half that waits in this block, because no continuation followed.
     fn give_up(&mut self, index: usize, deltas: &mut Vec<Delta>) {
         if let Some((kind, _)) = self.open.remove(&index) {
             let part = kind.part(char::REPLACEMENT_CHARACTER.to_string());
@@ -169,7 +169,7 @@ impl Halves {
     }
 }
 
-/// The kinds of text that a block grows by.
+/// The kinds of text by which a block is extended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Text,
@@ -194,7 +194,7 @@ impl Kind {
 pub(in crate::provider) struct Half(u16);
 
 impl Half {
-    /// The half that the escape at this place means, if it means one.
+    /// Returns the half that is escaped at this position, if any.
     fn escaped(json: &str, at: usize) -> Option<Self> {
         let digits = json.get(at..at + ESCAPE)?.strip_prefix("\\u")?;
         let unit = digits.bytes().all(|digit| digit.is_ascii_hexdigit()).then_some(digits)?;
@@ -202,12 +202,12 @@ impl Half {
         (0xD800..=0xDFFF).contains(&unit).then_some(Self(unit))
     }
 
-    /// The second character of its mark.
+    /// Returns the second character of the half's mark.
     fn mark(self) -> char {
         char::from_u32(PLANE + u32::from(self.0)).unwrap_or(char::REPLACEMENT_CHARACTER)
     }
 
-    /// The half that the second character of a mark stands for.
+    /// Returns the half that the second character of a mark encodes.
     fn of_mark(mark: char) -> Option<Self> {
         let unit = u16::try_from(u32::from(mark).checked_sub(PLANE)?).ok()?;
         (0xD800..=0xDFFF).contains(&unit).then_some(Self(unit))
@@ -217,13 +217,13 @@ impl Half {
         self.0 < 0xDC00
     }
 
-    /// The character that the two are, if they are one.
+    /// Returns the character of the two halves if they form one.
     fn joined(self, second: Self) -> Option<char> {
         char::decode_utf16([self.0, second.0]).next()?.ok()
     }
 }
 
-/// The text without marks, and the first half that it ends with. `before` is the half that the text before it ended with.
+/// Returns the text without marks, and the first half at its end. `before` is the half at the end of the preceding text.
 pub(in crate::provider) fn resolved(before: Option<Half>, text: String) -> (String, Option<Half>) {
     if before.is_none() && !text.contains(MARK) {
         return (text, None);

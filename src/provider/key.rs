@@ -2,7 +2,7 @@ use std::{fmt, sync::Arc};
 
 use super::Secret;
 
-/// Where a key comes from that somebody gave: never shown, never stored.
+/// The source of a key that was given to a registry. It is never shown and never stored.
 #[derive(Clone)]
 pub(super) enum KeySource {
     Value(Secret),
@@ -14,7 +14,7 @@ impl KeySource {
         Self::Function(Arc::new(key))
     }
 
-    /// The key, as it is now. An empty one is none.
+    /// Returns the current key. An empty key counts as unset.
     pub(super) fn key(&self) -> Option<Secret> {
         let key = match self {
             Self::Value(key) => Some(key.clone()),

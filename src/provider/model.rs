@@ -17,7 +17,7 @@ use crate::message::{Content, Timestamp, Usage};
 
 /// A model, together with the provider that serves it. Cheap to clone.
 ///
-/// Get one from a [`Registry`](super::Registry) by its name, or make one for a provider of your own.
+/// Get a model from a [`Registry`](super::Registry) by its name, or create one for a custom provider.
 #[derive(Clone)]
 pub struct Model(Arc<Inner>);
 
@@ -25,24 +25,24 @@ struct Inner {
     name: String,
     id: Arc<str>,
     provider: Arc<dyn Provider>,
-    /// The registry's; the built-in one if unset.
+    /// The registry's catalogue, or the built-in one if unset.
     catalogue: Option<Arc<Catalogue>>,
-    /// Looked up when it is first asked for.
+    /// The facts about the model, looked up at the first use.
     info: OnceLock<Option<Arc<ModelInfo>>>,
-    /// The registry's.
+    /// The registry's key.
     key: Option<KeySource>,
-    /// The saved name that could not be resolved, if this is the model used in its place.
+    /// The saved name that could not be resolved, if this model is its fallback.
     fallback_for: Option<Box<str>>,
     retry: Option<Box<RetryPolicy>>,
 }
 
 impl Model {
-    /// The model `id` as `provider` serves it.
+    /// Creates the model `id` of `provider`.
     pub fn new(provider: Arc<dyn Provider>, id: impl Into<Arc<str>>) -> Self {
         Self::of_registry(provider, id.into(), None, None)
     }
 
-    /// A model that knows what its registry knows.
+    /// Creates a model with its registry's catalogue and key.
     pub(super) fn of_registry(
         provider: Arc<dyn Provider>,
         id: Arc<str>,
@@ -54,14 +54,14 @@ impl Model {
         Self(Arc::new(Inner { name, id, provider, catalogue, info, key, fallback_for: None, retry: None }))
     }
 
-    /// The model of this name, `provider:id`, if its provider is the one that serves this model.
+    /// Returns the model with this name (`provider:id`) if the provider also serves this model.
     pub(crate) fn of_same_provider(&self, name: &str) -> Option<Self> {
         let Inner { provider, catalogue, key, .. } = &*self.0;
         let (_, id) = split(name).filter(|(named, _)| *named == self.provider_name())?;
         Some(Self::of_registry(Arc::clone(provider), id.into(), catalogue.clone(), key.clone()))
     }
 
-    /// The same model, used in place of a saved one that could not be resolved.
+    /// Marks this model as the fallback for a saved name that could not be resolved.
     pub(crate) fn as_fallback_for(&self, saved: &str) -> Self {
         Self(Arc::new(Inner { fallback_for: Some(saved.into()), ..self.0.copied() }))
     }
@@ -83,23 +83,23 @@ impl Model {
         self.0.retry.as_deref().copied().unwrap_or_default()
     }
 
-    /// The full name, `provider:id`.
+    /// Returns the full name, `provider:id`.
     pub fn name(&self) -> &str {
         &self.0.name
     }
 
-    /// The saved model's name, if that name could not be resolved and this model is used in its place. A session keeps
-    /// the saved name in its store until another model is chosen; the same one, chosen anew, counts as another.
+    /// Returns the saved model's name if that name could not be resolved and this model is its fallback. A session keeps the saved
+    /// name in its store until another model is chosen. Choosing the same model again counts as another choice.
     pub fn fallback_for(&self) -> Option<&str> {
         self.0.fallback_for.as_deref()
     }
 
-    /// The name to save: the own one, or that of the model in whose place this one is used.
+    /// Returns the name to save: the model's name, or the name that it is the fallback for.
     pub(crate) fn saved_name(&self) -> &str {
         self.fallback_for().unwrap_or_else(|| self.name())
     }
 
-    /// The provider's name, the part before the id.
+    /// Returns the provider's name, which is the part before the id.
     pub(crate) fn provider_name(&self) -> &str {
         self.0.name.strip_suffix(&*self.0.id).and_then(|name| name.strip_suffix(':')).unwrap_or_default()
     }
@@ -114,8 +114,8 @@ impl Model {
         &self.0.provider
     }
 
-    /// What is known of it: what [`Catalogue::find`] knows of its id. The catalogue is the registry's, or the
-    /// built-in one.
+    /// Returns the facts about the model: the result of [`Catalogue::find`] for its id, in the registry's catalogue or the built-in
+    /// one.
     pub fn info(&self) -> Option<&Arc<ModelInfo>> {
         self.0.info.get_or_init(|| self.find(&self.0.id)).as_ref()
     }
@@ -125,8 +125,7 @@ impl Model {
         catalogue.find(self.0.provider.name(), id)
     }
 
-    /// Puts into `request`, which may be for another id of the same provider, what is known of its model, and
-    /// where its key is.
+    /// Adds the facts about the model and the source of its key to `request`, which may be for another id of the same provider.
     pub(crate) fn complete(&self, request: &mut Request) {
         if request.model_info.is_none() {
             let same = request.model == self.0.id;
@@ -150,8 +149,8 @@ impl Model {
         self.retry_policy().stream(Arc::clone(&self.0.provider), request, RequestContext::detached())
     }
 
-    /// Streams the text of the answer to one request, without thinking and all else. It ends without an
-    /// error only if the answer did.
+    /// Streams the text of the response to one request, without thinking and other content. It ends without an error only if the
+    /// response did.
     pub fn stream_text(
         &self,
         request: Request,
@@ -179,9 +178,9 @@ impl Model {
 
     /// Returns the complete response to one request.
     ///
-    /// Tools in the request are declared to the model, and the answer has the uses that the model asks for, but no tool is
+    /// Tools in the request are declared to the model, and the response contains the model's tool uses, but no tool is
     /// run. To run tools until the model needs no more of them, start an agent and [`ask`](crate::agent::Agent::ask) it. An
-    /// agent that is dropped after one answer leaves nothing behind:
+    /// agent that is dropped after one response leaves nothing behind:
     ///
     /// ```
     /// # #[cfg(feature = "test-util")]
@@ -208,8 +207,7 @@ impl Model {
     ///
     /// # Errors
     ///
-    /// Why there is no whole answer: what the service, the way to it or [`Model::stream`] refused, or
-    /// [`ErrorKind::Truncated`].
+    /// The errors of the service, of the connection and of [`Model::stream`], and [`ErrorKind::Truncated`].
     ///
     /// # Cancel safety
     ///
@@ -223,10 +221,10 @@ impl Model {
         fold.finish(Timestamp::now())
     }
 
-    /// The answer to one request as a value of a Rust type: under the request's output schema, or that of the type
-    /// if it has none. The second value is the whole answer that the value was read from; its usage includes that of the
-    /// answers before it that did not fit. An answer that does not fit is asked for again, as often as
-    /// [`Options::output_retries`](super::Options::output_retries) says, unless it was cut or refused.
+    /// Returns the response to one request as a value of a Rust type. The output schema is the request's, or that of the type if
+    /// the request has none. The second value is the whole response; its usage includes earlier responses that did not fit. A
+    /// response that does not fit is requested again up to
+    /// [`Options::output_retries`](super::Options::output_retries) times, unless it was truncated or refused.
     ///
     /// ```
     /// # #[cfg(feature = "test-util")]
@@ -255,8 +253,8 @@ impl Model {
     /// # Errors
     ///
     /// As [`generate`](Model::generate); [`ErrorKind::InvalidRequest`] if the output schema is unusable;
-    /// [`ErrorKind::Output`] if the last answer does not fit, with its text as the body. Tools are not run: an
-    /// answer that uses some does not fit.
+    /// [`ErrorKind::Output`] if the last response does not fit, with its text as the body. Tools are not run, so a response that
+    /// uses tools does not fit.
     ///
     /// # Cancel safety
     ///
@@ -316,7 +314,7 @@ impl Inner {
 }
 
 impl PartialEq for Model {
-    /// The same name at the same provider instance.
+    /// Compares the name and the provider instance.
     fn eq(&self, other: &Self) -> bool {
         self.0.name == other.0.name && Arc::ptr_eq(&self.0.provider, &other.0.provider)
     }

@@ -7,14 +7,14 @@ use serde_json::{Map, Value};
 use super::Secret;
 use crate::tool::Schema;
 
-/// How to answer. What is `None` is the service's own default.
+/// Settings of a response. `None` means the service's default.
 ///
 /// Each option has a method that returns it, a setter that takes and returns the options (`with_`), and one that changes
 /// them in place (`set_`). Options are cheap to clone, since clones share their contents until one is changed. Empty
 /// options take the size of a pointer.
 ///
-/// What a service can't honour is mapped to its nearest, and reported in the response's warnings. Neither
-/// the key nor headers are ever serialised, and their values are never shown.
+/// If a service does not support a setting, the nearest supported one is sent, and the response's warnings report it. The key and
+/// headers are never serialised, and their values are never shown.
 ///
 /// ```
 /// use omni_agent::provider::{Effort, Options};
@@ -30,8 +30,8 @@ use crate::tool::Schema;
 /// assert_eq!(hurried.max_tokens(), Some(100));
 /// assert_eq!(hurried.stop_sequences(), options.stop_sequences());
 /// ```
-// An agent keeps its options for life, and each prompt brings its own, nearly always empty: in place, the
-// fields would take some 350 bytes in every one of them, and be moved with it.
+// An agent keeps its options for life, and each prompt has options, which are nearly always empty. Stored inline, the fields
+// would take about 350 bytes in each of them and be moved with it.
 #[derive(Clone, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Options(#[serde(with = "shared")] Option<Arc<OptionFields>>);
@@ -58,7 +58,7 @@ impl fmt::Debug for Options {
     }
 }
 
-/// The fields as they are written down, whether they are shared or not.
+/// The serialised form of the fields.
 mod shared {
     use super::{Arc, Deserialize, Deserializer, OptionFields, Serialize, Serializer};
 
@@ -86,7 +86,7 @@ macro_rules! options {
         pub(crate) struct $name { $($(#[serde($serde)])? pub(crate) $field: Option<$type>,)+ }
 
         impl $name {
-            /// No option is set.
+            /// Options without any setting.
             const NONE: Self = Self { $($field: None,)+ };
         }
 
@@ -106,7 +106,7 @@ macro_rules! options {
                 }
             )+
 
-            /// Returns these options with each that `over` sets in its place, whole: nothing is merged.
+            /// Returns these options, with each option that `over` sets replaced by that of `over`. Values are not merged.
             pub fn overlaid(&self, over: &Self) -> Self {
                 if over.0.is_none() {
                     return self.clone();
@@ -140,74 +140,73 @@ options! {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 struct OptionFields {
-    /// The most tokens to generate, reasoning included.
+    /// The maximum number of generated tokens, including reasoning.
     #[serde(skip_serializing_if = "Option::is_none")]
     max_tokens(set_max_tokens) -> value u32 = with_max_tokens(count: u32) => count;
-    /// Sampling temperature.
+    /// The sampling temperature.
     #[serde(skip_serializing_if = "Option::is_none")]
     temperature(set_temperature) -> value f64 = with_temperature(temperature: f64) => temperature;
-    /// Nucleus sampling: the share of likely tokens to choose from.
+    /// The share of likely tokens to choose from (nucleus sampling).
     #[serde(skip_serializing_if = "Option::is_none")]
     top_p(set_top_p) -> value f64 = with_top_p(share: f64) => share;
-    /// Texts that end the answer when the model writes one.
+    /// Texts that end the response when the model writes one of them.
     #[serde(skip_serializing_if = "Option::is_none")]
     stop_sequences(set_stop_sequences) -> reference Vec<String> =
         with_stop_sequences(texts: impl IntoIterator<Item = impl Into<String>>) => texts.into_iter().map(Into::into).collect();
-    /// How much to reason.
+    /// The amount of reasoning.
     #[serde(skip_serializing_if = "Option::is_none")]
     thinking(set_thinking) -> value ThinkingMode = with_thinking(mode: impl Into<ThinkingMode>) => mode.into();
-    /// Which tools may or must be used.
+    /// The tools that may or must be used.
     #[serde(skip_serializing_if = "Option::is_none")]
     tool_choice(set_tool_choice) -> reference ToolChoice = with_tool_choice(choice: ToolChoice) => choice;
-    /// For how long the service should keep the prompt for the next request.
+    /// The time for which the service should cache the prompt for the next request.
     #[serde(skip_serializing_if = "Option::is_none")]
     cache(set_cache) -> value CacheHint = with_cache(hint: CacheHint) => hint;
-    /// The shape that the answer's text must have.
+    /// The schema of the response's text.
     #[serde(skip_serializing_if = "Option::is_none")]
     output(set_output) -> reference OutputSchema = with_output(schema: OutputSchema) => schema;
-    /// How often an answer that does not have that shape is asked for again: the answer and what is wrong with it go
-    /// into the next request, and into no history. 3 if unset.
+    /// The maximum number of times that a response that does not fit the output schema is requested again. The response and its
+    /// errors are sent with the next request and are not added to the history. 3 if unset.
     #[serde(skip_serializing_if = "Option::is_none")]
     output_retries(set_output_retries) -> value u32 = with_output_retries(count: u32) => count;
-    /// The application's labels, sent to services that take some.
+    /// The application's labels, sent to services that accept them.
     #[serde(skip_serializing_if = "Option::is_none")]
     metadata(set_metadata) -> reference Map<String, Value> =
         with_metadata(labels: impl IntoIterator<Item = (impl Into<String>, impl Into<Value>)>) => members(labels);
-    /// A limit for the whole exchange, retries included.
+    /// The time limit of the whole exchange, including retries.
     #[serde(skip_serializing_if = "Option::is_none")]
     timeout(set_timeout) -> value Duration = with_timeout(limit: Duration) => limit;
-    /// How often a request is repeated that failed before it brought content. 2 if unset.
+    /// The maximum number of repetitions of a request that failed before its first content. 2 if unset.
     #[serde(skip_serializing_if = "Option::is_none")]
     max_retries(set_max_retries) -> value u32 = with_max_retries(count: u32) => count;
-    /// What becomes of an attachment that the model can't take.
+    /// The treatment of an attachment that the model does not accept.
     #[serde(skip_serializing_if = "Option::is_none")]
     unsupported_attachment(set_unsupported_attachment) -> value UnsupportedAttachment =
         with_unsupported_attachment(fate: UnsupportedAttachment) => fate;
-    /// Members laid over the request's JSON body, for what these options do not name: objects are merged,
-    /// everything else is replaced.
+    /// Members that are laid over the request's JSON body, for settings without an option here. Objects are merged, other values
+    /// replaced.
     #[serde(skip_serializing_if = "Option::is_none")]
     extra(set_extra) -> reference Map<String, Value> =
         with_extra(body: impl IntoIterator<Item = (impl Into<String>, impl Into<Value>)>) => members(body);
-    /// Settings for the session of a [backend](super::backend), the folder that it works in for example. The
-    /// backend gets them in [`SessionOptions::settings`](super::backend::SessionOptions::settings) when its session is
+    /// Settings for the session of a [backend](super::backend), such as its working folder. The backend
+    /// receives them in [`SessionOptions::settings`](super::backend::SessionOptions::settings) when its session is
     /// started, resumed or forked, so set them for the agent and not for one prompt. Model services ignore them. They are
     /// saved with the conversation, so secrets do not belong here.
     #[serde(skip_serializing_if = "Option::is_none")]
     backend(set_backend) -> reference Map<String, Value> =
         with_backend(settings: impl IntoIterator<Item = (impl Into<String>, impl Into<Value>)>) => members(settings);
-    /// The API key, in place of the registry's. Never serialised. An agent sends it to the provider alone whose model
-    /// was in force when it was set.
+    /// The API key, instead of the registry's key. It is never serialised. An agent sends it only to the provider whose model was
+    /// in force when the key was set.
     #[serde(skip)]
     api_key(set_api_key) -> reference Secret = with_api_key(key: impl Into<Secret>) => key.into();
-    /// More HTTP headers. Never serialised; their values are secret, and go where the key goes.
+    /// Additional HTTP headers. They are never serialised. Their values are secret and are only sent where the key is sent.
     #[serde(skip)]
     headers(set_headers) -> reference BTreeMap<String, Secret> = with_headers(headers: BTreeMap<String, Secret>) => headers;
 }
 }
 
 impl Options {
-    /// The same options with this folder, in which the session of a backend works: the setting `folder` of
-    /// [`backend`](Self::backend). The other settings stay.
+    /// Sets the working folder of a backend's session: the setting `folder` of [`backend`](Self::backend). Other settings stay.
     pub fn with_folder(mut self, path: impl Into<String>) -> Self {
         self.fields_mut()
             .backend
@@ -216,7 +215,7 @@ impl Options {
         self
     }
 
-    /// The same options with this HTTP header beside the others, in place of one of exactly its name.
+    /// Adds an HTTP header. It replaces a header with exactly the same name.
     pub fn with_header(mut self, name: impl Into<String>, value: impl Into<Secret>) -> Self {
         self.fields_mut().headers.get_or_insert_default().insert(name.into(), value.into());
         self
@@ -224,22 +223,22 @@ impl Options {
 }
 
 impl Options {
-    /// Whether a key or headers are set, which are meant for one service.
+    /// Returns whether a key or headers are set, which are meant for one service.
     pub(crate) fn has_secrets(&self) -> bool {
         self.api_key().is_some() || self.headers().is_some()
     }
 
-    /// Whether the other options have the same key and headers.
+    /// Returns whether the other options have the same key and headers.
     pub(crate) fn shares_secrets(&self, other: &Self) -> bool {
         self.api_key() == other.api_key() && self.headers() == other.headers()
     }
 
-    /// Whether nothing is set but, perhaps, a key and headers.
+    /// Returns whether no setting is present except a key and headers.
     pub(crate) fn has_secrets_alone(&self) -> bool {
         self.clone().without_secrets().is_empty()
     }
 
-    /// The same options without key and headers.
+    /// Removes the key and headers.
     pub(crate) fn without_secrets(mut self) -> Self {
         if self.has_secrets() {
             let fields = self.fields_mut();
@@ -253,21 +252,21 @@ fn members(pairs: impl IntoIterator<Item = (impl Into<String>, impl Into<Value>)
     pairs.into_iter().map(|(key, value)| (key.into(), value.into())).collect()
 }
 
-/// How much a model reasons before it answers.
+/// The amount of reasoning before a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ThinkingMode {
-    /// Not at all, where that can be chosen.
+    /// No reasoning, if the model allows that.
     Off,
-    /// By level.
+    /// Reasoning at this level.
     Effort(Effort),
-    /// Up to this many tokens.
+    /// Reasoning with up to this many tokens.
     Budget(u32),
 }
 
 impl ThinkingMode {
-    /// Whether it asks for any: a budget of no tokens asks for none.
+    /// Returns whether any reasoning is requested. A budget of zero tokens requests none.
     pub const fn is_on(self) -> bool {
         !matches!(self, Self::Off | Self::Budget(0))
     }
@@ -292,33 +291,33 @@ pub enum Effort {
     Max,
 }
 
-/// Which tools a model may or must use.
+/// The tools that a model may or must use.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ToolChoice {
-    /// As it likes.
+    /// Any tools, if the model wants to.
     Auto,
-    /// None of them.
+    /// No tools.
     None,
-    /// At least one.
+    /// At least one tool.
     Required,
-    /// This one.
+    /// This tool.
     Tool(String),
 }
 
-/// For how long a service should keep the prompt for the next request.
+/// The time for which a service should cache the prompt for the next request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum CacheHint {
-    /// For minutes.
+    /// A few minutes.
     Short,
-    /// For an hour or longer.
+    /// An hour or longer.
     Long,
 }
 
-/// What becomes of an attachment that the model can't take.
+/// The treatment of an attachment that the model does not accept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -326,32 +325,32 @@ pub enum UnsupportedAttachment {
     /// The request fails before it is sent.
     #[default]
     Error,
-    /// A text that names the attachment goes in its place.
+    /// A text that names the attachment is sent instead.
     Placeholder,
 }
 
-/// The shape that an answer must have.
+/// The schema of a response.
 ///
-/// Any schema can be asked for, of objects and of other values. What a service has no word for is rewritten or said in
-/// another way: keywords that it refuses are left out, what may be absent may be null instead, a value that is
-/// no object is put into one, or the answer is asked for as the input of a tool. All of that is undone in the answer,
-/// which is then checked against the schema as it is here.
+/// Any schema is possible, of objects and of other values. If a service does not support the schema, it is rewritten: rejected
+/// keywords are removed, optional members become nullable, a value that is not an object is wrapped in one, or the
+/// response is requested as the input of a tool. These changes are reverted in the response, which is then checked
+/// against the original schema.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct OutputSchema {
-    /// A name for it, which some services demand: at most 64 letters, digits, `_` and `-`.
+    /// The schema's name, which some services require: at most 64 letters, digits, `_` and `-`.
     pub name: String,
     /// The JSON Schema.
     pub schema: Schema,
 }
 
 impl OutputSchema {
-    /// A named schema.
+    /// Creates an output schema with a name.
     pub fn new(name: impl Into<String>, schema: Schema) -> Self {
         Self { name: name.into(), schema }
     }
 
-    /// The schema of a Rust type, named like it.
+    /// Creates the output schema of a Rust type, with the type's name.
     pub fn of<T: JsonSchema>() -> Self {
         let allowed = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
         Self::new(T::schema_name().chars().map(allowed).take(64).collect::<String>(), Schema::of::<T>())

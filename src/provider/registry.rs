@@ -23,7 +23,7 @@ pub struct Registry(Arc<Contents>);
 struct Contents {
     providers: BTreeMap<String, Arc<dyn Provider>>,
     keys: BTreeMap<String, KeySource>,
-    /// The built-in one if unset.
+    /// The catalogue, or the built-in one if unset.
     catalogue: Option<Arc<Catalogue>>,
 }
 
@@ -53,7 +53,7 @@ fn list(known: &[String]) -> String {
     if known.is_empty() { "none".to_owned() } else { known.join(", ") }
 }
 
-/// The provider and the id in a model's name; `None` if the name is malformed.
+/// Splits a model's name into the provider and the id. `None` if the name is malformed.
 pub(super) fn split(name: &str) -> Option<(&str, &str)> {
     let well_formed = |part: &str| !part.is_empty() && part.trim() == part;
     name.split_once(':').filter(|(provider, id)| well_formed(provider) && well_formed(id))
@@ -64,35 +64,34 @@ impl Registry {
         Arc::make_mut(&mut self.0)
     }
 
-    /// A registry without any provider.
+    /// Creates a registry without providers.
     pub fn empty() -> Self {
         let contents = Contents { providers: BTreeMap::new(), keys: BTreeMap::new(), catalogue: None };
         Self(Arc::new(contents))
     }
 
-    /// The same registry with this provider under its own name, in place of one that had it.
+    /// Adds a provider under its name. It replaces a provider with the same name.
     pub fn with(mut self, provider: impl Provider) -> Self {
         self.register(Arc::new(provider));
         self
     }
 
-    /// Adds a provider under its own name, in place of one that had it. A name with a colon in it is never
-    /// found.
+    /// Adds a provider under its name. It replaces a provider with the same name. A name that contains a colon is never found.
     pub fn register(&mut self, provider: Arc<dyn Provider>) -> &mut Self {
         self.contents().providers.insert(provider.name().to_owned(), provider);
         self
     }
 
-    /// The same registry with a key for the provider of this name, whether it is registered already or not.
-    /// Models made from now on put it into [`Options::api_key`](super::Options::api_key) of requests that bring
-    /// none, as they go to the provider, in place of what the endpoint or the environment has. An empty one is none.
+    /// Sets a key for the provider with this name, which need not be registered yet. Models that are created afterwards use it as
+    /// [`Options::api_key`](super::Options::api_key) of requests without a key. It takes precedence over the keys of the
+    /// endpoint and the environment. An empty key counts as unset.
     pub fn with_key(mut self, provider: impl Into<String>, key: impl Into<Secret>) -> Self {
         self.contents().keys.insert(provider.into(), KeySource::Value(key.into()));
         self
     }
 
-    /// As [`Registry::with_key`], with a function that is asked for the key at each request. `None` sends on to
-    /// the endpoint and the environment. It must not block.
+    /// Like [`Registry::with_key`], with a function that returns the key for each request. If it returns `None`, the key of the
+    /// endpoint or the environment is used. The function must not block.
     pub fn with_key_from(
         mut self,
         provider: impl Into<String>,
@@ -102,18 +101,18 @@ impl Registry {
         self
     }
 
-    /// The same registry with this catalogue in place of the built-in one.
+    /// Sets the catalogue, instead of the built-in one.
     pub fn with_catalogue(mut self, catalogue: impl Into<Arc<Catalogue>>) -> Self {
         self.contents().catalogue = Some(catalogue.into());
         self
     }
 
-    /// What is known of models. Models that it does not know work all the same.
+    /// Returns the catalogue. Models that it does not contain work too.
     pub fn catalogue(&self) -> &Arc<Catalogue> {
         self.0.catalogue.as_ref().unwrap_or_else(|| Catalogue::built_in())
     }
 
-    /// The models of the registered providers that the catalogue knows, sorted by name.
+    /// Returns the catalogue's models of the registered providers, sorted by name.
     pub fn models(&self) -> impl Iterator<Item = Model> {
         self.0.providers.iter().flat_map(move |(name, provider)| {
             let known = self.catalogue().models_of(name);
@@ -126,21 +125,21 @@ impl Registry {
         Model::of_registry(Arc::clone(provider), id.into(), self.0.catalogue.clone(), key)
     }
 
-    /// The names of the providers, sorted.
+    /// Returns the names of the providers, sorted.
     pub fn providers(&self) -> impl Iterator<Item = &str> {
         self.0.providers.keys().map(String::as_str)
     }
 
-    /// The provider of this name.
+    /// Returns the provider with this name.
     pub fn provider(&self, name: &str) -> Option<&Arc<dyn Provider>> {
         self.0.providers.get(name)
     }
 
-    /// The model with this name, `provider:id`. Everything after the first colon is the id.
+    /// Returns the model with this name, `provider:id`. Everything after the first colon is the id.
     ///
     /// # Errors
     ///
-    /// The name has no colon, an empty part or space around a part, or its provider is not registered.
+    /// Fails if the name has no colon, an empty part or white space around a part, or if its provider is not registered.
     pub fn model(&self, name: &str) -> Result<Model, RegistryError> {
         let known = || self.providers().map(str::to_owned).collect();
         let Some((provider, id)) = split(name) else {
@@ -154,7 +153,7 @@ impl Registry {
 }
 
 impl Default for Registry {
-    /// All services that this build can reach.
+    /// Returns a registry with all services of this build.
     fn default() -> Self {
         #[cfg_attr(not(feature = "http"), expect(unused_mut, reason = "nothing to add without endpoints"))]
         let mut registry = Self::empty();

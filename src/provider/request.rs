@@ -8,7 +8,7 @@ use crate::{
     tool::ToolSet,
 };
 
-/// All that a model needs for one answer.
+/// The input of a model for one response.
 ///
 /// ```
 /// use omni_agent::provider::{Options, Request};
@@ -25,55 +25,54 @@ pub struct Request {
     pub model: Arc<str>,
     /// The system prompt.
     pub system: Option<Arc<str>>,
-    /// The conversation; sendable, as [`History::check_sendable`] says.
+    /// The conversation. It must pass [`History::check_sendable`].
     pub history: History,
-    /// The tools on offer.
+    /// The tools that the model may use.
     pub tools: ToolSet,
     /// How to answer.
     pub options: Options,
-    /// What is known of the model. Where nothing is given, [`Model`](super::Model) sets what its catalogue
-    /// knows.
+    /// Facts about the model. If unset, [`Model`](super::Model) sets the facts of its catalogue.
     pub model_info: Option<Arc<ModelInfo>>,
     /// The registry's key, for a request without one.
     pub(super) key: Option<KeySource>,
 }
 
 impl Request {
-    /// A request with this conversation and all else empty.
+    /// Creates a request with this conversation and nothing else.
     pub fn new(history: History) -> Self {
         Self { history, ..Self::default() }
     }
 
-    /// A request with one user message.
+    /// Creates a request with one user message.
     pub fn prompt(content: impl Into<Blocks>) -> Self {
         Self::new(History::from_iter([Message::user(content)]))
     }
 
-    /// The same request with a system prompt.
+    /// Sets the system prompt.
     pub fn with_system(mut self, system: impl Into<Arc<str>>) -> Self {
         self.system = Some(system.into());
         self
     }
 
-    /// The same request with tools.
+    /// Sets the tools.
     pub fn with_tools(mut self, tools: ToolSet) -> Self {
         self.tools = tools;
         self
     }
 
-    /// The same request with options.
+    /// Sets the options.
     pub fn with_options(mut self, options: Options) -> Self {
         self.options = options;
         self
     }
 
-    /// The same request with what is known of its model, in place of what a catalogue knows.
+    /// Sets the facts about the model, instead of those of a catalogue.
     pub fn with_model_info(mut self, info: impl Into<Arc<ModelInfo>>) -> Self {
         self.model_info = Some(info.into());
         self
     }
 
-    /// Puts the registry's key in the place of one that is missing.
+    /// Sets the registry's key if the request has none.
     pub(super) fn authorise(&mut self) {
         let given = self.options.api_key().is_some_and(|key| !key.reveal().is_empty());
         if let Some(key) = self.key.as_ref().filter(|_| !given).and_then(KeySource::key) {
@@ -81,10 +80,9 @@ impl Request {
         }
     }
 
-    /// The private state that a provider left with the conversation, under the name it chose: what it last
-    /// put into the [`provider_data`](super::MessageDelta::provider_data) of an answer that is part of this
-    /// history. It follows the conversation through branches, stores and restarts. O(1) if the last answer
-    /// has it, O(n) if none has.
+    /// Returns the private state that a provider has stored with the conversation under this name: the latest
+    /// [`provider_data`](super::MessageDelta::provider_data) of a response in this history. The state follows the conversation
+    /// through branches, stores and restarts. O(1) if the last response has it, O(n) if no response has it.
     pub fn private_state(&self, name: &str) -> Option<&Value> {
         let mut answers = self.history.iter().rev().filter(|message| message.role == Role::Assistant);
         answers.find_map(|message| message.provider_data.get(name))

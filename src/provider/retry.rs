@@ -17,18 +17,18 @@ use super::{
 };
 use crate::message::Usage;
 
-/// When a failed request is repeated: only before it brought content or asked for a decision, only if its error says that it can
-/// help, with exponential backoff and jitter, or when the service said. The figures are those of the official
-/// SDKs of Anthropic and OpenAI.
+/// The rules for repeating a failed request. A request is repeated only before its first content and before it has asked for a
+/// decision, and only if its error is retryable. The delay uses exponential backoff with jitter, or the time that the
+/// service requests. The default figures are those of the official SDKs of Anthropic and OpenAI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RetryPolicy {
-    /// How often a request is repeated.
+    /// The maximum number of repetitions of a request.
     pub max_retries: u32,
-    /// The first wait; doubled each time, less up to a quarter of jitter.
+    /// The first delay. It doubles with each repetition, minus up to a quarter of jitter.
     pub base_delay: Duration,
-    /// The longest wait of our own choice.
+    /// The longest delay by backoff.
     pub max_delay: Duration,
-    /// The longest wait that a service may ask for; a longer one is reported instead of waited for.
+    /// The longest delay that a service may request. A longer one is reported as the error instead.
     pub max_retry_after: Duration,
 }
 
@@ -44,7 +44,7 @@ impl Default for RetryPolicy {
 }
 
 impl RetryPolicy {
-    /// How long to wait before retry number `retry` (from 0), or `None` if the error is final.
+    /// Returns the delay before retry number `retry` (from 0), or `None` if the error is final.
     pub fn delay(&self, retry: u32, error: &ProviderError) -> Option<Duration> {
         if !error.retryable || retry >= self.max_retries {
             return None;
@@ -59,14 +59,13 @@ impl RetryPolicy {
         }
     }
 
-    /// Streams `provider`'s answer to `request` under this policy and the request's total timeout, which runs
-    /// from now on. A retry that could not begin within it is not waited for.
+    /// Streams `provider`'s response to `request` under this policy and the request's total timeout, which starts now. If a
+    /// retry could not start within the timeout, the stream fails at once.
     ///
-    /// What is known of the model, [`Request::model_info`], is minded: a request that the model can't take is made
-    /// to fit, which a warning says, or fails before it is sent, and the usage gets its cost where the service
-    /// does not tell it.
+    /// The facts about the model ([`Request::model_info`]) are applied: a request that the model does not support is changed to
+    /// fit, with a warning, or fails before it is sent. The usage gets its cost if the service does not report one.
     ///
-    /// Each repetition is announced by a [`Delta::Retry`]. Errors arrive as the stream's items; an error is the last one.
+    /// A [`Delta::Retry`] announces each repetition. Errors arrive as items of the stream. An error is the last item.
     pub fn stream(
         self,
         provider: Arc<dyn Provider>,
@@ -80,7 +79,7 @@ impl RetryPolicy {
         let priced = request.model_info.clone().filter(|info| info.price.is_some());
         let priced = priced.map(|info| Priced { info, cache: request.options.cache() });
         let policy = Self { max_retries: request.options.max_retries().unwrap_or(self.max_retries), ..self };
-        // Beyond what the clock can tell there is no limit.
+        // A timeout beyond the clock's range is unlimited.
         let limit = request.options.timeout().and_then(|timeout| {
             Some(Limit { timeout, deadline: Instant::now().checked_add(timeout)?, sleep: None })
         });
@@ -101,7 +100,7 @@ struct Attempts {
     policy: RetryPolicy,
     provider: Arc<dyn Provider>,
     request: Request,
-    /// How many attempts were repeated.
+    /// The number of repetitions so far.
     retries: u32,
 }
 
@@ -132,16 +131,16 @@ impl Attempts {
     }
 }
 
-/// An answer that has begun: what has arrived, and the rest.
+/// A response that has started: the deltas so far, and the rest of the stream.
 struct Begun {
     head: vec::IntoIter<Delta>,
     rest: DeltaStream,
 }
 
-/// Message data that is held back, at most, to see whether content follows.
+/// The maximum number of message data deltas that are held back until content follows.
 const MAX_HEAD: usize = 64;
 
-/// The answer once its first content has arrived, or its end.
+/// Returns the response once its first content or its end has arrived.
 async fn first_content(
     provider: &dyn Provider,
     request: Request,
@@ -169,22 +168,22 @@ async fn first_content(
 struct RetryStream {
     state: State,
     attempts: Attempts,
-    /// The options that the request could not carry, reported when the answer begins.
+    /// Warnings about options that the request could not carry. They are reported when the response starts.
     warnings: Vec<String>,
     priced: Option<Priced>,
     limit: Option<Limit>,
     context: RequestContext,
 }
 
-/// What an answer's tokens cost.
+/// The price of a response's tokens.
 struct Priced {
     info: Arc<ModelInfo>,
     cache: Option<CacheHint>,
 }
 
 impl Priced {
-    /// Usage is told as a total so far, the last one of an answer is what counts. So the cost is worked out with
-    /// each, and an answer that is broken off has one too. What the service says goes before.
+    /// Adds the cost. Usage is reported as a total so far, and the last report counts. So the cost is computed for each report,
+    /// and an aborted response has a cost too. A cost reported by the service takes precedence.
     fn price(&self, data: &mut MessageDelta) {
         if let (Some(usage), Some(price)) = (&mut data.usage, &self.info.price) {
             usage.cost = usage.cost.or_else(|| price.cost(usage, self.cache));
@@ -204,7 +203,7 @@ enum State {
 struct Limit {
     timeout: Duration,
     deadline: Instant,
-    /// Made when it is first waited for, which is inside of a runtime.
+    /// Created at the first wait, which happens inside a runtime.
     sleep: Option<Pin<Box<Sleep>>>,
 }
 
@@ -261,7 +260,7 @@ impl Stream for RetryStream {
         if let (Poll::Pending, Some(limit)) = (&item, &mut this.limit) {
             let sleep = limit.sleep.get_or_insert_with(|| Box::pin(sleep_until(limit.deadline)));
             while sleep.as_mut().poll(cx).is_ready() && this.context.is_asking() {
-                // Somebody decides, in their own time; the service gets its full time again after that.
+                // A person decides without a time limit. After that the service gets its full time again.
                 sleep.as_mut().reset(Instant::now() + limit.timeout);
             }
             if !sleep.is_elapsed() {

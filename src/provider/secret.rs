@@ -28,20 +28,20 @@ impl Secret {
         Self(value.into())
     }
 
-    /// The value itself, for the one place that sends it.
+    /// Returns the value itself, for sending it.
     pub fn reveal(&self) -> &str {
         &self.0
     }
 
-    /// Replaces the value in `text`: services echo keys in their errors.
+    /// Replaces the value in `text`, because services echo keys in their errors.
     ///
     /// The value is found as it is, with the escapes of JSON (`\/`, `\u002f`, in any depth), percent-encoded, and in
     /// base64. A part of 8 or more consecutive bytes of the value is replaced too. In a value with a space, such as
-    /// `Bearer sk-123`, the part behind the space is looked for in the same ways.
+    /// `Bearer sk-123`, the part after the space is searched for in the same ways.
     ///
-    /// Harmless text stays: a value of fewer than 6 bytes is not looked for, one of fewer than 12 bytes is replaced only
+    /// Harmless text stays: a value of fewer than 6 bytes is not searched for, one of fewer than 12 bytes is replaced only
     /// as a whole, and a beginning that all keys of a service share, such as `sk-proj-`, is replaced only together with
-    /// what follows it.
+    /// the following characters.
     ///
     /// ```
     /// use omni_agent::provider::Secret;

@@ -6,16 +6,16 @@ use base64::{Engine, engine::general_purpose::STANDARD_NO_PAD};
 
 use super::{PLACEHOLDER, Secret};
 
-/// Bytes from which on a value differs from ordinary text. Shorter values are left alone.
+/// The minimum number of bytes of a value that differs from ordinary text. Shorter values are not replaced.
 const SHORTEST: usize = 6;
-/// Bytes from which on a part of a value is recognised.
+/// The minimum number of bytes of a recognised part of a value.
 const WINDOW: usize = 8;
-/// Bytes that a value needs for its parts to be recognised. Half of a shorter value can be an ordinary word.
+/// The minimum number of bytes of a value whose parts are recognised. Half of a shorter value can be an ordinary word.
 const LONG: usize = 12;
-/// Base64 characters that [`WINDOW`] bytes determine at least, whatever stands around them.
+/// The minimum number of base64 characters that [`WINDOW`] bytes determine, independent of the bytes around them.
 const BASE64_WINDOW: usize = 10;
 
-/// Beginnings that all keys of a service share. They are no secret, and services name them in their errors.
+/// Beginnings that all keys of a service share. They are not secret, and services name them in their errors.
 const PUBLIC: &[&str] = &[
     "sk-admin-",
     "sk-ant-admin01-",
@@ -26,7 +26,7 @@ const PUBLIC: &[&str] = &[
     "sk-svcacct-",
 ];
 
-/// How much of a value has to stand in a text to be replaced.
+/// The part of a value that is replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Extent {
     /// Eight consecutive bytes, for credentials.
@@ -42,14 +42,14 @@ pub(crate) struct Scrubber {
     base64: Patterns,
 }
 
-/// What is searched for, in canonical form.
+/// The search patterns, in canonical form.
 #[derive(Default)]
 struct Patterns {
     whole: Vec<Vec<u8>>,
     /// Parts of `length` bytes as numbers, sorted.
     windows: Vec<u128>,
     length: usize,
-    /// An occurrence that is no more than a part of one of these stays.
+    /// An occurrence stays if it is only a part of one of these.
     public: Vec<Vec<u8>>,
 }
 
@@ -87,7 +87,7 @@ impl Scrubber {
         self.plain.whole.push(canonical);
     }
 
-    /// The text with every occurrence replaced.
+    /// Returns the text with every occurrence replaced.
     pub(crate) fn scrub<'t>(&self, text: &'t str) -> Cow<'t, str> {
         let mut canonical = Canonical::of(text);
         let mut found = self.plain.find(&canonical.bytes);
@@ -116,7 +116,7 @@ impl Scrubber {
         Cow::Owned(scrubbed)
     }
 
-    /// Whether the error or one of its causes prints a secret.
+    /// Returns whether the text of the error or of one of its causes contains a secret.
     #[cfg(feature = "http")]
     pub(crate) fn shows_in(&self, error: &(dyn std::error::Error + 'static)) -> bool {
         let shows = |text: &str| matches!(self.scrub(text), Cow::Owned(_));
@@ -137,7 +137,7 @@ impl Patterns {
         self.windows.dedup();
     }
 
-    /// The places of the occurrences, as ranges in order.
+    /// Returns the positions of the occurrences, as ranges in order.
     fn find(&self, text: &[u8]) -> Vec<(usize, usize)> {
         let mut found = Vec::new();
         for pattern in &self.whole {
@@ -164,7 +164,7 @@ impl Patterns {
     }
 }
 
-/// Up to 16 bytes as one number.
+/// Returns up to 16 bytes as one number.
 fn number(window: &[u8]) -> u128 {
     window.iter().fold(0, |number, byte| number << 8 | u128::from(*byte))
 }
@@ -182,7 +182,7 @@ fn merged(mut ranges: Vec<(usize, usize)>) -> Vec<(usize, usize)> {
     merged
 }
 
-/// The base64 characters that the value determines, for each of the three places that it can have among other bytes.
+/// Returns the base64 characters that the value determines, for each of its three possible alignments.
 fn base64(value: &[u8]) -> [Vec<u8>; 3] {
     [0, 1, 2].map(|before: usize| {
         let mut bytes = vec![0; before];
@@ -194,10 +194,10 @@ fn base64(value: &[u8]) -> [Vec<u8>; 3] {
     })
 }
 
-/// A text without its escapes, and the place of each byte in the text.
+/// A text without escapes, and the position of each byte in the original text.
 struct Canonical {
     bytes: Vec<u8>,
-    /// The place of each byte, and the end of the text.
+    /// The position of each byte, and the end of the text.
     starts: Vec<usize>,
 }
 
@@ -210,7 +210,7 @@ impl Canonical {
         let mut at = 0;
         while at < raw.len() {
             let start = at;
-            // JSON inside of JSON has its escapes escaped, in any of these spellings.
+            // JSON inside JSON escapes its escapes, in any of these spellings.
             while let Some(after) = backslash(raw, at, at > start) {
                 at = after;
             }
@@ -244,7 +244,7 @@ impl Canonical {
     }
 }
 
-/// The place behind the backslash here. Behind another one, it may be an escape itself.
+/// Returns the position after the backslash here. After another backslash, the backslash may itself be an escape.
 fn backslash(raw: &[u8], at: usize, escaped: bool) -> Option<usize> {
     const BACKSLASH: u32 = b'\\' as u32;
     match raw.get(at)? {
@@ -255,7 +255,7 @@ fn backslash(raw: &[u8], at: usize, escaped: bool) -> Option<usize> {
     }
 }
 
-/// The byte that is percent-encoded here, once or several times, and the place behind it.
+/// Returns the byte that is percent-encoded here, once or several times, and the position after it.
 fn percent(raw: &[u8], at: usize) -> Option<(u8, usize)> {
     let mut at = at + 1;
     while raw[at..].starts_with(b"25") && hex(raw, at + 2, 2).is_some() {
@@ -265,7 +265,7 @@ fn percent(raw: &[u8], at: usize) -> Option<(u8, usize)> {
     Some((byte, at + 2))
 }
 
-/// The hexadecimal number with this many digits.
+/// Returns the hexadecimal number with this many digits.
 fn hex(raw: &[u8], at: usize, digits: usize) -> Option<u32> {
     let digits = raw.get(at..at + digits)?;
     digits.iter().try_fold(0, |number, digit| Some(number << 4 | char::from(*digit).to_digit(16)?))

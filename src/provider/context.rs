@@ -173,7 +173,7 @@ impl RequestContext {
     /// Dropping the future withdraws the question.
     pub async fn decide(&self, tool_use: ToolUse) -> Decision {
         let Some(asking) = &self.asking else {
-            return Decision::reject("nobody is there to decide");
+            return Decision::reject("no agent is available to decide");
         };
         asking.asked.store(true, Ordering::Relaxed);
         let _open = Open::new(&asking.open);

@@ -73,9 +73,9 @@ impl fmt::Display for ErrorKind {
             Self::Unsupported => "not supported",
             Self::Timeout => "timeout",
             Self::Transport => "transport failed",
-            Self::Decoding => "undecodable answer",
-            Self::Truncated => "truncated answer",
-            Self::Output => "answer of another shape",
+            Self::Decoding => "undecodable response",
+            Self::Truncated => "truncated response",
+            Self::Output => "response does not fit the schema",
             Self::Contract => "contract broken",
             Self::Service => "service error",
         })

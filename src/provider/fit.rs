@@ -33,7 +33,7 @@ fn tools(request: &mut Request, info: &ModelInfo) -> Result<(), ProviderError> {
         request.tools = ToolSet::new();
         return Ok(());
     }
-    let message = format!("{} can't use tools: offer it none, or choose another model", request.model);
+    let message = format!("{} can't use tools; remove the tools or choose another model", request.model);
     Err(ProviderError::new(ErrorKind::Unsupported, message))
 }
 
@@ -42,7 +42,7 @@ fn thinking(request: &mut Request, info: &ModelInfo) -> Option<String> {
     let mode = request.options.thinking().filter(|_| info.thinking == Some(false))?;
     request.options.set_thinking(None);
     let off = matches!(mode, ThinkingMode::Off | ThinkingMode::Budget(0));
-    (!off).then(|| format!("{} does not think; the thinking option is left out", request.model))
+    (!off).then(|| format!("`thinking` is ignored: {} does not think", request.model))
 }
 
 /// Services reject a token limit above the model's limit.
@@ -52,7 +52,7 @@ fn max_tokens(request: &mut Request, info: &ModelInfo) -> Option<String> {
         return None;
     }
     request.options.set_max_tokens(Some(limit));
-    Some(format!("max_tokens is lowered to {limit}, the most that {} can give", request.model))
+    Some(format!("`max_tokens` is lowered to {limit}: the maximum of {}", request.model))
 }
 
 fn attachments(request: &mut Request, info: &ModelInfo) -> Result<(), ProviderError> {
@@ -64,7 +64,7 @@ fn attachments(request: &mut Request, info: &ModelInfo) -> Result<(), ProviderEr
         if fits(attachment) {
             return Ok(None);
         }
-        placeholder(request, attachment, &format!("{} does not take it", request.model)).map(Some)
+        placeholder(request, attachment, &format!("{} does not accept it", request.model)).map(Some)
     };
     let messages = request.history.iter().map(|message| {
         if of(message).all(fits) {

@@ -140,7 +140,7 @@ impl Model {
     /// A history that is not sendable is an [`ErrorKind::InvalidRequest`], and nothing is sent.
     pub fn stream(&self, request: Request) -> DeltaStream {
         if let Err(breach) = request.history.check_sendable() {
-            let message = "the request's history breaks the history law; History::repair can mend it";
+            let message = "the request's history is invalid; History::repair repairs it";
             let error = ProviderError::new(ErrorKind::InvalidRequest, message).with_source(breach);
             return Box::pin(stream::iter([Err(error)]));
         }

@@ -35,7 +35,7 @@ pub(crate) fn read(answer: &Message, output: &OutputSchema, enforced: bool) -> R
     let text = answer.text();
     let (whole, no_json) = match serde_json::from_str::<Value>(text.trim()) {
         Ok(value) => (Some(value), None),
-        Err(error) => (None, Some(format!("the answer is no JSON: {error}"))),
+        Err(error) => (None, Some(format!("the response is not JSON: {error}"))),
     };
     let among = || if enforced { Vec::new() } else { prose::values(answer, &text) };
     let mut problem = None;

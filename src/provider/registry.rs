@@ -32,7 +32,7 @@ struct Contents {
 #[non_exhaustive]
 pub enum RegistryError {
     /// The name is not of the form `provider:model`.
-    #[error("{name:?} is no model name; write `provider:model` (registered providers: {})", list(.known))]
+    #[error("{name:?} is not a model name; write `provider:model` (registered providers: {})", list(.known))]
     BadName {
         /// The given name.
         name: String,

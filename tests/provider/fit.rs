@@ -45,7 +45,7 @@ async fn unsupported_attachment_is_an_error_and_nothing_is_sent() {
         let error = model.generate(Request::new(history)).await.unwrap_err();
         assert_eq!(error.kind, ErrorKind::Unsupported);
         let text = error.to_string();
-        assert!(text.contains("cat.png") && text.contains("scripted does not take it"), "{text}");
+        assert!(text.contains("cat.png") && text.contains("scripted does not accept it"), "{text}");
     }
     assert_eq!(provider.requests().len(), 0);
 }
@@ -57,7 +57,7 @@ async fn unsupported_attachment_becomes_a_placeholder_if_requested() {
     let history = pictures();
     model.generate(Request::new(history.clone()).with_options(options)).await.unwrap();
     let sent = provider.last_request().unwrap().history;
-    let text = "[attachment cat.png (image/png) left out: scripted does not take it]";
+    let text = "[attachment cat.png (image/png) left out: scripted does not accept it]";
     assert_eq!(sent.get(1).unwrap().text(), text);
     let result = sent.get(3).unwrap().tool_results().next().unwrap();
     assert_eq!(result.content, [text.into()]);
@@ -92,8 +92,7 @@ async fn thinking_is_omitted_for_a_model_that_does_not_think() {
         let request = Request::prompt("Hi").with_options(Options::default().with_thinking(mode));
         let answer = model.generate(request).await.unwrap();
         assert_eq!(provider.last_request().unwrap().options.thinking(), None);
-        let expected: &[&str] =
-            if warns { &["scripted does not think; the thinking option is left out"] } else { &[] };
+        let expected: &[&str] = if warns { &["`thinking` is ignored: scripted does not think"] } else { &[] };
         assert_eq!(answer.warnings, expected, "{mode:?}");
     }
 }
@@ -115,7 +114,7 @@ async fn max_tokens_is_lowered_to_the_output_limit_of_the_model() {
     let request = Request::prompt("Hi").with_options(Options::default().with_max_tokens(101));
     let answer = model.generate(request).await.unwrap();
     assert_eq!(provider.last_request().unwrap().options.max_tokens(), Some(100));
-    assert_eq!(answer.warnings, ["max_tokens is lowered to 100, the most that scripted can give"]);
+    assert_eq!(answer.warnings, ["`max_tokens` is lowered to 100: the maximum of scripted"]);
     model.generate(Request::prompt("Hi")).await.unwrap();
     assert_eq!(provider.last_request().unwrap().options.max_tokens(), None);
 }

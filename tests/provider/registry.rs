@@ -65,7 +65,9 @@ fn model_with_an_invalid_name_is_an_error_that_shows_the_form() {
         assert!(matches!(&error, RegistryError::BadName { name: given, .. } if given == name), "{name:?}");
         assert_eq!(
             error.to_string(),
-            format!("{name:?} is no model name; write `provider:model` (registered providers: alpha, zeta)")
+            format!(
+                "{name:?} is not a model name; write `provider:model` (registered providers: alpha, zeta)"
+            )
         );
     }
     let error = Registry::empty().model("m").unwrap_err().to_string();

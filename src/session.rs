@@ -268,7 +268,7 @@ impl Session {
             Some(answer) => answer.await.ok(),
             None => None,
         };
-        self.heard(response.unwrap_or(Err(AgentError::Stopped(EndReason::Killed)))).await
+        self.session_outcome(response.unwrap_or(Err(AgentError::Stopped(EndReason::Killed)))).await
     }
 
     /// Moves the path so that it passes through `node`, and follows it to the leaf that was active last below `node`.
@@ -525,11 +525,11 @@ impl Session {
         let Some(agent) = self.shared.agent.get().and_then(crate::agent::WeakAgent::upgrade) else {
             return Err(self.over().await);
         };
-        self.heard(operation(&agent).await).await
+        self.session_outcome(operation(&agent).await).await
     }
 
     /// Converts the outcome of an operation on the agent into the session's outcome.
-    async fn heard<T>(&self, outcome: Result<T, AgentError>) -> Result<T, SessionError> {
+    async fn session_outcome<T>(&self, outcome: Result<T, AgentError>) -> Result<T, SessionError> {
         match outcome {
             Ok(value) => Ok(value),
             // The session may not have noticed the agent's end yet. It checks before it serves a command, and serves

@@ -128,7 +128,7 @@ pub(super) struct Core {
     /// The number of application events whose `handle_event` has not begun.
     notices: u32,
     /// The status that was last emitted.
-    told: Status,
+    emitted_status: Status,
     last_op: Op,
     /// The number of requests made for the last prompt, kept while idle.
     step: u32,
@@ -154,7 +154,7 @@ impl Core {
     }
 
     pub(super) fn status(&self) -> Status {
-        self.told
+        self.emitted_status
     }
 
     pub(super) fn step(&self) -> u32 {
@@ -170,7 +170,7 @@ impl Core {
         Snapshot {
             last,
             state,
-            status: self.told,
+            status: self.emitted_status,
             step: self.step(),
             pending: self.phase.turn().into_iter().flat_map(|turn| turn.working.pending().cloned()).collect(),
             partial: self.phase.partial().into_iter().flat_map(Fold::blocks).map(streaming::seen).collect(),
@@ -210,7 +210,7 @@ impl Core {
             return Ok(Accepted::Started);
         }
         if ask {
-            return Err(AgentError::Busy(self.told));
+            return Err(AgentError::Busy(self.emitted_status));
         }
         if prompt.content.0.iter().any(|block| matches!(block, Content::ToolUse(_) | Content::ToolResult(_)))
         {
@@ -248,7 +248,7 @@ impl Core {
     pub(super) fn ensure_idle(&self) -> Result<(), AgentError> {
         match self.phase {
             Phase::Idle | Phase::Noticing { then: AfterEvent::Rest, .. } => Ok(()),
-            _ => Err(AgentError::Busy(self.told)),
+            _ => Err(AgentError::Busy(self.emitted_status)),
         }
     }
 
@@ -261,7 +261,7 @@ impl Core {
         effects: &mut Effects,
     ) -> Result<(), AgentError> {
         match self.phase.waiting() {
-            None => return Err(AgentError::NotPaused(self.told)),
+            None => return Err(AgentError::NotPaused(self.emitted_status)),
             Some((tool_use, _)) if tool_use.id != *id => {
                 return Err(AgentError::StaleResume { waiting: tool_use.id.clone(), given: id.clone() });
             }
@@ -331,7 +331,7 @@ impl Core {
             wanted: OutputRequirement::default(),
             output_enforced: false,
         });
-        self.tell(Status::Busy, effects);
+        self.emit_status(Status::Busy, effects);
         effects.push(Effect::Watch(limit));
         turn.step += 1;
         add_message(&mut turn, message, effects);
@@ -497,16 +497,16 @@ impl Core {
     }
 
     /// Emits the status if it has changed.
-    fn tell(&mut self, status: Status, effects: &mut Effects) {
-        if self.told != status {
-            self.told = status;
+    fn emit_status(&mut self, status: Status, effects: &mut Effects) {
+        if self.emitted_status != status {
+            self.emitted_status = status;
             effects.push(Effect::Emit(Event::Status { status }));
         }
     }
 
     /// Leaves the paused status after a decision.
     fn unpause(&mut self, effects: &mut Effects) {
-        self.tell(Status::Busy, effects);
+        self.emit_status(Status::Busy, effects);
         effects.push(Effect::FreezeWatch(false));
     }
 }

@@ -192,7 +192,7 @@ pub(crate) struct Turn {
     #[serde(default, skip_serializing_if = "Corrections::is_empty")]
     pub(crate) corrections: Corrections,
     /// The requirements for the last request's response.
-    #[serde(default, skip_serializing_if = "OutputRequirement::is_nothing")]
+    #[serde(default, skip_serializing_if = "OutputRequirement::is_unset")]
     pub(crate) wanted: OutputRequirement,
     /// Whether the service enforced the output schema for the last response.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -214,7 +214,7 @@ impl OutputRequirement {
         Self { output: options.output().cloned(), retries: options.output_retries() }
     }
 
-    fn is_nothing(&self) -> bool {
+    fn is_unset(&self) -> bool {
         *self == Self::default()
     }
 }

@@ -33,7 +33,7 @@ use crate::{
     subscription::{Attachment, End, EndReason, EventId, Feed, FeedLimits},
     tool::{Extensions, ToolLimits},
 };
-use calls::let_go;
+use calls::drop_contained;
 use presence::ActiveCalls;
 use work::Work;
 
@@ -195,7 +195,7 @@ impl Task {
                 let (op, callback) = (call.op, call.call.name());
                 let mut running = self.call(&mut *callbacks, *call);
                 let exit = self.drive(&mut commands, Some((op, callback, &mut running))).await;
-                let_go(running);
+                drop_contained(running);
                 if callback == Call::HandleEvent.name() && !matches!(exit, Exit::Returned) {
                     tracing::warn!("an application event is dropped because its handle_event was cut off");
                 }
@@ -204,7 +204,7 @@ impl Task {
                 }
             };
             Box::pin(self.finish(&mut *callbacks, commands, reason, stop)).await;
-            let_go(callbacks);
+            drop_contained(callbacks);
         }
     }
 
@@ -237,7 +237,7 @@ impl Task {
             unreachable!("an invariant of the core is broken: {breach}");
         }
         if self.core.is_at_rest() {
-            let_go(self.work.take());
+            drop_contained(self.work.take());
             self.active_calls.take_if(|active| active.is_empty());
         } else if let Some(work) = &mut self.work {
             work.effects = effects;
@@ -247,21 +247,21 @@ impl Task {
     fn perform(&mut self, effect: Effect) {
         match effect {
             Effect::Emit(event) => {
-                self.tell_instance(&event);
+                self.report_committed(&event);
                 self.emit(event);
             }
             Effect::Call(op, call) => {
                 self.wanted = Some(Box::new(CallbackRequest { op, call }));
             }
             Effect::Abort => {
-                let_go(self.wanted.take());
+                drop_contained(self.wanted.take());
                 self.drop_call = true;
                 if let Some(work) = &mut self.work {
                     work.abort();
                 }
             }
             Effect::DropCall => {
-                let_go(self.wanted.take());
+                drop_contained(self.wanted.take());
                 self.drop_call = true;
             }
             Effect::Open(op) => self.open(op),
@@ -344,7 +344,7 @@ impl Task {
     }
 
     /// Wakes the callers of `wait_until_idle` if the agent is idle.
-    fn tell_idle_waiters(&mut self) {
+    fn wake_idle_waiters(&mut self) {
         if !self.idle_waiters.is_empty() && self.is_settled() {
             for waiter in self.idle_waiters.drain(..) {
                 let _ = waiter.send(());

@@ -64,7 +64,7 @@ impl Inner {
                 let _ = session.stop_discarding(limit).await;
             }
             inner.delete_stored(&id).await?;
-            inner.registry().tell_deleted(&id);
+            inner.registry().emit_deleted(&id);
             drop(hold);
             Ok(())
         })
@@ -109,7 +109,7 @@ impl Inner {
         let cut_off = id.clone();
         in_a_task(self.patience(), async move {
             inner.rename_stored(&id, title.clone()).await?;
-            inner.registry().tell_title(&id, title.map(Arc::from));
+            inner.registry().set_stored_title(&id, title.map(Arc::from));
             drop(hold);
             Ok(())
         })

@@ -105,11 +105,11 @@ struct Queue {
 impl Queue {
     fn enter(&mut self) {
         if !std::mem::replace(&mut self.is_in, true) {
-            self.tell(true);
+            self.report_queued(true);
         }
     }
 
-    fn tell(&self, is_queued: bool) {
+    fn report_queued(&self, is_queued: bool) {
         if let Some(inner) = self.inner.upgrade() {
             inner.registry().act(&self.id, self.key, None, Some(is_queued));
         }
@@ -119,7 +119,7 @@ impl Queue {
 impl Drop for Queue {
     fn drop(&mut self) {
         if self.is_in {
-            self.tell(false);
+            self.report_queued(false);
         }
     }
 }

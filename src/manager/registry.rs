@@ -238,7 +238,7 @@ impl Registry {
         let told = OpenSession { id: id.clone(), title: slot.title.clone(), activity: slot.activity() };
         self.waiting.remove(&waited_since);
         self.open.insert(clock, id.clone());
-        self.tell(ManagerEvent::Opened { session: told });
+        self.emit(ManagerEvent::Opened { session: told });
         if let Some(reason) = ended {
             self.ended(&id, key, &reason);
         }
@@ -275,7 +275,7 @@ impl Registry {
         slot.used = clock;
         let activity = slot.activity();
         if activity != before && slot.session.is_some() {
-            self.tell(ManagerEvent::Status { id: id.clone(), activity });
+            self.emit(ManagerEvent::Status { id: id.clone(), activity });
         }
     }
 
@@ -285,21 +285,21 @@ impl Registry {
         slot.title.clone_from(&title);
         slot.has_told_title = true;
         if slot.session.is_some() {
-            self.tell(ManagerEvent::Title { id: id.clone(), title });
+            self.emit(ManagerEvent::Title { id: id.clone(), title });
         }
     }
 
     /// Handles a new title in the store.
-    pub(super) fn tell_title(&mut self, id: &ConversationId, title: Option<Arc<str>>) {
+    pub(super) fn set_stored_title(&mut self, id: &ConversationId, title: Option<Arc<str>>) {
         if let Some(slot) = self.slots.get_mut(id) {
             // The session has ended, but that is not reported yet.
             slot.title.clone_from(&title);
         }
-        self.tell(ManagerEvent::Title { id: id.clone(), title });
+        self.emit(ManagerEvent::Title { id: id.clone(), title });
     }
 
-    pub(super) fn tell_deleted(&mut self, id: &ConversationId) {
-        self.tell(ManagerEvent::Deleted { id: id.clone() });
+    pub(super) fn emit_deleted(&mut self, id: &ConversationId) {
+        self.emit(ManagerEvent::Deleted { id: id.clone() });
     }
 
     /// Handles the end of a session.
@@ -316,7 +316,7 @@ impl Registry {
         }
         if was_open {
             self.open.remove(&since);
-            self.tell(ManagerEvent::Closed { id: id.clone(), reason: reason.clone() });
+            self.emit(ManagerEvent::Closed { id: id.clone(), reason: reason.clone() });
         }
         self.end_rest(rest);
         if place.is_some() {
@@ -406,7 +406,7 @@ impl Registry {
         self.feed.close();
     }
 
-    fn tell(&mut self, event: ManagerEvent) {
+    fn emit(&mut self, event: ManagerEvent) {
         if !self.feed.is_listened_to() {
             return self.feed.skip();
         }

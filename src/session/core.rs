@@ -229,7 +229,7 @@ impl Core {
         let added = self.tree.push_turn(messages.cloned(), response.usage);
         self.settings.extend(added.first().copied().zip(settings));
         self.saver.tree_changed(&self.tree, bytes);
-        self.tell_tree(&before, effects);
+        self.emit_tree(&before, effects);
     }
 
     /// Removes the branch of a run that ended without a commit.
@@ -237,7 +237,7 @@ impl Core {
         self.prompted = None;
         if let Some(branch) = self.branch.take() {
             let before = std::mem::replace(&mut self.tree, branch.before);
-            self.tell_tree(&before, effects);
+            self.emit_tree(&before, effects);
         }
     }
 
@@ -255,7 +255,7 @@ impl Core {
                 self.branch = Some(Box::new(Branch { before: before.clone(), answers }));
             }
         }
-        self.tell_tree(&before, effects);
+        self.emit_tree(&before, effects);
     }
 
     fn go(&mut self, node: Option<NodeId>) {
@@ -265,7 +265,7 @@ impl Core {
         }
     }
 
-    fn tell_tree(&self, before: &Tree, effects: &mut Effects) {
+    fn emit_tree(&self, before: &Tree, effects: &mut Effects) {
         let changes = self.tree.changes_since(before).expect("both have the same older nodes");
         effects.push(Effect::Emit(SessionEvent::Tree(Arc::new(changes))));
     }

@@ -156,7 +156,7 @@ impl Drop for LastWords {
     fn drop(&mut self) {
         self.0.termination.seal(End { reason: EndReason::Killed, snapshot: None });
         if let (Some(watcher), Some(end)) = (&self.0.watcher, self.0.termination.end()) {
-            watcher::tell_of(&**watcher, Notice::Ended(&end.reason));
+            watcher::notify(&**watcher, Notice::Ended(&end.reason));
         }
     }
 }
@@ -232,7 +232,7 @@ impl Task {
             Input::Left => {
                 self.consider_idle_shutdown();
                 if let Some(watcher) = &self.shared.watcher {
-                    watcher::tell_of(&**watcher, Notice::Left);
+                    watcher::notify(&**watcher, Notice::Left);
                 }
             }
             Input::Retry => self.retry(),
@@ -246,7 +246,7 @@ impl Task {
                 if self.idle.is_none() {
                     self.consider_idle_shutdown();
                 }
-                self.tell_settled();
+                self.notify_settled();
             }
         }
         None
@@ -361,7 +361,7 @@ impl Task {
 
     fn perform(&mut self, effect: Effect) {
         if let (Effect::Emit(event), Some(watcher)) = (&effect, &self.shared.watcher) {
-            watcher::tell(&**watcher, event);
+            watcher::notify_event(&**watcher, event);
         }
         match effect {
             Effect::Emit(event) if self.feed.is_listened_to() => {

@@ -39,7 +39,7 @@ pub(crate) enum Notice<'a> {
 }
 
 /// Sends the notification that belongs to an event, if any.
-pub(super) fn tell(watcher: &dyn Watcher, event: &SessionEvent) {
+pub(super) fn notify_event(watcher: &dyn Watcher, event: &SessionEvent) {
     let notice = match event {
         SessionEvent::Title { title } => Notice::Title(title.as_ref()),
         SessionEvent::Agent(event) => match &**event {
@@ -49,11 +49,11 @@ pub(super) fn tell(watcher: &dyn Watcher, event: &SessionEvent) {
         },
         _ => return,
     };
-    tell_of(watcher, notice);
+    notify(watcher, notice);
 }
 
 /// Notifies the watcher and survives a panic of it.
-pub(super) fn tell_of(watcher: &dyn Watcher, notice: Notice<'_>) {
+pub(super) fn notify(watcher: &dyn Watcher, notice: Notice<'_>) {
     if catch_unwind(AssertUnwindSafe(|| watcher.notice(notice))).is_err() {
         tracing::error!(?notice, "a session's watcher panicked");
     }

@@ -8,8 +8,8 @@ impl Core {
     pub(in crate::agent) fn check(&self) -> Result<(), String> {
         self.history.check().map_err(|error| format!("committed history: {error}"))?;
         let status = self.phase.status();
-        if status != self.told {
-            return Err(format!("status {:?} was emitted, but it is {status:?}", self.told));
+        if status != self.emitted_status {
+            return Err(format!("status {:?} was emitted, but it is {status:?}", self.emitted_status));
         }
         let idle = matches!(self.phase, Phase::Idle);
         if idle && (self.staged.is_some() || self.notices > 0) {

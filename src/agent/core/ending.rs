@@ -105,7 +105,7 @@ impl Core {
 
     fn stop_run(&mut self, turn: &Turn, response: Arc<Response>, effects: &mut Effects) {
         let staged = self.unstage();
-        self.tell(Status::Idle, effects);
+        self.emit_status(Status::Idle, effects);
         self.end_run(Event::Turn(TurnOutcome::Stop { response, staged }), effects);
         if let Some(response) = turn.origin.asked.as_deref().and_then(Asked::response) {
             effects.push(Effect::Resolve(Ok(response)));
@@ -277,7 +277,7 @@ impl Core {
         let response = self.discarded(turn.as_deref(), partial, reason, env);
         self.phase = Phase::Idle;
         effects.push(Effect::Watch(None));
-        self.tell(Status::Idle, effects);
+        self.emit_status(Status::Idle, effects);
         let (event, answer) = end(response, self.unstage());
         self.end_run(event, effects);
         self.fall_back(env, effects);
@@ -339,7 +339,7 @@ impl Core {
         let partial = remains.partial.take();
         turn.usage += partial.as_ref().map(|fold| fold.usage()).unwrap_or_default();
         if let (Some(fold), Some(message)) = (partial, salvaged) {
-            tell_ends(&fold, &message, effects);
+            emit_ends(&fold, &message, effects);
             add_message(&mut turn, message, effects);
         }
         if turn.working.all().open_tool_uses().next().is_some() {
@@ -385,7 +385,7 @@ fn interrupted_results(turn: &Turn, remains: Remains, effects: &mut Effects) -> 
 }
 
 /// Emits the missing end events of the blocks that an interrupted response keeps.
-fn tell_ends(fold: &Fold, kept: &Message, effects: &mut Effects) {
+fn emit_ends(fold: &Fold, kept: &Message, effects: &mut Effects) {
     let places = (0..).zip(fold.blocks()).filter(|(_, block)| (*block).clone().salvage().is_some());
     for ((index, block), content) in places.zip(&kept.content) {
         if !block.ended {

@@ -22,7 +22,7 @@ impl Core {
     ) -> Result<(), AgentError> {
         self.check_base(&history)?;
         self.history = history;
-        self.tell_history(env, effects);
+        self.emit_history(env, effects);
         Ok(())
     }
 
@@ -91,7 +91,7 @@ impl Core {
         effects: &mut Effects,
     ) {
         self.fallback = Some(Box::new(std::mem::replace(&mut self.history, base)));
-        self.tell_history(env, effects);
+        self.emit_history(env, effects);
         self.begin_turn(message, origin, 0, env, effects);
     }
 
@@ -99,11 +99,11 @@ impl Core {
     pub(super) fn fall_back(&mut self, env: &Env<'_>, effects: &mut Effects) {
         if let Some(before) = self.fallback.take() {
             self.history = *before;
-            self.tell_history(env, effects);
+            self.emit_history(env, effects);
         }
     }
 
-    fn tell_history(&self, env: &Env<'_>, effects: &mut Effects) {
+    fn emit_history(&self, env: &Env<'_>, effects: &mut Effects) {
         let state = env.config.view(self.history.clone());
         effects.push(Effect::Emit(Event::State(Arc::new(state))));
     }

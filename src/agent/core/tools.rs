@@ -69,7 +69,7 @@ impl Core {
                         let tool_use = question.tool_use.clone();
                         question.paused = Some(reason.clone());
                         self.phase = Phase::Streaming { op: stream, turn, fold, question: Some(question) };
-                        self.tell_pause(tool_use, reason, effects);
+                        self.emit_pause(tool_use, reason, effects);
                     }
                 }
             }
@@ -88,13 +88,13 @@ impl Core {
             unreachable!("a decision was requested, so a tool use has none yet");
         };
         self.phase = Phase::Paused { turn, tools, reason: reason.clone() };
-        self.tell_pause(tool_use, reason, effects);
+        self.emit_pause(tool_use, reason, effects);
     }
 
-    fn tell_pause(&mut self, tool_use: ToolUse, reason: serde_json::Value, effects: &mut Effects) {
+    fn emit_pause(&mut self, tool_use: ToolUse, reason: serde_json::Value, effects: &mut Effects) {
         self.waited.add(tool_use.id.clone());
         effects.push(Effect::FreezeWatch(true));
-        self.tell(Status::Paused, effects);
+        self.emit_status(Status::Paused, effects);
         effects.push(Effect::Emit(Event::Pause { tool_use, reason }));
     }
 

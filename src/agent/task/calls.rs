@@ -110,7 +110,7 @@ impl Task {
         if !config.options.shares_secrets(&self.config.options) {
             self.secrets_of = secrets_of(&config.options, &config.model);
         }
-        let_go(std::mem::replace(&mut self.config, config));
+        drop_contained(std::mem::replace(&mut self.config, config));
     }
 
     /// Applies a callback's changes of the configuration, unless the configuration was replaced while the callback ran.
@@ -119,7 +119,7 @@ impl Task {
             return Ok(());
         }
         if let Err(error) = after.check() {
-            let_go(after);
+            drop_contained(after);
             return Err(error.to_string());
         }
         if Arc::ptr_eq(before, &self.config) {
@@ -134,7 +134,7 @@ impl Task {
             tracing::warn!(
                 "a callback's changes are dropped because the configuration was replaced while it ran"
             );
-            let_go(after);
+            drop_contained(after);
         }
         Ok(())
     }
@@ -172,7 +172,7 @@ async fn prepare(callbacks: &mut dyn AgentCallbacks, request: &mut Request, stat
 }
 
 /// Drops a value that contains application code, and contains a panic of its `drop`.
-pub(super) fn let_go<T>(held: T) {
+pub(super) fn drop_contained<T>(held: T) {
     // `guard` has logged a panic, and nothing else can be done about it.
     let _ = guard("a drop", || drop(held));
 }

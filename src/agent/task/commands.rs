@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{
     MAX_OUTBOX, Task,
-    calls::{guard, let_go},
+    calls::{drop_contained, guard},
 };
 use crate::{
     agent::{
@@ -49,7 +49,7 @@ impl Task {
                 self.notices.push_back(event);
                 let noted = self.step(|core, _, effects| core.notify(effects));
                 if noted.is_err() {
-                    let_go(self.notices.pop_back());
+                    drop_contained(self.notices.pop_back());
                 }
                 let _ = reply.send(noted);
             }
@@ -111,7 +111,7 @@ impl Task {
 
     fn set_state(&mut self, edit: Edit) -> Result<(), AgentError> {
         if let Err(error) = self.core.ensure_idle().and_then(|()| self.ensure_room()) {
-            let_go(edit);
+            drop_contained(edit);
             return Err(error);
         }
         let before = self.core.history().clone();
@@ -122,7 +122,7 @@ impl Task {
             .and_then(|()| draft.check(&before))
             .and_then(|()| if self.setup.owned { draft.keep_history(&before) } else { Ok(()) });
         if let Err(error) = edited {
-            let_go(draft);
+            drop_contained(draft);
             return Err(error);
         }
         self.configure(Arc::new(draft.config));

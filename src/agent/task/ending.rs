@@ -10,7 +10,7 @@ use std::{
 use futures_util::{FutureExt, SinkExt};
 use tokio::{sync::mpsc, time::sleep};
 
-use super::{Commit, Task, calls::let_go};
+use super::{Commit, Task, calls::drop_contained};
 use crate::{
     actor::OwnWake,
     agent::{
@@ -37,22 +37,22 @@ impl Task {
             InFlight::Keep => self.interrupt(),
             InFlight::Discard => self.step(Core::cancel),
         };
-        let_go(self.work.take());
-        let_go(self.wanted.take());
+        drop_contained(self.work.take());
+        drop_contained(self.wanted.take());
         if !self.notices.is_empty() {
             tracing::warn!(
                 count = self.notices.len(),
                 "application events are dropped because the agent ended before handle_event got them"
             );
         }
-        self.notices.drain(..).for_each(let_go);
+        self.notices.drain(..).for_each(drop_contained);
         let snapshot = Some(Arc::new(self.snapshot()));
         self.last_words.0.termination.seal(End { reason: reason.clone(), snapshot });
         self.idle_waiters.clear();
 
         let state = self.state();
         let own = self.instance.take().and_then(|instance| {
-            let_go(instance.of);
+            drop_contained(instance.of);
             instance.own
         });
         let mut limit = stop.as_ref().map_or(self.setup.terminate_timeout, |stop| stop.deadline);
@@ -77,7 +77,7 @@ impl Task {
             while let Poll::Ready(Some(command)) = commands.poll_recv(cx) {
                 // Other callers of `stop` wait too, up to the nearest of all deadlines. Other commands get no reply.
                 let Command::Stop(stop) = command else {
-                    let_go(command);
+                    drop_contained(command);
                     continue;
                 };
                 let other = Box::pin(sleep(stop.deadline));
@@ -97,7 +97,7 @@ impl Task {
             round.poll(cx).map(|()| orderly.as_mut().poll(cx).is_ready())
         })
         .await;
-        let_go(orderly);
+        drop_contained(orderly);
         let cut_off = (!in_time).then(|| {
             let tools = active_calls.running();
             if !tools.is_empty() {
@@ -110,10 +110,10 @@ impl Task {
             let _ = self.last_words.0.cut_off.set(Box::new(error.clone()));
         }
         self.hand_over_outbox();
-        let_go(own);
-        let_go(state);
+        drop_contained(own);
+        drop_contained(state);
         // Subscribers get the end before the callers of `stop` get their reply.
-        let_go(self);
+        drop_contained(self);
         for stop in waiting {
             let _ = stop.reply.send(cut_off.clone().map_or(Ok(()), Err));
         }

@@ -13,7 +13,7 @@ use tokio::{
 
 use super::{
     Commit, Exit, Task,
-    calls::{CallbackOutcome, Returned, Running, guard, let_go},
+    calls::{CallbackOutcome, Returned, Running, drop_contained, guard},
 };
 use crate::{
     actor::OwnWake,
@@ -116,7 +116,7 @@ impl Task {
             if call.is_some() && self.drop_call {
                 return Poll::Ready(Exit::Dropped);
             }
-            self.tell_idle_waiters();
+            self.wake_idle_waiters();
             if let Some(own_wake) = &self.own_wake {
                 if own_wake.poll(cx).is_pending() {
                     if !all_served {
@@ -133,7 +133,7 @@ impl Task {
                 }
                 return self.wait();
             }
-            self.tell_idle_waiters();
+            self.wake_idle_waiters();
             if call.is_none()
                 && let Some(wanted) = self.wanted.take()
             {
@@ -189,7 +189,7 @@ impl Task {
             Ok(Poll::Pending) => return Poll::Pending,
             Ok(Poll::Ready(Ok(()))) => {}
             // The receiver is gone or the sink is broken. Both are handled alike.
-            Ok(Poll::Ready(Err(()))) | Err(_) => let_go(self.commit.take()),
+            Ok(Poll::Ready(Err(()))) | Err(_) => drop_contained(self.commit.take()),
         }
         Poll::Ready(())
     }
@@ -227,7 +227,7 @@ impl Task {
                     None
                 }
             };
-            let_go(work.admitting.take());
+            drop_contained(work.admitting.take());
             self.admitted(op, permit);
             return Poll::Ready(());
         }
@@ -256,7 +256,7 @@ impl Task {
             Ok(Poll::Ready(opened)) => opened.map_err(Failure::from),
             Err(message) => Err(Failure::ProviderPanicked { message }),
         };
-        let_go(self.work().opening.take());
+        drop_contained(self.work().opening.take());
         match outcome {
             Ok(own) => self.opened(op, own),
             Err(failure) => self.step(|core, _, effects| core.stream_failed(op, failure, effects)),
@@ -321,7 +321,7 @@ impl Task {
             return Poll::Pending;
         };
         if let Poll::Ready(Some(progress)) = tasks.progress.poll_recv(cx) {
-            self.tell_progress(progress);
+            self.emit_progress(progress);
             return Poll::Ready(());
         }
         match tasks.set.poll_join_next_with_id(cx) {
@@ -363,12 +363,12 @@ impl Task {
         // The tool may have reported progress before it returned.
         let told: Vec<_> = (0..tasks.progress.len()).map_while(|_| tasks.progress.try_recv().ok()).collect();
         for progress in told {
-            self.tell_progress(progress);
+            self.emit_progress(progress);
         }
         self.step(|core, env, effects| core.tool_done(op, slot, result, env, effects));
     }
 
-    fn tell_progress(&mut self, Progress { tool_use_id, data }: Progress) {
+    fn emit_progress(&mut self, Progress { tool_use_id, data }: Progress) {
         self.emit(Event::ToolProgress { tool_use_id, data });
     }
 
@@ -386,17 +386,17 @@ impl Task {
         // The model of the prepared request.
         let turn = self.core.phase().turn();
         let model = turn.map_or(&before.model, |turn| turn.model_in(&before)).clone();
-        let_go(before);
+        drop_contained(before);
         match outcome {
             CallbackOutcome::Prepared(mut request) => {
                 if let Err(message) = guard("provider", || model.complete(&mut request)) {
-                    let_go(request);
+                    drop_contained(request);
                     let failure = Failure::ProviderPanicked { message };
                     return self.step(|core, _, effects| core.stream_failed(op, failure, effects));
                 }
                 let wanted = OutputRequirement::of(&request.options);
                 let work = self.work();
-                let_go(std::mem::replace(&mut work.tools, request.tools.clone()));
+                drop_contained(std::mem::replace(&mut work.tools, request.tools.clone()));
                 work.request = Some((request, Arc::clone(model.provider())));
                 self.step(|core, _, effects| core.prepared(op, wanted, effects));
             }

@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Instance, Task,
-    calls::{guard, let_go},
+    calls::{drop_contained, guard},
 };
 use crate::{
     agent::{
@@ -87,9 +87,9 @@ pub(super) struct Watch {
 impl Work {
     /// Ends all work except the turn's clock.
     pub(super) fn abort(&mut self) {
-        let_go(self.request.take());
-        let_go(self.admitting.take());
-        let_go(self.opening.take());
+        drop_contained(self.request.take());
+        drop_contained(self.admitting.take());
+        drop_contained(self.opening.take());
         self.end_stream();
         self.tasks = None;
         self.delay = None;
@@ -97,14 +97,14 @@ impl Work {
 
     /// Ends the request in flight and drops its permit.
     pub(super) fn end_stream(&mut self) {
-        let_go(self.stream.take());
+        drop_contained(self.stream.take());
         (self.questions, self.question) = (None, None);
         self.give_permit_back();
     }
 
     pub(super) fn give_permit_back(&mut self) {
         if self.permit.is_some() {
-            let_go(self.permit.take());
+            drop_contained(self.permit.take());
         }
     }
 
@@ -200,7 +200,7 @@ impl Task {
     }
 
     /// Passes committed messages to the provider's instance.
-    pub(super) fn tell_instance(&self, event: &Event) {
+    pub(super) fn report_committed(&self, event: &Event) {
         let (Event::Turn(outcome), Some(Instance { own: Some(own), .. })) = (event, &self.instance) else {
             return;
         };
@@ -214,7 +214,7 @@ impl Task {
         let Some(Instance { of, own }) = self.instance.take() else {
             return;
         };
-        let_go(of);
+        drop_contained(of);
         if let Some(own) = own {
             let limit = self.setup.terminate_timeout;
             tokio::spawn(async move {

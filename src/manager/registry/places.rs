@@ -90,7 +90,7 @@ impl Registry {
         let (sender, errands) = mpsc::unbounded_channel();
         self.line.insert(number, Opening { errands: sender, asking: None });
         self.waiting.insert(number, id.clone());
-        self.tell(ManagerEvent::Waiting { id: id.clone() });
+        self.emit(ManagerEvent::Waiting { id: id.clone() });
         self.joined.notify_waiters();
         self.make_room();
         Some(InLine { number, errands })
@@ -104,7 +104,7 @@ impl Registry {
             self.withdraw(opening);
         }
         if self.waiting.remove(&since).is_some() {
-            self.tell(ManagerEvent::GivenUp { id: id.clone() });
+            self.emit(ManagerEvent::GivenUp { id: id.clone() });
         }
         if had_place {
             self.vacate();

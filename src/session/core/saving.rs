@@ -181,7 +181,7 @@ impl Core {
     /// Starts the next write, if there are changes and no write is in flight. A write that waits to be repeated is
     /// repeated now.
     pub(in crate::session) fn save(&mut self, env: &Env<'_>, effects: &mut Effects) {
-        self.tell_behind(env, effects);
+        self.update_behind(env, effects);
         if self.saver.loss.is_some() {
             return;
         }
@@ -312,7 +312,7 @@ impl Core {
         self.saver.loss.as_ref()
     }
 
-    fn tell_behind(&mut self, env: &Env<'_>, effects: &mut Effects) {
+    fn update_behind(&mut self, env: &Env<'_>, effects: &mut Effects) {
         let behind = self.saver.unsaved > env.unsaved_limit;
         if behind != self.saver.was_behind {
             self.saver.was_behind = behind;

@@ -83,11 +83,11 @@ impl Task {
     }
 
     /// Notifies the watcher, if the session has refused to sleep, that everything is saved or handled now.
-    pub(super) fn tell_settled(&mut self) {
+    pub(super) fn notify_settled(&mut self) {
         if std::mem::take(&mut self.has_refused_sleep)
             && let Some(watcher) = &self.shared.watcher
         {
-            watcher::tell_of(&**watcher, Notice::Settled);
+            watcher::notify(&**watcher, Notice::Settled);
         }
     }
 }

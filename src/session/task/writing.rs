@@ -106,7 +106,7 @@ impl Task {
             if std::mem::take(&mut self.idle_when_saved) {
                 self.consider_idle_shutdown();
             }
-            self.tell_settled();
+            self.notify_settled();
         }
     }
 

@@ -80,7 +80,7 @@ fn never_filled(line: &[u8], at: u64) -> bool {
 }
 
 /// Returns the length of the line that begins here, as stated in its frame, including the line feed.
-pub(super) fn told_len(line: &[u8]) -> Option<usize> {
+pub(super) fn stated_len(line: &[u8]) -> Option<usize> {
     len(line.get(LEN)?).map(|len| PREFIX + len + 2)
 }
 

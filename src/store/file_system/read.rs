@@ -62,7 +62,7 @@ impl<'a> Lines<'a> {
         loop {
             let there = &self.buffer[self.at..];
             // A valid line states its length. Any other line is searched for its end.
-            let told = line::told_len(there).filter(|len| there.get(len - 1) == Some(&b'\n'));
+            let told = line::stated_len(there).filter(|len| there.get(len - 1) == Some(&b'\n'));
             let found = told.or_else(|| {
                 let end = there[seen..].iter().position(|byte| *byte == b'\n');
                 end.map(|end| seen + end + 1)

@@ -78,7 +78,7 @@ fn restrict(schema: &mut Value, closed: &mut bool) -> Option<()> {
     } else if !combined && !["type", "enum", "const"].iter().any(|key| map.contains_key(*key)) {
         return None;
     }
-    say_refused(map);
+    describe_refused(map);
     for (key, value) in map {
         match (key.as_str(), value) {
             ("properties" | "$defs" | "definitions", Value::Object(schemas)) => {
@@ -150,7 +150,7 @@ impl<'a> References<'a> {
 }
 
 /// Moves the keywords that the service rejects to the description.
-fn say_refused(map: &mut Map<String, Value>) {
+fn describe_refused(map: &mut Map<String, Value>) {
     let refused: Vec<String> = map
         .iter()
         .filter(|(key, value)| match key.as_str() {

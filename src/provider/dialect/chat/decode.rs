@@ -98,10 +98,10 @@ impl ChatDecoder {
         let choices = chunk.choices.unwrap_or_default();
         let choice = self.alternatives.pick(choices, |choice| choice.index, deltas);
         let Some(mut choice) = choice else {
-            self.tell_usage(usage, deltas);
+            self.emit_usage(usage, deltas);
             return Ok(());
         };
-        self.tell_usage(usage.or(std::mem::take(&mut choice.usage)), deltas);
+        self.emit_usage(usage.or(std::mem::take(&mut choice.usage)), deltas);
         self.choice(choice, data, deltas)
     }
 
@@ -152,7 +152,7 @@ impl ChatDecoder {
         if text.as_ref().is_some_and(begins)
             || piece.tool_calls.as_ref().is_some_and(|calls| !calls.is_empty())
         {
-            self.tell_details(false, deltas);
+            self.emit_details(false, deltas);
         }
         if let Some(text) = text {
             self.extend(Kind::Text, text, deltas);
@@ -241,7 +241,7 @@ impl ChatDecoder {
     }
 
     /// Emits the usage. Each report covers the whole request so far, so the last one counts.
-    fn tell_usage(&mut self, usage: Reported<Box<WireUsage>>, deltas: &mut Vec<Delta>) {
+    fn emit_usage(&mut self, usage: Reported<Box<WireUsage>>, deltas: &mut Vec<Delta>) {
         if usage == Reported::Nothing {
             return;
         }
@@ -251,15 +251,15 @@ impl ChatDecoder {
     }
 
     /// Emits the entries of `reasoning_details` since the previous call, as a provider item.
-    fn tell_details(&mut self, last: bool, deltas: &mut Vec<Delta>) {
+    fn emit_details(&mut self, last: bool, deltas: &mut Vec<Delta>) {
         let Some(entries) = self.details.take(last) else {
             return;
         };
-        self.tell_aside(json!({"reasoning_details": entries}), deltas);
+        self.emit_aside(json!({"reasoning_details": entries}), deltas);
     }
 
     /// Emits opaque members of the message as a provider item.
-    fn tell_aside(&mut self, members: Value, deltas: &mut Vec<Delta>) {
+    fn emit_aside(&mut self, members: Value, deltas: &mut Vec<Delta>) {
         let item = ProviderItem { format: NAME.to_owned(), data: members };
         let index = self.blocks.aside();
         deltas.push(Delta::Start { index, block: BlockStart::ProviderItem(item) });
@@ -274,9 +274,9 @@ impl ChatDecoder {
         let reason = self.stop.take();
         let cut = matches!(reason, Some(StopReason::Length | StopReason::ContextLength));
         self.calls.finish(cut, &self.id, &mut self.blocks, deltas)?;
-        self.tell_details(true, deltas);
+        self.emit_details(true, deltas);
         if let Some(annotations) = self.annotations.take() {
-            self.tell_aside(json!({"annotations": annotations}), deltas);
+            self.emit_aside(json!({"annotations": annotations}), deltas);
         }
         let wants_tools = !self.calls.is_empty();
         let reason = match reason {

@@ -46,12 +46,12 @@ impl Encoder<'_> {
                     self.warn(at_rest());
                 }
             }
-            _ => self.say_thinking(body),
+            _ => self.encode_thinking(body),
         }
         Ok(())
     }
 
-    fn say_thinking(&mut self, body: &mut Map<String, Value>) {
+    fn encode_thinking(&mut self, body: &mut Map<String, Value>) {
         let Some(mode) = self.request.options.thinking() else {
             return;
         };

@@ -58,7 +58,7 @@ impl GeminiDecoder {
             return self.strays.skip(data).map_err(|error| refined(error, data));
         }
         self.emit_metadata(&chunk, deltas);
-        self.tell_usage(chunk.usage_metadata, deltas);
+        self.emit_usage(chunk.usage_metadata, deltas);
         if let Some(feedback) = chunk.prompt_feedback {
             let reason = feedback.get("blockReason").and_then(Value::as_str).unwrap_or_default();
             if !matches!(reason, "" | "BLOCK_REASON_UNSPECIFIED") {
@@ -226,7 +226,7 @@ impl GeminiDecoder {
     }
 
     /// Emits the usage. Each report covers the whole request so far, so the last one counts.
-    fn tell_usage(&mut self, usage: Reported<Box<WireUsage>>, deltas: &mut Vec<Delta>) {
+    fn emit_usage(&mut self, usage: Reported<Box<WireUsage>>, deltas: &mut Vec<Delta>) {
         if usage == Reported::Nothing {
             return;
         }

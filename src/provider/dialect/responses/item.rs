@@ -323,11 +323,11 @@ impl Call {
     pub(super) fn give_up(&mut self, blocks: &mut Blocks<'_>) -> Result<(), &'static str> {
         let block = self.block.ok_or("a function call has no name")?;
         let held = std::mem::take(&mut self.held);
-        self.tell_held(block, &held, blocks);
+        self.emit_held(block, &held, blocks);
         Ok(())
     }
 
-    fn tell_held(&mut self, block: usize, held: &str, blocks: &mut Blocks<'_>) {
+    fn emit_held(&mut self, block: usize, held: &str, blocks: &mut Blocks<'_>) {
         if self.received.bytes() == 0 {
             blocks.append_rest(block, &mut self.received, held, Part::Input);
         }

@@ -49,7 +49,7 @@ async fn generate_as_after_the_last_retry_is_an_error_with_the_answer() {
     let request = Request::prompt("An even number?").with_options(Options::default().with_output_retries(2));
     let error = provider.model().generate_as::<Even>(request).await.unwrap_err();
     assert_eq!((error.kind, error.body.as_deref()), (ErrorKind::Output, Some("Four")));
-    assert!(error.message.contains("no JSON") && !error.retryable, "{error:?}");
+    assert!(error.message.contains("not JSON") && !error.retryable, "{error:?}");
     assert_eq!(provider.steps_left(), 0);
 }
 

@@ -201,7 +201,7 @@ async fn ask_as_returns_the_typed_value_and_sends_its_schema_for_that_prompt() {
 
 #[tokio::test(start_paused = true)]
 async fn ask_as_invalid_answer_is_an_error_with_the_response() {
-    for (answer, words) in [("Oslo", "no JSON"), (r#"{"name": "Oslo"}"#, "people")] {
+    for (answer, words) in [("Oslo", "not JSON"), (r#"{"name": "Oslo"}"#, "people")] {
         let (_, builder) = scripted([Step::text(answer)]);
         let agent = builder.options(Options::default().with_output_retries(0)).start().await.unwrap();
         let error = agent.ask_as::<City>("A city?").await.unwrap_err();

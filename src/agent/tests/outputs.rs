@@ -77,7 +77,7 @@ async fn answer_that_does_not_fit_is_requested_again_outside_the_history() {
     let last = &requests[2].history;
     assert_eq!((last.get(1).unwrap().text().as_str(), last.get(3).unwrap().role), ("Oslo", Role::Assistant));
     assert!(
-        last.get(2).unwrap().text().contains("no JSON") && last.get(4).unwrap().text().contains("people")
+        last.get(2).unwrap().text().contains("not JSON") && last.get(4).unwrap().text().contains("people")
     );
     assert!(requests.iter().all(|request| request.history.check_sendable().is_ok()));
 }
@@ -91,7 +91,7 @@ async fn answer_that_never_fits_is_returned_unchanged_at_the_limit() {
         let agent = builder.options(options).start().await.unwrap();
         let error = agent.ask_as::<City>("A city?").await.unwrap_err();
         let AgentError::Output(why, response) = error else { panic!("{error:?}") };
-        assert!(why.contains("no JSON"), "{why}");
+        assert!(why.contains("not JSON"), "{why}");
         assert_eq!(response.stop_reason, StopReason::Stop);
         assert_eq!(provider.requests().len(), requests);
         let last = format!("assistant: No {}", requests - 1);

@@ -294,7 +294,7 @@ async fn output_schema_of_the_agent_parses_every_final_answer() {
     let response = stopped(&agent.run("Again").await);
     assert!(response.output.is_none() && response.output_error.as_ref().unwrap().contains("\"n\""));
     let response = stopped(&agent.run("Again").await);
-    assert!(response.output.is_none() && response.output_error.as_ref().unwrap().contains("no JSON"));
+    assert!(response.output.is_none() && response.output_error.as_ref().unwrap().contains("not JSON"));
     assert_eq!(provider.requests()[0].options.output().unwrap().name, "number");
 }
 

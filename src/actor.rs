@@ -76,11 +76,11 @@ impl<S> Termination<S> {
     async fn wait<T>(&self, look: impl Fn() -> Option<T>) -> T {
         loop {
             // Created before the check, so that a notification in between is not missed.
-            let told = self.ended.notified();
+            let notified = self.ended.notified();
             if let Some(found) = look() {
                 return found;
             }
-            told.await;
+            notified.await;
         }
     }
 }

@@ -33,27 +33,27 @@ pub fn error_chain(error: &(dyn Error + 'static)) -> String {
     text
 }
 
-/// Returns the `source` of an error with the text `told` and the cause `cause`: the first error of the chain that
-/// `told` does not include.
+/// Returns the `source` of an error with this text and cause: the first error of the chain that the text does
+/// not include.
 pub(crate) fn source_after<'e>(
-    told: &str,
+    text: &str,
     cause: &'e (dyn Error + 'static),
 ) -> Option<&'e (dyn Error + 'static)> {
-    match last_included(told, cause) {
+    match last_included(text, cause) {
         Some(last) => last.source(),
         None => Some(cause),
     }
 }
 
-/// Returns whether `told` includes the text of the error or of one of its causes.
-pub(crate) fn names(told: &str, cause: &(dyn Error + 'static)) -> bool {
-    last_included(told, cause).is_some()
+/// Returns whether the text includes that of the error or of one of its causes.
+pub(crate) fn names(text: &str, cause: &(dyn Error + 'static)) -> bool {
+    last_included(text, cause).is_some()
 }
 
-/// Returns the innermost error of the chain whose text `told` includes.
-fn last_included<'e>(told: &str, cause: &'e (dyn Error + 'static)) -> Option<&'e (dyn Error + 'static)> {
+/// Returns the innermost error of the chain whose own text is included in this text.
+fn last_included<'e>(text: &str, cause: &'e (dyn Error + 'static)) -> Option<&'e (dyn Error + 'static)> {
     let chain = std::iter::once(cause).chain(causes(cause));
-    chain.filter(|error| told.contains(&error.to_string())).last()
+    chain.filter(|error| text.contains(&error.to_string())).last()
 }
 
 /// Returns the causes of an error, from its `source` to the innermost.

@@ -132,7 +132,7 @@ fn check(name: &str, error: &(dyn Error + 'static), cause: &str, deeper: &[&str]
     assert_eq!(chain[1..], *deeper, "{name}: {chain:?}");
     assert_eq!(error_chain(error), chain.join(": "), "{name}");
     for (at, sentence) in chain.iter().enumerate() {
-        assert!(!chain[..at].iter().any(|told| told.contains(sentence)), "{name}: {chain:?}");
+        assert!(!chain[..at].iter().any(|earlier| earlier.contains(sentence)), "{name}: {chain:?}");
     }
     assert!(format!("{error:?}").len() < 900, "{name}: {error:?}");
 }

@@ -127,7 +127,7 @@ impl Inner {
         };
         let deleted = self.store.delete_under(id, &lease).await;
         if deleted.is_err() {
-            self.give_back(id, &lease).await;
+            self.release_lease(id, &lease).await;
         }
         deleted
     }
@@ -137,7 +137,7 @@ impl Inner {
     async fn rename_stored(&self, id: &ConversationId, title: Option<String>) -> Result<(), StoreError> {
         let lease = self.store.acquire(id, &self.owner).await?;
         let renamed = self.rename_under(&lease, id, StateChange::Title(title)).await;
-        self.give_back(id, &lease).await;
+        self.release_lease(id, &lease).await;
         renamed
     }
 
@@ -229,7 +229,7 @@ impl Inner {
         failed
     }
 
-    async fn give_back(&self, id: &ConversationId, lease: &Lease) {
+    async fn release_lease(&self, id: &ConversationId, lease: &Lease) {
         if let Err(error) = self.store.release(id, lease).await {
             tracing::warn!(%id, %error, "releasing a conversation failed; it is owned until its lease expires");
         }

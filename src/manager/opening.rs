@@ -37,7 +37,7 @@ pub(super) struct Loan {
 
 impl Drop for Loan {
     fn drop(&mut self) {
-        self.inner.registry().give_back(&self.id, self.key);
+        self.inner.registry().end_loan(&self.id, self.key);
     }
 }
 

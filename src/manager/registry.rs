@@ -60,7 +60,7 @@ struct Slot {
     loan: Option<Loan>,
     title: Option<Arc<str>>,
     /// Whether the session has reported a title already.
-    has_told_title: bool,
+    has_current_title: bool,
     /// How the session ended, if it ended before it was registered as open.
     ended: Option<EndReason>,
     status: Status,
@@ -150,7 +150,7 @@ impl Registry {
                 claim: None,
                 loan: None,
                 title: None,
-                has_told_title: false,
+                has_current_title: false,
                 ended: None,
                 status: Status::Idle,
                 is_queued: false,
@@ -204,7 +204,7 @@ impl Registry {
     }
 
     /// Returns a borrowed id.
-    pub(super) fn give_back(&mut self, id: &ConversationId, key: Key) {
+    pub(super) fn end_loan(&mut self, id: &ConversationId, key: Key) {
         let Some(slot) = self.slot(id, key) else { return };
         if let Some(loan) = slot.loan.take() {
             loan.over.cancel();
@@ -229,16 +229,16 @@ impl Registry {
         let Some(slot) = self.slots.get_mut(&id).filter(|slot| slot.key == key) else {
             return;
         };
-        if !slot.has_told_title {
+        if !slot.has_current_title {
             slot.title = title;
         }
         (slot.session, slot.used) = (Some(session), clock);
         let waited_since = std::mem::replace(&mut slot.since, clock);
         let ended = slot.ended.take();
-        let told = OpenSession { id: id.clone(), title: slot.title.clone(), activity: slot.activity() };
+        let open = OpenSession { id: id.clone(), title: slot.title.clone(), activity: slot.activity() };
         self.waiting.remove(&waited_since);
         self.open.insert(clock, id.clone());
-        self.emit(ManagerEvent::Opened { session: told });
+        self.emit(ManagerEvent::Opened { session: open });
         if let Some(reason) = ended {
             self.ended(&id, key, &reason);
         }
@@ -283,7 +283,7 @@ impl Registry {
     pub(super) fn titled(&mut self, id: &ConversationId, key: Key, title: Option<Arc<str>>) {
         let Some(slot) = self.slot(id, key) else { return };
         slot.title.clone_from(&title);
-        slot.has_told_title = true;
+        slot.has_current_title = true;
         if slot.session.is_some() {
             self.emit(ManagerEvent::Title { id: id.clone(), title });
         }

@@ -214,21 +214,21 @@ impl Fold {
 
     fn merge(&mut self, data: MessageDelta) -> Result<(), ProviderError> {
         data.provider_data.values().try_for_each(check_depth)?;
-        let told = &self.message;
-        let kept = data.provider_data.keys().filter_map(|key| told.provider_data.get_key_value(key));
+        let message = &self.message;
+        let kept = data.provider_data.keys().filter_map(|key| message.provider_data.get_key_value(key));
         let replaced = kept.map(|(key, value)| member_weight(key, value)).sum::<usize>()
-            + data.model.as_ref().and(told.model.as_ref()).map_or(0, String::len)
-            + data.stop_reason.as_ref().and(told.stop_reason.as_ref()).map_or(0, StopReason::weight);
+            + data.model.as_ref().and(message.model.as_ref()).map_or(0, String::len)
+            + data.stop_reason.as_ref().and(message.stop_reason.as_ref()).map_or(0, StopReason::weight);
         self.weight = grown(self.weight, data.weight(), replaced)?;
 
         let MessageDelta { model, stop_reason, usage, provider_data, warnings, output_enforced } = data;
-        let told = &mut self.message;
-        told.model = model.or(told.model.take());
-        told.stop_reason = stop_reason.or(told.stop_reason.take());
-        told.usage = usage.map(Usage::with_finite_cost).or(told.usage);
-        told.provider_data.extend(provider_data);
-        told.warnings.extend(warnings);
-        told.output_enforced |= output_enforced;
+        let message = &mut self.message;
+        message.model = model.or(message.model.take());
+        message.stop_reason = stop_reason.or(message.stop_reason.take());
+        message.usage = usage.map(Usage::with_finite_cost).or(message.usage);
+        message.provider_data.extend(provider_data);
+        message.warnings.extend(warnings);
+        message.output_enforced |= output_enforced;
         Ok(())
     }
 

@@ -148,16 +148,16 @@ async fn first_content(
 ) -> Result<Begun, ProviderError> {
     let mut rest = provider.stream(request, context).await?;
     let mut head = Vec::new();
-    let mut told_why = false;
+    let mut has_stop_reason = false;
     while let Some(delta) = rest.try_next().await? {
         let begun = delta.is_content();
-        told_why |= matches!(&delta, Delta::Message(data) if data.stop_reason.is_some());
+        has_stop_reason |= matches!(&delta, Delta::Message(data) if data.stop_reason.is_some());
         head.push(delta);
         if begun || head.len() == MAX_HEAD {
             return Ok(Begun { head: head.into_iter(), rest });
         }
     }
-    if told_why {
+    if has_stop_reason {
         Ok(Begun { head: head.into_iter(), rest: Box::pin(stream::empty()) })
     } else {
         Err(ProviderError::new(ErrorKind::Truncated, "the stream ended before the answer began"))

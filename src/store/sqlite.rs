@@ -360,7 +360,7 @@ impl SqliteStore {
         let (named, upkeep) = (id.clone(), Arc::clone(&self.writing()?.upkeep));
         self.write(id, move |connection, _| {
             write::delete(connection, &named, lease.as_ref())?;
-            upkeep.give_back(connection);
+            upkeep.reclaim_pages(connection);
             upkeep.clear(connection);
             Ok(())
         })

@@ -72,14 +72,14 @@ async fn start_of_an_echo_is_an_error() {
     assert!(matches!(error, BackendError::Unsupported(_)), "{error}");
 }
 
-/// Returns a script in which `answer` replies to the next request with a result, and `told` sends an update.
+/// Returns a script in which `answer` replies to the next request with a result, and `update` sends an update.
 fn agent(version: &str, body: &str) -> AcpBackend {
     script(&format!(
         r#"
         id() {{ sed 's/.*"id":\([0-9]*\),.*/\1/'; }}
         answer() {{ read -r line; printf '{{"jsonrpc":"2.0","id":%s,%s}}\n' "$(printf %s "$line" | id)" "$1"; }}
-        told() {{ printf '{{"jsonrpc":"2.0","method":"session/update","params":{{"sessionId":"%s","update":%s}}}}\n' "$1" "$2"; }}
-        say() {{ told s "{{\"sessionUpdate\":\"agent_message_chunk\",\"content\":{{\"type\":\"text\",\"text\":\"$1\"}}}}"; }}
+        update() {{ printf '{{"jsonrpc":"2.0","method":"session/update","params":{{"sessionId":"%s","update":%s}}}}\n' "$1" "$2"; }}
+        say() {{ update s "{{\"sessionUpdate\":\"agent_message_chunk\",\"content\":{{\"type\":\"text\",\"text\":\"$1\"}}}}"; }}
         answer '"result":{{"protocolVersion":{version},"more":[1]}}'
         answer '"result":{{"sessionId":"s","_meta":{{}}}}'
         {body}
@@ -97,16 +97,16 @@ async fn start_of_an_agent_with_another_version_names_it() {
 #[tokio::test]
 async fn turn_with_unknown_messages_continues() {
     let odd = r#"
-        told s '{"sessionUpdate":"available_commands_update","availableCommands":[]}'
+        update s '{"sessionUpdate":"available_commands_update","availableCommands":[]}'
         read -r line; request="$line"
         echo 'debug: a line for people'
         echo '{"level":30,"msg":"a line for machines"}'
         say one
-        told elsewhere '{"sessionUpdate":"agent_message_chunk","content":{"type":"text","text":"not mine"}}'
-        told s '{"sessionUpdate":"from_the_future","x":1}'
-        told s '{"sessionUpdate":"tool_call_update","toolCallId":"never","status":"completed"}'
-        told s '{"sessionUpdate":"tool_call_update","toolCallId":"never","status":"failed"}'
-        told s '7'
+        update elsewhere '{"sessionUpdate":"agent_message_chunk","content":{"type":"text","text":"not mine"}}'
+        update s '{"sessionUpdate":"from_the_future","x":1}'
+        update s '{"sessionUpdate":"tool_call_update","toolCallId":"never","status":"completed"}'
+        update s '{"sessionUpdate":"tool_call_update","toolCallId":"never","status":"failed"}'
+        update s '7'
         echo '{"jsonrpc":"2.0","method":"session/update"}'
         echo '{"jsonrpc":"2.0","method":"_vendor/news","params":{"a":1}}'
         echo '{"jsonrpc":"2.0","id":"nobody-asked","result":{}}'

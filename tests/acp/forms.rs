@@ -15,8 +15,8 @@ fn agent(body: &str) -> AcpBackend {
         r#"
         next() {{ read -r line || exit 0; id=$(printf %s "$line" | sed 's/.*"id":\([0-9]*\),.*/\1/'); }}
         answer() {{ printf '%s\n' "$1" | sed "s/ID/$id/"; }}
-        told() {{ printf '{{"jsonrpc":"2.0","method":"session/update","params":{{"sessionId":"s","update":%s}}}}\n' "$1"; }}
-        chunk() {{ told "{{\"sessionUpdate\":\"$1\",\"content\":{{\"type\":\"text\",\"text\":\"$2\"}}}}"; }}
+        update() {{ printf '{{"jsonrpc":"2.0","method":"session/update","params":{{"sessionId":"s","update":%s}}}}\n' "$1"; }}
+        chunk() {{ update "{{\"sessionUpdate\":\"$1\",\"content\":{{\"type\":\"text\",\"text\":\"$2\"}}}}"; }}
         say() {{ chunk agent_message_chunk "$1"; }}
         ended() {{ answer '{{"jsonrpc":"2.0","id":ID,"result":{{"stopReason":"end_turn"}}}}'; }}
         opened() {{
@@ -151,7 +151,7 @@ async fn cancel_that_an_agent_misses_is_repeated() {
 async fn plan_with_unknown_values_is_kept_unchanged() {
     let planned = r#"
         next
-        told '{"sessionUpdate":"plan","entries":[{"content":"Look","priority":"urgent","status":"begun"}]}'
+        update '{"sessionUpdate":"plan","entries":[{"content":"Look","priority":"urgent","status":"begun"}]}'
         ended; sleep 600
     "#;
     let session = soon(started(planned).start(&SessionOptions::default())).await.unwrap();

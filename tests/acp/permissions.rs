@@ -80,8 +80,8 @@ async fn permission_of_a_cancelled_turn_is_answered_as_cancelled() {
     let agent = on(place.agent("")).callbacks(pauses).start().await.unwrap();
     let (_, _events) = paused(&agent).await;
     agent.cancel().await.unwrap();
-    let told = place.path().join("taken-back");
-    until("the agent received the answer", || told.exists()).await;
+    let answer_file = place.path().join("taken-back");
+    until("the agent received the answer", || answer_file.exists()).await;
     assert_eq!(soon(agent.ask("Hello")).await.unwrap().text(), "You said: Hello");
     assert_eq!(place.pids().len(), 1, "the session continues");
 }

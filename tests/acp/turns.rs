@@ -91,8 +91,8 @@ async fn start_sends_the_folder_and_servers() {
     let backend = place.agent("").with_mcp_server(server);
     assert!(!format!("{backend:?}").contains("hush"));
     let session = started(&backend).await;
-    let told = asked(&*session, "Where are you?").await.text;
-    assert_eq!(told, format!("{} files [\"--all\"]", place.path().display()));
+    let answer = asked(&*session, "Where are you?").await.text;
+    assert_eq!(answer, format!("{} files [\"--all\"]", place.path().display()));
     let unreachable = place.agent("").with_mcp_server(McpServer::http("web", "http://127.0.0.1:1"));
     let Err(error) = soon(unreachable.start(&SessionOptions::default())).await else {
         panic!("the session started")

@@ -184,7 +184,7 @@ breaches! {
     suite_catches_processes_left_by_a_drop: "dropped_session_leaves_nothing_running",
         ScriptedBackend::whole(well, Some(Fault::RunsOn));
     suite_catches_a_session_that_forgets: "session_remembers", ScriptedBackend::whole(well, Some(Fault::Forgets));
-    suite_catches_sessions_that_share_prompts: "parallel_sessions_are_independent", ScriptedBackend::whole(well, Some(Fault::Tells));
+    suite_catches_sessions_that_share_prompts: "parallel_sessions_are_independent", ScriptedBackend::whole(well, Some(Fault::MixesSessions));
     suite_catches_a_resume_as_a_new_session: "resume_continues_the_conversation",
         ScriptedBackend::whole(well, Some(Fault::ResumesAnew));
     suite_catches_a_resume_of_an_unknown_session: "resume_of_an_unknown_session_is_refused",

@@ -22,23 +22,23 @@ use crate::{
 
 /// A fault in the second turn after the backend has finished it.
 #[derive(Clone)]
-enum Spoiled {
+enum LateFault {
     Panics,
-    GoesOnWithNothing,
+    ContinuesWithEmptyPrompt,
     Waits(Gate),
 }
 
-struct Spoils(Spoiled, u32);
+struct FailsSecondTurn(LateFault, u32);
 
 #[async_trait]
-impl AgentCallbacks for Spoils {
+impl AgentCallbacks for FailsSecondTurn {
     async fn handle_turn(&mut self, _: &Response, _: &mut State) -> TurnDecision {
         self.1 += 1;
         if self.1 == 2 {
             match &self.0 {
-                Spoiled::Panics => panic!("handle_turn panics"),
-                Spoiled::GoesOnWithNothing => return TurnDecision::Continue("".into()),
-                Spoiled::Waits(gate) => gate.pass().await,
+                LateFault::Panics => panic!("handle_turn panics"),
+                LateFault::ContinuesWithEmptyPrompt => return TurnDecision::Continue("".into()),
+                LateFault::Waits(gate) => gate.pass().await,
             }
         }
         TurnDecision::Stop
@@ -48,11 +48,11 @@ impl AgentCallbacks for Spoils {
 #[tokio::test(start_paused = true)]
 async fn turn_discarded_after_it_finished_keeps_the_session() {
     for able in [Capabilities::default(), able()] {
-        for spoiled in [Spoiled::Panics, Spoiled::GoesOnWithNothing, Spoiled::Waits(Gate::new())] {
+        for fault in [LateFault::Panics, LateFault::ContinuesWithEmptyPrompt, LateFault::Waits(Gate::new())] {
             let backend = ScriptedBackend::able(able, []);
-            let agent = backend.agent().callbacks(Spoils(spoiled.clone(), 0)).start().await.unwrap();
+            let agent = backend.agent().callbacks(FailsSecondTurn(fault.clone(), 0)).start().await.unwrap();
             agent.ask("One").await.unwrap();
-            if let Spoiled::Waits(gate) = spoiled {
+            if let LateFault::Waits(gate) = fault {
                 agent.prompt("Two").await.unwrap();
                 gate.reached().await;
                 agent.cancel().await.unwrap();
@@ -70,7 +70,7 @@ async fn turn_discarded_after_it_finished_keeps_the_session() {
 #[tokio::test(start_paused = true)]
 async fn first_turn_discarded_after_it_finished_keeps_the_session() {
     let backend = ScriptedBackend::new([]);
-    let agent = backend.agent().callbacks(Spoils(Spoiled::Panics, 1)).start().await.unwrap();
+    let agent = backend.agent().callbacks(FailsSecondTurn(LateFault::Panics, 1)).start().await.unwrap();
     agent.ask("One").await.unwrap_err();
     assert_eq!(agent.ask("Two").await.unwrap().text(), "One | Two");
     assert_eq!(backend.count("start"), 1);

@@ -79,8 +79,8 @@ impl BackendSession for LateSession {
     }
 
     async fn update(&self, result: &TurnResult) -> Result<(), BackendError> {
-        let told = result.data["session_id"].as_str().unwrap();
-        assert_eq!(self.id.get_or_init(|| SessionId::new(told)).as_str(), told);
+        let id = result.data["session_id"].as_str().unwrap();
+        assert_eq!(self.id.get_or_init(|| SessionId::new(id)).as_str(), id);
         Ok(())
     }
 

@@ -93,7 +93,7 @@ pub(crate) enum Fault {
     /// Does not remember the earlier turns of the session.
     Forgets,
     /// Shares the prompts of each session with all sessions.
-    Tells,
+    MixesSessions,
     /// Resumes a session as a new one.
     ResumesAnew,
     /// Resumes sessions that never existed.
@@ -126,7 +126,7 @@ struct Inner {
     /// The number of prompts of each session at the end of its last finished turn.
     finished: Mutex<BTreeMap<String, usize>>,
     /// The prompts of each session.
-    told: Mutex<BTreeMap<String, Vec<String>>>,
+    prompts: Mutex<BTreeMap<String, Vec<String>>>,
     options: Mutex<Vec<SessionOptions>>,
     answers: Mutex<Vec<Option<PermissionAnswer>>>,
 }
@@ -189,7 +189,7 @@ impl ScriptedBackend {
             log: Mutex::default(),
             noted: Notify::new(),
             finished: Mutex::default(),
-            told: Mutex::default(),
+            prompts: Mutex::default(),
             options: Mutex::default(),
             answers: Mutex::default(),
         }))
@@ -261,7 +261,7 @@ impl ScriptedBackend {
     }
 
     fn knows(&self, id: &str) -> bool {
-        lock(&self.0.told).contains_key(id)
+        lock(&self.0.prompts).contains_key(id)
     }
 
     fn note(&self, call: String) {
@@ -283,12 +283,12 @@ impl ScriptedBackend {
         }
     }
 
-    fn session(&self, options: &SessionOptions, told: Vec<String>) -> Arc<dyn BackendSession> {
+    fn session(&self, options: &SessionOptions, prompts: Vec<String>) -> Arc<dyn BackendSession> {
         let id = {
-            let mut all = lock(&self.0.told);
+            let mut all = lock(&self.0.prompts);
             let id = format!("s{}", all.len() + 1);
-            lock(&self.0.finished).insert(id.clone(), told.len());
-            all.insert(id.clone(), told);
+            lock(&self.0.finished).insert(id.clone(), prompts.len());
+            all.insert(id.clone(), prompts);
             id
         };
         self.attach(id, options)
@@ -341,13 +341,13 @@ impl Backend for ScriptedBackend {
         if self.has(Fault::ForksNothing) {
             return Ok(self.attach(place.session.to_string(), options));
         }
-        let told = lock(&self.0.told).get(place.session.as_str()).cloned();
-        let mut told = told.ok_or_else(|| BackendError::unknown_session(&place.session))?;
+        let prompts = lock(&self.0.prompts).get(place.session.as_str()).cloned();
+        let mut prompts = prompts.ok_or_else(|| BackendError::unknown_session(&place.session))?;
         let kept: usize = place.checkpoint.as_ref().unwrap().parse().unwrap();
         if !self.has(Fault::ForksAtTheEnd) {
-            told.truncate(kept);
+            prompts.truncate(kept);
         }
-        Ok(self.session(options, told))
+        Ok(self.session(options, prompts))
     }
 }
 
@@ -360,11 +360,11 @@ struct ScriptedSession {
 }
 
 impl ScriptedSession {
-    fn told(&self) -> Vec<String> {
-        let all = lock(&self.backend.0.told);
+    fn remembered(&self) -> Vec<String> {
+        let all = lock(&self.backend.0.prompts);
         match self.backend.0.fault {
             Some(Fault::Forgets) => all[&self.id].last().cloned().into_iter().collect(),
-            Some(Fault::Tells) => all.values().flatten().cloned().collect(),
+            Some(Fault::MixesSessions) => all.values().flatten().cloned().collect(),
             _ => all[&self.id].clone(),
         }
     }
@@ -395,7 +395,7 @@ impl BackendSession for ScriptedSession {
         if self.ended.is_cancelled() && !self.backend.has(Fault::AnswersOn) {
             return Err(BackendError::Ended("it was terminated".to_owned()));
         }
-        lock(&self.backend.0.told).get_mut(&self.id).unwrap().push(prompt.text());
+        lock(&self.backend.0.prompts).get_mut(&self.id).unwrap().push(prompt.text());
         let next = lock(&self.backend.0.script).pop_front();
         let next = next.or_else(|| self.backend.0.by_prompt?(&prompt.text()));
         let turn = next.unwrap_or_else(|| Turn::new().step(Step::Recall).stop());
@@ -403,21 +403,21 @@ impl BackendSession for ScriptedSession {
             Some(Fault::StreamsOn | Fault::AnswersOn) => CancellationToken::new(),
             _ => self.ended.clone(),
         };
-        let state = (turn.0, self.backend.clone(), self.told().join(" | "), ended);
-        Ok(Box::pin(stream::unfold(state, |(mut turn, backend, told, ended)| async move {
+        let state = (turn.0, self.backend.clone(), self.remembered().join(" | "), ended);
+        Ok(Box::pin(stream::unfold(state, |(mut turn, backend, remembered, ended)| async move {
             let event = tokio::select! {
                 biased;
                 () = ended.cancelled() => None,
-                event = perform(&mut turn, &backend, &told) => event,
+                event = perform(&mut turn, &backend, &remembered) => event,
             };
-            Some((event?, (turn, backend, told, ended)))
+            Some((event?, (turn, backend, remembered, ended)))
         })))
     }
 
     async fn update(&self, result: &TurnResult) -> Result<(), BackendError> {
         self.backend.called("update", format!("update {}: {}", self.id, result.stop_reason)).await?;
-        let told = self.told().len();
-        lock(&self.backend.0.finished).insert(self.id.clone(), told);
+        let count = self.remembered().len();
+        lock(&self.backend.0.finished).insert(self.id.clone(), count);
         Ok(())
     }
 
@@ -441,11 +441,15 @@ impl Drop for ScriptedSession {
 }
 
 /// Returns the next event of a turn.
-async fn perform(turn: &mut VecDeque<Step>, backend: &ScriptedBackend, told: &str) -> Option<BackendEvent> {
+async fn perform(
+    turn: &mut VecDeque<Step>,
+    backend: &ScriptedBackend,
+    remembered: &str,
+) -> Option<BackendEvent> {
     loop {
         match turn.pop_front()? {
             Step::Event(event) => return Some(event),
-            Step::Recall => return Some(BackendEvent::Text(told.to_owned())),
+            Step::Recall => return Some(BackendEvent::Text(remembered.to_owned())),
             Step::Ask(tool_use, options) => {
                 let (request, answer) = PermissionRequest::new(tool_use, options);
                 let backend = backend.clone();

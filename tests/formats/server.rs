@@ -44,7 +44,7 @@ pub(crate) trait Wire: Send + Sync {
     fn failure(&self) -> Event;
 
     /// Returns the part of a usage that the format can report.
-    fn tells(&self, usage: Usage) -> Usage;
+    fn reported_usage(&self, usage: Usage) -> Usage;
 
     /// Returns whether events are lines of JSON.
     fn lines(&self) -> bool {

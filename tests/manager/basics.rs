@@ -19,7 +19,7 @@ pub(crate) fn agent() -> AgentBuilder {
 async fn create_close_and_open_again_gives_the_same_conversation() {
     let manager = Manager::builder(MemoryStore::new()).build();
     let events = manager.subscribe();
-    let mut told = events.snapshot().unwrap().as_ref().clone();
+    let mut view = events.snapshot().unwrap().as_ref().clone();
     let mut events = events;
     let opened = manager.create(agent()).await.unwrap();
     assert!(opened.started);
@@ -44,12 +44,12 @@ async fn create_close_and_open_again_gives_the_same_conversation() {
         .unwrap();
     while let Some(update) = events.next().await {
         match update {
-            omni_agent::subscription::Update::Event(event) => told.apply(&event),
+            omni_agent::subscription::Update::Event(event) => view.apply(&event),
             omni_agent::subscription::Update::Closed(end) => {
-                assert_eq!(*end.snapshot.unwrap(), told);
+                assert_eq!(*end.snapshot.unwrap(), view);
             }
             other => panic!("{other:?}"),
         }
     }
-    assert!(told.open.is_empty());
+    assert!(view.open.is_empty());
 }

@@ -222,7 +222,7 @@ async fn rename_of_an_open_conversation_is_emitted_listed_and_saved() {
         manager.rename(one.session.id(), title).await.unwrap();
         assert_eq!(one.session.title().await.unwrap().as_deref(), title);
         watch.assert_agrees(&manager);
-        assert_eq!(watch.told.open[0].title.as_deref(), title);
+        assert_eq!(watch.view.open[0].title.as_deref(), title);
         assert_eq!(manager.list(Page::default()).await.unwrap()[0].summary.title.as_deref(), title);
         one.session.flush(secs(5)).await.unwrap();
         assert_eq!(title_in(&store, one.session.id()).await.as_deref(), title);
@@ -306,7 +306,7 @@ async fn rename_of_a_stored_conversation_is_emitted_and_saved() {
     }
     watch.assert_agrees(&manager);
     assert_eq!(watch.words(&kept), ["title", "title"]);
-    assert!(watch.told.open.is_empty());
+    assert!(watch.view.open.is_empty());
 }
 
 #[tokio::test(start_paused = true)]
@@ -416,9 +416,9 @@ async fn get_during_rename_or_open_finds_the_session() {
     let mut watch = Watch::new(&manager);
     let name = id("two");
     let mut creating = Box::pin(manager.create_with_id(&name, parrot()));
-    while watch.told.open.len() < 2 {
+    while watch.view.open.len() < 2 {
         let _ = poll_times(&mut creating, 1).await;
         watch.catch_up();
-        assert_eq!(watch.told.open.len() == 2, manager.get(&name).is_some());
+        assert_eq!(watch.view.open.len() == 2, manager.get(&name).is_some());
     }
 }

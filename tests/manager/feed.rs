@@ -21,13 +21,13 @@ async fn subscribe_gives_the_open_sessions_and_then_events() {
         .await
         .unwrap();
     let mut watch = Watch::new(&manager);
-    assert_eq!(watch.told.open[0].id, id("one"));
-    assert_eq!(watch.told.open[0].title.as_deref(), Some("One"));
-    assert_eq!(watch.told.open[0].activity, Activity::Idle);
+    assert_eq!(watch.view.open[0].id, id("one"));
+    assert_eq!(watch.view.open[0].title.as_deref(), Some("One"));
+    assert_eq!(watch.view.open[0].activity, Activity::Idle);
     one.session.prompt("Hi").await.unwrap();
     in_time(gate.reached()).await;
     watch.assert_agrees(&manager);
-    assert_eq!(watch.told.open[0].activity, Activity::Busy);
+    assert_eq!(watch.view.open[0].activity, Activity::Busy);
     gate.open();
     one.session.wait_until_idle().await.unwrap();
     settle().await;
@@ -62,7 +62,7 @@ async fn open_sessions_are_listed_in_the_order_in_which_they_became_open() {
     gate.open();
     opening.await.unwrap().unwrap();
     watch.assert_agrees(&manager);
-    assert_eq!(watch.told.open.iter().map(|open| &open.id).collect::<Vec<_>>(), [&quick, &slow]);
+    assert_eq!(watch.view.open.iter().map(|open| &open.id).collect::<Vec<_>>(), [&quick, &slow]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -79,12 +79,12 @@ async fn paused_session_is_reported_as_paused() {
     one.session.prompt("Hi").await.unwrap();
     settle().await;
     watch.assert_agrees(&manager);
-    assert_eq!(watch.told.open[0].activity, Activity::Paused);
+    assert_eq!(watch.view.open[0].activity, Activity::Paused);
     one.session.resume("use", omni_agent::tool::Decision::Execute).await.unwrap();
     in_time(one.session.wait_until_idle()).await.unwrap();
     settle().await;
     watch.assert_agrees(&manager);
-    assert_eq!(watch.told.open[0].activity, Activity::Idle);
+    assert_eq!(watch.view.open[0].activity, Activity::Idle);
 }
 
 struct Pausing;
@@ -138,7 +138,7 @@ async fn subscriber_joining_at_any_moment_agrees_with_the_manager() {
     tokio::time::sleep(secs(60)).await;
     for watcher in &mut watchers {
         watcher.assert_agrees(&manager);
-        assert_eq!(watcher.told.open, []);
+        assert_eq!(watcher.view.open, []);
     }
     assert_eq!(tasks(), 0);
 }
@@ -335,12 +335,12 @@ async fn race(ending: Ending, meanwhile: Meanwhile, polls: usize) {
     watch.assert_agrees(&manager);
     let closed = watch.words(&name).iter().filter(|word| **word == "closed").count();
     let opened = watch.words(&name).iter().filter(|word| **word == "opened").count();
-    assert_eq!(opened - closed, watch.told.open.len(), "{words}");
+    assert_eq!(opened - closed, watch.view.open.len(), "{words}");
     lives.assert_sound();
     manager.shutdown(Shutdown::within(secs(1)).with_grace(secs(1))).await.ok();
     settle().await;
     watch.catch_up();
-    assert!(watch.told.open.is_empty(), "{words}");
+    assert!(watch.view.open.is_empty(), "{words}");
     assert_eq!((tasks(), lives.living()), (0, 0), "{words}");
 }
 
@@ -381,9 +381,9 @@ async fn session_that_ends_during_open_is_closed_once_or_never_opened() {
         let outcome = in_time(manager.create_with_id(&id("one"), parrot().callbacks(Brief))).await;
         settle().await;
         watch.assert_agrees(&manager);
-        assert!(watch.told.open.is_empty(), "{outcome:?}");
+        assert!(watch.view.open.is_empty(), "{outcome:?}");
         let words = watch.words(&id("one"));
-        let balance = |word| words.iter().filter(|told| **told == word).count();
+        let balance = |word| words.iter().filter(|other| **other == word).count();
         assert_eq!(balance("opened"), balance("closed"), "{words:?}");
         drop(outcome);
         manager.delete(&id("one")).await.unwrap();

@@ -138,7 +138,7 @@ async fn caller_dropped_at_any_stage_leaves_nothing_behind() {
                 };
                 tokio::time::sleep(secs(60)).await;
                 watch.assert_agrees(&manager);
-                assert!(watch.told.open.is_empty(), "{act:?}, {polls} polls, {done}");
+                assert!(watch.view.open.is_empty(), "{act:?}, {polls} polls, {done}");
                 assert_eq!((tasks(), lives.living()), (0, 0), "{act:?}, {polls} polls, {done}");
                 let words = watch.words(&name);
                 assert!(words.is_empty() || words == ["opened", "closed"], "{words:?}");

@@ -17,14 +17,14 @@ use tokio::{task::JoinHandle, time::Instant};
 use crate::{
     rig::{self, Hooks},
     support::{
-        Act, Feed, Told, alone, create, id, in_time, open_ids, opening, parrot, scripted, secs, settle,
-        waiting_ids,
+        Act, CommandedStore, Feed, alone, create, id, in_time, open_ids, opening, parrot, scripted, secs,
+        settle, waiting_ids,
     },
 };
 
 /// A manager that may have `places` sessions open, and its store with these conversations.
-async fn limited(places: usize, stored: &[&str]) -> (ManagerBuilder, Told) {
-    let store = Told::default();
+async fn limited(places: usize, stored: &[&str]) -> (ManagerBuilder, CommandedStore) {
+    let store = CommandedStore::default();
     let before = store.manager().build();
     for name in stored {
         create(&before, name, parrot()).await;
@@ -196,10 +196,10 @@ async fn tool_opens_a_session_without_room_opening_fails_and_names_the_parent() 
     let parent = create(&manager, "parent", opens_another(&manager)).await;
     let mut feed = Feed::of(&manager);
     let begun = Instant::now();
-    let told = result(&parent).await;
+    let refusal = result(&parent).await;
     assert_eq!(begun.elapsed(), secs(10));
-    assert!(told.contains("no room to open conversation child"), "{told}");
-    assert!(told.contains("whose tools run: parent;"), "{told}");
+    assert!(refusal.contains("no room to open conversation child"), "{refusal}");
+    assert!(refusal.contains("whose tools run: parent;"), "{refusal}");
     let news = feed.news().await;
     assert_eq!(news[..3], ["parent busy", "child waits", "child given up"]);
 }

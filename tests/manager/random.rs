@@ -192,7 +192,7 @@ impl World {
         sleep(self.unit * 600).await;
         watch.assert_agrees(manager);
         self.lives.assert_sound();
-        assert_eq!(watch.told.waiting, []);
+        assert_eq!(watch.view.waiting, []);
         let open = manager.list_open();
         assert_eq!(self.lives.living(), open.len());
         for open in &open {
@@ -219,7 +219,7 @@ impl World {
             timeout(self.unit * 600, manager.close(&open.id)).await.expect("it closes").unwrap();
         }
         watch.assert_agrees(manager);
-        assert_eq!(watch.told.open, []);
+        assert_eq!(watch.view.open, []);
         let lives = self.lives.clone();
         drop((watch, self));
         // The end of the last task is not reported, so it is polled.

@@ -387,7 +387,7 @@ fn end(agent: &WeakAgent) {
 /// A snapshot built from the manager's events. It checks that each session is closed once after it was opened.
 pub(crate) struct Watch {
     pub(crate) events: ManagerSubscription,
-    pub(crate) told: ManagerSnapshot,
+    pub(crate) view: ManagerSnapshot,
     pub(crate) closed: Vec<(ConversationId, EndReason)>,
     pub(crate) seen: Vec<ManagerEvent>,
     pub(crate) end: Option<EndReason>,
@@ -396,15 +396,15 @@ pub(crate) struct Watch {
 impl Watch {
     pub(crate) fn new(manager: &Manager) -> Self {
         let events = manager.subscribe();
-        let told = events.snapshot().unwrap().as_ref().clone();
-        Self { events, told, closed: Vec::new(), seen: Vec::new(), end: None }
+        let view = events.snapshot().unwrap().as_ref().clone();
+        Self { events, view, closed: Vec::new(), seen: Vec::new(), end: None }
     }
 
     fn take(&mut self, update: Update<ManagerSnapshot, ManagerEvent>) {
         match update {
             Update::Event(numbered) => {
                 let event = &*numbered.event;
-                let is_open = |id: &ConversationId| self.told.open.iter().any(|open| open.id == *id);
+                let is_open = |id: &ConversationId| self.view.open.iter().any(|open| open.id == *id);
                 match event {
                     ManagerEvent::Opened { session } => assert!(!is_open(&session.id), "opened twice"),
                     ManagerEvent::Closed { id, reason } => {
@@ -414,14 +414,14 @@ impl Watch {
                     ManagerEvent::Status { id, .. } => assert!(is_open(id), "{id} is not open"),
                     _ => {}
                 }
-                self.told.apply(&numbered);
-                assert_eq!(self.told.last, numbered.id);
+                self.view.apply(&numbered);
+                assert_eq!(self.view.last, numbered.id);
                 self.seen.push(event.clone());
             }
-            Update::Resync(snapshot) => self.told = snapshot.as_ref().clone(),
+            Update::Resync(snapshot) => self.view = snapshot.as_ref().clone(),
             Update::Closed(end) => {
                 if let Some(snapshot) = &end.snapshot {
-                    assert_eq!(**snapshot, self.told);
+                    assert_eq!(**snapshot, self.view);
                 }
                 self.end = Some(end.reason);
             }
@@ -448,8 +448,8 @@ impl Watch {
     /// Applies the ready updates, and checks that the snapshot equals the manager's.
     pub(crate) fn assert_agrees(&mut self, manager: &Manager) {
         self.catch_up();
-        assert_eq!(self.told, *manager.subscribe().snapshot().unwrap().as_ref());
-        assert_eq!(self.told.open, manager.list_open());
+        assert_eq!(self.view, *manager.subscribe().snapshot().unwrap().as_ref());
+        assert_eq!(self.view.open, manager.list_open());
     }
 
     /// The events of this conversation, in short.

@@ -14,13 +14,13 @@ use omni_agent::{
 use serde_json::{Value, json};
 
 use crate::support::{
-    Act, Feed, Told, activity, alone, create, held, id, in_time, open_ids, opening, parrot, scripted, secs,
-    settle, waiting_ids,
+    Act, CommandedStore, Feed, activity, alone, create, held, id, in_time, open_ids, opening, parrot,
+    scripted, secs, settle, waiting_ids,
 };
 
 /// A manager that may have `places` sessions open, and its store with these conversations.
-async fn limited(places: usize, stored: &[&str]) -> (Manager, Told) {
-    let store = Told::default();
+async fn limited(places: usize, stored: &[&str]) -> (Manager, CommandedStore) {
+    let store = CommandedStore::default();
     let before = store.manager().build();
     for name in stored {
         create(&before, name, parrot()).await;

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use crate::support::{
-    Act, Feed, Told, alone, create, held, id, in_time, opening, parrot, scripted, secs, settle,
+    Act, CommandedStore, Feed, alone, create, held, id, in_time, opening, parrot, scripted, secs, settle,
 };
 
 async fn stored(store: &dyn Store, id: &ConversationId) -> Tree {
@@ -43,7 +43,7 @@ fn shutting(
 
 #[tokio::test(start_paused = true)]
 async fn shutdown_without_sessions_returns_immediately() {
-    let manager = Told::default().manager().build();
+    let manager = CommandedStore::default().manager().build();
     let feed = Feed::of(&manager);
     let begun = Instant::now();
     manager.shutdown(Shutdown::within(secs(60)).with_grace(secs(60))).await.unwrap();
@@ -65,7 +65,7 @@ async fn shutdown_without_sessions_returns_immediately() {
 
 #[tokio::test(start_paused = true)]
 async fn shutdown_refuses_new_work_and_waits_for_runs() {
-    let store = Told::default();
+    let store = CommandedStore::default();
     let manager = store.manager().build();
     let gate = Gate::new();
     let idle = create(&manager, "idle", parrot()).await;
@@ -96,7 +96,7 @@ async fn shutdown_refuses_new_work_and_waits_for_runs() {
 
 #[tokio::test(start_paused = true)]
 async fn grace_is_over_runs_are_interrupted_and_kept_or_cancelled() {
-    let store = Told::default();
+    let store = CommandedStore::default();
     let manager = store.manager().build();
     let half = create(&manager, "half", scripted([Step::new().then_text(["Half"]).hang()])).await;
     let nothing = create(&manager, "nothing", scripted([Step::new().hang()])).await;
@@ -123,7 +123,7 @@ impl AgentCallbacks for Asks {
 
 #[tokio::test(start_paused = true)]
 async fn paused_and_queued_runs_do_not_outlast_the_grace() {
-    let store = Told::default();
+    let store = CommandedStore::default();
     let manager = store.manager().max_turns(1).build();
     let paused =
         create(&manager, "paused", scripted([Step::tool_use("t1", "x", json!({}))]).callbacks(Asks)).await;
@@ -142,7 +142,7 @@ async fn paused_and_queued_runs_do_not_outlast_the_grace() {
 
 #[tokio::test(start_paused = true)]
 async fn waiting_and_loading_openings_are_refused() {
-    let store = Told::default();
+    let store = CommandedStore::default();
     let manager = store.manager().max_open(2).build();
     create(&manager, "stored", parrot()).await;
     manager.close(&id("stored")).await.unwrap();
@@ -167,7 +167,7 @@ async fn waiting_and_loading_openings_are_refused() {
 
 #[tokio::test(start_paused = true)]
 async fn deletion_hangs_shutdown_ends_by_its_deadline() {
-    let store = Told::default();
+    let store = CommandedStore::default();
     let manager = store.manager().build();
     create(&manager, "a", parrot()).await;
     store.deletes([Act::Hang]);
@@ -190,7 +190,7 @@ impl AgentCallbacks for Endless {
 
 #[tokio::test(start_paused = true)]
 async fn terminate_hangs_the_deadline_ends_it() {
-    let store = Told::default();
+    let store = CommandedStore::default();
     let manager = store.manager().build();
     let session = create(&manager, "a", parrot().callbacks(Endless)).await;
     let other = create(&manager, "b", parrot()).await;
@@ -206,7 +206,7 @@ async fn terminate_hangs_the_deadline_ends_it() {
 
 #[tokio::test(start_paused = true)]
 async fn store_is_down_the_error_names_the_unsaved_conversations() {
-    let store = Told::default();
+    let store = CommandedStore::default();
     let manager = store.manager().titles(Titles::Off).build();
     for name in ["a", "b", "c"] {
         create(&manager, name, parrot()).await.ask("Hi").await.unwrap();
@@ -232,7 +232,7 @@ async fn store_is_down_the_error_names_the_unsaved_conversations() {
 
 #[tokio::test(start_paused = true)]
 async fn two_shutdowns_at_once_return_the_same() {
-    let store = Told::default();
+    let store = CommandedStore::default();
     let manager = store.manager().titles(Titles::Off).build();
     let session = create(&manager, "a", parrot()).await;
     session.flush(secs(1)).await.unwrap();
@@ -247,7 +247,7 @@ async fn two_shutdowns_at_once_return_the_same() {
 
 #[tokio::test(start_paused = true)]
 async fn shutdown_dropped_and_repeated_finishes() {
-    let store = Told::default();
+    let store = CommandedStore::default();
     let manager = store.manager().build();
     let gate = Gate::new();
     let session = create(&manager, "a", held(&gate)).await;
@@ -282,7 +282,7 @@ impl AgentCallbacks for Driven {
 
 #[tokio::test(start_paused = true)]
 async fn agent_prompts_itself_for_ever_shutdown_ends_it() {
-    let store = Told::default();
+    let store = CommandedStore::default();
     let manager = store.manager().build();
     let provider =
         ScriptedProvider::from_fn(|_| Step::new().wait(Duration::from_millis(50)).then_text(["Yes."]).stop());
@@ -300,7 +300,7 @@ async fn agent_prompts_itself_for_ever_shutdown_ends_it() {
 
 #[tokio::test(start_paused = true)]
 async fn controllers_receive_the_end() {
-    let manager = Told::default().manager().build();
+    let manager = CommandedStore::default().manager().build();
     let mut opened = manager.create(parrot()).await.unwrap();
     let mut controller = opened.subscription.take().unwrap();
     assert_eq!(controller.mode(), Mode::Controller);

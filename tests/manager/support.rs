@@ -97,15 +97,15 @@ pub(crate) fn activity(manager: &Manager, name: &str) -> Option<Activity> {
 /// A subscription, and the snapshot that its events add up to.
 pub(crate) struct Feed {
     events: ManagerSubscription,
-    pub(crate) told: ManagerSnapshot,
+    pub(crate) view: ManagerSnapshot,
     manager: Manager,
 }
 
 impl Feed {
     pub(crate) fn of(manager: &Manager) -> Self {
         let events = manager.subscribe();
-        let told = events.snapshot().unwrap().as_ref().clone();
-        Self { events, told, manager: manager.clone() }
+        let view = events.snapshot().unwrap().as_ref().clone();
+        Self { events, view, manager: manager.clone() }
     }
 
     /// The events since the last call, in short. Checks that the snapshot built from them equals the manager's.
@@ -113,11 +113,11 @@ impl Feed {
         let mut news = Vec::new();
         while let Ok(update) = tokio::time::timeout(Duration::from_millis(1), self.events.next()).await {
             let Some(Update::Event(numbered)) = update else { panic!("expected an event, got {update:?}") };
-            self.told.apply(&numbered);
-            assert_eq!(self.told.last, numbered.id);
+            self.view.apply(&numbered);
+            assert_eq!(self.view.last, numbered.id);
             news.push(brief(&numbered.event));
         }
-        assert_eq!(self.told, **self.manager.subscribe().snapshot().unwrap());
+        assert_eq!(self.view, **self.manager.subscribe().snapshot().unwrap());
         news
     }
 
@@ -127,12 +127,12 @@ impl Feed {
         loop {
             match in_time(self.events.next()).await {
                 Some(Update::Event(numbered)) => {
-                    self.told.apply(&numbered);
+                    self.view.apply(&numbered);
                     news.push(brief(&numbered.event));
                 }
                 Some(Update::Closed(end)) => {
-                    assert_eq!(*end.snapshot.unwrap(), self.told);
-                    assert!(self.told.open.is_empty() && self.told.waiting.is_empty());
+                    assert_eq!(*end.snapshot.unwrap(), self.view);
+                    assert!(self.view.open.is_empty() && self.view.waiting.is_empty());
                     assert!(in_time(self.events.next()).await.is_none());
                     return news;
                 }
@@ -167,7 +167,7 @@ pub(crate) enum Act {
 
 /// A store whose loads, writes and deletions follow the test's orders.
 #[derive(Clone, Default)]
-pub(crate) struct Told(Arc<Orders>);
+pub(crate) struct CommandedStore(Arc<Orders>);
 
 #[derive(Default)]
 struct Orders {
@@ -178,7 +178,7 @@ struct Orders {
     writes_fail: Mutex<bool>,
 }
 
-impl Told {
+impl CommandedStore {
     pub(crate) fn manager(&self) -> omni_agent::manager::ManagerBuilder {
         Manager::builder(Arc::new(self.clone()))
     }
@@ -228,7 +228,7 @@ impl Told {
 }
 
 #[async_trait]
-impl Store for Told {
+impl Store for CommandedStore {
     async fn create(
         &self,
         id: &ConversationId,

@@ -20,7 +20,7 @@ use omni_agent::{
 
 use tokio::time::Instant;
 
-use crate::support::{Feed, Told, alone, create, id, in_time, parrot, scripted, secs, settle};
+use crate::support::{CommandedStore, Feed, alone, create, id, in_time, parrot, scripted, secs, settle};
 
 fn with(titles: Titles) -> Manager {
     Manager::builder(Arc::new(MemoryStore::new())).titles(titles).idle_shutdown(None).build()
@@ -81,10 +81,10 @@ async fn heuristic_without_a_text_waits_for_the_next_turn() {
 }
 
 /// Continues after its first turn.
-struct GoesOn;
+struct ContinuesOnce;
 
 #[async_trait]
-impl AgentCallbacks for GoesOn {
+impl AgentCallbacks for ContinuesOnce {
     async fn handle_turn(&mut self, response: &Response, _: &mut State) -> TurnDecision {
         if response.text() == "One." { TurnDecision::Continue("Go on".into()) } else { TurnDecision::Stop }
     }
@@ -96,7 +96,7 @@ async fn title_is_made_after_the_first_turn_while_the_run_continues() {
     let provider =
         ScriptedProvider::new([Step::text("One."), Step::new().gate(&gate).then_text(["Two."]).stop()]);
     let manager = with(Titles::Heuristic);
-    let agent = Agent::builder().model(provider.model()).callbacks(GoesOn);
+    let agent = Agent::builder().model(provider.model()).callbacks(ContinuesOnce);
     let session = create(&manager, "talk", agent).await;
     session.prompt("Where to?").await.unwrap();
     gate.reached().await;
@@ -266,7 +266,7 @@ async fn custom_generator_is_called_only_after_the_first_finished_turn() {
     assert_eq!(own.asked(), [2]);
     let news = feed.news().await;
     assert_eq!(news.iter().filter(|news| news.contains("titled")).count(), 1, "{news:?}");
-    assert_eq!(feed.told.open[0].title.as_deref(), Some("Mine"));
+    assert_eq!(feed.view.open[0].title.as_deref(), Some("Mine"));
 }
 
 #[tokio::test(start_paused = true)]
@@ -395,7 +395,7 @@ async fn title_is_cleared_another_is_made_after_the_next_turn() {
 
 #[tokio::test(start_paused = true)]
 async fn untitled_conversation_opened_again_gets_a_title() {
-    let store = Told::default();
+    let store = CommandedStore::default();
     let untitled = store.manager().titles(Titles::Off).build();
     let session = create(&untitled, "talk", parrot()).await;
     session.ask("The first words").await.unwrap();
@@ -430,8 +430,8 @@ async fn session_ends_while_a_title_is_made_the_next_session_is_unaffected() {
 // ---- ends ----
 
 /// Returns a manager and its store, and the gate at which the first title waits.
-async fn waiting_title(idle_shutdown: Option<Duration>) -> (Manager, Told, Gate) {
-    let (store, gate) = (Told::default(), Gate::new());
+async fn waiting_title(idle_shutdown: Option<Duration>) -> (Manager, CommandedStore, Gate) {
+    let (store, gate) = (CommandedStore::default(), Gate::new());
     let own = Own::new([Make::Wait(gate.clone(), "Made")]);
     let manager = store.manager().titles(Titles::Own(own as _)).idle_shutdown(idle_shutdown).max_open(1);
     let manager = manager.build();
@@ -441,7 +441,7 @@ async fn waiting_title(idle_shutdown: Option<Duration>) -> (Manager, Told, Gate)
     (manager, store, gate)
 }
 
-async fn stored_title(store: &Told) -> Option<String> {
+async fn stored_title(store: &CommandedStore) -> Option<String> {
     store.beneath().summary(&id("talk")).await.unwrap().title
 }
 
@@ -484,7 +484,7 @@ async fn close_or_shutdown_while_a_title_hangs_ends_within_its_deadline_with_eve
 
 #[tokio::test(start_paused = true)]
 async fn close_in_the_first_turn_stores_the_kept_messages_with_a_title() {
-    let store = Told::default();
+    let store = CommandedStore::default();
     let manager = store.manager().build();
     let session = create(&manager, "talk", scripted([Step::new().then_text(["Half"]).hang()])).await;
     session.prompt("Where to?").await.unwrap();

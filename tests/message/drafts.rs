@@ -10,7 +10,7 @@ pub(crate) fn uses(id: &str) -> ToolUse {
     ToolUse::new(id, "tool", json!({}))
 }
 
-/// A block of a draft. Each result and text gets a distinct text, so that blocks can be told apart.
+/// A block of a draft. Each result and text gets a distinct text, so that blocks can be distinguished.
 #[derive(Clone, Copy, Debug)]
 enum Block {
     Text,

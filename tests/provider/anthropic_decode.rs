@@ -283,18 +283,18 @@ fn decode_usage_takes_totals_and_keeps_omitted_counts() {
         "input_tokens": 5, "cache_read_input_tokens": 100, "cache_creation_input_tokens": 30,
         "cache_creation": {"ephemeral_5m_input_tokens": 30}, "output_tokens": 2, "server_tool_use": null,
     });
-    let told = |usage: Value| json!({"type": "message_delta", "delta": {}, "usage": usage});
+    let usage_delta = |usage: Value| json!({"type": "message_delta", "delta": {}, "usage": usage});
     let deltas = decode(&[
         begin,
-        told(json!({"input_tokens": null, "cache_read_input_tokens": null, "output_tokens": 9})),
-        told(
+        usage_delta(json!({"input_tokens": null, "cache_read_input_tokens": null, "output_tokens": 9})),
+        usage_delta(
             json!({"input_tokens": 7, "output_tokens": 40, "output_tokens_details": {"thinking_tokens": 25}}),
         ),
-        told(Value::Null),
+        usage_delta(Value::Null),
         json!({"type": "message_stop"}),
     ])
     .unwrap();
-    let told: Vec<Usage> = deltas
+    let reported: Vec<Usage> = deltas
         .iter()
         .filter_map(|delta| match delta {
             Delta::Message(message) => message.usage,
@@ -303,7 +303,7 @@ fn decode_usage_takes_totals_and_keeps_omitted_counts() {
         .collect();
     let first = Usage::default().with_input(5).with_cache_read(100).with_cache_write(30).with_output(2);
     let last = first.with_input(7).with_output(40).with_reasoning(25);
-    assert_eq!(told, [first, first.with_output(9), last]);
+    assert_eq!(reported, [first, first.with_output(9), last]);
 }
 
 #[test]

@@ -65,7 +65,7 @@ fn decode_whole_answer_within_a_stream_is_ignored() {
 
 #[test]
 fn decode_usage_in_any_form_keeps_the_answer() {
-    let told = |input: Value, output: Value| {
+    let folded_usage = |input: Value, output: Value| {
         let mut begin = start();
         begin["message"]["usage"] = json!({"input_tokens": input, "output_tokens": 1});
         let end = json!({"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": output}});
@@ -73,11 +73,11 @@ fn decode_usage_in_any_form_keeps_the_answer() {
     };
     for (input, output) in [(json!(10.0), json!(20)), (json!("10"), json!(20.0)), (json!(10), json!(" 20 "))]
     {
-        let folded = told(input, output);
+        let folded = folded_usage(input, output);
         assert_eq!((folded.usage.input, folded.usage.output, folded.warnings.len()), (10, 20, 0));
     }
     for bad in [json!(-1), json!(2.5), json!("n/a"), json!([]), json!({}), json!(true), json!(1e300)] {
-        let folded = told(bad.clone(), bad.clone());
+        let folded = folded_usage(bad.clone(), bad.clone());
         assert_eq!(
             (folded.stop_reason, folded.usage.input, folded.usage.output),
             (StopReason::Stop, 0, 1),

@@ -150,7 +150,7 @@ fn from_models_dev_of_another_shape_reports_the_expected_one() {
     ] {
         let error = Catalogue::from_models_dev(json).unwrap_err();
         assert!(
-            matches!(&error, CatalogueError::Shape { expected: told, .. } if *told == expected),
+            matches!(&error, CatalogueError::Shape { expected: reported, .. } if *reported == expected),
             "{json}: {error}"
         );
         assert!(error.to_string().contains("models.dev"), "{error}");

@@ -118,11 +118,11 @@ fn decode_events_after_done_are_ignored() {
     assert!(!feed(&delta(json!({"content": "x"})).to_string(), &mut deltas));
     assert!(!feed(&finish("stop").to_string(), &mut deltas));
     assert!(feed("[DONE]", &mut deltas));
-    let told = deltas.len();
+    let len_before = deltas.len();
     assert!(feed(&delta(json!({"content": "y"})).to_string(), &mut deltas));
     assert!(feed("no JSON", &mut deltas));
     decoder.end(&mut deltas).unwrap();
-    assert_eq!(deltas.len(), told);
+    assert_eq!(deltas.len(), len_before);
 }
 
 #[test]
@@ -222,8 +222,8 @@ fn decode_usage_with_details_splits_the_prompt() {
     );
     // DeepSeek and Moonshot use these names.
     for cached in ["prompt_cache_hit_tokens", "cached_tokens"] {
-        let told = usage(json!({"prompt_tokens": 100, "completion_tokens": 30, cached: 40}));
-        assert_eq!(told, expected.with_reasoning(0), "{cached}");
+        let counted = usage(json!({"prompt_tokens": 100, "completion_tokens": 30, cached: 40}));
+        assert_eq!(counted, expected.with_reasoning(0), "{cached}");
     }
     // OpenRouter uses these names.
     assert_eq!(
@@ -241,18 +241,18 @@ fn decode_usage_with_details_splits_the_prompt() {
 
 #[test]
 fn decode_usage_with_reasoning_outside_the_completion_counts_both() {
-    let told = usage(json!({"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 35,
+    let counted = usage(json!({"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 35,
         "completion_tokens_details": {"reasoning_tokens": 20}}));
-    assert_eq!((told.output, told.reasoning), (25, 20));
+    assert_eq!((counted.output, counted.reasoning), (25, 20));
 }
 
 #[test]
 fn decode_usage_with_absurd_numbers_does_not_overflow() {
-    let told = usage(json!({"prompt_tokens": -5, "completion_tokens": u64::MAX, "total_tokens": "7",
+    let counted = usage(json!({"prompt_tokens": -5, "completion_tokens": u64::MAX, "total_tokens": "7",
         "prompt_tokens_details": {"cached_tokens": 1e99}, "completion_tokens_details": {"reasoning_tokens": u64::MAX}}));
-    assert_eq!((told.input, told.cache_read, told.output), (0, 0, u64::MAX));
-    let told = usage(json!({"prompt_tokens": 3, "prompt_tokens_details": {"cached_tokens": 9}}));
-    assert_eq!((told.input, told.cache_read), (0, 3));
+    assert_eq!((counted.input, counted.cache_read, counted.output), (0, 0, u64::MAX));
+    let counted = usage(json!({"prompt_tokens": 3, "prompt_tokens_details": {"cached_tokens": 9}}));
+    assert_eq!((counted.input, counted.cache_read), (0, 3));
 }
 
 #[test]

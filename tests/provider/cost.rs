@@ -94,17 +94,17 @@ async fn generate_uses_the_price_for_the_cache_hint() {
 
 #[tokio::test]
 async fn generate_prefers_the_cost_reported_by_the_service() {
-    let told = usage(MILLION, MILLION).with_cost(0.25);
-    let provider = ScriptedProvider::new([Step::new().usage(told).then_text(["Hi"]).stop()]);
+    let reported = usage(MILLION, MILLION).with_cost(0.25);
+    let provider = ScriptedProvider::new([Step::new().usage(reported).then_text(["Hi"]).stop()]);
     let model = provider.model().with_info(priced(Price::new(1.0, 2.0)));
-    assert_eq!(model.generate(Request::prompt("Hi")).await.unwrap().usage, told);
+    assert_eq!(model.generate(Request::prompt("Hi")).await.unwrap().usage, reported);
 }
 
 #[tokio::test]
 async fn generate_with_a_reported_cost_that_is_not_finite_uses_the_price() {
     for odd in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
-        let told = usage(MILLION, MILLION).with_cost(odd);
-        let provider = ScriptedProvider::new([Step::new().usage(told).then_text(["Hi"]).stop()]);
+        let reported = usage(MILLION, MILLION).with_cost(odd);
+        let provider = ScriptedProvider::new([Step::new().usage(reported).then_text(["Hi"]).stop()]);
         let model = provider.model().with_info(priced(Price::new(1.0, 2.0)));
         let answer = model.generate(Request::prompt("Hi")).await.unwrap();
         assert_eq!(answer.usage.cost, Some(3.0), "{odd}");

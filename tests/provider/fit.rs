@@ -127,8 +127,8 @@ async fn warnings_of_a_retried_request_are_emitted_once() {
     let model = provider.model().with_info(ModelInfo::new("m").with_thinking(false));
     let request = Request::prompt("Hi").with_options(Options::default().with_thinking(Effort::Low));
     let deltas: Vec<_> = futures_util::TryStreamExt::try_collect(model.stream(request)).await.unwrap();
-    let told = |delta: &omni_agent::provider::Delta| matches!(delta, omni_agent::provider::Delta::Message(data) if !data.warnings.is_empty());
-    assert_eq!(deltas.iter().filter(|delta| told(delta)).count(), 1);
+    let has_warnings = |delta: &omni_agent::provider::Delta| matches!(delta, omni_agent::provider::Delta::Message(data) if !data.warnings.is_empty());
+    assert_eq!(deltas.iter().filter(|delta| has_warnings(delta)).count(), 1);
     assert_eq!(provider.requests().len(), 2);
 }
 

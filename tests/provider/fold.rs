@@ -95,11 +95,11 @@ proptest! {
                 prop_assert_eq!(&fold, &before);
             }
         }
-        let told = fold.message().stop_reason.clone();
+        let stop_reason = fold.message().stop_reason.clone();
         let (blocks, usage) = (fold.blocks().to_vec(), fold.usage());
         match fold.clone().finish(NOW) {
             Ok(folded) => {
-                prop_assert_eq!(Some(folded.stop_reason), told);
+                prop_assert_eq!(Some(folded.stop_reason), stop_reason);
                 prop_assert_eq!(folded.usage, usage);
                 prop_assert_eq!(folded.message.content.len(), blocks.len());
                 assert_sound(&folded.message);
@@ -112,7 +112,7 @@ proptest! {
             }
             Err(error) => {
                 prop_assert_eq!(error.kind, ErrorKind::Truncated);
-                prop_assert_eq!(told, None);
+                prop_assert_eq!(stop_reason, None);
             }
         }
         if let Some(message) = fold.salvage(NOW) {

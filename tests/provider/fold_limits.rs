@@ -123,10 +123,10 @@ fn replaced_data_does_not_count_towards_the_limit() {
     let mut fold = fold([start(0, BlockStart::ProviderItem(item(json!(1))))]);
     for n in 0..100 {
         fold.apply(extend(0, Part::Item(json!([n, mebibyte()])))).unwrap();
-        let told = MessageDelta::default()
+        let delta = MessageDelta::default()
             .with_model(mebibyte())
             .with_stop_reason(StopReason::Other(mebibyte()))
             .with_provider_data([("a".to_owned(), json!(mebibyte()))].into_iter().collect());
-        fold.apply(data(told)).unwrap();
+        fold.apply(data(delta)).unwrap();
     }
 }

@@ -146,8 +146,8 @@ fn decode_finish_reason_maps_to_stop_reason_and_is_kept() {
         let folded = answer(&[text("x"), finish(word)]).unwrap();
         assert_eq!(folded.stop_reason, expected);
         let kept = folded.message.provider_data["google_gemini"].get("finishReason");
-        let told = !matches!(expected, StopReason::Stop | StopReason::Length);
-        assert_eq!(kept.and_then(Value::as_str), told.then_some(word));
+        let is_kept = !matches!(expected, StopReason::Stop | StopReason::Length);
+        assert_eq!(kept.and_then(Value::as_str), is_kept.then_some(word));
     }
     let calls = parts(json!([{"functionCall": {"name": "f", "args": {}}}]));
     assert_eq!(answer(&[calls, finish("MAX_TOKENS")]).unwrap().stop_reason, StopReason::Length);
@@ -232,11 +232,11 @@ fn decode_repeated_finish_reason_is_kept_once() {
     let mut chunks = vec![reason(&"x".repeat(1000))];
     chunks.extend(vec![reason(""); 1000]);
     let deltas = deltas_of(&[json!(chunks).to_string()]).unwrap();
-    let told = deltas.iter().filter(|delta| {
+    let matching = deltas.iter().filter(|delta| {
         matches!(delta, omni_agent::provider::Delta::Message(data) if data.provider_data.values()
             .any(|data| data.get("finishMessage").is_some()))
     });
-    assert_eq!(told.count(), 1);
+    assert_eq!(matching.count(), 1);
 }
 
 #[cfg(feature = "http")]

@@ -50,7 +50,7 @@ impl Provider for Scripted {
 }
 
 fn answer() -> Vec<Result<Delta, ProviderError>> {
-    let told = MessageDelta::default()
+    let data_delta = MessageDelta::default()
         .with_model("m-2026")
         .with_usage(Usage::default().with_output(5))
         .with_warnings(vec!["no such thing as top-p".into()]);
@@ -65,7 +65,7 @@ fn answer() -> Vec<Result<Delta, ProviderError>> {
         start(2, BlockStart::Text),
         text(2, "!"),
         text(1, "lo"),
-        data(told),
+        data(data_delta),
         Delta::stop(StopReason::Stop),
     ];
     deltas.into_iter().map(Ok).collect()

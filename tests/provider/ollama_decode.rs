@@ -125,10 +125,10 @@ fn decode_lines_after_done_are_ignored() {
     let mut deltas = Vec::new();
     decoder.decode(Frame::new("", &last("stop").to_string()), &mut deltas).unwrap();
     assert!(decoder.is_done());
-    let told = deltas.len();
+    let len_before = deltas.len();
     decoder.decode(Frame::new("", "no JSON"), &mut deltas).unwrap();
     decoder.end(&mut deltas).unwrap();
-    assert_eq!(deltas.len(), told);
+    assert_eq!(deltas.len(), len_before);
 }
 
 #[test]

@@ -186,7 +186,7 @@ fn models_are_those_in_the_catalogue_of_registered_providers() {
     assert_eq!(registry.catalogue().len(), 4);
     let unknown = registry.model("alpha:new").unwrap();
     assert!(unknown.info().is_none());
-    let told = unknown.with_info(ModelInfo::new("new").with_tools(false));
-    assert_eq!(told.info().unwrap().tools, Some(false));
-    assert_eq!(told, unknown, "more information does not make it another model");
+    let with_info_set = unknown.with_info(ModelInfo::new("new").with_tools(false));
+    assert_eq!(with_info_set.info().unwrap().tools, Some(false));
+    assert_eq!(with_info_set, unknown, "more information does not make it another model");
 }

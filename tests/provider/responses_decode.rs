@@ -604,7 +604,7 @@ fn decode_reasoning_that_differs_from_its_deltas_keeps_both() {
 
 #[test]
 fn decode_usage_in_any_form_keeps_the_answer() {
-    let told = |usage: Value| {
+    let folded_usage = |usage: Value| {
         let mut end = completed(json!([message("m", "Hi")]));
         end["response"]["usage"] = usage;
         answer(&[end])
@@ -614,7 +614,7 @@ fn decode_usage_in_any_form_keeps_the_answer() {
         (json!("30"), json!("25"), json!("0.5")),
         (json!(30), json!(25.0), json!(0.5)),
     ] {
-        let folded = told(json!({"input_tokens": input, "output_tokens": output, "cost": cost}));
+        let folded = folded_usage(json!({"input_tokens": input, "output_tokens": output, "cost": cost}));
         let usage = Usage::default().with_input(30).with_output(25).with_cost(0.5);
         assert_eq!((folded.usage, folded.warnings.len()), (usage, 0));
     }
@@ -632,7 +632,7 @@ fn decode_usage_in_any_form_keeps_the_answer() {
         (json!("n/a"), "`usage`"),
         (json!([]), "`usage`"),
     ] {
-        let folded = told(bad.clone());
+        let folded = folded_usage(bad.clone());
         assert_eq!(folded.message.text(), "Hi");
         let output = if bad.is_object() { 25 } else { 0 };
         assert_eq!(folded.usage, Usage::default().with_output(output), "{bad}");
@@ -643,6 +643,6 @@ fn decode_usage_in_any_form_keeps_the_answer() {
         );
     }
     for none in [json!(null), json!({}), json!({"input_tokens_details": null})] {
-        assert_eq!(told(none).warnings, [""; 0]);
+        assert_eq!(folded_usage(none).warnings, [""; 0]);
     }
 }

@@ -91,9 +91,9 @@ fn salvage_without_any_complete_content_is_none() {
 
 #[test]
 fn salvage_keeps_provider_data() {
-    let mut told = MessageDelta::default();
-    told.provider_data.insert("responses".into(), json!({ "id": 1 }));
-    let message = fold([data(told), start(0, BlockStart::Text), text(0, "hi")]).salvage(NOW).unwrap();
+    let mut delta = MessageDelta::default();
+    delta.provider_data.insert("responses".into(), json!({ "id": 1 }));
+    let message = fold([data(delta), start(0, BlockStart::Text), text(0, "hi")]).salvage(NOW).unwrap();
     assert_eq!(message.provider_data["responses"], json!({ "id": 1 }));
 }
 

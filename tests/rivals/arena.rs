@@ -34,7 +34,7 @@ pub(crate) fn conversations() -> &'static [ConversationId] {
 }
 
 /// A line that a process has printed.
-struct Told {
+struct Report {
     name: String,
     word: String,
     id: Option<ConversationId>,
@@ -57,8 +57,8 @@ pub(crate) struct Arena {
     place: Place,
     rivals: Vec<Rival>,
     spawned: usize,
-    told: mpsc::Receiver<Told>,
-    tell: mpsc::Sender<Told>,
+    reports: mpsc::Receiver<Report>,
+    sender: mpsc::Sender<Report>,
     /// The texts that were reported as safe, by conversation.
     safe: BTreeMap<ConversationId, Vec<String>>,
     lost: usize,
@@ -66,8 +66,8 @@ pub(crate) struct Arena {
 
 impl Arena {
     pub(crate) fn new(place: Place) -> Self {
-        let (tell, told) = mpsc::channel();
-        Self { place, rivals: Vec::new(), spawned: 0, told, tell, safe: BTreeMap::new(), lost: 0 }
+        let (sender, reports) = mpsc::channel();
+        Self { place, rivals: Vec::new(), spawned: 0, reports, sender, safe: BTreeMap::new(), lost: 0 }
     }
 
     /// Runs this many competing processes, and checks the result.
@@ -111,14 +111,14 @@ impl Arena {
         self.spawned += 1;
         let mut process = rival::spawn(&name, &self.place);
         let lines = BufReader::new(process.stdout.take().unwrap()).lines();
-        let (tell, teller) = (self.tell.clone(), name.clone());
+        let (sender, reporter) = (self.sender.clone(), name.clone());
         thread::spawn(move || {
             for line in lines.map_while(Result::ok) {
                 let mut parts = line.splitn(3, ' ');
                 let mut part = || parts.next().unwrap_or_default().to_owned();
                 let (word, id, rest) = (part(), part(), part());
-                let told = Told { name: teller.clone(), word, id: ConversationId::new(id).ok(), rest };
-                if tell.send(told).is_err() {
+                let report = Report { name: reporter.clone(), word, id: ConversationId::new(id).ok(), rest };
+                if sender.send(report).is_err() {
                     break;
                 }
             }
@@ -127,25 +127,25 @@ impl Arena {
     }
 
     /// Handles the next line.
-    fn next(&mut self, patience: Duration) -> Option<Told> {
-        let told = self.told.recv_timeout(patience).ok()?;
-        match (told.word.as_str(), &told.id) {
-            ("safe", Some(id)) => self.safe.entry(id.clone()).or_default().push(told.rest.clone()),
+    fn next(&mut self, patience: Duration) -> Option<Report> {
+        let report = self.reports.recv_timeout(patience).ok()?;
+        match (report.word.as_str(), &report.id) {
+            ("safe", Some(id)) => self.safe.entry(id.clone()).or_default().push(report.rest.clone()),
             ("lost", _) => self.lost += 1,
-            ("failed", _) => println!("{}: {}", told.name, told.rest),
-            ("broken", _) => panic!("{}: {}", told.name, told.rest),
+            ("failed", _) => println!("{}: {}", report.name, report.rest),
+            ("broken", _) => panic!("{}: {}", report.name, report.rest),
             _ => {}
         }
-        Some(told)
+        Some(report)
     }
 
     fn until_somebody_opens(&mut self) -> (String, ConversationId) {
         // Skip lines from before.
         while self.next(Duration::ZERO).is_some() {}
         loop {
-            let told = self.next(NEVER).expect("a process opens a conversation");
-            if told.word == "open" && self.rivals.iter().any(|rival| rival.name == told.name) {
-                return (told.name, told.id.unwrap());
+            let report = self.next(NEVER).expect("a process opens a conversation");
+            if report.word == "open" && self.rivals.iter().any(|rival| rival.name == report.name) {
+                return (report.name, report.id.unwrap());
             }
         }
     }
@@ -156,7 +156,9 @@ impl Arena {
         loop {
             let left = deadline.saturating_duration_since(std::time::Instant::now());
             match self.next(left) {
-                Some(told) if told.word == "safe" && told.id.as_ref() == Some(id) && told.name != name => {
+                Some(report)
+                    if report.word == "safe" && report.id.as_ref() == Some(id) && report.name != name =>
+                {
                     return;
                 }
                 Some(_) => {}
@@ -187,7 +189,7 @@ impl Arena {
             assert!(ended.success(), "{} failed: {ended}", rival.name);
         }
         let (tell, _) = mpsc::channel();
-        drop(std::mem::replace(&mut self.tell, tell));
+        drop(std::mem::replace(&mut self.sender, tell));
         while self.next(NEVER).is_some() {}
     }
 

@@ -80,11 +80,11 @@ async fn ask_forms_failed_run_return_its_error() {
     for kind in KINDS {
         let provider = ScriptedProvider::new([Step::text("A1"), failing()]);
         let mut session = asked(&provider, "Q1").await;
-        let before = session.told.tree.clone();
+        let before = session.view.tree.clone();
         let error = kind.ask(&session.session).await.unwrap_err();
         assert!(matches!(error, SessionError::Agent(AgentError::Failed(..))), "{kind:?}: {error:?}");
         session.rest().await;
-        assert_eq!(session.told.tree, before);
+        assert_eq!(session.view.tree, before);
     }
 }
 
@@ -153,9 +153,9 @@ async fn last_run_after_each_outcome_is_in_the_snapshot() {
         let steps = [Step::text("A1"), failing(), Step::text("B1"), Step::new().gate(&gate).hang()];
         let provider = ScriptedProvider::new(steps);
         let mut session = Watched::start(on(agent(&provider))).await;
-        assert_eq!(session.told.agent.last_run, None);
+        assert_eq!(session.view.agent.last_run, None);
         session.ask("Q1").await;
-        let last = |session: &Watched| session.told.agent.last_run.as_deref().cloned();
+        let last = |session: &Watched| session.view.agent.last_run.as_deref().cloned();
         let stopped = Some(RunOutcome::Stopped { stop_reason: StopReason::Stop });
         assert_eq!(last(&session), stopped);
         kind.begin(&session.session).await;
@@ -245,12 +245,12 @@ async fn regenerate_with_a_model_uses_it_for_this_run_only() {
         ScriptedProvider::new([Step::tool_use("t", "echo", json!({})), Step::text("B1")]).named("other"),
     );
     let mut session = asked(&provider, "Q1").await;
-    let name = session.told.agent.state.model.clone();
+    let name = session.view.agent.state.model.clone();
     let again = Regenerate::new(node(1)).with_model(other.model());
     let response = in_time(session.session.ask_regenerate(again)).await.unwrap();
     assert_eq!((response.text().as_str(), other.requests().len()), ("B1", 2));
     session.check().await;
-    assert_eq!(session.told.agent.state.model, name);
+    assert_eq!(session.view.agent.state.model, name);
     session.ask("Q2").await;
     assert_eq!(session.path().last().unwrap(), "assistant: A2");
     assert_eq!(provider.requests().len(), 2);

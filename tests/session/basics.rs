@@ -32,13 +32,13 @@ async fn turn_committed_emits_turn_then_tree_then_store() {
     let agent = || Agent::builder().model(provider.model());
     let session = Session::builder(Arc::clone(&store)).agent(agent()).create().await.unwrap();
     let mut events = session.subscribe(Mode::Controller).await.unwrap();
-    let mut told = events.snapshot().unwrap().as_ref().clone();
+    let mut view = events.snapshot().unwrap().as_ref().clone();
     session.prompt("Hi").await.unwrap();
     let mut words = Vec::new();
     while words.last().is_none_or(|word| word != "store tree") {
         let Some(Update::Event(event)) = events.next().await else { panic!() };
         words.push(word(&event.event));
-        told.apply(&event).unwrap();
+        view.apply(&event).unwrap();
     }
     assert_eq!(
         words,
@@ -56,7 +56,7 @@ async fn turn_committed_emits_turn_then_tree_then_store() {
             "store tree"
         ]
     );
-    assert_eq!(session.snapshot().await.unwrap(), told);
+    assert_eq!(session.snapshot().await.unwrap(), view);
     session.ask("Bye").await.unwrap();
     let tree = session.tree().await.unwrap();
     assert_eq!(tree.len(), 4);

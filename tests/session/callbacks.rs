@@ -88,7 +88,7 @@ async fn handle_turn_uses_its_session() {
     answered(session.session.prompt("Q1")).await.unwrap();
     session.rest().await;
     assert_eq!(session.path(), ["user: Q1", "assistant: A1", "user: And on", "assistant: A2"]);
-    assert_eq!(session.told.title.as_deref(), Some("A title"));
+    assert_eq!(session.view.title.as_deref(), Some("A title"));
     let busy = "the session is Busy; wait until it is idle, or cancel";
     assert_eq!(
         log.all(),
@@ -106,8 +106,8 @@ async fn tool_uses_its_session() {
     let steps = [Step::tool_use("t", "rename", json!({})), Step::text("A1")];
     let mut session = Watched::start(on(scripted(steps).tool(tool))).await;
     session.ask("Q1").await;
-    assert_eq!(session.told.title.as_deref(), Some("By the tool"));
-    let results = session.told.agent.state.history.get(2).unwrap();
+    assert_eq!(session.view.title.as_deref(), Some("By the tool"));
+    let results = session.view.agent.state.history.get(2).unwrap();
     assert_eq!(serde_json::to_value(results).unwrap()["content"][0]["content"][0]["text"], "0 nodes");
 }
 
@@ -127,7 +127,7 @@ async fn handle_event_moves_its_session() {
     session.ask("Q1").await;
     answered(session.session.notify("clear")).await.unwrap();
     session.rest().await;
-    assert_eq!(session.told.tree.head(), None);
+    assert_eq!(session.view.tree.head(), None);
     answered(session.session.notify("branch")).await.unwrap();
     session.rest().await;
     assert_eq!(session.path(), ["user: From within", "assistant: A2"]);
@@ -270,12 +270,12 @@ async fn panic_in_handle_turn_rolls_the_branch_back() {
     let steps = ["A1", "B1", "C1"].map(Step::text);
     let mut session = Watched::start(on(scripted(steps).callbacks(hooks))).await;
     session.ask("Q1").await;
-    let before = session.told.tree.clone();
+    let before = session.view.tree.clone();
     answered(session.session.regenerate(NodeId::new(1).unwrap())).await.unwrap();
     session.until("error").await;
     assert_eq!(session.until("state").await, ["tree", "state"]);
     session.rest().await;
-    assert_eq!(session.told.tree, before);
+    assert_eq!(session.view.tree, before);
     answered(session.session.regenerate(NodeId::new(1).unwrap())).await.unwrap();
     session.rest().await;
     assert_eq!(session.path(), ["user: Q1", "assistant: C1"]);
@@ -303,11 +303,11 @@ async fn panic_in_handle_event_after_branching_rolls_the_branch_back() {
     let steps = ["A1", "A2"].map(Step::text);
     let mut session = Watched::start(on(scripted(steps).callbacks(hooks))).await;
     session.ask("Q1").await;
-    let before = session.told.tree.clone();
+    let before = session.view.tree.clone();
     answered(session.session.notify(())).await.unwrap();
     session.until("error").await;
     session.rest().await;
-    assert_eq!(session.told.tree, before);
+    assert_eq!(session.view.tree, before);
     session.ask("Q2").await;
     assert_eq!(session.path()[2..], ["user: Q2", "assistant: A2"]);
 }
@@ -319,7 +319,7 @@ async fn panic_in_terminate_still_ends_the_session() {
     session.ask("Q1").await;
     answered(session.session.stop(Duration::from_secs(10))).await.unwrap();
     assert_eq!(session.closed().await, EndReason::Stopped);
-    assert_eq!(session.told.unsaved, []);
+    assert_eq!(session.view.unsaved, []);
 }
 
 #[tokio::test(start_paused = true)]
@@ -328,11 +328,11 @@ async fn panic_in_a_provider_rolls_the_branch_back() {
         let steps = [Step::text("A1"), half.panic("the provider broke"), Step::text("C1")];
         let mut session = Watched::scripted(steps).await;
         session.ask("Q1").await;
-        let before = session.told.tree.clone();
+        let before = session.view.tree.clone();
         answered(session.session.regenerate(NodeId::new(1).unwrap())).await.unwrap();
         session.until("error").await;
         session.rest().await;
-        assert_eq!(session.told.tree, before);
+        assert_eq!(session.view.tree, before);
         assert_eq!(session.status().await, Status::Idle);
         session.ask("Q2").await;
         assert_eq!(session.path()[2..], ["user: Q2", "assistant: C1"]);

@@ -49,8 +49,8 @@ async fn ask_without_a_finite_cost_reports_none_and_the_session_continues() {
     let agent = Agent::builder().model(provider.model().with_info(info));
     let session = Session::builder(store).agent(agent).create().await.unwrap();
     for cost in reported {
-        let told = session.ask("Hi").await.unwrap().usage.cost;
-        assert_eq!(told, cost.filter(|cost| cost.is_finite()));
+        let reported = session.ask("Hi").await.unwrap().usage.cost;
+        assert_eq!(reported, cost.filter(|cost| cost.is_finite()));
         session.flush(std::time::Duration::from_secs(5)).await.unwrap();
     }
     let tree = session.tree().await.unwrap();

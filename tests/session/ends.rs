@@ -58,7 +58,7 @@ async fn ended(mut session: Watched, reason: EndReason) {
     let end = answered(session.session.ended()).await;
     assert_eq!(end.reason, reason);
     let left = end.snapshot.unwrap();
-    assert_eq!(*left, session.told);
+    assert_eq!(*left, session.view);
     assert_eq!(session.session.end().unwrap().reason, reason);
     all_ended(&session.session, &reason).await;
     let stopped = answered(session.session.stop(Duration::ZERO)).await;
@@ -254,7 +254,7 @@ async fn agent_discards_a_branch_and_ends_tree_is_unchanged() {
     let steps = ["A1", "B1"].map(Step::text);
     let mut session = Watched::start(on(scripted(steps).callbacks(hooks))).await;
     session.ask("Q1").await;
-    let before = session.told.tree.clone();
+    let before = session.view.tree.clone();
     answered(session.session.branch(None, "Q2")).await.unwrap();
     let end = in_time(session.session.ended()).await;
     assert_eq!(end.snapshot.unwrap().tree, before);

@@ -27,16 +27,16 @@ fn parrot(answer: &'static str) -> omni_agent::agent::AgentBuilder {
 const MOMENT: Duration = Duration::from_millis(1);
 
 /// Applies updates until the snapshot is at `last`. Returns the number of resyncs.
-async fn follow(events: &mut SessionSubscription, told: &mut SessionSnapshot, last: EventId) -> usize {
+async fn follow(events: &mut SessionSubscription, view: &mut SessionSnapshot, last: EventId) -> usize {
     let mut resyncs = 0;
-    while told.last.number < last.number {
+    while view.last.number < last.number {
         match in_time(events.next()).await.unwrap() {
             Update::Event(numbered) => {
-                told.apply(&numbered).unwrap();
-                assert_eq!(told.last, numbered.id);
+                view.apply(&numbered).unwrap();
+                assert_eq!(view.last, numbered.id);
             }
             Update::Resync(snapshot) => {
-                *told = SessionSnapshot::clone(&snapshot);
+                *view = SessionSnapshot::clone(&snapshot);
                 resyncs += 1;
             }
             other => panic!("{other:?}"),
@@ -80,33 +80,33 @@ async fn joining_at_every_event_gives_the_same_snapshot() {
     }
     in_time(session.session.flush(Duration::from_secs(1))).await.unwrap();
     session.rest().await;
-    let moments: std::collections::HashSet<u64> = joined.iter().map(|one| one.told.last.number).collect();
+    let moments: std::collections::HashSet<u64> = joined.iter().map(|one| one.view.last.number).collect();
     assert!(moments.len() > 20, "{moments:?}");
     for mut one in joined {
         one.check().await;
-        assert_eq!(one.told, session.told);
+        assert_eq!(one.view, session.view);
     }
-    assert_eq!(session.told.tree.len(), 5);
+    assert_eq!(session.view.tree.len(), 5);
 }
 
 #[tokio::test(start_paused = true)]
 async fn resume_from_any_event_replays_the_later_events() {
     let session = on(parrot("A")).create().await.unwrap();
     let mut events = answered(session.subscribe(Mode::Controller)).await.unwrap();
-    let mut told = vec![events.snapshot().unwrap().as_ref().clone()];
+    let mut views = vec![events.snapshot().unwrap().as_ref().clone()];
     session.ask("Q1").await.unwrap();
     answered(session.navigate(None)).await.unwrap();
     session.ask("Q2").await.unwrap();
     in_time(session.flush(Duration::from_secs(1))).await.unwrap();
     let truth = answered(session.snapshot()).await.unwrap();
-    while told.last().unwrap().last != truth.last {
+    while views.last().unwrap().last != truth.last {
         let Some(Update::Event(numbered)) = in_time(events.next()).await else { panic!() };
-        let mut next = told.last().unwrap().clone();
+        let mut next = views.last().unwrap().clone();
         next.apply(&numbered).unwrap();
-        told.push(next);
+        views.push(next);
     }
-    assert_eq!(*told.last().unwrap(), truth);
-    for mut view in told {
+    assert_eq!(*views.last().unwrap(), truth);
+    for mut view in views {
         let mut events = answered(session.resume_from(view.last, Mode::Observer)).await.unwrap();
         assert!(events.snapshot().is_none());
         assert_eq!(events.last_id(), view.last);
@@ -130,14 +130,14 @@ async fn resume_from_an_unavailable_id_resyncs_first() {
         assert_eq!(events.last_id(), last, "the reader has not seen the snapshot yet");
         let Some(Update::Resync(snapshot)) = in_time(events.next()).await else { panic!("{last}") };
         assert_eq!(events.last_id(), snapshot.last);
-        let mut told = SessionSnapshot::clone(&snapshot);
-        follow(&mut events, &mut told, truth.last).await;
-        assert_eq!(told.tree, truth.tree);
+        let mut view = SessionSnapshot::clone(&snapshot);
+        follow(&mut events, &mut view, truth.last).await;
+        assert_eq!(view.tree, truth.tree);
         // The subscription continues from there.
         session.ask("Q").await.unwrap();
         let truth = answered(session.snapshot()).await.unwrap();
-        assert_eq!(follow(&mut events, &mut told, truth.last).await, 0);
-        assert_eq!(told.tree, truth.tree);
+        assert_eq!(follow(&mut events, &mut view, truth.last).await, 0);
+        assert_eq!(view.tree, truth.tree);
     }
 }
 
@@ -161,23 +161,23 @@ async fn subscriber_far_behind_misses_no_turn() {
     let session = on(parrot("A")).create().await.unwrap();
     let mut slow = answered(session.subscribe(Mode::Observer)).await.unwrap();
     let mut prompt = Watched::of(&session).await;
-    let mut told = slow.snapshot().unwrap().as_ref().clone();
+    let mut view = slow.snapshot().unwrap().as_ref().clone();
     for round in 0..3 {
         for turn in 0..100 {
             session.ask(format!("Q{round}.{turn}")).await.unwrap();
             prompt.check().await;
         }
         // Reads only the resync, and falls behind again.
-        let some = EventId { number: told.last.number + 1, ..told.last };
-        let resyncs = follow(&mut slow, &mut told, some).await;
+        let some = EventId { number: view.last.number + 1, ..view.last };
+        let resyncs = follow(&mut slow, &mut view, some).await;
         assert_eq!(resyncs, 1);
     }
     in_time(session.flush(Duration::from_secs(1))).await.unwrap();
     let truth = answered(session.snapshot()).await.unwrap();
-    follow(&mut slow, &mut told, truth.last).await;
-    assert_eq!(told, truth);
-    assert_eq!(told.tree.len(), 600);
-    let questions = told.tree.history().iter().step_by(2).map(|message| message.text());
+    follow(&mut slow, &mut view, truth.last).await;
+    assert_eq!(view, truth);
+    assert_eq!(view.tree.len(), 600);
+    let questions = view.tree.history().iter().step_by(2).map(|message| message.text());
     assert!(questions.eq((0..300).map(|n| format!("Q{}.{}", n / 100, n % 100))));
 }
 
@@ -188,15 +188,15 @@ async fn subscriber_behind_in_bytes_misses_no_turn() {
         || Agent::builder().model(ScriptedProvider::from_fn(|_| Step::text("x".repeat(5_000))).model());
     let session = on(agent()).feed_limits(limits).create().await.unwrap();
     let mut slow = answered(session.subscribe(Mode::Observer)).await.unwrap();
-    let mut told = slow.snapshot().unwrap().as_ref().clone();
+    let mut view = slow.snapshot().unwrap().as_ref().clone();
     for _ in 0..20 {
         session.ask("Q").await.unwrap();
     }
     in_time(session.flush(Duration::from_secs(1))).await.unwrap();
     let truth = answered(session.snapshot()).await.unwrap();
-    assert!(follow(&mut slow, &mut told, truth.last).await > 0);
-    assert_eq!(told, truth);
-    assert_eq!(told.tree.len(), 40);
+    assert!(follow(&mut slow, &mut view, truth.last).await > 0);
+    assert_eq!(view, truth);
+    assert_eq!(view.tree.len(), 40);
 }
 
 #[tokio::test(start_paused = true)]
@@ -223,8 +223,8 @@ async fn subscriber_far_behind_at_the_end_gets_the_last_snapshot() {
 #[tokio::test(start_paused = true)]
 async fn title_changes_are_emitted_once() {
     let mut session = Watched::start(on(scripted([])).title("First")).await;
-    assert_eq!(session.told.title.as_deref(), Some("First"));
-    for (title, told) in [
+    assert_eq!(session.view.title.as_deref(), Some("First"));
+    for (title, is_change) in [
         (Some("First"), false),
         (Some("Second"), true),
         (Some("Second"), false),
@@ -232,13 +232,13 @@ async fn title_changes_are_emitted_once() {
         (None, false),
         (Some(""), true),
     ] {
-        let before = session.told.last.number;
+        let before = session.view.last.number;
         answered(session.session.set_title(title)).await.unwrap();
         assert_eq!(answered(session.session.title()).await.unwrap().as_deref(), title);
         in_time(session.session.flush(Duration::from_secs(1))).await.unwrap();
         session.check().await;
-        assert_eq!(session.told.last.number > before, told, "{title:?}");
-        assert_eq!(session.told.title.as_deref(), title);
+        assert_eq!(session.view.last.number > before, is_change, "{title:?}");
+        assert_eq!(session.view.title.as_deref(), title);
     }
 }
 
@@ -252,7 +252,7 @@ async fn title_is_set_while_the_agent_is_busy() {
     assert_eq!(session.until("title").await.last().unwrap(), "title");
     gate.open();
     session.rest().await;
-    assert_eq!(session.told.title.as_deref(), Some("A title"));
+    assert_eq!(session.view.title.as_deref(), Some("A title"));
 }
 
 #[tokio::test(start_paused = true)]
@@ -268,28 +268,28 @@ async fn tools_are_added_and_removed_while_idle() {
     answered(session.session.add_tool(crate::watch::echo())).await.unwrap();
     session.ask("Q2").await;
     assert_eq!(offered(), ["echo"]);
-    assert_eq!(session.told.agent.state.tools[0].name, "echo");
+    assert_eq!(session.view.agent.state.tools[0].name, "echo");
     answered(session.session.add_tool(crate::watch::echo())).await.unwrap_err();
     answered(session.session.remove_tool("echo")).await.unwrap();
     answered(session.session.remove_tool("echo")).await.unwrap();
     session.ask("Q3").await;
     assert!(offered().is_empty());
-    assert_eq!(session.told.tree.len(), 6);
+    assert_eq!(session.view.tree.len(), 6);
 }
 
 #[tokio::test(start_paused = true)]
 async fn configuration_change_is_emitted_and_the_tree_is_unchanged() {
     let mut session = Watched::scripted([Step::text("A1")]).await;
     session.ask("Q1").await;
-    let tree = session.told.tree.clone();
+    let tree = session.view.tree.clone();
     let edit = |config: &mut omni_agent::agent::Config| {
         config.system = Some("Be brief.".into());
         Ok(())
     };
     answered(session.session.configure(edit)).await.unwrap();
     session.check().await;
-    assert_eq!(session.told.agent.state.system.as_deref(), Some("Be brief."));
-    assert_eq!(session.told.tree, tree);
+    assert_eq!(session.view.agent.state.system.as_deref(), Some("Be brief."));
+    assert_eq!(session.view.tree, tree);
     let error = answered(session.session.configure(|_| Err("no".into()))).await.unwrap_err();
     assert!(matches!(error, omni_agent::session::SessionError::Agent(_)), "{error:?}");
     session.check().await;
@@ -366,7 +366,7 @@ async fn report_of_a_failed_first_write_stays_until_a_later_report() {
     answered(session.session.prompt("Q1")).await.unwrap();
     reached(&gate).await;
     session.check().await;
-    assert!(matches!(session.told.store, Some(StoreReport::Failed { .. })));
+    assert!(matches!(session.view.store, Some(StoreReport::Failed { .. })));
     gate.open();
     loop {
         let event = session.next().await;
@@ -377,5 +377,5 @@ async fn report_of_a_failed_first_write_stays_until_a_later_report() {
         assert_ne!(word(&event), "title");
     }
     session.check().await;
-    assert_eq!(session.told.store, None);
+    assert_eq!(session.view.store, None);
 }

@@ -68,11 +68,11 @@ async fn stop_discarding_while_busy_rolls_a_branch_back() {
     let gate = Gate::new();
     let mut session = Watched::scripted([Step::text("A1"), held(&gate)]).await;
     session.ask("Q1").await;
-    let before = session.told.tree.clone();
+    let before = session.view.tree.clone();
     answered(session.session.regenerate(NodeId::new(1).unwrap())).await.unwrap();
     reached(&gate).await;
     answered(session.session.stop_discarding(secs(1))).await.unwrap();
     session.until("cancelled").await;
     assert_eq!(session.until("state").await, ["tree", "state"]);
-    assert_eq!(session.told.tree, before);
+    assert_eq!(session.view.tree, before);
 }

@@ -85,8 +85,10 @@ async fn open_persisted_model_unknown_fallback_is_an_event_for_the_first_subscri
     let mut first = watch(&session).await;
     let mut second = watch(&session).await;
     session.set_title(Some("Talk")).await.unwrap();
-    let told = event(&mut first).await;
-    let SessionEvent::ModelFallback { saved, fallback } = &*told else { panic!("{told:?}") };
+    let fallback_event = event(&mut first).await;
+    let SessionEvent::ModelFallback { saved, fallback } = &*fallback_event else {
+        panic!("{fallback_event:?}")
+    };
     assert_eq!((&**saved, &**fallback), ("gone:saved", "given:scripted"));
     for events in [&mut first, &mut second] {
         let next = event(events).await;

@@ -64,7 +64,7 @@ async fn branch_without_a_base_begins_a_root() {
     answered(session.session.branch(None, "Q4")).await.unwrap();
     session.rest().await;
     assert_eq!(session.path(), ["user: Q4", "assistant: A4"]);
-    assert_eq!(session.told.tree.roots().count(), 2);
+    assert_eq!(session.view.tree.roots().count(), 2);
 }
 
 #[tokio::test(start_paused = true)]
@@ -74,8 +74,8 @@ async fn branch_in_flight_snapshot_ends_at_its_base() {
     answered(session.session.branch(Some(node(4)), "Q4")).await.unwrap();
     reached(&gate).await;
     session.check().await;
-    assert_eq!(session.told.tree.head(), Some(node(4)));
-    assert_eq!(session.told.agent.pending.len(), 1);
+    assert_eq!(session.view.tree.head(), Some(node(4)));
+    assert_eq!(session.view.agent.pending.len(), 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -92,7 +92,7 @@ async fn navigate_ends_at_the_last_active_leaf() {
     for (to, head) in [(3, 4), (1, 4), (5, 6), (2, 6), (4, 4), (6, 6)] {
         answered(session.session.navigate(node(to))).await.unwrap();
         session.check().await;
-        assert_eq!(session.told.tree.head(), Some(node(head)), "after navigating to {to}");
+        assert_eq!(session.view.tree.head(), Some(node(head)), "after navigating to {to}");
     }
     answered(session.session.navigate(node(3))).await.unwrap();
     session.ask("Q4").await;
@@ -104,20 +104,20 @@ async fn navigate_to_the_current_path_does_nothing() {
     let mut session = forked([]).await;
     in_time(session.session.flush(std::time::Duration::from_secs(1))).await.unwrap();
     session.check().await;
-    let last = session.told.last;
+    let last = session.view.last;
     for to in [1, 2, 5, 6] {
         answered(session.session.navigate(node(to))).await.unwrap();
     }
     session.check().await;
-    assert_eq!(session.told.last, last);
+    assert_eq!(session.view.last, last);
     answered(session.session.navigate(None)).await.unwrap();
     in_time(session.session.flush(std::time::Duration::from_secs(1))).await.unwrap();
     session.check().await;
-    let last = session.told.last;
+    let last = session.view.last;
     answered(session.session.navigate(None)).await.unwrap();
     in_time(session.session.flush(std::time::Duration::from_secs(1))).await.unwrap();
     session.check().await;
-    assert_eq!(session.told.last, last);
+    assert_eq!(session.view.last, last);
 }
 
 #[tokio::test(start_paused = true)]
@@ -125,11 +125,11 @@ async fn navigate_none_clears_and_the_next_prompt_is_a_root() {
     let mut session = forked([Step::text("A4")]).await;
     answered(session.session.navigate(None)).await.unwrap();
     session.check().await;
-    assert_eq!(session.told.tree.head(), None);
-    assert!(session.told.agent.state.history.is_empty());
+    assert_eq!(session.view.tree.head(), None);
+    assert!(session.view.agent.state.history.is_empty());
     session.ask("Q4").await;
     assert_eq!(session.path(), ["user: Q4", "assistant: A4"]);
-    assert_eq!(session.told.tree.roots().count(), 2);
+    assert_eq!(session.view.tree.roots().count(), 2);
 }
 
 #[tokio::test(start_paused = true)]
@@ -141,8 +141,8 @@ async fn navigate_none_and_cancelled_prompt_stays_cleared() {
     reached(&gate).await;
     answered(session.session.cancel()).await.unwrap();
     session.rest().await;
-    assert_eq!(session.told.tree.head(), None);
-    assert_eq!(session.told.tree.len(), 6);
+    assert_eq!(session.view.tree.head(), None);
+    assert_eq!(session.view.tree.len(), 6);
 }
 
 // ---- refused moves ----
@@ -166,7 +166,7 @@ async fn moves_to_an_unknown_node_are_refused() {
         );
     }
     session.check().await;
-    assert_eq!(session.told.tree.head(), Some(node(6)));
+    assert_eq!(session.view.tree.head(), Some(node(6)));
 }
 
 #[tokio::test(start_paused = true)]
@@ -177,7 +177,7 @@ async fn moves_from_the_wrong_role_are_refused() {
     let error = answered(session.session.branch(Some(node(3)), "Q")).await.unwrap_err();
     assert!(matches!(error, SessionError::NotAssistant { node: of } if of == node(3)), "{error:?}");
     session.check().await;
-    assert_eq!(session.told.tree.head(), Some(node(6)));
+    assert_eq!(session.view.tree.head(), Some(node(6)));
 }
 
 #[tokio::test(start_paused = true)]
@@ -195,7 +195,7 @@ async fn moves_into_the_middle_of_a_turn_are_refused() {
         answered(session.session.navigate(node(to))).await.unwrap();
     }
     session.check().await;
-    assert_eq!(session.told.tree.head(), Some(node(4)), "navigation still ends at a leaf");
+    assert_eq!(session.view.tree.head(), Some(node(4)), "navigation still ends at a leaf");
 }
 
 #[tokio::test(start_paused = true)]
@@ -217,20 +217,20 @@ async fn branch_below_open_tool_uses_answers_them_like_a_prompt() {
     assert_eq!(session.path(), ["user: Q1", "assistant: B1"]);
     answered(session.session.navigate(node(2))).await.unwrap();
     session.check().await;
-    assert_eq!(session.told.tree.head(), Some(node(6)));
+    assert_eq!(session.view.tree.head(), Some(node(6)));
 }
 
 #[tokio::test(start_paused = true)]
 async fn branch_with_a_bad_prompt_changes_nothing() {
     let mut session = forked([]).await;
     session.check().await;
-    let before = session.told.clone();
+    let before = session.view.clone();
     let error = answered(session.session.branch(Some(node(2)), "  ")).await.unwrap_err();
     assert!(matches!(error, SessionError::Agent(AgentError::EmptyPrompt)), "{error:?}");
     let error = answered(session.session.branch(None, Prompt::new("Q").with_max_steps(0))).await.unwrap_err();
     assert!(matches!(error, SessionError::Agent(AgentError::ZeroSteps)), "{error:?}");
     session.check().await;
-    assert_eq!(session.told.tree, before.tree);
+    assert_eq!(session.view.tree, before.tree);
 }
 
 #[tokio::test(start_paused = true)]
@@ -261,7 +261,7 @@ async fn moves_while_paused_name_the_status() {
     answered(session.session.regenerate(node(1))).await.unwrap();
     session.until("pause").await;
     session.check().await;
-    assert_eq!(session.told.agent.pause.as_ref().unwrap().reason, json!("sure?"));
+    assert_eq!(session.view.agent.pause.as_ref().unwrap().reason, json!("sure?"));
     all_busy(&session.session, Status::Paused).await;
     answered(session.session.resume("t", Decision::Execute)).await.unwrap();
     session.rest().await;
@@ -274,12 +274,12 @@ async fn moves_of_a_paused_branch_that_is_cancelled_are_rolled_back() {
     let steps = [Step::text("A1"), Step::tool_use("t", "echo", json!({}))];
     let mut session = Watched::start(on(scripted(steps).callbacks(hooks))).await;
     session.ask("Q1").await;
-    let before = session.told.tree.clone();
+    let before = session.view.tree.clone();
     answered(session.session.branch(None, "Q2")).await.unwrap();
     session.until("pause").await;
     answered(session.session.cancel()).await.unwrap();
     session.rest().await;
-    assert_eq!(session.told.tree, before);
+    assert_eq!(session.view.tree, before);
 }
 
 /// While the session is busy or paused, every operation that needs an idle session fails with that status, whatever

@@ -99,7 +99,7 @@ async fn edit_of_a_turn_that_began_with_results_replaces_the_answers() {
     assert_eq!(results(&provider.last_request().unwrap()), ["a No."]);
     session.check().await;
     assert_eq!(session.path().len(), 4);
-    assert_eq!(session.told.tree.children(node(2)).unwrap().count(), 2);
+    assert_eq!(session.view.tree.children(node(2)).unwrap().count(), 2);
     // Without a result, the use is answered with an error, as for a plain prompt.
     in_time(session.session.ask_edit(node(3), "Never mind.")).await.unwrap();
     let sent = results(&provider.last_request().unwrap());

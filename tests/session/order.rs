@@ -35,7 +35,7 @@ async fn two_turns(step: Step) -> (Watched, Vec<NodeId>) {
     session.ask("Q2").await;
     in_time(session.session.flush(std::time::Duration::from_secs(1))).await.unwrap();
     session.check().await;
-    let nodes = session.told.tree.iter().map(omni_agent::tree::Node::id).collect();
+    let nodes = session.view.tree.iter().map(omni_agent::tree::Node::id).collect();
     (session, nodes)
 }
 
@@ -67,7 +67,7 @@ async fn branch_cancelled_emits_cancelled_then_tree_then_state() {
     for how in ALL {
         let gate = Gate::new();
         let (mut session, nodes) = two_turns(Step::new().gate(&gate)).await;
-        let before = session.told.clone();
+        let before = session.view.clone();
         begin(&session, &nodes, how).await;
         reached(&gate).await;
         assert_eq!(session.status().await, Status::Busy);
@@ -83,7 +83,7 @@ async fn branch_cancelled_emits_cancelled_then_tree_then_state() {
 async fn branch_failed_emits_error_then_tree_then_state() {
     for how in ALL {
         let (mut session, nodes) = two_turns(refusal()).await;
-        let before = session.told.clone();
+        let before = session.view.clone();
         begin(&session, &nodes, how).await;
         let words = session.until("error").await;
         assert_eq!(words[..4], BEGIN, "{how:?}");
@@ -96,7 +96,7 @@ async fn branch_interrupted_with_nothing_to_keep_is_rolled_back() {
     let gate = Gate::new();
     for how in ALL {
         let (mut session, nodes) = two_turns(Step::new().gate(&gate)).await;
-        let before = session.told.clone();
+        let before = session.view.clone();
         begin(&session, &nodes, how).await;
         reached(&gate).await;
         answered(session.session.interrupt()).await.unwrap();
@@ -109,21 +109,21 @@ async fn branch_interrupted_with_nothing_to_keep_is_rolled_back() {
 /// session continues from there.
 async fn rolled_back(mut session: Watched, before: omni_agent::session::SessionSnapshot) {
     assert_eq!(word(&*session.next().await), "tree");
-    assert_eq!(session.told.tree, before.tree);
+    assert_eq!(session.view.tree, before.tree);
     assert_eq!(word(&*session.next().await), "state");
-    assert_eq!(session.told.agent.state, before.agent.state);
+    assert_eq!(session.view.agent.state, before.agent.state);
     session.rest().await;
-    assert_eq!(session.told.unsaved, []);
+    assert_eq!(session.view.unsaved, []);
     answered(session.session.flush(std::time::Duration::from_millis(1))).await.unwrap();
-    let told = session.told.last;
+    let last = session.view.last;
     session.check().await;
-    assert_eq!(session.told.last, told, "nothing was written");
+    assert_eq!(session.view.last, last, "nothing was written");
     session.ask("Q4").await;
     assert_eq!(
         session.path(),
         ["user: Q1", "assistant: A1", "user: Q2", "assistant: A2", "user: Q4", "assistant: Later"]
     );
-    assert_eq!(session.told.tree.len(), 6);
+    assert_eq!(session.view.tree.len(), 6);
 }
 
 #[tokio::test(start_paused = true)]
@@ -146,7 +146,7 @@ async fn navigate_emits_tree_then_state() {
     session.rest().await;
     answered(session.session.navigate(nodes[0])).await.unwrap();
     assert_eq!(session.until("state").await, ["tree", "state"]);
-    assert_eq!(session.told.tree.head(), Some(nodes[3]));
+    assert_eq!(session.view.tree.head(), Some(nodes[3]));
     session.check().await;
 }
 
@@ -156,14 +156,14 @@ async fn store_events_follow_their_trees_in_order() {
     for _ in 0..20 {
         session.session.ask("Q").await.unwrap();
     }
-    let (mut told, mut saved) = (0, 0);
+    let (mut emitted, mut saved) = (0, 0);
     while saved < 40 {
         match &*session.next().await {
-            SessionEvent::Tree(changes) => told = changes.nodes.last().unwrap().id().get(),
+            SessionEvent::Tree(changes) => emitted = changes.nodes.last().unwrap().id().get(),
             SessionEvent::Store(omni_agent::session::StoreReport::Saved { through: Some(node), .. }) => {
                 assert!(
-                    node.get() <= told && node.get() > saved,
-                    "{node} after {saved}, in the tree: {told}"
+                    node.get() <= emitted && node.get() > saved,
+                    "{node} after {saved}, in the tree: {emitted}"
                 );
                 saved = node.get();
             }
@@ -171,5 +171,5 @@ async fn store_events_follow_their_trees_in_order() {
         }
     }
     session.check().await;
-    assert_eq!(session.told.unsaved, []);
+    assert_eq!(session.view.unsaved, []);
 }

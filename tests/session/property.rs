@@ -107,7 +107,7 @@ struct Life {
     session: Session,
     events: SessionSubscription,
     /// The session's state, built from its events.
-    told: SessionSnapshot,
+    view: SessionSnapshot,
     /// Every tree that the session has reported.
     trees: Vec<Tree>,
     /// The number of the last node that was reported as saved.
@@ -147,10 +147,10 @@ impl Life {
         let (store, plan) = (ScriptedStore::new([]), Plan::default());
         let session = builder(&store, &plan).create().await.unwrap();
         let events = watch(&session).await;
-        let told = events.snapshot().unwrap().as_ref().clone();
+        let view = events.snapshot().unwrap().as_ref().clone();
         let trees = vec![Tree::new()];
         let (id, gate) = (session.id().clone(), Gate::new());
-        Self { store, plan, gate, id, session, events, told, trees, safe: 0, texts: 0 }
+        Self { store, plan, gate, id, session, events, view, trees, safe: 0, texts: 0 }
     }
 
     fn text(&mut self) -> String {
@@ -250,9 +250,9 @@ impl Life {
     }
 
     fn take(&mut self, event: &Numbered<SessionEvent>) {
-        self.told.apply(event).unwrap();
+        self.view.apply(event).unwrap();
         match &*event.event {
-            SessionEvent::Tree(_) => self.trees.push(self.told.tree.clone()),
+            SessionEvent::Tree(_) => self.trees.push(self.view.tree.clone()),
             SessionEvent::Store(StoreReport::Saved { through: Some(node), .. }) => {
                 assert!(node.get() > self.safe, "a save was reported twice or out of order");
                 self.safe = node.get();
@@ -265,14 +265,14 @@ impl Life {
     /// Checks that the session, its events and its agent agree.
     async fn check(&mut self) {
         let snapshot = self.session.snapshot().await.unwrap();
-        while self.told.last != snapshot.last {
+        while self.view.last != snapshot.last {
             let event = crate::support::numbered(&mut self.events).await;
             self.take(&event);
         }
         // A staged prompt emits no event.
-        self.told.agent.staged.clone_from(&snapshot.agent.staged);
-        self.told.agent.behind.clone_from(&snapshot.agent.behind);
-        assert_eq!(self.told, snapshot);
+        self.view.agent.staged.clone_from(&snapshot.agent.staged);
+        self.view.agent.behind.clone_from(&snapshot.agent.behind);
+        assert_eq!(self.view, snapshot);
         assert_eq!(*snapshot.tree.history(), snapshot.agent.state.history);
         if snapshot.agent.status == Status::Idle {
             snapshot.agent.state.history.check().unwrap();
@@ -308,7 +308,7 @@ impl Life {
             }
         };
         let last = end.snapshot.unwrap();
-        assert_eq!(self.told.tree, last.tree);
+        assert_eq!(self.view.tree, last.tree);
         assert_eq!(*last.tree.history(), last.agent.state.history);
         // A write that was in progress when the session ended may still reach the store.
         tokio::time::sleep(secs(100)).await;
@@ -329,7 +329,7 @@ impl Life {
         assert!(tree.len() as u64 >= self.safe, "{} nodes of {} are left", tree.len(), self.safe);
         self.safe = tree.len() as u64;
         self.events = watch(&self.session).await;
-        self.told = self.events.snapshot().unwrap().as_ref().clone();
+        self.view = self.events.snapshot().unwrap().as_ref().clone();
         self.trees = vec![tree];
     }
 

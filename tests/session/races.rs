@@ -123,6 +123,6 @@ async fn moves_by_many_tasks_are_all_answered() {
     // The old view has fallen too far behind by now.
     let mut session = Watched::of(&session.session).await;
     session.rest().await;
-    let prompted = session.told.tree.nodes().filter(|node| node.message().text() == "From the event").count();
+    let prompted = session.view.tree.nodes().filter(|node| node.message().text() == "From the event").count();
     assert_eq!(prompted, 25);
 }

@@ -207,32 +207,32 @@ impl Store for Rough {
 /// A subscriber that applies the updates it receives to a snapshot.
 struct Reader {
     events: SessionSubscription,
-    told: SessionSnapshot,
+    view: SessionSnapshot,
 }
 
 impl Reader {
     async fn join(session: &Session) -> Self {
         let events = session.subscribe(Mode::Observer).await.unwrap();
-        let told = events.snapshot().unwrap().as_ref().clone();
-        Self { events, told }
+        let view = events.snapshot().unwrap().as_ref().clone();
+        Self { events, view }
     }
 
     fn take(&mut self, update: Update<SessionSnapshot, omni_agent::session::SessionEvent>) {
         match update {
             Update::Event(numbered) => {
-                self.told.apply(&numbered).unwrap();
-                assert_eq!(self.told.last, numbered.id);
+                self.view.apply(&numbered).unwrap();
+                assert_eq!(self.view.last, numbered.id);
             }
             Update::Resync(snapshot) => {
                 check(&snapshot);
-                self.told = snapshot.as_ref().clone();
+                self.view = snapshot.as_ref().clone();
             }
             other => panic!("{other:?}"),
         }
     }
 
     async fn read_to(&mut self, last: EventId) {
-        while self.told.last < last {
+        while self.view.last < last {
             let update = in_time(self.events.next()).await.unwrap();
             self.take(update);
         }
@@ -241,11 +241,11 @@ impl Reader {
     /// Reads up to the session's snapshot and compares with it, unless the reader is already further.
     async fn see(&mut self, truth: &SessionSnapshot) {
         self.read_to(truth.last).await;
-        if self.told.last == truth.last {
-            let mut told = self.told.clone();
-            told.agent.staged.clone_from(&truth.agent.staged);
-            told.agent.behind.clone_from(&truth.agent.behind);
-            assert_eq!(told, *truth);
+        if self.view.last == truth.last {
+            let mut view = self.view.clone();
+            view.agent.staged.clone_from(&truth.agent.staged);
+            view.agent.behind.clone_from(&truth.agent.behind);
+            assert_eq!(view, *truth);
         }
     }
 }

@@ -16,7 +16,7 @@ use crate::watch::{Hooks, Watched, answered, brief, held, in_time, on, reached, 
 /// The user messages of the path, in order.
 fn users(session: &Watched) -> Vec<NodeId> {
     let users =
-        session.told.tree.iter().filter(|node| node.message().role == omni_agent::message::Role::User);
+        session.view.tree.iter().filter(|node| node.message().role == omni_agent::message::Role::User);
     users.map(omni_agent::tree::Node::id).collect()
 }
 
@@ -33,7 +33,7 @@ async fn regenerate_answer_is_a_sibling_below_the_same_message() {
     session.ask("Q1").await;
     session.ask("Q2").await;
     let question = users(&session)[0];
-    let asked = std::sync::Arc::clone(session.told.tree.node(question).unwrap().message());
+    let asked = std::sync::Arc::clone(session.view.tree.node(question).unwrap().message());
     tokio::time::advance(Duration::from_hours(1)).await;
     regenerate(&session.session, question).await;
     session.rest().await;
@@ -47,8 +47,8 @@ async fn regenerate_answer_is_a_sibling_below_the_same_message() {
 > └─ 5 assistant: B1"
     );
     assert_eq!(provider.last_request().unwrap().history.iter().collect::<Vec<_>>(), [&asked]);
-    assert_eq!(session.told.agent.state.history.get(0), Some(&asked), "the same message, its time included");
-    let answer = session.told.tree.nodes().last().unwrap();
+    assert_eq!(session.view.agent.state.history.get(0), Some(&asked), "the same message, its time included");
+    let answer = session.view.tree.nodes().last().unwrap();
     assert_eq!(answer.usage(), Some(&usage));
 }
 
@@ -63,7 +63,7 @@ async fn regenerate_on_another_branch_moves_there() {
     regenerate(&session.session, question).await;
     session.rest().await;
     assert_eq!(session.path(), ["user: Q1", "assistant: B1"]);
-    assert_eq!(session.told.tree.roots().count(), 2);
+    assert_eq!(session.view.tree.roots().count(), 2);
 }
 
 #[tokio::test(start_paused = true)]
@@ -134,7 +134,7 @@ async fn regenerate_cancelled_after_its_first_commit_keeps_the_committed_turns()
         session.until(end).await;
         session.rest().await;
         assert_eq!(session.path(), ["user: Q1", "assistant: B1"]);
-        assert_eq!(session.told.tree.len(), 3);
+        assert_eq!(session.view.tree.len(), 3);
         session.ask("Q2").await;
         assert_eq!(session.path(), ["user: Q1", "assistant: B1", "user: Q2", "assistant: End"]);
     }
@@ -150,8 +150,8 @@ async fn regenerate_with_tools_puts_the_whole_turn_below_the_message() {
     regenerate(&session.session, question).await;
     session.rest().await;
     assert_eq!(session.path(), ["user: Q1", "assistant: use t1", "user: result t1", "assistant: B1"]);
-    assert_eq!(session.told.tree.children(question).unwrap().count(), 2);
-    assert_eq!(session.told.tree.len(), 5);
+    assert_eq!(session.view.tree.children(question).unwrap().count(), 2);
+    assert_eq!(session.view.tree.len(), 5);
     regenerate(&session.session, question).await;
     session.rest().await;
     assert_eq!(session.path(), ["user: Q1", "assistant: C1"]);
@@ -173,14 +173,14 @@ async fn regenerate_cancelled_while_its_tools_run_is_rolled_back() {
     let steps = [Step::text("A1"), Step::tool_use("t1", "wait", json!({}))];
     let mut session = Watched::start(on(scripted(steps).tool(tool))).await;
     session.ask("Q1").await;
-    let before = session.told.tree.clone();
+    let before = session.view.tree.clone();
     regenerate(&session.session, users(&session)[0]).await;
     reached(&gate).await;
     session.check().await;
     answered(session.session.cancel()).await.unwrap();
     session.until("state").await;
     session.check().await;
-    assert_eq!(session.told.tree, before);
+    assert_eq!(session.view.tree, before);
 }
 
 #[tokio::test(start_paused = true)]
@@ -197,7 +197,7 @@ async fn regenerate_with_a_staged_prompt_continues_below_the_new_answer() {
     gate.open();
     session.rest().await;
     assert_eq!(session.path(), ["user: Q1", "assistant: Half", "user: Q2", "assistant: B2"]);
-    assert_eq!(session.told.tree.len(), 5);
+    assert_eq!(session.view.tree.len(), 5);
 }
 
 #[tokio::test(start_paused = true)]
@@ -205,7 +205,7 @@ async fn regenerate_cancelled_with_a_staged_prompt_carries_it_back() {
     let gate = Gate::new();
     let mut session = Watched::scripted([Step::text("A1"), held(&gate)]).await;
     session.ask("Q1").await;
-    let before = session.told.tree.clone();
+    let before = session.view.tree.clone();
     regenerate(&session.session, users(&session)[0]).await;
     reached(&gate).await;
     answered(session.session.prompt("Q2")).await.unwrap();
@@ -219,7 +219,7 @@ async fn regenerate_cancelled_with_a_staged_prompt_carries_it_back() {
     };
     assert_eq!(staged.unwrap().content, omni_agent::agent::Prompt::new("Q2").content);
     session.rest().await;
-    assert_eq!(session.told.tree, before);
+    assert_eq!(session.view.tree, before);
 }
 
 #[tokio::test(start_paused = true)]
@@ -262,7 +262,7 @@ async fn regenerate_in_flight_snapshot_shows_the_message_once() {
     gate.open();
     session.rest().await;
     joined.check().await;
-    assert_eq!(joined.told.tree, session.told.tree);
+    assert_eq!(joined.view.tree, session.view.tree);
 }
 
 #[tokio::test(start_paused = true)]
@@ -288,7 +288,7 @@ async fn regenerate_never_stores_an_unanswered_prompt() {
     let stored = store.load(session.session.id()).await.unwrap();
     assert_eq!((stored.nodes.len(), stored.head), (4, NodeId::new(4)));
     session.closed().await;
-    assert_eq!(session.told.tree.head(), NodeId::new(4));
+    assert_eq!(session.view.tree.head(), NodeId::new(4));
 }
 
 #[tokio::test(start_paused = true)]
@@ -302,6 +302,6 @@ async fn regenerate_message_keeps_its_attachments() {
     session.check().await;
     regenerate(&session.session, users(&session)[0]).await;
     session.rest().await;
-    assert_eq!(session.told.tree.len(), 3);
-    assert_eq!(session.told.agent.state.history.get(0).unwrap().content, prompt.content);
+    assert_eq!(session.view.tree.len(), 3);
+    assert_eq!(session.view.agent.state.history.get(0).unwrap().content, prompt.content);
 }

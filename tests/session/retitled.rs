@@ -41,17 +41,19 @@ async fn rename_elsewhere_before_a_turn_the_turn_is_stored_and_the_title_adopted
     session.ask("Two").await.unwrap();
     assert_all_stored(&store, &session, Some("Theirs")).await;
     assert_eq!(store.words(), ["commit", "commit", "commit"]);
-    let mut told = Vec::new();
-    while told.len() < 2 {
+    let mut events_seen = Vec::new();
+    while events_seen.len() < 2 {
         let Some(Update::Event(event)) = events.next().await else { panic!() };
         match &*event.event {
-            SessionEvent::Title { title } => told.push(title.as_deref().unwrap().to_owned()),
-            SessionEvent::Store(StoreReport::Saved { through, .. }) => told.push(format!("{through:?}")),
+            SessionEvent::Title { title } => events_seen.push(title.as_deref().unwrap().to_owned()),
+            SessionEvent::Store(StoreReport::Saved { through, .. }) => {
+                events_seen.push(format!("{through:?}"))
+            }
             SessionEvent::Store(other) => panic!("{other:?}"),
             _ => {}
         }
     }
-    assert_eq!(told, ["Theirs".to_owned(), format!("{:?}", Some(node(4)))]);
+    assert_eq!(events_seen, ["Theirs".to_owned(), format!("{:?}", Some(node(4)))]);
     // From here on, everything continues as usual.
     session.ask("Three").await.unwrap();
     assert_all_stored(&store, &session, Some("Theirs")).await;
@@ -86,8 +88,8 @@ async fn generated_title_is_replaced_by_one_stored_meanwhile() {
     assert_all_stored(&store, &session, Some("Theirs")).await;
     // Nothing was left to write, and subscribers are notified that everything is stored.
     assert_eq!(store.words(), ["title"]);
-    let told = report(&mut events).await;
-    let StoreReport::Saved { version, through: None, .. } = told else { panic!("{told:?}") };
+    let stored = report(&mut events).await;
+    let StoreReport::Saved { version, through: None, .. } = stored else { panic!("{stored:?}") };
     assert_eq!(version, kept(&store).await.version);
 }
 

@@ -53,10 +53,10 @@ async fn store_fails_twice_all_nodes_arrive_in_order_once() {
     let start = Instant::now();
     session.ask("One").await.unwrap();
     for retry_in in [500, 1000] {
-        let StoreReport::Failed { what, error, retry_in: told, .. } = report(&mut events).await else {
+        let StoreReport::Failed { what, error, retry_in: reported, .. } = report(&mut events).await else {
             panic!()
         };
-        assert_eq!((what, told), (SavedPart::Tree, Duration::from_millis(retry_in)));
+        assert_eq!((what, reported), (SavedPart::Tree, Duration::from_millis(retry_in)));
         assert!(error.contains("writing failed: "), "{error}");
     }
     let StoreReport::Saved { what: SavedPart::Tree, through, .. } = report(&mut events).await else {
@@ -153,8 +153,8 @@ async fn store_panics_write_counts_as_failed() {
     let mut events = watch(&session).await;
     session.ask("One").await.unwrap();
     for what in [SavedPart::State, SavedPart::Tree] {
-        let StoreReport::Failed { what: told, error, .. } = report(&mut events).await else { panic!() };
-        assert_eq!(told, what);
+        let StoreReport::Failed { what: reported, error, .. } = report(&mut events).await else { panic!() };
+        assert_eq!(reported, what);
         assert!(error.contains("panicked"), "{error}");
     }
     assert_agree(&session, &store).await;
@@ -298,22 +298,22 @@ async fn first_save_fails_then_hangs_snapshot_and_events_agree() {
     let store = ScriptedStore::new([Act::Fail, Act::Work, Act::Wait(gate.clone())]);
     let session = Session::builder(store.as_dyn()).agent(parrot()).create().await.unwrap();
     let mut events = watch(&session).await;
-    let mut told = events.snapshot().unwrap().as_ref().clone();
+    let mut view = events.snapshot().unwrap().as_ref().clone();
     session.ask("One").await.unwrap();
     gate.reached().await;
     let now = session.snapshot().await.unwrap();
-    while told.last != now.last {
-        told.apply(&numbered(&mut events).await).unwrap();
+    while view.last != now.last {
+        view.apply(&numbered(&mut events).await).unwrap();
     }
-    assert_eq!(told, now);
+    assert_eq!(view, now);
     gate.open();
     session.flush(secs(1)).await.unwrap();
     let now = session.snapshot().await.unwrap();
-    while told.last != now.last {
-        told.apply(&numbered(&mut events).await).unwrap();
+    while view.last != now.last {
+        view.apply(&numbered(&mut events).await).unwrap();
     }
-    assert_eq!(told, now);
-    assert_eq!(told.store, None);
+    assert_eq!(view, now);
+    assert_eq!(view.store, None);
 }
 
 #[tokio::test(start_paused = true)]

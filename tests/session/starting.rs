@@ -74,10 +74,10 @@ async fn create_with_id_is_in_the_store_before_it_returns() {
 }
 
 /// Callbacks that report each call of `init`.
-struct Told(tokio::sync::mpsc::UnboundedSender<ConversationId>);
+struct ReportsInit(tokio::sync::mpsc::UnboundedSender<ConversationId>);
 
 #[async_trait::async_trait]
-impl AgentCallbacks for Told {
+impl AgentCallbacks for ReportsInit {
     async fn init(
         &mut self,
         _: &mut StateEdit,
@@ -94,8 +94,8 @@ async fn create_with_id_taken_is_refused_before_init_and_changes_nothing() {
     let first = Session::builder(store.as_dyn()).agent(parrot()).create_with_id(id("talk")).await.unwrap();
     first.ask("One").await.unwrap();
     first.flush(secs(1)).await.unwrap();
-    let (told, mut inits) = tokio::sync::mpsc::unbounded_channel();
-    let agent = parrot().callbacks(Told(told));
+    let (sender, mut inits) = tokio::sync::mpsc::unbounded_channel();
+    let agent = parrot().callbacks(ReportsInit(sender));
     let taken = Session::builder(store.as_dyn()).agent(agent).create_with_id(id("talk")).await;
     let Err(SessionError::Store(StoreError::AlreadyExists { id: named })) = taken else { panic!() };
     assert_eq!(named, id("talk"));
@@ -123,9 +123,10 @@ async fn create_with_id_twice_at_once_one_succeeds() {
 #[tokio::test(start_paused = true)]
 async fn create_with_id_store_fails_returns_its_error_and_the_agent_ends() {
     let store = ScriptedStore::new([Act::Fail]);
-    let (told, mut inits) = tokio::sync::mpsc::unbounded_channel();
-    let failed =
-        Session::builder(store.as_dyn()).agent(parrot().callbacks(Told(told))).create_with_id(id("talk"));
+    let (sender, mut inits) = tokio::sync::mpsc::unbounded_channel();
+    let failed = Session::builder(store.as_dyn())
+        .agent(parrot().callbacks(ReportsInit(sender)))
+        .create_with_id(id("talk"));
     assert!(matches!(failed.await, Err(SessionError::Store(StoreError::Failed { .. }))));
     assert_eq!(inits.recv().await, Some(id("talk")));
     // The callbacks are dropped with the agent.

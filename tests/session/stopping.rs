@@ -307,8 +307,8 @@ async fn stop_right_after_a_commit_saves_it() {
     let mut events = watch(&session).await;
     session.prompt("One").await.unwrap();
     loop {
-        if let SessionEvent::Agent(told) = &*event(&mut events).await
-            && matches!(**told, Event::Turn(_))
+        if let SessionEvent::Agent(agent_event) = &*event(&mut events).await
+            && matches!(**agent_event, Event::Turn(_))
         {
             break;
         }

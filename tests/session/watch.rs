@@ -92,7 +92,7 @@ pub(crate) fn briefs(history: &History) -> Vec<String> {
 pub(crate) struct Watched {
     pub(crate) session: Session,
     pub(crate) events: SessionSubscription,
-    pub(crate) told: SessionSnapshot,
+    pub(crate) view: SessionSnapshot,
 }
 
 impl Watched {
@@ -107,8 +107,8 @@ impl Watched {
 
     pub(crate) async fn of(session: &Session) -> Self {
         let events = answered(session.subscribe(Mode::Observer)).await.unwrap();
-        let told = events.snapshot().unwrap().as_ref().clone();
-        Self { session: session.clone(), events, told }
+        let view = events.snapshot().unwrap().as_ref().clone();
+        Self { session: session.clone(), events, view }
     }
 
     /// Applies the next event to the view and returns it. The event must survive serialization and have the next
@@ -116,11 +116,11 @@ impl Watched {
     pub(crate) async fn next(&mut self) -> Arc<SessionEvent> {
         let update = in_time(self.events.next()).await;
         let Some(Update::Event(numbered)) = update else { panic!("expected an event, got {update:?}") };
-        assert_eq!(numbered.id.number, self.told.last.number + 1);
+        assert_eq!(numbered.id.number, self.view.last.number + 1);
         let json = serde_json::to_string(&*numbered.event).unwrap();
         assert_eq!(serde_json::from_str::<SessionEvent>(&json).unwrap(), *numbered.event, "{json}");
-        self.told.apply(&numbered).unwrap();
-        assert_eq!(numbered.id, self.told.last);
+        self.view.apply(&numbered).unwrap();
+        assert_eq!(numbered.id, self.view.last);
         numbered.event
     }
 
@@ -156,25 +156,25 @@ impl Watched {
     }
 
     pub(crate) async fn see(&mut self, truth: &SessionSnapshot) {
-        while self.told.last.number < truth.last.number {
+        while self.view.last.number < truth.last.number {
             self.next().await;
         }
         assert_eq!(*truth.tree.history(), truth.agent.state.history, "{}", truth.tree);
         truth.agent.state.history.check().unwrap();
-        let mut told = self.told.clone();
+        let mut view = self.view.clone();
         // A staged prompt emits no event: only its sender learns of it.
-        told.agent.staged.clone_from(&truth.agent.staged);
-        told.agent.behind.clone_from(&truth.agent.behind);
-        assert_eq!(told, *truth);
+        view.agent.staged.clone_from(&truth.agent.staged);
+        view.agent.behind.clone_from(&truth.agent.behind);
+        assert_eq!(view, *truth);
     }
 
     /// The reason of the session's end. Checks that the view equals the last snapshot.
     pub(crate) async fn closed(&mut self) -> EndReason {
         loop {
             match in_time(self.events.next()).await {
-                Some(Update::Event(numbered)) => self.told.apply(&numbered).unwrap(),
+                Some(Update::Event(numbered)) => self.view.apply(&numbered).unwrap(),
                 Some(Update::Closed(End { reason, snapshot: Some(snapshot) })) => {
-                    assert_eq!(self.told, *snapshot);
+                    assert_eq!(self.view, *snapshot);
                     assert!(
                         in_time(self.events.next()).await.is_none(),
                         "nothing follows the closing update"
@@ -188,12 +188,12 @@ impl Watched {
 
     /// The messages of the path in short.
     pub(crate) fn path(&self) -> Vec<String> {
-        briefs(self.told.tree.history())
+        briefs(self.view.tree.history())
     }
 
     /// The tree, drawn as text.
     pub(crate) fn drawn(&self) -> String {
-        self.told.tree.to_string()
+        self.view.tree.to_string()
     }
 
     pub(crate) async fn status(&self) -> Status {

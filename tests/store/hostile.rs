@@ -131,13 +131,13 @@ async fn log_with_the_highest_count_of_compactions_is_read_and_compacted() {
     let folder = Folder::new();
     let store = folder.quick_store().await;
     let id_of_write = WriteId::generate();
-    let told = format!(
+    let compacted = format!(
         r#"{{"compacted":{{"state":{{}},"head":null,"cursors":[],"writes":[[5,"{id_of_write}"]]}}}}"#
     );
     let title = "x".repeat(1000);
     let titles: String =
         (6..200).map(|version| write(version, &format!(r#"{{"title":"{title}"}}"#))).collect();
-    let log = header(u64::MAX) + &write(5, &told) + &titles;
+    let log = header(u64::MAX) + &write(5, &compacted) + &titles;
     fs::write(folder.log(&id("a")), &log).unwrap();
     for _ in 0..2 {
         assert_eq!(store.load(&id("a")).await.unwrap().state.title.as_deref(), Some(title.as_str()));
@@ -197,8 +197,11 @@ async fn list_with_an_unreadable_log_reports_it_and_shows_the_others() {
     };
     assert_eq!(damage("sound"), Some(None));
     for name in ["unreadable", "loop"] {
-        let told = damage(name).unwrap().expect("the damage is reported");
-        assert!(told.contains(&format!("{name}.jsonl")) && told.contains("error"), "{told}");
+        let damage_text = damage(name).unwrap().expect("the damage is reported");
+        assert!(
+            damage_text.contains(&format!("{name}.jsonl")) && damage_text.contains("error"),
+            "{damage_text}"
+        );
     }
     assert_eq!(damage("folder"), None, "a folder is not a log");
     assert!(store.load(&id("unreadable")).await.is_err());

@@ -193,8 +193,11 @@ async fn load_with_an_invalid_node_id_names_its_place() {
         let set = |to: &str| format!("UPDATE {}.{table} SET {column} = {to}", schema(&store));
         observer.execute(&set("0"), &[]).await.unwrap();
         let error = store.load(&id("a")).await.unwrap_err();
-        let told = format!("{what} of conversation a");
-        assert!(matches!(&error, StoreError::Damaged { place, .. } if place.starts_with(&told)), "{error:?}");
+        let place_start = format!("{what} of conversation a");
+        assert!(
+            matches!(&error, StoreError::Damaged { place, .. } if place.starts_with(&place_start)),
+            "{error:?}"
+        );
         observer.execute(&set("NULL"), &[]).await.unwrap();
     }
     store.load(&id("a")).await.unwrap();

@@ -33,11 +33,11 @@ fn content(stored: &Stored) -> String {
 }
 
 async fn copies(from: &dyn Store, to: &dyn Store) {
-    let mut told = Vec::new();
-    let copied = copy(from, to, |done, all| told.push((done, all))).await;
+    let mut progress = Vec::new();
+    let copied = copy(from, to, |done, all| progress.push((done, all))).await;
     assert!(copied.is_complete(), "{copied:?}");
     assert_eq!((copied.copied, copied.unchanged), (2, 0));
-    assert_eq!(told, [(1, 2), (2, 2)]);
+    assert_eq!(progress, [(1, 2), (2, 2)]);
     for name in ["empty", "talk"] {
         let (before, after) = (from.load(&id(name)).await.unwrap(), to.load(&id(name)).await.unwrap());
         assert_eq!(content(&before), content(&after));

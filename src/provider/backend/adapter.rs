@@ -189,7 +189,7 @@ impl Owner {
         let session = call("start", limit, async { self.backend.0.start(options).await }).await?;
         let (heard, runtime) = (PromptCounts::default(), Handle::current());
         let live = Live { session, key: fresh_key(), heard, fresh: true, options: options.clone(), runtime };
-        let (left, taken) = self.sessions().take_up(live);
+        let (left, taken) = self.sessions().activate(live);
         self.retire(left);
         taken?;
         Ok(Reached::New(loss))
@@ -225,7 +225,7 @@ impl Owner {
             }
             Route::Return(more) => {
                 note_more(more);
-                let left = self.sessions().go_back();
+                let left = self.sessions().reactivate_parked();
                 self.retire(left);
                 return Ok(None);
             }
@@ -254,7 +254,7 @@ impl Owner {
         let lacks =
             conversation.position.as_ref().filter(|at| is_fork && at.unfinished && at.checkpoint.is_some());
         let live = Live { session, key, heard, fresh, options, runtime: Handle::current() };
-        let (left, taken) = self.sessions().take_up(live);
+        let (left, taken) = self.sessions().activate(live);
         self.retire(left);
         taken?;
         Ok(lacks.map(|_| {
@@ -325,7 +325,7 @@ impl Owner {
             // The backend may have accepted the prompt. Its turn is cancelled, and the prompt is not sent again.
             Err(error @ BackendError::Timeout { call: "prompt", .. }) => return Err(error.in_turn()),
             Err(error) => {
-                self.sessions().take_back(&session);
+                self.sessions().uncount_prompt(&session);
                 turn.over(error.is_final());
                 return Err(error.before_prompt());
             }

@@ -223,9 +223,9 @@ impl Exchange {
         let session = Arc::clone(&self.turn.session);
         let limit = self.turn.owner.limits.prompt;
         let updated = call("update", limit, async { session.update(&result).await }).await;
-        let told = updated.and_then(|()| self.where_it_is(false));
+        let position = updated.and_then(|()| self.where_it_is(false));
         // A session whose position is unknown can't be continued.
-        self.turn.over(told.as_ref().is_err_and(BackendError::is_final));
+        self.turn.over(position.as_ref().is_err_and(BackendError::is_final));
         let TurnResult { stop_reason, model, warnings, .. } = result;
         let stop_reason = match stop_reason {
             // The agent has no tools to run for this response and can't continue it.
@@ -234,7 +234,7 @@ impl Exchange {
         };
         self.recorder.finish();
         self.ready.extend(self.recorder.take());
-        self.push_message(MessageDelta { model, warnings, stop_reason: Some(stop_reason), ..told? });
+        self.push_message(MessageDelta { model, warnings, stop_reason: Some(stop_reason), ..position? });
         Ok(())
     }
 

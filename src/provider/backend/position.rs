@@ -42,8 +42,8 @@ impl Position {
     /// Returns the position that a message stores for the backend with this name, if the message is a response of the
     /// backend.
     pub(super) fn stored_in(name: &str, message: &Message) -> Option<Result<Self, serde_json::Error>> {
-        let told = message.provider_data.get(name).filter(|_| message.role == Role::Assistant)?;
-        Some(Self::deserialize(told))
+        let stored = message.provider_data.get(name).filter(|_| message.role == Role::Assistant)?;
+        Some(Self::deserialize(stored))
     }
 
     pub(super) fn place(&self) -> Option<SessionPosition> {
@@ -67,8 +67,8 @@ impl Conversation {
         let mut new = Vec::new();
         let mut position = None;
         for message in history.iter().rev() {
-            if let Some(told) = Position::stored_in(name, message) {
-                position = Some(told.map_err(|error| {
+            if let Some(stored) = Position::stored_in(name, message) {
+                position = Some(stored.map_err(|error| {
                     BackendError::NotResumable(format!(
                         "the position of `{name}` in its last response can't be read ({error}); start a new conversation"
                     ))

@@ -72,7 +72,7 @@ impl Sessions {
 
     /// Takes a session into use, unless the conversation is closed. Returns the session to retire, which may be the new
     /// one.
-    pub(super) fn take_up(&mut self, live: Live) -> (Option<Live>, Result<(), BackendError>) {
+    pub(super) fn activate(&mut self, live: Live) -> (Option<Live>, Result<(), BackendError>) {
         if self.closed {
             return (Some(live), Err(closed()));
         }
@@ -84,7 +84,7 @@ impl Sessions {
     }
 
     /// Switches back to the parked session. Returns the session to retire.
-    pub(super) fn go_back(&mut self) -> Option<Live> {
+    pub(super) fn reactivate_parked(&mut self) -> Option<Live> {
         let parked = self.parked.take()?;
         self.live.replace(parked)
     }
@@ -97,7 +97,7 @@ impl Sessions {
     }
 
     /// Undoes the count of a prompt that was not accepted.
-    pub(super) fn take_back(&mut self, session: &Arc<dyn BackendSession>) {
+    pub(super) fn uncount_prompt(&mut self, session: &Arc<dyn BackendSession>) {
         if let Some(live) = self.live.as_mut().filter(|live| live.is(session)) {
             live.heard.given = live.heard.given.saturating_sub(1);
         }

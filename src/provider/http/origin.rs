@@ -21,11 +21,11 @@ const SERVICE: &str = "service";
 /// Marks a response, in the delta in which its wire format sets data of the message. Returns `false` if that delta is
 /// still to come.
 pub(super) fn mark(deltas: &mut [Delta], service: &str) -> bool {
-    let told = deltas.iter_mut().find_map(|delta| match delta {
+    let first = deltas.iter_mut().find_map(|delta| match delta {
         Delta::Message(data) if !data.provider_data.is_empty() => Some(&mut data.provider_data),
         _ => None,
     });
-    told.is_some_and(|data| data.insert(SERVICE.to_owned(), service.into()).is_none())
+    first.is_some_and(|data| data.insert(SERVICE.to_owned(), service.into()).is_none())
 }
 
 /// Returns the request without the parts that `service` can't use in this wire format.

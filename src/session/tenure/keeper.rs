@@ -202,7 +202,7 @@ impl Watch {
         }
         let (store, id) = (Arc::clone(&self.store), held.id.clone());
         self.work.push(Box::pin(async move {
-            give_back(&*store, &id, &lease).await;
+            release_lease(&*store, &id, &lease).await;
             drop(reply);
             Done::Released
         }));
@@ -317,7 +317,7 @@ async fn lost(store: &dyn Store, id: ConversationId) -> StoreError {
 }
 
 /// Releases a conversation. If that fails, its lease expires.
-async fn give_back(store: &dyn Store, id: &ConversationId, lease: &Lease) {
+async fn release_lease(store: &dyn Store, id: &ConversationId, lease: &Lease) {
     if let Err(error) = in_time(PATIENCE, store.release(id, lease)).await {
         tracing::warn!(%id, %error, "releasing a conversation failed; it is owned until its lease expires");
     }

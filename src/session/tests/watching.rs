@@ -173,9 +173,9 @@ async fn watcher_panics_session_continues() {
             panic!("the watcher broke");
         }
     }
-    let told = Arc::new(AtomicUsize::new(0));
+    let calls = Arc::new(AtomicUsize::new(0));
     let builder = on(scripted([Step::text("One."), Step::text("Two.")]));
-    let session = builder.watcher(Arc::new(Clumsy(Arc::clone(&told)))).create().await.unwrap();
+    let session = builder.watcher(Arc::new(Clumsy(Arc::clone(&calls)))).create().await.unwrap();
     drop(session.subscribe(Mode::Controller).await.unwrap());
     assert_eq!(session.ask("Hi").await.unwrap().text(), "One.");
     session.set_title(Some("Talk")).await.unwrap();
@@ -183,7 +183,7 @@ async fn watcher_panics_session_continues() {
     assert_eq!(session.tree().await.unwrap().len(), 4);
     session.stop(AFTER).await.unwrap();
     // One notice for `left`, one for the title, three for each of two runs, and one for the end.
-    assert_eq!(told.load(Ordering::SeqCst), 9);
+    assert_eq!(calls.load(Ordering::SeqCst), 9);
 }
 
 // ---- sleep ----
@@ -367,11 +367,11 @@ async fn suggested_title_is_used_only_without_a_title() {
     session.set_title(None).await.unwrap();
     assert!(session.suggest_title("Fourth").await.unwrap());
     assert_eq!(session.title().await.unwrap().as_deref(), Some("Fourth"));
-    let told = ["First", "By hand", "-", "Fourth"].map(|title| match title {
+    let expected = ["First", "By hand", "-", "Fourth"].map(|title| match title {
         "-" => "title None".to_owned(),
         title => format!("title Some({title:?})"),
     });
-    assert_eq!(notes.all(), told);
+    assert_eq!(notes.all(), expected);
     session.stop(AFTER).await.unwrap();
     assert!(matches!(session.suggest_title("Late").await, Err(SessionError::Ended(_))));
 }

@@ -62,8 +62,8 @@ impl<'a> Lines<'a> {
         loop {
             let there = &self.buffer[self.at..];
             // A valid line states its length. Any other line is searched for its end.
-            let told = line::stated_len(there).filter(|len| there.get(len - 1) == Some(&b'\n'));
-            let found = told.or_else(|| {
+            let stated = line::stated_len(there).filter(|len| there.get(len - 1) == Some(&b'\n'));
+            let found = stated.or_else(|| {
                 let end = there[seen..].iter().position(|byte| *byte == b'\n');
                 end.map(|end| seen + end + 1)
             });
@@ -112,7 +112,7 @@ pub(super) struct Replay {
     pub(super) spare_bytes: u64,
     /// The number of lines with nodes, and whether the lines removed by an earlier compaction are known.
     lines: u64,
-    told: bool,
+    whole: bool,
 }
 
 /// Reads the whole log. Returns `None` if nothing follows its first line.
@@ -131,7 +131,7 @@ pub(super) fn replay(log: &Log<'_>) -> Result<Option<Replay>, StoreError> {
         taken.map_err(|problem| lines.damaged(problem))?;
     }
     match replay {
-        Some(replay) if !replay.told => Err(StoreError::damaged(
+        Some(replay) if !replay.whole => Err(StoreError::damaged(
             log.place.log_name(),
             "the line that lists the lines removed by compaction is missing",
         )),
@@ -142,7 +142,7 @@ pub(super) fn replay(log: &Log<'_>) -> Result<Option<Replay>, StoreError> {
 impl Replay {
     fn begin(log: &Log<'_>, record: Record, span: Range<u64>) -> Result<Self, String> {
         let last = record.stamp();
-        let told = log.header.compactions == 0;
+        let whole = log.header.compactions == 0;
         let mut replay = Self {
             stored: Stored::new(last.version, log.header.created, StoredState::default()),
             last,
@@ -151,9 +151,9 @@ impl Replay {
             spare: Vec::new(),
             spare_bytes: 0,
             lines: 0,
-            told,
+            whole,
         };
-        match (record.change, told) {
+        match (record.change, whole) {
             (Change::Create(state), true) => {
                 replay.stored.state = *state;
                 replay.leave_out(last, &span);
@@ -171,7 +171,7 @@ impl Replay {
         let (before, version) = (self.last.version, stamp.version);
         let restates = matches!(record.change, Change::Compacted(_)) && version == before;
         // Until the line of an earlier compaction is read, versions may be missing.
-        let follows = if self.told {
+        let follows = if self.whole {
             version == before.next() && version > before
         } else {
             version > before || restates
@@ -185,16 +185,18 @@ impl Replay {
     fn apply(&mut self, stamp: Stamp, change: Change, span: Range<u64>) -> Result<(), String> {
         match change {
             Change::Create(_) => return Err("it creates the conversation a second time".to_owned()),
-            Change::Compacted(_) if self.told => return Err("it lists lines that are not missing".to_owned()),
+            Change::Compacted(_) if self.whole => {
+                return Err("it lists lines that are not missing".to_owned());
+            }
             Change::Compacted(compacted) => {
-                self.check_told(stamp, &compacted)?;
+                self.check_compacted(stamp, &compacted)?;
                 let Compacted { state, head, cursors, writes } = *compacted;
                 self.stored.state = state;
                 self.stored.head = head;
                 self.stored.cursors.extend(cursors);
                 self.spare = writes;
                 self.spare_bytes += span.end - span.start;
-                self.told = true;
+                self.whole = true;
             }
             Change::Commit(commit) => {
                 if commit.nodes.is_empty() {
@@ -218,7 +220,7 @@ impl Replay {
     }
 
     /// Checks that the lines so far and the removed lines together are complete.
-    fn check_told(&self, stamp: Stamp, compacted: &Compacted) -> Result<(), String> {
+    fn check_compacted(&self, stamp: Stamp, compacted: &Compacted) -> Result<(), String> {
         let writes = &compacted.writes;
         let first = writes.iter().map(|(version, _)| *version).min();
         let there = self.lines + writes.len() as u64;
@@ -303,7 +305,7 @@ pub(super) fn title(log: &Log<'_>) -> Result<Option<String>, StoreError> {
     let mut lines = Lines::of(log)?;
     let mut title = None;
     loop {
-        let told = match lines.next()? {
+        let record = match lines.next()? {
             None => return Ok(title),
             Some(record) => Stamp::parse(record).and_then(|(stamp, compacted)| {
                 if stamp.version == stamp.state_version || compacted {
@@ -313,7 +315,7 @@ pub(super) fn title(log: &Log<'_>) -> Result<Option<String>, StoreError> {
                 }
             }),
         };
-        match told.map_err(|problem| lines.damaged(problem))?.map(|record| record.change) {
+        match record.map_err(|problem| lines.damaged(problem))?.map(|record| record.change) {
             Some(Change::Create(state) | Change::State(state)) => title = state.title,
             Some(Change::Title(new)) => title = new,
             Some(Change::Compacted(compacted)) => title = compacted.state.title,

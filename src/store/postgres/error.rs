@@ -76,8 +76,8 @@ impl Value {
             ("error encoding message", Self::Sent),
             ("error deserializing column", Self::Found),
         ];
-        let told = error.to_string();
-        kinds.into_iter().find_map(|(kind, value)| told.starts_with(kind).then_some(value))
+        let text = error.to_string();
+        kinds.into_iter().find_map(|(kind, value)| text.starts_with(kind).then_some(value))
     }
 }
 

@@ -33,7 +33,7 @@ pub(super) struct Upkeep {
     /// The size of the log at which its readers are waited for next.
     due: AtomicU64,
     /// Whether a job is returning free pages to the file system.
-    gives_back: AtomicBool,
+    is_reclaiming: AtomicBool,
     /// Whether a job is removing deleted content from the log.
     clears: AtomicBool,
     /// The pause between two attempts to empty the log.
@@ -47,7 +47,7 @@ impl Upkeep {
         Arc::new(Self {
             log: neighbour(file, "-wal"),
             due: AtomicU64::new(LONG),
-            gives_back: AtomicBool::new(false),
+            is_reclaiming: AtomicBool::new(false),
             clears: AtomicBool::new(false),
             pause: PAUSE,
             behind,
@@ -93,10 +93,10 @@ impl Upkeep {
 
     /// Called after a delete. Returns unneeded free pages to the file system: some now, and the rest in turn with the
     /// jobs of callers.
-    pub(super) fn give_back(self: &Arc<Self>, connection: &Connection) {
+    pub(super) fn reclaim_pages(self: &Arc<Self>, connection: &Connection) {
         // One chain of jobs serves all deletes. Several chains would do several steps between two writes.
-        if !self.gives_back.swap(true, Ordering::Relaxed) {
-            GivingBack(Arc::clone(self)).run(connection);
+        if !self.is_reclaiming.swap(true, Ordering::Relaxed) {
+            Reclaiming(Arc::clone(self)).run(connection);
         }
     }
 }
@@ -137,9 +137,9 @@ pub(super) fn clear_log(connection: &Connection, patience: Duration) -> Result<b
 
 /// Held by the single job that returns free pages, and passed on to the next such job. Dropped when the chain of jobs
 /// ends for any reason.
-struct GivingBack(Arc<Upkeep>);
+struct Reclaiming(Arc<Upkeep>);
 
-impl GivingBack {
+impl Reclaiming {
     /// Frees some pages. Returns whether others locked the file.
     fn run(self, connection: &Connection) -> bool {
         match free_pages(connection) {
@@ -158,9 +158,9 @@ impl GivingBack {
     }
 }
 
-impl Drop for GivingBack {
+impl Drop for Reclaiming {
     fn drop(&mut self) {
-        self.0.gives_back.store(false, Ordering::Relaxed);
+        self.0.is_reclaiming.store(false, Ordering::Relaxed);
     }
 }
 
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn give_back_after_several_deletes_runs_one_chain_of_steps() {
+    async fn reclaim_after_several_deletes_runs_one_chain_of_steps() {
         let connection = Connection::open_in_memory().expect("a database");
         connection
             .execute_batch(
@@ -250,14 +250,14 @@ mod tests {
         let deletes = workers.run(Urgency::Other, move |connection| {
             waited.recv().expect("the next one waits");
             for _ in 0..3 {
-                begun.give_back(connection);
+                begun.reclaim_pages(connection);
             }
             Ok(free(connection))
         });
         // This job is queued before the job that the first one queues, which runs before the job queued here.
         let next = Arc::clone(&upkeep);
         let next = workers.run(Urgency::Other, move |connection| {
-            next.give_back(connection);
+            next.reclaim_pages(connection);
             Ok(free(connection))
         });
         let start = async { all_wait.send(()).expect("the first one waits for it") };
@@ -268,19 +268,19 @@ mod tests {
             > SPARE.try_into().expect("a small number")
         {}
         // The chain has ended, and the next delete starts a new one.
-        assert!(!upkeep.gives_back.load(Ordering::Relaxed));
+        assert!(!upkeep.is_reclaiming.load(Ordering::Relaxed));
     }
 
     #[test]
-    fn give_back_that_failed_is_started_again_by_the_next_delete() {
+    fn reclaim_that_failed_is_started_again_by_the_next_delete() {
         let folder = Folder::new();
         fs::write(folder.file(), "this is not a database").expect("a file");
         let connection = Connection::open(folder.file()).expect("it is not read yet");
         let workers = Workers::start("test", Vec::new(), BUSY).expect("no threads");
         let upkeep = Upkeep::new(&folder.file(), workers.behind());
         free_pages(&connection).expect_err("it is not a database");
-        upkeep.give_back(&connection);
-        assert!(!upkeep.gives_back.load(Ordering::Relaxed));
+        upkeep.reclaim_pages(&connection);
+        assert!(!upkeep.is_reclaiming.load(Ordering::Relaxed));
     }
 
     #[tokio::test]

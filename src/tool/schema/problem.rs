@@ -17,20 +17,20 @@ pub(super) fn describe(error: &ValidationError<'_, '_>) -> String {
     let mut found = Vec::new();
     collect(error, &mut found);
     let mut text = String::new();
-    let mut told = 0;
+    let mut listed = 0;
     for problem in found.iter().take(MAX_PROBLEMS) {
         let line = format!("- at {}: {}", place(problem), clip(&sentence(problem), MAX_LINE));
-        if told > 0 && text.len() + line.len() > MAX_TEXT {
+        if listed > 0 && text.len() + line.len() > MAX_TEXT {
             break;
         }
-        if told > 0 {
+        if listed > 0 {
             text.push('\n');
         }
         text.push_str(&line);
-        told += 1;
+        listed += 1;
     }
-    if told < found.len() {
-        let _ = write!(text, "\n- and {} more", found.len() - told);
+    if listed < found.len() {
+        let _ = write!(text, "\n- and {} more", found.len() - listed);
     }
     text
 }
@@ -143,8 +143,8 @@ fn alternatives(error: &ValidationError<'_, '_>) -> String {
         .iter()
         .take(MAX_ALTERNATIVES)
         .map(|form| {
-            let told: Vec<_> = form.iter().take(3).map(|problem| relative(problem, depth)).collect();
-            told.join(", ")
+            let problems: Vec<_> = form.iter().take(3).map(|problem| relative(problem, depth)).collect();
+            problems.join(", ")
         })
         .collect();
     words.dedup();

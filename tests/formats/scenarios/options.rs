@@ -80,8 +80,11 @@ pub(super) async fn stop_sequences(rig: &mut Rig) -> Cell {
     rig.service.will(Answer::text("One, two, ").stopping(Stop::Sequence("three".into())));
     let agent = rig.agent_with(Options::default().with_stop_sequences(["three", "3"])).await;
     let response = agent.ask("Count!").await.unwrap();
-    let told = rig.is(&[Format::Messages]);
-    assert_eq!(response.stop_reason, if told { StopReason::StopSequence } else { StopReason::Stop });
+    let names_sequence = rig.is(&[Format::Messages]);
+    assert_eq!(
+        response.stop_reason,
+        if names_sequence { StopReason::StopSequence } else { StopReason::Stop }
+    );
     if rig.last().stop.is_empty() {
         return warned(&response.warnings, "stop_sequences");
     }
@@ -123,11 +126,11 @@ pub(super) async fn usage(rig: &mut Rig) -> Cell {
         .with_reasoning(5);
     rig.service.will(Answer::text("Yes.").using(used));
     let response = rig.agent().await.ask("Expensive?").await.unwrap();
-    let told = rig.format.wire().tells(used);
+    let reported = rig.format.wire().reported_usage(used);
     let mut usage = response.usage;
     usage.cost = None;
-    assert_eq!(usage, told);
-    assert_eq!((told.prompt(), told.output), (used.prompt(), used.output));
+    assert_eq!(usage, reported);
+    assert_eq!((reported.prompt(), reported.output), (used.prompt(), used.output));
     Cell::Works
 }
 

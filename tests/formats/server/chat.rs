@@ -269,7 +269,7 @@ impl Wire for Chat {
         Event::unnamed(&json!({"error": error}))
     }
 
-    fn tells(&self, usage: Usage) -> Usage {
+    fn reported_usage(&self, usage: Usage) -> Usage {
         usage
     }
 }

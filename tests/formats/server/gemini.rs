@@ -293,7 +293,7 @@ impl Wire for Gemini {
         Event::unnamed(&body)
     }
 
-    fn tells(&self, usage: Usage) -> Usage {
+    fn reported_usage(&self, usage: Usage) -> Usage {
         // Writes to the cache are not reported.
         usage.with_input(usage.input + usage.cache_write).with_cache_write(0)
     }

@@ -149,7 +149,7 @@ impl Wire for Messages {
         Event { name: "error", data: json!({"type": "error", "error": error}).to_string() }
     }
 
-    fn tells(&self, usage: Usage) -> Usage {
+    fn reported_usage(&self, usage: Usage) -> Usage {
         usage
     }
 }

@@ -200,7 +200,7 @@ impl Wire for Ollama {
         Event::unnamed(&json!({"error": "an error was encountered while running the model: unexpected EOF"}))
     }
 
-    fn tells(&self, usage: Usage) -> Usage {
+    fn reported_usage(&self, usage: Usage) -> Usage {
         // Cached tokens and reasoning tokens are not reported.
         Usage::default().with_input(usage.prompt()).with_output(usage.output)
     }

@@ -203,7 +203,7 @@ impl Wire for Responses {
         Event { name: "error", data: data.to_string() }
     }
 
-    fn tells(&self, usage: Usage) -> Usage {
+    fn reported_usage(&self, usage: Usage) -> Usage {
         usage
     }
 }

@@ -27,7 +27,7 @@ const MODELS: [(&str, &[&str]); 12] = [
 ];
 
 /// How a service handles an option.
-enum Fate {
+enum Treatment {
     /// The option is sent as intended, with these changes to the body.
     Sent(Vec<String>),
     /// A similar setting is sent with these changes, and these warnings report it.
@@ -40,7 +40,7 @@ enum Fate {
     Refused(String),
 }
 
-impl Fate {
+impl Treatment {
     fn of(endpoint: &Endpoint, row: &Row) -> Self {
         let without = endpoint.preview(&row.without).unwrap();
         let with = match endpoint.preview(&row.with) {
@@ -117,7 +117,8 @@ fn overview(page: &mut String, services: &[(&Endpoint, &[&str])]) {
     let columns: Vec<Vec<Row>> = services.iter().map(|(_, models)| rows(models[0])).collect();
     for number in 0..columns[0].len() {
         let words = services.iter().zip(&columns);
-        let words = words.map(|((endpoint, _), rows)| Fate::of(endpoint, &rows[number]).word().to_owned());
+        let words =
+            words.map(|((endpoint, _), rows)| Treatment::of(endpoint, &rows[number]).word().to_owned());
         line(page, [columns[0][number].name.to_owned()].into_iter().chain(words));
     }
 }
@@ -134,7 +135,7 @@ fn service(page: &mut String, endpoint: &Endpoint, models: &[&str]) {
     page.push('\n');
     head(page, [String::new()].into_iter().chain(models.iter().map(|model| format!("`{model}`"))));
     for number in 0..columns[0].len() {
-        let cells = columns.iter().map(|rows| Fate::of(endpoint, &rows[number]).cell());
+        let cells = columns.iter().map(|rows| Treatment::of(endpoint, &rows[number]).cell());
         line(page, [columns[0][number].name.to_owned()].into_iter().chain(cells));
     }
 }

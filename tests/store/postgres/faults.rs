@@ -195,8 +195,8 @@ async fn write_after_a_failover_of_the_address_goes_to_the_other_host() {
     let write = Write::on(version);
     let failed = store.commit(&id("a"), &write, &says(2, "by the second")).await.unwrap_err();
     assert!(matches!(failed, StoreError::Unreachable { .. }), "{failed:?}");
-    let told = failed.to_string();
-    assert!(told.contains(&first.to_string()) && told.contains(&second.to_string()), "{told}");
+    let text = failed.to_string();
+    assert!(text.contains(&first.to_string()) && text.contains(&second.to_string()), "{text}");
 
     let _proxy = Proxy::start(second, server.socket()).await;
     assert_eq!(store.commit(&id("a"), &write, &says(2, "by the second")).await.unwrap(), version.next());

@@ -68,8 +68,11 @@ async fn load_with_an_invalid_node_id_names_its_place() {
     ] {
         super::raw(&folder).execute(damage, []).unwrap();
         let error = store.load(&id("a")).await.unwrap_err();
-        let told = format!("{what} of conversation a");
-        assert!(matches!(&error, StoreError::Damaged { place, .. } if place.starts_with(&told)), "{error:?}");
+        let place_start = format!("{what} of conversation a");
+        assert!(
+            matches!(&error, StoreError::Damaged { place, .. } if place.starts_with(&place_start)),
+            "{error:?}"
+        );
         super::raw(&folder).execute(repair, []).unwrap();
     }
     store.load(&id("a")).await.unwrap();

@@ -81,7 +81,7 @@ impl Connection {
         let traffic = MessagesInFlight::new();
         let shared = ConnectionState::new(Arc::clone(&traffic));
         let closing = CancellationToken::new();
-        let (tell, told) = oneshot::channel();
+        let (sender, receiver) = oneshot::channel();
         let supervisor = Supervisor {
             name: name.to_owned(),
             program: program.clone(),
@@ -92,9 +92,9 @@ impl Connection {
             stdout: ChildStdout::from_std(pipes.stdout).map_err(cannot)?,
             stderr: ChildStderr::from_std(pipes.stderr).map_err(cannot)?,
         };
-        let task = Mutex::new(Some(tokio::spawn(supervisor.run(tell))));
+        let task = Mutex::new(Some(tokio::spawn(supervisor.run(sender))));
         let running = Running { process, shared: Arc::clone(&shared), closing, task };
-        match told.await {
+        match receiver.await {
             Ok(agent) => Ok(Self { shared, agent, running }),
             Err(_) => Err(BackendError::Unavailable(format!("there is no connection to `{program}`"))),
         }
@@ -187,7 +187,7 @@ impl Drop for Last {
 }
 
 impl Supervisor {
-    async fn run(self, tell: oneshot::Sender<ConnectionTo<Agent>>) {
+    async fn run(self, sender: oneshot::Sender<ConnectionTo<Agent>>) {
         let Self { name, program, shared, process, closing, stdin, stdout, stderr } = self;
         let _last = Last(Arc::clone(&shared), Arc::clone(&process));
         let traffic = Arc::clone(&shared.traffic);
@@ -206,7 +206,7 @@ impl Supervisor {
                 )
                 .connect_with(channel, async move |agent| {
                     // The caller that opens the connection may have stopped waiting.
-                    let _ = tell.send(agent.clone());
+                    let _ = sender.send(agent.clone());
                     agent.incoming_closed().await;
                     Ok(())
                 });

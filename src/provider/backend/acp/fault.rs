@@ -107,7 +107,7 @@ mod tests {
     #[test]
     fn missing_session_is_recognised_in_each_wording() {
         let id = SessionId::new("s");
-        let told = |code: i32, message: &str, detail: &str| {
+        let failure = |code: i32, message: &str, detail: &str| {
             let error = Error::new(code, message).data(serde_json::json!({ "details": detail }));
             not_resumed("session/load", &error, &id, &[])
         };
@@ -119,17 +119,17 @@ mod tests {
         ] {
             let message = format!("Internal error: {detail}");
             let unknown = BackendError::UnknownSession { id: id.clone(), message };
-            assert_eq!(told(-32603, "Internal error", detail), unknown);
+            assert_eq!(failure(-32603, "Internal error", detail), unknown);
         }
         let message = "Resource not found".to_owned();
         assert_eq!(
-            told(-32002, "Resource not found", ""),
+            failure(-32002, "Resource not found", ""),
             BackendError::UnknownSession { id: id.clone(), message }
         );
         for detail in
             ["the disk is full", "No API key found", "model not found: x", "no such file: settings.json"]
         {
-            assert!(matches!(told(-32603, "Internal error", detail), BackendError::Failed(_)), "{detail}");
+            assert!(matches!(failure(-32603, "Internal error", detail), BackendError::Failed(_)), "{detail}");
         }
     }
 }

@@ -68,7 +68,7 @@ impl Process {
             #[cfg(unix)]
             watcher,
         }));
-        let (tell, ended) = watch::channel(None);
+        let (sender, ended) = watch::channel(None);
         let process = Self { held: Arc::clone(&held), ended };
         thread::Builder::new().name("acp-process".to_owned()).stack_size(256 * 1024).spawn(move || {
             let status = reap(&held);
@@ -79,7 +79,7 @@ impl Process {
             }
             let how = status
                 .map_or_else(|error| format!("its exit status is unknown: {error}"), |how| how.to_string());
-            tell.send_replace(Some(how));
+            sender.send_replace(Some(how));
         })?;
         Ok((process, Pipes { stdin, stdout, stderr }))
     }

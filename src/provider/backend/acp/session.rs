@@ -246,13 +246,13 @@ impl BackendSession for AcpSession {
                 ignored.join(", ")
             ));
         }
-        let told = shared.begin(warnings)?;
+        let events = shared.begin(warnings)?;
         // The response ends the turn, at its place among the updates.
         let request = PromptRequest::new(self.id.as_str().to_owned(), blocks);
         self.connection.agent.send_request(request).detach();
-        Ok(Box::pin(stream::unfold(told, async |mut told| {
-            let (event, _room) = told.recv().await?;
-            Some((event, told))
+        Ok(Box::pin(stream::unfold(events, async |mut events| {
+            let (event, _room) = events.recv().await?;
+            Some((event, events))
         })))
     }
 

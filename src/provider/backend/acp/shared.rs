@@ -44,7 +44,7 @@ pub(super) struct ConnectionState {
     ended: watch::Sender<Option<BackendError>>,
     idle: watch::Sender<bool>,
     /// Counts the updates of turns that arrived while no turn was in flight.
-    told: watch::Sender<u64>,
+    unclaimed_updates: watch::Sender<u64>,
 }
 
 #[derive(Default)]
@@ -91,7 +91,8 @@ impl Turn {
 impl ConnectionState {
     pub(super) fn new(traffic: Arc<MessagesInFlight>) -> Arc<Self> {
         let (ended, idle) = (watch::Sender::new(None), watch::Sender::new(true));
-        Arc::new(Self { traffic, state: Mutex::default(), ended, idle, told: watch::Sender::new(0) })
+        let unclaimed_updates = watch::Sender::new(0);
+        Arc::new(Self { traffic, state: Mutex::default(), ended, idle, unclaimed_updates })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -126,7 +127,7 @@ impl ConnectionState {
             warnings.push(warning);
         }
         // The budget for messages limits this channel.
-        let (events, told) = mpsc::unbounded_channel();
+        let (events, receiver) = mpsc::unbounded_channel();
         state.turns += 1;
         let turn = Turn {
             number: state.turns,
@@ -141,7 +142,7 @@ impl ConnectionState {
         }
         state.turn = Some(turn);
         self.idle.send_replace(false);
-        Ok(told)
+        Ok(receiver)
     }
 
     /// Cancels the turn in flight, if there is one, and returns its number. The turn's end is still to come.
@@ -165,8 +166,8 @@ impl ConnectionState {
 
     /// Waits until no update of a turn has arrived for `silence`. Used while no turn is in flight.
     pub(super) async fn quiet(&self, silence: Duration) {
-        let mut told = self.told.subscribe();
-        while timeout(silence, told.changed()).await.is_ok_and(|changed| changed.is_ok()) {}
+        let mut updates = self.unclaimed_updates.subscribe();
+        while timeout(silence, updates.changed()).await.is_ok_and(|changed| changed.is_ok()) {}
     }
 
     /// Ends the turn and the session. The first reason counts.
@@ -248,7 +249,7 @@ impl ConnectionState {
                 let room = LONGEST_LATE.saturating_sub(state.late.chars().count());
                 state.late.extend(text.chars().take(room));
             }
-            self.told.send_modify(|told| *told = told.wrapping_add(1));
+            self.unclaimed_updates.send_modify(|count| *count = count.wrapping_add(1));
             return;
         };
         if state.standing.len() < MOST_STANDING || state.standing.contains_key(&name) {

@@ -267,7 +267,7 @@ pub(super) fn status(update: &Value) -> Option<(String, Value)> {
 mod tests {
     use super::*;
 
-    fn told(updates: impl IntoIterator<Item = Value>) -> Vec<String> {
+    fn emitted(updates: impl IntoIterator<Item = Value>) -> Vec<String> {
         let mut translator = Translator::default();
         let events = updates.into_iter().flat_map(|update| translator.update(update));
         events
@@ -305,7 +305,7 @@ mod tests {
             ),
             chunk("agent_message_chunk", &json!({ "type": "hologram" })),
         ];
-        assert_eq!(told(updates), ["thinking Hm", "text Yes", "text [a](file:///a)"]);
+        assert_eq!(emitted(updates), ["thinking Hm", "text Yes", "text [a](file:///a)"]);
     }
 
     #[test]
@@ -329,14 +329,14 @@ mod tests {
             r#"update t#1 "Again""#,
             "result t#1 true ",
         ];
-        assert_eq!(told(updates), expected);
+        assert_eq!(emitted(updates), expected);
     }
 
     #[test]
     fn update_of_an_unannounced_tool_announces_it() {
         let update = json!({ "sessionUpdate": "tool_call_update", "toolCallId": "x", "status": "completed",
             "rawOutput": { "exit": 0 } });
-        assert_eq!(told([update]), ["use x tool {}", r#"update x """#, r#"result x false {"exit":0}"#]);
+        assert_eq!(emitted([update]), ["use x tool {}", r#"update x """#, r#"result x false {"exit":0}"#]);
     }
 
     #[test]
@@ -369,6 +369,6 @@ mod tests {
             r#"status from_the_future {"x":1}"#,
             r#"plan [{"content":"Look","priority":"high","status":"pending"}]"#,
         ];
-        assert_eq!(told(updates), expected);
+        assert_eq!(emitted(updates), expected);
     }
 }

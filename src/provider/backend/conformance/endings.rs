@@ -73,6 +73,6 @@ pub(super) async fn dropped_session_leaves_nothing_running(subject: &dyn Backend
     let session = started(subject).await;
     answered(subject, &*session, subject.prompt()).await;
     drop(session);
-    let told = soon(subject, "the end of what the session ran", subject.all_ended()).await;
-    if told { CheckOutcome::Made } else { CheckOutcome::Skipped }
+    let ended = soon(subject, "the end of what the session ran", subject.all_ended()).await;
+    if ended { CheckOutcome::Made } else { CheckOutcome::Skipped }
 }

@@ -5,16 +5,16 @@ use crate::provider::backend::{BackendError, BackendSession, SessionId, SessionP
 
 pub(super) async fn name_and_capabilities_are_constant(subject: &dyn BackendUnderTest) -> CheckOutcome {
     let backend = subject.backend();
-    let told = (backend.name().to_owned(), backend.capabilities());
+    let before = (backend.name().to_owned(), backend.capabilities());
     assert!(
-        !told.0.is_empty() && !told.0.contains(':'),
+        !before.0.is_empty() && !before.0.contains(':'),
         "a name is not empty and has no colon, unlike {:?}",
-        told.0
+        before.0
     );
     let session = started(subject).await;
     answered(subject, &*session, subject.prompt()).await;
     terminated(subject, session).await;
-    assert_eq!((backend.name().to_owned(), backend.capabilities()), told);
+    assert_eq!((backend.name().to_owned(), backend.capabilities()), before);
     CheckOutcome::Made
 }
 

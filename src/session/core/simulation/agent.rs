@@ -14,7 +14,7 @@ use crate::{
 
 /// An event that the session has not processed yet, with the configuration at that time. For a message, also with the
 /// settings of the prompt in flight.
-pub(super) type Told = (EventId, Arc<Event>, Arc<Config>, Option<Arc<Prompt>>);
+pub(super) type AgentEvent = (EventId, Arc<Event>, Arc<Config>, Option<Arc<Prompt>>);
 
 pub(super) struct Agent {
     pub(super) config: Arc<Config>,
@@ -29,7 +29,7 @@ pub(super) struct Agent {
     pub(super) runs: bool,
     status: Status,
     last: EventId,
-    pub(super) told: VecDeque<Told>,
+    pub(super) undelivered: VecDeque<AgentEvent>,
     messages: u32,
 }
 
@@ -78,7 +78,7 @@ impl Agent {
             runs: false,
             status: Status::Idle,
             last: EventId { incarnation, number: 1 },
-            told: VecDeque::new(),
+            undelivered: VecDeque::new(),
             messages: 0,
         }
     }
@@ -87,22 +87,22 @@ impl Agent {
         self.last
     }
 
-    fn tell(&mut self, event: Event) -> EventId {
+    fn emit(&mut self, event: Event) -> EventId {
         self.last.number += 1;
         let settings = self.settings.clone().filter(|_| matches!(event, Event::Message { .. }));
-        self.told.push_back((self.last, Arc::new(event), Arc::clone(&self.config), settings));
+        self.undelivered.push_back((self.last, Arc::new(event), Arc::clone(&self.config), settings));
         self.last
     }
 
     fn become_(&mut self, status: Status) {
         if self.status != status {
             self.status = status;
-            self.tell(Event::Status { status });
+            self.emit(Event::Status { status });
         }
     }
 
-    fn tell_state(&mut self) -> EventId {
-        self.tell(Event::State(Arc::new(self.config.view(self.history.clone()))))
+    fn emit_state(&mut self) -> EventId {
+        self.emit(Event::State(Arc::new(self.config.view(self.history.clone()))))
     }
 
     /// Makes the agent's next step. Returns whether a run is active afterwards.
@@ -112,7 +112,7 @@ impl Agent {
         } else if rng.percent(20) {
             // Like `set_state`.
             self.config = super::start::random_config(&self.config, rng);
-            self.tell_state();
+            self.emit_state();
         } else {
             self.settings = random_settings(rng).map(Arc::new);
             self.begin(None);
@@ -159,7 +159,7 @@ impl Agent {
 
     fn add(&mut self, message: Arc<Message>) {
         self.pending.push(Arc::clone(&message));
-        self.tell(Event::Message { message, step: 0 });
+        self.emit(Event::Message { message, step: 0 });
     }
 
     /// Starts a run with a prompt, or with a message that gets another response.
@@ -174,7 +174,7 @@ impl Agent {
     /// Moves to another history as the agent's owner requests, and starts a run on it if there is an opening.
     pub(super) fn move_to(&mut self, history: History, run: Option<Opening>) -> EventId {
         let before = std::mem::replace(&mut self.history, history);
-        let with = self.tell_state();
+        let with = self.emit_state();
         if let Some(opening) = run {
             self.before = Some(before);
             let (anew, settings) = match opening {
@@ -199,12 +199,12 @@ impl Agent {
         self.before = None;
         let response = self.response(StopReason::Stop);
         if rng.percent(25) {
-            self.tell(Event::Turn(TurnOutcome::Continue { response }));
+            self.emit(Event::Turn(TurnOutcome::Continue { response }));
             return;
         }
         self.runs = false;
         self.become_(Status::Idle);
-        self.tell(Event::Turn(TurnOutcome::Stop { response, staged: None }));
+        self.emit(Event::Turn(TurnOutcome::Stop { response, staged: None }));
     }
 
     /// Cancels the run or makes it fail.
@@ -213,20 +213,20 @@ impl Agent {
         self.become_(Status::Idle);
         let response = self.response(StopReason::Cancelled);
         let failure = Failure::TimeLimit { limit: Duration::from_secs(1) };
-        self.tell(if rng.percent(50) {
+        self.emit(if rng.percent(50) {
             Event::Cancelled { response, staged: None }
         } else {
             Event::Error { failure, response, staged: None }
         });
         if let Some(before) = self.before.take() {
             self.history = before;
-            self.tell_state();
+            self.emit_state();
         }
     }
 
     /// Kills the agent: its last events may be lost.
     pub(super) fn die(&mut self, rng: &mut Rng) {
-        let arrives = rng.below(self.told.len() + 1);
-        self.told.truncate(arrives);
+        let arrives = rng.below(self.undelivered.len() + 1);
+        self.undelivered.truncate(arrives);
     }
 }

@@ -29,9 +29,9 @@ impl World {
         self.note(|| format!("title {title:?}, suggested: {}", suggested.is_some()));
         let changes = self.model.set_title(title.clone(), suggested.is_some());
         self.ledger.note(&self.model, changes);
-        let told = if changes { vec![Kind::Title] } else { vec![] };
+        let kinds = if changes { vec![Kind::Title] } else { vec![] };
         let mut was_set = changes;
-        self.input(told, |core, env, effects| match suggested {
+        self.input(kinds, |core, env, effects| match suggested {
             Some(title) => was_set = core.suggest_title(title, env, effects),
             None => core.set_title(title, env, effects),
         })?;
@@ -89,7 +89,7 @@ impl World {
         if self.rng.percent(self.haste) {
             while self.agent.runs && self.agent.act(&mut self.rng) {}
         }
-        while !self.agent.told.is_empty() {
+        while !self.agent.undelivered.is_empty() {
             self.deliver()?;
         }
         if self.agent.runs || self.ended {

@@ -44,7 +44,7 @@ pub(super) struct Ledger {
     /// The wait that the core must request.
     wait: Option<Duration>,
     /// The report that must follow the outcome of the last write.
-    told: Option<(SavedPart, Option<NodeId>, Result<Version, String>)>,
+    due_report: Option<(SavedPart, Option<NodeId>, Result<Version, String>)>,
 }
 
 struct Open {
@@ -79,7 +79,7 @@ impl Ledger {
             behind: false,
             tickets: Vec::new(),
             wait: None,
-            told: None,
+            due_report: None,
         })
     }
 
@@ -213,7 +213,7 @@ impl Ledger {
     /// Handles the loss of the conversation to another owner, without an outcome of a write.
     pub(super) fn taken(&mut self, error: &StoreError) {
         self.lost = true;
-        self.told = Some((SavedPart::State, None, Err(words(error))));
+        self.due_report = Some((SavedPart::State, None, Err(words(error))));
     }
 
     /// Returns whether only the title differs in the store, as far as the session can know.
@@ -237,7 +237,7 @@ impl Ledger {
         self.acked_content = Some(content(stored)?);
         self.acked = Some(stored.clone());
         if self.is_done() {
-            self.told = Some((SavedPart::State, None, Ok(stored.version)));
+            self.due_report = Some((SavedPart::State, None, Ok(stored.version)));
         }
         Ok(())
     }
@@ -265,7 +265,7 @@ impl Ledger {
             Job::Commit(_, commit) => (SavedPart::Tree, commit.nodes.last().map(Node::id)),
             _ => (SavedPart::State, None),
         };
-        self.told = Some((what, through, outcome.as_ref().copied().map_err(words)));
+        self.due_report = Some((what, through, outcome.as_ref().copied().map_err(words)));
         match outcome {
             Ok(version) => {
                 // Any write replaces the unknown state, unless it is a part of a commit.
@@ -282,7 +282,7 @@ impl Ledger {
                 self.acked = Some(acked);
                 if matches!(*open.job, Job::Create(..)) && !tree.is_empty() {
                     // The write for which the conversation was created follows.
-                    self.told = None;
+                    self.due_report = None;
                     return Ok(Kind::Agent);
                 }
                 Ok(Kind::Saved)
@@ -314,15 +314,15 @@ impl Ledger {
 
     /// Checks the report of a write.
     pub(super) fn report(&mut self, report: &StoreReport) -> Check {
-        let told = self.told.take().ok_or("a report without an outcome of a write")?;
+        let due = self.due_report.take().ok_or("a report without an outcome of a write")?;
         let fits = match report.clone() {
-            StoreReport::Saved { what, version, through } => (what, through, Ok(version)) == told,
+            StoreReport::Saved { what, version, through } => (what, through, Ok(version)) == due,
             StoreReport::Failed { what, error, retry_in } => {
-                what == told.0 && Err(error) == told.2 && Some(retry_in) == self.wait
+                what == due.0 && Err(error) == due.2 && Some(retry_in) == self.wait
             }
-            StoreReport::Lost { error } => self.lost && Err(error) == told.2,
+            StoreReport::Lost { error } => self.lost && Err(error) == due.2,
         };
-        ensure!(fits, "the report is {report:?}, expected {told:?}, wait {:?}", self.wait);
+        ensure!(fits, "the report is {report:?}, expected {due:?}, wait {:?}", self.wait);
         Ok(())
     }
 
@@ -342,7 +342,7 @@ impl Ledger {
         Ok(())
     }
 
-    pub(super) fn told_behind(&mut self, behind: bool) -> Check {
+    pub(super) fn behind_changed(&mut self, behind: bool) -> Check {
         ensure!(self.behind != behind, "behind is reported as {behind} twice");
         self.behind = behind;
         Ok(())
@@ -357,7 +357,7 @@ impl Ledger {
     /// Checks everything after an input.
     pub(super) fn check(&mut self, core: &Core, vault: &Vault, limit: usize) -> Check {
         ensure!(self.wait.is_none(), "a failed write is not repeated");
-        ensure!(self.told.is_none(), "the outcome of a write is not reported");
+        ensure!(self.due_report.is_none(), "the outcome of a write is not reported");
         ensure!(core.is_lost() == self.lost, "lost: {}, not {}", core.is_lost(), self.lost);
         let saved = core.is_safe(core.wanted());
         let done = self.open.is_none() && !self.lost;

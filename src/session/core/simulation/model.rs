@@ -141,9 +141,9 @@ impl Model {
                 (vec![Kind::Tree, Kind::Agent], true)
             }
             Event::Cancelled { .. } | Event::Error { .. } => {
-                let mut told = vec![Kind::Agent];
-                told.extend(self.roll_back());
-                (told, false)
+                let mut kinds = vec![Kind::Agent];
+                kinds.extend(self.roll_back());
+                (kinds, false)
             }
             Event::Message { message, .. } => {
                 self.pending.push(Arc::clone(message));

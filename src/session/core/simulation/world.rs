@@ -186,8 +186,8 @@ impl World {
     fn play_one(&mut self) -> Check {
         if self.rng.percent(3) {
             self.join();
-            let told = self.model.joined();
-            self.input(told, |core, _, effects| core.joined(effects))?;
+            let kinds = self.model.joined();
+            self.input(kinds, |core, _, effects| core.joined(effects))?;
         }
         if self.rng.percent(self.foes) {
             self.interfere();
@@ -209,7 +209,7 @@ impl World {
                 self.agent.act(&mut self.rng);
                 Ok(())
             }
-            40..75 if !self.agent.told.is_empty() => self.deliver(),
+            40..75 if !self.agent.undelivered.is_empty() => self.deliver(),
             75..80 if self.ledger.waiting().is_some() => self.retry(),
             75..80 if self.ledger.under_way().is_some() => self.retry(),
             80 if self.vault.stored.is_some() && self.rng.percent(50) => self.die_and_load(),
@@ -227,15 +227,15 @@ impl World {
             _ => while self.agent.runs && self.agent.act(&mut self.rng) {},
         }
         self.ended = true;
-        while !self.agent.told.is_empty() {
+        while !self.agent.undelivered.is_empty() {
             if self.ledger.under_way().is_some() && self.rng.percent(self.store_speed) {
                 self.comes_back(false)?;
             }
             self.deliver()?;
         }
-        let told = self.model.agent_ended();
+        let kinds = self.model.agent_ended();
         self.ledger.note(&self.model, false);
-        self.input(told, |core, _, effects| core.agent_ended(effects))?;
+        self.input(kinds, |core, _, effects| core.agent_ended(effects))?;
         self.save()?;
         // The write in flight, a creation, the changes made meanwhile, and a write that conflicts with a changed title.
         for _ in 0..4 + self.ledger.parts() {
@@ -255,18 +255,19 @@ impl World {
 
     /// Processes the agent's next event.
     pub(super) fn deliver(&mut self) -> Check {
-        let (id, event, config, settings) = self.agent.told.pop_front().ok_or("no event is waiting")?;
+        let (id, event, config, settings) =
+            self.agent.undelivered.pop_front().ok_or("no event is waiting")?;
         self.note(|| format!("event {id} {event:?}"));
         if let Some(settings) = &settings {
             self.model.prompted(settings);
             self.core.prompted(settings);
         }
-        let (told, touched) = self.model.event(id, &event, &config);
+        let (kinds, touched) = self.model.event(id, &event, &config);
         self.ledger.note(&self.model, touched);
         self.agent_now.take_in(&event);
         let becomes_idle = matches!(*event, Event::Status { status: Status::Idle });
         let given = Arc::clone(&event);
-        let effects = self.feed(told, |core, env, effects| core.event(id, &given, &config, env, effects))?;
+        let effects = self.feed(kinds, |core, env, effects| core.event(id, &given, &config, env, effects))?;
         for effect in &effects {
             if let Effect::Emit(SessionEvent::Agent(passed)) = effect {
                 ensure!(Arc::ptr_eq(passed, &event), "emitted {passed:?}, not {event:?}");
@@ -284,15 +285,15 @@ impl World {
     /// Passes an input to the core, which must emit exactly these events, and checks everything afterwards.
     pub(super) fn input(
         &mut self,
-        told: Vec<Kind>,
+        kinds: Vec<Kind>,
         input: impl FnOnce(&mut Core, &Env<'_>, &mut Vec<Effect>),
     ) -> Check {
-        self.feed(told, input).map(drop)
+        self.feed(kinds, input).map(drop)
     }
 
     pub(super) fn feed(
         &mut self,
-        told: Vec<Kind>,
+        kinds: Vec<Kind>,
         input: impl FnOnce(&mut Core, &Env<'_>, &mut Vec<Effect>),
     ) -> Check<Vec<Effect>> {
         let mut effects = Vec::new();
@@ -306,17 +307,17 @@ impl World {
         let env = Env { write_id: &write_id, unsaved_limit: self.limit, left: self.left };
         input(&mut self.core, &env, &mut effects);
         self.write_ids = ids.get();
-        let mut told = VecDeque::from(told);
+        let mut kinds = VecDeque::from(kinds);
         for effect in &effects {
             self.note(|| format!("      {effect:?}"));
-            self.perform(effect, &mut told)?;
+            self.perform(effect, &mut kinds)?;
         }
-        ensure!(told.is_empty(), "these events are missing: {told:?}");
+        ensure!(kinds.is_empty(), "these events are missing: {kinds:?}");
         self.check()?;
         Ok(effects)
     }
 
-    fn perform(&mut self, effect: &Effect, told: &mut VecDeque<Kind>) -> Check {
+    fn perform(&mut self, effect: &Effect, kinds: &mut VecDeque<Kind>) -> Check {
         match effect {
             Effect::Emit(event) => {
                 let kind = match event {
@@ -328,7 +329,7 @@ impl World {
                     SessionEvent::Store(StoreReport::Lost { .. }) => Kind::Lost,
                     SessionEvent::ModelFallback { .. } => Kind::Fallback,
                 };
-                let expected = told.pop_front();
+                let expected = kinds.pop_front();
                 ensure!(expected == Some(kind), "emitted {event:?}, not {expected:?}");
                 if let SessionEvent::Store(report) = event {
                     self.ledger.report(report)?;
@@ -337,7 +338,7 @@ impl World {
             }
             Effect::Write(job) => self.ledger.begin(Arc::clone(job), self.left),
             Effect::RetryIn(wait) => self.ledger.retry_in(*wait),
-            Effect::Behind(behind) => self.ledger.told_behind(*behind),
+            Effect::Behind(behind) => self.ledger.behind_changed(*behind),
             Effect::Idle => Ok(()),
         }
     }

@@ -67,12 +67,12 @@ impl World {
                 return self.input(vec![], |core, env, effects| core.written(outcome, env, effects));
             }
         }
-        let told = match self.ledger.comes_back(&outcome, self.model.stable(), self.left)? {
+        let kinds = match self.ledger.comes_back(&outcome, self.model.stable(), self.left)? {
             Kind::Agent => vec![],
             kind => vec![kind],
         };
-        let loses = told == [Kind::Lost];
-        let effects = self.feed(told, |core, env, effects| core.written(outcome, env, effects))?;
+        let loses = kinds == [Kind::Lost];
+        let effects = self.feed(kinds, |core, env, effects| core.written(outcome, env, effects))?;
         let is_loss =
             |effect: &&Effect| matches!(effect, Effect::Emit(SessionEvent::Store(StoreReport::Lost { .. })));
         let lost = effects.iter().filter(is_loss).count();
@@ -85,7 +85,7 @@ impl World {
         let stored = self.vault.stored.clone().ok_or("a conflict without a stored conversation")?;
         let (tree, state) = vault::content(&stored)?;
         let found = Found { version: stored.version, tree, state };
-        let told = if self.ledger.is_retitled(&stored)? {
+        let kinds = if self.ledger.is_retitled(&stored)? {
             // From here on, the session knows everything that is stored.
             self.vault.is_foreign = false;
             let title = found.state.title.as_deref().map(Arc::from);
@@ -101,7 +101,7 @@ impl World {
                 kind => vec![kind],
             }
         };
-        self.input(told, |core, env, effects| core.conflicted(error, found, env, effects))
+        self.input(kinds, |core, env, effects| core.conflicted(error, found, env, effects))
     }
 
     /// Another owner takes the conversation, and a renewal of the lease reports it. A write may be done by then, with

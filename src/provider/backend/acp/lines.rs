@@ -2,13 +2,13 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use bytes::BytesMut;
-use tokio::io::{self, AsyncRead, AsyncReadExt};
-
-const CHUNK: usize = 16 * 1024;
+use bytes::Bytes;
+use futures_util::StreamExt;
+use tokio::io::AsyncRead;
+use tokio_util::codec::{AnyDelimiterCodec, AnyDelimiterCodecError, FramedRead};
 
 /// The maximum length of a line of the standard error that is kept completely.
 const LONGEST_WORDS: usize = 8 * 1024;
@@ -16,69 +16,14 @@ const LONGEST_WORDS: usize = 8 * 1024;
 /// How many lines of the standard error an error can quote.
 const KEPT: usize = 8;
 
-/// A line without its end, or the beginning of a line that is too long.
-pub(super) enum Line {
-    Whole(BytesMut),
-    TooLong(BytesMut),
-}
-
-/// Splits the output of a reader into lines.
-pub(super) struct Lines<R> {
-    reader: R,
-    buffer: BytesMut,
-    /// The length of the part that was already searched for a line end.
-    searched: usize,
-    longest: usize,
-    /// Whether the rest of a line that is too long is being skipped.
-    skipping: bool,
-}
-
-impl<R: AsyncRead + Unpin> Lines<R> {
-    pub(super) fn new(reader: R, longest: usize) -> Self {
-        Self { reader, buffer: BytesMut::new(), searched: 0, longest, skipping: false }
-    }
-
-    /// Returns the next line, or `None` at the end. Cancel-safe.
-    pub(super) async fn next(&mut self) -> io::Result<Option<Line>> {
-        loop {
-            if let Some(at) = memchr::memchr(b'\n', &self.buffer[self.searched..]) {
-                let line = self.buffer.split_to(self.searched + at + 1);
-                self.searched = 0;
-                if !std::mem::take(&mut self.skipping) {
-                    return Ok(Some(whole(line)));
-                }
-                continue;
-            }
-            self.searched = self.buffer.len();
-            if self.skipping {
-                self.buffer.clear();
-                self.searched = 0;
-            } else if self.buffer.len() > self.longest {
-                self.skipping = true;
-                self.searched = 0;
-                return Ok(Some(Line::TooLong(self.buffer.split())));
-            }
-            self.buffer.reserve(CHUNK);
-            if self.reader.read_buf(&mut self.buffer).await? == 0 {
-                let rest = self.buffer.split();
-                self.searched = 0;
-                return Ok((!rest.is_empty() && !self.skipping).then(|| Line::Whole(rest)));
-            }
-        }
-    }
-}
-
-fn whole(mut line: BytesMut) -> Line {
-    line.truncate(line.len() - 1);
-    if line.last() == Some(&b'\r') {
-        line.truncate(line.len() - 1);
-    }
-    Line::Whole(line)
+/// Splits the output of a reader into lines of limited length. The lines need not be UTF-8.
+pub(super) fn lines<R: AsyncRead>(reader: R, longest: usize) -> FramedRead<R, AnyDelimiterCodec> {
+    FramedRead::new(reader, AnyDelimiterCodec::new_with_max_length(b"\n".to_vec(), Vec::new(), longest))
 }
 
 /// The last lines of a program's standard error.
-#[derive(Clone, Default)]
-pub(super) struct LastWords(Arc<Mutex<VecDeque<String>>>);
+#[derive(Default)]
+pub(super) struct LastWords(Mutex<VecDeque<String>>);
 
 impl LastWords {
     fn lock(&self) -> MutexGuard<'_, VecDeque<String>> {
@@ -87,10 +32,19 @@ impl LastWords {
 
     /// Reads the standard error to its end, and logs it.
     pub(super) async fn follow(&self, stderr: impl AsyncRead + Unpin, name: &str) {
-        let mut lines = Lines::new(stderr, LONGEST_WORDS);
-        while let Ok(Some(line)) = lines.next().await {
-            let (Line::Whole(bytes) | Line::TooLong(bytes)) = line;
-            let text = shown(&bytes, LONGEST_WORDS);
+        let mut lines = lines(stderr, LONGEST_WORDS);
+        loop {
+            let line = match lines.next().await {
+                Some(Ok(line)) => line,
+                Some(Err(AnyDelimiterCodecError::MaxChunkLengthExceeded)) => {
+                    let beginning = Bytes::copy_from_slice(lines.read_buffer());
+                    // After an error, the stream returns `None` once, and then skips the rest of the line.
+                    lines.next().await;
+                    beginning
+                }
+                Some(Err(AnyDelimiterCodecError::Io(_))) | None => return,
+            };
+            let text = shown(&line, LONGEST_WORDS);
             tracing::info!(backend = name, "{text}");
             if text.trim().is_empty() {
                 continue;
@@ -99,7 +53,7 @@ impl LastWords {
             if kept.len() == KEPT {
                 kept.pop_front();
             }
-            kept.push_back(shown(&bytes, 400));
+            kept.push_back(shown(&line, 400));
         }
     }
 
@@ -114,8 +68,9 @@ impl LastWords {
     }
 }
 
-/// Returns the bytes as text without control characters, cut to `longest` bytes.
-pub(super) fn shown(bytes: &[u8], longest: usize) -> String {
+/// Returns a line as text without control characters and line end, cut to `longest` bytes.
+pub(super) fn shown(line: &[u8], longest: usize) -> String {
+    let bytes = line.strip_suffix(b"\r").unwrap_or(line);
     let cut = &bytes[..bytes.len().min(longest)];
     let text: String = String::from_utf8_lossy(cut)
         .chars()
@@ -128,26 +83,24 @@ pub(super) fn shown(bytes: &[u8], longest: usize) -> String {
 mod tests {
     use super::*;
 
-    async fn lines(input: &[u8], longest: usize) -> Vec<(bool, String)> {
-        let mut lines = Lines::new(input, longest);
-        let mut out = Vec::new();
-        while let Some(line) = lines.next().await.unwrap() {
-            out.push(match line {
-                Line::Whole(bytes) => (true, shown(&bytes, 99)),
-                Line::TooLong(bytes) => (false, shown(&bytes, 3)),
-            });
-        }
-        out
+    async fn quoted(stderr: &[u8]) -> String {
+        let words = LastWords::default();
+        words.follow(stderr, "test").await;
+        words.quoted()
     }
 
     #[tokio::test]
-    async fn lines_are_split_and_long_lines_are_reported() {
-        let whole = |text: &str| (true, text.to_owned());
-        assert_eq!(lines(b"a\r\n\nb\nrest", 9).await, [whole("a"), whole(""), whole("b"), whole("rest")]);
-        assert_eq!(lines(b"", 9).await, []);
+    async fn lines_are_split_and_long_lines_are_cut() {
+        let ended = |lines: &str| format!("; its standard error ended with: {lines}");
+        assert_eq!(quoted(b"a\r\n\nb\xff\nrest").await, ended("a | b\u{fffd} | rest"));
+        assert_eq!(quoted(b"").await, "");
         let long = [b"x".repeat(40_000).as_slice(), b"\nnext\n"].concat();
-        assert_eq!(lines(&long, 100).await, [(false, "xxx…".to_owned()), whole("next")]);
-        assert_eq!(lines(&long[..40_000], 100).await, [(false, "xxx…".to_owned())]);
+        let cut = "x".repeat(400) + "…";
+        assert_eq!(quoted(&long).await, ended(&format!("{cut} | next")));
+        assert_eq!(quoted(&long[..40_000]).await, ended(&cut));
+        // The whole line and its end arrive at once.
+        assert_eq!(quoted(&long[40_000 - LONGEST_WORDS - 1..]).await, ended(&format!("{cut} | next")));
+        assert_eq!(quoted(&long[40_000 - LONGEST_WORDS..]).await, ended(&format!("{cut} | next")));
     }
 
     #[test]

@@ -16,9 +16,10 @@ use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, watch},
     time::timeout,
 };
+use tokio_util::codec::AnyDelimiterCodecError;
 
 use super::{
-    lines::{Line, Lines, shown},
+    lines::{lines, shown},
     message::{Asked, IncomingLine, classify},
 };
 
@@ -143,13 +144,13 @@ pub(super) async fn read(
     messages: UnboundedSender<TransportFrame>,
     traffic: &MessagesInFlight,
 ) -> Broken {
-    let mut lines = Lines::new(stdout, LONGEST);
+    let mut lines = lines(stdout, LONGEST);
     loop {
         let line = match lines.next().await {
-            Ok(Some(Line::Whole(line))) => line,
-            Ok(Some(Line::TooLong(_))) => return Broken::TooLong,
-            Ok(None) => return Broken::Closed,
-            Err(error) => return Broken::Failed(error.to_string()),
+            Some(Ok(line)) => line,
+            Some(Err(AnyDelimiterCodecError::MaxChunkLengthExceeded)) => return Broken::TooLong,
+            Some(Err(error)) => return Broken::Failed(error.to_string()),
+            None => return Broken::Closed,
         };
         if messages.is_closed() || line.iter().all(u8::is_ascii_whitespace) {
             continue;

@@ -2,6 +2,7 @@ mod info;
 mod models_dev;
 mod names;
 mod price;
+mod traits;
 
 use std::{
     collections::BTreeMap,
@@ -12,8 +13,12 @@ use std::{
 pub use info::{Modality, ModelInfo};
 pub use models_dev::CatalogueError;
 pub use price::{Price, Rates};
+pub(in crate::provider) use traits::{
+    ChatTools, GeminiThinking, GeminiTraits, MessagesSampling, MessagesThinking, MessagesTraits,
+    OpenAiTraits, ThinkingOff, Traits,
+};
 
-/// Facts about models: context window, limits, modalities and price.
+/// Facts about models: context window, limits, modalities, price, and how each model takes options.
 ///
 /// The built-in catalogue contains the main models of the services that this crate supports, with figures of October 2026 from
 /// <https://models.dev>. Figures that could not be verified there are missing. Prices change: extend the catalogue with a
@@ -35,6 +40,47 @@ pub use price::{Price, Rates};
 /// # }
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+///
+/// # How models take options
+///
+/// Models of one service differ in how thinking is requested, and in what else they support. These facts are data, too.
+/// Rules in the built-in file give them for each id, known or not. The member `traits` of an entry replaces single facts.
+/// It has one object per wire format. Facts that it does not name are those of the rules for the entry's id.
+///
+/// ```
+/// use omni_agent::provider::{Catalogue, Effort, Options, Request};
+/// use omni_agent::provider::dialect::{AnthropicMessages, Dialect};
+///
+/// let json = r#"{"house": {"models": {
+///     "thinker-2": {"traits": {"messages": {"thinking": "adaptive", "sampling": "fixed"}}}
+/// }}}"#;
+/// let (catalogue, _skipped) = Catalogue::from_models_dev(json)?;
+/// let info = catalogue.find("house", "thinker-2").expect("the entry is valid");
+///
+/// // `Model::with_info` sets the facts for all requests of a model.
+/// let request = Request::prompt("Hi").with_options(Options::default().with_thinking(Effort::High));
+/// let body = AnthropicMessages::default().encode(&request.with_model_info(info))?.body;
+/// assert_eq!(body["thinking"]["type"], "adaptive");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// | object | member | values |
+/// | --- | --- | --- |
+/// | `messages` (Anthropic Messages) | `thinking` | `"none"`, `"budget"`, `"budget_or_effort"`, `"adaptive"` |
+/// | | `off`: how thinking is turned off | `"disabled"`, `"between_tools"`, `"never"` |
+/// | | `sampling` | `"any"`, `"both"` (from 0 to 1), `"one"` parameter at a time, `"fixed"` |
+/// | | `forced_tools`, `structured_output` | `true` or `false` |
+/// | | `bound_thinking`: thinking is only valid after the content that preceded it | `true` or `false` |
+/// | `openai` (Chat Completions, Responses) | `efforts`, sorted | of `"minimal"`, `"low"`, `"medium"`, `"high"`, `"max"`; `[]` if the model does not reason |
+/// | | `off`: reasoning can be turned off | `true` or `false` |
+/// | | `max_in_responses`: Responses has an effort above `xhigh` | `true` or `false` |
+/// | | `sampling` | `"always"`, `"unless_reasoning"`, `"if_off"`, `"never"` |
+/// | | `stop`: stop sequences are supported | `true` or `false` |
+/// | | `chat_tools`: tools in Chat Completions | `"always"`, `"without_effort"`, `"if_off"`, `"never"` |
+/// | | `long_cache` | `true` or `false` |
+/// | `gemini` | `thinking` | `"none"`, `{"levels": ["low", "high"]}`, `{"budget": {"min": 1, "max": 24576, "off": true}}` |
+/// | | `signed_calls`, `schema_beside_tools`, `sampling` | `true` or `false` |
+/// | `ollama` | `levels`: thinking has levels | `true` or `false` |
 #[derive(Clone, Default)]
 pub struct Catalogue {
     providers: BTreeMap<String, BTreeMap<String, Arc<ModelInfo>>>,

@@ -10,8 +10,8 @@ use serde::de::DeserializeOwned;
 
 use super::{
     Catalogue, Completion, Corrections, Delta, DeltaStream, ErrorKind, Fold, ModelInfo, OutputSchema, Part,
-    Provider, ProviderError, Request, RequestContext, RetryPolicy, key::KeySource, read_output,
-    registry::split,
+    Provider, ProviderError, Request, RequestContext, RetryPolicy, catalogue::Traits, key::KeySource,
+    read_output, registry::split,
 };
 use crate::message::{Content, Timestamp, Usage};
 
@@ -27,8 +27,8 @@ struct Inner {
     provider: Arc<dyn Provider>,
     /// The registry's catalogue, or the built-in one if unset.
     catalogue: Option<Arc<Catalogue>>,
-    /// The facts about the model, looked up at the first use.
-    info: OnceLock<Option<Arc<ModelInfo>>>,
+    /// The facts about the model, from the catalogue and by the rules. Looked up at the first use.
+    facts: OnceLock<(Option<Arc<ModelInfo>>, &'static Traits)>,
     /// The registry's key.
     key: Option<KeySource>,
     /// The saved name that could not be resolved, if this model is its fallback.
@@ -50,8 +50,8 @@ impl Model {
         key: Option<KeySource>,
     ) -> Self {
         let name = format!("{}:{id}", provider.name());
-        let info = OnceLock::new();
-        Self(Arc::new(Inner { name, id, provider, catalogue, info, key, fallback_for: None, retry: None }))
+        let facts = OnceLock::new();
+        Self(Arc::new(Inner { name, id, provider, catalogue, facts, key, fallback_for: None, retry: None }))
     }
 
     /// Returns the model with this name (`provider:id`) if the provider also serves this model.
@@ -68,7 +68,8 @@ impl Model {
 
     /// Returns the same model with this information in place of the catalogue's.
     pub fn with_info(&self, info: impl Into<Arc<ModelInfo>>) -> Self {
-        Self(Arc::new(Inner { info: OnceLock::from(Some(info.into())), ..self.0.copied() }))
+        let facts = (Some(info.into()), Traits::of(&self.0.id));
+        Self(Arc::new(Inner { facts: OnceLock::from(facts), ..self.0.copied() }))
     }
 
     /// Returns this model with a retry policy, which applies to all its requests. In an agent, the
@@ -117,7 +118,11 @@ impl Model {
     /// Returns the facts about the model: the result of [`Catalogue::find`] for its id, in the registry's catalogue or the built-in
     /// one.
     pub fn info(&self) -> Option<&Arc<ModelInfo>> {
-        self.0.info.get_or_init(|| self.find(&self.0.id)).as_ref()
+        self.facts().0.as_ref()
+    }
+
+    fn facts(&self) -> &(Option<Arc<ModelInfo>>, &'static Traits) {
+        self.0.facts.get_or_init(|| (self.find(&self.0.id), Traits::of(&self.0.id)))
     }
 
     fn find(&self, id: &str) -> Option<Arc<ModelInfo>> {
@@ -127,10 +132,11 @@ impl Model {
 
     /// Adds the facts about the model and the source of its key to `request`, which may be for another id of the same provider.
     pub(crate) fn complete(&self, request: &mut Request) {
+        let same = request.model == self.0.id;
         if request.model_info.is_none() {
-            let same = request.model == self.0.id;
             request.model_info = if same { self.info().cloned() } else { self.find(&request.model) };
         }
+        request.rule = same.then(|| (Arc::clone(&self.0.id), self.facts().1));
         request.key.clone_from(&self.0.key);
     }
 
@@ -305,7 +311,7 @@ impl Inner {
             id: Arc::clone(&self.id),
             provider: Arc::clone(&self.provider),
             catalogue: self.catalogue.clone(),
-            info: self.info.clone(),
+            facts: self.facts.clone(),
             key: self.key.clone(),
             fallback_for: self.fallback_for.clone(),
             retry: self.retry.clone(),

@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::{ModelInfo, Options, key::KeySource};
+use super::{ModelInfo, Options, catalogue::Traits, key::KeySource};
 use crate::{
     message::{Blocks, History, Message, Role},
     tool::ToolSet,
@@ -35,6 +35,8 @@ pub struct Request {
     pub model_info: Option<Arc<ModelInfo>>,
     /// The registry's key, for a request without one.
     pub(super) key: Option<KeySource>,
+    /// The facts by the rules, with the id for which they were found.
+    pub(super) rule: Option<(Arc<str>, &'static Traits)>,
 }
 
 impl Request {
@@ -70,6 +72,17 @@ impl Request {
     pub fn with_model_info(mut self, info: impl Into<Arc<ModelInfo>>) -> Self {
         self.model_info = Some(info.into());
         self
+    }
+
+    /// Returns how the model takes options: by the facts about the model, or else by the rules for its id.
+    pub(super) fn traits(&self) -> &Traits {
+        if let Some(traits) = self.model_info.as_ref().and_then(|info| info.traits.as_deref()) {
+            return traits;
+        }
+        match &self.rule {
+            Some((id, traits)) if *id == self.model => traits,
+            _ => Traits::of(&self.model),
+        }
     }
 
     /// Sets the registry's key if the request has none.

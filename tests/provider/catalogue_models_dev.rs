@@ -2,7 +2,10 @@
 
 use std::error::Error;
 
-use omni_agent::provider::{Catalogue, CatalogueError, ModelInfo};
+use omni_agent::provider::{
+    Catalogue, CatalogueError, Effort, ModelInfo, Options, Request,
+    dialect::{AnthropicMessages, Dialect, GoogleGemini, OllamaChat, OpenAiResponses},
+};
 use serde_json::{Value, json};
 
 use crate::catalogue::words;
@@ -114,6 +117,11 @@ fn from_models_dev_of_a_bad_entry_keeps_the_rest_and_reports_the_fault() {
         ),
         (json!({"modalities": {"input": "text"}}), "`modalities.input`: invalid type"),
         (json!({"tool_call": {"supported": 1}}), "`tool_call.supported`: invalid type"),
+        (json!({"traits": []}), "`traits`: expected an object"),
+        (json!({"traits": {"chat": {}}}), "`traits`: unknown field `chat`"),
+        (json!({"traits": {"openai": true}}), "`traits`: invalid type"),
+        (json!({"traits": {"messages": {"thinks": true}}}), "`traits`: unknown field `thinks`"),
+        (json!({"traits": {"messages": {"thinking": "much"}}}), "`traits`: unknown variant `much`"),
     ] {
         let reason = reason(&bad);
         assert!(reason.starts_with(says), "{bad}: {reason}");
@@ -180,4 +188,33 @@ fn from_models_dev_maps_providers_and_their_cache_prices_and_modalities() {
     assert_eq!(long("opencode", "m"), None);
     assert!(get("openrouter").takes("application/pdf") && !get("openrouter").takes("image/png"));
     assert!(!get("ollama-cloud").takes("application/pdf"));
+}
+
+#[test]
+fn from_models_dev_of_traits_changes_how_options_are_sent() {
+    let traits = json!({
+        "messages": {"thinking": "adaptive"},
+        "openai": {"efforts": ["low", "high"]},
+        "gemini": {"thinking": {"levels": ["low", "high"]}},
+        "ollama": {"levels": true},
+    });
+    let request = |info| {
+        let options = Options::default().with_thinking(Effort::Medium);
+        let mut request = Request::prompt("Hi").with_options(options).with_model_info(info);
+        request.model = "m".into();
+        request
+    };
+    let body = |format: &dyn Dialect, member: &str| {
+        let body = format.encode(&request(entry(&json!({"traits": traits})))).unwrap().body;
+        Value::Object(body).pointer(member).cloned()
+    };
+    assert_eq!(body(&AnthropicMessages::default(), "/output_config/effort"), Some(json!("medium")));
+    assert_eq!(body(&OpenAiResponses::openai(), "/reasoning/effort"), Some(json!("high")));
+    assert_eq!(
+        body(&GoogleGemini::default(), "/generationConfig/thinkingConfig/thinkingLevel"),
+        Some(json!("high"))
+    );
+    assert_eq!(body(&OllamaChat::default(), "/think"), Some(json!("medium")));
+    let plain = AnthropicMessages::default().encode(&request(entry(&json!({})))).unwrap().body;
+    assert_eq!(plain["thinking"]["type"], "enabled");
 }

@@ -1,6 +1,6 @@
-use std::{collections::BTreeSet, fmt};
+use std::{collections::BTreeSet, fmt, sync::Arc};
 
-use super::Price;
+use super::{Price, Traits};
 
 /// Facts about a model. `None` means unknown and restricts nothing.
 ///
@@ -42,6 +42,8 @@ pub struct ModelInfo {
     pub knowledge_cutoff: Option<String>,
     /// The month or day of the model's release, `2026-05` or `2026-05-31`.
     pub release_date: Option<String>,
+    /// How the model takes options, if its entry differs from the rules for its id.
+    pub(in crate::provider) traits: Option<Arc<Traits>>,
 }
 
 impl ModelInfo {

@@ -1,12 +1,15 @@
 //! Reading files in the shape of <https://models.dev/api.json>. Source of the shape:
 //! <https://github.com/anomalyco/models.dev>, its README and `packages/core/src/schema.ts`.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::{Catalogue, Modality, ModelInfo, Price, Rates, names};
+use super::{Catalogue, Modality, ModelInfo, Price, Rates, Traits, names};
 
 type Object = Map<String, Value>;
 
@@ -43,7 +46,8 @@ pub(super) fn read(json: &str) -> Result<(Catalogue, Vec<CatalogueError>), Catal
     let shape = |expected| CatalogueError::Shape { at: "at the top".to_owned(), expected };
     let providers = file.as_object().ok_or_else(|| shape("an object of providers"))?;
     let (mut catalogue, mut skipped) = (Catalogue::default(), Vec::new());
-    for (listed, provider) in providers {
+    // The rules of the built-in file are read separately.
+    for (listed, provider) in providers.iter().filter(|(name, _)| *name != "rules") {
         let skip = |model: Option<&str>, reason: String| CatalogueError::Entry {
             provider: listed.clone(),
             model: model.map(str::to_owned),
@@ -90,6 +94,12 @@ fn model(provider: &str, id: &str, entry: &Value) -> Result<ModelInfo, String> {
         price: entry.inner("cost")?.map_or(Ok(None), Reader::price)?,
         knowledge_cutoff: entry.get("knowledge")?,
         release_date: entry.get("release_date")?,
+        traits: entry
+            .inner("traits")?
+            .map(|traits| Traits::changed(id, traits.object))
+            .transpose()
+            .map(|traits| traits.map(Arc::new))
+            .map_err(|error| entry.bad("traits", &error.to_string()))?,
     };
     // A cache for an hour costs twice the input at every reseller: https://platform.claude.com/docs/en/about-claude/pricing
     if (provider == "anthropic" || id.contains("claude"))

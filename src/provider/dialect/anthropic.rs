@@ -4,7 +4,6 @@
 mod content;
 mod decode;
 mod encode;
-mod models;
 mod schema;
 
 use std::borrow::Cow;
@@ -17,14 +16,14 @@ use super::{
     output::{self, Reading},
     output_tool,
 };
-use crate::provider::{ProviderError, Request};
+use crate::provider::{ProviderError, Request, ThinkingMode, catalogue::MessagesThinking};
 
 /// The name of the wire format, in `provider_data` and provider items.
 const NAME: &str = "anthropic_messages";
 
 /// The Anthropic Messages wire format. The default suits compatible services.
 ///
-/// The features of a model are determined by its id. Models before Claude 4.6, and models other than Claude, think on a
+/// The [catalogue](crate::provider::Catalogue) determines what each model supports. Models before Claude 4.6, and models other than Claude, think on a
 /// token budget; later Claude models think adaptively, at an effort. An unsupported combination of options is replaced
 /// by the nearest supported one, with a warning.
 ///
@@ -94,10 +93,10 @@ impl Dialect for AnthropicMessages {
     }
 
     fn decoder(&self, request: &Request) -> Box<dyn Decoder> {
-        let reading = match models::Output::of(request) {
-            models::Output::None => Reading::default(),
-            models::Output::Native => Reading { enforced: true, ..Reading::default() },
-            models::Output::Tool { .. } => output_tool::reading(request),
+        let reading = match Output::of(request) {
+            Output::None => Reading::default(),
+            Output::Native => Reading { enforced: true, ..Reading::default() },
+            Output::Tool { .. } => output_tool::reading(request),
         };
         let decoder = named(decode::MessagesDecoder::default(), &prepared(request), content::NAME_LIMIT, "");
         output::read(decoder, reading)
@@ -108,11 +107,45 @@ impl Dialect for AnthropicMessages {
     }
 }
 
+/// How a request's output schema is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Output {
+    /// The request has no output schema.
+    None,
+    /// As structured output.
+    Native,
+    /// As the schema of a tool.
+    Tool {
+        /// Whether the use of the tool can be forced.
+        forced: bool,
+    },
+}
+
+impl Output {
+    fn of(request: &Request) -> Self {
+        let traits = &request.traits().messages;
+        let off =
+            matches!(request.options.thinking(), None | Some(ThinkingMode::Off | ThinkingMode::Budget(0)));
+        let thinks = !off && traits.thinking != MessagesThinking::None;
+        match request.options.output() {
+            None => Self::None,
+            Some(output)
+                if traits.structured_output
+                    && !output_tool::is_needed(request)
+                    && schema::output(output.schema.as_value()).is_some() =>
+            {
+                Self::Native
+            }
+            Some(_) => Self::Tool { forced: traits.forced_tools && !thinks },
+        }
+    }
+}
+
 /// Returns the request, with the output tool if it replaces the output schema.
 fn prepared(request: &Request) -> Cow<'_, Request> {
-    let tool = match models::Output::of(request) {
-        models::Output::Tool { forced } => Some(forced),
-        models::Output::None | models::Output::Native => None,
+    let tool = match Output::of(request) {
+        Output::Tool { forced } => Some(forced),
+        Output::None | Output::Native => None,
     };
     output_tool::prepared(request, tool)
 }

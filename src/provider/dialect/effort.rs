@@ -1,6 +1,6 @@
 //! Reasoning efforts, the words that services use for them, and token budgets, each expressed by the others.
 
-use crate::provider::Effort;
+use crate::provider::{Effort, catalogue::OpenAiTraits};
 
 /// The words that a service uses for reasoning efforts, in `reasoning_effort` and similar members.
 ///
@@ -29,6 +29,19 @@ impl EffortWords {
     /// All efforts of OpenAI. Each model supports only some of them.
     pub const OPENAI: Self = Self { minimal: "minimal", max: "xhigh", ..Self::COMMON };
 
+    /// Limits the words to the efforts that a model supports.
+    pub(in crate::provider) fn narrowed(self, traits: &OpenAiTraits) -> Self {
+        let word = |effort| self.word(supported(&traits.efforts, effort).unwrap_or(effort));
+        Self {
+            off: self.off.filter(|_| traits.off),
+            minimal: word(Effort::Minimal),
+            low: word(Effort::Low),
+            medium: word(Effort::Medium),
+            high: word(Effort::High),
+            max: word(Effort::Max),
+        }
+    }
+
     pub(super) const fn word(self, effort: Effort) -> &'static str {
         match effort {
             Effort::Minimal => self.minimal,
@@ -38,6 +51,11 @@ impl EffortWords {
             Effort::Max => self.max,
         }
     }
+}
+
+/// Returns the lowest of the supported efforts that is not below `wanted`, or else the highest.
+pub(super) fn supported(efforts: &[Effort], wanted: Effort) -> Option<Effort> {
+    efforts.iter().find(|effort| **effort >= wanted).or(efforts.last()).copied()
 }
 
 /// Returns the name of an effort in this crate.

@@ -6,7 +6,6 @@
 mod content;
 mod decode;
 mod encode;
-mod models;
 mod schema;
 mod wire;
 
@@ -28,7 +27,7 @@ const SOURCES: [&str; 3] = ["groundingMetadata", "citationMetadata", "urlContext
 
 /// Google's Gemini wire format.
 ///
-/// The features of a model are determined by its id. Models before Gemini 3 think on a token budget, later ones at a
+/// The [catalogue](crate::provider::Catalogue) determines what each model supports. Models before Gemini 3 think on a token budget, later ones at a
 /// level. A thought signature stays with the part that carried it (a tool use, a thought, or a text, which may be
 /// empty) and is sent back with that part. Gemini 3 requires a signature on tool uses. A tool use of another model is
 /// sent with the placeholder that Google documents for this case.
@@ -73,7 +72,7 @@ impl Dialect for GoogleGemini {
     }
 
     fn decoder(&self, request: &Request) -> Box<dyn Decoder> {
-        let reading = if models::takes_output(request) {
+        let reading = if takes_output(request) {
             Reading { enforced: request.options.output().is_some(), ..Reading::default() }
         } else {
             output_tool::reading(request)
@@ -89,7 +88,14 @@ impl Dialect for GoogleGemini {
 
 /// Returns the request, with the output tool if it replaces the output schema.
 fn prepared(request: &Request) -> Cow<'_, Request> {
-    output_tool::prepared(request, (!models::takes_output(request)).then_some(true))
+    output_tool::prepared(request, (!takes_output(request)).then_some(true))
+}
+
+/// Returns whether the request's output schema, if there is one, can be sent as such.
+fn takes_output(request: &Request) -> bool {
+    request.options.output().is_none()
+        || !output_tool::is_needed(request)
+            && (request.tools.is_empty() || request.traits().gemini.schema_beside_tools)
 }
 
 /// Adjusts an error by its `google.rpc.QuotaFailure`. An exhausted daily quota is not retried, even if the error names

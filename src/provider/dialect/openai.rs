@@ -1,8 +1,5 @@
 //! The common parts of OpenAI's two wire formats.
 
-mod models;
-
-pub(super) use models::{Family, ToolsInChat, keeps_long};
 use serde_json::{Map, Number, Value};
 
 use super::{

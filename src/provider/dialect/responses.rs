@@ -26,8 +26,8 @@ const NAME: &str = "openai_responses";
 
 /// The OpenAI Responses wire format.
 ///
-/// The features of OpenAI's models are determined by their ids, whichever service runs them. An unsupported option is
-/// replaced by the nearest supported one, or ignored, with a warning.
+/// The [catalogue](crate::provider::Catalogue) determines what each of OpenAI's models supports, whichever service runs
+/// it. An unsupported option is replaced by the nearest supported one, or ignored, with a warning.
 ///
 /// Nothing is stored at the service (`store: false`). Reasoning arrives with its encrypted payload and is sent back, as
 /// described in <https://platform.openai.com/docs/guides/reasoning#encrypted-reasoning-items>. The readable part of the

@@ -4,11 +4,11 @@ use serde_json::{Map, Value, json};
 
 use super::{
     content::{self, Kept, NAME_LIMIT, object},
-    models::{Off, Sampling, Thinking, Traits},
     schema,
 };
 use crate::provider::{
     CacheHint, Effort, Options, ProviderError, Request, ThinkingMode, ToolChoice,
+    catalogue::{MessagesSampling as Sampling, MessagesThinking as Thinking, MessagesTraits, ThinkingOff},
     dialect::{
         Encoded,
         effort::{budget_of, nearest},
@@ -35,7 +35,7 @@ pub(super) fn encode(request: &Request, block_binding: bool) -> Result<Encoded, 
     let mut encoder = Encoder {
         options,
         names: &names,
-        traits: Traits::of(&request.model),
+        traits: &request.traits().messages,
         output_limit: request.model_info.as_ref().and_then(|info| u32::try_from(info.output_limit?).ok()),
         cache: cache.as_ref(),
         body: Map::new(),
@@ -59,7 +59,7 @@ pub(super) fn encode(request: &Request, block_binding: bool) -> Result<Encoded, 
 struct Encoder<'a> {
     options: &'a Options,
     names: &'a ToolNames<'a>,
-    traits: Traits,
+    traits: &'a MessagesTraits,
     /// The largest output of the model, if it is known.
     output_limit: Option<u32>,
     cache: Option<&'a Value>,
@@ -86,21 +86,21 @@ impl Encoder<'_> {
 
     /// Sets `max_tokens` and `thinking`, which depend on each other.
     fn thinking(&mut self) -> Decided {
-        let Traits { thinking, off, .. } = self.traits;
+        let MessagesTraits { thinking, off, .. } = *self.traits;
         let mut decided = Decided::default();
         let mut budget = None;
         match self.options.thinking() {
             None => {}
             Some(ThinkingMode::Off | ThinkingMode::Budget(0)) => match off {
-                _ if thinking == Thinking::Unsupported => {}
-                Off::Disabled => self.set("thinking", json!({"type": "disabled"})),
-                Off::BetweenTools => self.set("thinking", json!({"type": "between_tools"})),
-                Off::Never => {
+                _ if thinking == Thinking::None => {}
+                ThinkingOff::Disabled => self.set("thinking", json!({"type": "disabled"})),
+                ThinkingOff::BetweenTools => self.set("thinking", json!({"type": "between_tools"})),
+                ThinkingOff::Never => {
                     decided.effort = Some("low");
                     self.warn("`thinking` is set to effort low: this model cannot turn thinking off");
                 }
             },
-            Some(_) if thinking == Thinking::Unsupported => {
+            Some(_) if thinking == Thinking::None => {
                 self.warn("`thinking` is ignored: this model does not think");
             }
             Some(ThinkingMode::Effort(effort)) if thinking == Thinking::Budget => {

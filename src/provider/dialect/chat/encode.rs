@@ -3,25 +3,26 @@ use serde_json::{Map, Value, json};
 use super::{CacheField, ChatCompletions, OutputSupport, ThinkingField, ToolChoices, cache};
 use crate::provider::{
     CacheHint, OutputSchema, ProviderError, Request, ThinkingMode, ToolChoice,
+    catalogue::{OpenAiTraits, Traits},
     dialect::{
         Encoded,
         names::ToolNames,
-        openai::{self, Family, Format},
+        openai::{self, Format},
         tool_schema::tool_schema,
         words,
     },
 };
 
 pub(super) fn encode(chat: &ChatCompletions, request: &Request) -> Result<Encoded, ProviderError> {
-    let family = match chat.thinking {
-        ThinkingField::Effort(_) => Family::of(&request.model),
+    let traits = match chat.thinking {
+        ThinkingField::Effort(_) => &request.traits().openai,
         // A service with its own thinking member converts it to what the model supports.
-        _ => Family::Other,
+        _ => &Traits::unknown().openai,
     };
     let output = output_support(chat, request);
     let names = ToolNames::of(request, openai::NAME_LIMIT, "");
     let mut encoder =
-        Encoder { chat, request, names, family, output, messages: Vec::new(), warnings: Vec::new() };
+        Encoder { chat, request, names, traits, output, messages: Vec::new(), warnings: Vec::new() };
     let mut messages = encoder.messages()?;
     let mut body = Map::new();
     encoder.cache(&mut messages, &mut body);
@@ -44,7 +45,7 @@ pub(super) struct Encoder<'a> {
     pub(super) chat: &'a ChatCompletions,
     pub(super) request: &'a Request,
     pub(super) names: ToolNames<'a>,
-    pub(super) family: Family,
+    pub(super) traits: &'a OpenAiTraits,
     /// How an output schema is sent in this request.
     pub(super) output: OutputSupport,
     pub(super) messages: Vec<Value>,
@@ -131,10 +132,10 @@ impl Encoder<'_> {
             body.insert(field.to_owned(), max.into());
         }
         let effort = body.get("reasoning_effort").and_then(Value::as_str);
-        let taken = self.chat.sampling && self.family.takes_sampling(effort);
+        let taken = self.chat.sampling && self.traits.takes_sampling(effort);
         openai::sampling(options, taken, body, &mut self.warnings);
         let sequences = options.stop_sequences().into_iter().flatten().filter(|stop| !stop.is_empty());
-        if !self.family.takes_stop() {
+        if !self.traits.stop {
             if sequences.count() > 0 {
                 self.warn("`stop_sequences` is ignored: this model does not support it");
             }
@@ -182,7 +183,9 @@ impl Encoder<'_> {
         };
         match (self.chat.cache, hint) {
             (CacheField::Breakpoints, hint) => cache::mark(messages, hint),
-            (CacheField::Retention, CacheHint::Long) if openai::keeps_long(&self.request.model) => {
+            (CacheField::Retention, CacheHint::Long)
+                if self.request.traits().openai.keeps_long(&self.request.model) =>
+            {
                 body.insert("prompt_cache_retention".to_owned(), "24h".into());
             }
             (CacheField::None | CacheField::Retention, CacheHint::Long) => self.warn(words::NO_LONG_CACHE),

@@ -40,7 +40,7 @@ pub enum ThinkingField {
     /// The models always think as they see fit, and the service has no setting for it.
     Always,
     /// An effort in `reasoning_effort`: OpenAI, Groq, and most compatible services. OpenAI's models get only the words
-    /// that they support, determined by their ids.
+    /// that they support, according to the [catalogue](crate::provider::Catalogue).
     Effort(EffortWords),
     /// An object `reasoning` with one of `effort`, `max_tokens` and `enabled: false`: OpenRouter.
     Reasoning(EffortWords),

@@ -5,10 +5,11 @@ use serde_json::{Map, Value, json};
 use super::{ThinkingField, encode::Encoder};
 use crate::provider::{
     Effort, ErrorKind, ProviderError, ThinkingMode, ToolChoice,
+    catalogue::ChatTools,
     dialect::{
         EffortWords,
         effort::{budget_of, name},
-        openai::{self, Family, ToolsInChat},
+        openai,
     },
 };
 
@@ -26,22 +27,22 @@ impl Encoder<'_> {
     /// Called after the tools are encoded, because the result depends on them.
     pub(super) fn thinking(&mut self, body: &mut Map<String, Value>) -> Result<(), ProviderError> {
         let with_tools = !self.chat.tools_beside_effort && body.contains_key("tools");
-        match self.family.tools_in_chat() {
-            ToolsInChat::Refused if with_tools => {
+        match self.traits.chat_tools {
+            ChatTools::Never if with_tools => {
                 let message = format!(
                     "{} does not support tools in Chat Completions; use {RESPONSES}",
                     self.request.model
                 );
                 return Err(ProviderError::new(ErrorKind::Unsupported, message));
             }
-            ToolsInChat::AtRest if with_tools => {
+            ChatTools::IfOff if with_tools => {
                 body.insert("reasoning_effort".to_owned(), "none".into());
                 // The model reasons by default.
                 if self.request.options.thinking().is_none_or(ThinkingMode::is_on) {
                     self.warn(at_rest());
                 }
             }
-            ToolsInChat::EffortUnsaid if with_tools => {
+            ChatTools::WithoutEffort if with_tools => {
                 if self.request.options.thinking().is_some_and(ThinkingMode::is_on) {
                     self.warn(at_rest());
                 }
@@ -63,14 +64,16 @@ impl Encoder<'_> {
                 self.warn("`thinking` stays on: this service has no setting to turn it off");
             }
             ThinkingField::Always => self.warn("`thinking` is ignored: this model decides how much to think"),
-            ThinkingField::Effort(_) if self.family == Family::Plain => {
+            ThinkingField::Effort(_) if !self.traits.reasons() => {
                 if on {
                     self.warn("`thinking` is ignored: this model does not reason");
                 }
             }
             ThinkingField::Effort(words) => {
-                if let Some(word) = openai::effort(self.family.narrow(words), mode, &mut self.warnings) {
-                    if mode == Effort::Max.into() && self.family.has_max() && word == EffortWords::OPENAI.max
+                if let Some(word) = openai::effort(words.narrowed(self.traits), mode, &mut self.warnings) {
+                    if mode == Effort::Max.into()
+                        && self.traits.max_in_responses
+                        && word == EffortWords::OPENAI.max
                     {
                         self.warn(format!(
                             "`thinking` is changed from effort max to {word}: only {RESPONSES} supports max"

@@ -1,15 +1,12 @@
 use serde_json::{Map, Number, Value, json};
 
-use super::{
-    content,
-    models::{Thinking, Traits},
-    schema::restricted,
-};
+use super::{content, schema::restricted};
 use crate::provider::{
     CacheHint, Effort, ErrorKind, ProviderError, Request, ThinkingMode, ToolChoice,
+    catalogue::{GeminiThinking as Thinking, GeminiTraits},
     dialect::{
         Encoded,
-        effort::{budget_of, nearest},
+        effort::{budget_of, nearest, supported},
         names::ToolNames,
         tool_schema::tool_schema,
     },
@@ -25,7 +22,7 @@ pub(super) fn encode(request: &Request) -> Result<Encoded, ProviderError> {
             format!("the model id {:?} is invalid: it has an empty segment, `.` or `..`", request.model);
         return Err(ProviderError::new(ErrorKind::InvalidRequest, message));
     }
-    let traits = Traits::of(&request.model);
+    let traits = &request.traits().gemini;
     let names = ToolNames::of(request, content::NAME_LIMIT, content::NAME_SIGNS);
     let mut encoder = Encoder { request, names: &names, traits, body: Map::new(), warnings: Vec::new() };
     encoder.set("contents", content::contents(request, &names, traits.signed_calls)?);
@@ -39,7 +36,7 @@ pub(super) fn encode(request: &Request) -> Result<Encoded, ProviderError> {
 struct Encoder<'a> {
     request: &'a Request,
     names: &'a ToolNames<'a>,
-    traits: Traits,
+    traits: &'a GeminiTraits,
     body: Map<String, Value>,
     warnings: Vec<String>,
 }
@@ -130,14 +127,14 @@ impl Encoder<'_> {
             ThinkingMode::Budget(0) => ThinkingMode::Off,
             mode => mode,
         };
-        match self.traits.thinking {
-            Thinking::Untold => {
+        match &self.traits.thinking {
+            Thinking::None => {
                 if mode != ThinkingMode::Off {
                     self.warn("`thinking` is ignored: this model has no setting for it");
                 }
                 None
             }
-            Thinking::Budget { min, max, off } => {
+            &Thinking::Budget { min, max, off } => {
                 let wanted = match mode {
                     ThinkingMode::Off if off => return Some(json!({"thinkingBudget": 0})),
                     ThinkingMode::Off => {
@@ -165,8 +162,7 @@ impl Encoder<'_> {
                     ThinkingMode::Effort(effort) => effort,
                     ThinkingMode::Budget(budget) => nearest(budget),
                 };
-                // The next higher level, or else the highest.
-                let level = levels.iter().find(|level| **level >= wanted).or(levels.last()).copied()?;
+                let level = supported(levels, wanted)?;
                 let word = word(level);
                 match mode {
                     ThinkingMode::Off => {

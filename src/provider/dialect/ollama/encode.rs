@@ -193,9 +193,7 @@ impl<'a> Encoder<'a> {
 
     fn think(&mut self) -> Option<Value> {
         let mode = self.request.options.thinking()?;
-        // Only this family has levels, and its thinking cannot be turned off:
-        // https://docs.ollama.com/capabilities/thinking
-        let levels = self.request.model.to_ascii_lowercase().contains("gpt-oss");
+        let levels = self.request.traits().ollama.levels;
         let effort = match mode {
             ThinkingMode::Off | ThinkingMode::Budget(0) if levels => {
                 self.warn("`thinking` is set to low: it cannot be turned off for this model");

@@ -5,11 +5,12 @@ use serde_json::{Map, Value, json};
 use super::{NAME, OpenAiResponses, ReasoningItems, input::Input};
 use crate::provider::{
     CacheHint, OutputSchema, ProviderError, Request, ThinkingMode, ToolChoice,
+    catalogue::OpenAiTraits,
     dialect::{
         EffortWords, Encoded, OutputSupport,
         ids::hash,
         names::ToolNames,
-        openai::{self, Family, Format},
+        openai::{self, Format},
         tool_schema::tool_schema,
         words,
     },
@@ -20,17 +21,17 @@ use crate::provider::{
 const LABELS: (usize, usize, usize) = (16, 64, 512);
 
 pub(super) fn encode(format: &OpenAiResponses, request: &Request) -> Result<Encoded, ProviderError> {
-    let family = Family::of(&request.model);
+    let traits = &request.traits().openai;
     let output = openai::supported(format.output, request);
     let names = ToolNames::of(request, openai::NAME_LIMIT, "");
     let mut encoder =
-        Encoder { format, request, names: &names, family, output, body: Map::new(), warnings: Vec::new() };
+        Encoder { format, request, names: &names, traits, output, body: Map::new(), warnings: Vec::new() };
     encoder.set("model", &*request.model);
     encoder.instructions();
     encoder.set("input", Input::of(request, &names, format.reasoning)?);
     encoder.set("stream", true);
     encoder.set("store", false);
-    if format.reasoning != ReasoningItems::Never && family != Family::Plain {
+    if format.reasoning != ReasoningItems::Never && traits.reasons() {
         encoder.set("include", json!(["reasoning.encrypted_content"]));
     }
     encoder.tools();
@@ -47,7 +48,7 @@ struct Encoder<'a> {
     format: &'a OpenAiResponses,
     request: &'a Request,
     names: &'a ToolNames<'a>,
-    family: Family,
+    traits: &'a OpenAiTraits,
     /// How an output schema is sent in this request.
     output: OutputSupport,
     body: Map<String, Value>,
@@ -114,7 +115,7 @@ impl Encoder<'_> {
 
     fn sampling(&mut self) {
         let effort = self.body.get("reasoning").and_then(|reasoning| reasoning["effort"].as_str());
-        let taken = self.family.takes_sampling(effort);
+        let taken = self.traits.takes_sampling(effort);
         openai::sampling(&self.request.options, taken, &mut self.body, &mut self.warnings);
     }
 
@@ -126,14 +127,14 @@ impl Encoder<'_> {
             return self.warn("`thinking` is ignored: this service has no setting for it");
         };
         let off = matches!(mode, ThinkingMode::Off | ThinkingMode::Budget(0));
-        if self.family == Family::Plain {
+        if !self.traits.reasons() {
             if !off {
                 self.warn("`thinking` is ignored: this model does not reason");
             }
             return;
         }
-        let mut words = self.family.narrow(words);
-        if self.family.has_max() && words.max == EffortWords::OPENAI.max {
+        let mut words = words.narrowed(self.traits);
+        if self.traits.max_in_responses && words.max == EffortWords::OPENAI.max {
             words.max = "max";
         }
         let Some(word) = openai::effort(words, mode, &mut self.warnings) else {
@@ -197,7 +198,7 @@ impl Encoder<'_> {
         let beginning: String = beginning.into_iter().flatten().map(Value::to_string).collect();
         self.set("prompt_cache_key", format!("{NAME}_{:016x}", hash(&beginning)));
         match hint {
-            CacheHint::Long if openai::keeps_long(&self.request.model) => {
+            CacheHint::Long if self.traits.keeps_long(&self.request.model) => {
                 self.set("prompt_cache_retention", "24h");
             }
             CacheHint::Long => self.warn(words::NO_LONG_CACHE),

@@ -1,0 +1,362 @@
+//! How models take the options of a request, as far as it differs between models. The facts are data: the `rules` in
+//! `models.json`, and the member `traits` of a catalogue entry. Sources:
+//!
+//! - Claude: <https://platform.claude.com/docs/en/build-with-claude/extended-thinking> and the pages `adaptive-thinking`,
+//!   `effort`, `preserved-thinking` and `structured-outputs` next to it, and the migration guides under
+//!   <https://platform.claude.com/docs/en/models>.
+//! - OpenAI: <https://developers.openai.com/api/docs/guides/reasoning>,
+//!   <https://developers.openai.com/api/docs/guides/latest-model> for the parameters of GPT-5 and later,
+//!   <https://developers.openai.com/api/docs/guides/deployment-checklist> for tools in Chat Completions,
+//!   <https://developers.openai.com/api/docs/guides/prompt-caching>, `reasoning.effort` in
+//!   <https://platform.openai.com/docs/api-reference/responses/create>, and the pages of single models under
+//!   <https://platform.openai.com/docs/models>. Where these leave a question open, the errors of the service decide.
+//! - Gemini: <https://ai.google.dev/gemini-api/docs/thinking>,
+//!   <https://ai.google.dev/gemini-api/docs/thought-signatures>,
+//!   <https://ai.google.dev/gemini-api/docs/structured-output> and the pages about what is new in each model, such as
+//!   <https://ai.google.dev/gemini-api/docs/whats-new-gemini-3.7>.
+//! - Ollama: <https://docs.ollama.com/capabilities/thinking>.
+
+use std::sync::LazyLock;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::BUILT_IN;
+use crate::provider::Effort;
+
+/// The facts about a model, one part per wire format.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(in crate::provider) struct Traits {
+    /// The facts for Anthropic's Messages.
+    pub(in crate::provider) messages: MessagesTraits,
+    /// The facts for OpenAI's Chat Completions and Responses.
+    pub(in crate::provider) openai: OpenAiTraits,
+    /// The facts for Google's Gemini.
+    pub(in crate::provider) gemini: GeminiTraits,
+    /// The facts for Ollama's chat.
+    pub(in crate::provider) ollama: OllamaTraits,
+}
+
+/// The facts about a model for Anthropic's Messages.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(in crate::provider) struct MessagesTraits {
+    /// How thinking is requested.
+    pub(in crate::provider) thinking: MessagesThinking,
+    /// How thinking is turned off.
+    pub(in crate::provider) off: ThinkingOff,
+    /// Which sampling parameters the model supports.
+    pub(in crate::provider) sampling: MessagesSampling,
+    /// Whether a tool use can be forced.
+    pub(in crate::provider) forced_tools: bool,
+    /// Whether the model supports output schemas.
+    pub(in crate::provider) structured_output: bool,
+    /// Whether the model's thinking is only valid where it was produced: after the same system prompt, tools and
+    /// messages.
+    pub(in crate::provider) bound_thinking: bool,
+}
+
+/// How thinking is requested from a model in Anthropic's Messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(in crate::provider) enum MessagesThinking {
+    /// The model cannot think.
+    None,
+    /// By a token budget.
+    Budget,
+    /// By a token budget or an effort.
+    BudgetOrEffort,
+    /// By an effort. The model thinks adaptively.
+    Adaptive,
+}
+
+/// How thinking is turned off in Anthropic's Messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(in crate::provider) enum ThinkingOff {
+    /// Thinking can be turned off.
+    Disabled,
+    /// Only thinking at the start of the response can be turned off, not thinking between tool uses.
+    BetweenTools,
+    /// Thinking cannot be turned off.
+    Never,
+}
+
+/// The sampling parameters that a model supports in Anthropic's Messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(in crate::provider) enum MessagesSampling {
+    /// Both parameters, in any range: models other than Claude.
+    Any,
+    /// Both parameters.
+    Both,
+    /// One of the two parameters at a time.
+    One,
+    /// Only the default values.
+    Fixed,
+}
+
+/// The facts about a model for OpenAI's wire formats.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(in crate::provider) struct OpenAiTraits {
+    /// The supported efforts, sorted. Empty for a model that cannot reason and rejects requests with reasoning options.
+    pub(in crate::provider) efforts: Vec<Effort>,
+    /// Whether reasoning can be turned off.
+    pub(in crate::provider) off: bool,
+    /// Whether the model has the effort `max`, above `xhigh`. Only the Responses wire format supports it.
+    pub(in crate::provider) max_in_responses: bool,
+    /// When the model supports temperature and top-p.
+    pub(in crate::provider) sampling: OpenAiSampling,
+    /// Whether the model supports stop sequences.
+    pub(in crate::provider) stop: bool,
+    /// How the model supports tools in Chat Completions.
+    pub(in crate::provider) chat_tools: ChatTools,
+    /// Whether the model can keep a prompt in the cache for a day.
+    pub(in crate::provider) long_cache: LongCache,
+}
+
+impl OpenAiTraits {
+    /// Returns whether the model can reason.
+    pub(in crate::provider) fn reasons(&self) -> bool {
+        !self.efforts.is_empty()
+    }
+
+    /// Returns whether temperature and top-p can be set together with this effort.
+    pub(in crate::provider) fn takes_sampling(&self, effort: Option<&str>) -> bool {
+        match self.sampling {
+            OpenAiSampling::Always => true,
+            OpenAiSampling::UnlessReasoning => effort.is_none_or(|effort| effort == "none"),
+            OpenAiSampling::IfOff => effort == Some("none"),
+            OpenAiSampling::Never => false,
+        }
+    }
+
+    /// Returns whether the model with this id supports `prompt_cache_retention: "24h"`.
+    pub(in crate::provider) fn keeps_long(&self, model: &str) -> bool {
+        let id = model.rsplit('/').next().unwrap_or_default();
+        let is_date = |rest: &str| {
+            let digits = rest.strip_prefix('-').map(|date| date.split('-').map(str::len).collect::<Vec<_>>());
+            digits.is_some_and(|parts| parts == [4, 2, 2])
+                && !rest.contains(|c: char| c.is_ascii_alphabetic())
+        };
+        match &self.long_cache {
+            LongCache::Any(keeps) => *keeps,
+            LongCache::Models(names) => names.iter().any(|name| {
+                id.strip_prefix(name.as_str()).is_some_and(|rest| rest.is_empty() || is_date(rest))
+            }),
+        }
+    }
+}
+
+/// When a model supports temperature and top-p in OpenAI's wire formats.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(in crate::provider) enum OpenAiSampling {
+    Always,
+    /// Unless an effort is set: the model does not reason unless the request asks for it.
+    UnlessReasoning,
+    /// Only if reasoning is turned off explicitly: the model reasons by default.
+    IfOff,
+    Never,
+}
+
+/// When a model supports tools in Chat Completions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(in crate::provider) enum ChatTools {
+    Always,
+    /// Only if no effort is sent. The model then does not reason.
+    WithoutEffort,
+    /// Only if reasoning is turned off explicitly.
+    IfOff,
+    Never,
+}
+
+/// The models of a rule that can keep a prompt in the cache for a day.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub(in crate::provider) enum LongCache {
+    /// All models, or none.
+    Any(bool),
+    /// These models and their dated builds.
+    Models(Vec<String>),
+}
+
+/// The facts about a model for Google's Gemini.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(in crate::provider) struct GeminiTraits {
+    /// How thinking is requested.
+    pub(in crate::provider) thinking: GeminiThinking,
+    /// Whether the model rejects tool uses without a signature.
+    pub(in crate::provider) signed_calls: bool,
+    /// Whether the model supports an output schema together with tools.
+    pub(in crate::provider) schema_beside_tools: bool,
+    /// Whether temperature and top-p have an effect.
+    pub(in crate::provider) sampling: bool,
+}
+
+/// How thinking is requested from a model in Google's Gemini.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(in crate::provider) enum GeminiThinking {
+    /// The model has no setting for thinking.
+    None,
+    /// By a token budget in this range.
+    Budget {
+        min: u32,
+        max: u32,
+        /// Whether thinking can be turned off.
+        off: bool,
+    },
+    /// By one of these levels, sorted.
+    Levels(Vec<Effort>),
+}
+
+/// The facts about a model for Ollama's chat.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(in crate::provider) struct OllamaTraits {
+    /// Whether thinking has levels. It cannot be turned off then.
+    pub(in crate::provider) levels: bool,
+}
+
+impl Traits {
+    /// Returns the facts about the model with this id, by the first rule that matches it.
+    pub(in crate::provider) fn of(id: &str) -> &'static Self {
+        let lower = id.to_ascii_lowercase();
+        RULES.families.iter().find_map(|family| family.traits(id, &lower)).unwrap_or(&RULES.unknown)
+    }
+
+    /// Returns the facts about unknown models.
+    pub(in crate::provider) fn unknown() -> &'static Self {
+        &RULES.unknown
+    }
+
+    /// Returns the facts about the model `id` by the rules, with the changes of `traits`.
+    pub(super) fn changed(id: &str, traits: &Map<String, Value>) -> Result<Self, serde_json::Error> {
+        let mut all = serde_json::to_value(Self::of(id))?;
+        change(&mut all, traits);
+        Self::deserialize(all)
+    }
+}
+
+/// Replaces the members in the objects of `all` by those in the objects of `changes`.
+fn change(all: &mut Value, changes: &Map<String, Value>) {
+    for (format, changes) in changes {
+        match (all.get_mut(format), changes) {
+            (Some(Value::Object(facts)), Value::Object(changes)) => facts.extend(changes.clone()),
+            _ => all[format] = changes.clone(),
+        }
+    }
+}
+
+static RULES: LazyLock<Rules> =
+    LazyLock::new(|| Rules::read(BUILT_IN).expect("a test reads the built-in rules"));
+
+/// The rules of the built-in file.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Rules {
+    /// The facts about unknown models. A rule names the facts that differ from them.
+    unknown: Traits,
+    /// The families. The first one with a matching rule counts.
+    families: Vec<Family>,
+}
+
+impl Rules {
+    fn read(json: &str) -> Result<Self, serde_json::Error> {
+        let mut rules = serde_json::from_str::<Value>(json)?["rules"].take();
+        let unknown = rules["unknown"].clone();
+        for family in rules["families"].as_array_mut().into_iter().flatten() {
+            for rule in family["rules"].as_array_mut().into_iter().flatten() {
+                let changes = std::mem::replace(&mut rule["traits"], unknown.clone());
+                change(&mut rule["traits"], changes.as_object().unwrap_or(&Map::new()));
+            }
+        }
+        Self::deserialize(rules)
+    }
+}
+
+/// The rules for ids of one form.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Family {
+    /// A text in the id, in any case.
+    contains: Option<String>,
+    /// The beginnings of the id, without the vendor (`openai/…`) and the mark of a fine-tuned model (`ft:…`).
+    #[serde(default)]
+    starts: Vec<String>,
+    /// Where the version is in the rest of the id.
+    #[serde(default)]
+    version: Version,
+    /// The rules, the first match counts.
+    rules: Vec<Rule>,
+}
+
+/// Where the version of a model is in the rest of its id, after the name of the family.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Version {
+    /// The first part, such as `2.5`. Parts are separated by `-`.
+    #[default]
+    First,
+    /// As `First`. An id without a version, such as `gemini-flash-latest`, names the newest model.
+    FirstOrNewest,
+    /// The first number, and the number directly after it: `opus-4-8`, `3-7-sonnet-20250219`. A date is not a version.
+    /// Parts are separated by any punctuation.
+    Anywhere,
+}
+
+/// A rule for the models of a family.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Rule {
+    /// Words that are all parts of the id. `image|audio` is either word.
+    #[serde(default)]
+    words: Vec<String>,
+    /// The first version. Without it, the rule includes ids without a version.
+    since: Option<(u8, u8)>,
+    traits: Traits,
+}
+
+impl Family {
+    fn traits(&self, id: &str, lower: &str) -> Option<&Traits> {
+        let rest = if let Some(text) = &self.contains {
+            lower.split_once(text.as_str())?.1
+        } else {
+            let name = id.rsplit('/').next().unwrap_or_default();
+            let name = name.strip_prefix("ft:").unwrap_or(name);
+            self.starts.iter().find_map(|start| name.strip_prefix(start.as_str()))?
+        };
+        let separates =
+            |c: char| if self.version == Version::Anywhere { !c.is_ascii_alphanumeric() } else { c == '-' };
+        let parts = || rest.split(separates);
+        let version = self.version.read(parts());
+        let has = |words: &String| parts().any(|part| words.split('|').any(|word| word == part));
+        let matches = |rule: &&Rule| {
+            rule.since.is_none_or(|since| version.is_some_and(|version| version >= since))
+                && rule.words.iter().all(has)
+        };
+        self.rules.iter().find(matches).map(|rule| &rule.traits)
+    }
+}
+
+impl Version {
+    fn read<'a>(self, mut parts: impl Iterator<Item = &'a str>) -> Option<(u8, u8)> {
+        if self == Self::Anywhere {
+            let number = |part: &str| if part.len() <= 2 { part.parse().ok() } else { None };
+            let major = parts.by_ref().find_map(number)?;
+            return Some((major, parts.next().and_then(number).unwrap_or(0)));
+        }
+        let first = parts.next()?;
+        let (major, minor) = first.split_once('.').unwrap_or((first, "0"));
+        let version = major.parse().ok().zip(minor.parse().ok());
+        if self == Self::FirstOrNewest { version.or(Some((u8::MAX, 0))) } else { version }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -56,7 +56,7 @@ pub(crate) fn tools(tools: &[(&'static str, &'static str, Value)]) -> ToolSet {
 pub(crate) fn encode(mut request: Request, model: &str) -> Encoded {
     request.model = model.into();
     // The settings with which requests go to Anthropic itself.
-    AnthropicMessages::default().with_block_binding(true).encode(&request).unwrap()
+    AnthropicMessages::default().with_block_binding().encode(&request).unwrap()
 }
 
 /// Encodes this history and returns the `messages` of the body.

@@ -120,10 +120,10 @@ fn encode_switches_for_deviations_of_a_service_are_applied() {
     let chat = ChatCompletions::default()
         .with_max_tokens_field("max_completion_tokens")
         .with_system_role("developer")
-        .with_stream_usage(false)
+        .without_stream_usage()
         .with_thinking(ThinkingField::Effort(EffortWords::OPENAI))
         .with_cache(CacheField::Retention)
-        .with_metadata(false);
+        .without_metadata();
     let options = Options::default()
         .with_max_tokens(9)
         .with_cache(CacheHint::Long)
@@ -215,10 +215,10 @@ fn encode_options_switched_off_for_the_service_are_reported() {
         .with_tool_choice(ToolChoice::Required);
     let chat = ChatCompletions::default()
         .with_output(OutputSupport::None)
-        .with_sampling(false)
+        .without_sampling()
         .with_thinking(ThinkingField::Always)
         .with_tool_choices(ToolChoices::Unforced)
-        .with_metadata(false)
+        .without_metadata()
         .with_member("seed", 7);
     let encoded = chat.encode(&with(options).with_tools(weather())).unwrap();
     let body = Value::Object(encoded.body);

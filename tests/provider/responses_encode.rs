@@ -230,7 +230,7 @@ fn encode_metadata_above_the_limits_is_omitted_and_reported() {
     let body = encode(&OpenAiResponses::default(), &with(options.clone()));
     assert_eq!(body["metadata"].as_object().map(serde_json::Map::len), Some(16));
     assert!(warnings(&OpenAiResponses::default(), options.clone())[0].contains("by 4 labels"));
-    let without = OpenAiResponses::default().with_metadata(false);
+    let without = OpenAiResponses::default().without_metadata();
     assert_eq!(encode(&without, &with(options.clone())).get("metadata"), None);
     assert_eq!(warnings(&without, options).len(), 1);
 

@@ -179,10 +179,9 @@ fn error_about_summaries_explains_how_to_disable_them() {
     let error = OpenAiResponses::openai().error(400, &body);
     assert_eq!(error.kind, ErrorKind::InvalidRequest);
     assert!(
-        error.message.starts_with("Your organization must")
-            && error.message.contains("with_summaries(false)")
+        error.message.starts_with("Your organization must") && error.message.contains("without_summaries()")
     );
-    let asks_for_none = OpenAiResponses::openai().with_summaries(false);
+    let asks_for_none = OpenAiResponses::openai().without_summaries();
     assert!(!asks_for_none.error(400, &body).message.contains("with_summaries"));
 }
 

@@ -52,14 +52,14 @@ pub struct AnthropicMessages {
 }
 
 impl AnthropicMessages {
-    /// Sets whether requests let Claude 5.1 and later drop thinking whose preceding content has changed.
+    /// Lets Claude 5.1 and later drop thinking whose preceding content has changed.
     ///
     /// Such a request has the member `thinking.block_binding` and a beta header, which is added to the user's
     /// `anthropic-beta`. Anthropic and OpenCode accept the member. Gateways to other clouds may reject each request
     /// that contains it, so it is not sent by default. It is never sent if the options or
     /// [`Options::extra`](crate::provider::Options::extra) select a way of thinking that excludes it.
-    pub fn with_block_binding(mut self, said: bool) -> Self {
-        self.block_binding = said;
+    pub fn with_block_binding(mut self) -> Self {
+        self.block_binding = true;
         self
     }
 }

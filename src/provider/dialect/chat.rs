@@ -101,10 +101,10 @@ impl ChatCompletions {
             .with_max_tokens_field("max_completion_tokens")
             .with_system_role("developer")
             .with_thinking(ThinkingField::Effort(EffortWords::OPENAI))
-            .with_enforced_output(true)
-            .with_metadata(false)
+            .with_enforced_output()
+            .without_metadata()
             .with_cache(CacheField::Retention)
-            .with_tools_beside_effort(false)
+            .without_tools_beside_effort()
     }
 
     /// Sets the member that carries the output limit. The default is `max_tokens`, which most services use. OpenAI requires
@@ -121,10 +121,9 @@ impl ChatCompletions {
         self
     }
 
-    /// Sets whether usage is requested with `stream_options`. It is by default; most services report no usage
-    /// otherwise.
-    pub fn with_stream_usage(mut self, asked: bool) -> Self {
-        self.stream_usage = asked;
+    /// Stops requesting usage with `stream_options`. By default it is requested; most services report no usage otherwise.
+    pub fn without_stream_usage(mut self) -> Self {
+        self.stream_usage = false;
         self
     }
 
@@ -134,19 +133,19 @@ impl ChatCompletions {
         self
     }
 
-    /// Sets whether the service accepts `response_format` together with tools. It does by default. If it does not, an
-    /// output schema in a request with tools is sent as with [`OutputSupport::Tool`].
-    pub fn with_output_beside_tools(mut self, taken: bool) -> Self {
-        self.output_beside_tools = taken;
+    /// Sends an output schema in a request with tools as with [`OutputSupport::Tool`], for services that do not accept
+    /// `response_format` together with tools.
+    pub fn without_output_beside_tools(mut self) -> Self {
+        self.output_beside_tools = false;
         self
     }
 
-    /// Sets whether the service guarantees that each response fits a [strict](OutputSupport::Strict) schema.
+    /// Declares that the service guarantees that each response fits a [strict](OutputSupport::Strict) schema.
     ///
     /// OpenAI does. Many services that accept a strict schema do not, so by default the value is also searched for in
     /// surrounding text.
-    pub fn with_enforced_output(mut self, enforced: bool) -> Self {
-        self.output_enforced = enforced;
+    pub fn with_enforced_output(mut self) -> Self {
+        self.output_enforced = true;
         self
     }
 
@@ -162,10 +161,9 @@ impl ChatCompletions {
         self
     }
 
-    /// Sets whether the models accept `temperature` and `top_p`. They do by default. If they do not, both options are
-    /// ignored with a warning.
-    pub fn with_sampling(mut self, taken: bool) -> Self {
-        self.sampling = taken;
+    /// Ignores `temperature` and `top_p` with a warning, for models that do not accept them.
+    pub fn without_sampling(mut self) -> Self {
+        self.sampling = false;
         self
     }
 
@@ -181,10 +179,10 @@ impl ChatCompletions {
         self
     }
 
-    /// Sets whether the application's labels are sent as `metadata`. They are by default. OpenAI accepts labels only
-    /// for responses that it is asked to store.
-    pub fn with_metadata(mut self, sent: bool) -> Self {
-        self.metadata = sent;
+    /// Ignores the application's labels with a warning. By default they are sent as `metadata`. OpenAI accepts labels
+    /// only for responses that it is asked to store.
+    pub fn without_metadata(mut self) -> Self {
+        self.metadata = false;
         self
     }
 
@@ -200,14 +198,13 @@ impl ChatCompletions {
         self
     }
 
-    /// Sets whether OpenAI's models may reason and use tools in one request at this service. They may by default.
+    /// Turns reasoning off, with a warning, in requests with tools, for those of OpenAI's models that need it.
     ///
     /// At OpenAI itself, models since GPT-5.4 use tools in Chat Completions only while they do not reason, and some of
-    /// them do not support tools there at all. If this is `false`, a request with tools turns reasoning off, with a
-    /// warning. For a model without tools in Chat Completions, the request fails with an error that names the Responses
-    /// wire format.
-    pub fn with_tools_beside_effort(mut self, taken: bool) -> Self {
-        self.tools_beside_effort = taken;
+    /// them do not support tools there at all. For a model without tools in Chat Completions, the request fails with an
+    /// error that names the Responses wire format. By default, models may reason and use tools in one request.
+    pub fn without_tools_beside_effort(mut self) -> Self {
+        self.tools_beside_effort = false;
         self
     }
 

@@ -91,10 +91,10 @@ impl OpenAiResponses {
     pub fn openai() -> Self {
         Self::default()
             .with_effort(Some(EffortWords::OPENAI))
-            .with_summaries(true)
+            .with_summaries()
             .with_reasoning(ReasoningItems::Encrypted)
-            .with_enforced_output(true)
-            .with_cache_hints(true)
+            .with_enforced_output()
+            .with_cache_hints()
             .with_min_output_tokens(16)
     }
 
@@ -104,12 +104,12 @@ impl OpenAiResponses {
         self
     }
 
-    /// Sets whether the service guarantees that each response fits a [strict](OutputSupport::Strict) schema.
+    /// Declares that the service guarantees that each response fits a [strict](OutputSupport::Strict) schema.
     ///
     /// OpenAI does. Many services that accept a strict schema do not, so by default the value is also searched for in
     /// surrounding text.
-    pub fn with_enforced_output(mut self, enforced: bool) -> Self {
-        self.output_enforced = enforced;
+    pub fn with_enforced_output(mut self) -> Self {
+        self.output_enforced = true;
         self
     }
 
@@ -119,9 +119,15 @@ impl OpenAiResponses {
         self
     }
 
-    /// Sets whether requests that ask for thinking also ask for summaries of the reasoning.
-    pub fn with_summaries(mut self, asked: bool) -> Self {
-        self.summaries = asked;
+    /// Requests summaries of the reasoning together with thinking.
+    pub fn with_summaries(mut self) -> Self {
+        self.summaries = true;
+        self
+    }
+
+    /// Requests no summaries of the reasoning, which is the default except for [`openai`](Self::openai).
+    pub fn without_summaries(mut self) -> Self {
+        self.summaries = false;
         self
     }
 
@@ -131,17 +137,17 @@ impl OpenAiResponses {
         self
     }
 
-    /// Sets whether the application's labels are sent as `metadata`. They are by default.
-    pub fn with_metadata(mut self, sent: bool) -> Self {
-        self.metadata = sent;
+    /// Ignores the application's labels with a warning. By default they are sent as `metadata`.
+    pub fn without_metadata(mut self) -> Self {
+        self.metadata = false;
         self
     }
 
-    /// Sets whether cache hints are sent. A hint becomes a `prompt_cache_key` that stays the same for a conversation. A
+    /// Sends cache hints, which are ignored by default. A hint becomes a `prompt_cache_key` that stays the same for a conversation. A
     /// hint for a long time also becomes `prompt_cache_retention`, if the model supports it. Caching itself needs no
     /// setting.
-    pub fn with_cache_hints(mut self, said: bool) -> Self {
-        self.cache_hints = said;
+    pub fn with_cache_hints(mut self) -> Self {
+        self.cache_hints = true;
         self
     }
 
@@ -187,7 +193,7 @@ impl Dialect for OpenAiResponses {
         if self.summaries && body.contains("reasoning.summary") {
             // Only verified organisations may request summaries.
             error.message.push_str(
-                " (OpenAiResponses::with_summaries(false) requests no summaries; thinking is then not readable)",
+                " (OpenAiResponses::without_summaries() requests no summaries; thinking is then not readable)",
             );
         }
         error

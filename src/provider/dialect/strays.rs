@@ -16,7 +16,7 @@ const QUOTE: usize = 200;
 pub(super) struct Strays {
     /// The first event that has members but does not name its kind. A gateway may send such an object instead of a
     /// response.
-    said: Option<Box<str>>,
+    first: Option<Box<str>>,
     /// The number of events, up to 2.
     count: u8,
 }
@@ -35,9 +35,9 @@ impl Strays {
         if is_report(&event) {
             return Err(error::from_event(data));
         }
-        if name_of(&event).is_none() && !event.is_empty() && self.said.is_none() {
+        if name_of(&event).is_none() && !event.is_empty() && self.first.is_none() {
             let end = data.floor_char_boundary(ProviderError::BODY_LIMIT);
-            self.said = Some(data[..end].into());
+            self.first = Some(data[..end].into());
         }
         Ok(())
     }
@@ -45,14 +45,14 @@ impl Strays {
     /// Returns the error for a stream that ended before the response was complete. `begun` indicates whether any event
     /// was part of a response.
     pub(super) fn truncated(&self, begun: bool, message: &str) -> ProviderError {
-        match &self.said {
+        match &self.first {
             // The only event was not part of a response, so nothing was cut off.
-            Some(said) if self.count == 1 && !begun => {
-                let quote = &said[..said.floor_char_boundary(QUOTE)];
+            Some(first) if self.count == 1 && !begun => {
+                let quote = &first[..first.floor_char_boundary(QUOTE)];
                 let message = format!("the service sent something other than a response: {quote}");
-                ProviderError::new(ErrorKind::Decoding, message).with_body(said)
+                ProviderError::new(ErrorKind::Decoding, message).with_body(first)
             }
-            Some(said) => ProviderError::new(ErrorKind::Truncated, message).with_body(said),
+            Some(first) => ProviderError::new(ErrorKind::Truncated, message).with_body(first),
             None => ProviderError::new(ErrorKind::Truncated, message),
         }
     }

@@ -292,9 +292,9 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Response
             // The value is complete, so it is something other than a response.
             Err(error) if error.kind == ErrorKind::Truncated && !self.content => {
                 let text = self.error_context.scrub(text);
-                let said = self.dialect.error(200, &text).message;
+                let message = self.dialect.error(200, &text).message;
                 let message =
-                    format!("the response is not in the endpoint's wire format; it contains: {said}");
+                    format!("the response is not in the endpoint's wire format; it contains: {message}");
                 Err(ProviderError::new(ErrorKind::Decoding, message).with_body(&text))
             }
             ended => ended,

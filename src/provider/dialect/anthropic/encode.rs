@@ -148,7 +148,7 @@ impl Encoder<'_> {
         }
         // The user's `extra` options are merged over this body.
         let extra = self.options.extra().and_then(|extra| extra.get("thinking"));
-        let said = match extra {
+        let kind = match extra {
             Some(Value::Object(extra)) => {
                 extra.get("type").or_else(|| self.body.get("thinking")?.get("type"))
             }
@@ -156,7 +156,7 @@ impl Encoder<'_> {
             None => self.body.get("thinking").and_then(|thinking| thinking.get("type")),
         };
         // These models think adaptively by default.
-        match said.map(Value::as_str) {
+        match kind.map(Value::as_str) {
             None | Some(Some("adaptive")) => {}
             Some(Some("disabled")) => return Kept::None,
             Some(_) => return Kept::Open,

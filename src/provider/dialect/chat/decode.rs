@@ -40,7 +40,7 @@ pub(super) struct ChatDecoder {
     annotations: Annotations,
     /// The id of the response.
     id: String,
-    told: Option<Facts>,
+    emitted: Option<Facts>,
     usage: LatestUsage,
     stop: Option<StopReason>,
     refused: bool,
@@ -67,7 +67,7 @@ impl ChatDecoder {
             details: Details::default(),
             annotations: Annotations::default(),
             id: String::new(),
-            told: None,
+            emitted: None,
             usage: LatestUsage::new(wants_usage),
             stop: None,
             refused: false,
@@ -216,16 +216,16 @@ impl ChatDecoder {
 
     /// Emits the id and the model as soon as they are known, and the name of the wire format at the first chunk.
     fn emit_metadata(&mut self, id: &str, model: &str, deltas: &mut Vec<Delta>) {
-        if self.told == Some(Facts { id: true, model: true }) {
+        if self.emitted == Some(Facts { id: true, model: true }) {
             return;
         }
-        let told = self.told.unwrap_or(Facts { id: false, model: false });
-        let now = Facts { id: told.id || !id.is_empty(), model: told.model || !model.is_empty() };
-        if self.told == Some(now) {
+        let emitted = self.emitted.unwrap_or(Facts { id: false, model: false });
+        let now = Facts { id: emitted.id || !id.is_empty(), model: emitted.model || !model.is_empty() };
+        if self.emitted == Some(now) {
             return;
         }
         let mut data = Map::new();
-        if !told.id && now.id {
+        if !emitted.id && now.id {
             id.clone_into(&mut self.id);
         }
         if now.id {
@@ -236,7 +236,7 @@ impl ChatDecoder {
             provider_data: Map::from_iter([(NAME.to_owned(), Value::Object(data))]),
             ..MessageDelta::default()
         };
-        self.told = Some(now);
+        self.emitted = Some(now);
         deltas.push(Delta::Message(Box::new(message)));
     }
 
@@ -267,7 +267,7 @@ impl ChatDecoder {
     }
 
     fn truncated(&self) -> ProviderError {
-        self.strays.truncated(self.told.is_some(), "the stream ended before the response was complete")
+        self.strays.truncated(self.emitted.is_some(), "the stream ended before the response was complete")
     }
 
     fn finish(&mut self, deltas: &mut Vec<Delta>) -> Result<(), ProviderError> {

@@ -24,7 +24,7 @@ pub(super) struct Details {
     entries: Vec<Value>,
     weight: usize,
     /// The number of entries that were emitted.
-    told: usize,
+    emitted: usize,
     parts: usize,
 }
 
@@ -40,7 +40,7 @@ impl Details {
         for fragment in fragments {
             let Value::Object(fragment) = fragment else { continue };
             if let Some(fragment) = continued(&mut self.entries, fragment) {
-                if self.told + self.entries.len() == MAX_ENTRIES {
+                if self.emitted + self.entries.len() == MAX_ENTRIES {
                     return Err(endless());
                 }
                 self.entries.push(Value::Object(fragment));
@@ -56,7 +56,7 @@ impl Details {
             return None;
         }
         self.parts += 1;
-        self.told += self.entries.len();
+        self.emitted += self.entries.len();
         Some(std::mem::take(&mut self.entries))
     }
 }

@@ -88,9 +88,9 @@ impl GeminiDecoder {
             Ok(None) => {}
             Ok(Some(reason)) => {
                 if !matches!(reason, StopReason::Stop | StopReason::Length) {
-                    let told = [("finishReason", word), ("finishMessage", why)];
-                    let told = told.into_iter().filter(|(_, text)| !text.is_empty());
-                    self.keep(told.map(|(key, text)| (key, Value::from(text))));
+                    let reasons = [("finishReason", word), ("finishMessage", why)];
+                    let reasons = reasons.into_iter().filter(|(_, text)| !text.is_empty());
+                    self.keep(reasons.map(|(key, text)| (key, Value::from(text))));
                 }
                 self.stop = Some(reason);
             }
@@ -219,9 +219,9 @@ impl GeminiDecoder {
     }
 
     /// Stores details about the end of the response with the message, if there are any.
-    fn keep<'k>(&mut self, told: impl IntoIterator<Item = (&'k str, Value)>) {
+    fn keep<'k>(&mut self, members: impl IntoIterator<Item = (&'k str, Value)>) {
         let data = self.data.get_or_insert_default();
-        data.extend(told.into_iter().map(|(key, value)| (key.to_owned(), value)));
+        data.extend(members.into_iter().map(|(key, value)| (key.to_owned(), value)));
         self.has_more_data = true;
     }
 
@@ -328,7 +328,7 @@ fn finish_reason(word: &str) -> Result<Option<StopReason>, ErrorKind> {
 /// Reads the usage. Cached tokens are part of the prompt. Thoughts, and the tokens that tools of the service add to the
 /// prompt, are counted separately.
 fn read_usage(usage: &WireUsage, counts: &mut TypedCounts) -> Usage {
-    let mut count = |member, told| counts.read(member, told).unwrap_or(0);
+    let mut count = |member, reported| counts.read(member, reported).unwrap_or(0);
     let prompt = count("usageMetadata.promptTokenCount", usage.prompt);
     let prompt = prompt.saturating_add(count("usageMetadata.toolUsePromptTokenCount", usage.tool_use_prompt));
     let cache_read = count("usageMetadata.cachedContentTokenCount", usage.cached).min(prompt);

@@ -57,7 +57,7 @@ impl OllamaDecoder {
         if line.done == Some(true) {
             self.done = true;
             let mut counts = TypedCounts::default();
-            let mut count = |member, told| counts.read(member, told).unwrap_or(0);
+            let mut count = |member, reported| counts.read(member, reported).unwrap_or(0);
             let prompt = count("prompt_eval_count", line.prompt_eval_count);
             let cache_read = count("prompt_eval_cached_count", line.prompt_eval_cached_count).min(prompt);
             let output = count("eval_count", line.eval_count);

@@ -55,7 +55,7 @@ struct Encoder<'a> {
 
 /// The content of a message: its texts, and its images in base64.
 #[derive(Default)]
-struct Said<'a> {
+struct Parts<'a> {
     texts: Vec<Cow<'a, str>>,
     images: Vec<&'a str>,
 }
@@ -70,9 +70,9 @@ impl<'a> Encoder<'a> {
 
     /// Encodes a user message. Tool results come first, each in its own message.
     fn user(&mut self, message: &'a Message) -> Result<(), ProviderError> {
-        let mut said = Said::default();
+        let mut parts = Parts::default();
         for result in message.tool_results() {
-            let content = self.tool_result(result, &mut said)?;
+            let content = self.tool_result(result, &mut parts)?;
             self.messages.push(json!({
                 "role": "tool",
                 "tool_name": result.name,
@@ -82,18 +82,18 @@ impl<'a> Encoder<'a> {
         }
         for block in &message.content {
             match block {
-                Content::Text(text) => said.texts.push(Cow::Borrowed(&text.text)),
-                Content::Attachment(attachment) => self.attachment(attachment, &mut said)?,
+                Content::Text(text) => parts.texts.push(Cow::Borrowed(&text.text)),
+                Content::Attachment(attachment) => self.attachment(attachment, &mut parts)?,
                 _ => {}
             }
         }
-        let content = joined(&said.texts);
-        if content.is_empty() && said.images.is_empty() {
+        let content = joined(&parts.texts);
+        if content.is_empty() && parts.images.is_empty() {
             return Ok(());
         }
         let mut out = object("user", content);
-        if !said.images.is_empty() {
-            out.insert("images".to_owned(), said.images.into());
+        if !parts.images.is_empty() {
+            out.insert("images".to_owned(), parts.images.into());
         }
         self.messages.push(Value::Object(out));
         Ok(())
@@ -101,24 +101,24 @@ impl<'a> Encoder<'a> {
 
     /// Returns the text of a result. Few models support images in results, so the images move to the user message after
     /// it.
-    fn tool_result(&self, result: &'a ToolResult, moved: &mut Said<'a>) -> Result<String, ProviderError> {
-        let mut said = Said::default();
+    fn tool_result(&self, result: &'a ToolResult, moved: &mut Parts<'a>) -> Result<String, ProviderError> {
+        let mut parts = Parts::default();
         for block in &result.content {
             match block {
                 ResultBlock::Text(text) if text.text.is_empty() => {}
-                ResultBlock::Text(text) => said.texts.push(Cow::Borrowed(&text.text)),
-                ResultBlock::Attachment(attachment) => self.attachment(attachment, &mut said)?,
+                ResultBlock::Text(text) => parts.texts.push(Cow::Borrowed(&text.text)),
+                ResultBlock::Attachment(attachment) => self.attachment(attachment, &mut parts)?,
             }
         }
-        if !said.images.is_empty() {
+        if !parts.images.is_empty() {
             let id = &result.tool_use_id;
             moved
                 .texts
                 .push(format!("Images from the result of the tool {} (call {id}).", result.name).into());
-            moved.images.append(&mut said.images);
-            said.texts.push("(The images follow in the next user message.)".into());
+            moved.images.append(&mut parts.images);
+            parts.texts.push("(The images follow in the next user message.)".into());
         }
-        let text = said.texts.join("\n");
+        let text = parts.texts.join("\n");
         Ok(texts::of_result(text, result.is_error))
     }
 
@@ -156,10 +156,10 @@ impl<'a> Encoder<'a> {
         Ok(())
     }
 
-    fn attachment(&self, attachment: &'a Attachment, said: &mut Said<'a>) -> Result<(), ProviderError> {
+    fn attachment(&self, attachment: &'a Attachment, parts: &mut Parts<'a>) -> Result<(), ProviderError> {
         let why = match &attachment.source {
             Source::Base64 { data } if attachment.is_image() => {
-                said.images.push(data);
+                parts.images.push(data);
                 return Ok(());
             }
             Source::Url { .. } if attachment.is_image() => {
@@ -167,7 +167,7 @@ impl<'a> Encoder<'a> {
             }
             _ => "the wire format supports only images",
         };
-        said.texts.push(placeholder(self.request, attachment, why)?.into());
+        parts.texts.push(placeholder(self.request, attachment, why)?.into());
         Ok(())
     }
 
@@ -264,8 +264,8 @@ fn object(role: &str, content: String) -> Map<String, Value> {
 }
 
 fn joined(texts: &[Cow<'_, str>]) -> String {
-    let said: Vec<&str> = texts.iter().map(|text| &**text).filter(|text| !text.trim().is_empty()).collect();
-    said.join("\n\n")
+    let parts: Vec<&str> = texts.iter().map(|text| &**text).filter(|text| !text.trim().is_empty()).collect();
+    parts.join("\n\n")
 }
 
 fn call(tool_use: &ToolUse) -> Value {

@@ -47,7 +47,7 @@ impl Endpoint {
         let chat = ChatCompletions::default()
             .with_output(OutputSupport::Object)
             .with_files(Files::Images)
-            .with_metadata(false)
+            .without_metadata()
             .with_model_rules(rules);
         Self::custom("alibaba", region.base_url(), chat).with_key_variable("DASHSCOPE_API_KEY")
     }

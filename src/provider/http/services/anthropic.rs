@@ -6,7 +6,7 @@ use crate::provider::dialect::AnthropicMessages;
 impl Endpoint {
     /// Anthropic, with the key from `ANTHROPIC_API_KEY`.
     pub fn anthropic() -> Self {
-        let messages = AnthropicMessages::default().with_block_binding(true);
+        let messages = AnthropicMessages::default().with_block_binding();
         with_format("anthropic", "https://api.anthropic.com", messages).with_key_variable("ANTHROPIC_API_KEY")
     }
 

@@ -25,7 +25,7 @@ impl Endpoint {
             .with_max_tokens_field("max_completion_tokens")
             .with_output(OutputSupport::Tool)
             .with_files(Files::Images)
-            .with_metadata(false)
+            .without_metadata()
             .with_model_rules(rules);
         Self::custom("groq", "https://api.groq.com/openai", chat).with_key_variable("GROQ_API_KEY")
     }

@@ -17,7 +17,7 @@ impl Endpoint {
             .with_output(OutputSupport::Object)
             .with_tool_choices(ToolChoices::Unforced)
             .with_files(Files::ImageData)
-            .with_metadata(false)
+            .without_metadata()
             .with_model_rules(rules);
         Self::custom("moonshot", "https://api.moonshot.ai", chat).with_key_variable("MOONSHOT_API_KEY")
     }
@@ -41,6 +41,6 @@ fn rules(model: &str, chat: ChatCompletions) -> ChatCompletions {
         } else {
             ThinkingField::Type(None)
         };
-        chat.with_thinking(thinking).with_reasoning(ReasoningReturn::ContentWithCalls).with_sampling(false)
+        chat.with_thinking(thinking).with_reasoning(ReasoningReturn::ContentWithCalls).without_sampling()
     }
 }

@@ -13,18 +13,18 @@ impl Endpoint {
     /// the wire format requires it.
     pub fn opencode() -> Self {
         let chat =
-            ChatCompletions::default().with_files(Files::Images).with_metadata(false).with_model_rules(rules);
+            ChatCompletions::default().with_files(Files::Images).without_metadata().with_model_rules(rules);
         Self::custom("opencode", "https://opencode.ai/zen", chat)
             .with_key_variable("OPENCODE_API_KEY")
             .with_format_for(
                 |model| model.starts_with("claude-") || model.starts_with("qwen3."),
-                AnthropicMessages::default().with_block_binding(true),
+                AnthropicMessages::default().with_block_binding(),
                 Auth::Header("x-api-key".to_owned()),
             )
             .with_format_for(|model| model.starts_with("gpt-"), OpenAiResponses::openai(), Auth::Bearer)
             .with_format_for(
                 |model| ["grok-4", "grok-build", "muse-"].iter().any(|start| model.starts_with(start)),
-                OpenAiResponses::default().with_metadata(false),
+                OpenAiResponses::default().without_metadata(),
                 Auth::Bearer,
             )
             .with_format_for(

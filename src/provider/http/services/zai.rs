@@ -26,7 +26,7 @@ impl Endpoint {
             .with_reasoning(ReasoningReturn::Content)
             .with_tool_choices(ToolChoices::Auto)
             .with_files(Files::FileUrl)
-            .with_metadata(false)
+            .without_metadata()
             .with_max_stop_sequences(1)
             .with_model_rules(rules);
         Self::custom("zai", "https://api.z.ai/api/paas", chat)

@@ -5,6 +5,7 @@ mod pattern;
 mod prepare;
 mod problem;
 mod reference;
+pub(crate) mod walk;
 
 use std::{
     error::Error,

@@ -1,11 +1,9 @@
 //! Output schemas for services that guarantee the shape of a response.
 
-use std::cell::Cell;
-
 use serde_json::{Map, Value, json};
 
 use super::wrapping::wrapped;
-use crate::provider::output::takes_null;
+use crate::{provider::output::takes_null, tool::walk::includes_type};
 
 /// A schema in the subset of JSON Schema that OpenAI's strict mode accepts.
 pub(super) struct Strict {
@@ -34,26 +32,42 @@ pub(super) fn strict(schema: &Value) -> Option<Strict> {
     let object = wrapped(schema);
     let wrapped = object.is_some();
     let root = object.as_ref().unwrap_or(schema);
-    let rewriter = Rewriter { root, inlinings: Cell::new(MAX_INLININGS) };
-    Some(Strict { schema: rewriter.schema(root, &mut Vec::new())?, wrapped })
+    let schema = Rewriter { root, inlining: Inlining::default() }.schema(root)?;
+    Some(Strict { schema, wrapped })
 }
 
 struct Rewriter<'a> {
     root: &'a Value,
-    /// The number of references that may still be replaced by their targets.
-    inlinings: Cell<usize>,
+    inlining: Inlining,
 }
 
 /// The largest number of references in one schema that are replaced by their targets. If references carry annotations,
 /// a few types that refer to each other would otherwise grow without end. Beyond this number, a reference loses its
 /// annotations.
-pub(super) const MAX_INLININGS: usize = 500;
+const MAX_INLININGS: usize = 500;
 
-/// Uses one of the remaining replacements, and returns whether there was one.
-pub(super) fn may_inline(left: &Cell<usize>) -> bool {
-    let next = left.get().checked_sub(1);
-    left.set(next.unwrap_or_default());
-    next.is_some()
+/// The references that are replaced by their targets.
+#[derive(Default)]
+pub(super) struct Inlining {
+    /// The references that led to the current schema.
+    open: Vec<String>,
+    count: usize,
+}
+
+impl Inlining {
+    /// Begins to replace a reference, unless this would not end. After `true`, call [`end`](Self::end).
+    pub(super) fn begin(&mut self, reference: &str) -> bool {
+        let begins = self.count < MAX_INLININGS && !self.open.iter().any(|other| other == reference);
+        if begins {
+            self.count += 1;
+            self.open.push(reference.to_owned());
+        }
+        begins
+    }
+
+    pub(super) fn end(&mut self) {
+        self.open.pop();
+    }
 }
 
 /// Keywords that can be removed while a response keeps its shape.
@@ -102,29 +116,29 @@ const FORMATS: &[&str] =
     &["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"];
 
 impl Rewriter<'_> {
-    /// Rewrites a schema. `inlined` are the references that led to it.
-    fn schema(&self, schema: &Value, inlined: &mut Vec<String>) -> Option<Value> {
+    /// Rewrites a schema.
+    fn schema(&mut self, schema: &Value) -> Option<Value> {
         let schema = schema.as_object()?;
         if let Some(reference) = schema.get("$ref").and_then(Value::as_str) {
-            return self.reference(reference, schema, inlined);
+            return self.reference(reference, schema);
         }
         if let Some(Value::Array(all)) = schema.get("allOf") {
             // An `allOf` with a single part is an idiom for adding annotations to a reference.
             let [part] = all.as_slice() else { return None };
             let merged = merged(part.as_object()?, without(schema, "allOf"))?;
-            return self.schema(&Value::Object(merged), inlined);
+            return self.schema(&Value::Object(merged));
         }
         let mut out = Map::new();
         for (key, value) in schema {
             match key.as_str() {
                 "$defs" | "definitions" => {
-                    out.insert(key.clone(), self.each(value, inlined)?.into());
+                    out.insert(key.clone(), self.each(value)?.into());
                 }
                 "items" => {
-                    out.insert(key.clone(), self.schema(value, inlined)?);
+                    out.insert(key.clone(), self.schema(value)?);
                 }
                 "anyOf" | "oneOf" => {
-                    let rewritten = value.as_array()?.iter().map(|part| self.schema(part, inlined));
+                    let rewritten = value.as_array()?.iter().map(|part| self.schema(part));
                     out.insert("anyOf".to_owned(), rewritten.collect::<Option<Vec<_>>>()?.into());
                 }
                 "format" if value.as_str().is_some_and(|format| FORMATS.contains(&format)) => {
@@ -139,14 +153,15 @@ impl Rewriter<'_> {
                 _ => return None,
             }
         }
+        let is_object = includes_type(schema, "object") == Some(true);
         let has_alternatives = schema.contains_key("anyOf") || schema.contains_key("oneOf");
-        if has_alternatives && (schema.contains_key("properties") || names_type(schema, "object")) {
+        if has_alternatives && (schema.contains_key("properties") || is_object) {
             return None;
         }
-        if names_type(schema, "object") {
+        if is_object {
             let closed = matches!(schema.get("additionalProperties"), None | Some(Value::Bool(_)));
             let properties = schema.get("properties").filter(|_| closed)?;
-            let mut properties = self.each(properties, inlined)?;
+            let mut properties = self.each(properties)?;
             let demanded = schema.get("required").and_then(Value::as_array);
             for (name, property) in &mut properties {
                 let is_demanded = demanded.is_some_and(|names| names.iter().any(|other| other == name));
@@ -161,39 +176,32 @@ impl Rewriter<'_> {
         } else if schema.contains_key("properties") {
             return None;
         }
-        if names_type(schema, "array") && !schema.contains_key("items") {
+        if includes_type(schema, "array") == Some(true) && !schema.contains_key("items") {
             return None;
         }
         let says_what = ["type", "anyOf", "enum", "const"].iter().any(|key| out.contains_key(*key));
         says_what.then_some(Value::Object(out))
     }
 
-    fn each(&self, schemas: &Value, inlined: &mut Vec<String>) -> Option<Map<String, Value>> {
+    fn each(&mut self, schemas: &Value) -> Option<Map<String, Value>> {
         let schemas = schemas.as_object()?.iter();
-        schemas.map(|(name, schema)| Some((name.clone(), self.schema(schema, inlined)?))).collect()
+        schemas.map(|(name, schema)| Some((name.clone(), self.schema(schema)?))).collect()
     }
 
     /// Rewrites a reference. No other keywords may accompany a reference, so a reference with keywords is replaced by
     /// its target.
-    fn reference(
-        &self,
-        reference: &str,
-        schema: &Map<String, Value>,
-        inlined: &mut Vec<String>,
-    ) -> Option<Value> {
+    fn reference(&mut self, reference: &str, schema: &Map<String, Value>) -> Option<Value> {
         let target = self.root.pointer(reference.strip_prefix('#')?)?;
         let beside = without(schema, "$ref").filter(|(key, _)| !DROPPED.contains(&key.as_str()));
         let beside: Map<String, Value> = beside.collect();
-        if beside.is_empty() || inlined.iter().any(|other| other == reference) || !may_inline(&self.inlinings)
-        {
+        if beside.is_empty() || !self.inlining.begin(reference) {
             let words_alone = beside.keys().all(|key| is_words(key));
             return words_alone
                 .then(|| Value::Object(Map::from_iter([("$ref".to_owned(), reference.into())])));
         }
         let merged = merged(target.as_object()?, beside)?;
-        inlined.push(reference.to_owned());
-        let rewritten = self.schema(&Value::Object(merged), inlined);
-        inlined.pop();
+        let rewritten = self.schema(&Value::Object(merged));
+        self.inlining.end();
         rewritten
     }
 }
@@ -244,12 +252,4 @@ pub(super) fn without<'a>(
     key: &'a str,
 ) -> impl Iterator<Item = (String, Value)> + 'a {
     schema.iter().filter(move |(other, _)| *other != key).map(|(key, value)| (key.clone(), value.clone()))
-}
-
-fn names_type(schema: &Map<String, Value>, name: &str) -> bool {
-    match schema.get("type") {
-        Some(Value::String(one)) => one == name,
-        Some(Value::Array(several)) => several.iter().any(|one| one == name),
-        _ => false,
-    }
 }

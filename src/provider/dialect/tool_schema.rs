@@ -8,7 +8,10 @@ use std::fmt::Write as _;
 use serde_json::{Map, Value, json};
 
 use super::unions::{Members, constant};
-use crate::tool::{Schema, resolve_reference as target};
+use crate::tool::{
+    Schema, resolve_reference as target,
+    walk::{describe, includes_type, parts, redirect, references},
+};
 
 /// Keywords that are not allowed at the top level. `properties`, `required` and the description express them instead.
 const REFUSED: [&str; 7] = ["$ref", "oneOf", "anyOf", "allOf", "enum", "const", "not"];
@@ -33,22 +36,20 @@ fn as_object(schema: &Value) -> Option<Value> {
             && !REFUSED.iter().any(|key| map.contains_key(*key))
     };
     match schema {
-        Value::Object(map) if !is_plain(map) => flat(schema, map).map(Value::Object),
+        Value::Object(map) if !is_plain(map) => flat(schema, map),
         _ => None,
     }
 }
 
 /// Returns `None` if a reference leads nowhere, because its target cannot be included.
-fn flat(root: &Value, map: &Map<String, Value>) -> Option<Map<String, Value>> {
+fn flat(root: &Value, map: &Map<String, Value>) -> Option<Value> {
     let members = members(root, root).unwrap_or_default();
     let mut out = resolved(root, map)?;
     let words = Words::on(root, &out);
     out.retain(|key, _| !REFUSED.contains(&key.as_str()));
     out.insert("type".to_owned(), "object".into());
     if !words.is_empty() {
-        let before = out.get("description").and_then(Value::as_str).filter(|text| !text.is_empty());
-        let words = before.map_or_else(|| words.clone(), |before| format!("{before}\n\n{words}"));
-        out.insert("description".to_owned(), words.into());
+        describe(&mut out, "\n\n", &words);
     }
     out.insert("properties".to_owned(), members.properties.into());
     if members.required.is_empty() {
@@ -56,7 +57,7 @@ fn flat(root: &Value, map: &Map<String, Value>) -> Option<Map<String, Value>> {
     } else {
         out.insert("required".to_owned(), members.required.into());
     }
-    Some(with_targets(root, out))
+    Some(with_targets(root, out.into()))
 }
 
 /// Returns the schema, or the target of its reference together with the keywords next to the reference.
@@ -79,12 +80,8 @@ fn members(root: &Value, schema: &Value) -> Option<Members> {
         Value::Bool(false) => return None,
         _ => return Some(Members::default()),
     };
-    let takes_objects = match map.get("type") {
-        Some(Value::String(kind)) => kind == "object",
-        Some(Value::Array(kinds)) => kinds.iter().any(|kind| kind == "object"),
-        _ => map.get("const").is_none_or(Value::is_object),
-    };
-    if !takes_objects {
+    let fits_const = || map.get("const").is_none_or(Value::is_object);
+    if !includes_type(map, "object").unwrap_or_else(fits_const) {
         return None;
     }
     let mut found = Members::of(map);
@@ -99,10 +96,6 @@ fn members(root: &Value, schema: &Value) -> Option<Members> {
         found.and(parts.reduce(Members::or).unwrap_or_default());
     }
     Some(found)
-}
-
-fn parts<'a>(schema: &'a Map<String, Value>, key: &str) -> &'a [Value] {
-    schema.get(key).and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default()
 }
 
 /// A description of the keywords that are not allowed at the top level. Only this text states which properties belong
@@ -194,60 +187,28 @@ fn description<'a>(root: &'a Value, schema: &'a Value) -> Option<&'a str> {
 }
 
 /// Redirects references whose targets were removed to a copy of the schema among the definitions.
-fn with_targets(root: &Value, out: Map<String, Value>) -> Map<String, Value> {
-    let out = Value::Object(out);
+fn with_targets(root: &Value, out: Value) -> Value {
     let is_lost = |reference: &str| target(&out, reference).is_none() && target(root, reference).is_some();
+    if !references(&out).iter().any(|(_, reference)| is_lost(reference)) {
+        return out;
+    }
+    let mut copy = root.clone();
+    if let Value::Object(copy) = &mut copy {
+        // These keywords have a meaning only at the top level.
+        copy.retain(|key, _| !["$defs", "definitions", "$id", "id", "$schema"].contains(&key.as_str()));
+    }
+    let mut name = "original".to_owned();
+    while out["$defs"].get(&name).is_some() {
+        name.push('_');
+    }
+    let place = |reference: &str| reference.split_once('#').map_or("", |(_, place)| place).to_owned();
+    let moved = |reference: &str| is_lost(reference).then(|| format!("#/$defs/{name}{}", place(reference)));
     let mut kept = out.clone();
-    if refers(&out, &is_lost) {
-        let mut copy = root.clone();
-        if let Value::Object(copy) = &mut copy {
-            // These keywords have a meaning only at the top level.
-            copy.retain(|key, _| !["$defs", "definitions", "$id", "id", "$schema"].contains(&key.as_str()));
-        }
-        let mut name = "original".to_owned();
-        while out["$defs"].get(&name).is_some() {
-            name.push('_');
-        }
-        let place = |reference: &str| reference.split_once('#').map_or("", |(_, place)| place).to_owned();
-        let moved =
-            |reference: &str| is_lost(reference).then(|| format!("#/$defs/{name}{}", place(reference)));
-        repoint(&mut copy, &moved);
-        repoint(&mut kept, &moved);
-        if !kept["$defs"].is_object() {
-            kept["$defs"] = json!({});
-        }
-        kept["$defs"][&name] = copy;
+    redirect(&mut copy, moved);
+    redirect(&mut kept, moved);
+    if !kept["$defs"].is_object() {
+        kept["$defs"] = json!({});
     }
-    match kept {
-        Value::Object(kept) => kept,
-        _ => Map::new(),
-    }
-}
-
-/// Returns whether any reference is of this kind.
-fn refers(schema: &Value, kind: &impl Fn(&str) -> bool) -> bool {
-    match schema {
-        Value::Array(items) => items.iter().any(|item| refers(item, kind)),
-        Value::Object(map) => map.iter().any(|(key, value)| match (key.as_str(), value) {
-            ("$ref", Value::String(reference)) => kind(reference),
-            (_, value) => refers(value, kind),
-        }),
-        _ => false,
-    }
-}
-
-/// Passes each reference to `moved`, and replaces those for which it returns a new target.
-fn repoint(schema: &mut Value, moved: &impl Fn(&str) -> Option<String>) {
-    match schema {
-        Value::Array(items) => items.iter_mut().for_each(|item| repoint(item, moved)),
-        Value::Object(map) => map.iter_mut().for_each(|(key, value)| match (key.as_str(), value) {
-            ("$ref", Value::String(reference)) => {
-                if let Some(there) = moved(reference) {
-                    *reference = there;
-                }
-            }
-            (_, value) => repoint(value, moved),
-        }),
-        _ => {}
-    }
+    kept["$defs"][&name] = copy;
+    kept
 }

@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use crate::provider::output::WRAPPER;
+use crate::{provider::output::WRAPPER, tool::walk::redirect};
 
 /// Returns the schema of an object that holds the value. `None` if the value is already an object.
 pub(super) fn wrapped(schema: &Value) -> Option<Value> {
@@ -11,7 +11,12 @@ pub(super) fn wrapped(schema: &Value) -> Option<Value> {
         return None;
     }
     let mut inner = schema.clone();
-    repoint(&mut inner);
+    // Shared definitions stay at the top.
+    redirect(&mut inner, |reference| {
+        let pointer = reference.strip_prefix('#')?;
+        let is_shared = ["/$defs/", "/definitions/"].iter().any(|shared| pointer.starts_with(shared));
+        (!is_shared).then(|| format!("#/properties/{WRAPPER}{pointer}"))
+    });
     let mut out = json!({
         "type": "object",
         "properties": {},
@@ -30,29 +35,6 @@ pub(super) fn wrapped(schema: &Value) -> Option<Value> {
 /// Returns whether the schema accepts objects and nothing else.
 pub(super) fn is_object(schema: &Value) -> bool {
     schema.get("type").is_some_and(|kind| kind == "object")
-}
-
-/// Adjusts references into the schema to its new place. Shared definitions stay at the top.
-fn repoint(schema: &mut Value) {
-    match schema {
-        Value::Array(items) => items.iter_mut().for_each(repoint),
-        Value::Object(map) => map.iter_mut().for_each(|(key, value)| match (key.as_str(), value) {
-            ("$ref", Value::String(reference)) => *reference = moved(reference),
-            // These are values, not schemas.
-            ("const" | "enum" | "default" | "examples", _) => {}
-            (_, value) => repoint(value),
-        }),
-        _ => {}
-    }
-}
-
-fn moved(reference: &str) -> String {
-    match reference.strip_prefix('#') {
-        Some(pointer) if !pointer.starts_with("/$defs/") && !pointer.starts_with("/definitions/") => {
-            format!("#/properties/{WRAPPER}{pointer}")
-        }
-        _ => reference.to_owned(),
-    }
 }
 
 /// Extracts a value's JSON text from the object around it while the text streams in. A text that is not such an object

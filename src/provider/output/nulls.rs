@@ -3,6 +3,8 @@
 
 use serde_json::{Map, Value};
 
+use crate::tool::walk::{includes_type, parts};
+
 /// The maximum number of references and alternatives that are followed, since a schema may refer to itself.
 const MAX_STEPS: usize = 64;
 
@@ -73,10 +75,6 @@ impl<'a> Stripper<'a> {
     }
 }
 
-fn parts<'a>(schema: &'a Map<String, Value>, key: &str) -> impl Iterator<Item = &'a Value> {
-    schema.get(key).and_then(Value::as_array).into_iter().flatten()
-}
-
 fn resolve<'a>(schema: &Map<String, Value>, root: &'a Value) -> Option<&'a Value> {
     root.pointer(schema.get("$ref")?.as_str()?.strip_prefix('#')?)
 }
@@ -86,7 +84,7 @@ fn property<'a>(schema: &'a Map<String, Value>, name: &str) -> Option<&'a Value>
 }
 
 fn requires(schema: &Map<String, Value>, name: &str) -> bool {
-    parts(schema, "required").any(|required| required == name)
+    parts(schema, "required").iter().any(|required| required == name)
 }
 
 fn item_schema(schema: &Map<String, Value>, index: usize) -> Option<&Value> {
@@ -107,17 +105,14 @@ fn null_fits(schema: &Value, root: &Value, steps: usize) -> bool {
         return true;
     };
     let fits = |schema: &Value| null_fits(schema, root, steps);
-    let by_type = match schema.get("type") {
-        Some(Value::String(name)) => name == "null",
-        Some(Value::Array(names)) => names.iter().any(|name| name == "null"),
-        _ => true,
-    };
-    by_type
+    includes_type(schema, "null") != Some(false)
         && schema.get("const").is_none_or(Value::is_null)
         && schema.get("enum").and_then(Value::as_array).is_none_or(|values| values.contains(&Value::Null))
         && resolve(schema, root).is_none_or(fits)
-        && parts(schema, "allOf").all(fits)
-        && ["anyOf", "oneOf"].into_iter().all(|key| !schema.contains_key(key) || parts(schema, key).any(fits))
+        && parts(schema, "allOf").iter().all(fits)
+        && ["anyOf", "oneOf"]
+            .into_iter()
+            .all(|key| !schema.contains_key(key) || parts(schema, key).iter().any(fits))
 }
 
 /// Returns whether an alternative can apply to a value: its type matches, its required members exist, and its constants, which
@@ -134,11 +129,7 @@ fn may_be_meant(alternative: &Value, value: &Value, root: &Value) -> bool {
     };
     let target = resolve(schema, root).and_then(Value::as_object);
     [Some(schema), target].into_iter().flatten().all(|schema| {
-        let has_kind = match schema.get("type") {
-            Some(Value::String(name)) => name == kind,
-            Some(Value::Array(names)) => names.iter().any(|name| name == kind),
-            _ => true,
-        };
+        let has_kind = includes_type(schema, kind) != Some(false);
         let properties = schema.get("properties").and_then(Value::as_object);
         let has_constants = properties.into_iter().flatten().all(|(name, property)| {
             match (value.get(name), property.get("const"), property.get("enum")) {
@@ -149,7 +140,7 @@ fn may_be_meant(alternative: &Value, value: &Value, root: &Value) -> bool {
                 _ => true,
             }
         });
-        let mut required = parts(schema, "required").filter_map(Value::as_str);
+        let mut required = parts(schema, "required").iter().filter_map(Value::as_str);
         let is_complete = kind == "array" || required.all(|name| value.get(name).is_some());
         has_kind && has_constants && is_complete
     })

@@ -9,6 +9,7 @@ use super::{
     SchemaError,
     cost::{CostModel, Edge},
     pattern, reference,
+    walk::{Step, subschemas},
 };
 use crate::tool::cap::clip;
 
@@ -137,9 +138,9 @@ impl Work {
             self.cost.add_edge(index, Edge::Same, to);
         }
         for (keyword, value) in &*schema {
-            for (edge, step) in subschemas(keyword, value) {
-                let to = self.node(format!("{path}{step}"))?;
-                self.cost.add_edge(index, edge, to);
+            for (step, _) in subschemas(keyword, value) {
+                let to = self.node(path.to_owned() + &step.pointer(keyword))?;
+                self.cost.add_edge(index, edge(keyword, &step), to);
             }
         }
         Ok(())
@@ -161,55 +162,20 @@ impl Work {
     }
 }
 
-/// Returns the subschemas that a keyword holds, with their paths relative to the schema that has the keyword.
+/// Returns how a subschema relates to the values of the schema that has the keyword.
 ///
 /// Keywords of all drafts are read with their meaning, whatever the schema's draft. For some schemas this counts too
 /// much, but never too little.
-fn subschemas(keyword: &str, value: &Value) -> Vec<(Edge, String)> {
-    let mut found = Vec::new();
-    match (keyword, value) {
-        ("allOf" | "anyOf" | "oneOf" | "prefixItems" | "items", Value::Array(list)) => {
-            for position in 0..list.len() {
-                let edge = if keyword.ends_with("Of") { Edge::Same } else { Edge::Prefix };
-                found.push((edge, format!("/{keyword}/{position}")));
-            }
-        }
-        (
-            "properties" | "patternProperties" | "dependentSchemas" | "dependencies" | "$defs"
-            | "definitions",
-            Value::Object(map),
-        ) => {
-            for (name, value) in map {
-                if !is_schema(value) {
-                    continue;
-                }
-                let edge = match keyword {
-                    "properties" => Edge::Property(name.clone()),
-                    "patternProperties" => Edge::Pattern,
-                    "dependentSchemas" | "dependencies" => Edge::Same,
-                    _ => Edge::Nowhere,
-                };
-                let name = name.replace('~', "~0").replace('/', "~1");
-                found.push((edge, format!("/{keyword}/{name}")));
-            }
-        }
-        (_, value) if is_schema(value) => {
-            let edge = match keyword {
-                "not" | "if" | "then" | "else" => Edge::Same,
-                "additionalProperties" | "unevaluatedProperties" => Edge::OtherProperty,
-                "propertyNames" => Edge::Name,
-                "items" | "additionalItems" => Edge::OtherItem,
-                "contains" | "unevaluatedItems" => Edge::Item,
-                "contentSchema" => Edge::Nowhere,
-                _ => return found,
-            };
-            found.push((edge, format!("/{keyword}")));
-        }
-        _ => {}
+fn edge(keyword: &str, step: &Step<'_>) -> Edge {
+    match (keyword, step) {
+        ("properties", Step::Name(name)) => Edge::Property((*name).to_owned()),
+        ("prefixItems" | "items", Step::Position(_)) => Edge::Prefix,
+        ("patternProperties", _) => Edge::Pattern,
+        ("additionalProperties" | "unevaluatedProperties", _) => Edge::OtherProperty,
+        ("propertyNames", _) => Edge::Name,
+        ("items" | "additionalItems", _) => Edge::OtherItem,
+        ("contains" | "unevaluatedItems", _) => Edge::Item,
+        ("contentSchema" | "$defs" | "definitions", _) => Edge::Nowhere,
+        _ => Edge::Same,
     }
-    found
-}
-
-fn is_schema(value: &Value) -> bool {
-    matches!(value, Value::Object(_) | Value::Bool(_))
 }

@@ -5,6 +5,8 @@ use std::collections::HashSet;
 
 use serde_json::{Map, Value};
 
+use crate::tool::walk::{describe, includes_type, references};
+
 /// Keywords that the service rejects. They move to the description, where the model can read them.
 const REFUSED: [&str; 15] = [
     "minimum",
@@ -55,13 +57,8 @@ fn restrict(schema: &mut Value, closed: &mut bool) -> Option<()> {
     {
         return None;
     }
-    let of_type = |map: &Map<String, Value>, name: &str| match map.get("type") {
-        Some(Value::String(only)) => only == name,
-        Some(Value::Array(types)) => types.iter().any(|one| one == name),
-        _ => false,
-    };
     let combined = ["anyOf", "allOf", "$ref"].iter().any(|key| map.contains_key(*key));
-    if of_type(map, "object") || map.contains_key("properties") {
+    if includes_type(map, "object") == Some(true) || map.contains_key("properties") {
         if combined {
             return None;
         }
@@ -116,19 +113,7 @@ struct References<'a> {
 
 impl<'a> References<'a> {
     fn lead_back(&mut self, schema: &'a Value) -> bool {
-        match schema {
-            Value::Array(schemas) => schemas.iter().any(|schema| self.lead_back(schema)),
-            Value::Object(map) => map.iter().any(|(key, value)| match (key.as_str(), value) {
-                ("$ref", Value::String(reference)) => self.leads_back(reference),
-                ("properties" | "$defs" | "definitions", Value::Object(schemas)) => {
-                    schemas.values().any(|schema| self.lead_back(schema))
-                }
-                // These are values, not schemas.
-                ("const" | "enum" | "default" | "examples", _) => false,
-                (_, value) => self.lead_back(value),
-            }),
-            _ => false,
-        }
+        references(schema).into_iter().any(|(_, reference)| self.leads_back(reference))
     }
 
     fn leads_back(&mut self, reference: &'a str) -> bool {
@@ -167,10 +152,5 @@ fn describe_refused(map: &mut Map<String, Value>) {
         .iter()
         .filter_map(|key| map.shift_remove(key).map(|value| format!("{key}: {value}")))
         .collect();
-    let said = format!("({})", said.join(", "));
-    let text = match map.get("description").and_then(Value::as_str) {
-        Some(before) if !before.is_empty() => format!("{before} {said}"),
-        _ => said,
-    };
-    map.insert("description".to_owned(), text.into());
+    describe(map, " ", &format!("({})", said.join(", ")));
 }

@@ -1,13 +1,14 @@
 //! Schemas as the service accepts them: a subset of JSON Schema. Source: `responseJsonSchema` in
 //! <https://ai.google.dev/api/generate-content#generationconfig>.
 
-use std::cell::Cell;
-
 use serde_json::{Map, Value, json};
 
 use crate::{
-    provider::dialect::strict::{MAX_INLININGS, may_inline, without},
-    tool::resolve_reference,
+    provider::dialect::strict::{Inlining, without},
+    tool::{
+        resolve_reference,
+        walk::{describe, parts},
+    },
 };
 
 const KEPT: [&str; 14] = [
@@ -33,49 +34,47 @@ const SILENT: [&str; 7] =
 
 /// Returns the schema in the supported subset. Other keywords move to the description, where the model can read them.
 pub(super) fn restricted(schema: &Value) -> Value {
-    Restrictor { root: schema, inlinings: Cell::new(MAX_INLININGS) }.schema(schema, &mut Vec::new())
+    Restrictor { root: schema, inlining: Inlining::default() }.schema(schema)
 }
 
 struct Restrictor<'a> {
     root: &'a Value,
-    /// The number of references that may still be replaced by their targets.
-    inlinings: Cell<usize>,
+    inlining: Inlining,
 }
 
 impl Restrictor<'_> {
-    /// Rewrites a schema. `inlined` are the references that led to it.
-    fn schema(&self, schema: &Value, inlined: &mut Vec<String>) -> Value {
+    /// Rewrites a schema.
+    fn schema(&mut self, schema: &Value) -> Value {
         let Value::Object(schema) = schema else {
             // `true` allows anything, like a schema without keywords.
             return json!({});
         };
         if let Some(reference) = schema.get("$ref").and_then(Value::as_str) {
-            return self.reference(reference, schema, inlined);
+            return self.reference(reference, schema);
         }
-        if let Some([Value::Object(part)]) = schema.get("allOf").and_then(Value::as_array).map(Vec::as_slice)
-        {
+        if let [Value::Object(part)] = parts(schema, "allOf") {
             // An `allOf` with a single part is an idiom for adding annotations to a reference.
             let mut merged = part.clone();
             merged.extend(without(schema, "allOf"));
-            return self.schema(&Value::Object(merged), inlined);
+            return self.schema(&Value::Object(merged));
         }
         let mut out = Map::new();
         let mut said = Vec::new();
         for (key, value) in schema {
             match (key.as_str(), value) {
                 ("$defs" | "definitions", Value::Object(_)) => {
-                    out.insert("$defs".to_owned(), self.each(value, inlined));
+                    out.insert("$defs".to_owned(), self.each(value));
                 }
                 ("properties", Value::Object(_)) => {
-                    out.insert(key.clone(), self.each(value, inlined));
+                    out.insert(key.clone(), self.each(value));
                 }
                 ("anyOf" | "oneOf" | "prefixItems", Value::Array(parts)) => {
                     let key = if key == "oneOf" { "anyOf" } else { key };
-                    let parts: Vec<Value> = parts.iter().map(|part| self.schema(part, inlined)).collect();
+                    let parts: Vec<Value> = parts.iter().map(|part| self.schema(part)).collect();
                     out.insert(key.to_owned(), parts.into());
                 }
                 ("items", Value::Object(_) | Value::Bool(_)) | ("additionalProperties", Value::Object(_)) => {
-                    out.insert(key.clone(), self.schema(value, inlined));
+                    out.insert(key.clone(), self.schema(value));
                 }
                 ("const", Value::String(_) | Value::Number(_)) => {
                     out.insert("enum".to_owned(), json!([value]));
@@ -88,39 +87,31 @@ impl Restrictor<'_> {
             }
         }
         if !said.is_empty() {
-            let said = format!("({})", said.join(", "));
-            let text = match out.get("description").and_then(Value::as_str) {
-                Some(before) if !before.is_empty() => format!("{before} {said}"),
-                _ => said,
-            };
-            out.insert("description".to_owned(), text.into());
+            describe(&mut out, " ", &format!("({})", said.join(", ")));
         }
         Value::Object(out)
     }
 
-    fn each(&self, schemas: &Value, inlined: &mut Vec<String>) -> Value {
+    fn each(&mut self, schemas: &Value) -> Value {
         let schemas = schemas.as_object().into_iter().flatten();
-        Value::Object(schemas.map(|(name, schema)| (name.clone(), self.schema(schema, inlined))).collect())
+        Value::Object(schemas.map(|(name, schema)| (name.clone(), self.schema(schema))).collect())
     }
 
     /// Rewrites a reference. No other keywords may accompany a reference, so a reference with keywords is replaced by
     /// its target.
-    fn reference(&self, reference: &str, schema: &Map<String, Value>, inlined: &mut Vec<String>) -> Value {
+    fn reference(&mut self, reference: &str, schema: &Map<String, Value>) -> Value {
         let target = resolve_reference(self.root, reference);
         let beside: Map<String, Value> =
             without(schema, "$ref").filter(|(key, _)| !SILENT.contains(&key.as_str())).collect();
         let place = reference.split_once('#').map_or(Some(String::new()), |(_, pointer)| place(pointer));
         match target {
             Some(Value::Object(target))
-                if (!beside.is_empty() || place.is_none())
-                    && !inlined.iter().any(|other| other == reference)
-                    && may_inline(&self.inlinings) =>
+                if (!beside.is_empty() || place.is_none()) && self.inlining.begin(reference) =>
             {
                 let mut merged = target.clone();
                 merged.extend(beside);
-                inlined.push(reference.to_owned());
-                let restricted = self.schema(&Value::Object(merged), inlined);
-                inlined.pop();
+                let restricted = self.schema(&Value::Object(merged));
+                self.inlining.end();
                 restricted
             }
             // A schema that cannot be expressed allows anything here. The response is validated later.

@@ -117,6 +117,12 @@ fn awkward() -> Vec<(Value, Value)> {
         (json!({"type": "object", "patternProperties": {"^x": {"type": "integer"}}}), json!({"xy": 1})),
         (of::<Tree>(), json!({"name": "root", "children": [leaf]})),
         (of::<Vec<Tree>>(), json!([leaf])),
+        // A property with the name of a keyword holds a schema.
+        (
+            json!({"type": "array", "items": {"type": "object", "properties":
+                {"default": {"anyOf": [{"$ref": "#/items"}, {"type": "null"}]}}}}),
+            json!([{"default": {"default": null}}]),
+        ),
         (of::<First>(), json!({"second": {"first": {"second": null}}})),
         (of::<Loose>(), json!({"data": [1], "more": {"x": true}})),
         (of::<Value>(), json!("anything")),

@@ -20,7 +20,7 @@ use std::{error::Error, process::ExitCode, sync::Arc, time::Duration};
 
 use omni_agent::{
     agent::{Agent, AgentBuilder, Event},
-    manager::{Manager, OpenedSession, Shutdown},
+    manager::{Manager, ManagerError, OpenedSession, Shutdown},
     session::SessionEvent,
     store::{ConversationId, FileSystemStore, Page},
     subscription::Update,
@@ -98,8 +98,10 @@ async fn conversations() -> Result<(), BoxError> {
         Ok(()) => println!("\nShut down; everything is saved:"),
         Err(error) => {
             println!("\nShut down, but {error}:");
-            for (id, error) in &error.sessions {
-                println!("  {id}: {}", explain(error));
+            if let ManagerError::EndedIncomplete { sessions } = error {
+                for (id, error) in sessions {
+                    println!("  {id}: {}", explain(error));
+                }
             }
             println!("The store's list:");
         }

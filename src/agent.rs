@@ -104,10 +104,10 @@ use std::{
 pub use self::core::Accepted;
 pub(crate) use admission::{Admission, Permit};
 pub use builder::AgentBuilder;
-pub use callbacks::{AgentCallbacks, AppEvent, ErrorDecision, ToolDecision, TurnDecision};
+pub use callbacks::{AgentCallbacks, ErrorDecision, ToolDecision, TurnDecision};
 pub(crate) use command::InFlight;
 use command::{Command, Reply, Stop};
-pub use error::{AgentError, Failure, RunningTool};
+pub use error::{AgentError, Failure};
 pub use event::{Event, RunOutcome, Status, TurnOutcome};
 pub(crate) use owner::{Asker, HistoryOwner, Moment, Opening};
 pub use response::Response;
@@ -319,7 +319,7 @@ impl Agent {
     ///
     /// [`AgentError::TooManyEvents`] if the queue is full. [`AgentError::Stopped`] if the agent has ended.
     pub async fn notify<E: Any + Send>(&self, event: E) -> Result<(), AgentError> {
-        let event: AppEvent = Box::new(event);
+        let event: Box<dyn Any + Send> = Box::new(event);
         self.call(|reply| Command::Notify(Box::new((event, reply)))).await?
     }
 

@@ -11,9 +11,9 @@
 //! - [`ManagerBuilder`] takes the store, the limits and how titles are made.
 //! - [`OpenOptions`] holds the agent and the settings with which a session is opened. [`Manager::open`] and
 //!   [`Manager::create`] return an [`OpenedSession`]: the [`Session`] and a subscription to its events.
-//! - [`ManagerSubscription`] yields a [`ManagerSnapshot`] and the [`ManagerEvent`]s that follow it: sessions that open,
+//! - [`Manager::subscribe`] returns a [`ManagerSnapshot`] and the [`ManagerEvent`]s that follow it: sessions that open,
 //!   close, change their status or get titles.
-//! - [`ManagerError`] and [`ShutdownError`] are the errors.
+//! - [`ManagerError`] is the error.
 //!
 //! ```
 //! # #[cfg(feature = "test-util")]
@@ -59,7 +59,7 @@ use std::{
     time::Duration,
 };
 
-pub use error::{ManagerError, ShutdownError};
+pub use error::ManagerError;
 pub use event::{Activity, Listed, ManagerEvent, ManagerSnapshot, OpenSession, Presence};
 use limits::Limits;
 use opening::Beginning;
@@ -131,9 +131,6 @@ impl Inner {
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
-
-/// A snapshot of the open sessions and the events that follow it.
-pub type ManagerSubscription = Subscription<ManagerSnapshot, ManagerEvent>;
 
 /// Builds a [`Manager`].
 ///
@@ -459,14 +456,14 @@ impl Manager {
 
     /// Returns a subscription to this manager: a snapshot and the events that follow it, without gap or overlap. It
     /// keeps nothing alive.
-    pub fn subscribe(&self) -> ManagerSubscription {
+    pub fn subscribe(&self) -> Subscription<ManagerSnapshot, ManagerEvent> {
         let attachment = self.0.registry().attach(None, self.0.feed_limits);
         Subscription::new(Box::new(WeakManager(Arc::downgrade(&self.0))), attachment)
     }
 
     /// Resumes a subscription after the last event that the reader has seen: see
     /// [`Agent::resume_from`](crate::agent::Agent::resume_from).
-    pub fn resume_from(&self, last: EventId) -> ManagerSubscription {
+    pub fn resume_from(&self, last: EventId) -> Subscription<ManagerSnapshot, ManagerEvent> {
         let attachment = self.0.registry().attach(Some(last), self.0.feed_limits);
         Subscription::resumed(Box::new(WeakManager(Arc::downgrade(&self.0))), last, attachment)
     }
@@ -480,13 +477,13 @@ impl Manager {
     ///
     /// # Errors
     ///
-    /// [`ShutdownError`] names the sessions that are not completely saved or whose aborted tools still run. All
-    /// sessions are closed in any case.
+    /// [`ManagerError::EndedIncomplete`] lists the sessions that are not completely saved or whose aborted tools still
+    /// run. All sessions are closed in any case.
     ///
     /// # Cancel safety
     ///
     /// Dropping the future may leave sessions open, which refuse prompts. Call `shutdown` again.
-    pub async fn shutdown(&self, limits: impl Into<Shutdown>) -> Result<(), ShutdownError> {
+    pub async fn shutdown(&self, limits: impl Into<Shutdown>) -> Result<(), ManagerError> {
         let Shutdown { grace, deadline } = limits.into();
         let inner = &self.0;
         inner.registry().is_shut = true;
@@ -516,7 +513,7 @@ impl Manager {
             tokio::task::yield_now().await;
         }
         inner.registry().finish();
-        if failed.is_empty() { Ok(()) } else { Err(ShutdownError { sessions: failed }) }
+        if failed.is_empty() { Ok(()) } else { Err(ManagerError::EndedIncomplete { sessions: failed }) }
     }
 }
 

@@ -4,7 +4,7 @@
 //! without implementing [`Tool`] itself:
 //!
 //! - A struct that implements [`TypedTool`] suits a tool with state or with a description that changes.
-//! - A closure becomes a tool with [`tool_fn`], or with [`FnTool::with_schema`] if the schema is written by hand.
+//! - A closure becomes a tool with [`tool_fn`], or with [`tool_fn_with_schema`] if the schema is written by hand.
 //! - A [`declared_tool`] is offered to the model but never run: the application answers its uses.
 //!
 //! A [`ToolSet`] holds the tools of a conversation. It checks each tool when it is added. [`ToolSet::run`] turns every
@@ -114,8 +114,8 @@ use std::{borrow::Cow, time::Duration};
 
 use async_trait::async_trait;
 pub(crate) use contain::panic_message;
-pub use context::{Extensions, Progress, ToolContext};
-pub use execute::ToolExt;
+pub use context::{Extensions, ToolContext};
+pub use execute::execute;
 pub use output::{ToolError, ToolOutput};
 pub use run::ToolLimits;
 pub use schema::{Schema, SchemaError};
@@ -123,9 +123,10 @@ pub(crate) use schema::{resolve as resolve_reference, walk};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 pub use set::{ToolSet, ToolSetError};
-pub use typed::{FnTool, TypedTool, declared_tool, declared_tool_with_schema, tool_fn};
+pub use typed::{TypedTool, declared_tool, declared_tool_with_schema, tool_fn, tool_fn_with_schema};
 
 use crate::message::ToolResult;
+use shared::WithTimeout;
 
 /// A function that a model can call.
 ///
@@ -140,7 +141,7 @@ use crate::message::ToolResult;
 /// use std::{borrow::Cow, time::Duration};
 ///
 /// use async_trait::async_trait;
-/// use omni_agent::tool::{Schema, Tool, ToolContext, ToolError, ToolExt, ToolOutput};
+/// use omni_agent::tool::{Schema, Tool, ToolContext, ToolError, ToolOutput, execute};
 /// use serde_json::{Value, json};
 ///
 /// struct RemoteTool {
@@ -174,7 +175,7 @@ use crate::message::ToolResult;
 ///     schema: Schema::new(json!({ "type": "object", "required": ["word"] }))?,
 /// };
 /// # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
-/// let output = tool.execute(json!({ "word": "tea" })).await?;
+/// let output = execute(&tool, json!({ "word": "tea" }), ToolContext::detached("call-1")).await?;
 /// assert_eq!(output, r#"The server got {"word":"tea"}."#.into());
 /// # Ok::<(), ToolError>(())
 /// # }).map_err(|error| error.to_string())?;
@@ -204,6 +205,14 @@ pub trait Tool: Send + Sync + 'static {
     /// to the application.
     fn has_handler(&self) -> bool {
         true
+    }
+
+    /// Returns the same tool with another time limit of a call.
+    fn with_timeout(self, limit: Duration) -> impl Tool
+    where
+        Self: Sized,
+    {
+        WithTimeout(self, limit)
     }
 
     /// Returns the time limit of a call of this tool. `None`, the default, means the agent's limit:

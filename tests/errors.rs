@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use omni_agent::{
     agent::{Agent, AgentBuilder, AgentCallbacks, AgentError, State, StateEdit},
     error_chain,
-    manager::{Manager, ManagerError, ShutdownError},
+    manager::{Manager, ManagerError},
     message::{History, HistoryError, Message, ToolResult, ToolUse},
     provider::{
         Catalogue, ErrorKind, ProviderError,
@@ -143,7 +143,7 @@ async fn display_of_an_agents_first_failures_names_the_cause_once() {
     let open = ToolResult::ok(&ToolUse::new("a", "add", json!({})), "3");
     let orphan = "message 0: the tool result for \"a\" answers no open tool use of the message before it; remove it, or use History::repair";
     let history: History = [Message::user("Hi")].into_iter().collect();
-    let tool = |name: &str, schema| declared_tool_with_schema(name.to_owned(), "", schema);
+    let tool = |name: &str, schema| declared_tool_with_schema(name, "", schema);
     let no_schema = Schema::new(json!({"type": "array"})).unwrap();
 
     let error = no_start(Agent::builder()).await;
@@ -251,7 +251,7 @@ async fn display_of_a_sessions_and_a_managers_first_failures_names_the_cause_onc
     check("full", &SessionError::from(full()), "the licence check failed", &["disk on fire"]);
     check("full", &ManagerError::from(full()), "the licence check failed", &["disk on fire"]);
     let sessions = ["a", "b", "c", "d", "e"].map(|name| (id(name), SessionError::Draining)).to_vec();
-    let error = ShutdownError { sessions };
+    let error = ManagerError::EndedIncomplete { sessions };
     let shown = error.to_string();
     assert!(
         shown.starts_with("5 of the sessions") && shown.contains("a: the session is being shut down"),

@@ -7,9 +7,9 @@ use std::{
 };
 
 use omni_agent::{
-    manager::{Activity, ManagerEvent, ManagerSubscription, OpenSession},
+    manager::{Activity, ManagerEvent, ManagerSnapshot, OpenSession},
     store::ConversationId,
-    subscription::Update,
+    subscription::{Subscription, Update},
 };
 use tokio::{sync::mpsc, task::JoinHandle};
 
@@ -43,7 +43,7 @@ pub(super) fn short(id: &ConversationId) -> String {
 }
 
 /// Shows a table until the manager has ended.
-pub(super) fn show(mut manager: ManagerSubscription) -> (Screen, JoinHandle<()>) {
+pub(super) fn show(mut manager: Subscription<ManagerSnapshot, ManagerEvent>) -> (Screen, JoinHandle<()>) {
     let (sender, mut said) = mpsc::unbounded_channel();
     let task = tokio::spawn(async move {
         let mut table = Table::new();

@@ -12,9 +12,6 @@ use crate::{
     tool::Decision,
 };
 
-/// An application event that was sent with [`Agent::notify`](super::Agent::notify).
-pub type AppEvent = Box<dyn Any + Send>;
-
 /// The application's code in an agent. Every method has a default and is optional.
 ///
 /// The agent calls one method at a time, with `&mut self`, so the implementing type can hold its own state in its
@@ -138,7 +135,7 @@ pub trait AgentCallbacks: Send + 'static {
     /// A prompt that cannot be accepted ends the run with an error event. Examples are a blank prompt, and a prompt
     /// with tool results during a run. The same applies to any prompt while the agent's session accepts no prompts,
     /// because too much is unsaved or because it is shutting down. That error event returns the prompt as `staged`.
-    async fn handle_event(&mut self, event: AppEvent, state: &mut State) -> Option<Prompt> {
+    async fn handle_event(&mut self, event: Box<dyn Any + Send>, state: &mut State) -> Option<Prompt> {
         let _ = (event, state);
         None
     }

@@ -6,8 +6,7 @@ use std::{error::Error, sync::Arc, time::Duration};
 use tokio::sync::oneshot;
 
 use super::{
-    Accepted, AgentError, AppEvent, Asker, Event, Moment, Opening, Prompt, Response, Snapshot, State,
-    StateEdit, Status,
+    Accepted, AgentError, Asker, Event, Moment, Opening, Prompt, Response, Snapshot, State, StateEdit, Status,
 };
 use crate::{
     message::{History, ToolUseId},
@@ -51,7 +50,7 @@ pub(super) enum Command {
     Resume(Box<(ToolUseId, Decision, Reply<CommandResult<()>>)>),
     Cancel(Reply<CommandResult<()>>),
     Interrupt(Reply<CommandResult<()>>),
-    Notify(Box<(AppEvent, Reply<CommandResult<()>>)>),
+    Notify(Box<(Box<dyn std::any::Any + Send>, Reply<CommandResult<()>>)>),
     SetState(Box<(Edit, Reply<CommandResult<()>>)>),
     State(Reply<Box<State>>),
     Status(Reply<Status>),

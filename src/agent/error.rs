@@ -5,27 +5,11 @@ use serde::{Deserialize, Serialize};
 use super::{Response, Status};
 use crate::{
     error::source_after,
-    message::{HistoryError, ToolUseId},
+    message::{HistoryError, ToolUse, ToolUseId},
     provider::{ProviderError, RegistryError},
     subscription::EndReason,
     tool::{SchemaError, ToolSetError},
 };
-
-/// A tool call that was aborted and still runs, because the tool has not awaited or returned since.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct RunningTool {
-    /// The id of the tool use.
-    pub id: ToolUseId,
-    /// The name of the tool.
-    pub name: String,
-}
-
-impl fmt::Display for RunningTool {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} ({})", self.name, self.id)
-    }
-}
 
 /// An operation on an agent failed. Unless the variant states otherwise, nothing has changed.
 #[derive(Clone, Debug)]
@@ -95,9 +79,9 @@ pub enum AgentError {
     Deadline {
         /// The deadline that passed.
         deadline: Duration,
-        /// The tools that were aborted and still run. If the list is empty, `terminate`, the provider's `close` or the
+        /// The uses of tools that were aborted and still run. If the list is empty, `terminate`, the provider's `close` or the
         /// commit channel took too long.
-        tools: Vec<RunningTool>,
+        tools: Vec<ToolUse>,
     },
 }
 
@@ -192,7 +176,7 @@ impl fmt::Display for AgentError {
                 write!(f, "the agent did not end within the deadline of {deadline:?} and was cut off")
             }
             Self::Deadline { deadline, tools } => {
-                let tools: Vec<_> = tools.iter().map(RunningTool::to_string).collect();
+                let tools: Vec<_> = tools.iter().map(|tool| format!("{} ({})", tool.name, tool.id)).collect();
                 write!(
                     f,
                     "aborted tools still run after the deadline of {deadline:?}: {}; \

@@ -20,8 +20,7 @@ use futures_sink::Sink;
 use tokio::sync::{mpsc, oneshot};
 
 use super::{
-    Admission, AgentCallbacks, AgentError, AppEvent, Config, Delivery, Event, Response, Snapshot, State,
-    WeakAgent,
+    Admission, AgentCallbacks, AgentError, Config, Delivery, Event, Response, Snapshot, State, WeakAgent,
     command::{Command, Reply, Stop},
     core::{Call, Core, Effect, Env},
     phase::Op,
@@ -82,7 +81,7 @@ pub(super) struct Task {
     feed: Feed<Event>,
     commit: Option<Box<Commit>>,
     /// The application events that wait for `handle_event`.
-    notices: VecDeque<AppEvent>,
+    notices: VecDeque<Box<dyn std::any::Any + Send>>,
     asker: Option<oneshot::Sender<Result<Arc<Response>, AgentError>>>,
     idle_waiters: Vec<Reply<()>>,
     instance: Option<Instance>,

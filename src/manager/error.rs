@@ -71,6 +71,13 @@ pub enum ManagerError {
         /// The reason, as far as it is known.
         reason: String,
     },
+    /// A shutdown ended sessions that are not completely saved or whose aborted tools still run. All sessions have ended
+    /// nevertheless.
+    #[error("{} of the sessions could not be ended completely: {}", .sessions.len(), first(.sessions))]
+    EndedIncomplete {
+        /// The sessions with their errors.
+        sessions: Vec<(ConversationId, SessionError)>,
+    },
 }
 
 impl ManagerError {
@@ -139,14 +146,6 @@ impl From<StoreError> for ManagerError {
             other => Self::Store(other),
         }
     }
-}
-
-/// A shutdown ended sessions that are not completely saved or whose aborted tools still run.
-#[derive(Clone, Debug, thiserror::Error)]
-#[error("{} of the sessions could not be ended completely: {}", .sessions.len(), first(.sessions))]
-pub struct ShutdownError {
-    /// The sessions with their errors.
-    pub sessions: Vec<(ConversationId, SessionError)>,
 }
 
 /// Lists the first sessions with their errors.

@@ -24,9 +24,9 @@
 //! // Shows what would be sent, without sending it.
 //! let mut request = Request::prompt("Hi");
 //! request.model = "llama".into();
-//! let preview = endpoint.preview(&request)?;
-//! assert_eq!(preview.url, "http://localhost:8080/v1/chat/completions");
-//! assert_eq!(preview.body["model"], "llama");
+//! let (url, encoded) = endpoint.preview(&request)?;
+//! assert_eq!(url, "http://localhost:8080/v1/chat/completions");
+//! assert_eq!(encoded.body["model"], "llama");
 //!
 //! let model = Model::new(Arc::new(endpoint), "llama");
 //! # let _ = model;
@@ -51,7 +51,7 @@ use std::time::Duration;
 
 use crate::setters::setters;
 
-pub use endpoint::{Endpoint, Preview};
+pub use endpoint::Endpoint;
 pub use framing::{Framer, Limits};
 pub use key::Auth;
 pub use services::{AlibabaRegion, OpenRouter, RoutingSort};

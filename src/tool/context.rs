@@ -17,7 +17,7 @@ use crate::message::ToolUseId;
 /// # Example
 ///
 /// ```
-/// use omni_agent::tool::{Extensions, ToolContext, ToolError, ToolExt, tool_fn};
+/// use omni_agent::tool::{Extensions, ToolContext, ToolError, execute, tool_fn};
 /// use serde_json::{Value, json};
 ///
 /// struct Tenant(u32);
@@ -31,7 +31,7 @@ use crate::message::ToolUseId;
 /// # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
 /// // An agent creates the context of its calls; a unit test creates one itself.
 /// let context = ToolContext::detached("call-1").with_extensions(Extensions::default().with(Tenant(7)));
-/// let output = invoice.execute_in(json!({}), context).await?;
+/// let output = execute(&invoice, json!({}), context).await?;
 /// assert_eq!(output, "invoice of tenant 7, key call-1".into());
 /// # Ok::<(), ToolError>(())
 /// # }).map_err(|error| error.to_string())?;
@@ -42,17 +42,8 @@ pub struct ToolContext {
     tool_use_id: ToolUseId,
     idempotency_key: Arc<str>,
     cancellation: CancellationToken,
-    progress: Option<mpsc::Sender<Progress>>,
+    progress: Option<mpsc::Sender<(ToolUseId, Value)>>,
     extensions: Extensions,
-}
-
-/// A progress report of a tool call, in the tool's own terms.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Progress {
-    /// The id of the tool use that the call answers.
-    pub tool_use_id: ToolUseId,
-    /// The data that the tool reported.
-    pub data: Value,
 }
 
 impl ToolContext {
@@ -82,7 +73,7 @@ impl ToolContext {
     }
 
     /// Returns the same context with a channel for progress reports.
-    pub fn with_progress(mut self, progress: mpsc::Sender<Progress>) -> Self {
+    pub fn with_progress(mut self, progress: mpsc::Sender<(ToolUseId, Value)>) -> Self {
         self.progress = Some(progress);
         self
     }
@@ -135,7 +126,7 @@ impl ToolContext {
     /// If the future is dropped while it waits, the report is not made.
     pub async fn progress(&self, data: Value) {
         if let Some(progress) = &self.progress {
-            let _ = progress.send(Progress { tool_use_id: self.tool_use_id.clone(), data }).await;
+            let _ = progress.send((self.tool_use_id.clone(), data)).await;
         }
     }
 

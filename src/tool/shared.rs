@@ -1,4 +1,4 @@
-//! Implements [`Tool`] for pointers to tools.
+//! Implements [`Tool`] for pointers to tools, and for a tool with another time limit.
 
 use std::{borrow::Cow, sync::Arc, time::Duration};
 
@@ -7,35 +7,46 @@ use serde_json::Value;
 
 use super::{Schema, Tool, ToolContext, ToolError, ToolOutput};
 
+/// A tool with another time limit.
+pub(super) struct WithTimeout<T>(pub(super) T, pub(super) Duration);
+
 macro_rules! delegate {
-    ($($pointer:ident),+) => {$(
+    (<$($parameter:ident),*> $tool:ty, |$this:ident| $inner:expr, $timeout:expr) => {
         #[async_trait]
-        impl<T: Tool + ?Sized> Tool for $pointer<T> {
+        impl<T: Tool $(+ ?$parameter)*> Tool for $tool {
             fn name(&self) -> &str {
-                (**self).name()
+                let $this = self;
+                $inner.name()
             }
 
             fn description(&self) -> Cow<'_, str> {
-                (**self).description()
+                let $this = self;
+                $inner.description()
             }
 
             fn schema(&self) -> &Schema {
-                (**self).schema()
+                let $this = self;
+                $inner.schema()
             }
 
             fn has_handler(&self) -> bool {
-                (**self).has_handler()
+                let $this = self;
+                $inner.has_handler()
             }
 
             fn timeout(&self) -> Option<Duration> {
-                (**self).timeout()
+                let $this = self;
+                $timeout
             }
 
             async fn call(&self, input: Value, context: ToolContext) -> Result<ToolOutput, ToolError> {
-                (**self).call(input, context).await
+                let $this = self;
+                $inner.call(input, context).await
             }
         }
-    )+};
+    };
 }
 
-delegate!(Arc, Box);
+delegate!(<Sized> Arc<T>, |tool| (**tool), (**tool).timeout());
+delegate!(<Sized> Box<T>, |tool| (**tool), (**tool).timeout());
+delegate!(<> WithTimeout<T>, |tool| tool.0, Some(tool.1));

@@ -1,4 +1,4 @@
-use std::{borrow::Cow, fmt, future::Future, marker::PhantomData, time::Duration};
+use std::{borrow::Cow, future::Future, marker::PhantomData, time::Duration};
 
 use async_trait::async_trait;
 use schemars::JsonSchema;
@@ -80,12 +80,10 @@ impl<T: TypedTool> Tool for TypedAdapter<T> {
 }
 
 /// A tool made of a closure; see [`tool_fn`].
-#[derive(Clone)]
-pub struct FnTool<I, F> {
+struct FnTool<I, F> {
     name: String,
     description: String,
     schema: Schema,
-    timeout: Option<Duration>,
     call: F,
     input: PhantomData<fn(I)>,
 }
@@ -109,46 +107,31 @@ pub struct FnTool<I, F> {
 /// let tools = ToolSet::new().with(read)?;
 /// # Ok::<(), omni_agent::tool::ToolSetError>(())
 /// ```
-pub fn tool_fn<I, F, R, O>(name: impl Into<String>, description: impl Into<String>, call: F) -> FnTool<I, F>
+pub fn tool_fn<I, F, R, O>(name: &str, description: &str, call: F) -> impl Tool + use<I, F, R, O>
 where
     I: DeserializeOwned + JsonSchema + Send + 'static,
     F: Fn(I, ToolContext) -> R + Send + Sync + 'static,
     R: Future<Output = Result<O, ToolError>> + Send + 'static,
     O: Into<ToolOutput>,
 {
-    FnTool::with_schema(name, description, Schema::of_input::<I>(), call)
+    tool_fn_with_schema(name, description, Schema::of_input::<I>(), call)
 }
 
-impl<I, F> FnTool<I, F> {
-    /// Makes a tool from a closure, with a schema written by hand. `I` is any `Deserialize` type that accepts what the
-    /// schema allows; [`Value`] accepts all of it.
-    pub fn with_schema<R, O>(
-        name: impl Into<String>,
-        description: impl Into<String>,
-        schema: Schema,
-        call: F,
-    ) -> Self
-    where
-        I: DeserializeOwned + Send + 'static,
-        F: Fn(I, ToolContext) -> R + Send + Sync + 'static,
-        R: Future<Output = Result<O, ToolError>> + Send + 'static,
-        O: Into<ToolOutput>,
-    {
-        Self {
-            name: name.into(),
-            description: description.into(),
-            schema,
-            timeout: None,
-            call,
-            input: PhantomData,
-        }
-    }
-
-    /// Sets the time limit of a call; see [`Tool::timeout`].
-    pub fn with_timeout(mut self, limit: Duration) -> Self {
-        self.timeout = Some(limit);
-        self
-    }
+/// Makes a tool from a closure, with a schema written by hand. `I` is any `Deserialize` type that accepts what the
+/// schema allows; [`Value`] accepts all of it.
+pub fn tool_fn_with_schema<I, F, R, O>(
+    name: &str,
+    description: &str,
+    schema: Schema,
+    call: F,
+) -> impl Tool + use<I, F, R, O>
+where
+    I: DeserializeOwned + Send + 'static,
+    F: Fn(I, ToolContext) -> R + Send + Sync + 'static,
+    R: Future<Output = Result<O, ToolError>> + Send + 'static,
+    O: Into<ToolOutput>,
+{
+    FnTool { name: name.into(), description: description.into(), schema, call, input: PhantomData }
 }
 
 #[async_trait]
@@ -171,22 +154,9 @@ where
         &self.schema
     }
 
-    fn timeout(&self) -> Option<Duration> {
-        self.timeout
-    }
-
     async fn call(&self, input: Value, context: ToolContext) -> Result<ToolOutput, ToolError> {
         let input = parse(input)?;
         (self.call)(input, context).await.map(Into::into)
-    }
-}
-
-impl<I, F> fmt::Debug for FnTool<I, F> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FnTool")
-            .field("name", &self.name)
-            .field("schema", &self.schema)
-            .finish_non_exhaustive()
     }
 }
 
@@ -198,16 +168,12 @@ fn parse<I: DeserializeOwned>(input: Value) -> Result<I, ToolError> {
 
 /// Makes a tool that is offered to the model but never run; see [`Tool::has_handler`]. The schema is derived from `I`, into
 /// which the application can parse the input.
-pub fn declared_tool<I: JsonSchema>(name: impl Into<String>, description: impl Into<String>) -> impl Tool {
+pub fn declared_tool<I: JsonSchema>(name: &str, description: &str) -> impl Tool + use<I> {
     declared_tool_with_schema(name, description, Schema::of_input::<I>())
 }
 
 /// Makes a tool that is offered to the model but never run, from a schema written by hand.
-pub fn declared_tool_with_schema(
-    name: impl Into<String>,
-    description: impl Into<String>,
-    schema: Schema,
-) -> impl Tool {
+pub fn declared_tool_with_schema(name: &str, description: &str, schema: Schema) -> impl Tool + use<> {
     DeclaredTool { name: name.into(), description: description.into(), schema }
 }
 

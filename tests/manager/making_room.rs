@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use omni_agent::{
-    agent::{AgentBuilder, AgentCallbacks, AppEvent, Prompt, State},
+    agent::{AgentBuilder, AgentCallbacks, Prompt, State},
     manager::{Manager, ManagerBuilder, ManagerError, OpenedSession, Shutdown, Titles},
     session::Session,
     testing::{Gate, Step},
@@ -120,7 +120,7 @@ struct HandlesSlowly(Gate);
 
 #[async_trait]
 impl AgentCallbacks for HandlesSlowly {
-    async fn handle_event(&mut self, _: AppEvent, _: &mut State) -> Option<Prompt> {
+    async fn handle_event(&mut self, _: Box<dyn std::any::Any + Send>, _: &mut State) -> Option<Prompt> {
         self.0.pass().await;
         None
     }

@@ -10,14 +10,14 @@ use std::{
 use async_trait::async_trait;
 use futures_util::FutureExt;
 use omni_agent::{
-    agent::{Agent, AgentBuilder, AgentCallbacks, AppEvent, Prompt, State, StateEdit, WeakAgent},
-    manager::{Manager, ManagerBuilder, ManagerEvent, ManagerSnapshot, ManagerSubscription, Titles},
+    agent::{Agent, AgentBuilder, AgentCallbacks, Prompt, State, StateEdit, WeakAgent},
+    manager::{Manager, ManagerBuilder, ManagerEvent, ManagerSnapshot, Titles},
     session::Session,
     store::{
         Commit, ConversationId, MemoryStore, Page, StateChange, Store, StoreError, Stored, StoredState,
         Summary, Version, Write, WriteId,
     },
-    subscription::{EndReason, Update},
+    subscription::{EndReason, Subscription, Update},
     testing::{Gate, ScriptedProvider, Step},
 };
 use tokio::task::unconstrained;
@@ -360,7 +360,11 @@ impl AgentCallbacks for Hooks {
         Ok(perform(self.init.as_ref()).await?)
     }
 
-    async fn handle_event(&mut self, event: AppEvent, state: &mut State) -> Option<Prompt> {
+    async fn handle_event(
+        &mut self,
+        event: Box<dyn std::any::Any + Send>,
+        state: &mut State,
+    ) -> Option<Prompt> {
         match *event.downcast::<Do>().expect("the event is sent by these tests") {
             Do::End => end(state.agent()),
             Do::Panic => panic!("the callback broke"),
@@ -386,7 +390,7 @@ fn end(agent: &WeakAgent) {
 
 /// A snapshot built from the manager's events. It checks that each session is closed once after it was opened.
 pub(crate) struct Watch {
-    pub(crate) events: ManagerSubscription,
+    pub(crate) events: Subscription<ManagerSnapshot, ManagerEvent>,
     pub(crate) view: ManagerSnapshot,
     pub(crate) closed: Vec<(ConversationId, EndReason)>,
     pub(crate) seen: Vec<ManagerEvent>,

@@ -4,8 +4,8 @@ use std::{env, fs, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use omni_agent::{
-    agent::{Agent, AgentCallbacks, AppEvent, Event, Prompt, State, ToolDecision, TurnOutcome},
-    manager::{Manager, ManagerError, Shutdown, ShutdownError, Titles},
+    agent::{Agent, AgentCallbacks, Event, Prompt, State, ToolDecision, TurnOutcome},
+    manager::{Manager, ManagerError, Shutdown, Titles},
     message::ToolUse,
     session::{Mode, Session, SessionError, SessionEvent},
     store::{ConversationId, FileSystemStore, Store, file_system::Durability},
@@ -25,8 +25,14 @@ async fn stored(store: &dyn Store, id: &ConversationId) -> Tree {
     Tree::hydrate(stored.nodes, stored.head, stored.cursors).unwrap()
 }
 
-fn names(error: &ShutdownError) -> Vec<String> {
-    let mut names: Vec<_> = error.sessions.iter().map(|(id, _)| id.to_string()).collect();
+/// Returns the sessions that a shutdown could not end completely.
+fn incomplete(error: &ManagerError) -> &[(ConversationId, SessionError)] {
+    let ManagerError::EndedIncomplete { sessions } = error else { panic!("{error:?}") };
+    sessions
+}
+
+fn names(error: &ManagerError) -> Vec<String> {
+    let mut names: Vec<_> = incomplete(error).iter().map(|(id, _)| id.to_string()).collect();
     names.sort_unstable();
     names
 }
@@ -36,7 +42,7 @@ fn shutting(
     manager: &Manager,
     grace: Duration,
     deadline: Duration,
-) -> tokio::task::JoinHandle<Result<(), ShutdownError>> {
+) -> tokio::task::JoinHandle<Result<(), ManagerError>> {
     let manager = manager.clone();
     tokio::spawn(async move { manager.shutdown(Shutdown::within(deadline).with_grace(grace)).await })
 }
@@ -221,7 +227,7 @@ async fn store_is_down_the_error_names_the_unsaved_conversations() {
     let error = in_time(manager.shutdown(Shutdown::within(secs(10)).with_grace(secs(5)))).await.unwrap_err();
     assert!(begun.elapsed() <= secs(16), "{:?}", begun.elapsed());
     assert_eq!(names(&error), ["a", "c"]);
-    for (_, error) in &error.sessions {
+    for (_, error) in incomplete(&error) {
         assert!(matches!(error, SessionError::Unsaved { nodes: 2, error: Some(_), .. }), "{error:?}");
     }
     // The unsaved turn stays readable as long as a handle exists.
@@ -273,7 +279,7 @@ struct Driven;
 
 #[async_trait]
 impl AgentCallbacks for Driven {
-    async fn handle_event(&mut self, _: AppEvent, state: &mut State) -> Option<Prompt> {
+    async fn handle_event(&mut self, _: Box<dyn std::any::Any + Send>, state: &mut State) -> Option<Prompt> {
         let agent = state.agent().upgrade()?;
         tokio::spawn(async move { agent.notify(()).await });
         Some(Prompt::from("On and on"))

@@ -11,15 +11,13 @@ use std::{
 use async_trait::async_trait;
 use omni_agent::{
     agent::{Agent, AgentBuilder},
-    manager::{
-        Activity, Manager, ManagerEvent, ManagerSnapshot, ManagerSubscription, OpenOptions, OpenedSession,
-    },
+    manager::{Activity, Manager, ManagerEvent, ManagerSnapshot, OpenOptions, OpenedSession},
     session::Session,
     store::{
         Commit, ConversationId, MemoryStore, Page, StateChange, Store, StoreError, Stored, StoredState,
         Summary, Version, Write, WriteId,
     },
-    subscription::Update,
+    subscription::{Subscription, Update},
     testing::{Gate, ScriptedProvider, Step},
 };
 
@@ -96,7 +94,7 @@ pub(crate) fn activity(manager: &Manager, name: &str) -> Option<Activity> {
 
 /// A subscription, and the snapshot that its events add up to.
 pub(crate) struct Feed {
-    events: ManagerSubscription,
+    events: Subscription<ManagerSnapshot, ManagerEvent>,
     pub(crate) view: ManagerSnapshot,
     manager: Manager,
 }

@@ -13,7 +13,8 @@ fn encode_for_a_service_not_known_to_support_the_binding_omits_it() {
     let mut request = Request::prompt("Hi");
     request.model = "anthropic/claude-opus-5-5".into();
     let plain = AnthropicMessages::default().encode(&request).unwrap();
-    let compatible = Endpoint::anthropic_compatible("gateway", "http://localhost").preview(&request).unwrap();
+    let compatible =
+        Endpoint::anthropic_compatible("gateway", "http://localhost").preview(&request).unwrap().1;
     for body in [plain.body, compatible.body] {
         assert_eq!(body.get("thinking"), None);
     }
@@ -29,7 +30,7 @@ fn encode_users_own_thinking_setting_replaces_or_joins_the_binding() {
         request.model = model.into();
         request.options.set_thinking(mode);
         request.options.set_extra(Some(Map::from_iter([("thinking".into(), extra.clone())])));
-        Endpoint::anthropic().preview(&request).unwrap().body["thinking"].clone()
+        Endpoint::anthropic().preview(&request).unwrap().1.body["thinking"].clone()
     };
     let binding = json!({"prefix_mismatch_behavior": "drop_block"});
     for mode in [None, Some(ThinkingMode::Effort(Effort::High))] {

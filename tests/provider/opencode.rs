@@ -29,7 +29,7 @@ async fn model_is_requested_at_the_path_of_its_format() {
     let path = |model: &str| {
         let mut request = Request::prompt("Hallo");
         request.model = model.into();
-        let url = Endpoint::opencode().preview(&request).unwrap().url;
+        let url = Endpoint::opencode().preview(&request).unwrap().0;
         url.strip_prefix("https://opencode.ai/zen/v1/").unwrap().to_owned()
     };
     for (models, expected) in [

@@ -23,7 +23,7 @@ fn sent_back(message: Message, to: &Endpoint) -> Value {
     let history: History = [Message::user("Yes?"), message, Message::user("Sure?")].into_iter().collect();
     let mut request = Request::new(history.clone());
     request.model = "claude-sonnet-4-5".into();
-    let body = to.preview(&request).unwrap().body;
+    let body = to.preview(&request).unwrap().1.body;
     assert_eq!(request.history, history, "encoding must not change the conversation");
     body["messages"][1]["content"].clone()
 }

@@ -10,7 +10,7 @@ use std::{
 use async_trait::async_trait;
 use omni_agent::{
     agent::{
-        Agent, AgentBuilder, AgentCallbacks, AppEvent, Event, Prompt, Response, State, Status, ToolDecision,
+        Agent, AgentBuilder, AgentCallbacks, Event, Prompt, Response, State, Status, ToolDecision,
         TurnDecision, TurnOutcome,
     },
     message::{Content, History, Message, ToolUse},
@@ -204,7 +204,7 @@ impl Watched {
 type Later<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 type TurnHook = dyn FnMut(Response, State) -> Later<TurnDecision> + Send;
 type ToolUseHook = dyn FnMut(ToolUse) -> ToolDecision + Send;
-type EventHook = dyn FnMut(AppEvent, State) -> Later<Option<Prompt>> + Send;
+type EventHook = dyn FnMut(Box<dyn std::any::Any + Send>, State) -> Later<Option<Prompt>> + Send;
 type EndHook = dyn FnMut(EndReason, State) -> Later<()> + Send;
 
 /// Callbacks built from closures. A callback without a closure does what the trait's default does.
@@ -246,7 +246,7 @@ impl Hooks {
 
     pub(crate) fn on_event<F: Future<Output = Option<Prompt>> + Send + 'static>(
         mut self,
-        mut hook: impl FnMut(AppEvent, State) -> F + Send + 'static,
+        mut hook: impl FnMut(Box<dyn std::any::Any + Send>, State) -> F + Send + 'static,
     ) -> Self {
         self.event = Some(Box::new(move |event, state| Box::pin(hook(event, state))));
         self
@@ -274,7 +274,11 @@ impl AgentCallbacks for Hooks {
         }
     }
 
-    async fn handle_event(&mut self, event: AppEvent, state: &mut State) -> Option<Prompt> {
+    async fn handle_event(
+        &mut self,
+        event: Box<dyn std::any::Any + Send>,
+        state: &mut State,
+    ) -> Option<Prompt> {
         match &mut self.event {
             Some(hook) => hook(event, state.clone()).await,
             None => None,

@@ -3,8 +3,8 @@
 use std::{collections::HashMap, sync::Arc};
 
 use omni_agent::tool::{
-    Extensions, FnTool, Schema, Tool, ToolContext, ToolError, ToolExt, ToolOutput, declared_tool_with_schema,
-    tool_fn,
+    Extensions, Schema, Tool, ToolContext, ToolError, ToolOutput, declared_tool_with_schema, execute,
+    tool_fn, tool_fn_with_schema,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -19,6 +19,10 @@ struct Order {
 struct Receipt<'a> {
     pieces: u8,
     note: Option<&'a str>,
+}
+
+fn detached() -> ToolContext {
+    ToolContext::detached("call")
 }
 
 fn order() -> impl Tool {
@@ -36,27 +40,27 @@ fn order() -> impl Tool {
 
 #[tokio::test]
 async fn execute_valid_input_returns_the_output() {
-    let output = order().execute(json!({ "pieces": 2 })).await.unwrap();
+    let output = execute(&order(), json!({ "pieces": 2 }), detached()).await.unwrap();
     assert_eq!(output, ToolOutput::from(r#"{"pieces":2,"note":null}"#));
-    let context = ToolContext::detached("call").with_extensions(Extensions::default().with("hi".to_owned()));
-    let output = order().execute_in(json!({ "pieces": 2 }), context).await.unwrap();
+    let context = detached().with_extensions(Extensions::default().with("hi".to_owned()));
+    let output = execute(&order(), json!({ "pieces": 2 }), context).await.unwrap();
     assert_eq!(output, ToolOutput::from(r#"{"pieces":2,"note":"hi"}"#));
 }
 
 #[tokio::test]
 async fn execute_on_a_shared_tool_of_any_type_works() {
     let tool: Arc<dyn Tool> = Arc::new(order());
-    assert!(tool.execute(json!({ "pieces": 1 })).await.is_ok());
-    assert!((*tool).execute(json!({ "pieces": 1 })).await.is_ok());
+    assert!(execute(&tool, json!({ "pieces": 1 }), detached()).await.is_ok());
+    assert!(execute(&*tool, json!({ "pieces": 1 }), detached()).await.is_ok());
 }
 
 #[tokio::test]
 async fn execute_tool_fails_is_not_invalid_input() {
-    let failed = order().execute(json!({ "pieces": 0 })).await.unwrap_err();
+    let failed = execute(&order(), json!({ "pieces": 0 }), detached()).await.unwrap_err();
     assert_eq!((failed.text(), failed.is_invalid_input()), ("sold out", false));
     let declared =
         declared_tool_with_schema("ask", "Asks.", Schema::new(json!({ "type": "object" })).unwrap());
-    let failed = declared.execute(json!({})).await.unwrap_err();
+    let failed = execute(&declared, json!({}), detached()).await.unwrap_err();
     assert!(!failed.is_invalid_input());
     assert!(failed.text().contains("only declared"), "{failed}");
 }
@@ -64,17 +68,18 @@ async fn execute_tool_fails_is_not_invalid_input() {
 #[tokio::test]
 async fn execute_invalid_input_is_reported_as_such_and_the_tool_is_not_run() {
     for input in [json!({}), json!({ "pieces": "two" }), json!(["pieces"]), Value::Null] {
-        let invalid = order().execute(input.clone()).await.unwrap_err();
+        let invalid = execute(&order(), input.clone(), detached()).await.unwrap_err();
         assert!(invalid.is_invalid_input(), "{input}: {invalid}");
         assert!(invalid.text().contains("\"order\""), "{invalid}");
     }
-    let rejected = order().execute(json!({ "pieces": 9 })).await.unwrap_err();
+    let rejected = execute(&order(), json!({ "pieces": 9 }), detached()).await.unwrap_err();
     assert_eq!((rejected.text(), rejected.is_invalid_input()), ("at most 8 pieces", true));
 
     // The schema allows the input, but the type does not.
     let schema = Schema::new(json!({ "type": "object" })).unwrap();
     let call = |_: Order, _| async move { Ok("run") };
-    let unread = FnTool::with_schema("order", "Orders.", schema, call).execute(json!({})).await.unwrap_err();
+    let unread = tool_fn_with_schema("order", "Orders.", schema, call);
+    let unread = execute(&unread, json!({}), detached()).await.unwrap_err();
     assert!(unread.is_invalid_input(), "{unread}");
 }
 

@@ -15,8 +15,8 @@ use futures_util::future::join_all;
 use omni_agent::{
     message::{ToolResult, ToolUse},
     tool::{
-        Extensions, FnTool, Progress, Schema, Tool, ToolContext, ToolError, ToolLimits, ToolOutput, ToolSet,
-        TypedTool, tool_fn,
+        Extensions, Schema, Tool, ToolContext, ToolError, ToolLimits, ToolOutput, ToolSet, TypedTool,
+        tool_fn, tool_fn_with_schema,
     },
 };
 use proptest::prelude::*;
@@ -52,7 +52,7 @@ fn poll_once<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
 /// A tool whose result shows that it was called.
 fn strict() -> impl Tool {
     let schema = json!({ "type": "object", "properties": { "n": { "type": "integer" } }, "required": ["n"] });
-    FnTool::with_schema(
+    tool_fn_with_schema(
         "strict",
         "Wants a number.",
         Schema::new(schema).unwrap(),
@@ -142,7 +142,7 @@ async fn run_unknown_name_lists_the_available_tools() {
 #[tokio::test]
 async fn run_unknown_name_of_any_length_among_many_tools_is_capped() {
     let many = (0..1_000).fold(ToolSet::new(), |tools, n| {
-        tools.with(tool_fn(format!("tool_{n}"), "T.", |_: Value, _| async { Ok("") })).unwrap()
+        tools.with(tool_fn(&format!("tool_{n}"), "T.", |_: Value, _| async { Ok("") })).unwrap()
     });
     let text = error_of(&many, &ToolUse::new("id", "é".repeat(100_000), json!({}))).await;
     assert!(text.len() < 8_000 && text.ends_with("tool_49 and 950 more."), "{text}");
@@ -482,7 +482,7 @@ async fn progress_is_sent_in_order_and_waits_for_room() {
     assert!(poll_once(running.as_mut()).is_pending());
     let collect = async {
         let mut seen = Vec::new();
-        while let Some(Progress { tool_use_id, data }) = reports.recv().await {
+        while let Some((tool_use_id, data)) = reports.recv().await {
             assert_eq!(tool_use_id.as_str(), "id");
             seen.push(data);
         }

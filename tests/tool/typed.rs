@@ -10,8 +10,8 @@ use std::{
 use omni_agent::{
     message::{Attachment, ResultBlock, Text, ToolResult, ToolUse},
     tool::{
-        FnTool, Schema, Tool, ToolContext, ToolError, ToolLimits, ToolOutput, ToolSet, TypedTool,
-        declared_tool, tool_fn,
+        Schema, Tool, ToolContext, ToolError, ToolLimits, ToolOutput, ToolSet, TypedTool, declared_tool,
+        tool_fn, tool_fn_with_schema,
     },
 };
 use schemars::JsonSchema;
@@ -152,7 +152,7 @@ fn tool_fn_schema_meets_the_demands_of_services() {
 #[tokio::test]
 async fn with_schema_checks_against_the_hand_written_schema() {
     let schema = json!({ "type": "object", "properties": { "n": { "type": "integer", "minimum": 1 } } });
-    let tool = FnTool::with_schema(
+    let tool = tool_fn_with_schema(
         "n",
         "N.",
         Schema::new(schema.clone()).unwrap(),
@@ -167,7 +167,7 @@ async fn with_schema_checks_against_the_hand_written_schema() {
 #[tokio::test]
 async fn run_input_valid_for_the_schema_but_not_the_type_is_an_error_result() {
     let schema = Schema::new(json!({ "type": "object" })).unwrap();
-    let tool = FnTool::with_schema("c", "C.", schema, |input: City, _: ToolContext| async { Ok(input.city) });
+    let tool = tool_fn_with_schema("c", "C.", schema, |input: City, _: ToolContext| async { Ok(input.city) });
     let result = run(tool, json!({ "city": 5 })).await;
     assert!(result.is_error);
     assert!(result.text().contains("invalid type: integer `5`, expected a string"), "{}", result.text());

@@ -22,10 +22,9 @@ use crate::{
         command::Command,
         phase::{Op, OutputRequirement},
     },
-    message::ToolResult,
+    message::{ToolResult, ToolUseId},
     provider::ProviderError,
     subscription::EndReason,
-    tool::Progress,
 };
 
 /// The number of commands that are served before other work gets its turn.
@@ -368,7 +367,7 @@ impl Task {
         self.step(|core, env, effects| core.tool_done(op, slot, result, env, effects));
     }
 
-    fn emit_progress(&mut self, Progress { tool_use_id, data }: Progress) {
+    fn emit_progress(&mut self, (tool_use_id, data): (ToolUseId, serde_json::Value)) {
         self.emit(Event::ToolProgress { tool_use_id, data });
     }
 

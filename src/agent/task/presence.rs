@@ -2,10 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::{
-    actor::Signal,
-    agent::{RunningTool, phase::ToolCall},
-};
+use crate::{actor::Signal, agent::phase::ToolCall, message::ToolUse};
 
 /// The calls of an agent that have not ended, including aborted calls.
 #[derive(Debug, Default)]
@@ -30,13 +27,9 @@ impl ActiveCalls {
         self.calls().is_empty()
     }
 
-    /// Returns the tools that still run.
-    pub(super) fn running(&self) -> Vec<RunningTool> {
-        let running = |call: &Arc<ToolCall>| RunningTool {
-            id: call.tool_use.id.clone(),
-            name: call.tool_use.name.clone(),
-        };
-        self.calls().iter().map(running).collect()
+    /// Returns the uses of the tools that still run.
+    pub(super) fn running(&self) -> Vec<ToolUse> {
+        self.calls().iter().map(|call| call.tool_use.clone()).collect()
     }
 
     /// Waits until every call has ended. Only one task may wait.

@@ -20,11 +20,11 @@ use crate::{
         core::Effect,
         phase::{Op, ToolCall},
     },
-    message::ToolResult,
+    message::{ToolResult, ToolUseId},
     provider::{
         Delta, DeltaStream, MessageDelta, Provider, ProviderError, Questions, Request, RequestContext,
     },
-    tool::{Decision, Progress, ToolContext, ToolSet},
+    tool::{Decision, ToolContext, ToolSet},
 };
 
 type Opening = Pin<Box<dyn Future<Output = Result<Option<Arc<dyn Provider>>, ProviderError>> + Send>>;
@@ -62,7 +62,7 @@ pub(super) struct Tasks {
     pub(super) op: Op,
     pub(super) set: JoinSet<(usize, ToolResult)>,
     pub(super) calls: Vec<(Id, Arc<ToolCall>)>,
-    pub(super) progress: mpsc::Receiver<Progress>,
+    pub(super) progress: mpsc::Receiver<(ToolUseId, serde_json::Value)>,
     cancellation: CancellationToken,
 }
 

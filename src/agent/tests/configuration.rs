@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::{
-    agent::{Agent, AgentCallbacks, AppEvent, Event, Prompt, Response, State, ToolDecision, TurnDecision},
+    agent::{Agent, AgentCallbacks, Event, Prompt, Response, State, ToolDecision, TurnDecision},
     message::{ToolResult, ToolUse},
     provider::Request,
     testing::{ScriptedProvider, Step},
@@ -45,7 +45,7 @@ impl AgentCallbacks for Tracing {
         TurnDecision::Stop
     }
 
-    async fn handle_event(&mut self, _: AppEvent, state: &mut State) -> Option<Prompt> {
+    async fn handle_event(&mut self, _: Box<dyn std::any::Any + Send>, state: &mut State) -> Option<Prompt> {
         append(state, "event");
         Some("Hi".into())
     }

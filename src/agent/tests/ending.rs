@@ -205,7 +205,7 @@ impl AgentCallbacks for Quitting {
 
     async fn handle_event(
         &mut self,
-        _: crate::agent::AppEvent,
+        _: Box<dyn std::any::Any + Send>,
         state: &mut State,
     ) -> Option<crate::agent::Prompt> {
         stop(state.agent()).await;

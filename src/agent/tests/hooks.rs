@@ -7,8 +7,8 @@ use std::{
 
 use crate::{
     agent::{
-        Agent, AgentBuilder, AgentCallbacks, AgentSubscription, AppEvent, ErrorDecision, Event, Failure,
-        Prompt, Response, Snapshot, State, StateEdit, Status, ToolDecision, TurnDecision, TurnOutcome,
+        Agent, AgentBuilder, AgentCallbacks, AgentSubscription, ErrorDecision, Event, Failure, Prompt,
+        Response, Snapshot, State, StateEdit, Status, ToolDecision, TurnDecision, TurnOutcome,
     },
     message::{Message, ToolResult, ToolUse, Usage},
     provider::Request,
@@ -26,7 +26,7 @@ type ToolUseHook = dyn FnMut(&ToolUse, &mut State) -> ToolDecision + Send;
 type ToolResultHook = dyn FnMut(ToolResult, &mut State) -> ToolResult + Send;
 type TurnHook = dyn FnMut(&Response, &mut State) -> TurnDecision + Send;
 type ErrorHook = dyn FnMut(&Failure, &mut State) -> ErrorDecision + Send;
-type EventHook = dyn FnMut(AppEvent, &mut State) -> Option<Prompt> + Send;
+type EventHook = dyn FnMut(Box<dyn std::any::Any + Send>, &mut State) -> Option<Prompt> + Send;
 
 /// Callbacks built from closures. A callback without a closure does what the trait's default does.
 #[derive(Default)]
@@ -58,7 +58,7 @@ hooks! {
     on_tool_result, tool_result: (ToolResult, &mut State) -> ToolResult;
     on_turn, turn: (&Response, &mut State) -> TurnDecision;
     on_error, error: (&Failure, &mut State) -> ErrorDecision;
-    on_event, event: (AppEvent, &mut State) -> Option<Prompt>;
+    on_event, event: (Box<dyn std::any::Any + Send>, &mut State) -> Option<Prompt>;
 }
 
 impl Hooks {
@@ -118,7 +118,11 @@ impl AgentCallbacks for Hooks {
         self.error.as_mut().map_or(ErrorDecision::Stop, |hook| hook(failure, state))
     }
 
-    async fn handle_event(&mut self, event: AppEvent, state: &mut State) -> Option<Prompt> {
+    async fn handle_event(
+        &mut self,
+        event: Box<dyn std::any::Any + Send>,
+        state: &mut State,
+    ) -> Option<Prompt> {
         self.event.as_mut().and_then(|hook| hook(event, state))
     }
 }

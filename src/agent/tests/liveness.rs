@@ -9,7 +9,7 @@ use std::{
 };
 
 use crate::{
-    agent::{Agent, AgentCallbacks, AgentError, AppEvent, Event, Prompt, Response, State, TurnDecision},
+    agent::{Agent, AgentCallbacks, AgentError, Event, Prompt, Response, State, TurnDecision},
     provider::{
         BlockStart, Delta, DeltaStream, Model, Part, Provider, ProviderError, Request, RequestContext,
     },
@@ -181,7 +181,7 @@ struct Listener(Arc<Mutex<Vec<u32>>>);
 
 #[async_trait]
 impl AgentCallbacks for Listener {
-    async fn handle_event(&mut self, event: AppEvent, _: &mut State) -> Option<Prompt> {
+    async fn handle_event(&mut self, event: Box<dyn std::any::Any + Send>, _: &mut State) -> Option<Prompt> {
         self.0.lock().unwrap().push(*event.downcast().unwrap());
         None
     }

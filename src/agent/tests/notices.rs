@@ -1,7 +1,7 @@
 //! Application events: `notify` and `handle_event`.
 
 use crate::{
-    agent::{AgentCallbacks, AgentError, AppEvent, Event, Failure, Prompt, State, Status, ToolDecision},
+    agent::{AgentCallbacks, AgentError, Event, Failure, Prompt, State, Status, ToolDecision},
     testing::{Gate, Step},
     tool::Decision,
 };
@@ -132,7 +132,7 @@ struct Held(Gate, Log<&'static str>);
 
 #[async_trait]
 impl AgentCallbacks for Held {
-    async fn handle_event(&mut self, event: AppEvent, _: &mut State) -> Option<Prompt> {
+    async fn handle_event(&mut self, event: Box<dyn std::any::Any + Send>, _: &mut State) -> Option<Prompt> {
         let text = *event.downcast::<&'static str>().unwrap();
         self.1.push(text);
         self.0.pass().await;

@@ -11,8 +11,8 @@ use std::{
 
 use crate::{
     agent::{
-        Agent, AgentBuilder, AgentCallbacks, AgentSubscription, AppEvent, ErrorDecision, Event, Failure,
-        Prompt, Response, Snapshot, State, ToolDecision, TurnDecision,
+        Agent, AgentBuilder, AgentCallbacks, AgentSubscription, ErrorDecision, Event, Failure, Prompt,
+        Response, Snapshot, State, ToolDecision, TurnDecision,
     },
     message::{ToolResult, ToolUse, Usage},
     provider::{
@@ -141,7 +141,7 @@ impl AgentCallbacks for Misbehaving {
         ErrorDecision::Stop
     }
 
-    async fn handle_event(&mut self, _: AppEvent, state: &mut State) -> Option<Prompt> {
+    async fn handle_event(&mut self, _: Box<dyn std::any::Any + Send>, state: &mut State) -> Option<Prompt> {
         self.act(At::HandleEvent, state).await;
         None
     }

@@ -7,7 +7,7 @@ use crate::{
     message::{Blocks, Content, History, HistoryError, Message, ToolResult, ToolUse},
     provider::{Registry, RegistryError},
     testing::{ScriptedProvider, Step},
-    tool::{FnTool, Schema, ToolSet, ToolSetError, tool_fn},
+    tool::{Schema, ToolSet, ToolSetError, tool_fn, tool_fn_with_schema},
 };
 use serde_json::{Value, json};
 
@@ -257,7 +257,7 @@ async fn start_with_duplicate_tool_names_is_an_error() {
 async fn start_with_an_invalid_tool_schema_is_an_error() {
     assert!(Schema::new(json!({ "type": 12 })).is_err());
     let schema = Schema::new(json!({ "type": "string" })).unwrap();
-    let tool = FnTool::with_schema("shout", "Shouts.", schema, |text: Value, _| async move { Ok(text) });
+    let tool = tool_fn_with_schema("shout", "Shouts.", schema, |text: Value, _| async move { Ok(text) });
     let (_, builder) = scripted([]);
     let error = builder.tool(tool).start().await.unwrap_err();
     let AgentError::InvalidTools(ToolSetError::BadSchema { name, .. }) = error else { panic!("{error:?}") };

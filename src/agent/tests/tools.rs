@@ -6,7 +6,7 @@ use crate::{
     agent::{Agent, Event, WeakAgent},
     message::Attachment,
     testing::{Gate, Step},
-    tool::{ToolContext, ToolLimits, ToolOutput, tool_fn},
+    tool::{Tool, ToolContext, ToolLimits, ToolOutput, tool_fn},
 };
 use serde_json::{Value, json};
 

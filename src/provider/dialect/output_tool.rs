@@ -54,7 +54,7 @@ fn with_tool(request: &Request, forced: bool) -> Option<Request> {
     }
     request.options.set_tool_choice(choice);
     request.options.set_output(None);
-    request.tools = request.tools.with(declared_tool_with_schema(name, DESCRIPTION, schema)).ok()?;
+    request.tools = request.tools.with(declared_tool_with_schema(&name, DESCRIPTION, schema)).ok()?;
     Some(request)
 }
 

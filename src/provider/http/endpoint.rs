@@ -229,41 +229,28 @@ impl Endpoint {
         self.others.iter().find(fits).map_or(&self.format, |(_, format)| format)
     }
 
-    /// Returns what would be sent for a request, without headers and keys. Nothing is sent.
+    /// Returns the URL and the body that would be sent for a request. Nothing is sent.
     ///
     /// ```
     /// use omni_agent::provider::{Options, Request, http::Endpoint};
     ///
     /// let mut request = Request::prompt("Hi").with_options(Options::default().with_temperature(0.5));
     /// request.model = "llama-3.3-70b-versatile".into();
-    /// let preview = Endpoint::groq().preview(&request)?;
-    /// assert_eq!(preview.url, "https://api.groq.com/openai/v1/chat/completions");
-    /// assert_eq!(preview.body["temperature"], 0.5);
-    /// assert!(preview.warnings.is_empty());
+    /// let (url, encoded) = Endpoint::groq().preview(&request)?;
+    /// assert_eq!(url, "https://api.groq.com/openai/v1/chat/completions");
+    /// assert_eq!(encoded.body["temperature"], 0.5);
+    /// assert!(encoded.warnings.is_empty());
     /// # Ok::<(), omni_agent::provider::ProviderError>(())
     /// ```
     ///
     /// # Errors
     ///
     /// The errors that [`stream`](Provider::stream) returns before anything is sent.
-    pub fn preview(&self, request: &Request) -> Result<Preview, ProviderError> {
+    pub fn preview(&self, request: &Request) -> Result<(String, Encoded), ProviderError> {
         let dialect = &*self.format(request).dialect;
         let url = self.url(dialect, request)?.into();
-        let Encoded { body, warnings } = self.encode(dialect, request)?;
-        Ok(Preview { url, body, warnings })
+        Ok((url, self.encode(dialect, request)?))
     }
-}
-
-/// The request that an endpoint would send.
-#[derive(Clone, Debug, PartialEq)]
-#[non_exhaustive]
-pub struct Preview {
-    /// The address of the request.
-    pub url: String,
-    /// The JSON body of the request.
-    pub body: Map<String, Value>,
-    /// The warnings about options that can't be honoured, or only approximately.
-    pub warnings: Vec<String>,
 }
 
 #[async_trait]

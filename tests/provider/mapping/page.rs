@@ -42,9 +42,9 @@ enum Treatment {
 
 impl Treatment {
     fn of(endpoint: &Endpoint, row: &Row) -> Self {
-        let without = endpoint.preview(&row.without).unwrap();
+        let without = endpoint.preview(&row.without).unwrap().1;
         let with = match endpoint.preview(&row.with) {
-            Ok(with) => with,
+            Ok((_, with)) => with,
             Err(error) => return Self::Refused(error.to_string()),
         };
         let changes = changes(&Value::Object(without.body), &Value::Object(with.body));
@@ -128,9 +128,9 @@ fn service(page: &mut String, endpoint: &Endpoint, models: &[&str]) {
     write!(page, "\n## `{}`\n\n", endpoint.name()).unwrap();
     let columns: Vec<Vec<Row>> = models.iter().map(|model| rows(model)).collect();
     for (model, rows) in models.iter().zip(&columns) {
-        let preview = endpoint.preview(&rows[0].without).unwrap();
+        let (url, preview) = endpoint.preview(&rows[0].without).unwrap();
         let body = Value::Object(preview.body);
-        writeln!(page, "- `{model}`: `POST {}` with `{body}`", preview.url).unwrap();
+        writeln!(page, "- `{model}`: `POST {}` with `{body}`", url).unwrap();
     }
     page.push('\n');
     head(page, [String::new()].into_iter().chain(models.iter().map(|model| format!("`{model}`"))));

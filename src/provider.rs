@@ -76,23 +76,64 @@ pub type DeltaStream = Pin<Box<dyn Stream<Item = Result<Delta, ProviderError>> +
 
 /// A model service. Dyn-safe; implement it for a service that no endpoint covers.
 ///
-/// An implementation streams what the service sends and does not retry: [`RetryPolicy`] does that, for every
-/// provider alike.
+/// An implementation streams the service's response and does not retry. [`RetryPolicy`] retries for all providers.
+///
+/// A provider that repeats the last message, called without an agent:
+///
+/// ```
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+/// use std::sync::Arc;
+///
+/// use futures_util::stream;
+/// use omni_agent::{
+///     async_trait,
+///     provider::{
+///         BlockStart, Delta, DeltaStream, Model, Part, Provider, ProviderError, Request, RequestContext, StopReason,
+///     },
+/// };
+///
+/// struct Echo;
+///
+/// #[async_trait]
+/// impl Provider for Echo {
+///     fn name(&self) -> &str {
+///         "echo"
+///     }
+///
+///     async fn stream(&self, request: Request, _: RequestContext) -> Result<DeltaStream, ProviderError> {
+///         let text = request.history.last().map(|message| message.text()).unwrap_or_default();
+///         let deltas = [
+///             Delta::Start { index: 0, block: BlockStart::Text },
+///             Delta::Extend { index: 0, part: Part::Text(text) },
+///             Delta::stop(StopReason::Stop),
+///         ];
+///         Ok(Box::pin(stream::iter(deltas.map(Ok))))
+///     }
+/// }
+///
+/// let model = Model::new(Arc::new(Echo), "any-id");
+/// assert_eq!(model.name(), "echo:any-id");
+/// let response = model.generate(Request::prompt("Hello!")).await?;
+/// assert_eq!(response.message.text(), "Hello!");
+/// # Ok::<(), ProviderError>(())
+/// # })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[async_trait]
 pub trait Provider: Send + Sync + 'static {
     /// The name before the colon in `provider:model`.
     fn name(&self) -> &str;
 
-    /// Makes the instance that one conversation uses, for a provider that keeps state for each. Called once,
-    /// before the conversation's first request. `None`, the default, says that the provider has no such
-    /// state and serves everyone itself.
+    /// Creates the instance for one conversation, if the provider keeps state per conversation. Called once, before the
+    /// conversation's first request. `None`, the default, means that the provider has no such state and serves all
+    /// conversations itself.
     ///
-    /// It is not repeated like a request, and a request's timeout does not bound it: an instance that takes a connection
-    /// had better make it when it is first asked.
+    /// A failed call is not repeated, and the request's timeout does not limit it. An instance that needs a connection
+    /// should therefore connect at its first request.
     ///
     /// # Errors
     ///
-    /// If the instance could not be made. The request that needed it fails with this error.
+    /// If the instance can't be created. The request that needed the instance fails with this error.
     async fn open(&self) -> Result<Option<Arc<dyn Provider>>, ProviderError> {
         Ok(None)
     }
@@ -111,14 +152,15 @@ pub trait Provider: Send + Sync + 'static {
     /// Dropping the future or the stream ends the exchange.
     async fn stream(&self, request: Request, context: RequestContext) -> Result<DeltaStream, ProviderError>;
 
-    /// Tells an instance that [`open`](Provider::open) made that these messages are part of the conversation now: those of
-    /// a turn, whole or interrupted. An answer that it never hears of here was discarded. Agents call it when a turn is
-    /// committed, before the next request; who opens an instance without an agent, or wraps a provider, does too.
+    /// Reports to an instance from [`open`](Provider::open) that these messages of a turn, complete or interrupted, are
+    /// now part of the conversation. A response that is never reported here was discarded. Agents call this when a turn
+    /// is committed, before the next request. Code that opens an instance without an agent, or wraps a provider, must
+    /// call it too.
     fn committed(&self, messages: &[Arc<Message>]) {
         let _ = messages;
     }
 
-    /// Ends an instance that [`open`](Provider::open) made. Called once, when its conversation ends or turns
-    /// to another model.
+    /// Ends an instance from [`open`](Provider::open). Called once, when its conversation ends or changes to another
+    /// model.
     async fn close(&self) {}
 }

@@ -18,6 +18,32 @@ use crate::message::{Content, Timestamp, Usage};
 /// A model, together with the provider that serves it. Cheap to clone.
 ///
 /// Get a model from a [`Registry`](super::Registry) by its name, or create one for a custom provider.
+///
+/// An agent's model can be replaced between runs. The facts about a model help to choose one:
+///
+/// ```
+/// # #[cfg(feature = "test-util")]
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+/// # use std::sync::Arc;
+/// # use omni_agent::testing::{ScriptedProvider, Step};
+/// # let provider = Arc::new(ScriptedProvider::new([Step::text("Hello."), Step::text("A cat.")]).named("anthropic"));
+/// use omni_agent::{agent::Agent, provider::Model};
+///
+/// let small = Model::new(provider.clone(), "claude-haiku-4-5");
+/// let large = Model::new(provider, "claude-sonnet-4-6");
+/// let agent = Agent::builder().model(small).start().await?;
+/// agent.ask("Hello!").await?;
+///
+/// let facts = large.info().expect("the catalogue has this model");
+/// assert!(facts.takes("image/png") && facts.context_window > Some(500_000));
+/// agent.set_state(move |edit| Ok(edit.config.set_model(large)?)).await?;
+/// let response = agent.ask("What animal says meow?").await?;
+/// assert_eq!(response.text(), "A cat.");
+/// assert_eq!(agent.state().await?.config().model.name(), "anthropic:claude-sonnet-4-6");
+/// # Ok::<(), omni_agent::agent::AgentError>(())
+/// # })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone)]
 pub struct Model(Arc<Inner>);
 
@@ -105,12 +131,12 @@ impl Model {
         self.0.name.strip_suffix(&*self.0.id).and_then(|name| name.strip_suffix(':')).unwrap_or_default()
     }
 
-    /// The model's id at the service.
+    /// Returns the model's id at the service.
     pub fn id(&self) -> &Arc<str> {
         &self.0.id
     }
 
-    /// The provider that serves the model.
+    /// Returns the provider that serves the model.
     pub fn provider(&self) -> &Arc<dyn Provider> {
         &self.0.provider
     }

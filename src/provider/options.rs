@@ -30,6 +30,28 @@ use crate::tool::Schema;
 /// assert_eq!(hurried.max_tokens(), Some(100));
 /// assert_eq!(hurried.stop_sequences(), options.stop_sequences());
 /// ```
+///
+/// An agent's options apply to all of its requests. The options of a [`Prompt`](crate::agent::Prompt) are laid over
+/// them for one run:
+///
+/// ```
+/// # #[cfg(feature = "test-util")]
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+/// # use omni_agent::testing::{ScriptedProvider, Step};
+/// # let provider = ScriptedProvider::new([Step::text("A whale sings.")]);
+/// # let model = provider.model();
+/// use omni_agent::{agent::{Agent, Prompt}, provider::Options};
+///
+/// let options = Options::default().with_max_tokens(2_000).with_temperature(0.2);
+/// let agent = Agent::builder().model(model).options(options).start().await?;
+/// let creative = Options::default().with_temperature(1.0);
+/// agent.ask(Prompt::new("Write a poem.").with_options(creative)).await?;
+/// # let sent = provider.last_request().expect("a request").options;
+/// assert_eq!((sent.max_tokens(), sent.temperature()), (Some(2_000), Some(1.0)));
+/// # Ok::<(), omni_agent::agent::AgentError>(())
+/// # })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 // An agent keeps its options for life, and each prompt has options, which are nearly always empty. Stored inline, the fields
 // would take about 350 bytes in each of them and be moved with it.
 #[derive(Clone, Default, Serialize, Deserialize)]

@@ -2,6 +2,7 @@ mod info;
 mod models_dev;
 mod names;
 mod price;
+mod rules;
 mod traits;
 
 use std::{
@@ -13,6 +14,7 @@ use std::{
 pub use info::{Modality, ModelInfo};
 pub use models_dev::CatalogueError;
 pub use price::{Price, Rates};
+pub(in crate::provider) use rules::{Family, find};
 pub(in crate::provider) use traits::{
     ChatTools, GeminiThinking, GeminiTraits, MessagesSampling, MessagesThinking, MessagesTraits,
     OpenAiTraits, ThinkingOff, Traits,
@@ -88,7 +90,7 @@ pub struct Catalogue {
 
 /// The built-in data in the shape of models.dev's `api.json`, from the files of
 /// <https://github.com/anomalyco/models.dev> in October 2026.
-const BUILT_IN: &str = include_str!("catalogue/models.json");
+pub(in crate::provider) const BUILT_IN: &str = include_str!("catalogue/models.json");
 
 impl Catalogue {
     /// Creates a catalogue without models.

@@ -21,7 +21,10 @@ use std::sync::LazyLock;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::BUILT_IN;
+use super::{
+    BUILT_IN,
+    rules::{self, Family},
+};
 use crate::provider::Effort;
 
 /// The facts about a model, one part per wire format.
@@ -226,8 +229,9 @@ pub(in crate::provider) struct OllamaTraits {
 impl Traits {
     /// Returns the facts about the model with this id, by the first rule that matches it.
     pub(in crate::provider) fn of(id: &str) -> &'static Self {
-        let lower = id.to_ascii_lowercase();
-        RULES.families.iter().find_map(|family| family.traits(id, &lower)).unwrap_or(&RULES.unknown)
+        let name = id.rsplit('/').next().unwrap_or_default();
+        let name = name.strip_prefix("ft:").unwrap_or(name);
+        rules::find(&RULES.families, name, &id.to_ascii_lowercase()).unwrap_or(&RULES.unknown)
     }
 
     /// Returns the facts about unknown models.
@@ -258,12 +262,12 @@ static RULES: LazyLock<Rules> =
 
 /// The rules of the built-in file.
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
 struct Rules {
     /// The facts about unknown models. A rule names the facts that differ from them.
     unknown: Traits,
-    /// The families. The first one with a matching rule counts.
-    families: Vec<Family>,
+    /// The families, for names without the vendor (`openai/…`) and the mark of a fine-tuned model (`ft:…`), and for texts
+    /// in lower case.
+    families: Vec<Family<Traits>>,
 }
 
 impl Rules {
@@ -277,84 +281,6 @@ impl Rules {
             }
         }
         Self::deserialize(rules)
-    }
-}
-
-/// The rules for ids of one form.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Family {
-    /// A text in the id, in any case.
-    contains: Option<String>,
-    /// The beginnings of the id, without the vendor (`openai/…`) and the mark of a fine-tuned model (`ft:…`).
-    #[serde(default)]
-    starts: Vec<String>,
-    /// Where the version is in the rest of the id.
-    #[serde(default)]
-    version: Version,
-    /// The rules, the first match counts.
-    rules: Vec<Rule>,
-}
-
-/// Where the version of a model is in the rest of its id, after the name of the family.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum Version {
-    /// The first part, such as `2.5`. Parts are separated by `-`.
-    #[default]
-    First,
-    /// As `First`. An id without a version, such as `gemini-flash-latest`, names the newest model.
-    FirstOrNewest,
-    /// The first number, and the number directly after it: `opus-4-8`, `3-7-sonnet-20250219`. A date is not a version.
-    /// Parts are separated by any punctuation.
-    Anywhere,
-}
-
-/// A rule for the models of a family.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Rule {
-    /// Words that are all parts of the id. `image|audio` is either word.
-    #[serde(default)]
-    words: Vec<String>,
-    /// The first version. Without it, the rule includes ids without a version.
-    since: Option<(u8, u8)>,
-    traits: Traits,
-}
-
-impl Family {
-    fn traits(&self, id: &str, lower: &str) -> Option<&Traits> {
-        let rest = if let Some(text) = &self.contains {
-            lower.split_once(text.as_str())?.1
-        } else {
-            let name = id.rsplit('/').next().unwrap_or_default();
-            let name = name.strip_prefix("ft:").unwrap_or(name);
-            self.starts.iter().find_map(|start| name.strip_prefix(start.as_str()))?
-        };
-        let separates =
-            |c: char| if self.version == Version::Anywhere { !c.is_ascii_alphanumeric() } else { c == '-' };
-        let parts = || rest.split(separates);
-        let version = self.version.read(parts());
-        let has = |words: &String| parts().any(|part| words.split('|').any(|word| word == part));
-        let matches = |rule: &&Rule| {
-            rule.since.is_none_or(|since| version.is_some_and(|version| version >= since))
-                && rule.words.iter().all(has)
-        };
-        self.rules.iter().find(matches).map(|rule| &rule.traits)
-    }
-}
-
-impl Version {
-    fn read<'a>(self, mut parts: impl Iterator<Item = &'a str>) -> Option<(u8, u8)> {
-        if self == Self::Anywhere {
-            let number = |part: &str| if part.len() <= 2 { part.parse().ok() } else { None };
-            let major = parts.by_ref().find_map(number)?;
-            return Some((major, parts.next().and_then(number).unwrap_or(0)));
-        }
-        let first = parts.next()?;
-        let (major, minor) = first.split_once('.').unwrap_or((first, "0"));
-        let version = major.parse().ok().zip(minor.parse().ok());
-        if self == Self::FirstOrNewest { version.or(Some((u8::MAX, 0))) } else { version }
     }
 }
 

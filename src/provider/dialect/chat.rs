@@ -9,6 +9,7 @@ mod decode;
 mod details;
 mod encode;
 mod messages;
+mod rules;
 mod switches;
 mod thinking;
 mod wire;
@@ -58,6 +59,7 @@ pub struct ChatCompletions {
     output_beside_tools: bool,
     output_enforced: bool,
     thinking: ThinkingField,
+    thinking_beside_forced_tools: bool,
     reasoning: ReasoningReturn,
     sampling: bool,
     tool_choices: ToolChoices,
@@ -67,6 +69,9 @@ pub struct ChatCompletions {
     max_stop_sequences: usize,
     tools_beside_effort: bool,
     members: Map<String, Value>,
+    tool_members: Map<String, Value>,
+    /// The service whose rules for single models are built in.
+    service: Option<&'static str>,
     rules: Option<fn(&str, Self) -> Self>,
 }
 
@@ -80,6 +85,7 @@ impl Default for ChatCompletions {
             output_beside_tools: true,
             output_enforced: false,
             thinking: ThinkingField::default(),
+            thinking_beside_forced_tools: true,
             reasoning: ReasoningReturn::default(),
             sampling: true,
             tool_choices: ToolChoices::default(),
@@ -89,6 +95,8 @@ impl Default for ChatCompletions {
             max_stop_sequences: 4,
             tools_beside_effort: true,
             members: Map::new(),
+            tool_members: Map::new(),
+            service: None,
             rules: None,
         }
     }
@@ -222,11 +230,22 @@ impl ChatCompletions {
         self
     }
 
+    /// Sets the service whose rules for single models are built in.
+    #[cfg(feature = "http")]
+    pub(in crate::provider) fn of_service(mut self, service: &'static str) -> Self {
+        self.service = Some(service);
+        self
+    }
+
     /// Returns the wire format for the model of `request`.
     fn of(&self, request: &Request) -> Cow<'_, Self> {
+        let mut chat = Cow::Borrowed(self);
+        if let Some(switches) = self.service.and_then(|service| rules::of(service, &request.model)) {
+            switches.set(chat.to_mut());
+        }
         match self.rules {
-            Some(rules) => Cow::Owned(rules(&request.model, self.clone())),
-            None => Cow::Borrowed(self),
+            Some(rules) => Cow::Owned(rules(&request.model, chat.into_owned())),
+            None => chat,
         }
     }
 

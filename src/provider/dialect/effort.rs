@@ -1,11 +1,13 @@
 //! Reasoning efforts, the words that services use for them, and token budgets, each expressed by the others.
 
+use serde::Deserialize;
+
 use crate::provider::{Effort, catalogue::OpenAiTraits};
 
 /// The words that a service uses for reasoning efforts, in `reasoning_effort` and similar members.
 ///
 /// Two efforts may share a word. A request whose effort is sent as the word of another effort gets a warning.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 pub struct EffortWords {
     /// The word for no reasoning. `None` if reasoning cannot be turned off.
     pub off: Option<&'static str>,

@@ -36,12 +36,3 @@ impl Endpoint {
         ]
     }
 }
-
-/// Returns the version in a model's id, directly after the name of its family: for `glm-`, the version in `glm-4.5-air`
-/// or `glm-4.6v`.
-fn version(model: &str, family: &str) -> Option<(u8, u8)> {
-    let rest = model.split_once(family)?.1;
-    let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len());
-    let (major, minor) = rest[..end].split_once('.').unwrap_or((&rest[..end], "0"));
-    Some((major.parse().ok()?, minor.parse().ok()?))
-}

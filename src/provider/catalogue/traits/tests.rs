@@ -85,7 +85,7 @@ fn rules_each_rule_is_first_for_some_id() {
     {
         let name = family.contains.as_ref().or(family.starts.first());
         assert!(
-            used.contains(&std::ptr::from_ref(&rule.traits)),
+            used.contains(&std::ptr::from_ref(&rule.value)),
             "{name:?} {:?} {:?}",
             rule.words,
             rule.since

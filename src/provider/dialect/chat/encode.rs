@@ -38,6 +38,9 @@ pub(super) fn encode(chat: &ChatCompletions, request: &Request) -> Result<Encode
     encoder.output(&mut body);
     encoder.labels(&mut body);
     body.extend(chat.members.clone());
+    if body.contains_key("tools") {
+        body.extend(chat.tool_members.clone());
+    }
     Ok(Encoded { body, warnings: encoder.warnings })
 }
 

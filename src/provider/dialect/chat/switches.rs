@@ -1,9 +1,12 @@
 //! The differences between services that implement Chat Completions, one type per difference.
 
+use serde::Deserialize;
+
 use crate::provider::dialect::EffortWords;
 
 /// How an output schema is sent.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum OutputSupport {
     /// As a strict `json_schema`. The schema is rewritten to the subset that strict services accept. If it cannot be
@@ -32,7 +35,8 @@ impl OutputSupport {
 ///
 /// A mode that the service cannot express is replaced by the nearest that it can, with a warning. A budget becomes the
 /// effort whose usual budget is nearest, an effort becomes its usual budget, and either becomes plain thinking.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case", bound(deserialize = "'de: 'static"))]
 #[non_exhaustive]
 pub enum ThinkingField {
     /// The models do not think, and the service has no setting for it.
@@ -67,7 +71,8 @@ impl Default for ThinkingField {
 }
 
 /// Whether and how a model's reasoning is sent back to it with the conversation.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ReasoningReturn {
     /// Reasoning is not sent back: most services reject or ignore it.
@@ -85,7 +90,8 @@ pub enum ReasoningReturn {
 
 /// How a request asks a service to cache the prompt for the next request. If the service has no setting for the time, a
 /// hint for a long time causes a warning.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum CacheField {
     /// No setting: the service caches prompts by itself, or not at all.

@@ -91,11 +91,11 @@ impl Encoder<'_> {
                     ThinkingMode::Off | ThinkingMode::Budget(_) => json!({"enabled": false}),
                 };
                 body.insert("reasoning".to_owned(), reasoning);
-                // Anthropic rejects the two together, and OpenRouter drops the reasoning silently.
+                // Anthropic rejects the two together, and OpenRouter then drops the reasoning without an error.
                 let choice = self.request.options.tool_choice();
                 let demanded = matches!(choice, Some(ToolChoice::Required | ToolChoice::Tool(_)));
                 let tools = !self.request.tools.is_empty();
-                if on && demanded && tools && self.request.model.starts_with("anthropic/") {
+                if on && demanded && tools && !self.chat.thinking_beside_forced_tools {
                     self.warn(
                         "`thinking` has no effect: Anthropic's models do not think here while a tool is forced",
                     );

@@ -2,8 +2,8 @@
 //! <https://www.alibabacloud.com/help/en/model-studio/deep-thinking>,
 //! <https://www.alibabacloud.com/help/en/model-studio/qwen-structured-output>
 
-use super::{Endpoint, version};
-use crate::provider::dialect::{ChatCompletions, Files, OutputSupport, ThinkingField};
+use super::Endpoint;
+use crate::provider::dialect::{ChatCompletions, Files, OutputSupport};
 
 /// A region of Alibaba Cloud's Model Studio. Keys and models differ between regions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -48,29 +48,7 @@ impl Endpoint {
             .with_output(OutputSupport::Object)
             .with_files(Files::Images)
             .without_metadata()
-            .with_model_rules(rules);
+            .of_service("alibaba");
         Self::custom("alibaba", region.base_url(), chat).with_key_variable("DASHSCOPE_API_KEY")
     }
-}
-
-fn rules(model: &str, chat: ChatCompletions) -> ChatCompletions {
-    let has = |word: &str| model.contains(word);
-    let chat = if has("qvq") || has("deepseek-r1") { chat.with_output(OutputSupport::None) } else { chat };
-    chat.with_thinking(if has("qwq") || has("qvq") || has("-thinking") || has("deepseek-r1") {
-        ThinkingField::Enable { off: false, unasked: true }
-    } else if has("-instruct") || has("coder") {
-        ThinkingField::None
-    } else {
-        ThinkingField::Enable { off: true, unasked: thinks_unasked(model) }
-    })
-}
-
-/// Returns whether a model thinks without being asked: since Qwen 3.5, and the open models of Qwen 3, whose ids have a
-/// size (`qwen3-32b`).
-fn thinks_unasked(model: &str) -> bool {
-    let is_size = |part: &str| {
-        part.strip_suffix('b').is_some_and(|size| size.starts_with(|first: char| first.is_ascii_digit()))
-    };
-    version(model, "qwen")
-        .is_some_and(|version| version >= (3, 5) || (version >= (3, 0) && model.split('-').any(is_size)))
 }

@@ -1,9 +1,7 @@
 //! OpenCode Zen. Source: <https://opencode.ai/docs/zen>
 
 use super::{Auth, Endpoint};
-use crate::provider::dialect::{
-    AnthropicMessages, ChatCompletions, Files, GoogleGemini, OpenAiResponses, ReasoningReturn,
-};
+use crate::provider::dialect::{AnthropicMessages, ChatCompletions, Files, GoogleGemini, OpenAiResponses};
 
 impl Endpoint {
     /// OpenCode Zen, with the key from `OPENCODE_API_KEY`.
@@ -13,7 +11,7 @@ impl Endpoint {
     /// the wire format requires it.
     pub fn opencode() -> Self {
         let chat =
-            ChatCompletions::default().with_files(Files::Images).without_metadata().with_model_rules(rules);
+            ChatCompletions::default().with_files(Files::Images).without_metadata().of_service("opencode");
         Self::custom("opencode", "https://opencode.ai/zen", chat)
             .with_key_variable("OPENCODE_API_KEY")
             .with_format_for(
@@ -32,16 +30,5 @@ impl Endpoint {
                 GoogleGemini::default(),
                 Auth::Header("x-goog-api-key".to_owned()),
             )
-    }
-}
-
-/// These models expect their reasoning back, at their own services and therefore here.
-fn rules(model: &str, chat: ChatCompletions) -> ChatCompletions {
-    if model.starts_with("kimi-") || model.starts_with("deepseek-") {
-        chat.with_reasoning(ReasoningReturn::ContentWithCalls)
-    } else if model.starts_with("glm-") {
-        chat.with_reasoning(ReasoningReturn::Content)
-    } else {
-        chat
     }
 }

@@ -6,9 +6,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::Endpoint;
-use crate::provider::dialect::{
-    CacheField, ChatCompletions, EffortWords, Files, ReasoningReturn, ThinkingField,
-};
+use crate::provider::dialect::{ChatCompletions, EffortWords, Files, ReasoningReturn, ThinkingField};
 
 /// Settings of OpenRouter: which providers may serve the requests, which models replace a model that fails, and the
 /// application's name.
@@ -211,7 +209,7 @@ impl Endpoint {
             .with_thinking(ThinkingField::Reasoning(EffortWords::OPENAI))
             .with_reasoning(ReasoningReturn::Details)
             .with_files(Files::DataOrUrl)
-            .with_model_rules(rules);
+            .of_service("openrouter");
         let chat =
             settings.members().into_iter().fold(chat, |chat, (name, value)| chat.with_member(name, value));
         let endpoint = Self::custom("openrouter", "https://openrouter.ai/api", chat)
@@ -223,8 +221,4 @@ impl Endpoint {
             None => endpoint,
         }
     }
-}
-
-fn rules(model: &str, chat: ChatCompletions) -> ChatCompletions {
-    if model.starts_with("anthropic/") { chat.with_cache(CacheField::Breakpoints) } else { chat }
 }

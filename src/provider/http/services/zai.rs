@@ -1,18 +1,8 @@
 //! Z.ai. Sources: <https://docs.z.ai/api-reference/llm/chat-completion>,
 //! <https://docs.z.ai/guides/capabilities/thinking-mode>
 
-use serde_json::{Map, Value};
-
-use super::{Endpoint, version};
-use crate::provider::{
-    ProviderError, Request,
-    dialect::{
-        ChatCompletions, EffortWords, Files, OutputSupport, ReasoningReturn, ThinkingField, ToolChoices,
-    },
-};
-
-/// The words for efforts since GLM 5.2. `minimal` would turn thinking off.
-const WORDS: EffortWords = EffortWords { off: None, max: "max", ..EffortWords::COMMON };
+use super::Endpoint;
+use crate::provider::dialect::{ChatCompletions, Files, OutputSupport, ReasoningReturn, ToolChoices};
 
 impl Endpoint {
     /// Z.ai, with the key from `ZAI_API_KEY`.
@@ -28,26 +18,9 @@ impl Endpoint {
             .with_files(Files::FileUrl)
             .without_metadata()
             .with_max_stop_sequences(1)
-            .with_model_rules(rules);
+            .of_service("zai");
         Self::custom("zai", "https://api.z.ai/api/paas", chat)
             .with_version("/v4")
             .with_key_variable("ZAI_API_KEY")
-            .with_body_hook(stream_arguments)
     }
-}
-
-fn rules(model: &str, chat: ChatCompletions) -> ChatCompletions {
-    chat.with_thinking(match version(model, "glm-") {
-        Some(version) if version < (4, 5) => ThinkingField::None,
-        Some(version) if version < (5, 2) => ThinkingField::Type(None),
-        _ => ThinkingField::Type(Some(WORDS)),
-    })
-}
-
-#[expect(clippy::unnecessary_wraps, reason = "a hook may fail")]
-fn stream_arguments(body: &mut Map<String, Value>, request: &Request) -> Result<(), ProviderError> {
-    if body.contains_key("tools") && version(&request.model, "glm-").is_none_or(|version| version >= (4, 6)) {
-        body.insert("tool_stream".to_owned(), true.into());
-    }
-    Ok(())
 }

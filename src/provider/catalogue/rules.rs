@@ -1,0 +1,95 @@
+//! Rules that match the ids of models by their family, version and words, for ids that no list can contain.
+
+use serde::Deserialize;
+
+/// The rules for ids of one form, with the value `T` for the models that a rule matches.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(in crate::provider) struct Family<T> {
+    /// A text in the id.
+    pub(super) contains: Option<String>,
+    /// The beginnings of the name, if the family has no such text.
+    #[serde(default)]
+    pub(super) starts: Vec<String>,
+    /// Where the version is in the rest of the id.
+    #[serde(default)]
+    version: Version,
+    /// The rules, the first match counts.
+    pub(super) rules: Vec<Rule<T>>,
+}
+
+/// Where the version of a model is in the rest of its id, after the name of the family.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Version {
+    /// The first part, such as `2.5`. Parts are separated by `-`.
+    #[default]
+    First,
+    /// As `First`. An id without a version, such as `gemini-flash-latest`, names the newest model.
+    FirstOrNewest,
+    /// The digits and dots at the start: `4.5` in `4.5v`.
+    Digits,
+    /// The first number, and the number directly after it: `opus-4-8`, `3-7-sonnet-20250219`. A date is not a version.
+    /// Parts are separated by any punctuation.
+    Anywhere,
+}
+
+/// A rule for the models of a family.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Rule<T> {
+    /// Words that are all parts of the rest of the id. `image|audio` is either word. `#b` is a word that begins with a
+    /// digit and ends with `b`, such as `32b`. An empty word means that the id ends there, or continues with `-`.
+    #[serde(default)]
+    pub(super) words: Vec<String>,
+    /// The first version. Without it, the rule includes ids without a version.
+    pub(super) since: Option<(u8, u8)>,
+    #[serde(rename = "traits", alias = "switches")]
+    pub(super) value: T,
+}
+
+/// Returns the value of the first matching rule of the first family that has one. Beginnings are compared with `name`, and
+/// texts are searched for in `text`: the id of a model in two forms.
+pub(in crate::provider) fn find<'a, T>(families: &'a [Family<T>], name: &str, text: &str) -> Option<&'a T> {
+    families.iter().find_map(|family| family.find(name, text))
+}
+
+impl<T> Family<T> {
+    fn find(&self, name: &str, text: &str) -> Option<&T> {
+        let rest = match &self.contains {
+            Some(contained) => text.split_once(contained.as_str())?.1,
+            None => self.starts.iter().find_map(|start| name.strip_prefix(start.as_str()))?,
+        };
+        let any = self.version == Version::Anywhere;
+        let parts = || rest.split(move |c: char| if any { !c.is_ascii_alphanumeric() } else { c == '-' });
+        let version = self.version.read(rest, parts());
+        let is = |word: &str, part: &str| match word.strip_prefix('#') {
+            Some(end) => part.ends_with(end) && part.starts_with(|first: char| first.is_ascii_digit()),
+            None => word == part,
+        };
+        let has = |words: &String| parts().any(|part| words.split('|').any(|word| is(word, part)));
+        let matches = |rule: &&Rule<T>| {
+            rule.since.is_none_or(|since| version.is_some_and(|version| version >= since))
+                && rule.words.iter().all(has)
+        };
+        self.rules.iter().find(matches).map(|rule| &rule.value)
+    }
+}
+
+impl Version {
+    /// Reads the version from the rest of an id, and from its parts.
+    fn read<'a>(self, rest: &'a str, mut parts: impl Iterator<Item = &'a str>) -> Option<(u8, u8)> {
+        if self == Self::Anywhere {
+            let number = |part: &str| if part.len() <= 2 { part.parse().ok() } else { None };
+            let major = parts.by_ref().find_map(number)?;
+            return Some((major, parts.next().and_then(number).unwrap_or(0)));
+        }
+        let first = match self {
+            Self::Digits => rest.split(|c: char| !c.is_ascii_digit() && c != '.').next()?,
+            _ => parts.next()?,
+        };
+        let (major, minor) = first.split_once('.').unwrap_or((first, "0"));
+        let version = major.parse().ok().zip(minor.parse().ok());
+        if self == Self::FirstOrNewest { version.or(Some((u8::MAX, 0))) } else { version }
+    }
+}

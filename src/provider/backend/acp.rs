@@ -43,6 +43,7 @@
 //!
 //! The backend needs a tokio runtime with its IO and time drivers.
 
+mod answer;
 mod connection;
 mod content;
 mod fault;
@@ -79,11 +80,7 @@ use super::{Backend, BackendError, BackendSession, Capabilities, SessionId, Sess
 ///
 /// All settings are made before the first session. Clones share only their settings.
 #[derive(Clone)]
-pub struct AcpBackend(Config);
-
-/// How to start the program and communicate with it.
-#[derive(Clone)]
-struct Config {
+pub struct AcpBackend {
     name: String,
     program: OsString,
     arguments: Vec<OsString>,
@@ -100,7 +97,7 @@ impl AcpBackend {
     /// Creates a backend with this [name](Backend::name) that runs this program: a path, or a name that is looked up as
     /// a shell does.
     pub fn new(name: impl Into<String>, program: impl Into<OsString>) -> Self {
-        Self(Config {
+        Self {
             name: name.into(),
             program: program.into(),
             arguments: Vec::new(),
@@ -111,12 +108,12 @@ impl AcpBackend {
             client: ("omni-agent".to_owned(), env!("CARGO_PKG_VERSION").to_owned()),
             start_limit: Duration::from_secs(50),
             stop_limit: Duration::from_secs(2),
-        })
+        }
     }
 
     /// Returns the same backend with these arguments after the existing ones.
     pub fn with_arguments(mut self, arguments: impl IntoIterator<Item = impl Into<OsString>>) -> Self {
-        self.0.arguments.extend(arguments.into_iter().map(Into::into));
+        self.arguments.extend(arguments.into_iter().map(Into::into));
         self
     }
 
@@ -124,33 +121,33 @@ impl AcpBackend {
     /// a folder of [its own](crate::provider::Options::with_folder), the backend works in that folder; a relative path
     /// is resolved against this folder.
     pub fn with_folder(mut self, folder: impl Into<PathBuf>) -> Self {
-        self.0.folder = Some(folder.into());
+        self.folder = Some(folder.into());
         self
     }
 
     /// Returns the same backend with this variable in the program's environment, in addition to those of the process.
     pub fn with_variable(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
-        self.0.environment.push((name.into(), value.into()));
+        self.environment.push((name.into(), value.into()));
         self
     }
 
     /// Returns the same backend, whose agent also has the tools of this server. If the agent can't reach the server,
     /// the start fails.
     pub fn with_mcp_server(mut self, server: McpServer) -> Self {
-        self.0.servers.push(server);
+        self.servers.push(server);
         self
     }
 
     /// Returns the same backend, which signs in with this method of the agent before each session. An agent that is
     /// already signed in needs no method. [`BackendError::Auth`] lists the methods.
     pub fn with_sign_in(mut self, method: impl Into<String>) -> Self {
-        self.0.sign_in = Some(method.into());
+        self.sign_in = Some(method.into());
         self
     }
 
     /// Returns the same backend, which introduces itself to the agent as this application instead of as this crate.
     pub fn with_client(mut self, name: impl Into<String>, version: impl Into<String>) -> Self {
-        self.0.client = (name.into(), version.into());
+        self.client = (name.into(), version.into());
         self
     }
 
@@ -158,7 +155,7 @@ impl AcpBackend {
     /// The default is 50 seconds. That is a little less than [`BackendLimits::start`](super::BackendLimits::start),
     /// because the error of this limit names the slow call.
     pub fn with_start_limit(mut self, limit: Duration) -> Self {
-        self.0.start_limit = limit;
+        self.start_limit = limit;
         self
     }
 
@@ -166,12 +163,10 @@ impl AcpBackend {
     /// seconds. Then the program is asked to end, and killed after another half of this time. Keep the limit well below
     /// [`BackendLimits::terminate`](super::BackendLimits::terminate).
     pub fn with_stop_limit(mut self, limit: Duration) -> Self {
-        self.0.stop_limit = limit;
+        self.stop_limit = limit;
         self
     }
-}
 
-impl Config {
     /// Returns the folder to work in, as the absolute path that the protocol requires: the conversation's own,
     /// otherwise the backend's, otherwise the process's.
     fn folder(&self, own: Option<&Path>) -> Result<PathBuf, BackendError> {
@@ -220,10 +215,10 @@ impl Config {
 impl fmt::Debug for AcpBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AcpBackend")
-            .field("name", &self.0.name)
-            .field("program", &self.0.program)
-            .field("arguments", &self.0.arguments)
-            .field("folder", &self.0.folder)
+            .field("name", &self.name)
+            .field("program", &self.program)
+            .field("arguments", &self.arguments)
+            .field("folder", &self.folder)
             .finish_non_exhaustive()
     }
 }
@@ -231,7 +226,7 @@ impl fmt::Debug for AcpBackend {
 #[async_trait]
 impl Backend for AcpBackend {
     fn name(&self) -> &str {
-        &self.0.name
+        &self.name
     }
 
     /// Returns that sessions can be resumed. Whether the agent supports it is known only when it runs.
@@ -240,7 +235,7 @@ impl Backend for AcpBackend {
     }
 
     async fn start(&self, options: &SessionOptions) -> Result<Arc<dyn BackendSession>, BackendError> {
-        Ok(Arc::new(session::open(&self.0, None, options).await?))
+        Ok(Arc::new(session::open(self, None, options).await?))
     }
 
     async fn resume(
@@ -248,6 +243,6 @@ impl Backend for AcpBackend {
         id: &SessionId,
         options: &SessionOptions,
     ) -> Result<Arc<dyn BackendSession>, BackendError> {
-        Ok(Arc::new(session::open(&self.0, Some(id), options).await?))
+        Ok(Arc::new(session::open(self, Some(id), options).await?))
     }
 }

@@ -1,7 +1,6 @@
 //! A program and the connection to it.
 
 use std::{
-    future::Future,
     io,
     pin::pin,
     process::Command,
@@ -15,7 +14,7 @@ use agent_client_protocol::{
 };
 use futures_util::{
     FutureExt,
-    future::{Fuse, FusedFuture},
+    future::{Either, Fuse, FusedFuture, select},
 };
 use tokio::{
     process::{ChildStderr, ChildStdin, ChildStdout},
@@ -26,7 +25,6 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    fault,
     lines::LastWords,
     process::Process,
     shared::ConnectionState,
@@ -123,10 +121,9 @@ impl Connection {
             },
             error = self.shared.ended() => Err(Unanswered::Over(over(error))),
             line = self.shared.traffic.lasting_noise(NOISE_GRACE) => {
-                let why = fault::broken(&Broken::Noise(line));
-                Err(Unanswered::Over(BackendError::Misconfigured(why)))
+                Err(Unanswered::Over(BackendError::Misconfigured(Broken::Noise(line).to_string())))
             }
-            () = sleep(limit) => Err(Unanswered::Over(fault::slow(call, limit))),
+            () = sleep(limit) => Err(Unanswered::Over(BackendError::Timeout { call, limit })),
         }
     }
 
@@ -246,7 +243,11 @@ impl Supervisor {
                 if !matches!(broken, Broken::Closed | Broken::Deaf(_)) {
                     process.kill();
                 }
-                let how = beside(&mut stderr, timeout(SOON, process.ended())).await;
+                let exit = pin!(timeout(SOON, process.ended()));
+                let how = match select(exit, &mut stderr).await {
+                    Either::Left((how, _)) => how,
+                    Either::Right(((), exit)) => exit.await,
+                };
                 if how.is_err() {
                     process.kill();
                 }
@@ -256,7 +257,7 @@ impl Supervisor {
                 }
                 let why = match (how, &broken) {
                     (Ok(how), Broken::Closed | Broken::Deaf(_)) => format!("`{program}` has ended: {how}"),
-                    _ => format!("`{program}`: {}", fault::broken(&broken)),
+                    _ => format!("`{program}`: {broken}"),
                 };
                 BackendError::Ended(format!("{why}{}", words.quoted()))
             }
@@ -286,15 +287,4 @@ fn is_shortage(error: &io::Error) -> bool {
         return true;
     }
     matches!(error.kind(), ExecutableFileBusy | Interrupted | OutOfMemory | ResourceBusy | WouldBlock)
-}
-
-/// Runs `work` while `other` also makes progress.
-async fn beside<T>(other: &mut (impl FusedFuture<Output = ()> + Unpin), work: impl Future<Output = T>) -> T {
-    let mut work = pin!(work);
-    tokio::select! {
-        biased;
-        done = &mut work => return done,
-        () = other => {}
-    }
-    work.await
 }

@@ -1,14 +1,14 @@
-//! Converts a prompt to the protocol's content.
+//! Converts content to and from the protocol's.
 
 use std::fmt::Write as _;
 
 use agent_client_protocol::v1::schema::{
     AudioContent, BlobResourceContents, ContentBlock, EmbeddedResource, EmbeddedResourceResource,
-    ImageContent, PromptCapabilities, ResourceLink,
+    ImageContent, PromptCapabilities, ResourceLink, ToolCallContent,
 };
 
 use crate::{
-    message::{Attachment, Content, Message, Source},
+    message::{Attachment, Content, Message, ResultBlock, Source, Text},
     provider::{
         Options,
         backend::{BackendError, TurnPrompt},
@@ -43,12 +43,6 @@ pub(super) fn blocks(
 
 fn attached(attachment: &Attachment, can: &PromptCapabilities) -> Result<ContentBlock, BackendError> {
     let Attachment { source, media_type, name, .. } = attachment;
-    let is = |start: &str| media_type.to_ascii_lowercase().starts_with(start);
-    let cannot = |what: &str| {
-        Err(BackendError::Unsupported(format!(
-            "this agent does not accept {what} ({media_type}) in its prompts"
-        )))
-    };
     let data = match source {
         // All agents accept links.
         Source::Url { url } => {
@@ -59,28 +53,58 @@ fn attached(attachment: &Attachment, can: &PromptCapabilities) -> Result<Content
         }
         Source::Base64 { data } => data.clone(),
     };
-    if is("image/") {
-        return if can.image {
-            Ok(ContentBlock::Image(ImageContent::new(data, media_type.clone())))
-        } else {
-            cannot("images")
-        };
+    let media_type = media_type.clone();
+    let (what, is_accepted) = match media_type.to_ascii_lowercase().split_once('/') {
+        Some(("image", _)) => ("images", can.image),
+        Some(("audio", _)) => ("audio", can.audio),
+        _ => ("embedded files", can.embedded_context),
+    };
+    if !is_accepted {
+        let why = format!("this agent does not accept {what} ({media_type}) in its prompts");
+        return Err(BackendError::Unsupported(why));
     }
-    if is("audio/") {
-        return if can.audio {
-            Ok(ContentBlock::Audio(AudioContent::new(data, media_type.clone())))
-        } else {
-            cannot("audio")
-        };
+    Ok(match what {
+        "images" => ContentBlock::Image(ImageContent::new(data, media_type)),
+        "audio" => ContentBlock::Audio(AudioContent::new(data, media_type)),
+        _ => {
+            let uri = format!("attachment:///{}", escaped(name.as_deref().unwrap_or("attachment")));
+            let contents = BlobResourceContents::new(data, uri).mime_type(media_type);
+            let contents = EmbeddedResourceResource::BlobResourceContents(contents);
+            ContentBlock::Resource(EmbeddedResource::new(contents))
+        }
+    })
+}
+
+/// Returns a part of a tool's result.
+pub(super) fn block(content: &ToolCallContent) -> ResultBlock {
+    let text = match content {
+        ToolCallContent::Content(content) => match &content.content {
+            ContentBlock::Image(image) => {
+                return Attachment::base64(image.mime_type.clone(), image.data.clone()).into();
+            }
+            other => words(other.clone()),
+        },
+        ToolCallContent::Diff(diff) => format!("changed {}", diff.path.display()),
+        ToolCallContent::Terminal(terminal) => format!("terminal {}", terminal.terminal_id),
+        _ => String::new(),
+    };
+    Text::new(text).into()
+}
+
+/// Returns a content block as text.
+pub(super) fn words(block: ContentBlock) -> String {
+    match block {
+        ContentBlock::Text(text) => text.text,
+        ContentBlock::ResourceLink(link) => format!("[{}]({})", link.name, link.uri),
+        ContentBlock::Resource(resource) => match resource.resource {
+            EmbeddedResourceResource::TextResourceContents(contents) => contents.text,
+            EmbeddedResourceResource::BlobResourceContents(contents) => format!("[{}]", contents.uri),
+            _ => String::new(),
+        },
+        ContentBlock::Image(image) => format!("[{}]", image.mime_type),
+        ContentBlock::Audio(audio) => format!("[{}]", audio.mime_type),
+        _ => String::new(),
     }
-    if !can.embedded_context {
-        return cannot("embedded files");
-    }
-    let name = name.as_deref().unwrap_or("attachment");
-    let contents = BlobResourceContents::new(data, format!("attachment:///{}", escaped(name)))
-        .mime_type(media_type.clone());
-    let contents = EmbeddedResourceResource::BlobResourceContents(contents);
-    Ok(ContentBlock::Resource(EmbeddedResource::new(contents)))
 }
 
 /// Escapes a name for use in a URI.

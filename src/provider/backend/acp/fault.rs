@@ -1,14 +1,9 @@
 //! Converts failures to the errors of a backend.
 
-use std::time::Duration;
-
 use agent_client_protocol::{Error, ErrorCode, v1::schema::AuthMethod};
 use serde_json::Value;
 
-use super::{
-    lines::shown,
-    wire::{Broken, LONGEST as LONGEST_MESSAGE},
-};
+use super::lines::shown;
 use crate::provider::backend::{BackendError, SessionId};
 
 /// The maximum length of text from the agent that an error quotes.
@@ -79,25 +74,6 @@ fn words(error: &Error) -> String {
         words.push_str(&detail);
     }
     shown(words.as_bytes(), LONGEST)
-}
-
-/// Describes how the connection ended.
-pub(super) fn broken(broken: &Broken) -> String {
-    match broken {
-        Broken::Closed => "it closed its standard output".to_owned(),
-        Broken::TooLong => {
-            format!("it wrote a message that is longer than the limit of {LONGEST_MESSAGE} bytes")
-        }
-        Broken::Noise(line) => format!("its output is not the Agent Client Protocol: {line}"),
-        Broken::Damaged(line) => format!("it wrote a damaged message: {line}"),
-        Broken::Failed(error) => format!("its output can't be read: {error}"),
-        Broken::Deaf(error) => format!("it stopped reading its input: {error}"),
-    }
-}
-
-/// Returns the error for a call that took too long.
-pub(super) fn slow(call: &'static str, limit: Duration) -> BackendError {
-    BackendError::Timeout { call, limit }
 }
 
 #[cfg(test)]

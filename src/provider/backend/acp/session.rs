@@ -21,7 +21,7 @@ use futures_util::stream;
 use tokio::time::timeout;
 
 use super::{
-    Config,
+    AcpBackend,
     connection::{Connection, Unanswered},
     content, fault, model,
 };
@@ -48,7 +48,7 @@ pub(super) struct AcpSession {
 
 /// A session that is being opened.
 struct Opening<'a> {
-    config: &'a Config,
+    backend: &'a AcpBackend,
     connection: Connection,
     until: Instant,
     sign_in: Vec<AuthMethod>,
@@ -56,17 +56,17 @@ struct Opening<'a> {
 
 /// Starts the program, and starts or resumes a session.
 pub(super) async fn open(
-    config: &Config,
+    backend: &AcpBackend,
     resumed: Option<&SessionId>,
     options: &SessionOptions,
 ) -> Result<AcpSession, BackendError> {
-    let folder = config.folder(options.folder()?)?;
-    let connection = Connection::open(config.command(&folder), &config.name).await?;
-    let until = Instant::now() + config.start_limit;
-    let mut opening = Opening { config, connection, until, sign_in: Vec::new() };
+    let folder = backend.folder(options.folder()?)?;
+    let connection = Connection::open(backend.command(&folder), &backend.name).await?;
+    let until = Instant::now() + backend.start_limit;
+    let mut opening = Opening { backend, connection, until, sign_in: Vec::new() };
     let can = opening.initialize().await?;
     let servers: Result<Vec<WireServer>, _> =
-        config.servers.iter().map(|server| server.wire(&can.mcp_capabilities)).collect();
+        backend.servers.iter().map(|server| server.wire(&can.mcp_capabilities)).collect();
     let servers = servers?;
     let (id, model_options) = match resumed {
         None => {
@@ -85,21 +85,21 @@ pub(super) async fn open(
     };
     let mut warnings = Vec::new();
     if options.system.is_some() {
-        warnings.push(format!("the system prompt is ignored: `{}` has its own", config.name));
+        warnings.push(format!("the system prompt is ignored: `{}` has its own", backend.name));
     }
     let unknown = options.settings.keys().filter(|name| *name != "folder");
     warnings.extend(unknown.map(|setting| {
-        format!("the setting `{setting}` is ignored: `{}` supports only the setting `folder`", config.name)
+        format!("the setting `{setting}` is ignored: `{}` supports only the setting `folder`", backend.name)
     }));
     warnings.extend(opening.choose(&id, &options.model, model_options.unwrap_or_default()).await?);
     let connection = opening.connection;
     Ok(AcpSession {
         connection,
         id,
-        name: config.name.clone(),
+        name: backend.name.clone(),
         can: can.prompt_capabilities,
         warnings: Mutex::new(warnings),
-        grace: config.stop_limit,
+        grace: backend.stop_limit,
     })
 }
 
@@ -114,7 +114,7 @@ impl Opening<'_> {
         answer.map_err(|unanswered| match unanswered {
             // The error names the limit of the start as a whole.
             Unanswered::Over(BackendError::Timeout { call, .. }) => {
-                Unanswered::Over(fault::slow(call, self.config.start_limit))
+                Unanswered::Over(BackendError::Timeout { call, limit: self.backend.start_limit })
             }
             other => other,
         })
@@ -132,20 +132,20 @@ impl Opening<'_> {
     }
 
     async fn initialize(&mut self) -> Result<AgentCapabilities, BackendError> {
-        let client = Implementation::new(self.config.client.0.clone(), self.config.client.1.clone());
+        let client = Implementation::new(self.backend.client.0.clone(), self.backend.client.1.clone());
         let request = InitializeRequest::new(ProtocolVersion::V1).client_info(client);
         let agent = self.ask("initialize", request).await?;
         if agent.protocol_version != ProtocolVersion::V1 {
             return Err(BackendError::Unsupported(format!(
                 "`{}` speaks version {} of the Agent Client Protocol; only version {} is supported",
-                self.config.program.to_string_lossy(),
+                self.backend.program.to_string_lossy(),
                 agent.protocol_version,
                 ProtocolVersion::V1,
             )));
         }
         self.sign_in = agent.auth_methods;
         self.connection.shared.signs_in(self.sign_in.clone());
-        if let Some(way) = &self.config.sign_in {
+        if let Some(way) = &self.backend.sign_in {
             self.ask("authenticate", AuthenticateRequest::new(way.clone())).await?;
         }
         Ok(agent.agent_capabilities)
@@ -173,7 +173,7 @@ impl Opening<'_> {
                 Err(Unanswered::Refused(error))
                     if can.load_session && error.code != ErrorCode::AUTH_REQUIRED =>
                 {
-                    let program = self.config.program.to_string_lossy();
+                    let program = self.backend.program.to_string_lossy();
                     tracing::warn!(%program, error = %error.message, "`session/resume` failed; trying `session/load`");
                 }
                 Err(unanswered) => return Err(refused("session/resume", unanswered)),
@@ -182,7 +182,7 @@ impl Opening<'_> {
         if !can.load_session {
             return Err(BackendError::NotResumable(format!(
                 "`{}` can neither resume nor load a session; start a new conversation, or set `with_lost_session`",
-                self.config.program.to_string_lossy()
+                self.backend.program.to_string_lossy()
             )));
         }
         let request = LoadSessionRequest::new(wire, folder).mcp_servers(servers);
@@ -214,11 +214,11 @@ impl Opening<'_> {
             }
             model::Choice::None => Ok(Some(format!(
                 "the model `{model}` is ignored: `{}` offers no choice of models",
-                self.config.name
+                self.backend.name
             ))),
             model::Choice::Unknown(there) => Err(BackendError::Invalid(format!(
                 "`{}` has no model `{model}`; choose one of: {there}",
-                self.config.name
+                self.backend.name
             ))),
         }
     }

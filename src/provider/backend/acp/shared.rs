@@ -18,17 +18,14 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    fault,
+    answer, fault,
     permission::{Question, outcome},
     translate::{Translator, status},
     wire::{MessagesInFlight, Room},
 };
-use crate::{
-    message::Usage,
-    provider::{
-        StopReason,
-        backend::{BackendError, BackendEvent, PermissionRequest, TurnResult},
-    },
+use crate::provider::{
+    StopReason,
+    backend::{BackendError, BackendEvent, PermissionRequest, TurnResult},
 };
 
 /// How many statuses that arrive between two turns are kept for the next turn.
@@ -244,7 +241,7 @@ impl ConnectionState {
         // its turn.
         let Some((name, data)) = status(&update) else {
             if state.turns > 0
-                && let Some(text) = answer_text(&update)
+                && let Some(text) = answer::text(&update)
             {
                 let room = LONGEST_LATE.saturating_sub(state.late.chars().count());
                 state.late.extend(text.chars().take(room));
@@ -310,9 +307,9 @@ impl ConnectionState {
             return;
         };
         let last = match answer {
-            Ok(answer) => match stop_reason(answer) {
+            Ok(answer) => match answer::stop_reason(answer) {
                 Some(stop_reason) => {
-                    if let Some(usage) = usage(answer) {
+                    if let Some(usage) = answer::usage(answer) {
                         turn.emit(BackendEvent::Usage(usage), None);
                     }
                     let result = TurnResult::new(stop_reason);
@@ -330,36 +327,4 @@ impl ConnectionState {
         turn.end(last);
         self.idle.send_replace(true);
     }
-}
-
-/// Returns the text that an update adds to a response.
-fn answer_text(update: &Value) -> Option<&str> {
-    let is_answer = update.get("sessionUpdate")? == "agent_message_chunk";
-    update.get("content")?.get("text")?.as_str().filter(|_| is_answer)
-}
-
-fn stop_reason(answer: &Value) -> Option<StopReason> {
-    Some(match answer.get("stopReason")?.as_str()? {
-        "end_turn" => StopReason::Stop,
-        "max_tokens" => StopReason::Length,
-        "max_turn_requests" => StopReason::MaxSteps,
-        "refusal" => StopReason::Refusal,
-        "cancelled" => StopReason::Cancelled,
-        other => StopReason::Other(other.to_owned()),
-    })
-}
-
-/// Returns the usage of the turn, which some agents report although the protocol does not define it yet.
-fn usage(answer: &Value) -> Option<Usage> {
-    let usage = answer.get("usage")?.as_object()?;
-    let count = |name: &str| usage.get(name).and_then(Value::as_u64);
-    let (input, output) = (count("inputTokens")?, count("outputTokens")?);
-    Some(Usage {
-        input,
-        output,
-        reasoning: count("thoughtTokens").unwrap_or(0).min(output),
-        cache_read: count("cachedReadTokens").unwrap_or(0),
-        cache_write: count("cachedWriteTokens").unwrap_or(0),
-        cost: None,
-    })
 }

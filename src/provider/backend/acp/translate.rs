@@ -2,14 +2,12 @@
 
 use std::collections::HashMap;
 
-use agent_client_protocol::v1::schema::{
-    ContentBlock, EmbeddedResourceResource, SessionUpdate, ToolCall, ToolCallContent, ToolCallStatus,
-    ToolCallUpdate, ToolKind,
-};
+use agent_client_protocol::v1::schema::{SessionUpdate, ToolCall, ToolCallStatus, ToolCallUpdate, ToolKind};
 use serde_json::{Value, json};
 
+use super::content::{block, words};
 use crate::{
-    message::{Attachment, ResultBlock, Text, ToolResult, ToolUse, ToolUseId},
+    message::{ResultBlock, Text, ToolResult, ToolUse, ToolUseId},
     provider::{
         backend::BackendEvent,
         halves::{self, Half},
@@ -41,14 +39,8 @@ impl Translator {
         let mut events = Vec::new();
         for event in self.events(update) {
             match event {
-                BackendEvent::Text(text) => {
-                    let text = self.joined(false, text, &mut events);
-                    events.push(BackendEvent::Text(text));
-                }
-                BackendEvent::Thinking(text) => {
-                    let text = self.joined(true, text, &mut events);
-                    events.push(BackendEvent::Thinking(text));
-                }
+                BackendEvent::Text(text) => self.join(false, text, &mut events),
+                BackendEvent::Thinking(text) => self.join(true, text, &mut events),
                 // The text continues after these events.
                 BackendEvent::Status { .. } | BackendEvent::Plan(_) => events.push(event),
                 event => events.extend(self.finish().into_iter().chain([event])),
@@ -57,22 +49,21 @@ impl Translator {
         events
     }
 
-    /// Returns a text without marks of halves, joined with the half at the end of the previous text.
-    fn joined(&mut self, thinking: bool, text: String, events: &mut Vec<BackendEvent>) -> String {
+    /// Adds the event of a text, without marks of halves and joined with the half at the end of the previous text.
+    fn join(&mut self, thinking: bool, text: String, events: &mut Vec<BackendEvent>) {
         if self.open.is_some_and(|(kind, _)| kind != thinking) {
             events.extend(self.finish());
         }
         let before = self.open.take().map(|(_, half)| half);
         let (text, open) = halves::resolved(before, text);
         self.open = open.map(|half| (thinking, half));
-        text
+        events.push(text_event(thinking, text));
     }
 
     /// Returns the text that is left at the turn's end: U+FFFD if the last text ended with half a character.
     pub(super) fn finish(&mut self) -> Option<BackendEvent> {
         let (thinking, _) = self.open.take()?;
-        let text = char::REPLACEMENT_CHARACTER.to_string();
-        Some(if thinking { BackendEvent::Thinking(text) } else { BackendEvent::Text(text) })
+        Some(text_event(thinking, char::REPLACEMENT_CHARACTER.to_string()))
     }
 
     fn events(&mut self, update: Value) -> Vec<BackendEvent> {
@@ -193,44 +184,17 @@ impl Tool {
         let mut content: Vec<ResultBlock> = self.call.content.iter().map(block).collect();
         if content.is_empty() {
             let raw = self.call.raw_output.as_ref().filter(|raw| !raw.is_null());
-            content.extend(raw.map(|raw| match raw {
-                Value::String(text) => ResultBlock::Text(Text::new(text.clone())),
-                other => ResultBlock::Text(Text::new(other.to_string())),
+            content.extend(raw.map(|raw| {
+                let text = raw.as_str().map_or_else(|| raw.to_string(), str::to_owned);
+                ResultBlock::Text(Text::new(text))
             }));
         }
         Some(ToolResult { tool_use_id: self.id.clone(), name: self.name(), content, is_error })
     }
 }
 
-fn block(content: &ToolCallContent) -> ResultBlock {
-    let text = match content {
-        ToolCallContent::Content(content) => match &content.content {
-            ContentBlock::Image(image) => {
-                return Attachment::base64(image.mime_type.clone(), image.data.clone()).into();
-            }
-            other => words(other.clone()),
-        },
-        ToolCallContent::Diff(diff) => format!("changed {}", diff.path.display()),
-        ToolCallContent::Terminal(terminal) => format!("terminal {}", terminal.terminal_id),
-        _ => String::new(),
-    };
-    Text::new(text).into()
-}
-
-/// Returns a content block as text.
-fn words(block: ContentBlock) -> String {
-    match block {
-        ContentBlock::Text(text) => text.text,
-        ContentBlock::ResourceLink(link) => format!("[{}]({})", link.name, link.uri),
-        ContentBlock::Resource(resource) => match resource.resource {
-            EmbeddedResourceResource::TextResourceContents(contents) => contents.text,
-            EmbeddedResourceResource::BlobResourceContents(contents) => format!("[{}]", contents.uri),
-            _ => String::new(),
-        },
-        ContentBlock::Image(image) => format!("[{}]", image.mime_type),
-        ContentBlock::Audio(audio) => format!("[{}]", audio.mime_type),
-        _ => String::new(),
-    }
+fn text_event(thinking: bool, text: String) -> BackendEvent {
+    if thinking { BackendEvent::Thinking(text) } else { BackendEvent::Text(text) }
 }
 
 /// Returns the status in an update, with its name, if the update is about the session as a whole. An update of an
@@ -251,15 +215,10 @@ pub(super) fn status(update: &Value) -> Option<(String, Value)> {
         "session_info_update" => ("session", None),
         other => (other, None),
     };
-    let data = if let Some(member) = member {
-        update.get(member)?.clone()
-    } else {
-        let mut data = update.clone();
-        if let Some(members) = data.as_object_mut() {
-            members.shift_remove("sessionUpdate");
-        }
-        data
-    };
+    let mut data = member.map_or(Some(update), |member| update.get(member))?.clone();
+    if let (None, Some(members)) = (member, data.as_object_mut()) {
+        members.shift_remove("sessionUpdate");
+    }
     Some((name.to_owned(), data))
 }
 

@@ -33,17 +33,21 @@ const BUDGET: u32 = 8 * 1024 * 1024;
 const MOST_NOISE: u32 = 1000;
 
 /// The reason why reading or writing has ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug, thiserror::Error)]
 pub(super) enum Broken {
-    /// The program closed its standard output.
+    #[error("it closed its standard output")]
     Closed,
+    #[error("it wrote a message that is longer than the limit of {LONGEST} bytes")]
     TooLong,
     /// The program wrote only lines that are not messages. The text is the first of them.
+    #[error("its output is not the Agent Client Protocol: {0}")]
     Noise(String),
-    /// The program wrote a damaged message.
+    #[error("it wrote a damaged message: {0}")]
     Damaged(String),
+    #[error("its output can't be read: {0}")]
     Failed(String),
     /// The program closed its standard input.
+    #[error("it stopped reading its input: {0}")]
     Deaf(String),
 }
 

@@ -159,9 +159,9 @@ pub(crate) use error::is_error;
 pub use gemini::GoogleGemini;
 pub use ollama::OllamaChat;
 pub use responses::{OpenAiResponses, ReasoningItems};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
-use super::{Delta, ErrorKind, ProviderError, Request, UnsupportedAttachment};
+use super::{CacheHint, Delta, ErrorKind, ProviderError, Request, UnsupportedAttachment};
 use crate::message::Attachment;
 use crate::setters::setters;
 
@@ -277,6 +277,14 @@ pub trait Decoder: Send {
     ///
     /// [`ErrorKind::Truncated`] if the wire format's terminal event was not decoded.
     fn end(&mut self, deltas: &mut Vec<Delta>) -> Result<(), ProviderError>;
+}
+
+/// Returns the mark of a text up to which Anthropic's models cache the prompt.
+fn cache_control(hint: CacheHint) -> Value {
+    match hint {
+        CacheHint::Short => json!({"type": "ephemeral"}),
+        CacheHint::Long => json!({"type": "ephemeral", "ttl": "1h"}),
+    }
 }
 
 /// Returns the text that replaces an attachment that the wire format or the model does not support.

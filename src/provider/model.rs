@@ -158,7 +158,7 @@ impl Model {
 
     /// Adds the facts about the model and the source of its key to `request`, which may be for another id of the same provider.
     pub(crate) fn complete(&self, request: &mut Request) {
-        let same = request.model == self.0.id;
+        let same = Arc::ptr_eq(&request.model, &self.0.id) || request.model == self.0.id;
         if request.model_info.is_none() {
             request.model_info = if same { self.info().cloned() } else { self.find(&request.model) };
         }

@@ -1,6 +1,7 @@
 use std::{collections::BTreeSet, fmt, sync::Arc};
 
 use super::{Price, Traits};
+use crate::setters::setters;
 
 /// Facts about a model. `None` means unknown and restricts nothing.
 ///
@@ -52,12 +53,6 @@ impl ModelInfo {
         Self { id: id.into(), ..Self::default() }
     }
 
-    /// Sets the display name.
-    pub fn with_name(mut self, name: impl Into<String>) -> Self {
-        self.name = Some(name.into());
-        self
-    }
-
     /// Sets the context window in tokens.
     pub fn with_context_window(mut self, tokens: u64) -> Self {
         self.context_window = Some(tokens);
@@ -76,30 +71,6 @@ impl ModelInfo {
         self
     }
 
-    /// Sets whether the model can reason.
-    pub fn with_thinking(mut self, can: bool) -> Self {
-        self.thinking = Some(can);
-        self
-    }
-
-    /// Sets whether the model can use tools.
-    pub fn with_tools(mut self, can: bool) -> Self {
-        self.tools = Some(can);
-        self
-    }
-
-    /// Sets whether the service can enforce a schema for the model's responses.
-    pub fn with_structured_output(mut self, can: bool) -> Self {
-        self.structured_output = Some(can);
-        self
-    }
-
-    /// Sets the price.
-    pub fn with_price(mut self, price: Price) -> Self {
-        self.price = Some(price);
-        self
-    }
-
     /// Returns whether the model accepts a file of this media type, as far as it is known. For many models it is unknown, and for
     /// text of all types the wire format decides. Services that accept images also accept PDFs, because they show the pages
     /// as images.
@@ -110,6 +81,14 @@ impl ModelInfo {
         input.contains(&modality) || modality == Modality::Pdf && input.contains(&Modality::Image)
     }
 }
+
+setters!(ModelInfo:
+    with_name(name: some String),
+    with_thinking(thinking: some bool),
+    with_tools(tools: some bool),
+    with_structured_output(structured_output: some bool),
+    with_price(price: some Price),
+);
 
 /// A kind of content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

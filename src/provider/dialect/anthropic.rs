@@ -124,9 +124,8 @@ enum Output {
 impl Output {
     fn of(request: &Request) -> Self {
         let traits = &request.traits().messages;
-        let off =
-            matches!(request.options.thinking(), None | Some(ThinkingMode::Off | ThinkingMode::Budget(0)));
-        let thinks = !off && traits.thinking != MessagesThinking::None;
+        let thinks = request.options.thinking().is_some_and(ThinkingMode::is_on)
+            && traits.thinking != MessagesThinking::None;
         match request.options.output() {
             None => Self::None,
             Some(output)

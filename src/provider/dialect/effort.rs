@@ -62,13 +62,7 @@ pub(super) fn supported(efforts: &[Effort], wanted: Effort) -> Option<Effort> {
 
 /// Returns the name of an effort in this crate.
 pub(super) const fn name(effort: Effort) -> &'static str {
-    match effort {
-        Effort::Minimal => "minimal",
-        Effort::Low => "low",
-        Effort::Medium => "medium",
-        Effort::High => "high",
-        Effort::Max => "max",
-    }
+    EffortWords { minimal: "minimal", max: "max", ..EffortWords::COMMON }.word(effort)
 }
 
 /// Returns the usual token budget of an effort.

@@ -7,10 +7,10 @@ use super::{
     schema,
 };
 use crate::provider::{
-    CacheHint, Effort, Options, ProviderError, Request, ThinkingMode, ToolChoice,
+    Options, ProviderError, Request, ThinkingMode, ToolChoice,
     catalogue::{MessagesSampling as Sampling, MessagesThinking as Thinking, MessagesTraits, ThinkingOff},
     dialect::{
-        Encoded,
+        EffortWords, Encoded, cache_control,
         effort::{budget_of, nearest},
         names::ToolNames,
         tool_schema::tool_schema,
@@ -24,13 +24,13 @@ const MAX_TOKENS: u32 = 4096;
 /// The smallest thinking budget that the service accepts.
 const MIN_BUDGET: u32 = 1024;
 
+/// The words for efforts.
+const WORDS: EffortWords = EffortWords { max: "max", ..EffortWords::COMMON };
+
 /// Encodes a request. `block_binding` indicates whether the service supports the member of that name.
 pub(super) fn encode(request: &Request, block_binding: bool) -> Result<Encoded, ProviderError> {
     let options = &request.options;
-    let cache = options.cache().map(|hint| match hint {
-        CacheHint::Short => json!({"type": "ephemeral"}),
-        CacheHint::Long => json!({"type": "ephemeral", "ttl": "1h"}),
-    });
+    let cache = options.cache().map(cache_control);
     let names = ToolNames::of(request, NAME_LIMIT, "");
     let mut encoder = Encoder {
         options,
@@ -106,10 +106,9 @@ impl Encoder<'_> {
             Some(ThinkingMode::Effort(effort)) if thinking == Thinking::Budget => {
                 budget = Some(budget_of(effort));
             }
-            Some(ThinkingMode::Effort(effort)) => decided.effort = Some(word(effort)),
+            Some(ThinkingMode::Effort(effort)) => decided.effort = Some(WORDS.word(effort)),
             Some(ThinkingMode::Budget(tokens)) if thinking == Thinking::Adaptive => {
-                let effort = nearest(tokens);
-                let effort = word(effort);
+                let effort = WORDS.word(nearest(tokens));
                 self.warn(format!(
                     "`thinking` is set to effort {effort}: this model does not support a budget"
                 ));
@@ -129,7 +128,7 @@ impl Encoder<'_> {
         if let Some(budget) = budget {
             decided.on = true;
             self.set("thinking", json!({"type": "enabled", "budget_tokens": budget}));
-        } else if decided.effort.is_some() && !self.is_off() {
+        } else if decided.effort.is_some() && self.options.thinking().is_some_and(ThinkingMode::is_on) {
             decided.on = true;
             self.set("thinking", json!({"type": "adaptive"}));
         }
@@ -166,10 +165,6 @@ impl Encoder<'_> {
             thinking["block_binding"] = json!({"prefix_mismatch_behavior": "drop_block"});
         }
         Kept::All
-    }
-
-    fn is_off(&self) -> bool {
-        matches!(self.options.thinking(), Some(ThinkingMode::Off | ThinkingMode::Budget(0)))
     }
 
     /// Returns `max_tokens` and the thinking budget, which has to be below it: thinking counts towards the limit.
@@ -348,14 +343,5 @@ impl Encoder<'_> {
                 _ => self.warn(format!("`metadata` {key} is ignored: the service supports only user_id")),
             }
         }
-    }
-}
-
-const fn word(effort: Effort) -> &'static str {
-    match effort {
-        Effort::Minimal | Effort::Low => "low",
-        Effort::Medium => "medium",
-        Effort::High => "high",
-        Effort::Max => "max",
     }
 }

@@ -2,15 +2,12 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::provider::CacheHint;
+use crate::provider::{CacheHint, dialect::cache_control};
 
 /// Marks the system prompt and the last text, so that the cached prefix of the next request includes everything before
 /// them.
 pub(super) fn mark(messages: &mut [Value], hint: CacheHint) {
-    let control = match hint {
-        CacheHint::Short => json!({"type": "ephemeral"}),
-        CacheHint::Long => json!({"type": "ephemeral", "ttl": "1h"}),
-    };
+    let control = cache_control(hint);
     if let Some((first, rest)) = messages.split_first_mut() {
         let is_system = matches!(first["role"].as_str(), Some("system" | "developer"));
         let marked = rest.iter_mut().rev().any(|message| mark_text(message, &control));

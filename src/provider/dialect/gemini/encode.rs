@@ -5,7 +5,7 @@ use crate::provider::{
     CacheHint, Effort, ErrorKind, ProviderError, Request, ThinkingMode, ToolChoice,
     catalogue::{GeminiThinking as Thinking, GeminiTraits},
     dialect::{
-        Encoded,
+        EffortWords, Encoded,
         effort::{budget_of, nearest, supported},
         names::ToolNames,
         tool_schema::tool_schema,
@@ -14,6 +14,9 @@ use crate::provider::{
 
 /// The number of stop sequences that the service supports.
 const STOP_LIMIT: usize = 5;
+
+/// The words for levels.
+const WORDS: EffortWords = EffortWords { minimal: "minimal", ..EffortWords::COMMON };
 
 pub(super) fn encode(request: &Request) -> Result<Encoded, ProviderError> {
     // The id is part of the path.
@@ -163,7 +166,7 @@ impl Encoder<'_> {
                     ThinkingMode::Budget(budget) => nearest(budget),
                 };
                 let level = supported(levels, wanted)?;
-                let word = word(level);
+                let word = WORDS.word(level);
                 match mode {
                     ThinkingMode::Off => {
                         self.warn(format!(
@@ -201,14 +204,5 @@ impl Encoder<'_> {
 
     fn warn(&mut self, text: impl Into<String>) {
         self.warnings.push(text.into());
-    }
-}
-
-const fn word(effort: Effort) -> &'static str {
-    match effort {
-        Effort::Minimal => "minimal",
-        Effort::Low => "low",
-        Effort::Medium => "medium",
-        Effort::High | Effort::Max => "high",
     }
 }

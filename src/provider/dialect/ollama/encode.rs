@@ -1,13 +1,15 @@
 use std::borrow::Cow;
 
-use serde_json::{Map, Number, Value, json};
+use serde_json::{Map, Value, json};
 
 use super::NAME;
 use crate::{
     message::{Attachment, Content, Message, ResultBlock, Role, Source, ToolResult, ToolUse},
     provider::{
         CacheHint, Effort, ProviderError, Request, ThinkingMode, ToolChoice,
-        dialect::{Encoded, effort::nearest, placeholder, texts, tool_schema::tool_schema},
+        dialect::{
+            EffortWords, Encoded, effort::nearest, openai, placeholder, texts, tool_schema::tool_schema,
+        },
     },
 };
 
@@ -207,11 +209,7 @@ impl<'a> Encoder<'a> {
             self.warn("`thinking` is only turned on: Ollama has no efforts and no budgets for this model");
             return Some(true.into());
         }
-        let word = match effort {
-            Effort::Minimal | Effort::Low => "low",
-            Effort::Medium => "medium",
-            Effort::High | Effort::Max => "high",
-        };
+        let word = EffortWords::COMMON.word(effort);
         match mode {
             ThinkingMode::Budget(budget) => {
                 self.warn(format!(
@@ -232,15 +230,7 @@ impl<'a> Encoder<'a> {
         if let Some(max) = options.max_tokens() {
             out.insert("num_predict".to_owned(), max.into());
         }
-        for (key, value) in [("temperature", options.temperature()), ("top_p", options.top_p())] {
-            match value.map(Number::from_f64) {
-                None => {}
-                Some(Some(number)) => {
-                    out.insert(key.to_owned(), Value::Number(number));
-                }
-                Some(None) => self.warn(format!("`{key}` is ignored: it is not a finite number")),
-            }
-        }
+        openai::sampling(options, true, &mut out, &mut self.warnings);
         let stop: Vec<&str> = options
             .stop_sequences()
             .into_iter()

@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::{NAME, OpenAiResponses, ReasoningItems, input::Input};
 use crate::provider::{
-    CacheHint, OutputSchema, ProviderError, Request, ThinkingMode, ToolChoice,
+    CacheHint, OutputSchema, ProviderError, Request, ToolChoice,
     catalogue::OpenAiTraits,
     dialect::{
         EffortWords, Encoded, OutputSupport,
@@ -126,9 +126,9 @@ impl Encoder<'_> {
         let Some(words) = self.format.effort else {
             return self.warn("`thinking` is ignored: this service has no setting for it");
         };
-        let off = matches!(mode, ThinkingMode::Off | ThinkingMode::Budget(0));
+        let on = mode.is_on();
         if !self.traits.reasons() {
-            if !off {
+            if on {
                 self.warn("`thinking` is ignored: this model does not reason");
             }
             return;
@@ -141,7 +141,7 @@ impl Encoder<'_> {
             return;
         };
         let mut reasoning = Map::from_iter([("effort".to_owned(), Value::from(word))]);
-        if self.format.summaries && !off {
+        if self.format.summaries && on {
             reasoning.insert("summary".to_owned(), "auto".into());
         }
         self.set("reasoning", reasoning);

@@ -81,8 +81,8 @@ pub(super) struct TypedCounts {
 
 impl TypedCounts {
     /// Returns the value of this member, if the service reports it.
-    pub(super) fn read<T>(&mut self, member: &'static str, told: Reported<T>) -> Option<T> {
-        match told {
+    pub(super) fn read<T>(&mut self, member: &'static str, reported: Reported<T>) -> Option<T> {
+        match reported {
             Reported::Nothing => None,
             Reported::Value(value) => Some(value),
             Reported::Unreadable => {

@@ -116,8 +116,8 @@ impl Words {
     /// Describes the alternatives of a schema and of its parts, and the schemas that it forbids.
     fn add(&mut self, root: &Value, schema: &Map<String, Value>) {
         for (key, head) in [("oneOf", "Exactly one of these:"), ("anyOf", "At least one of these:")] {
-            let said = |part| Some(line(&members(root, part)?, description(root, part)));
-            let lines: Vec<String> = parts(schema, key).iter().filter_map(said).collect();
+            let described = |part| Some(line(&members(root, part)?, description(root, part)));
+            let lines: Vec<String> = parts(schema, key).iter().filter_map(described).collect();
             if lines.len() >= 2 {
                 self.say(head, &lines);
             }
@@ -178,8 +178,8 @@ fn line(members: &Members, description: Option<&str>) -> String {
 fn description<'a>(root: &'a Value, schema: &'a Value) -> Option<&'a str> {
     let mut schema = schema;
     loop {
-        let said = schema.get("description").or_else(|| schema.get("title"));
-        if let Some(text) = said.and_then(Value::as_str).filter(|text| !text.is_empty()) {
+        let text = schema.get("description").or_else(|| schema.get("title"));
+        if let Some(text) = text.and_then(Value::as_str).filter(|text| !text.is_empty()) {
             return Some(text);
         }
         schema = target(root, schema.get("$ref")?.as_str()?)?;

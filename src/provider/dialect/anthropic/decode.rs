@@ -165,9 +165,9 @@ impl MessagesDecoder {
         self.must_be_open(data)?;
         let mut message = MessageDelta::default();
         if let Some(delta) = &event.delta {
-            let told = [("container", &delta.container), ("stop_details", &delta.stop_details)];
-            message.stop_reason = self.ending(&delta.stop_reason, told);
-            if told.iter().any(|(_, value)| value.is_some()) {
+            let members = [("container", &delta.container), ("stop_details", &delta.stop_details)];
+            message.stop_reason = self.ending(&delta.stop_reason, members);
+            if members.iter().any(|(_, value)| value.is_some()) {
                 message.provider_data = self.provider_data();
             }
         }
@@ -179,8 +179,8 @@ impl MessagesDecoder {
     }
 
     /// Stores the data about the end of the response, and the data that belongs to the message.
-    fn ending(&mut self, word: &str, told: [(&str, &Option<Value>); 2]) -> Option<StopReason> {
-        for (key, value) in told {
+    fn ending(&mut self, word: &str, members: [(&str, &Option<Value>); 2]) -> Option<StopReason> {
+        for (key, value) in members {
             self.data.extend(value.clone().map(|value| (key.to_owned(), value)));
         }
         self.has_stop_reason |= !word.is_empty();

@@ -148,9 +148,9 @@ fn describe_refused(map: &mut Map<String, Value>) {
     if refused.is_empty() {
         return;
     }
-    let said: Vec<String> = refused
+    let notes: Vec<String> = refused
         .iter()
         .filter_map(|key| map.shift_remove(key).map(|value| format!("{key}: {value}")))
         .collect();
-    describe(map, " ", &format!("({})", said.join(", ")));
+    describe(map, " ", &format!("({})", notes.join(", ")));
 }

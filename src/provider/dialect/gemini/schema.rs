@@ -59,7 +59,7 @@ impl Restrictor<'_> {
             return self.schema(&Value::Object(merged));
         }
         let mut out = Map::new();
-        let mut said = Vec::new();
+        let mut notes = Vec::new();
         for (key, value) in schema {
             match (key.as_str(), value) {
                 ("$defs" | "definitions", Value::Object(_)) => {
@@ -83,11 +83,11 @@ impl Restrictor<'_> {
                     out.insert(key.to_owned(), value.clone());
                 }
                 (key, _) if SILENT.contains(&key) => {}
-                (key, value) => said.push(format!("{key}: {value}")),
+                (key, value) => notes.push(format!("{key}: {value}")),
             }
         }
-        if !said.is_empty() {
-            describe(&mut out, " ", &format!("({})", said.join(", ")));
+        if !notes.is_empty() {
+            describe(&mut out, " ", &format!("({})", notes.join(", ")));
         }
         Value::Object(out)
     }

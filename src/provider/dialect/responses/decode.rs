@@ -30,8 +30,8 @@ pub(super) struct ResponsesDecoder {
     answer: ResponseItems,
     /// The id of the response.
     id: String,
-    told: bool,
-    model_told: bool,
+    metadata_emitted: bool,
+    model_emitted: bool,
     done: bool,
 }
 
@@ -146,8 +146,8 @@ impl ResponsesDecoder {
     fn emit_metadata(&mut self, response: &Value, deltas: &mut Vec<Delta>) {
         let (id, model) = (text(response, "id"), text(response, "model"));
         let new_id = self.id.is_empty() && !id.is_empty();
-        let new_model = !self.model_told && !model.is_empty();
-        if self.told && !new_id && !new_model {
+        let new_model = !self.model_emitted && !model.is_empty();
+        if self.metadata_emitted && !new_id && !new_model {
             return;
         }
         if new_id {
@@ -157,8 +157,8 @@ impl ResponsesDecoder {
         if !self.id.is_empty() {
             data.insert("id".to_owned(), Value::from(&*self.id));
         }
-        self.told = true;
-        self.model_told |= new_model;
+        self.metadata_emitted = true;
+        self.model_emitted |= new_model;
         deltas.push(Delta::Message(Box::new(MessageDelta {
             model: new_model.then(|| model.to_owned()),
             provider_data: Map::from_iter([(NAME.to_owned(), Value::Object(data))]),

@@ -107,9 +107,9 @@ pub(super) fn list<'a>(value: &'a Value, key: &str) -> &'a [Value] {
 pub(super) fn call_signature(item: &Value) -> Option<String> {
     let namespace = Some(text(item, "namespace")).filter(|it| !it.is_empty()).map(Value::from);
     let caller = item.get("caller").filter(|it| !matches!(text(it, "type"), "" | "direct")).cloned();
-    let told = [("namespace", namespace), ("caller", caller)];
+    let members = [("namespace", namespace), ("caller", caller)];
     let kept: Map<String, Value> =
-        told.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))).collect();
+        members.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))).collect();
     (!kept.is_empty()).then(|| Value::Object(kept).to_string())
 }
 

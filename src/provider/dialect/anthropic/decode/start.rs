@@ -34,8 +34,8 @@ impl MessagesDecoder {
             if !start.id.is_empty() {
                 self.data.insert("id".to_owned(), (*start.id).into());
             }
-            let told = [("container", &start.container), ("stop_details", &start.stop_details)];
-            message.stop_reason = self.ending(&start.stop_reason, told);
+            let members = [("container", &start.container), ("stop_details", &start.stop_details)];
+            message.stop_reason = self.ending(&start.stop_reason, members);
             if let Some(usage) = &start.usage {
                 message.usage = self.count(usage, deltas);
             }

@@ -79,8 +79,8 @@ pub(crate) fn references(schema: &Value) -> Vec<(String, &str)> {
 /// Replaces each reference in a schema and its subschemas for which `moved` returns a new one.
 pub(crate) fn redirect(schema: &mut Value, moved: impl Fn(&str) -> Option<String>) {
     let references = references(schema).into_iter();
-    let moves: Vec<_> = references.filter_map(|(path, old)| Some((path, moved(old)?))).collect();
-    for (path, new) in moves {
+    let changes: Vec<_> = references.filter_map(|(path, old)| Some((path, moved(old)?))).collect();
+    for (path, new) in changes {
         if let Some(reference) = schema.pointer_mut(&path) {
             *reference = new.into();
         }

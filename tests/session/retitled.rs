@@ -41,19 +41,17 @@ async fn rename_elsewhere_before_a_turn_the_turn_is_stored_and_the_title_adopted
     session.ask("Two").await.unwrap();
     assert_all_stored(&store, &session, Some("Theirs")).await;
     assert_eq!(store.words(), ["commit", "commit", "commit"]);
-    let mut events_seen = Vec::new();
-    while events_seen.len() < 2 {
+    let mut seen = Vec::new();
+    while seen.len() < 2 {
         let Some(Update::Event(event)) = events.next().await else { panic!() };
         match &*event.event {
-            SessionEvent::Title { title } => events_seen.push(title.as_deref().unwrap().to_owned()),
-            SessionEvent::Store(StoreReport::Saved { through, .. }) => {
-                events_seen.push(format!("{through:?}"))
-            }
+            SessionEvent::Title { title } => seen.push(title.as_deref().unwrap().to_owned()),
+            SessionEvent::Store(StoreReport::Saved { through, .. }) => seen.push(format!("{through:?}")),
             SessionEvent::Store(other) => panic!("{other:?}"),
             _ => {}
         }
     }
-    assert_eq!(events_seen, ["Theirs".to_owned(), format!("{:?}", Some(node(4)))]);
+    assert_eq!(seen, ["Theirs".to_owned(), format!("{:?}", Some(node(4)))]);
     // From here on, everything continues as usual.
     session.ask("Three").await.unwrap();
     assert_all_stored(&store, &session, Some("Theirs")).await;

@@ -360,8 +360,8 @@ impl Task {
             }
         };
         // The tool may have reported progress before it returned.
-        let told: Vec<_> = (0..tasks.progress.len()).map_while(|_| tasks.progress.try_recv().ok()).collect();
-        for progress in told {
+        let sent: Vec<_> = (0..tasks.progress.len()).map_while(|_| tasks.progress.try_recv().ok()).collect();
+        for progress in sent {
             self.emit_progress(progress);
         }
         self.step(|core, env, effects| core.tool_done(op, slot, result, env, effects));

@@ -250,7 +250,7 @@ async fn stop_outbox_never_drains_terminate_runs_and_deadline_reported() {
     let limit = Duration::from_millis(500);
     let stopped = answered(agent.stop(limit)).await;
     assert!(
-        matches!(stopped, Err(AgentError::Deadline { deadline: told, .. }) if told == limit),
+        matches!(stopped, Err(AgentError::Deadline { deadline: reported, .. }) if reported == limit),
         "{stopped:?}"
     );
     assert_eq!(terminating.0.load(Ordering::SeqCst), 1);

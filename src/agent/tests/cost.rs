@@ -27,8 +27,8 @@ fn priced(provider: &ScriptedProvider) -> Model {
 async fn turn_reports_the_cost_of_all_its_steps() {
     let looks = Step::new().usage(input(1)).then_tool_use("a", "look", json!({})).stop();
     // For the second answer the service reports the cost itself.
-    let told = input(10).with_cost(0.5);
-    let (provider, builder) = scripted([looks, Step::new().usage(told).then_text(["A cat."]).stop()]);
+    let reported = input(10).with_cost(0.5);
+    let (provider, builder) = scripted([looks, Step::new().usage(reported).then_text(["A cat."]).stop()]);
     let agent = builder.model(priced(&provider)).tool(noting("look", &Log::default())).start().await.unwrap();
     let mut events = agent.subscribe().await.unwrap();
     let response = agent.ask("Look").await.unwrap();

@@ -77,17 +77,17 @@ async fn cancel_second_turn_first_stays_committed() {
 /// Returns an agent with two tools, of which one has finished and one hangs. The flag is set when the hanging tool is
 /// dropped; the gate is reached when its context is cancelled.
 async fn amid_tools() -> (Agent, AgentSubscription, Arc<AtomicBool>, Gate) {
-    let (reached, told) = (Gate::new(), Gate::new());
+    let (reached, cancelled) = (Gate::new(), Gate::new());
     let dropped = Arc::new(AtomicBool::new(false));
     let slow = {
-        let (reached, told, dropped) = (reached.clone(), told.clone(), Arc::clone(&dropped));
+        let (reached, cancelled, dropped) = (reached.clone(), cancelled.clone(), Arc::clone(&dropped));
         tool_fn("slow", "Hangs.", move |_: Value, context: ToolContext| {
-            let (reached, told, flag) = (reached.clone(), told.clone(), Flag(Arc::clone(&dropped)));
+            let (reached, cancelled, flag) = (reached.clone(), cancelled.clone(), Flag(Arc::clone(&dropped)));
             async move {
                 // Work in another task, which must learn that the call is over.
                 tokio::spawn(async move {
                     context.cancelled().await;
-                    told.pass().await;
+                    cancelled.pass().await;
                 });
                 let _flag = flag;
                 reached.pass().await;
@@ -106,15 +106,15 @@ async fn amid_tools() -> (Agent, AgentSubscription, Arc<AtomicBool>, Gate) {
     agent.prompt("Hi").await.unwrap();
     answered(reached.reached()).await;
     tokio::time::sleep(Duration::from_secs(1)).await;
-    (agent, events, dropped, told)
+    (agent, events, dropped, cancelled)
 }
 
 #[tokio::test(start_paused = true)]
 async fn cancel_tools_run_aborted_and_contexts_cancelled() {
-    let (agent, mut events, dropped, told) = amid_tools().await;
+    let (agent, mut events, dropped, cancelled) = amid_tools().await;
     assert!(!dropped.load(Ordering::SeqCst));
     answered(agent.cancel()).await.unwrap();
-    answered(told.reached()).await;
+    answered(cancelled.reached()).await;
     assert!(dropped.load(Ordering::SeqCst));
     let response = outcome(&mut events).await;
     assert_eq!((response.messages.len(), response.usage.output), (2, 5));
@@ -123,9 +123,9 @@ async fn cancel_tools_run_aborted_and_contexts_cancelled() {
 
 #[tokio::test(start_paused = true)]
 async fn interrupt_tools_run_finished_result_kept_others_aborted() {
-    let (agent, mut events, dropped, told) = amid_tools().await;
+    let (agent, mut events, dropped, cancelled) = amid_tools().await;
     answered(agent.interrupt()).await.unwrap();
-    answered(told.reached()).await;
+    answered(cancelled.reached()).await;
     assert!(dropped.load(Ordering::SeqCst));
     let response = outcome(&mut events).await;
     assert_eq!((&response.stop_reason, response.usage.output), (&StopReason::Interrupted, 5));
@@ -141,15 +141,15 @@ async fn interrupt_tools_run_finished_result_kept_others_aborted() {
 
 #[tokio::test(start_paused = true)]
 async fn run_tool_done_work_that_it_spawned_is_not_cancelled() {
-    let told = Arc::new(AtomicBool::new(false));
+    let cancelled = Arc::new(AtomicBool::new(false));
     let tool = {
-        let told = Arc::clone(&told);
+        let cancelled = Arc::clone(&cancelled);
         tool_fn("start", "Starts a job.", move |_: Value, context: ToolContext| {
-            let told = Arc::clone(&told);
+            let cancelled = Arc::clone(&cancelled);
             async move {
                 tokio::spawn(async move {
                     context.cancelled().await;
-                    told.store(true, Ordering::SeqCst);
+                    cancelled.store(true, Ordering::SeqCst);
                 });
                 Ok("started")
             }
@@ -159,13 +159,13 @@ async fn run_tool_done_work_that_it_spawned_is_not_cancelled() {
     let agent = scripted(script).1.tool(tool).start().await.unwrap();
     agent.ask("Hi").await.unwrap();
     tokio::time::sleep(Duration::from_secs(1)).await;
-    assert!(!told.load(Ordering::SeqCst), "the call was neither cancelled nor dropped");
+    assert!(!cancelled.load(Ordering::SeqCst), "the call was neither cancelled nor dropped");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cancel_tool_never_awaits_sees_it_in_its_context() {
     let begun = Gate::new();
-    let (tell, told) = tokio::sync::oneshot::channel();
+    let (tell, cancelled) = tokio::sync::oneshot::channel();
     let tell = std::sync::Mutex::new(Some(tell));
     let tool = {
         let begun = begun.clone();
@@ -187,7 +187,7 @@ async fn cancel_tool_never_awaits_sees_it_in_its_context() {
     agent.prompt("Hi").await.unwrap();
     begun.pass().await;
     agent.cancel().await.unwrap();
-    assert!(told.await.unwrap());
+    assert!(cancelled.await.unwrap());
 }
 
 /// Runs a step that stays open and interrupts it. Returns the agent, the kept response and the names of the events.

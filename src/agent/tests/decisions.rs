@@ -198,8 +198,8 @@ async fn resume_of_a_tool_without_a_handler_gives_the_model_the_result() {
     let events = agent.end().await;
     assert_eq!(names(&events).last().unwrap(), "turn(stop)");
     let closing = provider.requests()[1].history.last().unwrap().clone();
-    let told: Vec<_> = closing.tool_results().map(|result| (result.text(), result.is_error)).collect();
-    assert_eq!(told, [("Red.".to_owned(), false)]);
+    let shown: Vec<_> = closing.tool_results().map(|result| (result.text(), result.is_error)).collect();
+    assert_eq!(shown, [("Red.".to_owned(), false)]);
     let history = agent.agent.state().await.unwrap().history().clone();
     assert_eq!((history.len(), history.last().unwrap().text()), (4, "Done.".to_owned()));
 }
@@ -263,10 +263,10 @@ async fn handle_tool_result_sees_executed_rejected_and_provided_results_in_order
     let events = agent.run("Go").await;
     assert_eq!(seen.all(), ["0 a done false", "1 Provided. false", "2 Rejected. true"]);
     assert_eq!(log.all(), [r#"a {"n":0}"#]);
-    let told: Vec<_> = results(&events).into_iter().map(|(result, _)| result).collect();
+    let shown: Vec<_> = results(&events).into_iter().map(|(result, _)| result).collect();
     let closing = provider.requests()[1].history.last().unwrap().clone();
     let sent: Vec<_> = closing.tool_results().cloned().collect();
-    assert_eq!(told, sent, "the event shows what the model sees");
+    assert_eq!(shown, sent, "the event shows what the model sees");
     let brief = sent.iter().map(|result| format!("{} {}", result.tool_use_id, result.text()));
     assert_eq!(brief.collect::<Vec<_>>(), ["0 [a done]", "1 [Provided.]", "2 [Rejected.]"]);
 }

@@ -102,7 +102,7 @@ async fn stop_terminate_hangs_deadline_reported_and_provider_closed() {
     let limit = Duration::from_millis(300);
     let stopped = answered(agent.stop(limit)).await;
     assert!(
-        matches!(stopped, Err(AgentError::Deadline { deadline: told, .. }) if told == limit),
+        matches!(stopped, Err(AgentError::Deadline { deadline: reported, .. }) if reported == limit),
         "{stopped:?}"
     );
     assert_eq!(provider.closed(), 1);
@@ -166,7 +166,7 @@ async fn stop_again_with_an_earlier_deadline_the_earlier_one_applies() {
     assert_eq!(start.elapsed(), near);
     let patient = answered(patient).await.unwrap();
     assert!(
-        matches!(patient, Err(AgentError::Deadline { deadline: told, .. }) if told == near),
+        matches!(patient, Err(AgentError::Deadline { deadline: reported, .. }) if reported == near),
         "{patient:?}"
     );
 }

@@ -24,11 +24,11 @@ use super::{
 async fn kept(events: &mut AgentSubscription) -> (Arc<Response>, Vec<(ToolResult, Option<Value>)>) {
     let run = run_events(events).await;
     let Event::Turn(TurnOutcome::Stop { response, .. }) = &**run.last().unwrap() else { panic!("{run:?}") };
-    let told = run.iter().filter_map(|event| match &**event {
+    let kept_results = run.iter().filter_map(|event| match &**event {
         Event::ToolResult { result, input } => Some((result.clone(), input.clone())),
         _ => None,
     });
-    (Arc::clone(response), told.collect())
+    (Arc::clone(response), kept_results.collect())
 }
 
 /// The results in the last message of the turn: the text of each, and whether it is an error.
@@ -60,14 +60,14 @@ async fn interrupt_while_a_tool_runs_result_of_a_finished_tool_reaches_the_model
     answered(gate.reached()).await;
     tokio::time::sleep(Duration::from_millis(1)).await;
     answered(agent.interrupt()).await.unwrap();
-    let (response, told) = kept(&mut events).await;
-    let [(finished, input), (running, _)] = &told[..] else { panic!("{told:?}") };
+    let (response, kept_results) = kept(&mut events).await;
+    let [(finished, input), (running, _)] = &kept_results[..] else { panic!("{kept_results:?}") };
     assert_eq!((finished.text().as_str(), finished.is_error), (r#"{"n":2}"#, false));
     assert_eq!(*input, Some(json!({ "n": 2 })), "the event shows the input that the tool ran with");
     assert!(running.is_error && running.text().contains("while the tool was running"), "{running:?}");
     assert_eq!(
         results(&response),
-        told.iter().map(|(result, _)| (result.text(), result.is_error)).collect::<Vec<_>>()
+        kept_results.iter().map(|(result, _)| (result.text(), result.is_error)).collect::<Vec<_>>()
     );
     agent.ask("Go on").await.unwrap();
     let sent = provider.last_request().unwrap().history;
@@ -92,9 +92,9 @@ async fn interrupt_at_the_moment_a_tool_finishes_result_kept() {
 async fn interrupt_while_a_result_is_reviewed_kept_unreviewed() {
     let (agent, mut events) = stuck_in(At::HandleToolResult).await;
     answered(agent.interrupt()).await.unwrap();
-    let (response, told) = kept(&mut events).await;
+    let (response, kept_results) = kept(&mut events).await;
     assert_eq!(results(&response), [("{}".to_owned(), false)]);
-    assert_eq!(told.len(), 1);
+    assert_eq!(kept_results.len(), 1);
 }
 
 #[tokio::test(start_paused = true)]

@@ -235,14 +235,14 @@ async fn answer_paused_by_the_service_is_parsed_when_complete() {
     let (_, builder) = scripted([paused(), Step::text(OSLO)]);
     let mut agent = Watched::start(builder.options(with_schema())).await;
     let events = agent.run("A city?").await;
-    let told = events.iter().filter_map(|event| match &**event {
+    let ends = events.iter().filter_map(|event| match &**event {
         Event::Step(step) => {
             Some((step.stop_reason.clone(), step.output.is_some(), step.output_error.is_some()))
         }
         _ => None,
     });
-    let told: Vec<_> = told.collect();
-    assert_eq!(told, [(StopReason::Pause, false, false), (StopReason::Stop, true, false)]);
+    let ends: Vec<_> = ends.collect();
+    assert_eq!(ends, [(StopReason::Pause, false, false), (StopReason::Stop, true, false)]);
     assert!(super::hooks::stopped(&events).output.is_some());
 
     // With no request left, the incomplete answer is final.

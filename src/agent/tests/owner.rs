@@ -146,8 +146,8 @@ async fn answer_message_is_sent_unchanged() {
     let id = owner.answer(None, History::new(), Arc::clone(&message)).await.unwrap();
     assert_eq!(id, EventId { number: 1, ..id });
     let events = agent.end().await;
-    let Event::Message { message: told, .. } = &*events[2] else { panic!("{:?}", names(&events)) };
-    assert!(Arc::ptr_eq(told, &message));
+    let Event::Message { message: emitted, .. } = &*events[2] else { panic!("{:?}", names(&events)) };
+    assert!(Arc::ptr_eq(emitted, &message));
     assert_eq!(sent(&provider.requests()[0]), ["user: Old"]);
     let history = agent.agent.state().await.unwrap().history().clone();
     assert!(Arc::ptr_eq(history.first().unwrap(), &message));
@@ -397,8 +397,8 @@ async fn set_idle_agent_replaced_and_emitted_with_the_returned_id() {
     let (mut agent, owner) = owned(builder).await;
     let mut events = agent.agent.subscribe().await.unwrap();
     let id = owner.set(None, base()).await.unwrap();
-    let (told, event) = numbered(&mut events).await;
-    assert_eq!((told, name(&event).as_str()), (id, "state"));
+    let (at, event) = numbered(&mut events).await;
+    assert_eq!((at, name(&event).as_str()), (id, "state"));
     agent.until("state").await;
     agent.check().await;
     assert_eq!(agent.history().await, BASE);
@@ -467,17 +467,17 @@ async fn owner_no_room_in_the_commit_channel_answered_and_delivered_in_order() {
     assert_eq!(moment.status, Status::Busy);
     answered(agent.cancel()).await.unwrap();
     let last = answered(owner.moment()).await.unwrap().last;
-    let mut told = Vec::new();
-    while told.len() < usize::try_from(last.number).unwrap() {
+    let mut events_seen = Vec::new();
+    while events_seen.len() < usize::try_from(last.number).unwrap() {
         let delivery = answered(receiver.recv()).await.unwrap();
-        told.push(delivery.event.event);
-        assert_eq!(delivery.event.id.number, told.len() as u64);
+        events_seen.push(delivery.event.event);
+        assert_eq!(delivery.event.id.number, events_seen.len() as u64);
     }
     assert_eq!(
-        names(&told),
+        names(&events_seen),
         ["state", "state", "status(busy)", "message(user)", "status(idle)", "cancelled", "state"]
     );
-    let lengths: Vec<_> = told
+    let lengths: Vec<_> = events_seen
         .iter()
         .filter_map(|event| match &**event {
             Event::State(state) => Some(state.history.len()),

@@ -96,9 +96,9 @@ async fn run_provider_fails_handle_error_called_and_agent_survives() {
         (Deed::PanicInMidStream, "mid-stream broke"),
         (Deed::FailInOpen, ""),
     ] {
-        let told = Arc::<Mutex<Vec<_>>>::default();
+        let failures = Arc::<Mutex<Vec<_>>>::default();
         let provider = Rogue::new(&[deed]);
-        let builder = Agent::builder().model(provider.model()).callbacks(Failures(Arc::clone(&told)));
+        let builder = Agent::builder().model(provider.model()).callbacks(Failures(Arc::clone(&failures)));
         let agent = builder.start().await.unwrap();
         let mut events = agent.subscribe().await.unwrap();
         agent.prompt("Hi").await.unwrap();
@@ -119,7 +119,7 @@ async fn run_provider_fails_handle_error_called_and_agent_survives() {
             );
             assert_eq!(response.usage.output, 3);
         }
-        assert_eq!(*told.lock().unwrap(), std::slice::from_ref(failure), "{deed:?}");
+        assert_eq!(*failures.lock().unwrap(), std::slice::from_ref(failure), "{deed:?}");
         assert_eq!(agent.state().await.unwrap().history().len(), 0);
         let answer = answered(agent.ask("Hello?")).await.unwrap();
         assert_eq!(answer.text(), "Half");

@@ -230,12 +230,12 @@ async fn tool_may_answer_with_an_image() {
 async fn cancel_while_tools_run_cancels_their_contexts() {
     let (_, builder) = scripted([Step::tool_use("a", "stall", json!({}))]);
     let (gate, cancelled) = (Gate::new(), Gate::new());
-    let (running, told) = (gate.clone(), cancelled.clone());
+    let (running, cancel_seen) = (gate.clone(), cancelled.clone());
     let stall = tool_fn("stall", "Stalls.", move |_: Value, context: ToolContext| {
-        let (running, told) = (running.clone(), told.clone());
+        let (running, cancel_seen) = (running.clone(), cancel_seen.clone());
         tokio::spawn(async move {
             context.cancelled().await;
-            told.pass().await;
+            cancel_seen.pass().await;
         });
         async move {
             running.pass().await;

@@ -399,13 +399,13 @@ async fn pause_stop_reason_sends_the_answer_back_and_continues() {
 
 #[tokio::test(start_paused = true)]
 async fn response_has_the_model_name_of_the_service_and_its_warnings() {
-    let told = |model: &str, warning: &str| {
+    let step_of = |model: &str, warning: &str| {
         let data = MessageDelta::default().with_model(model).with_warnings(vec![warning.into()]);
         Step::new().delta(Delta::Message(Box::new(data)))
     };
     let (_, builder) = scripted([
-        told("m-2026", "no top_p").then_tool_use("a", "look", json!({})).stop(),
-        told("m-2027", "no cache").then_text(["Hi"]).stop(),
+        step_of("m-2026", "no top_p").then_tool_use("a", "look", json!({})).stop(),
+        step_of("m-2027", "no cache").then_text(["Hi"]).stop(),
         Step::text("Hi"),
     ]);
     let mut agent = Watched::start(builder.tool(noting("look", &Log::default()))).await;

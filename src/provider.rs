@@ -2,8 +2,8 @@
 //!
 //! A [`Registry`] resolves a name such as `anthropic:claude-sonnet-4-6` to a [`Model`], which is a model id together
 //! with the [`Provider`] that serves it. A [`Request`] holds the conversation, the tools and the [`Options`]. The
-//! provider turns it into a stream of [`Delta`]s, and a [`Fold`] joins the deltas into a message. The [`RetryPolicy`]
-//! decides when a failed request is repeated. The [`Catalogue`] knows the limits and prices of models.
+//! provider turns it into a stream of [`Delta`]s, and [`Model::generate`] joins the deltas into a message. The
+//! [`RetryPolicy`] decides when a failed request is repeated. The [`Catalogue`] knows the limits and prices of models.
 //!
 //! None of this needs an agent: see [`Model::generate`], [`Model::generate_as`], [`Model::stream_text`] and
 //! [`Model::stream`].
@@ -28,7 +28,8 @@ mod delta;
 pub mod dialect;
 mod error;
 mod fit;
-mod fold;
+#[cfg_attr(not(feature = "test-util"), allow(unreachable_pub, reason = "`testing::internals` has it"))]
+pub(crate) mod fold;
 #[cfg_attr(
     not(feature = "http"),
     allow(dead_code, reason = "only answers over HTTP have all kinds of halves to join")
@@ -54,7 +55,8 @@ pub use context::RequestContext;
 pub use credentials::Credentials;
 pub use delta::{BlockStart, Delta, MessageDelta, Part, StopReason};
 pub use error::{ErrorKind, ProviderError};
-pub use fold::{Completion, Fold, PartialBlock};
+pub(crate) use fold::Fold;
+pub use fold::{Completion, PartialBlock};
 use futures_core::Stream;
 pub use model::Model;
 pub use options::{

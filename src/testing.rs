@@ -36,14 +36,81 @@ use serde_json::Value;
 use tokio::{sync::Semaphore, time::sleep};
 
 pub use crate::conformance::ConformanceReport;
+#[cfg(feature = "http")]
+use crate::provider::{dialect::Dialect, http::Limits};
 use crate::{
-    message::{ToolUse, Usage},
+    message::{Timestamp, ToolUse, Usage},
     provider::{
-        BlockStart, Delta, DeltaStream, ErrorKind, MessageDelta, Model, Part, Provider, ProviderError,
-        Request, RequestContext, StopReason,
+        BlockStart, Completion, Delta, DeltaStream, ErrorKind, Fold, MessageDelta, Model, Part, Provider,
+        ProviderError, Request, RequestContext, StopReason,
     },
     tool::Decision,
 };
+
+/// Parts that the crate's own tests and fuzz targets need. They are not part of the API and may change at any time.
+#[doc(hidden)]
+pub mod internals {
+    pub use crate::provider::fold::Fold;
+    #[cfg(feature = "http")]
+    pub use crate::provider::http::framing::Framer;
+}
+
+/// Decodes a complete response in a wire format as an endpoint does, without a network. The pieces of its body may be
+/// split anywhere.
+///
+/// A test of a [`Dialect`] gives it recorded bytes. [`fold`] joins the deltas into the message.
+///
+/// ```
+/// use omni_agent::provider::{Request, dialect::ChatCompletions};
+/// use omni_agent::testing::{decode, fold};
+///
+/// let recorded = [
+///     &br#"data: {"choices": [{"delta": {"content": "Par"}}]}"#[..],
+///     b"\n\n",
+///     b"data: {\"choices\": [{\"delta\": {\"content\": \"is.\"}, \"finish_reason\": \"stop\"}]}\n\ndata: [DONE]\n\n",
+/// ];
+/// let deltas = decode(&ChatCompletions::openai(), &Request::prompt("The capital of France?"), recorded)?;
+/// assert_eq!(fold(deltas)?.message.text(), "Paris.");
+/// # Ok::<(), omni_agent::provider::ProviderError>(())
+/// ```
+///
+/// # Errors
+///
+/// The error with which the response would fail, for example because it is invalid or incomplete.
+#[cfg(feature = "http")]
+pub fn decode<'a>(
+    dialect: &dyn Dialect,
+    request: &Request,
+    body: impl IntoIterator<Item = &'a [u8]>,
+) -> Result<Vec<Delta>, ProviderError> {
+    let mut framer = internals::Framer::new(dialect.framing(), &Limits::default());
+    let (mut decoder, mut deltas) = (dialect.decoder(request), Vec::new());
+    for piece in body.into_iter().map(Some).chain([None]) {
+        match piece {
+            Some(piece) => framer.push(piece.to_vec().into()),
+            None => framer.finish(),
+        }
+        while let Some(frame) = framer.next_frame()? {
+            decoder.decode(frame, &mut deltas)?;
+            if decoder.is_done() {
+                return Ok(deltas);
+            }
+        }
+    }
+    decoder.end(&mut deltas)?;
+    Ok(deltas)
+}
+
+/// Joins the deltas of a response into its message.
+///
+/// # Errors
+///
+/// The first delta that does not fit, or a response without an end.
+pub fn fold(deltas: impl IntoIterator<Item = Delta>) -> Result<Completion, ProviderError> {
+    let mut fold = Fold::default();
+    deltas.into_iter().try_for_each(|delta| fold.apply(delta))?;
+    fold.finish(Timestamp::now())
+}
 
 /// A provider that answers from a script. Clones share the script and the record.
 ///

@@ -4,10 +4,11 @@ use bytes::Bytes;
 use omni_agent::{
     message::{History, Message, Timestamp},
     provider::{
-        Delta, ErrorKind, Fold, ProviderError, Request,
+        Delta, ErrorKind, ProviderError, Request,
         dialect::{Decoder, Dialect, Frame, Framing},
-        http::{Framer, Limits},
+        http::Limits,
     },
+    testing::internals::{Fold, Framer},
 };
 
 use crate::{assert_encodes, lenient, split::pieces};

@@ -17,7 +17,8 @@ use crate::message::{
 ///
 /// ```
 /// use omni_agent::message::Timestamp;
-/// use omni_agent::provider::{BlockStart, Delta, Fold, Part, StopReason};
+/// use omni_agent::provider::{BlockStart, Delta, Part, StopReason};
+/// use omni_agent::testing::internals::Fold;
 ///
 /// let mut fold = Fold::default();
 /// fold.apply(Delta::Start { index: 0, block: BlockStart::Text })?;

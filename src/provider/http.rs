@@ -3,7 +3,7 @@
 //! An [`Endpoint`] is a [`Provider`](super::Provider). It knows a service's address, how the service takes its key
 //! ([`Auth`]), how long to wait for it ([`Timeouts`]), and how much to read from it ([`Limits`]). The wire format,
 //! which is the JSON shapes and the stream framing, comes from the module [`dialect`](super::dialect). Between the two,
-//! a [`Framer`] splits the bytes of a response into events.
+//! a framer splits the bytes of a response into events.
 //!
 //! There is a constructor for each service that this crate knows, such as [`Endpoint::anthropic`]. For other services
 //! there are [`Endpoint::openai_compatible`], [`Endpoint::anthropic_compatible`] and [`Endpoint::custom`]. [`mapping`]
@@ -41,7 +41,8 @@ mod answer;
 mod client;
 mod endpoint;
 mod exchange;
-mod framing;
+#[cfg_attr(not(feature = "test-util"), allow(unreachable_pub, reason = "`testing::internals` has it"))]
+pub(crate) mod framing;
 mod key;
 mod meta;
 mod origin;
@@ -52,7 +53,8 @@ use std::time::Duration;
 use crate::setters::setters;
 
 pub use endpoint::Endpoint;
-pub use framing::{Framer, Limits};
+pub(crate) use framing::Framer;
+pub use framing::Limits;
 pub use key::Auth;
 pub use services::{AlibabaRegion, OpenRouter, RoutingSort};
 

@@ -1,9 +1,8 @@
 //! Answers with thinking, text and a call, split in two at every byte.
 
-use omni_agent::provider::{
-    Delta, Request,
-    dialect::Dialect,
-    http::{Framer, Limits},
+use omni_agent::{
+    provider::{Delta, Request, dialect::Dialect},
+    testing::decode,
 };
 use serde_json::json;
 
@@ -11,21 +10,7 @@ use crate::{rig::Format, script::Answer, server::transport::HABITS};
 
 /// Returns the deltas of an answer whose bytes arrive in these two pieces.
 fn deltas_of(dialect: &dyn Dialect, pieces: [&[u8]; 2]) -> Vec<Delta> {
-    let mut framer = Framer::new(dialect.framing(), &Limits::default());
-    let mut decoder = dialect.decoder(&Request::default());
-    let mut deltas = Vec::new();
-    for piece in pieces {
-        framer.push(piece.to_vec().into());
-        while let Some(frame) = framer.next_frame().unwrap() {
-            decoder.decode(frame, &mut deltas).unwrap();
-        }
-    }
-    framer.finish();
-    while let Some(frame) = framer.next_frame().unwrap() {
-        decoder.decode(frame, &mut deltas).unwrap();
-    }
-    decoder.end(&mut deltas).unwrap();
-    deltas
+    decode(dialect, &Request::default(), pieces).unwrap()
 }
 
 #[test]

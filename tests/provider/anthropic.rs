@@ -7,9 +7,10 @@ use async_trait::async_trait;
 use omni_agent::{
     message::{Content, History, Message, Timestamp, ToolResult},
     provider::{
-        Completion, Delta, Fold, ProviderError, Request, StopReason,
+        Completion, Delta, ProviderError, Request, StopReason,
         dialect::{AnthropicMessages, Dialect, Encoded, Frame, Framing},
     },
+    testing::internals::Fold,
     tool::{Schema, Tool, ToolContext, ToolError, ToolOutput, ToolSet},
 };
 use serde_json::{Value, json};

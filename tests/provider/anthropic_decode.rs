@@ -4,9 +4,10 @@
 use omni_agent::{
     message::{Content, ProviderItem, Text, Thinking, ToolUse, Usage},
     provider::{
-        BlockStart, Delta, ErrorKind, Fold, MessageDelta, Part, Request, StopReason,
+        BlockStart, Delta, ErrorKind, MessageDelta, Part, Request, StopReason,
         dialect::{AnthropicMessages, Decoder, Dialect, Frame},
     },
+    testing::internals::Fold,
 };
 use serde_json::{Map, Value, json};
 

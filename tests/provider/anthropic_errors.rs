@@ -2,9 +2,10 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use omni_agent::provider::{
-    ErrorKind, Fold, ProviderError, Request,
+    ErrorKind, ProviderError, Request,
     dialect::{AnthropicMessages, Dialect, Frame},
 };
+use omni_agent::testing::internals::Fold;
 use serde_json::{Value, json};
 
 use crate::anthropic::{block, decode, delta, start, stop};

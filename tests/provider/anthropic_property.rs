@@ -3,9 +3,10 @@
 use omni_agent::{
     message::{History, Message, Timestamp},
     provider::{
-        Fold, Request,
+        Request,
         dialect::{AnthropicMessages, Dialect, Frame},
     },
+    testing::internals::Fold,
 };
 use proptest::{collection::vec, prelude::*, sample::select};
 use serde_json::{Value, json};

@@ -1,9 +1,10 @@
 use omni_agent::{
     message::Timestamp,
     provider::{
-        Delta, ErrorKind, Fold, Request,
+        Delta, ErrorKind, Request,
         dialect::{ChatCompletions, Dialect, Frame, ReasoningReturn},
     },
+    testing::internals::Fold,
 };
 use proptest::prelude::*;
 use serde_json::{Value, json};

@@ -4,7 +4,8 @@ use std::collections::HashSet;
 
 use omni_agent::{
     message::{Message, ProviderItem, Timestamp},
-    provider::{BlockStart, Completion, Delta, Fold, MessageDelta, Part, StopReason},
+    provider::{BlockStart, Completion, Delta, MessageDelta, Part, StopReason},
+    testing::internals::Fold,
 };
 use serde_json::{Value, json};
 

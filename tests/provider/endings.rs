@@ -8,9 +8,10 @@ use futures_util::StreamExt;
 use omni_agent::{
     message::Timestamp,
     provider::{
-        Completion, Delta, Fold, Options, OutputSchema, Part, Provider, ProviderError, Request,
-        RequestContext, StopReason, http::Timeouts,
+        Completion, Delta, Options, OutputSchema, Part, Provider, ProviderError, Request, RequestContext,
+        StopReason, http::Timeouts,
     },
+    testing::internals::Fold,
     tool::Schema,
 };
 use serde_json::json;

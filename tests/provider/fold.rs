@@ -4,7 +4,8 @@ use std::collections::HashSet;
 
 use omni_agent::{
     message::{Attachment, Content, Text, Thinking, ToolUse, Usage},
-    provider::{BlockStart, Delta, ErrorKind, Fold, MessageDelta, Part, StopReason},
+    provider::{BlockStart, Delta, ErrorKind, MessageDelta, Part, StopReason},
+    testing::internals::Fold,
 };
 use proptest::{collection::vec, option, prelude::*, sample::Index};
 use serde_json::{Value, json};

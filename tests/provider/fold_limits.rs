@@ -2,7 +2,8 @@
 
 use omni_agent::{
     message::{Attachment, ProviderItem},
-    provider::{BlockStart, Delta, ErrorKind, Fold, MessageDelta, Part, StopReason},
+    provider::{BlockStart, Delta, ErrorKind, MessageDelta, Part, StopReason},
+    testing::internals::Fold,
 };
 use serde_json::json;
 

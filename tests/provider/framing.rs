@@ -5,10 +5,9 @@
 use bytes::Bytes;
 use eventsource_stream::Eventsource;
 use futures_util::{FutureExt, StreamExt, stream};
-use omni_agent::provider::{
-    ErrorKind, ProviderError,
-    dialect::Framing,
-    http::{Framer, Limits},
+use omni_agent::{
+    provider::{ErrorKind, ProviderError, dialect::Framing, http::Limits},
+    testing::internals::Framer,
 };
 use proptest::prelude::*;
 

@@ -5,9 +5,10 @@
 use omni_agent::{
     message::{Content, Timestamp, Usage},
     provider::{
-        Delta, ErrorKind, Fold, Part, Request, StopReason,
+        Delta, ErrorKind, Part, Request, StopReason,
         dialect::{Dialect, Frame, GoogleGemini},
     },
+    testing::internals::Fold,
 };
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -242,8 +243,6 @@ fn decode_repeated_finish_reason_is_kept_once() {
 #[cfg(feature = "http")]
 #[test]
 fn decode_bytes_split_anywhere_give_the_same_deltas() {
-    use omni_agent::provider::http::{Framer, Limits};
-
     let chunks = [
         parts(json!([{"text": "Größe", "thought": true, "thoughtSignature": "s"}])),
         text("Grüß \u{1F600}\n"),
@@ -252,17 +251,7 @@ fn decode_bytes_split_anywhere_give_the_same_deltas() {
     ];
     let body = chunks.map(|chunk| format!("data: {chunk}\r\n\r\n")).concat();
     let deltas = |pieces: Vec<&[u8]>| {
-        let mut framer = Framer::new(GoogleGemini::default().framing(), &Limits::default());
-        let mut decoder = GoogleGemini::default().decoder(&Request::default());
-        let mut deltas = Vec::new();
-        for piece in pieces {
-            framer.push(piece.to_vec().into());
-            while let Some(frame) = framer.next_frame().unwrap() {
-                decoder.decode(frame, &mut deltas).unwrap();
-            }
-        }
-        decoder.end(&mut deltas).unwrap();
-        deltas
+        omni_agent::testing::decode(&GoogleGemini::default(), &Request::default(), pieces).unwrap()
     };
     let bytes = body.as_bytes();
     let whole = deltas(vec![bytes]);

@@ -5,9 +5,10 @@
 use omni_agent::{
     message::{Content, History, Message, Text, Thinking, Timestamp, ToolResult, ToolUse},
     provider::{
-        Completion, Delta, Fold, ProviderError, Request, StopReason,
+        Completion, Delta, ProviderError, Request, StopReason,
         dialect::{Dialect, Frame, OllamaChat},
     },
+    testing::internals::Fold,
 };
 use serde_json::{Map, Value, json};
 

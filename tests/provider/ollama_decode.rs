@@ -5,9 +5,10 @@
 use omni_agent::{
     message::{Content, Timestamp, Usage},
     provider::{
-        Delta, ErrorKind, Fold, Part, Request, StopReason,
+        Delta, ErrorKind, Part, Request, StopReason,
         dialect::{Dialect, Frame, OllamaChat},
     },
+    testing::internals::Fold,
 };
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -171,8 +172,6 @@ fn decode_hostile_answers_stay_within_the_limits_of_a_message() {
 #[cfg(feature = "http")]
 #[test]
 fn decode_bytes_split_anywhere_give_the_same_deltas() {
-    use omni_agent::provider::http::{Framer, Limits};
-
     let lines = [
         line(json!({"content": "", "thinking": "Größe"})),
         line(json!({"content": "Grüß \u{1F600}\n"})),
@@ -181,17 +180,7 @@ fn decode_bytes_split_anywhere_give_the_same_deltas() {
     ];
     let body = lines.map(|line| format!("{line}\r\n")).concat();
     let deltas = |pieces: Vec<&[u8]>| {
-        let mut framer = Framer::new(OllamaChat::default().framing(), &Limits::default());
-        let mut decoder = OllamaChat::default().decoder(&Request::default());
-        let mut deltas = Vec::new();
-        for piece in pieces {
-            framer.push(piece.to_vec().into());
-            while let Some(frame) = framer.next_frame().unwrap() {
-                decoder.decode(frame, &mut deltas).unwrap();
-            }
-        }
-        decoder.end(&mut deltas).unwrap();
-        deltas
+        omni_agent::testing::decode(&OllamaChat::default(), &Request::default(), pieces).unwrap()
     };
     let bytes = body.as_bytes();
     let whole = deltas(vec![bytes]);

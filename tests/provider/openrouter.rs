@@ -6,9 +6,10 @@ use futures_util::StreamExt;
 use omni_agent::{
     message::{Content, History, Message, Timestamp, ToolResult},
     provider::{
-        CacheHint, Effort, ErrorKind, Fold, Options, Request, ThinkingMode, ToolChoice,
+        CacheHint, Effort, ErrorKind, Options, Request, ThinkingMode, ToolChoice,
         http::{Endpoint, OpenRouter, RoutingSort},
     },
+    testing::internals::Fold,
 };
 use serde_json::{Value, json};
 

@@ -3,12 +3,13 @@
 use omni_agent::{
     message::{History, Message, Timestamp, ToolUse},
     provider::{
-        Completion, Effort, Fold, ModelInfo, Options, OutputSchema, Request, StopReason, ToolChoice,
+        Completion, Effort, ModelInfo, Options, OutputSchema, Request, StopReason, ToolChoice,
         dialect::{
             AnthropicMessages, ChatCompletions, Dialect, Frame, GoogleGemini, OllamaChat, OpenAiResponses,
             OutputSupport, ToolChoices,
         },
     },
+    testing::internals::Fold,
     tool::{Schema, ToolSet, declared_tool_with_schema},
 };
 use serde_json::{Value, json};

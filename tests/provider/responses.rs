@@ -5,9 +5,10 @@
 use omni_agent::{
     message::{Content, History, Message, Timestamp, ToolResult},
     provider::{
-        Completion, Delta, Fold, ProviderError, Request, StopReason,
+        Completion, Delta, ProviderError, Request, StopReason,
         dialect::{AnthropicMessages, ChatCompletions, Dialect, Frame, Framing, OpenAiResponses},
     },
+    testing::internals::Fold,
 };
 use serde_json::{Value, json};
 

@@ -3,9 +3,10 @@
 use omni_agent::{
     message::{Content, Usage},
     provider::{
-        Completion, Delta, ErrorKind, Fold, Part, Request, StopReason,
+        Completion, Delta, ErrorKind, Part, Request, StopReason,
         dialect::{Dialect, Frame, OpenAiResponses},
     },
+    testing::internals::Fold,
 };
 use serde_json::{Value, json};
 

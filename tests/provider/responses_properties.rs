@@ -3,9 +3,10 @@
 use omni_agent::{
     message::{History, Message, Timestamp},
     provider::{
-        ErrorKind, Fold, Request,
+        ErrorKind, Request,
         dialect::{Dialect, Frame, OpenAiResponses},
     },
+    testing::internals::Fold,
 };
 use proptest::{collection::vec, prelude::*, sample::select};
 use serde_json::{Value, json};

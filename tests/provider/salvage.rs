@@ -2,7 +2,8 @@
 
 use omni_agent::{
     message::{Attachment, Content, Role, Thinking, ToolUse},
-    provider::{BlockStart, Fold, MessageDelta, Part},
+    provider::{BlockStart, MessageDelta, Part},
+    testing::internals::Fold,
 };
 use serde_json::json;
 

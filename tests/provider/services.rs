@@ -5,10 +5,13 @@
 use std::{sync::Arc, time::Duration};
 
 use futures_util::StreamExt;
-use omni_agent::provider::{
-    Delta, ErrorKind, Model, Options, Part, Provider, ProviderError, Registry, Request, StopReason,
-    dialect::{AnthropicMessages, ChatCompletions, Dialect, OpenAiResponses},
-    http::{Endpoint, Framer, Limits},
+use omni_agent::{
+    provider::{
+        Delta, ErrorKind, Model, Options, Part, Provider, ProviderError, Registry, Request, StopReason,
+        dialect::{AnthropicMessages, ChatCompletions, Dialect, OpenAiResponses},
+        http::Endpoint,
+    },
+    testing::decode,
 };
 
 use crate::server::{Reply, Server};
@@ -151,17 +154,7 @@ async fn answer_in_any_pieces_is_complete() {
 
 /// Returns the deltas of an answer whose bytes arrive in these pieces.
 fn deltas_of(dialect: &dyn Dialect, pieces: &[&[u8]]) -> Vec<Delta> {
-    let mut framer = Framer::new(dialect.framing(), &Limits::default());
-    let mut decoder = dialect.decoder(&Request::default());
-    let mut deltas = Vec::new();
-    for piece in pieces {
-        framer.push(piece.to_vec().into());
-        while let Some(frame) = framer.next_frame().unwrap() {
-            decoder.decode(frame, &mut deltas).unwrap();
-        }
-    }
-    decoder.end(&mut deltas).unwrap();
-    deltas
+    decode(dialect, &Request::default(), pieces.iter().copied()).unwrap()
 }
 
 #[test]

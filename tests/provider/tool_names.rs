@@ -14,9 +14,10 @@ use async_trait::async_trait;
 use omni_agent::{
     message::{History, Message, Timestamp, ToolResult, ToolUse},
     provider::{
-        Fold, ModelInfo, Options, OutputSchema, Request, ToolChoice,
+        ModelInfo, Options, OutputSchema, Request, ToolChoice,
         dialect::{AnthropicMessages, ChatCompletions, Dialect, Frame, GoogleGemini, OpenAiResponses},
     },
+    testing::internals::Fold,
     tool::{Schema, Tool, ToolContext, ToolError, ToolOutput},
 };
 use serde_json::{Value, json};

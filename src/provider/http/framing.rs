@@ -50,7 +50,8 @@ impl Default for Limits {
 ///
 /// ```
 /// use omni_agent::provider::dialect::Framing;
-/// use omni_agent::provider::http::{Framer, Limits};
+/// use omni_agent::provider::http::Limits;
+/// use omni_agent::testing::internals::Framer;
 ///
 /// let mut framer = Framer::new(Framing::Sse, &Limits::default());
 /// framer.push("event: greeting\nda".into());

@@ -46,6 +46,7 @@ pub(crate) use law::{answer_open_tool_uses, check_step};
 
 use std::fmt;
 
+use crate::setters::setters;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -86,6 +87,7 @@ impl fmt::Display for Role {
 /// # Ok::<(), serde_json::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Message {
     /// The message's author.
     pub role: Role,
@@ -100,6 +102,8 @@ pub struct Message {
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub provider_data: Map<String, Value>,
 }
+
+setters!(Message: with_timestamp(timestamp: Timestamp));
 
 impl Message {
     /// Returns a message of `role` with the given blocks and the current time.

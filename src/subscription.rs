@@ -67,11 +67,19 @@ use crate::setters::setters;
 ///
 /// The text form is `incarnation-number`, with the incarnation in hexadecimal. It can be the id of a server-sent event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
 pub struct EventId {
     /// The incarnation of the actor, which differs after each start.
     pub incarnation: u64,
     /// The number of the event in this incarnation. 0 is the position before the first event.
     pub number: u64,
+}
+
+impl EventId {
+    /// Creates the id of an event.
+    pub fn new(incarnation: u64, number: u64) -> Self {
+        Self { incarnation, number }
+    }
 }
 
 impl fmt::Display for EventId {
@@ -108,11 +116,19 @@ impl<'de> Deserialize<'de> for EventId {
 /// An event with its id. It is cheap to clone.
 // Not flattened when serialised, because an event may have an `id` field.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Numbered<E> {
     /// The id of the event.
     pub id: EventId,
     /// The event.
     pub event: Arc<E>,
+}
+
+impl<E> Numbered<E> {
+    /// Creates an event with its id, for example to [apply](crate::agent::Snapshot::apply) it to a snapshot.
+    pub fn new(id: EventId, event: Arc<E>) -> Self {
+        Self { id, event }
+    }
 }
 
 impl<E> Clone for Numbered<E> {
@@ -187,6 +203,7 @@ fn with_name<T: Serialize, S: Serializer>(snapshot: &Arc<T>, serializer: S) -> R
 
 /// The end of an actor.
 #[derive(Debug, Serialize)]
+#[non_exhaustive]
 pub struct End<S> {
     /// The reason for the end.
     pub reason: EndReason,

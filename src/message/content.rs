@@ -249,6 +249,7 @@ impl ToolUse {
 
 /// The output of a tool, as an answer to one tool use.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct ToolResult {
     /// The id of the tool use that this result answers.
     pub tool_use_id: ToolUseId,
@@ -260,6 +261,8 @@ pub struct ToolResult {
     #[serde(default)]
     pub is_error: bool,
 }
+
+setters!(ToolResult: with_content(content: Vec<ResultBlock>));
 
 impl ToolResult {
     /// Returns a success that answers `tool_use`.

@@ -15,12 +15,13 @@ use super::{
     CacheHint, Delta, DeltaStream, ErrorKind, MessageDelta, ModelInfo, Provider, ProviderError, Request,
     RequestContext, fit::fit,
 };
-use crate::message::Usage;
+use crate::{message::Usage, setters::setters};
 
 /// The rules for repeating a failed request. A request is repeated only before its first content and before it has asked for a
 /// decision, and only if its error is retryable. The delay uses exponential backoff with jitter, or the time that the
 /// service requests. The default figures are those of the official SDKs of Anthropic and OpenAI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct RetryPolicy {
     /// The maximum number of repetitions of a request.
     pub max_retries: u32,
@@ -42,6 +43,13 @@ impl Default for RetryPolicy {
         }
     }
 }
+
+setters!(RetryPolicy:
+    with_max_retries(max_retries: u32),
+    with_base_delay(base_delay: Duration),
+    with_max_delay(max_delay: Duration),
+    with_max_retry_after(max_retry_after: Duration),
+);
 
 impl RetryPolicy {
     /// Returns the delay before retry number `retry` (from 0), or `None` if the error is final.

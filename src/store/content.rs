@@ -271,6 +271,7 @@ impl Summary {
 ///
 /// Positions have the same order as lists: by the last write, newest first, then by id.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Position {
     /// The time of the conversation's last write.
     pub updated: Timestamp,

@@ -10,6 +10,7 @@ use super::{
 /// [`Tree::changes_since`] returns them. A store writes them, and a copy elsewhere follows the tree with
 /// [`Tree::apply`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Changes {
     /// The new nodes, in the order of their ids.
     pub nodes: Vec<Node>,

@@ -183,8 +183,8 @@ async fn resume_from_an_event_gives_the_later_events_or_a_resync() {
         assert_eq!(event.id.number, seen.id.number + number);
         assert!(matches!(&*event.event, ManagerEvent::Title { .. }));
     }
-    let elsewhere = EventId { incarnation: seen.id.incarnation ^ 1, ..seen.id };
-    let beyond = EventId { number: 1 << 40, ..seen.id };
+    let elsewhere = EventId::new(seen.id.incarnation ^ 1, seen.id.number);
+    let beyond = EventId::new(seen.id.incarnation, 1 << 40);
     for strange in [elsewhere, beyond] {
         let mut resumed = manager.resume_from(strange);
         assert_eq!(resumed.last_id(), strange, "the reader has not seen the snapshot yet");

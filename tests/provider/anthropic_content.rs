@@ -298,12 +298,9 @@ fn encode_tool_results_contain_blocks_errors_and_images() {
     let looked = tool_use("1");
     let image = Attachment::base64("image/png", "aW1n");
     let results = vec![
-        ToolResult {
-            content: vec![ResultBlock::from("seen"), image.into(), "".into()],
-            ..ToolResult::ok(&looked, "")
-        },
+        ToolResult::ok(&looked, "").with_content(vec![ResultBlock::from("seen"), image.into(), "".into()]),
         ToolResult::error(&tool_use("2"), "broken"),
-        ToolResult { content: vec![], ..ToolResult::error(&tool_use("3"), "") },
+        ToolResult::error(&tool_use("3"), "").with_content(vec![]),
         ToolResult::ok(&tool_use("4"), " "),
     ];
     let uses: Vec<ToolUse> = ["1", "2", "3", "4"].map(tool_use).into();

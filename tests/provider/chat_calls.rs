@@ -6,7 +6,7 @@ use omni_agent::{
     message::{History, Message},
     provider::{BlockStart, Delta, ErrorKind, Request, StopReason, dialect::ChatCompletions},
 };
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use crate::chat::{answer, calls, delta, deltas_of, encode, finish};
 
@@ -315,7 +315,8 @@ fn calls_with_extra_content_send_it_back_only_to_its_own_service() {
         assert_eq!(calls[0]["function"], json!({"name": "f", "arguments": "{\"x\":1}"}));
         assert_eq!(calls[1].get("extra_content"), None);
 
-        let foreign = Message { provider_data: Map::new(), ..message };
+        let mut foreign = message;
+        foreign.provider_data.clear();
         let mut other = foreign.clone();
         other.provider_data.insert("google_gemini".to_owned(), json!({}));
         assert_eq!(sent(other)[0].get("extra_content"), None);

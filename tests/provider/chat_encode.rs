@@ -164,7 +164,7 @@ fn encode_thinking_maps_to_the_efforts_of_the_service() {
     assert_eq!(said(&openai, ThinkingMode::Budget(u32::MAX)), word("xhigh", 1));
     let silent = ChatCompletions::default().with_thinking(ThinkingField::None);
     assert_eq!(said(&silent, ThinkingMode::Effort(Effort::High)), (None, 1));
-    let always = EffortWords { off: None, ..EffortWords::COMMON };
+    let always = EffortWords::COMMON.with_off(None);
     assert_eq!(
         said(&ChatCompletions::default().with_thinking(ThinkingField::Effort(always)), ThinkingMode::Off),
         (None, 1)
@@ -343,7 +343,7 @@ fn encode_tool_results_follow_the_calls_and_files_follow_the_results() {
     let results = [
         Content::from(ToolResult::ok(&one, Attachment::base64("image/png", "AAAA"))),
         ToolResult::error(&two, "Error: gone").into(),
-        ToolResult { content: Vec::new(), ..ToolResult::ok(&three, "") }.into(),
+        ToolResult::ok(&three, "").with_content(Vec::new()).into(),
         Text::new("Well?").into(),
     ];
     let uses = [one, two, three].map(Content::from);

@@ -302,11 +302,9 @@ fn encode_unsupported_file_is_an_error_or_a_placeholder() {
 #[test]
 fn encode_files_of_tool_results_follow_all_results() {
     let tool_use = |id: &str| ToolUse::new(id, "look", json!({}));
-    let with_image = ToolResult {
-        content: vec![ResultBlock::from("here"), Attachment::base64("image/png", "AAAA").into()],
-        ..ToolResult::ok(&tool_use("a"), "")
-    };
-    let failed = ToolResult { is_error: true, content: vec![], ..ToolResult::ok(&tool_use("b"), "") };
+    let with_image = ToolResult::ok(&tool_use("a"), "")
+        .with_content(vec![ResultBlock::from("here"), Attachment::base64("image/png", "AAAA").into()]);
+    let failed = ToolResult::error(&tool_use("b"), "").with_content(vec![]);
     let encoded = contents(
         "gemini-2.5-pro",
         [

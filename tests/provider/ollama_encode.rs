@@ -174,11 +174,13 @@ fn encode_unsupported_file_is_an_error_or_a_placeholder() {
 #[test]
 fn encode_tool_results_are_separate_messages_before_the_text() {
     let use_ = |id: &str| ToolUse::new(id, "look", json!({}));
-    let with_image = ToolResult {
-        content: vec![ResultBlock::from("here"), Attachment::base64("image/png", "AAAA").into()],
-        ..ToolResult::ok(&use_("a"), "")
+    let with_image = ToolResult::ok(&use_("a"), "")
+        .with_content(vec![ResultBlock::from("here"), Attachment::base64("image/png", "AAAA").into()]);
+    let silent = |is_error| {
+        let mut result = ToolResult::ok(&use_("b"), "").with_content(vec![]);
+        result.is_error = is_error;
+        result
     };
-    let silent = |is_error| ToolResult { is_error, content: vec![], ..ToolResult::ok(&use_("b"), "") };
     let encoded = messages([
         Message::assistant([use_("a"), use_("b"), use_("b")]),
         Message::user([Content::from("And?"), with_image.into(), silent(false).into(), silent(true).into()]),

@@ -134,7 +134,7 @@ fn encode_thinking_maps_to_the_efforts_of_the_service() {
     assert_eq!(said(&common, Effort::Max.into()), (json!({"effort": "high"}), 1));
     assert_eq!(said(&common, ThinkingMode::Budget(0)), (json!({"effort": "none"}), 0));
     assert_eq!(said(&common.clone().with_effort(None), Effort::High.into()), (Value::Null, 1));
-    let always = EffortWords { off: None, ..EffortWords::COMMON };
+    let always = EffortWords::COMMON.with_off(None);
     assert_eq!(said(&common.with_effort(Some(always)), ThinkingMode::Off), (Value::Null, 1));
 }
 
@@ -366,8 +366,8 @@ fn encode_tool_results_come_first_and_contain_their_files() {
         Content::from(Text::new("Well?")),
         both.into(),
         ToolResult::error(&uses[1], "Error: gone").into(),
-        ToolResult { content: Vec::new(), ..ToolResult::ok(&uses[2], "") }.into(),
-        ToolResult { content: Vec::new(), ..ToolResult::error(&uses[3], "") }.into(),
+        ToolResult::ok(&uses[2], "").with_content(Vec::new()).into(),
+        ToolResult::error(&uses[3], "").with_content(Vec::new()).into(),
     ];
     let encoded = plain([Message::assistant(uses.map(Content::from)), Message::user(results)]);
     let call = |id: &str| json!({"type": "function_call", "call_id": id, "name": "look", "arguments": "{\"z\":1,\"a\":[true]}"});

@@ -331,11 +331,8 @@ async fn model_with_a_retry_policy_retries_by_it() {
     let provider = Scripted::new([overloaded(), good()]);
     let model = Model::new(Arc::<Scripted>::clone(&provider), "m");
     assert_eq!(model.retry_policy(), RetryPolicy::default());
-    let patient = RetryPolicy {
-        base_delay: Duration::from_mins(1),
-        max_delay: Duration::MAX,
-        ..RetryPolicy::default()
-    };
+    let patient =
+        RetryPolicy::default().with_base_delay(Duration::from_mins(1)).with_max_delay(Duration::MAX);
     assert_eq!(
         model.with_retry_policy(patient).generate(Request::prompt("hello")).await.unwrap().message.text(),
         "hi"
@@ -343,7 +340,7 @@ async fn model_with_a_retry_policy_retries_by_it() {
     assert!(provider.waits()[0] >= Duration::from_secs(45));
 
     let provider = Scripted::new([overloaded()]);
-    let never = RetryPolicy { max_retries: 0, ..RetryPolicy::default() };
+    let never = RetryPolicy::default().with_max_retries(0);
     let model = Model::new(provider, "m").with_retry_policy(never);
     assert_eq!(model.generate(Request::prompt("hello")).await.unwrap_err().kind, ErrorKind::Overloaded);
 }
@@ -359,12 +356,10 @@ fn stream_made_outside_a_runtime_works_inside_one() {
 proptest! {
     #[test]
     fn delay_is_within_its_bounds(retry in 0..40u32, max_retries in 0..40u32, base in 1..5_000u64, most in 1..20_000u64) {
-        let policy = RetryPolicy {
-            max_retries,
-            base_delay: Duration::from_millis(base),
-            max_delay: Duration::from_millis(most),
-            ..RetryPolicy::default()
-        };
+        let policy = RetryPolicy::default()
+            .with_max_retries(max_retries)
+            .with_base_delay(Duration::from_millis(base))
+            .with_max_delay(Duration::from_millis(most));
         match policy.delay(retry, &error(ErrorKind::Service)) {
             None => prop_assert!(retry >= max_retries),
             Some(wait) => {

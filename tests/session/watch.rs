@@ -173,7 +173,7 @@ impl Watched {
         loop {
             match in_time(self.events.next()).await {
                 Some(Update::Event(numbered)) => self.view.apply(&numbered).unwrap(),
-                Some(Update::Closed(End { reason, snapshot: Some(snapshot) })) => {
+                Some(Update::Closed(End { reason, snapshot: Some(snapshot), .. })) => {
                     assert_eq!(self.view, *snapshot);
                     assert!(
                         in_time(self.events.next()).await.is_none(),

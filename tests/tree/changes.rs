@@ -118,33 +118,37 @@ fn apply_of_changes_that_do_not_fit_is_an_error_and_changes_nothing() {
     let mut tree = branching();
     tree.navigate(id(4)).unwrap();
     let before = tree.clone();
-    let sound = Changes { nodes: vec![node(10, 4)], head: Some(id(10)), ..Changes::default() };
+    let sound = || {
+        let mut changes = Changes::default();
+        (changes.nodes, changes.head) = (vec![node(10, 4)], Some(id(10)));
+        changes
+    };
+    let with_nodes = |nodes| {
+        let mut changes = sound();
+        changes.nodes = nodes;
+        changes
+    };
+    let with_cursor = |cursor| {
+        let mut changes = sound();
+        changes.cursors = vec![cursor];
+        changes
+    };
+    let mut unknown_head = sound();
+    unknown_head.head = Some(id(11));
     let cases = [
-        (
-            Changes { nodes: vec![node(10, 4), node(12, 10)], ..sound.clone() },
-            TreeError::NotNext { id: id(12), next: id(11) },
-        ),
-        (
-            Changes { nodes: vec![node(9, 4)], ..sound.clone() },
-            TreeError::NotNext { id: id(9), next: id(10) },
-        ),
-        (
-            Changes { nodes: vec![node(10, 10)], ..sound.clone() },
-            TreeError::UnknownParent { id: id(10), parent: id(10) },
-        ),
-        (Changes { head: Some(id(11)), ..sound.clone() }, TreeError::UnknownHead { id: id(11) }),
-        (
-            Changes { cursors: vec![(id(1), id(3))], ..sound.clone() },
-            TreeError::NotAChild { id: id(1), child: id(3) },
-        ),
-        (Changes { cursors: vec![(id(11), id(3))], ..sound.clone() }, TreeError::UnknownNode { id: id(11) }),
+        (with_nodes(vec![node(10, 4), node(12, 10)]), TreeError::NotNext { id: id(12), next: id(11) }),
+        (with_nodes(vec![node(9, 4)]), TreeError::NotNext { id: id(9), next: id(10) }),
+        (with_nodes(vec![node(10, 10)]), TreeError::UnknownParent { id: id(10), parent: id(10) }),
+        (unknown_head, TreeError::UnknownHead { id: id(11) }),
+        (with_cursor((id(1), id(3))), TreeError::NotAChild { id: id(1), child: id(3) }),
+        (with_cursor((id(11), id(3))), TreeError::UnknownNode { id: id(11) }),
     ];
     for (changes, error) in cases {
         assert_eq!(tree.apply(&changes), Err(error));
         assert_eq!(tree, before);
         assert_eq!(tree.len(), 9);
     }
-    tree.apply(&sound).unwrap();
+    tree.apply(&sound()).unwrap();
     assert_eq!(tree.head(), Some(id(10)));
 }
 

@@ -2,12 +2,16 @@
 
 use serde::Deserialize;
 
-use crate::provider::{Effort, catalogue::OpenAiTraits};
+use crate::{
+    provider::{Effort, catalogue::OpenAiTraits},
+    setters::setters,
+};
 
 /// The words that a service uses for reasoning efforts, in `reasoning_effort` and similar members.
 ///
 /// Two efforts may share a word. A request whose effort is sent as the word of another effort gets a warning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[non_exhaustive]
 pub struct EffortWords {
     /// The word for no reasoning. `None` if reasoning cannot be turned off.
     pub off: Option<&'static str>,
@@ -22,6 +26,15 @@ pub struct EffortWords {
     /// The word for [`Effort::Max`].
     pub max: &'static str,
 }
+
+setters!(EffortWords:
+    with_off(off: Option<&'static str>),
+    with_minimal(minimal: &'static str),
+    with_low(low: &'static str),
+    with_medium(medium: &'static str),
+    with_high(high: &'static str),
+    with_max(max: &'static str),
+);
 
 impl EffortWords {
     /// The three efforts that every service with `reasoning_effort` supports.

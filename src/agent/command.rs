@@ -44,13 +44,16 @@ pub(super) enum Change {
     Begin(History, Opening, Option<Asker>),
 }
 
+/// An event of the application.
+type AppEvent = Box<dyn std::any::Any + Send>;
+
 pub(super) enum Command {
     Prompt(Box<(Prompt, Reply<CommandResult<Accepted>>)>),
     Ask(Box<(Prompt, Reply<CommandResult<Arc<Response>>>)>),
     Resume(Box<(ToolUseId, Decision, Reply<CommandResult<()>>)>),
     Cancel(Reply<CommandResult<()>>),
     Interrupt(Reply<CommandResult<()>>),
-    Notify(Box<(Box<dyn std::any::Any + Send>, Reply<CommandResult<()>>)>),
+    Notify(Box<(AppEvent, Reply<CommandResult<()>>)>),
     SetState(Box<(Edit, Reply<CommandResult<()>>)>),
     State(Reply<Box<State>>),
     Status(Reply<Status>),

@@ -4,6 +4,7 @@
 
 #[cfg(any(test, debug_assertions))]
 mod check;
+mod context;
 mod ending;
 mod fresh;
 mod owner;
@@ -12,89 +13,23 @@ mod simulation;
 mod streaming;
 mod tools;
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
+pub(super) use context::{Call, Context, Effect};
 use fresh::Waited;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{
-    AgentError, Config, Event, Failure, Pause, Prompt, Response, RunOutcome, Snapshot, StateView, Status,
-    phase::{AfterEvent, Asked, Between, Op, Origin, OutputRequirement, Phase, ToolCall, Turn, Working},
+    AgentError, Event, Failure, Pause, Prompt, RunOutcome, Snapshot, StateView, Status,
+    phase::{AfterEvent, Asked, Between, Op, Origin, OutputRequirement, Phase, Turn, Working},
 };
 use crate::{
-    message::{
-        Blocks, Content, History, Message, Role, Timestamp, ToolResult, ToolUse, Usage, answer_open_tool_uses,
-    },
+    message::{Blocks, Content, History, Message, Role, ToolUse, Usage, answer_open_tool_uses},
     provider::{Corrections, Fold},
     subscription::EventId,
-    tool::{Decision, ToolSet},
+    tool::Decision,
 };
-
-/// The surroundings that the core can use during one input.
-pub(super) struct Env<'a> {
-    /// Returns the time, for new messages. A function, because most inputs create none, especially deltas.
-    pub(super) now: &'a dyn Fn() -> Timestamp,
-    /// The configuration in force.
-    pub(super) config: &'a Config,
-    /// The tools that the current request offered.
-    pub(super) tools: &'a ToolSet,
-    /// Returns a random id for a new turn.
-    pub(super) turn_id: &'a dyn Fn() -> u128,
-    /// Returns the reason why no run may start now, if there is one.
-    pub(super) hold: &'a dyn Fn() -> Option<String>,
-}
-
-/// An action for the shell.
-#[derive(Debug)]
-pub(super) enum Effect {
-    /// Emit an event.
-    Emit(Event),
-    /// Call a callback. Its outcome comes back with this number.
-    Call(Op, Call),
-    /// Drop all work in progress: the callback, the exchange with the provider, the tools, the delay.
-    Abort,
-    /// Drop the running callback, if there is one.
-    DropCall,
-    /// Send the prepared request. Deltas come back with this number.
-    Open(Op),
-    /// Answer the provider's question.
-    Answer(Decision),
-    /// Run these tools. Results come back with this number.
-    RunTools(Op, Vec<ToolCall>),
-    /// Report with this number when this delay has passed.
-    Delay(Op, Duration),
-    /// Report when the turn has taken this long from now. `None` for no limit.
-    Watch(Option<Duration>),
-    /// Stop the turn's clock while a decision is pending, or continue it.
-    FreezeWatch(bool),
-    /// Send this result to the caller of `ask`.
-    Resolve(Result<Arc<Response>, AgentError>),
-}
-
-/// A callback to call.
-#[derive(Clone, Debug)]
-pub(super) enum Call {
-    PrepareStep,
-    HandleToolUse(ToolUse),
-    HandleToolResult(ToolResult),
-    HandleTurn(Arc<Response>),
-    HandleError(Failure),
-    HandleEvent,
-}
-
-impl Call {
-    pub(super) fn name(&self) -> &'static str {
-        match self {
-            Self::PrepareStep => "prepare_step",
-            Self::HandleToolUse(_) => "handle_tool_use",
-            Self::HandleToolResult(_) => "handle_tool_result",
-            Self::HandleTurn(_) => "handle_turn",
-            Self::HandleError(_) => "handle_error",
-            Self::HandleEvent => "handle_event",
-        }
-    }
-}
 
 /// The use of an accepted prompt.
 #[derive(Clone, Debug, PartialEq)]
@@ -137,8 +72,6 @@ pub(super) struct Core {
     /// The outcome of the last run.
     last_run: Option<Arc<RunOutcome>>,
 }
-
-type Effects = Vec<Effect>;
 
 impl Core {
     pub(super) fn new(history: History) -> Self {
@@ -198,15 +131,14 @@ impl Core {
         &mut self,
         prompt: Prompt,
         ask: bool,
-        env: &Env<'_>,
-        effects: &mut Effects,
+        cx: &mut Context<'_>,
     ) -> Result<Accepted, AgentError> {
         prompt.check()?;
         if prompt.content.is_blank() {
             return Err(AgentError::EmptyPrompt);
         }
         if matches!(self.phase, Phase::Idle | Phase::Noticing { then: AfterEvent::Rest, .. }) {
-            self.begin_run(prompt, ask, env, effects)?;
+            self.begin_run(prompt, ask, cx)?;
             return Ok(Accepted::Started);
         }
         if ask {
@@ -257,8 +189,7 @@ impl Core {
         &mut self,
         id: &crate::message::ToolUseId,
         decision: Decision,
-        env: &Env<'_>,
-        effects: &mut Effects,
+        cx: &mut Context<'_>,
     ) -> Result<(), AgentError> {
         match self.phase.waiting() {
             None => return Err(AgentError::NotPaused(self.emitted_status)),
@@ -269,13 +200,13 @@ impl Core {
         }
         match std::mem::take(&mut self.phase) {
             Phase::Paused { turn, tools, .. } => {
-                self.unpause(effects);
-                self.record_decision(turn, tools, decision, env, effects);
+                self.unpause(cx);
+                self.record_decision(turn, tools, decision, cx);
             }
             Phase::Streaming { op, turn, fold, .. } => {
                 self.phase = Phase::Streaming { op, turn, fold, question: None };
-                self.unpause(effects);
-                effects.push(Effect::Answer(decision));
+                self.unpause(cx);
+                cx.push(Effect::Answer(decision));
             }
             other => self.phase = other,
         }
@@ -283,28 +214,22 @@ impl Core {
     }
 
     /// Counts a new application event. The shell keeps the event until `handle_event` is called.
-    pub(super) fn notify(&mut self, effects: &mut Effects) -> Result<(), AgentError> {
+    pub(super) fn notify(&mut self, cx: &mut Context<'_>) -> Result<(), AgentError> {
         if self.notices >= MAX_NOTICES {
             return Err(AgentError::TooManyEvents(MAX_NOTICES as usize));
         }
         self.notices += 1;
         if matches!(self.phase, Phase::Idle) {
-            self.notice(AfterEvent::Rest, effects);
+            self.notice(AfterEvent::Rest, cx);
         }
         Ok(())
     }
 
     // ---- turns ----
 
-    fn begin_run(
-        &mut self,
-        prompt: Prompt,
-        ask: bool,
-        env: &Env<'_>,
-        effects: &mut Effects,
-    ) -> Result<(), AgentError> {
-        let (content, origin) = open(&self.history, prompt, ask, env)?;
-        self.begin_turn(user_message(content, env), origin, 0, env, effects);
+    fn begin_run(&mut self, prompt: Prompt, ask: bool, cx: &mut Context<'_>) -> Result<(), AgentError> {
+        let (content, origin) = open(&self.history, prompt, ask, cx)?;
+        self.begin_turn(user_message(content, cx), origin, 0, cx);
         Ok(())
     }
 
@@ -314,12 +239,11 @@ impl Core {
         message: impl Into<Arc<Message>>,
         origin: Origin,
         step: u32,
-        env: &Env<'_>,
-        effects: &mut Effects,
+        cx: &mut Context<'_>,
     ) {
-        let limit = origin.prompt.turn_timeout.or(env.config.turn_timeout);
+        let limit = origin.prompt.turn_timeout.or(cx.config.turn_timeout);
         let mut turn = Box::new(Turn {
-            id: (env.turn_id)(),
+            id: (cx.turn_id)(),
             origin,
             working: Working::new(&self.history),
             step,
@@ -331,36 +255,36 @@ impl Core {
             wanted: OutputRequirement::default(),
             output_enforced: false,
         });
-        self.emit_status(Status::Busy, effects);
-        effects.push(Effect::Watch(limit));
+        self.emit_status(Status::Busy, cx);
+        cx.push(Effect::Watch(limit));
         turn.step += 1;
-        add_message(&mut turn, message, effects);
+        add_message(&mut turn, message, cx);
         match self.phase {
             // The callbacks are in use until `handle_event` returns.
             Phase::Noticing { op, begun, then: AfterEvent::Rest } => {
                 turn.step_start = turn.working.pending_len();
                 self.phase = Phase::Noticing { op, begun, then: AfterEvent::Prepare(turn) };
             }
-            _ => self.prepare(turn, effects),
+            _ => self.prepare(turn, cx),
         }
     }
 
     /// Prepares the turn's next request, which is already counted.
-    fn prepare(&mut self, mut turn: Box<Turn>, effects: &mut Effects) {
+    fn prepare(&mut self, mut turn: Box<Turn>, cx: &mut Context<'_>) {
         turn.step_start = turn.working.pending_len();
         let op = self.next_op();
         self.phase = Phase::Preparing { op, turn };
-        effects.push(Effect::Call(op, Call::PrepareStep));
+        cx.push(Effect::Call(op, Call::PrepareStep));
     }
 
     /// `prepare_step` has returned. The shell holds the request, whose response must match `wanted`.
-    pub(super) fn prepared(&mut self, op: Op, wanted: OutputRequirement, effects: &mut Effects) {
+    pub(super) fn prepared(&mut self, op: Op, wanted: OutputRequirement, cx: &mut Context<'_>) {
         match std::mem::take(&mut self.phase) {
             Phase::Preparing { op: waiting, mut turn } if waiting == op => {
                 turn.wanted = wanted;
                 let op = self.next_op();
                 self.phase = Phase::Streaming { op, turn, fold: Box::default(), question: None };
-                effects.push(Effect::Open(op));
+                cx.push(Effect::Open(op));
             }
             other => self.phase = other,
         }
@@ -369,10 +293,10 @@ impl Core {
     // ---- application events ----
 
     /// Calls `handle_event` for the oldest queued application event.
-    fn notice(&mut self, then: AfterEvent, effects: &mut Effects) {
+    fn notice(&mut self, then: AfterEvent, cx: &mut Context<'_>) {
         let op = self.next_op();
         self.phase = Phase::Noticing { op, begun: false, then };
-        effects.push(Effect::Call(op, Call::HandleEvent));
+        cx.push(Effect::Call(op, Call::HandleEvent));
     }
 
     /// `handle_event` is about to be polled for the first time. From now on its event is dropped together with the
@@ -388,31 +312,25 @@ impl Core {
     }
 
     /// `handle_event` has returned, possibly with a prompt.
-    pub(super) fn event_handled(
-        &mut self,
-        op: Op,
-        prompt: Option<Prompt>,
-        env: &Env<'_>,
-        effects: &mut Effects,
-    ) {
+    pub(super) fn event_handled(&mut self, op: Op, prompt: Option<Prompt>, cx: &mut Context<'_>) {
         if !matches!(self.phase, Phase::Noticing { op: waiting, begun: true, .. } if waiting == op) {
             return;
         }
         if let Some(prompt) = prompt {
-            if let Some(reason) = (env.hold)() {
-                return self.hand_back(prompt, reason, env, effects);
+            if let Some(reason) = (cx.hold)() {
+                return self.hand_back(prompt, reason, cx);
             }
-            if let Err(error) = self.prompt_from_event(prompt, env, effects) {
-                return self.call_failed(op, Call::HandleEvent.name(), error.to_string(), env, effects);
+            if let Err(error) = self.prompt_from_event(prompt, cx) {
+                return self.call_failed(op, Call::HandleEvent.name(), error.to_string(), cx);
             }
         }
         let Phase::Noticing { then, .. } = std::mem::take(&mut self.phase) else {
             unreachable!("the phase waits for handle_event, and a prompt does not change that");
         };
         match then {
-            AfterEvent::Rest => self.settle(effects),
-            AfterEvent::Continue(between) => self.continue_run(between, env, effects),
-            AfterEvent::Prepare(turn) => self.prepare(turn, effects),
+            AfterEvent::Rest => self.settle(cx),
+            AfterEvent::Continue(between) => self.continue_run(between, cx),
+            AfterEvent::Prepare(turn) => self.prepare(turn, cx),
         }
     }
 
@@ -420,14 +338,9 @@ impl Core {
     /// replaces a prompt that the application has staged in the meantime, because that prompt could not be returned to
     /// its sender. It waits behind the staged prompt. Only one prompt can wait there, because the next application
     /// event is handled after both prompts were used.
-    fn prompt_from_event(
-        &mut self,
-        prompt: Prompt,
-        env: &Env<'_>,
-        effects: &mut Effects,
-    ) -> Result<(), AgentError> {
+    fn prompt_from_event(&mut self, prompt: Prompt, cx: &mut Context<'_>) -> Result<(), AgentError> {
         let ahead = self.staged.take();
-        let taken = self.prompt(prompt, false, env, effects);
+        let taken = self.prompt(prompt, false, cx);
         if let Some(ahead) = ahead {
             self.behind = self.staged.replace(ahead);
         }
@@ -435,7 +348,7 @@ impl Core {
     }
 
     /// Returns a prompt of `handle_event` in an error event, because it cannot be accepted now.
-    fn hand_back(&mut self, prompt: Prompt, reason: String, env: &Env<'_>, effects: &mut Effects) {
+    fn hand_back(&mut self, prompt: Prompt, reason: String, cx: &mut Context<'_>) {
         let prompt = Some(Arc::new(prompt));
         // `behind` is empty, because `handle_event` is not called while a prompt waits there.
         if self.staged.is_none() {
@@ -443,7 +356,7 @@ impl Core {
         } else {
             self.behind = prompt;
         }
-        self.end_in_error(Failure::OnHold { reason }, env, effects);
+        self.end_in_error(Failure::OnHold { reason }, cx);
     }
 
     /// Takes the staged prompt and the prompt behind it, merged into one, for the event that returns it.
@@ -457,29 +370,29 @@ impl Core {
 
     /// Continues after a committed turn: with the staged prompt, otherwise with the continuation after the queued
     /// application events are handled.
-    fn continue_run(&mut self, between: Box<Between>, env: &Env<'_>, effects: &mut Effects) {
+    fn continue_run(&mut self, between: Box<Between>, cx: &mut Context<'_>) {
         if let Some(staged) = self.staged.take() {
             self.staged = self.behind.take();
             if let Some(response) = between.origin.asked.as_deref().and_then(Asked::response) {
-                effects.push(Effect::Resolve(Ok(response)));
+                cx.push(Effect::Resolve(Ok(response)));
             }
-            let begun = self.begin_run(Arc::unwrap_or_clone(staged), false, env, effects);
+            let begun = self.begin_run(Arc::unwrap_or_clone(staged), false, cx);
             debug_assert!(begun.is_ok(), "a staged prompt contains no tool results");
             return;
         }
         if self.notices > 0 {
-            return self.notice(AfterEvent::Continue(between), effects);
+            return self.notice(AfterEvent::Continue(between), cx);
         }
         let Between { content, origin, step } = *between;
         // Checked when the previous turn was committed, and the history has not changed since.
         let content = answer_open_tool_uses(&self.history, content).unwrap_or_default();
-        self.begin_turn(user_message(content, env), origin, step, env, effects);
+        self.begin_turn(user_message(content, cx), origin, step, cx);
     }
 
     /// The run has ended, so the queued application events are handled next.
-    fn settle(&mut self, effects: &mut Effects) {
+    fn settle(&mut self, cx: &mut Context<'_>) {
         if self.notices > 0 {
-            self.notice(AfterEvent::Rest, effects);
+            self.notice(AfterEvent::Rest, cx);
         }
     }
 
@@ -491,23 +404,23 @@ impl Core {
     }
 
     /// Emits the event that ends a run.
-    fn end_run(&mut self, event: Event, effects: &mut Effects) {
+    fn end_run(&mut self, event: Event, cx: &mut Context<'_>) {
         self.last_run = RunOutcome::of(&event).map(Arc::new);
-        effects.push(Effect::Emit(event));
+        cx.emit(event);
     }
 
     /// Emits the status if it has changed.
-    fn emit_status(&mut self, status: Status, effects: &mut Effects) {
+    fn emit_status(&mut self, status: Status, cx: &mut Context<'_>) {
         if self.emitted_status != status {
             self.emitted_status = status;
-            effects.push(Effect::Emit(Event::Status { status }));
+            cx.emit(Event::Status { status });
         }
     }
 
     /// Leaves the paused status after a decision.
-    fn unpause(&mut self, effects: &mut Effects) {
-        self.emit_status(Status::Busy, effects);
-        effects.push(Effect::FreezeWatch(false));
+    fn unpause(&mut self, cx: &mut Context<'_>) {
+        self.emit_status(Status::Busy, cx);
+        cx.push(Effect::FreezeWatch(false));
     }
 }
 
@@ -516,13 +429,13 @@ fn open(
     history: &History,
     prompt: Prompt,
     ask: bool,
-    env: &Env<'_>,
+    cx: &Context<'_>,
 ) -> Result<(Vec<Content>, Origin), AgentError> {
     let Prompt { content, .. } = prompt;
     let content = answer_open_tool_uses(history, content).map_err(AgentError::InvalidPrompt)?;
-    let model = prompt.model.as_ref().unwrap_or(&env.config.model);
+    let model = prompt.model.as_ref().unwrap_or(&cx.config.model);
     let origin = Origin {
-        max_steps: prompt.max_steps.or(env.config.max_steps),
+        max_steps: prompt.max_steps.or(cx.config.max_steps),
         secrets_of: prompt.options.has_secrets().then(|| model.provider_name().into()),
         prompt: Arc::new(Prompt { content: Blocks::default(), ..prompt }),
         asked: ask.then(Box::default),
@@ -531,14 +444,14 @@ fn open(
 }
 
 /// Appends a message to the turn in flight and emits it.
-fn add_message(turn: &mut Turn, message: impl Into<Arc<Message>>, effects: &mut Effects) {
+fn add_message(turn: &mut Turn, message: impl Into<Arc<Message>>, cx: &mut Context<'_>) {
     let message = message.into();
     turn.working.push(Arc::clone(&message));
-    effects.push(Effect::Emit(Event::Message { message, step: turn.step }));
+    cx.emit(Event::Message { message, step: turn.step });
 }
 
-fn user_message(content: Vec<Content>, env: &Env<'_>) -> Message {
-    Message { role: Role::User, content, timestamp: (env.now)(), provider_data: serde_json::Map::new() }
+fn user_message(content: Vec<Content>, cx: &Context<'_>) -> Message {
+    Message { role: Role::User, content, timestamp: cx.now(), provider_data: serde_json::Map::new() }
 }
 
 fn callback_failure(callback: &str, message: String) -> Failure {

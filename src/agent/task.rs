@@ -22,7 +22,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::{
     Admission, AgentCallbacks, AgentError, Config, Delivery, Event, Response, Snapshot, State, WeakAgent,
     command::{Command, Reply, Stop},
-    core::{Call, Core, Effect, Env},
+    core::{Call, Context, Core, Effect},
     phase::Op,
 };
 use crate::{
@@ -208,19 +208,19 @@ impl Task {
     }
 
     /// Passes an input to the core and performs the resulting effects.
-    fn step<T>(&mut self, input: impl FnOnce(&mut Core, &Env<'_>, &mut Vec<Effect>) -> T) -> T {
-        // The empty list of the previous step, to reuse its allocation.
-        let mut effects =
-            self.work.as_mut().map(|work| std::mem::take(&mut work.effects)).unwrap_or_default();
+    fn step<T>(&mut self, input: impl FnOnce(&mut Core, &mut Context<'_>) -> T) -> T {
         let none = crate::tool::ToolSet::new();
-        let env = Env {
+        let mut cx = Context {
+            // The empty list of the previous step, to reuse its allocation.
+            effects: self.work.as_mut().map(|work| std::mem::take(&mut work.effects)).unwrap_or_default(),
             now: &Timestamp::now,
             config: &self.config,
             tools: self.work.as_ref().map_or(&none, |work| &work.tools),
             turn_id: &rand::random,
             hold: &|| Some(self.setup.hold.as_ref()?.reason()?.to_string()),
         };
-        let output = input(&mut self.core, &env, &mut effects);
+        let output = input(&mut self.core, &mut cx);
+        let effects = cx.effects;
         self.perform_all(effects);
         output
     }

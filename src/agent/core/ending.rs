@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{
-    Call, Core, Effect, Effects, Env, add_message, callback_failure,
+    Call, Context, Core, Effect, add_message, callback_failure,
     streaming::{Output, close_tool_uses, end_event, parse_output, respond},
     tools::decided_result,
 };
@@ -26,33 +26,21 @@ impl Core {
         turn: Box<Turn>,
         reason: StopReason,
         read: Option<Output>,
-        env: &Env<'_>,
-        effects: &mut Effects,
+        cx: &mut Context<'_>,
     ) {
-        let mut response = respond(&turn, reason, env);
+        let mut response = respond(&turn, reason, cx);
         response.set_output(read);
-        self.ask_handle_turn(turn, Arc::new(response), effects);
+        self.ask_handle_turn(turn, Arc::new(response), cx);
     }
 
-    pub(super) fn ask_handle_turn(
-        &mut self,
-        turn: Box<Turn>,
-        response: Arc<Response>,
-        effects: &mut Effects,
-    ) {
+    pub(super) fn ask_handle_turn(&mut self, turn: Box<Turn>, response: Arc<Response>, cx: &mut Context<'_>) {
         let op = self.next_op();
         self.phase = Phase::Concluding { op, turn, response: Arc::clone(&response) };
-        effects.push(Effect::Call(op, Call::HandleTurn(response)));
+        cx.push(Effect::Call(op, Call::HandleTurn(response)));
     }
 
     /// `handle_turn` has returned: commits the turn and starts the next turn, if there is one.
-    pub(in crate::agent) fn turn_decided(
-        &mut self,
-        op: Op,
-        decision: TurnDecision,
-        env: &Env<'_>,
-        effects: &mut Effects,
-    ) {
+    pub(in crate::agent) fn turn_decided(&mut self, op: Op, decision: TurnDecision, cx: &mut Context<'_>) {
         let (mut turn, mut response) = match std::mem::take(&mut self.phase) {
             Phase::Concluding { op: waiting, turn, response } if waiting == op => (turn, response),
             other => {
@@ -77,7 +65,7 @@ impl Core {
             };
             if let Err(message) = checked {
                 let failure = callback_failure(Call::HandleTurn(response).name(), message);
-                return self.fail(turn, failure, Remains::default(), env, effects);
+                return self.fail(turn, failure, Remains::default(), cx);
             }
         }
 
@@ -86,14 +74,14 @@ impl Core {
         if let Some(asked) = &mut turn.origin.asked {
             asked.add(&response);
         }
-        effects.push(Effect::Watch(None));
+        cx.push(Effect::Watch(None));
         if self.staged.is_none() && next.is_none() {
-            return self.stop_run(&turn, response, effects);
+            return self.stop_run(&turn, response, cx);
         }
-        effects.push(Effect::Emit(Event::Turn(TurnOutcome::Continue { response })));
+        cx.emit(Event::Turn(TurnOutcome::Continue { response }));
         let Turn { origin, step, .. } = *turn;
         let content = next.unwrap_or_default();
-        self.continue_run(Box::new(Between { content, origin, step }), env, effects);
+        self.continue_run(Box::new(Between { content, origin, step }), cx);
     }
 
     /// Makes the turn's messages part of the history.
@@ -103,24 +91,18 @@ impl Core {
         self.step = turn.step;
     }
 
-    fn stop_run(&mut self, turn: &Turn, response: Arc<Response>, effects: &mut Effects) {
+    fn stop_run(&mut self, turn: &Turn, response: Arc<Response>, cx: &mut Context<'_>) {
         let staged = self.unstage();
-        self.emit_status(Status::Idle, effects);
-        self.end_run(Event::Turn(TurnOutcome::Stop { response, staged }), effects);
+        self.emit_status(Status::Idle, cx);
+        self.end_run(Event::Turn(TurnOutcome::Stop { response, staged }), cx);
         if let Some(response) = turn.origin.asked.as_deref().and_then(Asked::response) {
-            effects.push(Effect::Resolve(Ok(response)));
+            cx.push(Effect::Resolve(Ok(response)));
         }
-        self.settle(effects);
+        self.settle(cx);
     }
 
     /// `handle_error` has returned.
-    pub(in crate::agent) fn error_decided(
-        &mut self,
-        op: Op,
-        decision: ErrorDecision,
-        env: &Env<'_>,
-        effects: &mut Effects,
-    ) {
+    pub(in crate::agent) fn error_decided(&mut self, op: Op, decision: ErrorDecision, cx: &mut Context<'_>) {
         let (mut turn, failure, remains) = match std::mem::take(&mut self.phase) {
             Phase::Failing { op: waiting, turn, failure, remains } if waiting == op => {
                 (turn, failure, *remains)
@@ -131,12 +113,12 @@ impl Core {
             }
         };
         let delay = match decision {
-            ErrorDecision::Stop => return self.fail(turn, failure, remains, env, effects),
+            ErrorDecision::Stop => return self.fail(turn, failure, remains, cx),
             ErrorDecision::Retry => std::time::Duration::ZERO,
             ErrorDecision::RetryAfter(delay) => delay,
         };
         if turn.is_exhausted() {
-            return self.fail(turn, failure, remains, env, effects);
+            return self.fail(turn, failure, remains, cx);
         }
         // The partial response is void, but its usage counts.
         turn.usage += remains.partial.map(|fold| fold.usage()).unwrap_or_default();
@@ -144,45 +126,40 @@ impl Core {
         let keep = turn.step_start;
         turn.working.rebase(&self.history, keep);
         if matches!(failure, Failure::TimeLimit { .. }) {
-            effects.push(Effect::Watch(turn.origin.prompt.turn_timeout.or(env.config.turn_timeout)));
+            cx.push(Effect::Watch(turn.origin.prompt.turn_timeout.or(cx.config.turn_timeout)));
         }
-        effects.push(Effect::Emit(Event::Retry { failure, delay, pending: keep }));
+        cx.emit(Event::Retry { failure, delay, pending: keep });
         if delay.is_zero() {
-            return self.prepare(turn, effects);
+            return self.prepare(turn, cx);
         }
         let op = self.next_op();
         self.phase = Phase::Delaying { op, turn };
-        effects.push(Effect::Delay(op, delay));
+        cx.push(Effect::Delay(op, delay));
     }
 
     /// The delay before a repetition has passed.
-    pub(in crate::agent) fn delay_over(&mut self, op: Op, effects: &mut Effects) {
+    pub(in crate::agent) fn delay_over(&mut self, op: Op, cx: &mut Context<'_>) {
         match std::mem::take(&mut self.phase) {
-            Phase::Delaying { op: waiting, turn } if waiting == op => self.prepare(turn, effects),
+            Phase::Delaying { op: waiting, turn } if waiting == op => self.prepare(turn, cx),
             other => self.phase = other,
         }
     }
 
     /// The turn has reached its time limit.
-    pub(in crate::agent) fn time_over(
-        &mut self,
-        limit: std::time::Duration,
-        env: &Env<'_>,
-        effects: &mut Effects,
-    ) {
+    pub(in crate::agent) fn time_over(&mut self, limit: std::time::Duration, cx: &mut Context<'_>) {
         let failure = Failure::TimeLimit { limit };
         let already_failing = matches!(self.phase, Phase::Failing { .. });
         let remains = self.phase.take_remains();
         let Some(turn) = self.phase.take_turn() else {
             return;
         };
-        effects.push(Effect::Abort);
+        cx.push(Effect::Abort);
         if already_failing {
-            self.fail(turn, failure, remains, env, effects);
+            self.fail(turn, failure, remains, cx);
         } else {
             // The limit also applies to `handle_error`, which may hang.
-            effects.push(Effect::Watch(Some(limit)));
-            self.recover(turn, failure, remains, effects);
+            cx.push(Effect::Watch(Some(limit)));
+            self.recover(turn, failure, remains, cx);
         }
     }
 
@@ -192,8 +169,7 @@ impl Core {
         op: Op,
         callback: &'static str,
         message: String,
-        env: &Env<'_>,
-        effects: &mut Effects,
+        cx: &mut Context<'_>,
     ) {
         let waiting = match &self.phase {
             Phase::Streaming { question: Some(question), .. } if question.paused.is_none() => {
@@ -205,38 +181,27 @@ impl Core {
         if waiting != Some(op) {
             return;
         }
-        effects.push(Effect::Abort);
-        self.end_in_error(callback_failure(callback, message), env, effects);
+        cx.push(Effect::Abort);
+        self.end_in_error(callback_failure(callback, message), cx);
     }
 
     /// Ends the run with an error.
-    fn fail(
-        &mut self,
-        turn: Box<Turn>,
-        failure: Failure,
-        remains: Remains,
-        env: &Env<'_>,
-        effects: &mut Effects,
-    ) {
+    fn fail(&mut self, turn: Box<Turn>, failure: Failure, remains: Remains, cx: &mut Context<'_>) {
         let op = self.next_op();
         self.phase = Phase::Failing { op, turn, failure: failure.clone(), remains: Box::new(remains) };
-        self.end_in_error(failure, env, effects);
+        self.end_in_error(failure, cx);
     }
 
     /// Ends all work in progress with an error, and discards the pending messages.
-    pub(super) fn end_in_error(&mut self, failure: Failure, env: &Env<'_>, effects: &mut Effects) {
-        self.discard(StopReason::Other("error".into()), env, effects, |response, staged| {
+    pub(super) fn end_in_error(&mut self, failure: Failure, cx: &mut Context<'_>) {
+        self.discard(StopReason::Other("error".into()), cx, |response, staged| {
             let error = AgentError::Failed(failure.clone(), Arc::clone(&response));
             (Event::Error { failure, response, staged }, Err(error))
         });
     }
 
     /// Ends the run at once and discards the pending messages.
-    pub(in crate::agent) fn cancel(
-        &mut self,
-        env: &Env<'_>,
-        effects: &mut Effects,
-    ) -> Result<(), AgentError> {
+    pub(in crate::agent) fn cancel(&mut self, cx: &mut Context<'_>) -> Result<(), AgentError> {
         match self.phase {
             // An application event whose `handle_event` has not begun is not cancelled. It stays queued.
             Phase::Idle | Phase::Noticing { begun: false, then: AfterEvent::Rest, .. } => {
@@ -244,19 +209,19 @@ impl Core {
             }
             // No run is active, so only the callback is dropped, together with its event.
             Phase::Noticing { begun: true, then: AfterEvent::Rest, .. } => {
-                effects.push(Effect::Abort);
+                cx.push(Effect::Abort);
                 self.phase = Phase::Idle;
-                self.settle(effects);
+                self.settle(cx);
             }
-            _ => self.cancel_run(None, env, effects),
+            _ => self.cancel_run(None, cx),
         }
         Ok(())
     }
 
     /// Cancels the active run. The caller of `ask` gets `kept`, if it is `Some`.
-    fn cancel_run(&mut self, kept: Option<Arc<Response>>, env: &Env<'_>, effects: &mut Effects) {
-        effects.push(Effect::Abort);
-        self.discard(StopReason::Cancelled, env, effects, |response, staged| {
+    fn cancel_run(&mut self, kept: Option<Arc<Response>>, cx: &mut Context<'_>) {
+        cx.push(Effect::Abort);
+        self.discard(StopReason::Cancelled, cx, |response, staged| {
             let answer = kept.ok_or_else(|| AgentError::Cancelled(Arc::clone(&response)));
             (Event::Cancelled { response, staged }, answer)
         });
@@ -267,24 +232,23 @@ impl Core {
     fn discard(
         &mut self,
         reason: StopReason,
-        env: &Env<'_>,
-        effects: &mut Effects,
+        cx: &mut Context<'_>,
         end: impl FnOnce(Arc<Response>, Option<Arc<Prompt>>) -> (Event, AskResult),
     ) {
         let asked = self.phase.asked().is_some();
         let partial = self.phase.take_remains().partial;
         let turn = self.phase.take_turn();
-        let response = self.discarded(turn.as_deref(), partial, reason, env);
+        let response = self.discarded(turn.as_deref(), partial, reason, cx);
         self.phase = Phase::Idle;
-        effects.push(Effect::Watch(None));
-        self.emit_status(Status::Idle, effects);
+        cx.push(Effect::Watch(None));
+        self.emit_status(Status::Idle, cx);
         let (event, answer) = end(response, self.unstage());
-        self.end_run(event, effects);
-        self.fall_back(env, effects);
+        self.end_run(event, cx);
+        self.fall_back(cx);
         if asked {
-            effects.push(Effect::Resolve(answer));
+            cx.push(Effect::Resolve(answer));
         }
-        self.settle(effects);
+        self.settle(cx);
     }
 
     /// Returns the response with everything that is discarded: the turn and the partial response.
@@ -293,17 +257,17 @@ impl Core {
         turn: Option<&Turn>,
         fold: Option<Box<Fold>>,
         reason: StopReason,
-        env: &Env<'_>,
+        cx: &Context<'_>,
     ) -> Arc<Response> {
         let Some(turn) = turn else {
-            return Arc::new(Response::empty(env.config.model.id(), reason, self.step));
+            return Arc::new(Response::empty(cx.config.model.id(), reason, self.step));
         };
         self.step = turn.step;
-        let mut response = respond(turn, reason, env);
+        let mut response = respond(turn, reason, cx);
         if let Some(fold) = fold {
             response.usage += fold.usage();
             if !fold.blocks().is_empty() {
-                let partial = Arc::new(fold.cut((env.now)()));
+                let partial = Arc::new(fold.cut(cx.now()));
                 response.messages.push(Arc::clone(&partial));
                 response.message = Some(partial);
             }
@@ -312,26 +276,22 @@ impl Core {
     }
 
     /// Ends the run at once and keeps as much as possible. If only the prompt could be kept, this is a cancel.
-    pub(in crate::agent) fn interrupt(
-        &mut self,
-        env: &Env<'_>,
-        effects: &mut Effects,
-    ) -> Result<(), AgentError> {
+    pub(in crate::agent) fn interrupt(&mut self, cx: &mut Context<'_>) -> Result<(), AgentError> {
         if matches!(self.phase, Phase::Idle) {
             return Err(AgentError::Idle);
         }
-        let salvaged = self.phase.partial().and_then(|fold| fold.clone().salvage((env.now)()));
+        let salvaged = self.phase.partial().and_then(|fold| fold.clone().salvage(cx.now()));
         let worth_keeping =
             self.phase.turn().is_some_and(|turn| turn.working.pending_len() > 1) || salvaged.is_some();
         if !worth_keeping {
             if self.is_at_rest() {
-                return self.cancel(env, effects);
+                return self.cancel(cx);
             }
             let kept = self.phase.asked().and_then(Asked::response);
-            self.cancel_run(kept, env, effects);
+            self.cancel_run(kept, cx);
             return Ok(());
         }
-        effects.extend([Effect::Abort, Effect::Watch(None)]);
+        cx.effects.extend([Effect::Abort, Effect::Watch(None)]);
         let mut remains = self.phase.take_remains();
         let Some(mut turn) = self.phase.take_turn() else {
             unreachable!("a turn is in flight, as checked above");
@@ -339,22 +299,22 @@ impl Core {
         let partial = remains.partial.take();
         turn.usage += partial.as_ref().map(|fold| fold.usage()).unwrap_or_default();
         if let (Some(fold), Some(message)) = (partial, salvaged) {
-            emit_ends(&fold, &message, effects);
-            add_message(&mut turn, message, effects);
+            emit_ends(&fold, &message, cx);
+            add_message(&mut turn, message, cx);
         }
         if turn.working.all().open_tool_uses().next().is_some() {
-            let results = interrupted_results(&turn, remains, effects);
+            let results = interrupted_results(&turn, remains, cx);
             let told = results.len();
-            close_tool_uses(&mut turn, results, told, env, effects);
+            close_tool_uses(&mut turn, results, told, cx);
         }
         self.commit(&turn);
-        let mut response = respond(&turn, StopReason::Interrupted, env);
+        let mut response = respond(&turn, StopReason::Interrupted, cx);
         parse_output(&mut response, &turn);
         let response = Arc::new(response);
         if let Some(asked) = &mut turn.origin.asked {
             asked.add(&response);
         }
-        self.stop_run(&turn, response, effects);
+        self.stop_run(&turn, response, cx);
         Ok(())
     }
 }
@@ -364,7 +324,7 @@ const RUNNING: &str = "Interrupted while the tool was running. It may have had a
 
 /// Returns the results of an interrupted step, one for each open tool use, and emits those that subscribers have not
 /// seen. Existing results are kept, because the tool has already had its effect or the application gave the result.
-fn interrupted_results(turn: &Turn, remains: Remains, effects: &mut Effects) -> Vec<ToolResult> {
+fn interrupted_results(turn: &Turn, remains: Remains, cx: &mut Context<'_>) -> Vec<ToolResult> {
     let Remains { decisions, slots, reviewed: mut results, .. } = remains;
     let (mut decisions, mut slots) = (decisions.into_iter(), slots.into_iter());
     for (place, tool_use) in turn.working.all().open_tool_uses().enumerate() {
@@ -378,18 +338,18 @@ fn interrupted_results(turn: &Turn, remains: Remains, effects: &mut Effects) -> 
             Some(Slot { result: Some(result), input, .. }) => (result, input),
             Some(Slot { result: None, input, .. }) => (ToolResult::error(tool_use, RUNNING), input),
         };
-        effects.push(Effect::Emit(Event::ToolResult { result: result.clone(), input }));
+        cx.emit(Event::ToolResult { result: result.clone(), input });
         results.push(result);
     }
     results
 }
 
 /// Emits the missing end events of the blocks that an interrupted response keeps.
-fn emit_ends(fold: &Fold, kept: &Message, effects: &mut Effects) {
+fn emit_ends(fold: &Fold, kept: &Message, cx: &mut Context<'_>) {
     let places = (0..).zip(fold.blocks()).filter(|(_, block)| (*block).clone().salvage().is_some());
     for ((index, block), content) in places.zip(&kept.content) {
         if !block.ended {
-            effects.extend(end_event(index, content).map(Effect::Emit));
+            cx.effects.extend(end_event(index, content).map(Effect::Emit));
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Core, Effect, Effects, Env, open, user_message};
+use super::{Context, Core, open, user_message};
 use crate::{
     agent::{AgentError, Event, Prompt, phase::Origin},
     message::{Content, History, Message, Role},
@@ -17,12 +17,11 @@ impl Core {
     pub(in crate::agent) fn replace_history(
         &mut self,
         history: History,
-        env: &Env<'_>,
-        effects: &mut Effects,
+        cx: &mut Context<'_>,
     ) -> Result<(), AgentError> {
         self.check_base(&history)?;
         self.history = history;
-        self.emit_history(env, effects);
+        self.emit_history(cx);
         Ok(())
     }
 
@@ -33,16 +32,15 @@ impl Core {
         base: History,
         prompt: Prompt,
         ask: bool,
-        env: &Env<'_>,
-        effects: &mut Effects,
+        cx: &mut Context<'_>,
     ) -> Result<(), AgentError> {
         self.check_base(&base)?;
         prompt.check()?;
         if prompt.content.is_blank() {
             return Err(AgentError::EmptyPrompt);
         }
-        let (content, origin) = open(&base, prompt, ask, env)?;
-        self.begin_on(base, Arc::new(user_message(content, env)), origin, env, effects);
+        let (content, origin) = open(&base, prompt, ask, cx)?;
+        self.begin_on(base, Arc::new(user_message(content, cx)), origin, cx);
         Ok(())
     }
 
@@ -54,8 +52,7 @@ impl Core {
         message: Arc<Message>,
         settings: Prompt,
         ask: bool,
-        env: &Env<'_>,
-        effects: &mut Effects,
+        cx: &mut Context<'_>,
     ) -> Result<(), AgentError> {
         self.check_base(&base)?;
         settings.check()?;
@@ -68,8 +65,8 @@ impl Core {
         let mut whole = base.clone();
         whole.push(Arc::clone(&message));
         whole.check_sendable().map_err(AgentError::InvalidPrompt)?;
-        let (_, origin) = open(&History::new(), settings.without_content(), ask, env)?;
-        self.begin_on(base, message, origin, env, effects);
+        let (_, origin) = open(&History::new(), settings.without_content(), ask, cx)?;
+        self.begin_on(base, message, origin, cx);
         Ok(())
     }
 
@@ -82,29 +79,22 @@ impl Core {
         Ok(())
     }
 
-    fn begin_on(
-        &mut self,
-        base: History,
-        message: Arc<Message>,
-        origin: Origin,
-        env: &Env<'_>,
-        effects: &mut Effects,
-    ) {
+    fn begin_on(&mut self, base: History, message: Arc<Message>, origin: Origin, cx: &mut Context<'_>) {
         self.fallback = Some(Box::new(std::mem::replace(&mut self.history, base)));
-        self.emit_history(env, effects);
-        self.begin_turn(message, origin, 0, env, effects);
+        self.emit_history(cx);
+        self.begin_turn(message, origin, 0, cx);
     }
 
     /// Restores the previous history after a run on another history that ended without a commit.
-    pub(super) fn fall_back(&mut self, env: &Env<'_>, effects: &mut Effects) {
+    pub(super) fn fall_back(&mut self, cx: &mut Context<'_>) {
         if let Some(before) = self.fallback.take() {
             self.history = *before;
-            self.emit_history(env, effects);
+            self.emit_history(cx);
         }
     }
 
-    fn emit_history(&self, env: &Env<'_>, effects: &mut Effects) {
-        let state = env.config.view(self.history.clone());
-        effects.push(Effect::Emit(Event::State(Arc::new(state))));
+    fn emit_history(&self, cx: &mut Context<'_>) {
+        let state = cx.config.view(self.history.clone());
+        cx.emit(Event::State(Arc::new(state)));
     }
 }

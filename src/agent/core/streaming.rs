@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use serde_json::Value;
 
-use super::{Call, Core, Effect, Effects, Env, add_message};
+use super::{Call, Context, Core, Effect, add_message};
 use crate::{
     agent::{
         Event, Failure, Response,
@@ -22,7 +22,7 @@ pub(super) type Output = Result<Value, String>;
 
 impl Core {
     /// Processes a delta of the response.
-    pub(in crate::agent) fn delta(&mut self, op: Op, delta: Delta, effects: &mut Effects) {
+    pub(in crate::agent) fn delta(&mut self, op: Op, delta: Delta, cx: &mut Context<'_>) {
         let Phase::Streaming { op: waiting, turn, fold, question } = &mut self.phase else {
             return;
         };
@@ -32,7 +32,7 @@ impl Core {
         let delta = match delta {
             Delta::Retry { error, delay } => {
                 let pending = turn.working.pending_len();
-                return effects.push(Effect::Emit(Event::Retry { failure: (*error).into(), delay, pending }));
+                return cx.emit(Event::Retry { failure: (*error).into(), delay, pending });
             }
             Delta::Start { block: BlockStart::ToolUse { .. }, .. } => {
                 self.waited.freshen(delta, op, fold, question.as_deref())
@@ -40,14 +40,14 @@ impl Core {
             other => other,
         };
         match fold.apply(&delta) {
-            Ok(()) => effects.extend(event_of(delta, fold).map(Effect::Emit)),
-            Err(error) => self.stream_failed(op, error.into(), effects),
+            Ok(()) => cx.effects.extend(event_of(delta, fold).map(Effect::Emit)),
+            Err(error) => self.stream_failed(op, error.into(), cx),
         }
     }
 
     /// Processes the provider's question for a decision about a tool that the service runs. One question is processed
     /// at a time.
-    pub(in crate::agent) fn asked(&mut self, op: Op, mut tool_use: ToolUse, effects: &mut Effects) {
+    pub(in crate::agent) fn asked(&mut self, op: Op, mut tool_use: ToolUse, cx: &mut Context<'_>) {
         if let Phase::Streaming { op: waiting, fold, question, .. } = &mut self.phase
             && *waiting == op
             && question.is_none()
@@ -56,7 +56,7 @@ impl Core {
             let op = self.last_op;
             tool_use.id = self.waited.of_question(tool_use.id, op, fold);
             *question = Some(Box::new(Question { op, tool_use: tool_use.clone(), paused: None }));
-            effects.push(Effect::Call(op, Call::HandleToolUse(tool_use)));
+            cx.push(Effect::Call(op, Call::HandleToolUse(tool_use)));
         }
     }
 
@@ -66,22 +66,22 @@ impl Core {
     }
 
     /// Drops the provider's question, because the provider no longer waits for the answer.
-    pub(in crate::agent) fn question_withdrawn(&mut self, effects: &mut Effects) {
+    pub(in crate::agent) fn question_withdrawn(&mut self, cx: &mut Context<'_>) {
         if let Phase::Streaming { question, .. } = &mut self.phase
             && question.take().is_some()
         {
-            effects.push(Effect::DropCall);
-            self.unpause(effects);
+            cx.push(Effect::DropCall);
+            self.unpause(cx);
         }
     }
 
     /// Processes the regular end of the stream.
-    pub(in crate::agent) fn stream_ended(&mut self, op: Op, env: &Env<'_>, effects: &mut Effects) {
+    pub(in crate::agent) fn stream_ended(&mut self, op: Op, cx: &mut Context<'_>) {
         let (mut turn, fold) = match std::mem::take(&mut self.phase) {
             Phase::Streaming { op: waiting, turn, fold, question } if waiting == op => {
                 if question.is_some() {
-                    effects.push(Effect::DropCall);
-                    self.unpause(effects);
+                    cx.push(Effect::DropCall);
+                    self.unpause(cx);
                 }
                 (turn, fold)
             }
@@ -91,13 +91,13 @@ impl Core {
             }
         };
         if fold.message().stop_reason.is_none() {
-            return self.recover(turn, truncated().into(), Remains::of(fold), effects);
+            return self.recover(turn, truncated().into(), Remains::of(fold), cx);
         }
         let open: Vec<usize> =
             (0..fold.blocks().len()).filter(|index| !fold.blocks()[*index].ended).collect();
-        let folded = match fold.finish((env.now)()) {
+        let folded = match fold.finish(cx.now()) {
             Ok(folded) => folded,
-            Err(error) => return self.recover(turn, error.into(), Remains::default(), effects),
+            Err(error) => return self.recover(turn, error.into(), Remains::default(), cx),
         };
         let Completion { message, mut stop_reason, usage, model, warnings, output_enforced, .. } = folded;
         turn.usage += usage;
@@ -115,44 +115,36 @@ impl Core {
             && !turn.is_exhausted()
             && turn.corrections.allow_another(&stop_reason, turn.wanted.retries)
         {
-            return self.ask_again(turn, message, problem, env, effects);
+            return self.ask_again(turn, message, problem, cx);
         }
         // The next requests build on this response, so earlier corrections are obsolete.
         turn.corrections.forget();
         for index in open {
-            effects.extend(
+            cx.effects.extend(
                 message.content.get(index).and_then(|block| end_event(index, block)).map(Effect::Emit),
             );
         }
         turn.warnings.extend(warnings.iter().cloned());
         // The last message may be a response that the service paused, so look for the user message.
         let prompted_by = turn.working.pending().rev().find(|message| message.role == Role::User).cloned();
-        add_message(&mut turn, message, effects);
+        add_message(&mut turn, message, cx);
         let answer = turn.working.all().last().cloned();
         let uses: Vec<ToolUse> = answer.iter().flat_map(|message| message.tool_uses().cloned()).collect();
         let messages = prompted_by.into_iter().chain(answer).collect();
-        let mut step =
-            Response { usage, warnings, ..respond_with(&turn, messages, stop_reason.clone(), env) };
+        let mut step = Response { usage, warnings, ..respond_with(&turn, messages, stop_reason.clone(), cx) };
         step.set_output(read.clone());
-        effects.push(Effect::Emit(Event::Step(Arc::new(step))));
-        self.answered(turn, stop_reason, uses, read, env, effects);
+        cx.emit(Event::Step(Arc::new(step)));
+        self.answered(turn, stop_reason, uses, read, cx);
     }
 
     /// Discards a response that does not match the output schema, and requests it again.
-    fn ask_again(
-        &mut self,
-        mut turn: Box<Turn>,
-        answer: Message,
-        problem: &str,
-        env: &Env<'_>,
-        effects: &mut Effects,
-    ) {
-        turn.corrections.add(answer, problem, (env.now)());
+    fn ask_again(&mut self, mut turn: Box<Turn>, answer: Message, problem: &str, cx: &mut Context<'_>) {
+        turn.corrections.add(answer, problem, cx.now());
         turn.step += 1;
         let failure = Failure::Output { message: problem.to_owned() };
         let pending = turn.working.pending_len();
-        effects.push(Effect::Emit(Event::Retry { failure, delay: Duration::ZERO, pending }));
-        self.prepare(turn, effects);
+        cx.emit(Event::Retry { failure, delay: Duration::ZERO, pending });
+        self.prepare(turn, cx);
     }
 
     /// Decides how to continue after a complete response.
@@ -162,8 +154,7 @@ impl Core {
         stop_reason: StopReason,
         uses: Vec<ToolUse>,
         read: Option<Output>,
-        env: &Env<'_>,
-        effects: &mut Effects,
+        cx: &mut Context<'_>,
     ) {
         let exhausted = turn.is_exhausted();
         if uses.is_empty() {
@@ -171,12 +162,12 @@ impl Core {
                 // The service continues its response when it is sent back.
                 StopReason::Pause => {
                     turn.step += 1;
-                    self.prepare(turn, effects);
+                    self.prepare(turn, cx);
                 }
                 // The response uses no tools. The turn must not end with this reason, because it would mean that tool
                 // uses are left to the application.
-                StopReason::ToolUse => self.conclude(turn, StopReason::Stop, read, env, effects),
-                reason => self.conclude(turn, reason, read, env, effects),
+                StopReason::ToolUse => self.conclude(turn, StopReason::Stop, read, cx),
+                reason => self.conclude(turn, reason, read, cx),
             };
         }
         let refused = stop_reason == StopReason::Refusal;
@@ -188,24 +179,24 @@ impl Core {
                 (format!("Not run: the limit of {} {steps} is reached.", turn.step), StopReason::MaxSteps)
             };
             let results = uses.iter().map(|tool_use| ToolResult::error(tool_use, text.as_str())).collect();
-            close_tool_uses(&mut turn, results, 0, env, effects);
-            return self.conclude(turn, reason, None, env, effects);
+            close_tool_uses(&mut turn, results, 0, cx);
+            return self.conclude(turn, reason, None, cx);
         }
-        self.decide(turn, uses, env, effects);
+        self.decide(turn, uses, cx);
     }
 
     /// The request could not be prepared or sent, or its stream failed.
-    pub(in crate::agent) fn stream_failed(&mut self, op: Op, failure: Failure, effects: &mut Effects) {
+    pub(in crate::agent) fn stream_failed(&mut self, op: Op, failure: Failure, cx: &mut Context<'_>) {
         match std::mem::take(&mut self.phase) {
             Phase::Preparing { op: waiting, turn } if waiting == op => {
-                self.recover(turn, failure, Remains::default(), effects);
+                self.recover(turn, failure, Remains::default(), cx);
             }
             Phase::Streaming { op: waiting, turn, fold, question } if waiting == op => {
-                effects.push(Effect::Abort);
+                cx.push(Effect::Abort);
                 if question.is_some() {
-                    self.unpause(effects);
+                    self.unpause(cx);
                 }
-                self.recover(turn, failure, Remains::of(fold), effects);
+                self.recover(turn, failure, Remains::of(fold), cx);
             }
             other => self.phase = other,
         }
@@ -217,33 +208,27 @@ impl Core {
         turn: Box<Turn>,
         failure: Failure,
         remains: Remains,
-        effects: &mut Effects,
+        cx: &mut Context<'_>,
     ) {
         let op = self.next_op();
         self.phase = Phase::Failing { op, turn, failure: failure.clone(), remains: Box::new(remains) };
-        effects.push(Effect::Call(op, Call::HandleError(failure)));
+        cx.push(Effect::Call(op, Call::HandleError(failure)));
     }
 }
 
 /// Adds `results` as the results of the last message's tool uses. Subscribers have already seen the first `told` of
 /// them.
-pub(super) fn close_tool_uses(
-    turn: &mut Turn,
-    results: Vec<ToolResult>,
-    told: usize,
-    env: &Env<'_>,
-    effects: &mut Effects,
-) {
+pub(super) fn close_tool_uses(turn: &mut Turn, results: Vec<ToolResult>, told: usize, cx: &mut Context<'_>) {
     for result in &results[told..] {
-        effects.push(Effect::Emit(Event::ToolResult { result: result.clone(), input: None }));
+        cx.emit(Event::ToolResult { result: result.clone(), input: None });
     }
     let content = results.into_iter().map(Content::from).collect();
-    add_message(turn, super::user_message(content, env), effects);
+    add_message(turn, super::user_message(content, cx), cx);
 }
 
 /// Returns a response that covers the turn so far.
-pub(super) fn respond(turn: &Turn, stop_reason: StopReason, env: &Env<'_>) -> Response {
-    respond_with(turn, turn.working.pending().cloned().collect(), stop_reason, env)
+pub(super) fn respond(turn: &Turn, stop_reason: StopReason, cx: &Context<'_>) -> Response {
+    respond_with(turn, turn.working.pending().cloned().collect(), stop_reason, cx)
 }
 
 /// Returns a response with these messages of the turn.
@@ -251,11 +236,11 @@ fn respond_with(
     turn: &Turn,
     messages: Vec<Arc<Message>>,
     stop_reason: StopReason,
-    env: &Env<'_>,
+    cx: &Context<'_>,
 ) -> Response {
     let answer = messages.iter().rev().find(|message| message.role == Role::Assistant);
     Response {
-        model: turn.model.clone().unwrap_or_else(|| turn.model_in(env.config).id().to_string()),
+        model: turn.model.clone().unwrap_or_else(|| turn.model_in(cx.config).id().to_string()),
         message: answer.cloned(),
         messages,
         stop_reason,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{
-    Call, Core, Effect, Effects, Env,
+    Call, Context, Core, Effect,
     streaming::{close_tool_uses, respond},
 };
 use crate::{
@@ -18,44 +18,26 @@ use crate::{
 
 impl Core {
     /// Starts to process the tool uses of a response.
-    pub(super) fn decide(
-        &mut self,
-        turn: Box<Turn>,
-        uses: Vec<ToolUse>,
-        env: &Env<'_>,
-        effects: &mut Effects,
-    ) {
-        self.decide_next(turn, Box::new(Tools { uses, decisions: Vec::new() }), env, effects);
+    pub(super) fn decide(&mut self, turn: Box<Turn>, uses: Vec<ToolUse>, cx: &mut Context<'_>) {
+        self.decide_next(turn, Box::new(Tools { uses, decisions: Vec::new() }), cx);
     }
 
     /// Requests the next decision, or continues if all decisions exist.
-    pub(super) fn decide_next(
-        &mut self,
-        turn: Box<Turn>,
-        tools: Box<Tools>,
-        env: &Env<'_>,
-        effects: &mut Effects,
-    ) {
+    pub(super) fn decide_next(&mut self, turn: Box<Turn>, tools: Box<Tools>, cx: &mut Context<'_>) {
         let Some(tool_use) = tools.next().cloned() else {
-            return self.decided_all(turn, *tools, env, effects);
+            return self.decided_all(turn, *tools, cx);
         };
         let op = self.next_op();
         self.phase = Phase::Deciding { op, turn, tools };
-        effects.push(Effect::Call(op, Call::HandleToolUse(tool_use)));
+        cx.push(Effect::Call(op, Call::HandleToolUse(tool_use)));
     }
 
     /// `handle_tool_use` has returned, for a tool use of the response or for a question of the provider.
-    pub(in crate::agent) fn tool_decided(
-        &mut self,
-        op: Op,
-        decision: ToolDecision,
-        env: &Env<'_>,
-        effects: &mut Effects,
-    ) {
+    pub(in crate::agent) fn tool_decided(&mut self, op: Op, decision: ToolDecision, cx: &mut Context<'_>) {
         match std::mem::take(&mut self.phase) {
             Phase::Deciding { op: waiting, turn, tools } if waiting == op => match decision.or_pause() {
-                Ok(decision) => self.record_decision(turn, tools, decision, env, effects),
-                Err(reason) => self.pause(turn, tools, reason, effects),
+                Ok(decision) => self.record_decision(turn, tools, decision, cx),
+                Err(reason) => self.pause(turn, tools, reason, cx),
             },
             Phase::Streaming { op: stream, turn, fold, question: Some(mut question) }
                 if question.op == op && question.paused.is_none() =>
@@ -63,13 +45,13 @@ impl Core {
                 match decision.or_pause() {
                     Ok(decision) => {
                         self.phase = Phase::Streaming { op: stream, turn, fold, question: None };
-                        effects.push(Effect::Answer(decision));
+                        cx.push(Effect::Answer(decision));
                     }
                     Err(reason) => {
                         let tool_use = question.tool_use.clone();
                         question.paused = Some(reason.clone());
                         self.phase = Phase::Streaming { op: stream, turn, fold, question: Some(question) };
-                        self.emit_pause(tool_use, reason, effects);
+                        self.emit_pause(tool_use, reason, cx);
                     }
                 }
             }
@@ -77,25 +59,19 @@ impl Core {
         }
     }
 
-    fn pause(
-        &mut self,
-        turn: Box<Turn>,
-        tools: Box<Tools>,
-        reason: serde_json::Value,
-        effects: &mut Effects,
-    ) {
+    fn pause(&mut self, turn: Box<Turn>, tools: Box<Tools>, reason: serde_json::Value, cx: &mut Context<'_>) {
         let Some(tool_use) = tools.next().cloned() else {
             unreachable!("a decision was requested, so a tool use has none yet");
         };
         self.phase = Phase::Paused { turn, tools, reason: reason.clone() };
-        self.emit_pause(tool_use, reason, effects);
+        self.emit_pause(tool_use, reason, cx);
     }
 
-    fn emit_pause(&mut self, tool_use: ToolUse, reason: serde_json::Value, effects: &mut Effects) {
+    fn emit_pause(&mut self, tool_use: ToolUse, reason: serde_json::Value, cx: &mut Context<'_>) {
         self.waited.add(tool_use.id.clone());
-        effects.push(Effect::FreezeWatch(true));
-        self.emit_status(Status::Paused, effects);
-        effects.push(Effect::Emit(Event::Pause { tool_use, reason }));
+        cx.push(Effect::FreezeWatch(true));
+        self.emit_status(Status::Paused, cx);
+        cx.emit(Event::Pause { tool_use, reason });
     }
 
     pub(super) fn record_decision(
@@ -103,21 +79,20 @@ impl Core {
         turn: Box<Turn>,
         mut tools: Box<Tools>,
         decision: Decision,
-        env: &Env<'_>,
-        effects: &mut Effects,
+        cx: &mut Context<'_>,
     ) {
         tools.decisions.push(decision);
-        self.decide_next(turn, tools, env, effects);
+        self.decide_next(turn, tools, cx);
     }
 
-    fn decided_all(&mut self, turn: Box<Turn>, tools: Tools, env: &Env<'_>, effects: &mut Effects) {
+    fn decided_all(&mut self, turn: Box<Turn>, tools: Tools, cx: &mut Context<'_>) {
         let Tools { uses, decisions } = tools;
         let has_no_handler = |tool_use: &ToolUse, decision: &Decision| {
             matches!(decision, Decision::Execute | Decision::ExecuteWith(_))
-                && env.tools.is_only_declared(&tool_use.name)
+                && cx.tools.is_only_declared(&tool_use.name)
         };
         if uses.iter().zip(&decisions).any(|(tool_use, decision)| has_no_handler(tool_use, decision)) {
-            return self.leave_to_application(turn, uses, decisions, env, effects);
+            return self.leave_to_application(turn, uses, decisions, cx);
         }
         let mut calls = Vec::new();
         let mut slots = Vec::with_capacity(uses.len());
@@ -138,11 +113,11 @@ impl Core {
             slots.push(Slot { tool_use, input, result });
         }
         if calls.is_empty() {
-            return self.review_next(turn, slots, Vec::new(), env, effects);
+            return self.review_next(turn, slots, Vec::new(), cx);
         }
         let op = self.next_op();
         self.phase = Phase::Executing { op, turn, slots };
-        effects.push(Effect::RunTools(op, calls));
+        cx.push(Effect::RunTools(op, calls));
     }
 
     /// Ends the turn because a tool has no handler. None of the step's tools runs.
@@ -151,8 +126,7 @@ impl Core {
         turn: Box<Turn>,
         uses: Vec<ToolUse>,
         decisions: Vec<Decision>,
-        env: &Env<'_>,
-        effects: &mut Effects,
+        cx: &mut Context<'_>,
     ) {
         let mut open = Vec::new();
         let mut decided = Vec::new();
@@ -162,9 +136,9 @@ impl Core {
                 None => open.push(tool_use),
             }
         }
-        let mut response = respond(&turn, StopReason::ToolUse, env);
+        let mut response = respond(&turn, StopReason::ToolUse, cx);
         (response.open_tool_uses, response.decided) = (open, decided);
-        self.ask_handle_turn(turn, Arc::new(response), effects);
+        self.ask_handle_turn(turn, Arc::new(response), cx);
     }
 
     /// Stores the results that were decided in their tool uses, in the message that is about to be committed.
@@ -186,8 +160,7 @@ impl Core {
         op: Op,
         slot: usize,
         result: ToolResult,
-        env: &Env<'_>,
-        effects: &mut Effects,
+        cx: &mut Context<'_>,
     ) {
         let Phase::Executing { op: waiting, slots, .. } = &mut self.phase else {
             return;
@@ -199,7 +172,7 @@ impl Core {
         if slots.iter().all(|slot| slot.result.is_some())
             && let Phase::Executing { turn, slots, .. } = std::mem::take(&mut self.phase)
         {
-            self.review_next(turn, slots, Vec::new(), env, effects);
+            self.review_next(turn, slots, Vec::new(), cx);
         }
     }
 
@@ -208,46 +181,36 @@ impl Core {
         mut turn: Box<Turn>,
         slots: Vec<Slot>,
         reviewed: Vec<ToolResult>,
-        env: &Env<'_>,
-        effects: &mut Effects,
+        cx: &mut Context<'_>,
     ) {
         if let Some(result) = slots.get(reviewed.len()).and_then(|slot| slot.result.clone()) {
             let op = self.next_op();
             self.phase = Phase::Reviewing { op, turn, slots, reviewed };
-            effects.push(Effect::Call(op, Call::HandleToolResult(result)));
+            cx.push(Effect::Call(op, Call::HandleToolResult(result)));
             return;
         }
         let told = reviewed.len();
         if turn.origin.max_steps.is_some_and(|max| turn.step >= max) {
             // A callback has lowered the limit since the response.
-            close_tool_uses(&mut turn, reviewed, told, env, effects);
-            return self.conclude(turn, StopReason::MaxSteps, None, env, effects);
+            close_tool_uses(&mut turn, reviewed, told, cx);
+            return self.conclude(turn, StopReason::MaxSteps, None, cx);
         }
         turn.step += 1;
-        close_tool_uses(&mut turn, reviewed, told, env, effects);
-        self.prepare(turn, effects);
+        close_tool_uses(&mut turn, reviewed, told, cx);
+        self.prepare(turn, cx);
     }
 
     /// `handle_tool_result` has returned.
-    pub(in crate::agent) fn result_reviewed(
-        &mut self,
-        op: Op,
-        result: ToolResult,
-        env: &Env<'_>,
-        effects: &mut Effects,
-    ) {
+    pub(in crate::agent) fn result_reviewed(&mut self, op: Op, result: ToolResult, cx: &mut Context<'_>) {
         match std::mem::take(&mut self.phase) {
             Phase::Reviewing { op: waiting, turn, mut slots, mut reviewed } if waiting == op => {
                 let Some(slot) = slots.get_mut(reviewed.len()) else {
                     unreachable!("a result was reviewed, so it has a slot");
                 };
                 let result = result.answering(&slot.tool_use);
-                effects.push(Effect::Emit(Event::ToolResult {
-                    result: result.clone(),
-                    input: slot.input.take(),
-                }));
+                cx.emit(Event::ToolResult { result: result.clone(), input: slot.input.take() });
                 reviewed.push(result);
-                self.review_next(turn, slots, reviewed, env, effects);
+                self.review_next(turn, slots, reviewed, cx);
             }
             other => self.phase = other,
         }

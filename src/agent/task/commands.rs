@@ -21,16 +21,14 @@ impl Task {
         match command {
             Command::Prompt(prompt) => {
                 let (prompt, reply) = *prompt;
-                let accepted = self
-                    .ensure_open()
-                    .and_then(|()| self.step(|core, env, effects| core.prompt(prompt, false, env, effects)));
+                let accepted =
+                    self.ensure_open().and_then(|()| self.step(|core, cx| core.prompt(prompt, false, cx)));
                 let _ = reply.send(accepted);
             }
             Command::Ask(ask) => {
                 let (prompt, reply) = *ask;
-                let accepted = self
-                    .ensure_open()
-                    .and_then(|()| self.step(|core, env, effects| core.prompt(prompt, true, env, effects)));
+                let accepted =
+                    self.ensure_open().and_then(|()| self.step(|core, cx| core.prompt(prompt, true, cx)));
                 match accepted {
                     Ok(_) => self.asker = Some(reply),
                     Err(error) => drop(reply.send(Err(error))),
@@ -38,7 +36,7 @@ impl Task {
             }
             Command::Resume(resume) => {
                 let (id, decision, reply) = *resume;
-                let _ = reply.send(self.step(|core, env, effects| core.resume(&id, decision, env, effects)));
+                let _ = reply.send(self.step(|core, cx| core.resume(&id, decision, cx)));
             }
             Command::Cancel(reply) => {
                 drop(reply.send(self.step(Core::cancel)));
@@ -47,7 +45,7 @@ impl Task {
             Command::Notify(notify) => {
                 let (event, reply) = *notify;
                 self.notices.push_back(event);
-                let noted = self.step(|core, _, effects| core.notify(effects));
+                let noted = self.step(|core, cx| core.notify(cx));
                 if noted.is_err() {
                     drop_contained(self.notices.pop_back());
                 }
@@ -146,16 +144,14 @@ impl Task {
         self.ensure_room()?;
         let mut with = self.feed.last();
         let mut asks = None;
-        self.step(|core, env, effects| match change {
-            Change::Set(history) => core.replace_history(history, env, effects),
+        self.step(|core, cx| match change {
+            Change::Set(history) => core.replace_history(history, cx),
             Change::Begin(base, opening, asker) => {
                 let ask = asker.is_some();
                 asks = asker;
                 match opening {
-                    Opening::Prompt(prompt) => core.prompt_on(base, prompt, ask, env, effects),
-                    Opening::Message(message, settings) => {
-                        core.answer(base, message, settings, ask, env, effects)
-                    }
+                    Opening::Prompt(prompt) => core.prompt_on(base, prompt, ask, cx),
+                    Opening::Message(message, settings) => core.answer(base, message, settings, ask, cx),
                 }
             }
         })?;

@@ -205,7 +205,7 @@ impl Task {
             let limit = watch.limit;
             work.watch = None;
             self.take_finished_tools();
-            self.step(|core, env, effects| core.time_over(limit, env, effects));
+            self.step(|core, cx| core.time_over(limit, cx));
             return Poll::Ready(());
         }
         if let Some((op, timer)) = &mut work.delay
@@ -213,7 +213,7 @@ impl Task {
         {
             let op = *op;
             work.delay = None;
-            self.step(|core, _, effects| core.delay_over(op, effects));
+            self.step(|core, cx| core.delay_over(op, cx));
             return Poll::Ready(());
         }
         if let Some((op, admitting)) = &mut work.admitting {
@@ -258,7 +258,7 @@ impl Task {
         drop_contained(self.work().opening.take());
         match outcome {
             Ok(own) => self.opened(op, own),
-            Err(failure) => self.step(|core, _, effects| core.stream_failed(op, failure, effects)),
+            Err(failure) => self.step(|core, cx| core.stream_failed(op, failure, cx)),
         }
         Poll::Ready(())
     }
@@ -271,7 +271,7 @@ impl Task {
             && question.poll_closed(cx).is_ready()
         {
             work.question = None;
-            self.step(|core, _, effects| core.question_withdrawn(effects));
+            self.step(|core, cx| core.question_withdrawn(cx));
             return Poll::Ready(());
         }
         let (Some((op, _)), Some(questions)) = (&work.stream, &work.questions) else {
@@ -286,7 +286,7 @@ impl Task {
             return Poll::Pending;
         };
         work.question = Some(question.answer);
-        self.step(|core, _, effects| core.asked(op, question.tool_use, effects));
+        self.step(|core, cx| core.asked(op, question.tool_use, cx));
         Poll::Ready(())
     }
 
@@ -297,22 +297,22 @@ impl Task {
         let op = *op;
         match guard("provider", || stream.as_mut().poll_next(cx)) {
             Ok(Poll::Pending) => return Poll::Pending,
-            Ok(Poll::Ready(Some(Ok(delta)))) => self.step(|core, _, effects| core.delta(op, delta, effects)),
+            Ok(Poll::Ready(Some(Ok(delta)))) => self.step(|core, cx| core.delta(op, delta, cx)),
             Ok(Poll::Ready(Some(Err(error)))) => self.stream_failed(op, error),
             Ok(Poll::Ready(None)) => {
                 self.work().end_stream();
-                self.step(|core, env, effects| core.stream_ended(op, env, effects));
+                self.step(|core, cx| core.stream_ended(op, cx));
             }
             Err(message) => {
                 let failure = Failure::ProviderPanicked { message };
-                self.step(|core, _, effects| core.stream_failed(op, failure, effects));
+                self.step(|core, cx| core.stream_failed(op, failure, cx));
             }
         }
         Poll::Ready(())
     }
 
     fn stream_failed(&mut self, op: Op, error: ProviderError) {
-        self.step(|core, _, effects| core.stream_failed(op, error.into(), effects));
+        self.step(|core, cx| core.stream_failed(op, error.into(), cx));
     }
 
     fn poll_tools(&mut self, cx: &mut Context<'_>) -> Poll<()> {
@@ -364,7 +364,7 @@ impl Task {
         for progress in sent {
             self.emit_progress(progress);
         }
-        self.step(|core, env, effects| core.tool_done(op, slot, result, env, effects));
+        self.step(|core, cx| core.tool_done(op, slot, result, cx));
     }
 
     fn emit_progress(&mut self, (tool_use_id, data): (ToolUseId, serde_json::Value)) {
@@ -379,7 +379,7 @@ impl Task {
         let (outcome, before) = match adopted {
             Ok(adopted) => adopted,
             Err(message) => {
-                return self.step(|core, env, effects| core.call_failed(op, callback, message, env, effects));
+                return self.step(|core, cx| core.call_failed(op, callback, message, cx));
             }
         };
         // The model of the prepared request.
@@ -391,29 +391,29 @@ impl Task {
                 if let Err(message) = guard("provider", || model.complete(&mut request)) {
                     drop_contained(request);
                     let failure = Failure::ProviderPanicked { message };
-                    return self.step(|core, _, effects| core.stream_failed(op, failure, effects));
+                    return self.step(|core, cx| core.stream_failed(op, failure, cx));
                 }
                 let wanted = OutputRequirement::of(&request.options);
                 let work = self.work();
                 drop_contained(std::mem::replace(&mut work.tools, request.tools.clone()));
                 work.request = Some((request, Arc::clone(model.provider())));
-                self.step(|core, _, effects| core.prepared(op, wanted, effects));
+                self.step(|core, cx| core.prepared(op, wanted, cx));
             }
             CallbackOutcome::ToolUse(decision) => {
-                self.step(|core, env, effects| core.tool_decided(op, decision, env, effects));
+                self.step(|core, cx| core.tool_decided(op, decision, cx));
             }
             CallbackOutcome::ToolResult(result) => {
-                self.step(|core, env, effects| core.result_reviewed(op, result, env, effects));
+                self.step(|core, cx| core.result_reviewed(op, result, cx));
             }
             CallbackOutcome::Turn(decision) => {
-                self.step(|core, env, effects| core.turn_decided(op, decision, env, effects));
+                self.step(|core, cx| core.turn_decided(op, decision, cx));
             }
             CallbackOutcome::Error(decision) => {
-                self.step(|core, env, effects| core.error_decided(op, decision, env, effects));
+                self.step(|core, cx| core.error_decided(op, decision, cx));
             }
             CallbackOutcome::Event(prompt) => {
-                self.step(|core, env, effects| {
-                    core.event_handled(op, prompt.map(|prompt| *prompt), env, effects);
+                self.step(|core, cx| {
+                    core.event_handled(op, prompt.map(|prompt| *prompt), cx);
                 });
             }
         }

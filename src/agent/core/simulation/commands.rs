@@ -139,7 +139,7 @@ impl World {
         self.note(|| format!("prompt (ask: {ask}) {prompt:?}"));
         let expected = self.expect(&prompt, ask);
         let given = prompt.clone();
-        let (accepted, effects) = self.feed(|core, env, effects| core.prompt(given, ask, env, effects));
+        let (accepted, effects) = self.feed(|core, cx| core.prompt(given, ask, cx));
         match (expected, accepted) {
             (Ok(expected), Ok(accepted)) => {
                 ensure!(expected == accepted, "the prompt is {accepted:?}, not {expected:?}");
@@ -167,7 +167,7 @@ impl World {
         self.note(|| format!("resume {id} {decision:?}"));
         let in_stream = matches!(self.core.phase(), Phase::Streaming { .. });
         let given = decision.clone();
-        let (resumed, effects) = self.feed(|core, env, effects| core.resume(&id, given, env, effects));
+        let (resumed, effects) = self.feed(|core, cx| core.resume(&id, given, cx));
         match (waiting, resumed) {
             (Some(waiting), Ok(())) => {
                 ensure!(waiting == id, "a stale resume of {id} applies to {waiting}");
@@ -230,7 +230,7 @@ impl World {
     fn notify(&mut self) -> Check {
         self.note(|| "notify".to_owned());
         self.notices += 1;
-        let (noted, effects) = self.feed(|core, _, effects| core.notify(effects));
+        let (noted, effects) = self.feed(|core, cx| core.notify(cx));
         noted.map_err(|error| format!("an application event is refused: {error:?}"))?;
         self.perform_all(effects)
     }

@@ -36,8 +36,7 @@ impl World {
             let (op, running) = (*op, calls.iter().any(|call| call.slot == slot));
             if !running {
                 self.note(|| format!("ghost of tool {slot}"));
-                let ((), effects) =
-                    self.feed(|core, env, effects| core.tool_done(op, slot, result, env, effects));
+                let ((), effects) = self.feed(|core, cx| core.tool_done(op, slot, result, cx));
                 ensure!(effects.is_empty() && before == self.core, "a late tool: {effects:?}");
             }
             return Ok(());
@@ -47,25 +46,25 @@ impl World {
         }
         self.note(|| format!("ghost {kind} of {op}"));
         let decision: ToolDecision = random_decision(&mut self.rng).into();
-        let ((), effects) = self.feed(|core, env, effects| match kind {
-            0 => core.prepared(op, OutputRequirement::default(), effects),
-            1 => core.delta(op, Delta::Start { index: 0, block: BlockStart::Text }, effects),
-            2 => core.delta(op, Delta::stop(StopReason::Stop), effects),
-            3 => core.asked(op, tool_use, effects),
-            4 => core.stream_ended(op, env, effects),
+        let ((), effects) = self.feed(|core, cx| match kind {
+            0 => core.prepared(op, OutputRequirement::default(), cx),
+            1 => core.delta(op, Delta::Start { index: 0, block: BlockStart::Text }, cx),
+            2 => core.delta(op, Delta::stop(StopReason::Stop), cx),
+            3 => core.asked(op, tool_use, cx),
+            4 => core.stream_ended(op, cx),
             5 => {
                 let error = ProviderError::new(ErrorKind::Service, "ghost");
-                core.stream_failed(op, Failure::from(error), effects);
+                core.stream_failed(op, Failure::from(error), cx);
             }
-            6 => core.tool_decided(op, decision, env, effects),
-            7 => core.tool_done(op, slot, result, env, effects),
-            8 => core.result_reviewed(op, result, env, effects),
-            9 => core.turn_decided(op, TurnDecision::continue_with("ghost"), env, effects),
-            10 => core.error_decided(op, ErrorDecision::RetryAfter(Duration::from_secs(1)), env, effects),
-            11 => core.delay_over(op, effects),
-            12 => core.call_failed(op, "prepare_step", "ghost".into(), env, effects),
+            6 => core.tool_decided(op, decision, cx),
+            7 => core.tool_done(op, slot, result, cx),
+            8 => core.result_reviewed(op, result, cx),
+            9 => core.turn_decided(op, TurnDecision::continue_with("ghost"), cx),
+            10 => core.error_decided(op, ErrorDecision::RetryAfter(Duration::from_secs(1)), cx),
+            11 => core.delay_over(op, cx),
+            12 => core.call_failed(op, "prepare_step", "ghost".into(), cx),
             13 => core.event_begun(op),
-            _ => core.event_handled(op, Some(Prompt::new("ghost")), env, effects),
+            _ => core.event_handled(op, Some(Prompt::new("ghost")), cx),
         });
         ensure!(effects.is_empty(), "a ghost has effects: {effects:?}");
         ensure!(before == self.core, "a ghost changes {before:?} to {:?}", self.core);

@@ -27,7 +27,7 @@ impl World {
         {
             self.note(|| "time over".to_owned());
             self.watch = None;
-            return self.input(|core, env, effects| core.time_over(limit, env, effects));
+            return self.input(|core, cx| core.time_over(limit, cx));
         }
         if self.friendly && self.model.waiting.is_some() {
             return self.resume();
@@ -50,7 +50,7 @@ impl World {
         let op =
             self.delay.take().ok_or_else(|| format!("nothing is in progress at {:?}", self.core.phase()))?;
         self.note(|| "delay over".to_owned());
-        self.input(|core, _, effects| core.delay_over(op, effects))
+        self.input(|core, cx| core.delay_over(op, cx))
     }
 
     fn tool_outcome(&mut self) -> Check {
@@ -70,7 +70,7 @@ impl World {
         };
         self.note(|| format!("tool done {} {result:?}", call.slot));
         self.desk.done(call.slot, &result);
-        self.input(|core, env, effects| core.tool_done(op, call.slot, result, env, effects))
+        self.input(|core, cx| core.tool_done(op, call.slot, result, cx))
     }
 
     /// Lets a callback return or fail.
@@ -80,21 +80,20 @@ impl World {
             if matches!(call, Call::HandleEvent) {
                 self.model.input = Input::EventFails;
             }
-            return self
-                .input(|core, env, effects| core.call_failed(op, call.name(), "boom".into(), env, effects));
+            return self.input(|core, cx| core.call_failed(op, call.name(), "boom".into(), cx));
         }
         self.edit();
         match call {
             Call::PrepareStep if !self.friendly && self.rng.percent(3) => {
                 self.note(|| "preparing the request fails".to_owned());
                 let failure = Failure::ProviderPanicked { message: "boom".into() };
-                self.input(|core, _, effects| core.stream_failed(op, failure, effects))
+                self.input(|core, cx| core.stream_failed(op, failure, cx))
             }
             Call::PrepareStep => {
                 let wanted = self.random_wanted();
                 self.note(|| format!("prepared, wanted: {wanted:?}"));
                 self.model.prepared(wanted.clone());
-                self.input(|core, _, effects| core.prepared(op, wanted, effects))
+                self.input(|core, cx| core.prepared(op, wanted, cx))
             }
             Call::HandleToolUse(_) => self.tool_decided(op),
             Call::HandleToolResult(result) => self.result_reviewed(op, result),
@@ -118,7 +117,7 @@ impl World {
                 };
                 let timed_out = matches!(self.model.failure, Some(Failure::TimeLimit { .. }));
                 let (limit, step) = (self.model.limit, self.model.step);
-                self.input(|core, env, effects| core.error_decided(op, decision, env, effects))?;
+                self.input(|core, cx| core.error_decided(op, decision, cx))?;
                 let goes_on = retries && limit.is_none_or(|limit| step < limit);
                 ensure!(goes_on == self.model.is_running(), "a retry at {step} of {limit:?}: {decision:?}");
                 ensure!(!timed_out || !goes_on || self.watch.is_some(), "the clock is not restarted");
@@ -168,7 +167,7 @@ impl World {
                 self.answer = Some(decision);
             }
         }
-        self.input(|core, env, effects| core.tool_decided(op, decision, env, effects))
+        self.input(|core, cx| core.tool_decided(op, decision, cx))
     }
 
     fn result_reviewed(&mut self, op: Op, mut result: ToolResult) -> Check {
@@ -178,7 +177,7 @@ impl World {
         }
         self.note(|| format!("handle_tool_result: {result:?}"));
         self.desk.reviewed(&result);
-        self.input(|core, env, effects| core.result_reviewed(op, result, env, effects))
+        self.input(|core, cx| core.result_reviewed(op, result, cx))
     }
 
     fn turn_decided(&mut self, op: Op) -> Check {
@@ -201,7 +200,7 @@ impl World {
         }
         self.model.continuation = content.clone().filter(|_| !exhausted);
         let decision = content.map_or(TurnDecision::Stop, TurnDecision::Continue);
-        self.input(|core, env, effects| core.turn_decided(op, decision, env, effects))
+        self.input(|core, cx| core.turn_decided(op, decision, cx))
     }
 
     /// Polls `handle_event` for the first time, so that its event is no longer queued.
@@ -209,7 +208,7 @@ impl World {
         self.note(|| "handle_event begins".to_owned());
         self.begun = true;
         self.notices -= 1;
-        self.input(|core, _, _| core.event_begun(op))
+        self.input(|core, _| core.event_begun(op))
     }
 
     fn event_handled(&mut self, op: Op, prompt: Option<Prompt>) -> Check {
@@ -237,7 +236,7 @@ impl World {
             }
         }
         let fails = self.model.input == Input::EventFails;
-        self.input(|core, env, effects| core.event_handled(op, prompt, env, effects))?;
+        self.input(|core, cx| core.event_handled(op, prompt, cx))?;
         self.hold = None;
         ensure!(
             !fails || !self.model.is_running(),

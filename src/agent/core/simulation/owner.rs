@@ -80,14 +80,14 @@ impl World {
         });
         let (on, given) = (base.clone(), prompt.clone());
         let ask = self.rng.percent(40);
-        let (begun, effects) = self.feed(|core, env, effects| core.prompt_on(on, given, ask, env, effects));
+        let (begun, effects) = self.feed(|core, cx| core.prompt_on(on, given, ask, cx));
         if begun.is_ok() {
             if ask {
                 self.asks.begin();
             }
             (self.model.base, self.model.starting) = (Some(base), Some(Arc::new(prompt)));
         }
-        self.check_done(&expected, &begun, effects)
+        self.check_done(&expected, &begun, cx)
     }
 
     /// Starts a run with a message of a history.
@@ -109,15 +109,14 @@ impl World {
         });
         let (on, given, with) = (base.clone(), Arc::clone(&message), settings.clone());
         let ask = self.rng.percent(40);
-        let (begun, effects) =
-            self.feed(|core, env, effects| core.answer(on, given, with, ask, env, effects));
+        let (begun, effects) = self.feed(|core, cx| core.answer(on, given, with, ask, cx));
         if begun.is_ok() {
             if ask {
                 self.asks.begin();
             }
             (self.model.base, self.model.answering) = (Some(base), Some((message, settings)));
         }
-        self.check_done(&expected, &begun, effects)
+        self.check_done(&expected, &begun, cx)
     }
 
     /// Replaces the history.
@@ -126,11 +125,11 @@ impl World {
         self.note(|| format!("owner: set {history:?}"));
         let expected = self.expect_base(&history);
         let given = history.clone();
-        let (set, effects) = self.feed(|core, env, effects| core.replace_history(given, env, effects));
+        let (set, effects) = self.feed(|core, cx| core.replace_history(given, cx));
         if set.is_ok() {
             self.model.base = Some(history);
         }
-        self.check_done(&expected, &set, effects)
+        self.check_done(&expected, &set, cx)
     }
 
     fn check_done(

@@ -8,7 +8,7 @@ use super::{ends::some_usage, world};
 use crate::{
     agent::{
         AgentError, Config, ErrorDecision, Event, Prompt, Snapshot, ToolDecision, TurnDecision, TurnOutcome,
-        core::{Core, Effect, Env},
+        core::{Context, Core, Effect},
         phase::{Op, OutputRequirement, Phase},
     },
     message::{Content, Message, Role, Timestamp, ToolResult, ToolUse, Usage},
@@ -34,17 +34,17 @@ impl Bench {
         Self { core: Core::default(), config, tools, events: Vec::new(), call: 0 }
     }
 
-    fn feed<T>(&mut self, input: impl FnOnce(&mut Core, &Env<'_>, &mut Vec<Effect>) -> T) -> T {
-        let mut effects = Vec::new();
-        let env = Env {
+    fn feed<T>(&mut self, input: impl FnOnce(&mut Core, &mut Context<'_>) -> T) -> T {
+        let mut cx = Context {
             now: &|| Timestamp(1),
             config: &self.config,
             tools: &self.tools,
             turn_id: &|| u128::MAX,
             hold: &|| None,
+            effects: Vec::new(),
         };
-        let output = input(&mut self.core, &env, &mut effects);
-        for effect in effects {
+        let output = input(&mut self.core, &mut cx);
+        for effect in cx.effects {
             match effect {
                 Effect::Emit(event) => self.events.push(event),
                 Effect::Call(op, _) => self.call = op,
@@ -57,35 +57,35 @@ impl Bench {
 
     fn prompt(&mut self, prompt: impl Into<Prompt>) {
         let prompt = prompt.into();
-        self.feed(|core, env, effects| core.prompt(prompt, false, env, effects)).unwrap();
+        self.feed(|core, cx| core.prompt(prompt, false, cx)).unwrap();
     }
 
     /// Sends the request, and begins the response with these deltas.
     fn answer(&mut self, deltas: impl IntoIterator<Item = Delta>) {
         let call = self.call;
-        self.feed(|core, _, effects| core.prepared(call, OutputRequirement::default(), effects));
+        self.feed(|core, cx| core.prepared(call, OutputRequirement::default(), cx));
         for delta in deltas {
             let op = self.op();
-            self.feed(|core, _, effects| core.delta(op, delta, effects));
+            self.feed(|core, cx| core.delta(op, delta, cx));
         }
     }
 
     fn end(&mut self, reason: StopReason) {
         let op = self.op();
-        self.feed(|core, env, effects| {
-            core.delta(op, Delta::stop(reason), effects);
-            core.stream_ended(op, env, effects);
+        self.feed(|core, cx| {
+            core.delta(op, Delta::stop(reason), cx);
+            core.stream_ended(op, cx);
         });
     }
 
     fn decide(&mut self, decision: ToolDecision) {
         let call = self.call;
-        self.feed(|core, env, effects| core.tool_decided(call, decision, env, effects));
+        self.feed(|core, cx| core.tool_decided(call, decision, cx));
     }
 
     fn conclude(&mut self, decision: TurnDecision) {
         let call = self.call;
-        self.feed(|core, env, effects| core.turn_decided(call, decision, env, effects));
+        self.feed(|core, cx| core.turn_decided(call, decision, cx));
     }
 
     fn pause(&mut self) {
@@ -94,16 +94,16 @@ impl Bench {
 
     fn resume(&mut self, id: &str) -> Result<(), AgentError> {
         let id = id.into();
-        self.feed(|core, env, effects| core.resume(&id, Decision::reject("no"), env, effects))
+        self.feed(|core, cx| core.resume(&id, Decision::reject("no"), cx))
     }
 
     fn time_over(&mut self) {
-        self.feed(|core, env, effects| core.time_over(Duration::from_secs(1), env, effects));
+        self.feed(|core, cx| core.time_over(Duration::from_secs(1), cx));
     }
 
     fn retry(&mut self) {
         let call = self.call;
-        self.feed(|core, env, effects| core.error_decided(call, ErrorDecision::Retry, env, effects));
+        self.feed(|core, cx| core.error_decided(call, ErrorDecision::Retry, cx));
     }
 
     fn interrupt(&mut self) {
@@ -145,7 +145,7 @@ fn is_stale(resumed: &Result<(), AgentError>) -> bool {
 #[test]
 fn retry_after_time_limit_in_handle_event_keeps_the_prompt() {
     let mut bench = Bench::new();
-    bench.feed(|core, _, effects| core.notify(effects)).unwrap();
+    bench.feed(|core, cx| core.notify(cx)).unwrap();
     bench.prompt("hi");
     bench.time_over();
     bench.retry();
@@ -185,7 +185,7 @@ fn resume_late_for_a_generated_id_is_stale() {
         assert!(matches!(bench.resume(&waiting), Err(AgentError::NotPaused(_))));
         let (call, tool_use) = (bench.call, ToolUse::new(waiting, "search", json!({})));
         let result = ToolResult::error(&tool_use, "no");
-        bench.feed(|core, env, effects| core.result_reviewed(call, result, env, effects));
+        bench.feed(|core, cx| core.result_reviewed(call, result, cx));
     }
     let waited = bench.events.iter().filter_map(|event| match event {
         Event::Pause { tool_use, .. } => Some(tool_use.id.as_str()),
@@ -203,7 +203,7 @@ fn resume_late_for_a_question_of_the_provider_is_stale() {
     let op = bench.op();
     for _ in 0..2 {
         let tool_use = ToolUse::new("a", "served", json!({}));
-        bench.feed(|core, _, effects| core.asked(op, tool_use, effects));
+        bench.feed(|core, cx| core.asked(op, tool_use, cx));
         bench.pause();
         if bench.waiting() == "a" {
             bench.resume("a").unwrap();
@@ -218,7 +218,7 @@ fn tool_decided_late_for_a_paused_question_changes_nothing() {
     bench.prompt("hi");
     bench.answer([]);
     let op = bench.op();
-    bench.feed(|core, _, effects| core.asked(op, ToolUse::new("a", "served", json!({})), effects));
+    bench.feed(|core, cx| core.asked(op, ToolUse::new("a", "served", json!({})), cx));
     bench.pause();
     bench.decide(ToolDecision::Execute);
     assert_eq!(bench.waiting(), "a");
@@ -234,9 +234,9 @@ fn interrupt_after_time_limit_in_review_emits_each_result_once() {
     bench.decide(ToolDecision::Execute);
     let (op, tool_use) = (bench.op(), ToolUse::new("b", "search", json!({})));
     let done = ToolResult::ok(&tool_use, crate::message::Text::new("done"));
-    bench.feed(|core, env, effects| core.tool_done(op, 1, done, env, effects));
+    bench.feed(|core, cx| core.tool_done(op, 1, done, cx));
     let (call, first) = (bench.call, ToolResult::error(&tool_use, "reviewed"));
-    bench.feed(|core, env, effects| core.result_reviewed(call, first, env, effects));
+    bench.feed(|core, cx| core.result_reviewed(call, first, cx));
     bench.time_over();
     bench.interrupt();
     let told = bench.events.iter().filter_map(|event| match event {
@@ -256,7 +256,7 @@ fn retry_of_a_broken_response_counts_its_usage() {
     bench.prompt("hi");
     bench.answer([uses_usage(some_usage(5))]);
     let op = bench.op();
-    bench.feed(|core, env, effects| core.stream_ended(op, env, effects));
+    bench.feed(|core, cx| core.stream_ended(op, cx));
     bench.retry();
     bench.answer(text("hello").into_iter().chain([uses_usage(some_usage(7))]));
     bench.end(StopReason::Stop);
@@ -318,15 +318,15 @@ fn snapshot_apply_removes_a_staged_prompt_used_between_two_turns() {
     bench.prompt("hi");
     bench.answer(text("hello"));
     bench.end(StopReason::Stop);
-    bench.feed(|core, _, effects| core.notify(effects)).unwrap();
+    bench.feed(|core, cx| core.notify(cx)).unwrap();
     bench.conclude(TurnDecision::continue_with("more"));
     bench.prompt("staged");
     let mut snapshot = bench.snapshot();
     assert!(snapshot.staged.is_some());
     bench.events.clear();
     let call = bench.call;
-    bench.feed(|core, _, _| core.event_begun(call));
-    bench.feed(|core, env, effects| core.event_handled(call, None, env, effects));
+    bench.feed(|core, _| core.event_begun(call));
+    bench.feed(|core, cx| core.event_handled(call, None, cx));
     bench.events.iter().for_each(|event| snapshot.take_in(event));
     assert_eq!(snapshot, bench.snapshot());
 }

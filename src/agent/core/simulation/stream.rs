@@ -147,7 +147,7 @@ impl World {
                 if let Delta::Message(data) = &delta {
                     self.model.told(data)?;
                 }
-                self.input(|core, _, effects| core.delta(op, delta, effects))
+                self.input(|core, cx| core.delta(op, delta, cx))
             }
             Next::Ask => self.ask(op),
             Next::Withdraw => {
@@ -155,17 +155,17 @@ impl World {
                     return Ok(());
                 }
                 self.note(|| "the question is withdrawn".to_owned());
-                self.input(|core, _, effects| core.question_withdrawn(effects))
+                self.input(|core, cx| core.question_withdrawn(cx))
             }
             Next::Fail(failure) => {
                 self.note(|| format!("{failure:?}"));
-                self.input(|core, _, effects| core.stream_failed(op, failure, effects))
+                self.input(|core, cx| core.stream_failed(op, failure, cx))
             }
             Next::End => {
                 self.note(|| "end of stream".to_owned());
                 self.model.stream_ends();
                 (self.stream, self.question) = (None, None);
-                self.input(|core, env, effects| core.stream_ended(op, env, effects))
+                self.input(|core, cx| core.stream_ended(op, cx))
             }
         }
     }
@@ -175,10 +175,10 @@ impl World {
         self.note(|| format!("the provider asks for {tool_use:?}"));
         if self.core.can_be_asked() {
             self.question = Some(tool_use.clone());
-            return self.input(|core, _, effects| core.asked(op, tool_use, effects));
+            return self.input(|core, cx| core.asked(op, tool_use, cx));
         }
         // The shell would not do this, but a second question must not replace the first.
-        let ((), effects) = self.feed(|core, _, effects| core.asked(op, tool_use, effects));
+        let ((), effects) = self.feed(|core, cx| core.asked(op, tool_use, cx));
         super::ensure!(effects.is_empty(), "a second question is processed: {effects:?}");
         Ok(())
     }

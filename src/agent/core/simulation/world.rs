@@ -7,7 +7,7 @@ use crate::actor::random::Rng;
 use crate::{
     agent::{
         Config,
-        core::{Call, Core, Effect, Env},
+        core::{Call, Context, Core, Effect},
         phase::{Op, Phase, ToolCall},
     },
     message::{Timestamp, ToolUse},
@@ -194,27 +194,27 @@ impl World {
     /// Passes an input to the core. [`World::perform_all`] performs the effects.
     pub(super) fn feed<T>(
         &mut self,
-        input: impl FnOnce(&mut Core, &Env<'_>, &mut Vec<Effect>) -> T,
+        input: impl FnOnce(&mut Core, &mut Context<'_>) -> T,
     ) -> (T, Vec<Effect>) {
         self.clock += 1;
-        let mut effects = Vec::new();
         let turn_id = u128::from(self.rng.next()) << 64 | u128::from(self.rng.next());
         let (now, turn_id) = (Timestamp(self.clock), move || turn_id);
         let reason = self.hold;
         let hold = move || reason.map(str::to_owned);
-        let env = Env {
+        let mut cx = Context {
             now: &move || now,
             config: &self.config,
             tools: &self.tools,
             turn_id: &turn_id,
             hold: &hold,
+            effects: Vec::new(),
         };
-        let output = input(&mut self.core, &env, &mut effects);
-        (output, effects)
+        let output = input(&mut self.core, &mut cx);
+        (output, cx.effects)
     }
 
     /// Calls [`World::feed`] and [`World::perform_all`].
-    pub(super) fn input(&mut self, input: impl FnOnce(&mut Core, &Env<'_>, &mut Vec<Effect>)) -> Check {
+    pub(super) fn input(&mut self, input: impl FnOnce(&mut Core, &mut Context<'_>)) -> Check {
         let ((), effects) = self.feed(input);
         self.perform_all(effects)
     }

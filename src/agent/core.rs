@@ -7,7 +7,9 @@ mod check;
 mod context;
 mod ending;
 mod fresh;
+mod notices;
 mod owner;
+mod response;
 #[cfg(test)]
 mod simulation;
 mod streaming;
@@ -22,7 +24,9 @@ use serde_json::Value;
 
 use super::{
     AgentError, Event, Failure, Pause, Prompt, RunOutcome, Snapshot, StateView, Status,
-    phase::{AfterEvent, Asked, Between, Op, Origin, OutputRequirement, Phase, Turn, Working},
+    phase::{
+        AfterEvent, Asked, Between, Op, Origin, OutputRequirement, Phase, Stage, Turn, Working, in_stage,
+    },
 };
 use crate::{
     message::{Blocks, Content, History, Message, Role, ToolUse, Usage, answer_open_tool_uses},
@@ -43,9 +47,6 @@ pub enum Accepted {
         replaced: Option<Arc<Prompt>>,
     },
 }
-
-/// The maximum number of queued application events.
-const MAX_NOTICES: u32 = 1024;
 
 /// The state machine of one agent. Its serialised form excludes the histories, which are stored separately.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -121,7 +122,7 @@ impl Core {
 
     /// Returns whether no run is active.
     pub(super) fn is_at_rest(&self) -> bool {
-        matches!(self.phase, Phase::Idle | Phase::Noticing { then: AfterEvent::Rest, .. })
+        self.phase.is_at_rest()
     }
 
     // ---- commands ----
@@ -137,7 +138,7 @@ impl Core {
         if prompt.content.is_blank() {
             return Err(AgentError::EmptyPrompt);
         }
-        if matches!(self.phase, Phase::Idle | Phase::Noticing { then: AfterEvent::Rest, .. }) {
+        if self.is_at_rest() {
             self.begin_run(prompt, ask, cx)?;
             return Ok(Accepted::Started);
         }
@@ -178,10 +179,7 @@ impl Core {
 
     /// Returns an error if the agent is not idle.
     pub(super) fn ensure_idle(&self) -> Result<(), AgentError> {
-        match self.phase {
-            Phase::Idle | Phase::Noticing { then: AfterEvent::Rest, .. } => Ok(()),
-            _ => Err(AgentError::Busy(self.emitted_status)),
-        }
+        if self.is_at_rest() { Ok(()) } else { Err(AgentError::Busy(self.emitted_status)) }
     }
 
     /// Applies the decision about the tool use that waits.
@@ -198,29 +196,12 @@ impl Core {
             }
             Some(_) => {}
         }
-        match std::mem::take(&mut self.phase) {
-            Phase::Paused { turn, tools, .. } => {
-                self.unpause(cx);
-                self.record_decision(turn, tools, decision, cx);
-            }
-            Phase::Streaming { op, turn, fold, .. } => {
-                self.phase = Phase::Streaming { op, turn, fold, question: None };
-                self.unpause(cx);
-                cx.push(Effect::Answer(decision));
-            }
-            other => self.phase = other,
-        }
-        Ok(())
-    }
-
-    /// Counts a new application event. The shell keeps the event until `handle_event` is called.
-    pub(super) fn notify(&mut self, cx: &mut Context<'_>) -> Result<(), AgentError> {
-        if self.notices >= MAX_NOTICES {
-            return Err(AgentError::TooManyEvents(MAX_NOTICES as usize));
-        }
-        self.notices += 1;
-        if matches!(self.phase, Phase::Idle) {
-            self.notice(AfterEvent::Rest, cx);
+        self.unpause(cx);
+        if let Phase::InTurn { stage: Stage::Streaming { question, .. }, .. } = &mut self.phase {
+            *question = None;
+            cx.push(Effect::Answer(decision));
+        } else if let Some((turn, Stage::Paused { tools, .. })) = self.phase.take_turn() {
+            self.record_decision(turn, tools, decision, cx);
         }
         Ok(())
     }
@@ -263,7 +244,7 @@ impl Core {
             // The callbacks are in use until `handle_event` returns.
             Phase::Noticing { op, begun, then: AfterEvent::Rest } => {
                 turn.step_start = turn.working.pending_len();
-                self.phase = Phase::Noticing { op, begun, then: AfterEvent::Prepare(turn) };
+                self.phase = Phase::InTurn { op, turn, stage: Stage::Noticing { begun } };
             }
             _ => self.prepare(turn, cx),
         }
@@ -272,91 +253,17 @@ impl Core {
     /// Prepares the turn's next request, which is already counted.
     fn prepare(&mut self, mut turn: Box<Turn>, cx: &mut Context<'_>) {
         turn.step_start = turn.working.pending_len();
-        let op = self.next_op();
-        self.phase = Phase::Preparing { op, turn };
+        let op = self.enter(turn, Stage::Preparing);
         cx.push(Effect::Call(op, Call::PrepareStep));
     }
 
     /// `prepare_step` has returned. The shell holds the request, whose response must match `wanted`.
     pub(super) fn prepared(&mut self, op: Op, wanted: OutputRequirement, cx: &mut Context<'_>) {
-        match std::mem::take(&mut self.phase) {
-            Phase::Preparing { op: waiting, mut turn } if waiting == op => {
-                turn.wanted = wanted;
-                let op = self.next_op();
-                self.phase = Phase::Streaming { op, turn, fold: Box::default(), question: None };
-                cx.push(Effect::Open(op));
-            }
-            other => self.phase = other,
+        if let Some((mut turn, ())) = self.phase.take_awaited(op, in_stage!(Stage::Preparing => ())) {
+            turn.wanted = wanted;
+            let op = self.enter(turn, Stage::Streaming { fold: Box::default(), question: None });
+            cx.push(Effect::Open(op));
         }
-    }
-
-    // ---- application events ----
-
-    /// Calls `handle_event` for the oldest queued application event.
-    fn notice(&mut self, then: AfterEvent, cx: &mut Context<'_>) {
-        let op = self.next_op();
-        self.phase = Phase::Noticing { op, begun: false, then };
-        cx.push(Effect::Call(op, Call::HandleEvent));
-    }
-
-    /// `handle_event` is about to be polled for the first time. From now on its event is dropped together with the
-    /// call.
-    pub(super) fn event_begun(&mut self, op: Op) {
-        if let Phase::Noticing { op: waiting, begun, .. } = &mut self.phase
-            && *waiting == op
-            && !*begun
-        {
-            *begun = true;
-            self.notices -= 1;
-        }
-    }
-
-    /// `handle_event` has returned, possibly with a prompt.
-    pub(super) fn event_handled(&mut self, op: Op, prompt: Option<Prompt>, cx: &mut Context<'_>) {
-        if !matches!(self.phase, Phase::Noticing { op: waiting, begun: true, .. } if waiting == op) {
-            return;
-        }
-        if let Some(prompt) = prompt {
-            if let Some(reason) = (cx.hold)() {
-                return self.hand_back(prompt, reason, cx);
-            }
-            if let Err(error) = self.prompt_from_event(prompt, cx) {
-                return self.call_failed(op, Call::HandleEvent.name(), error.to_string(), cx);
-            }
-        }
-        let Phase::Noticing { then, .. } = std::mem::take(&mut self.phase) else {
-            unreachable!("the phase waits for handle_event, and a prompt does not change that");
-        };
-        match then {
-            AfterEvent::Rest => self.settle(cx),
-            AfterEvent::Continue(between) => self.continue_run(between, cx),
-            AfterEvent::Prepare(turn) => self.prepare(turn, cx),
-        }
-    }
-
-    /// Accepts a prompt that `handle_event` returned. It waits for its turn like any other prompt, but it never
-    /// replaces a prompt that the application has staged in the meantime, because that prompt could not be returned to
-    /// its sender. It waits behind the staged prompt. Only one prompt can wait there, because the next application
-    /// event is handled after both prompts were used.
-    fn prompt_from_event(&mut self, prompt: Prompt, cx: &mut Context<'_>) -> Result<(), AgentError> {
-        let ahead = self.staged.take();
-        let taken = self.prompt(prompt, false, cx);
-        if let Some(ahead) = ahead {
-            self.behind = self.staged.replace(ahead);
-        }
-        taken.map(|_| ())
-    }
-
-    /// Returns a prompt of `handle_event` in an error event, because it cannot be accepted now.
-    fn hand_back(&mut self, prompt: Prompt, reason: String, cx: &mut Context<'_>) {
-        let prompt = Some(Arc::new(prompt));
-        // `behind` is empty, because `handle_event` is not called while a prompt waits there.
-        if self.staged.is_none() {
-            self.staged = prompt;
-        } else {
-            self.behind = prompt;
-        }
-        self.end_in_error(Failure::OnHold { reason }, cx);
     }
 
     /// Takes the staged prompt and the prompt behind it, merged into one, for the event that returns it.
@@ -389,18 +296,18 @@ impl Core {
         self.begin_turn(user_message(content, cx), origin, step, cx);
     }
 
-    /// The run has ended, so the queued application events are handled next.
-    fn settle(&mut self, cx: &mut Context<'_>) {
-        if self.notices > 0 {
-            self.notice(AfterEvent::Rest, cx);
-        }
-    }
-
     // ---- small things ----
 
     fn next_op(&mut self) -> Op {
         self.last_op += 1;
         self.last_op
+    }
+
+    /// Enters a stage of the turn in flight, and returns the number of the outcome that the stage waits for.
+    fn enter(&mut self, turn: Box<Turn>, stage: Stage) -> Op {
+        let op = self.next_op();
+        self.phase = Phase::InTurn { op, turn, stage };
+        op
     }
 
     /// Emits the event that ends a run.

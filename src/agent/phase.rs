@@ -28,24 +28,35 @@ pub(crate) enum Phase {
     /// `handle_event` runs, between two runs or between two turns of a run. Until it has `begun`, its event is still
     /// queued.
     Noticing { op: Op, begun: bool, then: AfterEvent },
+    /// A turn is in flight. The outcome that its stage waits for has this number.
+    InTurn { op: Op, turn: Box<Turn>, stage: Stage },
+}
+
+/// The activity during a turn.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Stage {
+    /// `handle_event` runs, as in [`Phase::Noticing`], because a prompt started the turn in the meantime. The turn's
+    /// request is prepared afterwards.
+    Noticing { begun: bool },
     /// `prepare_step` runs.
-    Preparing { op: Op, turn: Box<Turn> },
+    Preparing,
     /// The response is being streamed.
-    Streaming { op: Op, turn: Box<Turn>, fold: Box<Fold>, question: Option<Box<Question>> },
+    Streaming { fold: Box<Fold>, question: Option<Box<Question>> },
     /// `handle_tool_use` runs for the tool use after the decided ones.
-    Deciding { op: Op, turn: Box<Turn>, tools: Box<Tools> },
+    Deciding { tools: Box<Tools> },
     /// The tool use after the decided ones waits for `resume`.
-    Paused { turn: Box<Turn>, tools: Box<Tools>, reason: Value },
+    Paused { tools: Box<Tools>, reason: Value },
     /// The tools run.
-    Executing { op: Op, turn: Box<Turn>, slots: Vec<Slot> },
+    Executing { slots: Vec<Slot> },
     /// `handle_tool_result` runs for the slot after the reviewed ones.
-    Reviewing { op: Op, turn: Box<Turn>, slots: Vec<Slot>, reviewed: Vec<ToolResult> },
+    Reviewing { slots: Vec<Slot>, reviewed: Vec<ToolResult> },
     /// `handle_turn` runs.
-    Concluding { op: Op, turn: Box<Turn>, response: Arc<Response> },
+    Concluding { response: Arc<Response> },
     /// `handle_error` runs.
-    Failing { op: Op, turn: Box<Turn>, failure: Failure, remains: Box<Remains> },
+    Failing { failure: Failure, remains: Box<Remains> },
     /// The step is repeated after a delay.
-    Delaying { op: Op, turn: Box<Turn> },
+    Delaying,
 }
 
 /// The continuation after `handle_event`.
@@ -56,8 +67,6 @@ pub(crate) enum AfterEvent {
     Rest,
     /// The continuation of the committed turn follows.
     Continue(Box<Between>),
-    /// A turn follows, which a prompt started in the meantime.
-    Prepare(Box<Turn>),
 }
 
 /// A continuation that waits while `handle_event` runs between two turns.
@@ -319,106 +328,83 @@ impl Phase {
     #[cfg(any(test, debug_assertions))]
     pub(crate) fn status(&self) -> Status {
         match self {
-            Self::Idle | Self::Noticing { then: AfterEvent::Rest, .. } => Status::Idle,
-            Self::Paused { .. } => Status::Paused,
-            Self::Streaming { question: Some(question), .. } if question.paused.is_some() => Status::Paused,
+            _ if self.is_at_rest() => Status::Idle,
+            _ if self.waiting().is_some() => Status::Paused,
             _ => Status::Busy,
         }
+    }
+
+    /// Returns whether no run is active.
+    pub(crate) fn is_at_rest(&self) -> bool {
+        matches!(self, Self::Idle | Self::Noticing { then: AfterEvent::Rest, .. })
     }
 
     /// Returns the turn in flight, if there is one.
     pub(crate) fn turn(&self) -> Option<&Turn> {
         match self {
-            Self::Idle | Self::Noticing { then: AfterEvent::Rest | AfterEvent::Continue(_), .. } => None,
-            Self::Noticing { then: AfterEvent::Prepare(turn), .. }
-            | Self::Preparing { turn, .. }
-            | Self::Streaming { turn, .. }
-            | Self::Deciding { turn, .. }
-            | Self::Paused { turn, .. }
-            | Self::Executing { turn, .. }
-            | Self::Reviewing { turn, .. }
-            | Self::Concluding { turn, .. }
-            | Self::Failing { turn, .. }
-            | Self::Delaying { turn, .. } => Some(turn),
+            Self::InTurn { turn, .. } => Some(turn),
+            Self::Idle | Self::Noticing { .. } => None,
         }
     }
 
-    fn turn_mut(&mut self) -> Option<&mut Turn> {
+    /// Returns the stage of the turn in flight, if there is one.
+    pub(crate) fn stage(&self) -> Option<&Stage> {
         match self {
-            Self::Idle | Self::Noticing { then: AfterEvent::Rest | AfterEvent::Continue(_), .. } => None,
-            Self::Noticing { then: AfterEvent::Prepare(turn), .. }
-            | Self::Preparing { turn, .. }
-            | Self::Streaming { turn, .. }
-            | Self::Deciding { turn, .. }
-            | Self::Paused { turn, .. }
-            | Self::Executing { turn, .. }
-            | Self::Reviewing { turn, .. }
-            | Self::Concluding { turn, .. }
-            | Self::Failing { turn, .. }
-            | Self::Delaying { turn, .. } => Some(turn),
+            Self::InTurn { stage, .. } => Some(stage),
+            Self::Idle | Self::Noticing { .. } => None,
         }
     }
 
-    /// Puts the deserialised messages of a turn in flight after the committed history, which is stored separately.
-    #[cfg(test)]
-    pub(crate) fn rebase(&mut self, committed: &History) {
-        if let Some(turn) = self.turn_mut() {
-            turn.working.rebase(committed, usize::MAX);
-        }
-    }
-
-    /// Takes the turn and sets the phase to idle. A phase without a turn stays.
-    pub(crate) fn take_turn(&mut self) -> Option<Box<Turn>> {
+    /// Takes the turn and its stage, and sets the phase to idle. A phase without a turn stays.
+    pub(crate) fn take_turn(&mut self) -> Option<(Box<Turn>, Stage)> {
         match std::mem::take(self) {
-            Self::Noticing { then: AfterEvent::Prepare(turn), .. }
-            | Self::Preparing { turn, .. }
-            | Self::Streaming { turn, .. }
-            | Self::Deciding { turn, .. }
-            | Self::Paused { turn, .. }
-            | Self::Executing { turn, .. }
-            | Self::Reviewing { turn, .. }
-            | Self::Concluding { turn, .. }
-            | Self::Failing { turn, .. }
-            | Self::Delaying { turn, .. } => Some(turn),
-            other @ (Self::Idle | Self::Noticing { .. }) => {
+            Self::InTurn { turn, stage, .. } => Some((turn, stage)),
+            other => {
                 *self = other;
                 None
             }
         }
     }
 
-    /// Returns the partial response that is still valid.
-    pub(crate) fn partial(&self) -> Option<&Fold> {
+    /// Takes the turn and the data that `take` gets from its stage, if the phase waits for `op`, and sets the phase to
+    /// idle. Otherwise the outcome is late: the phase stays.
+    pub(crate) fn take_awaited<T>(
+        &mut self,
+        op: Op,
+        take: impl FnOnce(Stage) -> Result<T, Stage>,
+    ) -> Option<(Box<Turn>, T)> {
+        match std::mem::take(self) {
+            Self::InTurn { op: awaited, turn, stage } if awaited == op => match take(stage) {
+                Ok(data) => return Some((turn, data)),
+                Err(stage) => *self = Self::InTurn { op, turn, stage },
+            },
+            other => *self = other,
+        }
+        None
+    }
+
+    /// Returns the stage of the turn in flight, if the phase waits for `op`.
+    pub(crate) fn awaited(&mut self, op: Op) -> Option<(&mut Turn, &mut Stage)> {
         match self {
-            Self::Streaming { fold, .. } => Some(fold),
-            Self::Failing { remains, .. } => remains.partial.as_deref(),
+            Self::InTurn { op: awaited, turn, stage } if *awaited == op => Some((turn, stage)),
             _ => None,
         }
     }
 
-    /// Takes the results of the step that are not part of the turn's messages yet.
-    pub(crate) fn take_remains(&mut self) -> Remains {
-        match self {
-            Self::Streaming { fold, .. } => Remains::of(std::mem::take(fold)),
-            Self::Deciding { tools, .. } | Self::Paused { tools, .. } => {
-                Remains { decisions: std::mem::take(&mut tools.decisions), ..Remains::default() }
-            }
-            Self::Executing { slots, .. } => Remains { slots: std::mem::take(slots), ..Remains::default() },
-            Self::Reviewing { slots, reviewed, .. } => {
-                let (slots, reviewed) = (std::mem::take(slots), std::mem::take(reviewed));
-                Remains { slots, reviewed, ..Remains::default() }
-            }
-            Self::Concluding { turn, response, .. } if !response.decided.is_empty() => {
-                let decided = |tool_use: &ToolUse| {
-                    let mut decided = response.decided.iter();
-                    let own = decided.find(|result| result.tool_use_id == tool_use.id);
-                    own.map_or(Decision::Execute, |result| Decision::Provide(result.clone()))
-                };
-                let decisions = turn.working.all().open_tool_uses().map(decided).collect();
-                Remains { decisions, ..Remains::default() }
-            }
-            Self::Failing { remains, .. } => std::mem::take(&mut **remains),
-            _ => Remains::default(),
+    /// Puts the deserialised messages of a turn in flight after the committed history, which is stored separately.
+    #[cfg(test)]
+    pub(crate) fn rebase(&mut self, committed: &History) {
+        if let Self::InTurn { turn, .. } = self {
+            turn.working.rebase(committed, usize::MAX);
+        }
+    }
+
+    /// Returns the partial response that is still valid.
+    pub(crate) fn partial(&self) -> Option<&Fold> {
+        match self.stage()? {
+            Stage::Streaming { fold, .. } => Some(fold),
+            Stage::Failing { remains, .. } => remains.partial.as_deref(),
+            _ => None,
         }
     }
 
@@ -434,37 +420,92 @@ impl Phase {
     /// Returns the run's origin, and the number of requests made or announced for it. A turn that follows a committed
     /// turn was already announced.
     pub(crate) fn origin_mut(&mut self) -> Option<(&mut Origin, u32)> {
-        if let Self::Noticing { then: AfterEvent::Continue(between), .. } = self {
-            return Some((&mut between.origin, between.step + 1));
+        match self {
+            Self::Noticing { then: AfterEvent::Continue(between), .. } => {
+                Some((&mut between.origin, between.step + 1))
+            }
+            Self::InTurn { turn, .. } => Some((&mut turn.origin, turn.step)),
+            Self::Idle | Self::Noticing { .. } => None,
         }
-        let turn = self.turn_mut()?;
-        Some((&mut turn.origin, turn.step))
     }
 
     /// Returns the number of the operation that the phase waits for.
     pub(crate) fn op(&self) -> Option<Op> {
         match self {
-            Self::Idle | Self::Paused { .. } => None,
-            Self::Noticing { op, .. }
-            | Self::Preparing { op, .. }
-            | Self::Streaming { op, .. }
-            | Self::Deciding { op, .. }
-            | Self::Executing { op, .. }
-            | Self::Reviewing { op, .. }
-            | Self::Concluding { op, .. }
-            | Self::Failing { op, .. }
-            | Self::Delaying { op, .. } => Some(*op),
+            Self::Idle | Self::InTurn { stage: Stage::Paused { .. }, .. } => None,
+            Self::Noticing { op, .. } | Self::InTurn { op, .. } => Some(*op),
+        }
+    }
+
+    /// Returns the number of the callback that runs, if it can fail.
+    pub(crate) fn callback(&self) -> Option<Op> {
+        match self {
+            Self::InTurn { stage: Stage::Streaming { question, .. }, .. } => {
+                question.as_ref().filter(|question| question.paused.is_none()).map(|question| question.op)
+            }
+            Self::Noticing { begun: false, .. }
+            | Self::InTurn { stage: Stage::Noticing { begun: false }, .. } => None,
+            other => other.op(),
+        }
+    }
+
+    /// Returns whether `handle_event` has begun, if the phase waits for it under the number `op`.
+    pub(crate) fn event_begun(&mut self, op: Op) -> Option<&mut bool> {
+        match self {
+            Self::Noticing { op: awaited, begun, .. }
+            | Self::InTurn { op: awaited, stage: Stage::Noticing { begun }, .. }
+                if *awaited == op =>
+            {
+                Some(begun)
+            }
+            _ => None,
         }
     }
 
     /// Returns the tool use that waits for a decision and the reason, if the agent is paused.
     pub(crate) fn waiting(&self) -> Option<(&ToolUse, &Value)> {
-        match self {
-            Self::Paused { tools, reason, .. } => Some((tools.next()?, reason)),
-            Self::Streaming { question: Some(question), .. } => {
+        match self.stage()? {
+            Stage::Paused { tools, reason } => Some((tools.next()?, reason)),
+            Stage::Streaming { question: Some(question), .. } => {
                 Some((&question.tool_use, question.paused.as_ref()?))
             }
             _ => None,
         }
     }
 }
+
+impl Stage {
+    /// Returns the results of the step that are not part of the turn's messages yet.
+    pub(crate) fn into_remains(self, turn: &Turn) -> Remains {
+        match self {
+            Self::Streaming { fold, .. } => Remains::of(fold),
+            Self::Deciding { tools } | Self::Paused { tools, .. } => {
+                Remains { decisions: tools.decisions, ..Remains::default() }
+            }
+            Self::Executing { slots } => Remains { slots, ..Remains::default() },
+            Self::Reviewing { slots, reviewed } => Remains { slots, reviewed, ..Remains::default() },
+            Self::Concluding { response } if !response.decided.is_empty() => {
+                let decided = |tool_use: &ToolUse| {
+                    let mut decided = response.decided.iter();
+                    let own = decided.find(|result| result.tool_use_id == tool_use.id);
+                    own.map_or(Decision::Execute, |result| Decision::Provide(result.clone()))
+                };
+                let decisions = turn.working.all().open_tool_uses().map(decided).collect();
+                Remains { decisions, ..Remains::default() }
+            }
+            Self::Failing { remains, .. } => *remains,
+            _ => Remains::default(),
+        }
+    }
+}
+
+/// Returns a function for [`Phase::take_awaited`], which takes the data of stages that match a pattern.
+macro_rules! in_stage {
+    ($stage:pat => $data:expr) => {
+        |stage| match stage {
+            $stage => Ok($data),
+            other => Err(other),
+        }
+    };
+}
+pub(super) use in_stage;

@@ -1,7 +1,7 @@
 //! The invariants that hold between any two inputs.
 
 use super::Core;
-use crate::agent::phase::{Phase, Turn};
+use crate::agent::phase::{Phase, Stage, Turn};
 
 impl Core {
     /// Checks the invariants. O(n).
@@ -15,7 +15,9 @@ impl Core {
         if idle && (self.staged.is_some() || self.notices > 0) {
             return Err("something is queued although the agent is idle".into());
         }
-        if matches!(self.phase, Phase::Noticing { begun: false, .. }) && self.notices == 0 {
+        let waits = Some(&Stage::Noticing { begun: false }) == self.phase.stage()
+            || matches!(self.phase, Phase::Noticing { begun: false, .. });
+        if waits && self.notices == 0 {
             return Err("handle_event is called without an event".into());
         }
         if self.behind.is_some() && self.staged.is_none() {
@@ -24,10 +26,13 @@ impl Core {
         if self.fallback.is_some() && self.phase.turn().is_none() {
             return Err("a fallback history without a turn".into());
         }
-        self.phase.turn().map_or(Ok(()), |turn| self.check_turn(turn))
+        match &self.phase {
+            Phase::InTurn { turn, stage, .. } => self.check_turn(turn, stage),
+            Phase::Idle | Phase::Noticing { .. } => Ok(()),
+        }
     }
 
-    fn check_turn(&self, turn: &Turn) -> Result<(), String> {
+    fn check_turn(&self, turn: &Turn, stage: &Stage) -> Result<(), String> {
         let working = turn.working.all();
         let pending = turn.working.pending_len();
         if working.len() != self.history.len() + pending
@@ -41,19 +46,19 @@ impl Core {
         if turn.step == 0 || turn.origin.max_steps.is_some_and(|max| turn.step > max) {
             return Err(format!("{} requests, {:?} allowed", turn.step, turn.origin.max_steps));
         }
-        match &self.phase {
-            Phase::Preparing { .. } | Phase::Streaming { .. } | Phase::Delaying { .. } => {
+        match stage {
+            Stage::Preparing | Stage::Streaming { .. } | Stage::Delaying => {
                 return turn.conversation().check_sendable().map_err(|error| format!("request: {error}"));
             }
-            Phase::Deciding { tools, .. } | Phase::Paused { tools, .. }
+            Stage::Deciding { tools } | Stage::Paused { tools, .. }
                 if tools.next().is_none() || !working.open_tool_uses().eq(&tools.uses) =>
             {
                 return Err("the tool uses to decide on are not the open ones".into());
             }
-            Phase::Executing { slots, .. } if slots.iter().all(|slot| slot.result.is_some()) => {
-                return Err("the phase waits for tools that have finished".into());
+            Stage::Executing { slots } if slots.iter().all(|slot| slot.result.is_some()) => {
+                return Err("the stage waits for tools that have finished".into());
             }
-            Phase::Reviewing { slots, reviewed, .. }
+            Stage::Reviewing { slots, reviewed }
                 if slots.iter().any(|slot| slot.result.is_none()) || reviewed.len() >= slots.len() =>
             {
                 return Err("no result is left to review".into());

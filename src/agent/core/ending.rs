@@ -4,13 +4,14 @@ use std::sync::Arc;
 
 use super::{
     Call, Context, Core, Effect, add_message, callback_failure,
-    streaming::{Output, close_tool_uses, end_event, parse_output, respond},
+    response::{Output, discarded, parse_output, respond},
+    streaming::{close_tool_uses, end_event},
     tools::decided_result,
 };
 use crate::{
     agent::{
         AgentError, ErrorDecision, Event, Failure, Prompt, Response, Status, TurnDecision, TurnOutcome,
-        phase::{AfterEvent, Asked, Between, Op, Phase, Remains, Slot, Turn},
+        phase::{AfterEvent, Asked, Between, Op, Phase, Remains, Slot, Stage, Turn, in_stage},
     },
     message::{Message, ToolResult, answer_open_tool_uses},
     provider::{Fold, StopReason},
@@ -34,19 +35,15 @@ impl Core {
     }
 
     pub(super) fn ask_handle_turn(&mut self, turn: Box<Turn>, response: Arc<Response>, cx: &mut Context<'_>) {
-        let op = self.next_op();
-        self.phase = Phase::Concluding { op, turn, response: Arc::clone(&response) };
+        let op = self.enter(turn, Stage::Concluding { response: Arc::clone(&response) });
         cx.push(Effect::Call(op, Call::HandleTurn(response)));
     }
 
     /// `handle_turn` has returned: commits the turn and starts the next turn, if there is one.
     pub(in crate::agent) fn turn_decided(&mut self, op: Op, decision: TurnDecision, cx: &mut Context<'_>) {
-        let (mut turn, mut response) = match std::mem::take(&mut self.phase) {
-            Phase::Concluding { op: waiting, turn, response } if waiting == op => (turn, response),
-            other => {
-                self.phase = other;
-                return;
-            }
+        let concluding = in_stage!(Stage::Concluding { response } => response);
+        let Some((mut turn, mut response)) = self.phase.take_awaited(op, concluding) else {
+            return;
         };
         let mut next = match decision {
             TurnDecision::Stop => None,
@@ -103,14 +100,9 @@ impl Core {
 
     /// `handle_error` has returned.
     pub(in crate::agent) fn error_decided(&mut self, op: Op, decision: ErrorDecision, cx: &mut Context<'_>) {
-        let (mut turn, failure, remains) = match std::mem::take(&mut self.phase) {
-            Phase::Failing { op: waiting, turn, failure, remains } if waiting == op => {
-                (turn, failure, *remains)
-            }
-            other => {
-                self.phase = other;
-                return;
-            }
+        let failing = in_stage!(Stage::Failing { failure, remains } => (failure, *remains));
+        let Some((mut turn, (failure, remains))) = self.phase.take_awaited(op, failing) else {
+            return;
         };
         let delay = match decision {
             ErrorDecision::Stop => return self.fail(turn, failure, remains, cx),
@@ -132,27 +124,25 @@ impl Core {
         if delay.is_zero() {
             return self.prepare(turn, cx);
         }
-        let op = self.next_op();
-        self.phase = Phase::Delaying { op, turn };
+        let op = self.enter(turn, Stage::Delaying);
         cx.push(Effect::Delay(op, delay));
     }
 
     /// The delay before a repetition has passed.
     pub(in crate::agent) fn delay_over(&mut self, op: Op, cx: &mut Context<'_>) {
-        match std::mem::take(&mut self.phase) {
-            Phase::Delaying { op: waiting, turn } if waiting == op => self.prepare(turn, cx),
-            other => self.phase = other,
+        if let Some((turn, ())) = self.phase.take_awaited(op, in_stage!(Stage::Delaying => ())) {
+            self.prepare(turn, cx);
         }
     }
 
     /// The turn has reached its time limit.
     pub(in crate::agent) fn time_over(&mut self, limit: std::time::Duration, cx: &mut Context<'_>) {
         let failure = Failure::TimeLimit { limit };
-        let already_failing = matches!(self.phase, Phase::Failing { .. });
-        let remains = self.phase.take_remains();
-        let Some(turn) = self.phase.take_turn() else {
+        let Some((turn, stage)) = self.phase.take_turn() else {
             return;
         };
+        let already_failing = matches!(stage, Stage::Failing { .. });
+        let remains = stage.into_remains(&turn);
         cx.push(Effect::Abort);
         if already_failing {
             self.fail(turn, failure, remains, cx);
@@ -171,14 +161,7 @@ impl Core {
         message: String,
         cx: &mut Context<'_>,
     ) {
-        let waiting = match &self.phase {
-            Phase::Streaming { question: Some(question), .. } if question.paused.is_none() => {
-                Some(question.op)
-            }
-            Phase::Noticing { begun: false, .. } | Phase::Streaming { .. } => None,
-            other => other.op(),
-        };
-        if waiting != Some(op) {
+        if self.phase.callback() != Some(op) {
             return;
         }
         cx.push(Effect::Abort);
@@ -187,8 +170,7 @@ impl Core {
 
     /// Ends the run with an error.
     fn fail(&mut self, turn: Box<Turn>, failure: Failure, remains: Remains, cx: &mut Context<'_>) {
-        let op = self.next_op();
-        self.phase = Phase::Failing { op, turn, failure: failure.clone(), remains: Box::new(remains) };
+        self.enter(turn, Stage::Failing { failure: failure.clone(), remains: Box::new(remains) });
         self.end_in_error(failure, cx);
     }
 
@@ -236,9 +218,15 @@ impl Core {
         end: impl FnOnce(Arc<Response>, Option<Arc<Prompt>>) -> (Event, AskResult),
     ) {
         let asked = self.phase.asked().is_some();
-        let partial = self.phase.take_remains().partial;
-        let turn = self.phase.take_turn();
-        let response = self.discarded(turn.as_deref(), partial, reason, cx);
+        let response = match self.phase.take_turn() {
+            Some((turn, stage)) => {
+                self.step = turn.step;
+                let partial = stage.into_remains(&turn).partial;
+                discarded(&turn, partial, reason, cx)
+            }
+            None => Response::empty(cx.config.model.id(), reason, self.step),
+        };
+        let response = Arc::new(response);
         self.phase = Phase::Idle;
         cx.push(Effect::Watch(None));
         self.emit_status(Status::Idle, cx);
@@ -249,30 +237,6 @@ impl Core {
             cx.push(Effect::Resolve(answer));
         }
         self.settle(cx);
-    }
-
-    /// Returns the response with everything that is discarded: the turn and the partial response.
-    fn discarded(
-        &mut self,
-        turn: Option<&Turn>,
-        fold: Option<Box<Fold>>,
-        reason: StopReason,
-        cx: &Context<'_>,
-    ) -> Arc<Response> {
-        let Some(turn) = turn else {
-            return Arc::new(Response::empty(cx.config.model.id(), reason, self.step));
-        };
-        self.step = turn.step;
-        let mut response = respond(turn, reason, cx);
-        if let Some(fold) = fold {
-            response.usage += fold.usage();
-            if !fold.blocks().is_empty() {
-                let partial = Arc::new(fold.cut(cx.now()));
-                response.messages.push(Arc::clone(&partial));
-                response.message = Some(partial);
-            }
-        }
-        Arc::new(response)
     }
 
     /// Ends the run at once and keeps as much as possible. If only the prompt could be kept, this is a cancel.
@@ -292,10 +256,10 @@ impl Core {
             return Ok(());
         }
         cx.effects.extend([Effect::Abort, Effect::Watch(None)]);
-        let mut remains = self.phase.take_remains();
-        let Some(mut turn) = self.phase.take_turn() else {
+        let Some((mut turn, stage)) = self.phase.take_turn() else {
             unreachable!("a turn is in flight, as checked above");
         };
+        let mut remains = stage.into_remains(&turn);
         let partial = remains.partial.take();
         turn.usage += partial.as_ref().map(|fold| fold.usage()).unwrap_or_default();
         if let (Some(fold), Some(message)) = (partial, salvaged) {

@@ -2,33 +2,27 @@
 
 use std::{sync::Arc, time::Duration};
 
-use serde_json::Value;
-
-use super::{Call, Context, Core, Effect, add_message};
+use super::{
+    Call, Context, Core, Effect, add_message,
+    response::{Output, read_answer, respond_with},
+};
 use crate::{
     agent::{
         Event, Failure, Response,
-        phase::{Op, Phase, Question, Remains, Turn},
+        phase::{Op, Phase, Question, Remains, Stage, Turn, in_stage},
     },
     message::{Content, Message, Role, ToolResult, ToolUse},
     provider::{
         BlockStart, Completion, Delta, ErrorKind, Fold, Part, PartialBlock, ProviderError, StopReason,
-        read_output,
     },
 };
-
-/// The value of a response under the output schema, or the problem with it.
-pub(super) type Output = Result<Value, String>;
 
 impl Core {
     /// Processes a delta of the response.
     pub(in crate::agent) fn delta(&mut self, op: Op, delta: Delta, cx: &mut Context<'_>) {
-        let Phase::Streaming { op: waiting, turn, fold, question } = &mut self.phase else {
+        let Some((turn, Stage::Streaming { fold, question })) = self.phase.awaited(op) else {
             return;
         };
-        if *waiting != op {
-            return;
-        }
         let delta = match delta {
             Delta::Retry { error, delay } => {
                 let pending = turn.working.pending_len();
@@ -48,8 +42,7 @@ impl Core {
     /// Processes the provider's question for a decision about a tool that the service runs. One question is processed
     /// at a time.
     pub(in crate::agent) fn asked(&mut self, op: Op, mut tool_use: ToolUse, cx: &mut Context<'_>) {
-        if let Phase::Streaming { op: waiting, fold, question, .. } = &mut self.phase
-            && *waiting == op
+        if let Some((_, Stage::Streaming { fold, question })) = self.phase.awaited(op)
             && question.is_none()
         {
             self.last_op += 1;
@@ -62,12 +55,12 @@ impl Core {
 
     /// Returns whether a question of the provider can be processed now.
     pub(in crate::agent) fn can_be_asked(&self) -> bool {
-        matches!(self.phase, Phase::Streaming { question: None, .. })
+        matches!(self.phase.stage(), Some(Stage::Streaming { question: None, .. }))
     }
 
     /// Drops the provider's question, because the provider no longer waits for the answer.
     pub(in crate::agent) fn question_withdrawn(&mut self, cx: &mut Context<'_>) {
-        if let Phase::Streaming { question, .. } = &mut self.phase
+        if let Phase::InTurn { stage: Stage::Streaming { question, .. }, .. } = &mut self.phase
             && question.take().is_some()
         {
             cx.push(Effect::DropCall);
@@ -77,19 +70,14 @@ impl Core {
 
     /// Processes the regular end of the stream.
     pub(in crate::agent) fn stream_ended(&mut self, op: Op, cx: &mut Context<'_>) {
-        let (mut turn, fold) = match std::mem::take(&mut self.phase) {
-            Phase::Streaming { op: waiting, turn, fold, question } if waiting == op => {
-                if question.is_some() {
-                    cx.push(Effect::DropCall);
-                    self.unpause(cx);
-                }
-                (turn, fold)
-            }
-            other => {
-                self.phase = other;
-                return;
-            }
+        let streaming = in_stage!(Stage::Streaming { fold, question } => (fold, question));
+        let Some((mut turn, (fold, question))) = self.phase.take_awaited(op, streaming) else {
+            return;
         };
+        if question.is_some() {
+            cx.push(Effect::DropCall);
+            self.unpause(cx);
+        }
         if fold.message().stop_reason.is_none() {
             return self.recover(turn, truncated().into(), Remains::of(fold), cx);
         }
@@ -187,19 +175,18 @@ impl Core {
 
     /// The request could not be prepared or sent, or its stream failed.
     pub(in crate::agent) fn stream_failed(&mut self, op: Op, failure: Failure, cx: &mut Context<'_>) {
-        match std::mem::take(&mut self.phase) {
-            Phase::Preparing { op: waiting, turn } if waiting == op => {
-                self.recover(turn, failure, Remains::default(), cx);
+        let opening = in_stage!(stage @ (Stage::Preparing | Stage::Streaming { .. }) => stage);
+        let Some((turn, stage)) = self.phase.take_awaited(op, opening) else {
+            return;
+        };
+        if let Stage::Streaming { question, .. } = &stage {
+            cx.push(Effect::Abort);
+            if question.is_some() {
+                self.unpause(cx);
             }
-            Phase::Streaming { op: waiting, turn, fold, question } if waiting == op => {
-                cx.push(Effect::Abort);
-                if question.is_some() {
-                    self.unpause(cx);
-                }
-                self.recover(turn, failure, Remains::of(fold), cx);
-            }
-            other => self.phase = other,
         }
+        let remains = stage.into_remains(&turn);
+        self.recover(turn, failure, remains, cx);
     }
 
     /// Calls `handle_error` for a failed step.
@@ -210,8 +197,7 @@ impl Core {
         remains: Remains,
         cx: &mut Context<'_>,
     ) {
-        let op = self.next_op();
-        self.phase = Phase::Failing { op, turn, failure: failure.clone(), remains: Box::new(remains) };
+        let op = self.enter(turn, Stage::Failing { failure: failure.clone(), remains: Box::new(remains) });
         cx.push(Effect::Call(op, Call::HandleError(failure)));
     }
 }
@@ -224,47 +210,6 @@ pub(super) fn close_tool_uses(turn: &mut Turn, results: Vec<ToolResult>, told: u
     }
     let content = results.into_iter().map(Content::from).collect();
     add_message(turn, super::user_message(content, cx), cx);
-}
-
-/// Returns a response that covers the turn so far.
-pub(super) fn respond(turn: &Turn, stop_reason: StopReason, cx: &Context<'_>) -> Response {
-    respond_with(turn, turn.working.pending().cloned().collect(), stop_reason, cx)
-}
-
-/// Returns a response with these messages of the turn.
-fn respond_with(
-    turn: &Turn,
-    messages: Vec<Arc<Message>>,
-    stop_reason: StopReason,
-    cx: &Context<'_>,
-) -> Response {
-    let answer = messages.iter().rev().find(|message| message.role == Role::Assistant);
-    Response {
-        model: turn.model.clone().unwrap_or_else(|| turn.model_in(cx.config).id().to_string()),
-        message: answer.cloned(),
-        messages,
-        stop_reason,
-        usage: turn.usage,
-        step: turn.step,
-        output: None,
-        output_error: None,
-        open_tool_uses: Vec::new(),
-        decided: Vec::new(),
-        warnings: turn.warnings.clone(),
-    }
-}
-
-/// Reads the output if a schema was set and the model has finished.
-pub(super) fn parse_output(response: &mut Response, turn: &Turn) {
-    let read = response.message.as_ref().and_then(|message| read_answer(message, turn));
-    response.set_output(read);
-}
-
-/// Reads the output of a message, if its request has an output schema and the message uses no tools.
-fn read_answer(answer: &Message, turn: &Turn) -> Option<Output> {
-    let schema = turn.wanted.output.as_ref()?;
-    let done = answer.tool_uses().next().is_none();
-    done.then(|| read_output(answer, schema, turn.output_enforced))
 }
 
 /// Returns the event for a delta that `fold` has already processed.

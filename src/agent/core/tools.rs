@@ -2,14 +2,11 @@
 
 use std::sync::Arc;
 
-use super::{
-    Call, Context, Core, Effect,
-    streaming::{close_tool_uses, respond},
-};
+use super::{Call, Context, Core, Effect, response::respond, streaming::close_tool_uses};
 use crate::{
     agent::{
         Event, Response, Status, ToolDecision,
-        phase::{Op, Phase, Slot, ToolCall, Tools, Turn},
+        phase::{Op, Phase, Slot, Stage, ToolCall, Tools, Turn, in_stage},
     },
     message::{Content, Message, ToolResult, ToolUse},
     provider::StopReason,
@@ -27,44 +24,44 @@ impl Core {
         let Some(tool_use) = tools.next().cloned() else {
             return self.decided_all(turn, *tools, cx);
         };
-        let op = self.next_op();
-        self.phase = Phase::Deciding { op, turn, tools };
+        let op = self.enter(turn, Stage::Deciding { tools });
         cx.push(Effect::Call(op, Call::HandleToolUse(tool_use)));
     }
 
     /// `handle_tool_use` has returned, for a tool use of the response or for a question of the provider.
     pub(in crate::agent) fn tool_decided(&mut self, op: Op, decision: ToolDecision, cx: &mut Context<'_>) {
-        match std::mem::take(&mut self.phase) {
-            Phase::Deciding { op: waiting, turn, tools } if waiting == op => match decision.or_pause() {
+        if let Some((turn, tools)) =
+            self.phase.take_awaited(op, in_stage!(Stage::Deciding { tools } => tools))
+        {
+            return match decision.or_pause() {
                 Ok(decision) => self.record_decision(turn, tools, decision, cx),
-                Err(reason) => self.pause(turn, tools, reason, cx),
-            },
-            Phase::Streaming { op: stream, turn, fold, question: Some(mut question) }
-                if question.op == op && question.paused.is_none() =>
-            {
-                match decision.or_pause() {
-                    Ok(decision) => {
-                        self.phase = Phase::Streaming { op: stream, turn, fold, question: None };
-                        cx.push(Effect::Answer(decision));
-                    }
-                    Err(reason) => {
-                        let tool_use = question.tool_use.clone();
-                        question.paused = Some(reason.clone());
-                        self.phase = Phase::Streaming { op: stream, turn, fold, question: Some(question) };
-                        self.emit_pause(tool_use, reason, cx);
-                    }
+                Err(reason) => {
+                    let Some(tool_use) = tools.next().cloned() else {
+                        unreachable!("a decision was requested, so a tool use has none yet");
+                    };
+                    let stage = Stage::Paused { tools, reason: reason.clone() };
+                    self.phase = Phase::InTurn { op, turn, stage };
+                    self.emit_pause(tool_use, reason, cx);
                 }
-            }
-            other => self.phase = other,
+            };
         }
-    }
-
-    fn pause(&mut self, turn: Box<Turn>, tools: Box<Tools>, reason: serde_json::Value, cx: &mut Context<'_>) {
-        let Some(tool_use) = tools.next().cloned() else {
-            unreachable!("a decision was requested, so a tool use has none yet");
+        let Phase::InTurn { stage: Stage::Streaming { question, .. }, .. } = &mut self.phase else {
+            return;
         };
-        self.phase = Phase::Paused { turn, tools, reason: reason.clone() };
-        self.emit_pause(tool_use, reason, cx);
+        let Some(asked) = question.as_mut().filter(|asked| asked.op == op && asked.paused.is_none()) else {
+            return;
+        };
+        match decision.or_pause() {
+            Ok(decision) => {
+                *question = None;
+                cx.push(Effect::Answer(decision));
+            }
+            Err(reason) => {
+                asked.paused = Some(reason.clone());
+                let tool_use = asked.tool_use.clone();
+                self.emit_pause(tool_use, reason, cx);
+            }
+        }
     }
 
     fn emit_pause(&mut self, tool_use: ToolUse, reason: serde_json::Value, cx: &mut Context<'_>) {
@@ -115,8 +112,7 @@ impl Core {
         if calls.is_empty() {
             return self.review_next(turn, slots, Vec::new(), cx);
         }
-        let op = self.next_op();
-        self.phase = Phase::Executing { op, turn, slots };
+        let op = self.enter(turn, Stage::Executing { slots });
         cx.push(Effect::RunTools(op, calls));
     }
 
@@ -162,15 +158,15 @@ impl Core {
         result: ToolResult,
         cx: &mut Context<'_>,
     ) {
-        let Phase::Executing { op: waiting, slots, .. } = &mut self.phase else {
+        let Some((_, Stage::Executing { slots })) = self.phase.awaited(op) else {
             return;
         };
-        let Some(place) = slots.get_mut(slot).filter(|place| *waiting == op && place.result.is_none()) else {
+        let Some(place) = slots.get_mut(slot).filter(|place| place.result.is_none()) else {
             return;
         };
         place.result = Some(result.answering(&place.tool_use));
         if slots.iter().all(|slot| slot.result.is_some())
-            && let Phase::Executing { turn, slots, .. } = std::mem::take(&mut self.phase)
+            && let Some((turn, Stage::Executing { slots })) = self.phase.take_turn()
         {
             self.review_next(turn, slots, Vec::new(), cx);
         }
@@ -184,8 +180,7 @@ impl Core {
         cx: &mut Context<'_>,
     ) {
         if let Some(result) = slots.get(reviewed.len()).and_then(|slot| slot.result.clone()) {
-            let op = self.next_op();
-            self.phase = Phase::Reviewing { op, turn, slots, reviewed };
+            let op = self.enter(turn, Stage::Reviewing { slots, reviewed });
             cx.push(Effect::Call(op, Call::HandleToolResult(result)));
             return;
         }
@@ -202,18 +197,17 @@ impl Core {
 
     /// `handle_tool_result` has returned.
     pub(in crate::agent) fn result_reviewed(&mut self, op: Op, result: ToolResult, cx: &mut Context<'_>) {
-        match std::mem::take(&mut self.phase) {
-            Phase::Reviewing { op: waiting, turn, mut slots, mut reviewed } if waiting == op => {
-                let Some(slot) = slots.get_mut(reviewed.len()) else {
-                    unreachable!("a result was reviewed, so it has a slot");
-                };
-                let result = result.answering(&slot.tool_use);
-                cx.emit(Event::ToolResult { result: result.clone(), input: slot.input.take() });
-                reviewed.push(result);
-                self.review_next(turn, slots, reviewed, cx);
-            }
-            other => self.phase = other,
-        }
+        let reviewing = in_stage!(Stage::Reviewing { slots, reviewed } => (slots, reviewed));
+        let Some((turn, (mut slots, mut reviewed))) = self.phase.take_awaited(op, reviewing) else {
+            return;
+        };
+        let Some(slot) = slots.get_mut(reviewed.len()) else {
+            unreachable!("a result was reviewed, so it has a slot");
+        };
+        let result = result.answering(&slot.tool_use);
+        cx.emit(Event::ToolResult { result: result.clone(), input: slot.input.take() });
+        reviewed.push(result);
+        self.review_next(turn, slots, reviewed, cx);
     }
 }
 

@@ -10,7 +10,7 @@ use crate::{
     agent::{
         AgentError, Event, Prompt,
         core::{Accepted, Core},
-        phase::Phase,
+        phase::Stage,
     },
     message::{
         Blocks, Content, History, Message, Text, Timestamp, ToolResult, ToolUse, answer_open_tool_uses,
@@ -165,7 +165,7 @@ impl World {
         };
         let decision = random_decision(&mut self.rng);
         self.note(|| format!("resume {id} {decision:?}"));
-        let in_stream = matches!(self.core.phase(), Phase::Streaming { .. });
+        let in_stream = matches!(self.core.phase().stage(), Some(Stage::Streaming { .. }));
         let given = decision.clone();
         let (resumed, effects) = self.feed(|core, cx| core.resume(&id, given, cx));
         match (waiting, resumed) {

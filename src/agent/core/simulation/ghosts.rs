@@ -8,7 +8,7 @@ use super::{Check, commands::random_decision, ensure, world::World};
 use crate::{
     agent::{
         ErrorDecision, Failure, Prompt, ToolDecision, TurnDecision,
-        phase::{Op, OutputRequirement, Phase},
+        phase::{Op, OutputRequirement, Stage},
     },
     message::{Text, ToolResult, ToolUse},
     provider::{BlockStart, Delta, ErrorKind, ProviderError, StopReason},
@@ -20,7 +20,7 @@ impl World {
         let before = self.core.clone();
         let (op, live) = (self.rng.next() % (self.core.last_op + 2), self.live());
         let (mut op, mut kind) = (op, self.rng.below(15));
-        if let Phase::Streaming { question: Some(question), .. } = self.core.phase()
+        if let Some(Stage::Streaming { question: Some(question), .. }) = self.core.phase().stage()
             && self.rng.percent(50)
         {
             // If the question is paused, its callback has already returned.
@@ -74,8 +74,8 @@ impl World {
     /// Returns the operations whose outcomes the core waits for.
     fn live(&self) -> Vec<Op> {
         let phase = self.core.phase();
-        let question = match phase {
-            Phase::Streaming { question: Some(question), .. } if question.paused.is_none() => {
+        let question = match phase.stage() {
+            Some(Stage::Streaming { question: Some(question), .. }) if question.paused.is_none() => {
                 Some(question.op)
             }
             _ => None,

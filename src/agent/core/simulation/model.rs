@@ -4,11 +4,7 @@ use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use super::{Check, blocks::Block, ensure, outputs::Outputs};
 use crate::{
-    agent::{
-        Config, Event, Failure, Prompt, Response, Status,
-        core::Core,
-        phase::{AfterEvent, Phase},
-    },
+    agent::{Config, Event, Failure, Prompt, Response, Status, core::Core},
     message::{Blocks, Content, History, Message, Role, ToolUseId, Usage, answer_open_tool_uses},
     provider::{self, MessageDelta, StopReason},
 };
@@ -455,7 +451,7 @@ impl Model {
             "the core waits for {waiting:?}, but {:?} was emitted",
             self.waiting
         );
-        let idle = matches!(core.phase(), Phase::Idle | Phase::Noticing { then: AfterEvent::Rest, .. });
+        let idle = core.is_at_rest();
         ensure!(
             self.run != idle,
             "whether a run is active is {}, but the phase is {:?}",

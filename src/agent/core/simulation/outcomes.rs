@@ -9,7 +9,7 @@ use crate::{
     agent::{
         ErrorDecision, Failure, Prompt, ToolDecision, TurnDecision,
         core::{Accepted, Call},
-        phase::{Op, Phase},
+        phase::{Op, Stage},
     },
     message::{Blocks, Text, ToolResult, ToolUse},
 };
@@ -161,7 +161,7 @@ impl World {
         };
         self.note(|| format!("handle_tool_use: {decision:?}"));
         if let Ok(decision) = decision.clone().or_pause() {
-            if matches!(self.core.phase(), Phase::Deciding { .. }) {
+            if matches!(self.core.phase().stage(), Some(Stage::Deciding { .. })) {
                 self.desk.decided(decision)?;
             } else {
                 self.answer = Some(decision);

@@ -87,7 +87,7 @@ impl World {
             }
             (self.model.base, self.model.starting) = (Some(base), Some(Arc::new(prompt)));
         }
-        self.check_done(&expected, &begun, cx)
+        self.check_done(&expected, &begun, effects)
     }
 
     /// Starts a run with a message of a history.
@@ -116,7 +116,7 @@ impl World {
             }
             (self.model.base, self.model.answering) = (Some(base), Some((message, settings)));
         }
-        self.check_done(&expected, &begun, cx)
+        self.check_done(&expected, &begun, effects)
     }
 
     /// Replaces the history.
@@ -129,7 +129,7 @@ impl World {
         if set.is_ok() {
             self.model.base = Some(history);
         }
-        self.check_done(&expected, &set, cx)
+        self.check_done(&expected, &set, effects)
     }
 
     fn check_done(
@@ -140,8 +140,8 @@ impl World {
     ) -> Check {
         match (expected, done) {
             (Ok(()), Ok(())) => {
-                let told = matches!(effects.first(), Some(Effect::Emit(crate::agent::Event::State(_))));
-                ensure!(told, "the first event is not the history: {:?}", effects.first());
+                let reported = matches!(effects.first(), Some(Effect::Emit(crate::agent::Event::State(_))));
+                ensure!(reported, "the first event is not the history: {:?}", effects.first());
             }
             (Err(expected), Err(error)) => same_error(expected, error, effects.is_empty())?,
             _ => return Err(format!("the owner gets {done:?}, not {expected:?}")),

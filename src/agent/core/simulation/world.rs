@@ -8,7 +8,7 @@ use crate::{
     agent::{
         Config,
         core::{Call, Context, Core, Effect},
-        phase::{Op, Phase, ToolCall},
+        phase::{Op, Phase, Stage, ToolCall},
     },
     message::{Timestamp, ToolUse},
     provider::{self, DeltaStream, Options, Provider, ProviderError, Request, RequestContext},
@@ -337,46 +337,43 @@ impl World {
         let calling = |op: Op| self.call.as_ref().is_some_and(|(called, _)| *called == op);
         let phase = self.core.phase();
         let name = self.call.as_ref().map(|(_, call)| call.name());
-        let (call, streams, runs, waits) = match phase {
-            Phase::Idle | Phase::Paused { .. } => (name.is_none(), false, false, false),
-            Phase::Noticing { op, begun, .. } => {
-                let calls = calling(*op) && name == Some("handle_event") && self.begun == *begun;
-                (calls, false, false, false)
+        let runs = |op: Op, callback: &str| calling(op) && name == Some(callback);
+        let (call, streams, executes, waits) = match phase {
+            Phase::Idle => (name.is_none(), false, false, false),
+            Phase::Noticing { op, begun, .. }
+            | Phase::InTurn { op, stage: Stage::Noticing { begun }, .. } => {
+                (runs(*op, "handle_event") && self.begun == *begun, false, false, false)
             }
-            Phase::Preparing { op, .. } => {
-                (calling(*op) && name == Some("prepare_step"), false, false, false)
-            }
-            Phase::Streaming { op, question, .. } => {
-                let asked = match question {
-                    None => self.call.is_none() && self.question.is_none(),
-                    Some(question) if question.paused.is_some() => {
-                        self.call.is_none() && self.question.is_some()
-                    }
-                    Some(question) => calling(question.op) && name == Some("handle_tool_use"),
-                };
-                (asked && self.stream.as_ref().is_some_and(|stream| stream.op == *op), true, false, false)
-            }
-            Phase::Deciding { op, .. } => {
-                (calling(*op) && name == Some("handle_tool_use"), false, false, false)
-            }
-            Phase::Executing { op, .. } => {
-                let running = self.tasks.as_ref().is_some_and(|(run, calls)| run == op && !calls.is_empty());
-                (self.call.is_none() && running, false, true, false)
-            }
-            Phase::Reviewing { op, .. } => {
-                (calling(*op) && name == Some("handle_tool_result"), false, false, false)
-            }
-            Phase::Concluding { op, .. } => {
-                (calling(*op) && name == Some("handle_turn"), false, false, false)
-            }
-            Phase::Failing { op, .. } => (calling(*op) && name == Some("handle_error"), false, false, false),
-            Phase::Delaying { op, .. } => {
-                (self.call.is_none() && self.delay == Some(*op), false, false, true)
-            }
+            Phase::InTurn { op, stage, .. } => match stage {
+                Stage::Noticing { .. } => unreachable!("matched above"),
+                Stage::Paused { .. } => (name.is_none(), false, false, false),
+                Stage::Preparing => (runs(*op, "prepare_step"), false, false, false),
+                Stage::Streaming { question, .. } => {
+                    let asked = match question {
+                        None => self.call.is_none() && self.question.is_none(),
+                        Some(question) if question.paused.is_some() => {
+                            self.call.is_none() && self.question.is_some()
+                        }
+                        Some(question) => runs(question.op, "handle_tool_use"),
+                    };
+                    let streams = self.stream.as_ref().is_some_and(|stream| stream.op == *op);
+                    (asked && streams, true, false, false)
+                }
+                Stage::Deciding { .. } => (runs(*op, "handle_tool_use"), false, false, false),
+                Stage::Executing { .. } => {
+                    let running =
+                        self.tasks.as_ref().is_some_and(|(run, calls)| run == op && !calls.is_empty());
+                    (self.call.is_none() && running, false, true, false)
+                }
+                Stage::Reviewing { .. } => (runs(*op, "handle_tool_result"), false, false, false),
+                Stage::Concluding { .. } => (runs(*op, "handle_turn"), false, false, false),
+                Stage::Failing { .. } => (runs(*op, "handle_error"), false, false, false),
+                Stage::Delaying => (self.call.is_none() && self.delay == Some(*op), false, false, true),
+            },
         };
         let hands = (self.stream.is_some(), self.tasks.is_some(), self.delay.is_some());
         ensure!(
-            call && hands == (streams, runs, waits),
+            call && hands == (streams, executes, waits),
             "{phase:?} does not match the work in progress: {:?}, (stream, tools, delay) {hands:?}",
             self.call
         );

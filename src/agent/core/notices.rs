@@ -1,0 +1,99 @@
+//! Application events: their queue, and the calls of `handle_event` between turns.
+
+use std::sync::Arc;
+
+use super::{Call, Context, Core, Effect};
+use crate::agent::{
+    AgentError, Failure, Prompt,
+    phase::{AfterEvent, Op, Phase},
+};
+
+/// The maximum number of queued application events.
+const MAX_NOTICES: u32 = 1024;
+
+impl Core {
+    /// Counts a new application event. The shell keeps the event until `handle_event` is called.
+    pub(in crate::agent) fn notify(&mut self, cx: &mut Context<'_>) -> Result<(), AgentError> {
+        if self.notices >= MAX_NOTICES {
+            return Err(AgentError::TooManyEvents(MAX_NOTICES as usize));
+        }
+        self.notices += 1;
+        if matches!(self.phase, Phase::Idle) {
+            self.notice(AfterEvent::Rest, cx);
+        }
+        Ok(())
+    }
+
+    /// The run has ended, so the queued application events are handled next.
+    pub(super) fn settle(&mut self, cx: &mut Context<'_>) {
+        if self.notices > 0 {
+            self.notice(AfterEvent::Rest, cx);
+        }
+    }
+
+    /// Calls `handle_event` for the oldest queued application event.
+    pub(super) fn notice(&mut self, then: AfterEvent, cx: &mut Context<'_>) {
+        let op = self.next_op();
+        self.phase = Phase::Noticing { op, begun: false, then };
+        cx.push(Effect::Call(op, Call::HandleEvent));
+    }
+
+    /// `handle_event` is about to be polled for the first time. From now on its event is dropped together with the
+    /// call.
+    pub(in crate::agent) fn event_begun(&mut self, op: Op) {
+        if let Some(begun) = self.phase.event_begun(op)
+            && !*begun
+        {
+            *begun = true;
+            self.notices -= 1;
+        }
+    }
+
+    /// `handle_event` has returned, possibly with a prompt.
+    pub(in crate::agent) fn event_handled(&mut self, op: Op, prompt: Option<Prompt>, cx: &mut Context<'_>) {
+        if !self.phase.event_begun(op).is_some_and(|begun| *begun) {
+            return;
+        }
+        if let Some(prompt) = prompt {
+            if let Some(reason) = (cx.hold)() {
+                return self.hand_back(prompt, reason, cx);
+            }
+            if let Err(error) = self.prompt_from_event(prompt, cx) {
+                return self.call_failed(op, Call::HandleEvent.name(), error.to_string(), cx);
+            }
+        }
+        match std::mem::take(&mut self.phase) {
+            Phase::Noticing { then: AfterEvent::Rest, .. } => self.settle(cx),
+            Phase::Noticing { then: AfterEvent::Continue(between), .. } => self.continue_run(between, cx),
+            Phase::InTurn { turn, .. } => self.prepare(turn, cx),
+            Phase::Idle => {
+                unreachable!("the phase waits for handle_event, and a prompt does not change that")
+            }
+        }
+    }
+
+    /// Accepts a prompt that `handle_event` returned. It waits for its turn like any other prompt, but it never
+    /// replaces a prompt that the application has staged in the meantime, because that prompt could not be returned to
+    /// its sender. It waits behind the staged prompt. Only one prompt can wait there, because the next application
+    /// event is handled after both prompts were used.
+    fn prompt_from_event(&mut self, prompt: Prompt, cx: &mut Context<'_>) -> Result<(), AgentError> {
+        let ahead = self.staged.take();
+        let taken = self.prompt(prompt, false, cx);
+        if let Some(ahead) = ahead {
+            self.behind = self.staged.replace(ahead);
+        }
+        taken.map(|_| ())
+    }
+
+    /// Returns a prompt of `handle_event` in an error event, because it cannot be accepted now.
+    fn hand_back(&mut self, prompt: Prompt, reason: String, cx: &mut Context<'_>) {
+        let prompt = Some(Arc::new(prompt));
+        // `behind` is empty, because `handle_event` is not called while a prompt waits there.
+        if self.staged.is_none() {
+            self.staged = prompt;
+        } else {
+            self.behind = prompt;
+        }
+        self.end_in_error(Failure::OnHold { reason }, cx);
+    }
+}

@@ -1,0 +1,75 @@
+//! The response that covers a turn or a step, and its output.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::Context;
+use crate::{
+    agent::{Response, phase::Turn},
+    message::{Message, Role},
+    provider::{Fold, StopReason, read_output},
+};
+
+/// The value of a response under the output schema, or the problem with it.
+pub(super) type Output = Result<Value, String>;
+
+/// Returns a response that covers the turn so far.
+pub(super) fn respond(turn: &Turn, stop_reason: StopReason, cx: &Context<'_>) -> Response {
+    respond_with(turn, turn.working.pending().cloned().collect(), stop_reason, cx)
+}
+
+/// Returns a response with these messages of the turn.
+pub(super) fn respond_with(
+    turn: &Turn,
+    messages: Vec<Arc<Message>>,
+    stop_reason: StopReason,
+    cx: &Context<'_>,
+) -> Response {
+    let answer = messages.iter().rev().find(|message| message.role == Role::Assistant);
+    Response {
+        model: turn.model.clone().unwrap_or_else(|| turn.model_in(cx.config).id().to_string()),
+        message: answer.cloned(),
+        messages,
+        stop_reason,
+        usage: turn.usage,
+        step: turn.step,
+        output: None,
+        output_error: None,
+        open_tool_uses: Vec::new(),
+        decided: Vec::new(),
+        warnings: turn.warnings.clone(),
+    }
+}
+
+/// Reads the output if a schema was set and the model has finished.
+pub(super) fn parse_output(response: &mut Response, turn: &Turn) {
+    let read = response.message.as_ref().and_then(|message| read_answer(message, turn));
+    response.set_output(read);
+}
+
+/// Reads the output of a message, if its request has an output schema and the message uses no tools.
+pub(super) fn read_answer(answer: &Message, turn: &Turn) -> Option<Output> {
+    let schema = turn.wanted.output.as_ref()?;
+    let done = answer.tool_uses().next().is_none();
+    done.then(|| read_output(answer, schema, turn.output_enforced))
+}
+
+/// Returns the response with everything that is discarded: the turn and the partial response.
+pub(super) fn discarded(
+    turn: &Turn,
+    partial: Option<Box<Fold>>,
+    reason: StopReason,
+    cx: &Context<'_>,
+) -> Response {
+    let mut response = respond(turn, reason, cx);
+    if let Some(fold) = partial {
+        response.usage += fold.usage();
+        if !fold.blocks().is_empty() {
+            let partial = Arc::new(fold.cut(cx.now()));
+            response.messages.push(Arc::clone(&partial));
+            response.message = Some(partial);
+        }
+    }
+    response
+}

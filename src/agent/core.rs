@@ -1,6 +1,26 @@
 //! The turn logic: a pure state machine. Each method takes one input, which is a command or the outcome of an effect.
 //! It changes the phase and appends effects, which the shell performs in order. This module uses no tokio, no clock, no
 //! callback and no provider.
+//!
+//! | input | method | file |
+//! | --- | --- | --- |
+//! | a prompt, also of `ask` | [`prompt`](Core::prompt) | this one |
+//! | a decision about a tool use that waits | [`resume`](Core::resume) | this one |
+//! | a changed limit, model or history | `set_max_steps`, `set_model`, `set_history` | this one |
+//! | `prepare_step` has returned | [`prepared`](Core::prepared) | this one |
+//! | cancel, interrupt | `cancel`, `interrupt` | `ending` |
+//! | the turn's time limit, or the end of a delay | `time_over`, `delay_over` | `ending` |
+//! | `handle_turn` or `handle_error` has returned | `turn_decided`, `error_decided` | `ending` |
+//! | a callback has panicked | `call_failed` | `ending` |
+//! | a delta, the end or the failure of a stream | `delta`, `stream_ended`, `stream_failed` | `streaming` |
+//! | the provider's question, or its withdrawal | `asked`, `question_withdrawn` | `streaming` |
+//! | `handle_tool_use` or `handle_tool_result` has returned | `tool_decided`, `result_reviewed` | `tools` |
+//! | a tool has finished | `tool_done` | `tools` |
+//! | an application event; `handle_event` has begun or returned | `notify`, `event_begun`, `event_handled` | `notices` |
+//! | a history or a run of the history's owner | `replace_history`, `prompt_on`, `answer` | `owner` |
+//!
+//! The outcome of an effect has the number of the effect. If the phase does not wait for this number, the outcome is
+//! late, and the input changes nothing ([`Phase::take_awaited`]).
 
 #[cfg(any(test, debug_assertions))]
 mod check;

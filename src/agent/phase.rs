@@ -1,17 +1,22 @@
 //! The phases of an agent, as data. All types here can be serialised and deserialised: they contain no clock, no
 //! channel and no trait object.
 
+mod turn;
+
 use std::sync::Arc;
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer, ser::SerializeSeq};
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
+pub(crate) use turn::{Asked, Origin, OutputRequirement, Turn, Working};
 
 #[cfg(any(test, debug_assertions))]
 use super::Status;
-use super::{Config, Failure, Prompt, Response};
+use super::{Failure, Response};
+#[cfg(test)]
+use crate::message::History;
 use crate::{
-    message::{Blocks, History, Message, ToolResult, ToolUse, Usage},
-    provider::{Corrections, Fold, Model, Options, OutputSchema},
+    message::{Blocks, ToolResult, ToolUse},
+    provider::Fold,
     tool::Decision,
 };
 
@@ -138,189 +143,6 @@ pub(crate) struct ToolCall {
     pub(crate) tool_use: ToolUse,
     /// The idempotency key: the same for a repetition of this call, and different for every other call.
     pub(crate) idempotency_key: Arc<str>,
-}
-
-/// The origin of a run: the settings of its prompt, and the responses for the caller of `ask`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Origin {
-    /// The prompt without its content, which has become a message.
-    pub(crate) prompt: Arc<Prompt>,
-    /// The provider that the prompt's API key and headers belong to, if it has any.
-    #[serde(skip)]
-    pub(crate) secrets_of: Option<Box<str>>,
-    /// The limit of requests in force for the prompt.
-    pub(crate) max_steps: Option<u32>,
-    /// The responses of an `ask`, if the run was started by one.
-    pub(crate) asked: Option<Box<Asked>>,
-}
-
-/// The responses of the turns of an `ask` so far.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Asked {
-    turns: Vec<Arc<Response>>,
-}
-
-impl Asked {
-    pub(crate) fn add(&mut self, response: &Arc<Response>) {
-        self.turns.push(Arc::clone(response));
-    }
-
-    /// Returns the last turn's response with the messages and the usage of all turns, or `None` before the first turn
-    /// is complete.
-    pub(crate) fn response(&self) -> Option<Arc<Response>> {
-        Some(match &*self.turns {
-            [] => return None,
-            [only] => Arc::clone(only),
-            [.., last] => Arc::new(Response {
-                messages: self.turns.iter().flat_map(|turn| turn.messages.iter().cloned()).collect(),
-                usage: self.turns.iter().map(|turn| turn.usage).sum(),
-                ..Response::clone(last)
-            }),
-        })
-    }
-}
-
-/// The turn in flight.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Turn {
-    /// The id of the turn, unique across restarts.
-    #[serde(with = "hex")]
-    pub(crate) id: u128,
-    pub(crate) origin: Origin,
-    /// The committed history and the pending messages.
-    pub(crate) working: Working,
-    /// The number of requests made for the prompt.
-    pub(crate) step: u32,
-    /// The number of messages that were pending when the current request began.
-    pub(crate) step_start: usize,
-    pub(crate) usage: Usage,
-    /// The model of the last response, as the service reports it.
-    pub(crate) model: Option<String>,
-    pub(crate) warnings: Vec<String>,
-    /// The responses that did not match the output schema.
-    #[serde(default, skip_serializing_if = "Corrections::is_empty")]
-    pub(crate) corrections: Corrections,
-    /// The requirements for the last request's response.
-    #[serde(default, skip_serializing_if = "OutputRequirement::is_unset")]
-    pub(crate) wanted: OutputRequirement,
-    /// Whether the service enforced the output schema for the last response.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub(crate) output_enforced: bool,
-}
-
-/// The requirements for a response, as its request stated them.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct OutputRequirement {
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) output: Option<OutputSchema>,
-    /// The number of times that the response may be requested again.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) retries: Option<u32>,
-}
-
-impl OutputRequirement {
-    pub(crate) fn of(options: &Options) -> Self {
-        Self { output: options.output().cloned(), retries: options.output_retries() }
-    }
-
-    fn is_unset(&self) -> bool {
-        *self == Self::default()
-    }
-}
-
-/// Serialises a number as text, because JSON readers round or reject numbers of this size.
-mod hex {
-    use serde::{Deserialize, Deserializer, Serializer, de::Error};
-
-    pub(super) fn serialize<S: Serializer>(number: &u128, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(&format_args!("{number:032x}"))
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u128, D::Error> {
-        u128::from_str_radix(&String::deserialize(deserializer)?, 16).map_err(D::Error::custom)
-    }
-}
-
-impl Turn {
-    /// Returns the conversation for the next request.
-    pub(crate) fn conversation(&self) -> History {
-        self.corrections.after(self.working.all())
-    }
-
-    /// Returns the model of the next request.
-    pub(crate) fn model_in<'a>(&'a self, config: &'a Config) -> &'a Model {
-        self.origin.prompt.model.as_ref().unwrap_or(&config.model)
-    }
-
-    /// Returns whether the prompt's limit of requests is reached.
-    pub(crate) fn is_exhausted(&self) -> bool {
-        self.origin.max_steps.is_some_and(|max| self.step >= max)
-    }
-}
-
-/// The committed history with the pending messages after it. Its serialised form contains only the pending messages.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Working {
-    all: History,
-    committed: usize,
-}
-
-impl Working {
-    pub(crate) fn new(committed: &History) -> Self {
-        Self { all: committed.clone(), committed: committed.len() }
-    }
-
-    pub(crate) fn push(&mut self, message: Arc<Message>) {
-        self.all.push(message);
-    }
-
-    /// Returns all messages, committed and pending.
-    pub(crate) fn all(&self) -> &History {
-        &self.all
-    }
-
-    pub(crate) fn pending(&self) -> impl DoubleEndedIterator<Item = &Arc<Message>> {
-        (self.committed..self.all.len()).filter_map(|index| self.all.get(index))
-    }
-
-    pub(crate) fn pending_len(&self) -> usize {
-        self.all.len() - self.committed
-    }
-
-    /// Replaces the committed part, and keeps all pending messages or the first `keep` of them.
-    pub(crate) fn rebase(&mut self, committed: &History, keep: usize) {
-        let mut all = committed.clone();
-        all.extend(self.pending().take(keep).cloned());
-        *self = Self { all, committed: committed.len() };
-    }
-}
-
-impl Working {
-    /// Replaces the last pending message by `message`.
-    pub(crate) fn replace_last(&mut self, committed: &History, message: Arc<Message>) {
-        self.rebase(committed, self.pending_len().saturating_sub(1));
-        self.push(message);
-    }
-}
-
-impl PartialEq for Working {
-    fn eq(&self, other: &Self) -> bool {
-        self.pending().eq(other.pending())
-    }
-}
-
-impl Serialize for Working {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut seq = serializer.serialize_seq(Some(self.pending_len()))?;
-        self.pending().try_for_each(|message| seq.serialize_element(message))?;
-        seq.end()
-    }
-}
-
-impl<'de> Deserialize<'de> for Working {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Ok(Self { all: History::deserialize(deserializer)?, committed: 0 })
-    }
 }
 
 impl Phase {

@@ -4,6 +4,7 @@
 mod calls;
 mod commands;
 mod ending;
+mod opening;
 mod poll;
 mod presence;
 mod work;

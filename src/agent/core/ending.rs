@@ -268,8 +268,8 @@ impl Core {
         }
         if turn.working.all().open_tool_uses().next().is_some() {
             let results = interrupted_results(&turn, remains, cx);
-            let told = results.len();
-            close_tool_uses(&mut turn, results, told, cx);
+            let emitted = results.len();
+            close_tool_uses(&mut turn, results, emitted, cx);
         }
         self.commit(&turn);
         let mut response = respond(&turn, StopReason::Interrupted, cx);

@@ -202,10 +202,14 @@ impl Core {
     }
 }
 
-/// Adds `results` as the results of the last message's tool uses. Subscribers have already seen the first `told` of
-/// them.
-pub(super) fn close_tool_uses(turn: &mut Turn, results: Vec<ToolResult>, told: usize, cx: &mut Context<'_>) {
-    for result in &results[told..] {
+/// Adds `results` as the results of the last message's tool uses. The first `emitted` of them were already emitted.
+pub(super) fn close_tool_uses(
+    turn: &mut Turn,
+    results: Vec<ToolResult>,
+    emitted: usize,
+    cx: &mut Context<'_>,
+) {
+    for result in &results[emitted..] {
         cx.emit(Event::ToolResult { result: result.clone(), input: None });
     }
     let content = results.into_iter().map(Content::from).collect();

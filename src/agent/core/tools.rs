@@ -184,14 +184,14 @@ impl Core {
             cx.push(Effect::Call(op, Call::HandleToolResult(result)));
             return;
         }
-        let told = reviewed.len();
+        let emitted = reviewed.len();
         if turn.origin.max_steps.is_some_and(|max| turn.step >= max) {
             // A callback has lowered the limit since the response.
-            close_tool_uses(&mut turn, reviewed, told, cx);
+            close_tool_uses(&mut turn, reviewed, emitted, cx);
             return self.conclude(turn, StopReason::MaxSteps, None, cx);
         }
         turn.step += 1;
-        close_tool_uses(&mut turn, reviewed, told, cx);
+        close_tool_uses(&mut turn, reviewed, emitted, cx);
         self.prepare(turn, cx);
     }
 

@@ -2,7 +2,6 @@
 
 use std::{
     future::{Future, poll_fn},
-    sync::Arc,
     task::{Context, Poll, Waker, ready},
 };
 
@@ -17,11 +16,7 @@ use super::{
 };
 use crate::{
     actor::OwnWake,
-    agent::{
-        Event, Failure,
-        command::Command,
-        phase::{Op, OutputRequirement},
-    },
+    agent::{Event, Failure, command::Command, phase::Op},
     message::{ToolResult, ToolUseId},
     provider::ProviderError,
     subscription::EndReason,
@@ -216,20 +211,6 @@ impl Task {
             self.step(|core, cx| core.delay_over(op, cx));
             return Poll::Ready(());
         }
-        if let Some((op, admitting)) = &mut work.admitting {
-            let op = *op;
-            let permit = match guard("admission", || admitting.as_mut().poll(cx)) {
-                Ok(Poll::Pending) => return Poll::Pending,
-                Ok(Poll::Ready(permit)) => Some(permit),
-                Err(words) => {
-                    tracing::error!(words, "admission panicked; sending without a permit");
-                    None
-                }
-            };
-            drop_contained(work.admitting.take());
-            self.admitted(op, permit);
-            return Poll::Ready(());
-        }
         if work.opening.is_some() {
             return self.poll_opening(cx);
         }
@@ -243,24 +224,6 @@ impl Task {
             return Poll::Ready(());
         }
         self.poll_tools(cx)
-    }
-
-    fn poll_opening(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let Some((op, opening)) = self.work.as_mut().and_then(|work| work.opening.as_mut()) else {
-            return Poll::Pending;
-        };
-        let op = *op;
-        let outcome = match guard("provider", || opening.as_mut().poll(cx)) {
-            Ok(Poll::Pending) => return Poll::Pending,
-            Ok(Poll::Ready(opened)) => opened.map_err(Failure::from),
-            Err(message) => Err(Failure::ProviderPanicked { message }),
-        };
-        drop_contained(self.work().opening.take());
-        match outcome {
-            Ok(own) => self.opened(op, own),
-            Err(failure) => self.step(|core, cx| core.stream_failed(op, failure, cx)),
-        }
-        Poll::Ready(())
     }
 
     fn poll_question(&mut self, cx: &mut Context<'_>) -> Poll<()> {
@@ -387,18 +350,7 @@ impl Task {
         let model = turn.map_or(&before.model, |turn| turn.model_in(&before)).clone();
         drop_contained(before);
         match outcome {
-            CallbackOutcome::Prepared(mut request) => {
-                if let Err(message) = guard("provider", || model.complete(&mut request)) {
-                    drop_contained(request);
-                    let failure = Failure::ProviderPanicked { message };
-                    return self.step(|core, cx| core.stream_failed(op, failure, cx));
-                }
-                let wanted = OutputRequirement::of(&request.options);
-                let work = self.work();
-                drop_contained(std::mem::replace(&mut work.tools, request.tools.clone()));
-                work.request = Some((request, Arc::clone(model.provider())));
-                self.step(|core, cx| core.prepared(op, wanted, cx));
-            }
+            CallbackOutcome::Prepared(request) => self.prepared(op, request, &model),
             CallbackOutcome::ToolUse(decision) => {
                 self.step(|core, cx| core.tool_decided(op, decision, cx));
             }

@@ -2,7 +2,6 @@
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
-use futures_util::{StreamExt, stream};
 use tokio::{
     sync::{mpsc, oneshot},
     task::{Id, JoinSet},
@@ -13,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     Instance, Task,
     calls::{drop_contained, guard},
+    opening::Opening,
 };
 use crate::{
     agent::{
@@ -21,31 +21,20 @@ use crate::{
         phase::{Op, ToolCall},
     },
     message::{ToolResult, ToolUseId},
-    provider::{
-        Delta, DeltaStream, MessageDelta, Provider, ProviderError, Questions, Request, RequestContext,
-    },
+    provider::{DeltaStream, Questions},
     tool::{Decision, ToolContext, ToolSet},
 };
-
-type Opening = Pin<Box<dyn Future<Output = Result<Option<Arc<dyn Provider>>, ProviderError>> + Send>>;
-
-type Admitting = Pin<Box<dyn Future<Output = Permit> + Send>>;
 
 /// The work in progress. Dropping a part ends it.
 #[derive(Default)]
 pub(super) struct Work {
-    /// The request between `prepare_step` and the provider, with the provider that gets it: that of the model that the
-    /// request was made for, even if the callback changed the model.
-    pub(super) request: Option<(Box<Request>, Arc<dyn Provider>)>,
     /// The tools that the current request offers.
     pub(super) tools: ToolSet,
-    /// The wait for a permit to send the request.
-    pub(super) admitting: Option<(Op, Admitting)>,
     /// The permit of the request in flight, if the agent needs one. Callbacks, tools and delays run without it, because
     /// they may wait for another agent that needs a permit.
     pub(super) permit: Option<Permit>,
-    /// The provider's creation of an instance for this conversation.
-    pub(super) opening: Option<(Op, Opening)>,
+    /// The request between `prepare_step` and its stream.
+    pub(super) opening: Option<Opening>,
     pub(super) stream: Option<(Op, DeltaStream)>,
     pub(super) questions: Option<Questions>,
     /// The sender for the answer to the provider's question.
@@ -87,8 +76,6 @@ pub(super) struct Watch {
 impl Work {
     /// Ends all work except the turn's clock.
     pub(super) fn abort(&mut self) {
-        drop_contained(self.request.take());
-        drop_contained(self.admitting.take());
         drop_contained(self.opening.take());
         self.end_stream();
         self.tasks = None;
@@ -129,76 +116,6 @@ impl Work {
 }
 
 impl Task {
-    /// Sends the prepared request as soon as it is permitted.
-    pub(super) fn open(&mut self, op: Op) {
-        if let Some(admission) = &self.setup.admission {
-            match guard("admission", || admission.admit()) {
-                Ok(admitting) => {
-                    let work = self.work();
-                    work.freeze_watch(true);
-                    work.admitting = Some((op, admitting));
-                    return;
-                }
-                Err(words) => tracing::error!(words, "admission panicked; sending without a permit"),
-            }
-        }
-        self.connect(op);
-    }
-
-    /// Sends the request under this permit.
-    pub(super) fn admitted(&mut self, op: Op, permit: Option<Permit>) {
-        let work = self.work();
-        work.permit = permit;
-        work.freeze_watch(false);
-        self.connect(op);
-    }
-
-    /// Sends the prepared request through an instance of its provider.
-    fn connect(&mut self, op: Op) {
-        let Some((_, provider)) = &self.work().request else {
-            unreachable!("a request was prepared");
-        };
-        let provider = Arc::clone(provider);
-        if self.instance.as_ref().is_some_and(|instance| Arc::ptr_eq(&instance.of, &provider)) {
-            return self.exchange(op);
-        }
-        self.close_instance();
-        let opening = Box::pin(async move { provider.open().await });
-        self.work().opening = Some((op, opening));
-    }
-
-    /// The provider has created an instance, or serves all conversations itself.
-    pub(super) fn opened(&mut self, op: Op, own: Option<Arc<dyn Provider>>) {
-        if let Some((_, of)) = &self.work().request {
-            self.instance = Some(Instance { of: Arc::clone(of), own });
-        }
-        self.exchange(op);
-    }
-
-    fn exchange(&mut self, op: Op) {
-        let (Some(instance), Some(work)) = (&self.instance, &mut self.work) else {
-            return;
-        };
-        let Some((request, of)) = work.request.take() else {
-            return;
-        };
-        let provider = instance.own.clone().unwrap_or(of);
-        let (context, questions) = RequestContext::with_questions();
-        work.questions = Some(questions);
-        // If the service does not report a model name, the response is attributed to the configured model. So report
-        // the request's model if it differs.
-        let turn = self.core.phase().turn();
-        let model = turn.map_or(&self.config.model, |turn| turn.model_in(&self.config));
-        let other = (request.model != *model.id()).then(|| request.model.to_string());
-        let retry = self.setup.retry.as_deref().copied().unwrap_or_else(|| model.retry_policy());
-        let mut answer = retry.stream(provider, *request, context);
-        if other.is_some() {
-            let data = MessageDelta { model: other, ..MessageDelta::default() };
-            answer = Box::pin(stream::iter([Ok(Delta::Message(Box::new(data)))]).chain(answer));
-        }
-        work.stream = Some((op, answer));
-    }
-
     /// Passes committed messages to the provider's instance.
     pub(super) fn report_committed(&self, event: &Event) {
         let (Event::Turn(outcome), Some(Instance { own: Some(own), .. })) = (event, &self.instance) else {

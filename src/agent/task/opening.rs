@@ -1,0 +1,166 @@
+//! The opening of a request: from `prepare_step` through the permit and the provider's instance to the stream.
+
+use std::{
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use futures_util::{StreamExt, stream};
+
+use super::{
+    Instance, Task,
+    calls::{drop_contained, guard},
+};
+use crate::{
+    agent::{
+        Failure, Permit,
+        phase::{Op, OutputRequirement},
+    },
+    provider::{Delta, MessageDelta, Model, Provider, ProviderError, Request, RequestContext},
+};
+
+/// A request that has no stream yet.
+pub(super) struct Opening {
+    request: Box<Request>,
+    /// The provider that gets the request: that of the model that the request was made for, even if `prepare_step`
+    /// changed the model.
+    provider: Arc<dyn Provider>,
+    wait: Wait,
+}
+
+/// The next thing that a request waits for.
+enum Wait {
+    /// The core's effect that opens the request.
+    Effect,
+    /// A permit to send the request.
+    Permit(Op, Pin<Box<dyn Future<Output = Permit> + Send>>),
+    /// The provider's instance for this conversation.
+    Instance(Op, Pin<Box<dyn Future<Output = Result<Option<Arc<dyn Provider>>, ProviderError>> + Send>>),
+}
+
+impl Task {
+    /// `prepare_step` has returned the request for `model`.
+    pub(super) fn prepared(&mut self, op: Op, mut request: Box<Request>, model: &Model) {
+        if let Err(message) = guard("provider", || model.complete(&mut request)) {
+            drop_contained(request);
+            let failure = Failure::ProviderPanicked { message };
+            return self.step(|core, cx| core.stream_failed(op, failure, cx));
+        }
+        let wanted = OutputRequirement::of(&request.options);
+        let work = self.work();
+        drop_contained(std::mem::replace(&mut work.tools, request.tools.clone()));
+        work.opening = Some(Opening { request, provider: Arc::clone(model.provider()), wait: Wait::Effect });
+        self.step(|core, cx| core.prepared(op, wanted, cx));
+    }
+
+    /// Sends the prepared request as soon as it is permitted.
+    pub(super) fn open(&mut self, op: Op) {
+        if let Some(admission) = &self.setup.admission {
+            match guard("admission", || admission.admit()) {
+                Ok(admitting) => {
+                    let work = self.work();
+                    work.freeze_watch(true);
+                    return work.await_opening(Wait::Permit(op, admitting));
+                }
+                Err(words) => tracing::error!(words, "admission panicked; sending without a permit"),
+            }
+        }
+        self.connect(op);
+    }
+
+    /// Polls the wait for a permit or for the provider's instance.
+    pub(super) fn poll_opening(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let Some(Opening { wait, .. }) = self.work.as_mut().and_then(|work| work.opening.as_mut()) else {
+            return Poll::Pending;
+        };
+        match wait {
+            Wait::Effect => return Poll::Pending,
+            Wait::Permit(op, admitting) => {
+                let op = *op;
+                let permit = match guard("admission", || admitting.as_mut().poll(cx)) {
+                    Ok(Poll::Pending) => return Poll::Pending,
+                    Ok(Poll::Ready(permit)) => Some(permit),
+                    Err(words) => {
+                        tracing::error!(words, "admission panicked; sending without a permit");
+                        None
+                    }
+                };
+                let work = self.work();
+                work.await_opening(Wait::Effect);
+                work.permit = permit;
+                work.freeze_watch(false);
+                self.connect(op);
+            }
+            Wait::Instance(op, opening) => {
+                let op = *op;
+                let outcome = match guard("provider", || opening.as_mut().poll(cx)) {
+                    Ok(Poll::Pending) => return Poll::Pending,
+                    Ok(Poll::Ready(opened)) => opened.map_err(Failure::from),
+                    Err(message) => Err(Failure::ProviderPanicked { message }),
+                };
+                self.work().await_opening(Wait::Effect);
+                match outcome {
+                    Ok(own) => {
+                        self.instance = self.provider().map(|of| Instance { of, own });
+                        self.exchange(op);
+                    }
+                    Err(failure) => self.step(|core, cx| core.stream_failed(op, failure, cx)),
+                }
+            }
+        }
+        Poll::Ready(())
+    }
+
+    /// Returns the provider of the request that has no stream yet.
+    fn provider(&self) -> Option<Arc<dyn Provider>> {
+        self.work.as_ref()?.opening.as_ref().map(|opening| Arc::clone(&opening.provider))
+    }
+
+    /// Sends the request through an instance of its provider.
+    fn connect(&mut self, op: Op) {
+        let Some(provider) = self.provider() else {
+            unreachable!("a request was prepared");
+        };
+        if self.instance.as_ref().is_some_and(|instance| Arc::ptr_eq(&instance.of, &provider)) {
+            return self.exchange(op);
+        }
+        self.close_instance();
+        let opening = Box::pin(async move { provider.open().await });
+        self.work().await_opening(Wait::Instance(op, opening));
+    }
+
+    fn exchange(&mut self, op: Op) {
+        let (Some(instance), Some(work)) = (&self.instance, &mut self.work) else {
+            return;
+        };
+        let Some(Opening { request, provider, .. }) = work.opening.take() else {
+            return;
+        };
+        let provider = instance.own.clone().unwrap_or(provider);
+        let (context, questions) = RequestContext::with_questions();
+        work.questions = Some(questions);
+        // If the service does not report a model name, the response is attributed to the configured model. So report
+        // the request's model if it differs.
+        let turn = self.core.phase().turn();
+        let model = turn.map_or(&self.config.model, |turn| turn.model_in(&self.config));
+        let other = (request.model != *model.id()).then(|| request.model.to_string());
+        let retry = self.setup.retry.as_deref().copied().unwrap_or_else(|| model.retry_policy());
+        let mut answer = retry.stream(provider, *request, context);
+        if other.is_some() {
+            let data = MessageDelta { model: other, ..MessageDelta::default() };
+            answer = Box::pin(stream::iter([Ok(Delta::Message(Box::new(data)))]).chain(answer));
+        }
+        work.stream = Some((op, answer));
+    }
+}
+
+impl super::work::Work {
+    /// Sets the next thing that the request waits for.
+    fn await_opening(&mut self, wait: Wait) {
+        if let Some(opening) = &mut self.opening {
+            drop_contained(std::mem::replace(&mut opening.wait, wait));
+        }
+    }
+}

@@ -45,7 +45,7 @@ impl Task {
             Command::Notify(notify) => {
                 let (event, reply) = *notify;
                 self.notices.push_back(event);
-                let noted = self.step(|core, cx| core.notify(cx));
+                let noted = self.step(Core::notify);
                 if noted.is_err() {
                     drop_contained(self.notices.pop_back());
                 }

@@ -1,13 +1,11 @@
 //! The opening of a request: from `prepare_step` through the permit and the provider's instance to the stream.
 
 use std::{
-    future::Future,
-    pin::Pin,
     sync::Arc,
     task::{Context, Poll},
 };
 
-use futures_util::{StreamExt, stream};
+use futures_util::{StreamExt, future::BoxFuture, stream};
 
 use super::{
     Instance, Task,
@@ -35,9 +33,9 @@ enum Wait {
     /// The core's effect that opens the request.
     Effect,
     /// A permit to send the request.
-    Permit(Op, Pin<Box<dyn Future<Output = Permit> + Send>>),
+    Permit(Op, BoxFuture<'static, Permit>),
     /// The provider's instance for this conversation.
-    Instance(Op, Pin<Box<dyn Future<Output = Result<Option<Arc<dyn Provider>>, ProviderError>> + Send>>),
+    Instance(Op, BoxFuture<'static, Result<Option<Arc<dyn Provider>>, ProviderError>>),
 }
 
 impl Task {

@@ -1,7 +1,7 @@
 //! The commands that a handle sends to its task. A command has at most 16 bytes, because tokio allocates a channel's
 //! slots in blocks of 32.
 
-use std::{error::Error, sync::Arc, time::Duration};
+use std::{any::Any, error::Error, sync::Arc, time::Duration};
 
 use tokio::sync::oneshot;
 
@@ -14,6 +14,8 @@ use crate::{
     tool::Decision,
 };
 
+/// An event of the application, for `handle_event`.
+pub(super) type AppEvent = Box<dyn Any + Send>;
 pub(super) type Reply<T> = oneshot::Sender<T>;
 pub(super) type CommandResult<T> = Result<T, AgentError>;
 pub(super) type Edit = Box<dyn FnOnce(&mut StateEdit) -> Result<(), Box<dyn Error + Send + Sync>> + Send>;

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     actor::OwnWake,
-    agent::{Event, Failure, command::Command, phase::Op},
+    agent::{Event, Failure, command::Command, core::Core, phase::Op},
     message::{ToolResult, ToolUseId},
     provider::ProviderError,
     subscription::EndReason,
@@ -234,7 +234,7 @@ impl Task {
             && question.poll_closed(cx).is_ready()
         {
             work.question = None;
-            self.step(|core, cx| core.question_withdrawn(cx));
+            self.step(Core::question_withdrawn);
             return Poll::Ready(());
         }
         let (Some((op, _)), Some(questions)) = (&work.stream, &work.questions) else {

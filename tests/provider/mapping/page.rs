@@ -130,7 +130,7 @@ fn service(page: &mut String, endpoint: &Endpoint, models: &[&str]) {
     for (model, rows) in models.iter().zip(&columns) {
         let (url, preview) = endpoint.preview(&rows[0].without).unwrap();
         let body = Value::Object(preview.body);
-        writeln!(page, "- `{model}`: `POST {}` with `{body}`", url).unwrap();
+        writeln!(page, "- `{model}`: `POST {url}` with `{body}`").unwrap();
     }
     page.push('\n');
     head(page, [String::new()].into_iter().chain(models.iter().map(|model| format!("`{model}`"))));

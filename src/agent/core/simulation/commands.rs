@@ -230,7 +230,7 @@ impl World {
     fn notify(&mut self) -> Check {
         self.note(|| "notify".to_owned());
         self.notices += 1;
-        let (noted, effects) = self.feed(|core, cx| core.notify(cx));
+        let (noted, effects) = self.feed(Core::notify);
         noted.map_err(|error| format!("an application event is refused: {error:?}"))?;
         self.perform_all(effects)
     }

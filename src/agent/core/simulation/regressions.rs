@@ -145,7 +145,7 @@ fn is_stale(resumed: &Result<(), AgentError>) -> bool {
 #[test]
 fn retry_after_time_limit_in_handle_event_keeps_the_prompt() {
     let mut bench = Bench::new();
-    bench.feed(|core, cx| core.notify(cx)).unwrap();
+    bench.feed(Core::notify).unwrap();
     bench.prompt("hi");
     bench.time_over();
     bench.retry();
@@ -318,7 +318,7 @@ fn snapshot_apply_removes_a_staged_prompt_used_between_two_turns() {
     bench.prompt("hi");
     bench.answer(text("hello"));
     bench.end(StopReason::Stop);
-    bench.feed(|core, cx| core.notify(cx)).unwrap();
+    bench.feed(Core::notify).unwrap();
     bench.conclude(TurnDecision::continue_with("more"));
     bench.prompt("staged");
     let mut snapshot = bench.snapshot();

@@ -5,7 +5,7 @@ use serde_json::json;
 use super::{Check, ends::some_usage, outputs::FITS, world::World};
 use crate::actor::random::Rng;
 use crate::{
-    agent::{Failure, phase::Op},
+    agent::{Failure, core::Core, phase::Op},
     message::{Attachment, ProviderItem, ToolUse},
     provider::{BlockStart, Delta, ErrorKind, MessageDelta, Part, ProviderError, StopReason},
 };
@@ -155,7 +155,7 @@ impl World {
                     return Ok(());
                 }
                 self.note(|| "the question is withdrawn".to_owned());
-                self.input(|core, cx| core.question_withdrawn(cx))
+                self.input(Core::question_withdrawn)
             }
             Next::Fail(failure) => {
                 self.note(|| format!("{failure:?}"));

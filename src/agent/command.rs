@@ -14,8 +14,6 @@ use crate::{
     tool::Decision,
 };
 
-/// An event of the application, for `handle_event`.
-pub(super) type AppEvent = Box<dyn Any + Send>;
 pub(super) type Reply<T> = oneshot::Sender<T>;
 pub(super) type CommandResult<T> = Result<T, AgentError>;
 pub(super) type Edit = Box<dyn FnOnce(&mut StateEdit) -> Result<(), Box<dyn Error + Send + Sync>> + Send>;
@@ -47,7 +45,7 @@ pub(super) enum Change {
 }
 
 /// An event of the application.
-type AppEvent = Box<dyn std::any::Any + Send>;
+type AppEvent = Box<dyn Any + Send>;
 
 pub(super) enum Command {
     Prompt(Box<(Prompt, Reply<CommandResult<Accepted>>)>),

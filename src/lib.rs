@@ -121,6 +121,7 @@ pub mod session;
 mod setters;
 pub mod store;
 pub mod subscription;
+mod sync;
 #[cfg(feature = "test-util")]
 pub mod testing;
 pub mod tool;

@@ -55,7 +55,7 @@ mod watching;
 use std::{
     fmt,
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Mutex, MutexGuard, Weak},
     time::Duration,
 };
 
@@ -71,9 +71,10 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     agent::InFlight,
     provider::Registry,
-    session::Session,
+    session::{Session, Setup},
     store::{ConversationId, IntoStore, Owner, Page, Store},
     subscription::{Attachment, End, EndReason, EventId, FeedLimits, Source, Subscription},
+    sync::lock,
 };
 
 /// A handle to the sessions of an application. Cheap to clone. Several managers are independent of each other.
@@ -115,8 +116,9 @@ pub struct Manager(Arc<Inner>);
 struct Inner {
     store: Arc<dyn Store>,
     owner: Owner,
+    /// The settings of all sessions.
+    setup: Arc<Setup>,
     registry_of_models: Registry,
-    idle_shutdown: Option<Duration>,
     close_timeout: Duration,
     room_timeout: Option<Duration>,
     titles: Titles,
@@ -128,7 +130,7 @@ struct Inner {
 
 impl Inner {
     fn registry(&self) -> MutexGuard<'_, Sessions> {
-        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.sessions)
     }
 }
 
@@ -267,11 +269,17 @@ impl ManagerBuilder {
 
     /// Builds the manager. It has no open sessions.
     pub fn build(self) -> Manager {
+        let owner = self.owner.unwrap_or_else(Owner::unique);
+        let setup = Session::builder(Arc::clone(&self.store.0))
+            .owner(owner.clone())
+            .end_timeout(self.close_timeout)
+            .idle_shutdown_after(self.idle_shutdown)
+            .into_shared();
         Manager(Arc::new(Inner {
             store: self.store.0,
-            owner: self.owner.unwrap_or_else(Owner::unique),
+            owner,
+            setup,
             registry_of_models: self.registry.unwrap_or_default(),
-            idle_shutdown: self.idle_shutdown,
             close_timeout: self.close_timeout,
             room_timeout: self.room_timeout,
             titles: self.titles,

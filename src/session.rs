@@ -83,6 +83,7 @@ pub use snapshot::SessionSnapshot;
 use subscription::Hold;
 pub use subscription::{Guard, Mode, SessionSubscription};
 use task::SessionShared;
+pub(crate) use task::Setup;
 use tokio::{sync::mpsc, time::Instant};
 pub(crate) use watcher::{Notice, Watcher};
 

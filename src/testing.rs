@@ -24,7 +24,7 @@ use std::{
     fmt,
     future::pending,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
@@ -44,6 +44,7 @@ use crate::{
         BlockStart, Completion, Delta, DeltaStream, ErrorKind, Fold, MessageDelta, Model, Part, Provider,
         ProviderError, Request, RequestContext, StopReason,
     },
+    sync::lock,
     tool::Decision,
 };
 
@@ -212,11 +213,6 @@ impl ScriptedProvider {
     pub fn steps_left(&self) -> usize {
         lock(&self.shared.script).len()
     }
-}
-
-/// Locks a mutex, also after a panic elsewhere: the guarded values are never half changed.
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[async_trait]

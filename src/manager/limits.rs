@@ -4,7 +4,7 @@ use std::{
     collections::HashMap,
     future::Future,
     pin::Pin,
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, Mutex, Weak},
 };
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -13,6 +13,7 @@ use super::{Inner, registry::Key};
 use crate::{
     agent::{Admission, Permit},
     store::ConversationId,
+    sync::lock,
 };
 
 /// The limits that are set, as semaphores. They serve waiting sessions in order.
@@ -50,7 +51,7 @@ impl Limits {
     }
 
     fn tenant(&self, tenant: Arc<str>, limit: usize) -> Arc<Semaphore> {
-        let mut tenants = self.tenants.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tenants = lock(&self.tenants);
         if let Some(known) = tenants.get(&tenant).and_then(Weak::upgrade) {
             return known;
         }

@@ -225,11 +225,10 @@ impl Inner {
         let watch = Watch::new(Arc::downgrade(self), id.clone(), key);
         let (send_guard, mut guard) = oneshot::channel();
         let builder = Session::builder(Arc::clone(&self.store))
+            .shared(Arc::clone(&self.setup))
             .watcher(Arc::new(watch))
-            .owner(self.owner.clone())
-            .end_timeout(self.close_timeout)
             .hold(send_guard);
-        let builder = start.set_up(builder, self.idle_shutdown);
+        let builder = start.set_up(builder);
         // Each is boxed separately: the futures that open a session are large, and take up their space in this one.
         let starting: BoxFuture<'_, Result<Session, SessionError>> = match from {
             Beginning::Stored => Box::pin(builder.open(id.clone())),

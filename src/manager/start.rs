@@ -35,15 +35,8 @@ pub struct OpenOptions {
     pub(super) title: Option<Arc<str>>,
     pub(super) tenant: Option<Arc<str>>,
     pub(super) mode: Option<Mode>,
-    idle_shutdown: IdleShutdown,
-}
-
-/// The idle shutdown of the session.
-enum IdleShutdown {
-    /// The manager's time.
-    Usual,
-    /// This time, or no limit with `None`.
-    After(Option<Duration>),
+    /// The idle shutdown of the session, if it differs from the manager's. `Some(None)` turns it off.
+    idle_shutdown: Option<Option<Duration>>,
 }
 
 impl OpenOptions {
@@ -55,7 +48,7 @@ impl OpenOptions {
             title: None,
             tenant: None,
             mode: Some(Mode::Controller),
-            idle_shutdown: IdleShutdown::Usual,
+            idle_shutdown: None,
         }
     }
 
@@ -75,7 +68,7 @@ impl OpenOptions {
     /// Sets how long the session stays open while it is idle and has no controller, instead of the manager's time.
     /// `None` keeps it open without a limit.
     pub fn idle_shutdown(mut self, after: Option<Duration>) -> Self {
-        self.idle_shutdown = IdleShutdown::After(after);
+        self.idle_shutdown = Some(after);
         self
     }
 
@@ -85,18 +78,13 @@ impl OpenOptions {
         self
     }
 
-    /// Applies the options to a session's builder, with `usual` as the default of the idle shutdown.
-    pub(super) fn set_up(self, session: SessionBuilder, usual: Option<Duration>) -> SessionBuilder {
-        let mut session = session;
+    /// Applies the options to a session's builder, which has the manager's settings.
+    pub(super) fn set_up(self, mut session: SessionBuilder) -> SessionBuilder {
         if let Some(title) = self.title {
             session = session.title(title);
         }
-        let after = match self.idle_shutdown {
-            IdleShutdown::Usual => usual,
-            IdleShutdown::After(after) => after,
-        };
-        if let Some(after) = after {
-            session = session.idle_shutdown(after);
+        if let Some(after) = self.idle_shutdown {
+            session = session.idle_shutdown_after(after);
         }
         session.agent(*self.agent)
     }

@@ -3,7 +3,7 @@ use std::{
     fmt,
     pin::Pin,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     task::{Context, Poll, Waker},
@@ -11,7 +11,7 @@ use std::{
 
 use tokio::sync::oneshot;
 
-use crate::{message::ToolUse, tool::Decision};
+use crate::{message::ToolUse, sync::lock, tool::Decision};
 
 /// The connection of a provider to the conversation that it serves, while its stream is open.
 ///
@@ -95,11 +95,6 @@ impl Drop for Questions {
         let _left =
             std::mem::replace(&mut *self.queue(), QuestionQueue { closed: true, ..QuestionQueue::default() });
     }
-}
-
-/// Locks the mutex. Ignores poisoning, because the data is never left half changed.
-fn lock(queue: &Mutex<QuestionQueue>) -> MutexGuard<'_, QuestionQueue> {
-    queue.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Asking {

@@ -1,7 +1,7 @@
 use std::{
     fmt,
     sync::{
-        Arc, LazyLock, Mutex, OnceLock, PoisonError,
+        Arc, LazyLock, OnceLock,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
@@ -13,7 +13,7 @@ use super::{
     Guard, Session, SessionError, Watcher, WeakSession,
     core::{Core, saved},
     task::{DELIVERIES, Deliveries, LastWords, SessionShared, Setup, Task, writing::contained},
-    tenure::Tenure,
+    tenure::{Keeper, Tenure},
 };
 use crate::{
     actor::{Signal, Termination},
@@ -26,9 +26,10 @@ use crate::{
 /// The capacity of a session's command channel: one block of tokio's channels.
 const COMMANDS: usize = 32;
 
-/// The default settings, which all sessions without other settings share.
-static USUAL: LazyLock<Arc<Setup>> = LazyLock::new(|| {
+/// The default settings.
+static DEFAULTS: LazyLock<Arc<Setup>> = LazyLock::new(|| {
     Arc::new(Setup {
+        keeper: None,
         owner: None,
         idle_shutdown: None,
         unsaved_limit: 16 * 1024 * 1024,
@@ -37,17 +38,6 @@ static USUAL: LazyLock<Arc<Setup>> = LazyLock::new(|| {
         feed_limits: FeedLimits::default(),
     })
 });
-
-/// The settings last used. Sessions that are built in a row with equal settings share them.
-static LATEST: Mutex<Option<Arc<Setup>>> = Mutex::new(None);
-
-fn shared(setup: Arc<Setup>) -> Arc<Setup> {
-    let mut latest = LATEST.lock().unwrap_or_else(PoisonError::into_inner);
-    match &*latest {
-        Some(latest) if **latest == *setup => Arc::clone(latest),
-        _ => Arc::clone(latest.insert(setup)),
-    }
-}
 
 /// Builds a [`Session`] for a new conversation or a stored one.
 ///
@@ -87,7 +77,7 @@ impl SessionBuilder {
             store,
             agent: Agent::builder(),
             title: None,
-            setup: Arc::clone(&USUAL),
+            setup: Arc::clone(&DEFAULTS),
             watcher: None,
             hold: None,
         }
@@ -127,8 +117,13 @@ impl SessionBuilder {
     /// default, the session stays open as long as a handle or a controller exists.
     ///
     /// A session that has just started stays open for at least 20 ms, so that the code that started it can subscribe.
-    pub fn idle_shutdown(mut self, after: Duration) -> Self {
-        Arc::make_mut(&mut self.setup).idle_shutdown = Some(after);
+    pub fn idle_shutdown(self, after: Duration) -> Self {
+        self.idle_shutdown_after(Some(after))
+    }
+
+    /// Sets the idle shutdown, or turns it off with `None`.
+    pub(crate) fn idle_shutdown_after(mut self, after: Option<Duration>) -> Self {
+        Arc::make_mut(&mut self.setup).idle_shutdown = after;
         self
     }
 
@@ -180,6 +175,18 @@ impl SessionBuilder {
     /// Keeps the session open from its start until the guard is dropped. The guard is sent through this channel.
     pub(crate) fn hold(mut self, guard: oneshot::Sender<Guard>) -> Self {
         self.hold = Some(guard);
+        self
+    }
+
+    /// Returns the settings, with a keeper of leases, for all sessions of a manager.
+    pub(crate) fn into_shared(mut self) -> Arc<Setup> {
+        Arc::make_mut(&mut self.setup).keeper = Some(Arc::new(Keeper::new(self.store)));
+        self.setup
+    }
+
+    /// Uses the settings that the sessions of a manager share.
+    pub(crate) fn shared(mut self, setup: Arc<Setup>) -> Self {
+        self.setup = setup;
         self
     }
 
@@ -238,10 +245,10 @@ impl SessionBuilder {
         }
         let (mut starting, id) = self.start_new(id).await?;
         let state = starting.core.state();
-        let owner = starting.session.shared.setup.owner();
+        let setup = Arc::clone(&starting.session.shared.setup);
         let created = contained(async move {
             let version = store.create(&id, WriteId::generate(), &state).await?;
-            Ok((version, Tenure::begin(&store, &id, &owner).await?))
+            Ok((version, Tenure::begin(&store, setup.keeper.as_ref(), &id, &setup.owner()).await?))
         });
         match created.await {
             Ok((version, tenure)) => {
@@ -276,7 +283,7 @@ impl SessionBuilder {
     pub async fn open(mut self, id: ConversationId) -> Result<Session, SessionError> {
         self.ensure_no_history()?;
         // Before loading: from here on, no other owner changes the conversation.
-        let tenure = Tenure::begin(&self.store, &id, &self.setup.owner()).await?;
+        let tenure = Tenure::begin(&self.store, self.setup.keeper.as_ref(), &id, &self.setup.owner()).await?;
         let stored = self.store.load(&id).await?;
         let (state, version) = (stored.state, stored.version);
         let tree = Tree::hydrate(stored.nodes, stored.head, stored.cursors)?;
@@ -333,7 +340,7 @@ impl SessionBuilder {
         let (sender, deliveries) = futures_channel::mpsc::channel(DELIVERIES);
         let shared = Arc::new(SessionShared {
             id: id.clone(),
-            setup: shared(setup),
+            setup,
             agent: OnceLock::new(),
             termination: Termination::default(),
             started: AtomicBool::new(false),

@@ -26,7 +26,7 @@ use super::{
     command::{Command, Stop, Unsaved},
     core::{Core, Effect, Env},
     event,
-    tenure::Tenure,
+    tenure::{Keeper, Tenure},
     watcher,
 };
 use crate::{
@@ -43,8 +43,10 @@ pub(super) const DELIVERIES: usize = 32;
 const COMMANDS_IN_A_ROW: u8 = 32;
 
 /// The settings of a session, which never change.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) struct Setup {
+#[derive(Debug, Clone)]
+pub(crate) struct Setup {
+    /// The keeper of the leases of all sessions of a manager. If unset, the session has its own.
+    pub(super) keeper: Option<Arc<Keeper>>,
     /// The owner of the conversation. If unset, each session is a unique owner.
     pub(super) owner: Option<Arc<Owner>>,
     pub(super) idle_shutdown: Option<Duration>,

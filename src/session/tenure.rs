@@ -9,7 +9,8 @@ use std::{
 };
 
 use futures_util::{FutureExt, future::BoxFuture};
-use keeper::{Keeper, Order};
+pub(super) use keeper::Keeper;
+use keeper::Order;
 use tokio::{
     runtime::Handle,
     sync::{oneshot, watch},
@@ -40,7 +41,8 @@ pub(super) struct Held {
 }
 
 impl Tenure {
-    /// Makes `owner` the owner of the conversation. Returns `None` if the store has no owners and relies on versions.
+    /// Makes `owner` the owner of the conversation, with a lease that `keeper` renews, or a keeper of the session's own
+    /// if that is `None`. Returns `None` if the store has no owners and relies on versions.
     ///
     /// # Errors
     ///
@@ -51,11 +53,12 @@ impl Tenure {
     /// Dropping the future releases the conversation after the store has returned the lease.
     pub(super) async fn begin(
         store: &Arc<dyn Store>,
+        keeper: Option<&Arc<Keeper>>,
         id: &ConversationId,
         owner: &Owner,
     ) -> Result<Option<Self>, StoreError> {
-        let (store, id, owner) = (Arc::clone(store), id.clone(), owner.clone());
-        let mut begun = PendingAcquisition(Some(Box::pin(Self::acquire(store, id, owner))));
+        let (store, keeper, id, owner) = (Arc::clone(store), keeper.cloned(), id.clone(), owner.clone());
+        let mut begun = PendingAcquisition(Some(Box::pin(Self::acquire(store, keeper, id, owner))));
         let tenure = begun.0.as_mut().expect("the acquisition was just set").await;
         begun.0 = None;
         tenure
@@ -63,6 +66,7 @@ impl Tenure {
 
     async fn acquire(
         store: Arc<dyn Store>,
+        keeper: Option<Arc<Keeper>>,
         id: ConversationId,
         owner: Owner,
     ) -> Result<Option<Self>, StoreError> {
@@ -70,7 +74,8 @@ impl Tenure {
         if lease.lasts.is_none() {
             return Ok(None);
         }
-        let keeper = Keeper::of(&store)?;
+        let keeper = keeper.unwrap_or_else(|| Arc::new(Keeper::new(store)));
+        keeper.start()?;
         let held = Arc::new(Held {
             id,
             lease: watch::Sender::new(Ok(lease)),

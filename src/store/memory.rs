@@ -1,7 +1,7 @@
 use std::{
     collections::HashMap,
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
 };
 
 use async_trait::async_trait;
@@ -10,7 +10,7 @@ use super::{
     Commit, ConversationId, Page, StateChange, Store, StoreError, Stored, StoredState, Summary, Version,
     Write, WriteId,
 };
-use crate::message::Timestamp;
+use crate::{message::Timestamp, sync::lock};
 
 /// A store in the memory of this process. Its content is lost with the last clone of the store.
 ///
@@ -45,7 +45,7 @@ impl MemoryStore {
 
     // Code under the lock can't panic halfway, so the data behind a poisoned lock is still valid.
     fn lock(&self) -> MutexGuard<'_, HashMap<ConversationId, Conversation>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     fn write(

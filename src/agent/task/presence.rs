@@ -1,8 +1,10 @@
 //! The tool calls whose tasks still exist. An aborted task may continue until its tool awaits or returns.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::{actor::Signal, agent::phase::ToolCall, message::ToolUse};
+
+use crate::sync::lock;
 
 /// The calls of an agent that have not ended, including aborted calls.
 #[derive(Debug, Default)]
@@ -40,7 +42,7 @@ impl ActiveCalls {
     }
 
     fn calls(&self) -> MutexGuard<'_, Vec<Arc<ToolCall>>> {
-        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.calls)
     }
 }
 

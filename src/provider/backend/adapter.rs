@@ -22,6 +22,7 @@ use super::{
 use crate::{
     message::{History, Message, Role},
     provider::{DeltaStream, Provider, ProviderError, Request, RequestContext},
+    sync::lock,
 };
 
 /// Makes a [`Backend`] a [`Provider`]. The [module's page](super) describes how.
@@ -162,7 +163,7 @@ pub(super) struct Owner {
 impl Owner {
     fn sessions(&self) -> MutexGuard<'_, Sessions> {
         // A panic never leaves the sessions half changed.
-        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.sessions)
     }
 
     pub(super) fn name(&self) -> &str {

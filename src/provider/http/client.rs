@@ -5,7 +5,7 @@
 //! own clients.
 
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -14,7 +14,10 @@ use rustls::{ClientConfig, RootCertStore, crypto::ring, version::TLS13};
 use rustls_platform_verifier::BuilderVerifierExt;
 use tokio::runtime;
 
-use crate::provider::{ErrorKind, ProviderError, http::exchange};
+use crate::{
+    provider::{ErrorKind, ProviderError, http::exchange},
+    sync::lock,
+};
 
 /// The clients in use, the latest last. A process has one or two kinds of connection, and usually one runtime.
 static CLIENTS: Mutex<Vec<(Kind, Client)>> = Mutex::new(Vec::new());
@@ -41,7 +44,7 @@ struct Kind {
 pub(super) fn client(url: &Url, connect: Duration) -> Result<Client, ProviderError> {
     let runtime = runtime::Handle::current().id();
     let kind = Kind { runtime, connect, local: is_local(url), tls: url.scheme() == "https" };
-    let mut clients = CLIENTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut clients = lock(&CLIENTS);
     let client = match clients.iter().position(|(other, _)| *other == kind) {
         Some(place) => clients.remove(place).1,
         None => build(kind)?,

@@ -14,7 +14,7 @@ use super::Task;
 use crate::{
     session::{
         core::{Core, Found, Job},
-        tenure::{Held, Tenure},
+        tenure::{Held, Keeper, Tenure},
     },
     store::{ConversationId, Lease, Owner, Store, StoreError, Stored, Version, Write},
     tree::Tree,
@@ -77,7 +77,10 @@ impl Task {
         let place = id.clone();
         let ownership = match (&self.tenure, &*job) {
             (Some(tenure), _) => Ownership::Held(tenure.held()),
-            (None, Job::Create(write, _)) => Ownership::New(self.shared.setup.creator(*write)),
+            (None, Job::Create(write, _)) => {
+                let setup = &self.shared.setup;
+                Ownership::New(setup.creator(*write), setup.keeper.clone())
+            }
             (None, _) => Ownership::Free,
         };
         let write = contained(async move { perform(&store, &id, &job, ownership).await });
@@ -149,8 +152,9 @@ impl<T> Drop for AbortOnDrop<T> {
 enum Ownership {
     /// The session owns the conversation.
     Held(Arc<Held>),
-    /// The conversation does not exist yet. Its creator owns it.
-    New(Owner),
+    /// The conversation does not exist yet. Its creator owns it, with a lease that the manager's keeper renews, if
+    /// there is one.
+    New(Owner, Option<Arc<Keeper>>),
     /// The store has no owners.
     Free,
 }
@@ -182,11 +186,11 @@ async fn write(
     ownership: Ownership,
 ) -> Result<(Version, Option<Tenure>), StoreError> {
     let version = match (job, ownership) {
-        (Job::Create(write, state), Ownership::New(owner)) => {
+        (Job::Create(write, state), Ownership::New(owner, keeper)) => {
             let version = store.create(id, *write, state).await?;
-            return Ok((version, Tenure::begin(store, id, &owner).await?));
+            return Ok((version, Tenure::begin(store, keeper.as_ref(), id, &owner).await?));
         }
-        (job, Ownership::New(_) | Ownership::Free) => attempt(&**store, id, job, None).await?,
+        (job, Ownership::New(..) | Ownership::Free) => attempt(&**store, id, job, None).await?,
         (job, Ownership::Held(held)) => {
             let lease = held.lease()?;
             match attempt(&**store, id, job, Some(&lease)).await {

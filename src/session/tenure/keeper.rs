@@ -1,14 +1,14 @@
 //! Renews leases, on a separate thread, so that an application that blocks its own threads does not lose conversations.
 //!
-//! A store has one keeper for all its sessions. The keeper renews their leases together when a third of their time has
-//! passed. A lease can expire if the store can't be reached or the process is suspended. It is then renewed if nobody
+//! The sessions of a manager share one keeper. A session without a manager has its own. A keeper renews its leases
+//! together when a third of their time has passed. A lease can expire if the store can't be reached or the process is suspended. It is then renewed if nobody
 //! else had the conversation since, as its epoch shows.
 
 use std::{
     collections::HashMap,
-    io,
+    fmt, io,
     panic::AssertUnwindSafe,
-    sync::{Arc, Mutex, PoisonError, Weak, atomic::Ordering},
+    sync::{Arc, Mutex, OnceLock, atomic::Ordering},
     thread,
     time::Duration,
 };
@@ -22,7 +22,10 @@ use tokio::{
 };
 
 use super::{Held, PATIENCE};
-use crate::store::{ConversationId, Epoch, Lease, Store, StoreError};
+use crate::{
+    store::{ConversationId, Epoch, Lease, Store, StoreError},
+    sync::lock,
+};
 
 /// The number of leases that are renewed in one call.
 const TOGETHER: usize = 500;
@@ -33,21 +36,15 @@ const OFTEN: Duration = Duration::from_millis(2);
 /// The longest wait after a failed renewal.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// The runtime that all keepers share, and the keeper of each store.
-static KEEPERS: Mutex<Keepers> = Mutex::new(Keepers { runtime: None, of: None });
+/// The runtime of all keepers. Its thread runs as long as the process.
+static RUNTIME: Mutex<Option<Handle>> = Mutex::new(None);
 
-struct Keepers {
-    runtime: Option<Handle>,
-    /// By the store's address, which no other store has while the keeper exists.
-    of: Option<HashMap<usize, Weak<Keeper>>>,
-}
-
-/// Renews the leases of one store. It ends when all of them are gone.
-pub(super) struct Keeper {
-    /// Held so that no other store gets the same address.
-    _store: Arc<dyn Store>,
-    /// Unbounded, because a session must be able to send when it is dropped. It sends only a few orders in its life.
-    orders: mpsc::UnboundedSender<Order>,
+/// Renews leases of one store. Its task ends when the keeper is dropped.
+pub(in crate::session) struct Keeper {
+    store: Arc<dyn Store>,
+    /// The orders for the task, which starts with the first lease. Unbounded, because a session must be able to send
+    /// when it is dropped. It sends only a few orders in its life.
+    orders: OnceLock<mpsc::UnboundedSender<Order>>,
 }
 
 type Reply = oneshot::Sender<Result<Lease, StoreError>>;
@@ -62,44 +59,53 @@ pub(super) enum Order {
 }
 
 impl Keeper {
-    /// Returns the keeper of a store.
+    pub(in crate::session) fn new(store: Arc<dyn Store>) -> Self {
+        Self { store, orders: OnceLock::new() }
+    }
+
+    /// Starts the task, unless it runs.
     ///
     /// # Errors
     ///
     /// The thread can't be started.
-    pub(super) fn of(store: &Arc<dyn Store>) -> Result<Arc<Self>, StoreError> {
-        let mut keepers = KEEPERS.lock().unwrap_or_else(PoisonError::into_inner);
-        let runtime = match &keepers.runtime {
-            Some(runtime) => runtime.clone(),
-            None => keepers.runtime.insert(start()?).clone(),
-        };
-        let address = Arc::as_ptr(store).cast::<()>() as usize;
-        let of = keepers.of.get_or_insert_default();
-        if let Some(keeper) = of.get(&address).and_then(Weak::upgrade) {
-            return Ok(keeper);
+    pub(super) fn start(&self) -> Result<(), StoreError> {
+        if self.orders.get().is_none() {
+            let runtime = runtime()?;
+            self.orders.get_or_init(|| {
+                let (orders, received) = mpsc::unbounded_channel();
+                runtime.spawn(Watch::new(Arc::clone(&self.store)).run(received));
+                orders
+            });
         }
-        of.retain(|_, keeper| keeper.strong_count() > 0);
-        let (orders, received) = mpsc::unbounded_channel();
-        let keeper = Arc::new(Self { _store: Arc::clone(store), orders });
-        of.insert(address, Arc::downgrade(&keeper));
-        runtime.spawn(Watch::new(Arc::clone(store)).run(received));
-        Ok(keeper)
+        Ok(())
     }
 
     pub(super) fn send(&self, order: Order) {
-        // The receiver is dropped only when no sender is left.
-        let _ = self.orders.send(order);
+        if let Some(orders) = self.orders.get() {
+            // The receiver is dropped only when no sender is left.
+            let _ = orders.send(order);
+        }
     }
 }
 
-/// Starts the thread, which runs as long as the process.
-fn start() -> Result<Handle, StoreError> {
+impl fmt::Debug for Keeper {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Keeper").finish_non_exhaustive()
+    }
+}
+
+/// Returns the runtime of all keepers. The first call starts its thread.
+fn runtime() -> Result<Handle, StoreError> {
+    let mut started = lock(&RUNTIME);
+    if let Some(runtime) = &*started {
+        return Ok(runtime.clone());
+    }
     let failed = |error| StoreError::failed("starting the thread that renews leases", error);
     let runtime = Builder::new_current_thread().enable_all().build().map_err(failed)?;
     let handle = runtime.handle().clone();
     let run = move || runtime.block_on(std::future::pending::<()>());
     thread::Builder::new().name("omni-agent-leases".to_owned()).spawn(run).map_err(failed)?;
-    Ok(handle)
+    Ok(started.insert(handle).clone())
 }
 
 /// Identifies a lease. A conversation has one owner at a time in a process, but the next owner may start before the

@@ -7,7 +7,7 @@ use std::{
     num::NonZeroUsize,
     panic::resume_unwind,
     path::Path,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, MutexGuard},
     thread,
 };
 
@@ -20,6 +20,7 @@ use super::{
 use crate::{
     message::Timestamp,
     store::{ConversationId, Page, StoreError, Summary, Version},
+    sync::lock,
 };
 
 /// Reads the summary file, which may be out of date.
@@ -60,7 +61,7 @@ pub(super) struct Findings(Mutex<HashMap<ConversationId, (Seen, Summary)>>);
 impl Findings {
     // Code under the lock can't panic.
     fn lock(&self) -> MutexGuard<'_, HashMap<ConversationId, (Seen, Summary)>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     fn get(&self, id: &ConversationId, seen: Option<Seen>) -> Option<Summary> {

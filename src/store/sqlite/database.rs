@@ -4,7 +4,7 @@ use std::{
     error::Error,
     fs, io,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     thread,
     time::{Duration, Instant},
 };
@@ -12,7 +12,10 @@ use std::{
 use rusqlite::{Connection, ErrorCode, OpenFlags, Transaction, TransactionBehavior, config::DbConfig, ffi};
 
 use super::read_only::{self, Stamp};
-use crate::store::{ConversationId, StoreError, file_system::Durability};
+use crate::{
+    store::{ConversationId, StoreError, file_system::Durability},
+    sync::lock,
+};
 
 /// The first version of SQLite in which resetting the write-ahead log can't lose writes ("WAL-reset bug" in its
 /// documentation, "Write-Ahead Logging").
@@ -136,7 +139,7 @@ impl Database {
         /// closed it.
         static CREATING: Mutex<()> = Mutex::new(());
 
-        let _alone = CREATING.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = lock(&CREATING);
         let mut options = fs::OpenOptions::new();
         options.write(true).create_new(true);
         #[cfg(unix)]

@@ -13,7 +13,7 @@ use std::{
 use rusqlite::Connection;
 use tokio::sync::oneshot;
 
-use crate::store::StoreError;
+use crate::{store::StoreError, sync::lock};
 
 /// A job. It returns whether others locked the file for as long as the job may wait.
 type Job = Box<dyn FnOnce(&mut Connection) -> bool + Send>;
@@ -60,7 +60,7 @@ type QueueKey = (Urgency, u64);
 impl Queue {
     // Code under the lock can't panic.
     fn jobs(&self) -> MutexGuard<'_, Jobs> {
-        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.jobs)
     }
 
     fn push(&self, urgency: Urgency, job: Job) -> QueueKey {

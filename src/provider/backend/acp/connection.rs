@@ -30,7 +30,7 @@ use super::{
     shared::ConnectionState,
     wire::{self, Broken, MessagesInFlight},
 };
-use crate::provider::backend::BackendError;
+use crate::{provider::backend::BackendError, sync::lock};
 
 /// How long to wait for events that follow each other: the end of the program after the end of its output, and the
 /// reverse.
@@ -142,7 +142,7 @@ impl Connection {
         running.closing.cancel();
         running.shared.end(BackendError::Ended("it was terminated".to_owned()));
         running.process.stop(grace).await;
-        let task = running.task.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let task = lock(&running.task).take();
         if let Some(task) = task {
             task.abort();
             // The task was aborted and has ended.

@@ -2,13 +2,15 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, MutexGuard},
 };
 
 use bytes::Bytes;
 use futures_util::StreamExt;
 use tokio::io::AsyncRead;
 use tokio_util::codec::{AnyDelimiterCodec, AnyDelimiterCodecError, FramedRead};
+
+use crate::sync::lock;
 
 /// The maximum length of a line of the standard error that is kept completely.
 const LONGEST_WORDS: usize = 8 * 1024;
@@ -27,7 +29,7 @@ pub(super) struct LastWords(Mutex<VecDeque<String>>);
 
 impl LastWords {
     fn lock(&self) -> MutexGuard<'_, VecDeque<String>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     /// Reads the standard error to its end, and logs it.

@@ -3,12 +3,14 @@
 use std::{
     io,
     process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, ExitStatus, Stdio},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     thread,
     time::{Duration, Instant},
 };
 
 use tokio::{sync::watch, time::timeout};
+
+use crate::sync::lock;
 
 /// How often to check whether the program has ended, on systems that do not report it.
 #[cfg(any(not(unix), target_os = "openbsd"))]
@@ -146,10 +148,6 @@ impl Held {
             tracing::debug!(%error, "an agent's program was not signalled");
         }
     }
-}
-
-fn lock(held: &Mutex<Held>) -> MutexGuard<'_, Held> {
-    held.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Waits for the program's end, and kills the processes that it left behind.

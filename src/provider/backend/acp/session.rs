@@ -2,7 +2,7 @@
 
 use std::{
     path::PathBuf,
-    sync::{Mutex, PoisonError},
+    sync::Mutex,
     time::{Duration, Instant},
 };
 
@@ -25,8 +25,9 @@ use super::{
     connection::{Connection, Unanswered},
     content, fault, model,
 };
-use crate::provider::backend::{
-    BackendError, BackendSession, EventStream, SessionId, SessionOptions, TurnPrompt,
+use crate::{
+    provider::backend::{BackendError, BackendSession, EventStream, SessionId, SessionOptions, TurnPrompt},
+    sync::lock,
 };
 
 /// How long the agent must be silent after it loaded a session, until its repetition of the conversation counts as
@@ -237,7 +238,7 @@ impl BackendSession for AcpSession {
             return Err(error);
         }
         let blocks = content::blocks(&prompt, &self.can)?;
-        let mut warnings = std::mem::take(&mut *self.warnings.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut warnings = std::mem::take(&mut *lock(&self.warnings));
         let ignored = content::ignored_options(&prompt.options);
         if !ignored.is_empty() {
             warnings.push(format!(

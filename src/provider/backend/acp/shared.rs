@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
 
@@ -23,9 +23,12 @@ use super::{
     translate::{Translator, status},
     wire::{MessagesInFlight, Room},
 };
-use crate::provider::{
-    StopReason,
-    backend::{BackendError, BackendEvent, PermissionRequest, TurnResult},
+use crate::{
+    provider::{
+        StopReason,
+        backend::{BackendError, BackendEvent, PermissionRequest, TurnResult},
+    },
+    sync::lock,
 };
 
 /// How many statuses that arrive between two turns are kept for the next turn.
@@ -93,7 +96,7 @@ impl ConnectionState {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Sets the id of the session.

@@ -4,7 +4,7 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
 
@@ -22,6 +22,8 @@ use super::{
     lines::{lines, shown},
     message::{Asked, IncomingLine, classify},
 };
+
+use crate::sync::lock;
 
 /// The maximum size of a message in bytes.
 pub(super) const LONGEST: usize = 32 * 1024 * 1024;
@@ -82,7 +84,7 @@ impl MessagesInFlight {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.inner)
     }
 
     /// Returns the budget share of the message that the implementation is processing now.

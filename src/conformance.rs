@@ -1,8 +1,8 @@
 //! Shared parts of the conformance suites of stores and backends: running the checks, and the report.
 
-use std::{panic::AssertUnwindSafe, pin::Pin};
+use std::pin::Pin;
 
-use futures_util::FutureExt;
+use crate::panics::contained_async;
 
 /// The result of a conformance suite in which no check failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,7 +46,7 @@ pub(crate) async fn run<S, T: ?Sized>(
     let mut failed = Vec::new();
     for (name, check) in checks {
         let under_test = make().await;
-        match AssertUnwindSafe(check(as_under_test(&under_test))).catch_unwind().await {
+        match contained_async(check(as_under_test(&under_test))).await {
             Ok(CheckOutcome::Made) => report.passed.push(*name),
             Ok(CheckOutcome::Skipped) => report.skipped.push(*name),
             Err(_) => failed.push(*name),

@@ -116,6 +116,7 @@ mod error;
 pub mod guides;
 pub mod manager;
 pub mod message;
+mod panics;
 pub mod provider;
 pub mod session;
 mod setters;
@@ -124,6 +125,7 @@ pub mod subscription;
 mod sync;
 #[cfg(feature = "test-util")]
 pub mod testing;
+mod text;
 pub mod tool;
 pub mod tree;
 

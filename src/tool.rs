@@ -113,7 +113,6 @@ mod typed;
 use std::{borrow::Cow, time::Duration};
 
 use async_trait::async_trait;
-pub(crate) use contain::panic_message;
 pub use context::{Extensions, ToolContext};
 pub use execute::execute;
 pub use output::{ToolError, ToolOutput};

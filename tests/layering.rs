@@ -10,6 +10,9 @@ use std::{
 /// The layers in order. A layer is a file of `src` with the folder of the same name.
 const LAYERS: &[&str] = &[
     "setters",
+    "sync",
+    "text",
+    "panics",
     "error",
     "conformance",
     "message",

@@ -16,9 +16,10 @@ use super::{
 };
 use crate::{
     message::History,
+    panics::contained_async,
     provider::{Credentials, Options, Registry, RetryPolicy},
     subscription::FeedLimits,
-    tool::{Extensions, Tool, ToolLimits, ToolSet, ToolSetError, panic_message},
+    tool::{Extensions, Tool, ToolLimits, ToolSet, ToolSetError},
 };
 
 /// The number of commands that an agent's channel can hold: one block of tokio's channel.
@@ -349,8 +350,6 @@ async fn init(
     extensions: &Extensions,
     weak: &WeakAgent,
 ) -> Result<(), AgentError> {
-    use futures_util::FutureExt;
-
     let state = State {
         config: Arc::new(draft.config.clone()),
         history: draft.history.clone(),
@@ -359,10 +358,9 @@ async fn init(
         extensions: extensions.clone(),
         agent: weak.clone(),
     };
-    let init = std::panic::AssertUnwindSafe(async { callbacks.init(draft, &state).await });
-    match init.catch_unwind().await {
+    match contained_async(async { callbacks.init(draft, &state).await }).await {
         Ok(done) => done.map_err(AgentError::refused),
-        Err(panic) => Err(AgentError::Panicked("init", panic_message(panic))),
+        Err(message) => Err(AgentError::Panicked("init", message)),
     }
 }
 

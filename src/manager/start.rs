@@ -35,8 +35,15 @@ pub struct OpenOptions {
     pub(super) title: Option<Arc<str>>,
     pub(super) tenant: Option<Arc<str>>,
     pub(super) mode: Option<Mode>,
-    /// The idle shutdown of the session, if it differs from the manager's. `Some(None)` turns it off.
-    idle_shutdown: Option<Option<Duration>>,
+    idle_shutdown: IdleShutdown,
+}
+
+/// The idle shutdown of the session.
+enum IdleShutdown {
+    /// The manager's time.
+    OfManager,
+    /// This time, or no limit with `None`.
+    After(Option<Duration>),
 }
 
 impl OpenOptions {
@@ -48,7 +55,7 @@ impl OpenOptions {
             title: None,
             tenant: None,
             mode: Some(Mode::Controller),
-            idle_shutdown: None,
+            idle_shutdown: IdleShutdown::OfManager,
         }
     }
 
@@ -68,7 +75,7 @@ impl OpenOptions {
     /// Sets how long the session stays open while it is idle and has no controller, instead of the manager's time.
     /// `None` keeps it open without a limit.
     pub fn idle_shutdown(mut self, after: Option<Duration>) -> Self {
-        self.idle_shutdown = Some(after);
+        self.idle_shutdown = IdleShutdown::After(after);
         self
     }
 
@@ -83,7 +90,7 @@ impl OpenOptions {
         if let Some(title) = self.title {
             session = session.title(title);
         }
-        if let Some(after) = self.idle_shutdown {
+        if let IdleShutdown::After(after) = self.idle_shutdown {
             session = session.idle_shutdown_after(after);
         }
         session.agent(*self.agent)

@@ -1,12 +1,10 @@
 //! Notifications about a session for an owner of many sessions.
 
-use std::{
-    panic::{AssertUnwindSafe, catch_unwind},
-    sync::Arc,
-};
+use std::sync::Arc;
 
 use crate::{
     agent::{Event, Response, Status},
+    panics::contained,
     session::SessionEvent,
     subscription::EndReason,
 };
@@ -54,7 +52,7 @@ pub(super) fn notify_event(watcher: &dyn Watcher, event: &SessionEvent) {
 
 /// Notifies the watcher and survives a panic of it.
 pub(super) fn notify(watcher: &dyn Watcher, notice: Notice<'_>) {
-    if catch_unwind(AssertUnwindSafe(|| watcher.notice(notice))).is_err() {
+    if contained(|| watcher.notice(notice)).is_err() {
         tracing::error!(?notice, "a session's watcher panicked");
     }
 }

@@ -1,22 +1,9 @@
 //! Keeps a tool's output within its limit.
 
-use std::borrow::Cow;
-
-use crate::message::{Attachment, ResultBlock, Source, Text};
-
-/// Returns `text`, or the longest start of it that takes at most `max` bytes, followed by an ellipsis.
-pub(super) fn clip(text: &str, max: usize) -> Cow<'_, str> {
-    if text.len() <= max { text.into() } else { format!("{}…", start(text, max)).into() }
-}
-
-/// Returns the longest start of `text` that takes at most `max` bytes.
-fn start(text: &str, max: usize) -> &str {
-    let mut end = max.min(text.len());
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    &text[..end]
-}
+use crate::{
+    message::{Attachment, ResultBlock, Source, Text},
+    text::{clip, start},
+};
 
 /// Cuts the blocks to `max` bytes in total, with a notice of what was cut.
 pub(super) fn cap(blocks: Vec<ResultBlock>, max: usize) -> Vec<ResultBlock> {

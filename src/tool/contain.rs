@@ -1,36 +1,12 @@
 //! Catches panics of the application's code within the call in which they happen.
 
 use std::{
-    any::Any,
     future::Future,
-    panic::{AssertUnwindSafe, catch_unwind},
     pin::Pin,
     task::{Context, Poll},
 };
 
-use super::cap::clip;
-
-/// Runs `work`. The error is the message of its panic.
-pub(super) fn contained<T>(work: impl FnOnce() -> T) -> Result<T, String> {
-    // State that the closure left half changed is not used after a panic.
-    catch_unwind(AssertUnwindSafe(work)).map_err(panic_message)
-}
-
-/// Returns the message of a panic.
-pub(crate) fn panic_message(payload: Box<dyn Any + Send>) -> String {
-    let text = match payload.downcast::<String>() {
-        Ok(text) => *text,
-        Err(payload) => match payload.downcast::<&'static str>() {
-            Ok(text) => (*text).to_owned(),
-            Err(payload) => {
-                // Dropping a payload of unknown type may panic as well. Leaking it is the lesser harm.
-                std::mem::forget(payload);
-                "panic without a message".to_owned()
-            }
-        },
-    };
-    clip(&text, 500).into_owned()
-}
+use crate::panics::contained;
 
 type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 

@@ -2,13 +2,13 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::{
-    Tool, ToolContext, ToolOutput, ToolSet,
-    cap::{cap, clip},
-    contain::{Contained, contained},
-};
-use crate::message::{ToolResult, ToolUse};
+use super::{Tool, ToolContext, ToolOutput, ToolSet, cap::cap, contain::Contained};
 use crate::setters::setters;
+use crate::{
+    message::{ToolResult, ToolUse},
+    panics::contained,
+    text::clip,
+};
 
 /// The limits of one tool call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

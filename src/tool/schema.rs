@@ -10,7 +10,6 @@ pub(crate) mod walk;
 use std::{
     error::Error,
     fmt,
-    panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, OnceLock},
 };
 
@@ -21,7 +20,9 @@ use serde_json::{Map, Value};
 
 use self::cost::{CostModel, Verdict};
 pub(crate) use self::reference::resolve;
-use super::cap::clip;
+use crate::text::clip;
+
+use crate::panics::contained;
 
 /// How deep a schema or a checked value may nest. `serde_json` doesn't parse text that nests deeper than this.
 const MAX_DEPTH: usize = 128;
@@ -185,10 +186,10 @@ impl Compiled {
         compiler.use_loader(Box::new(RefuseToLoad));
         let mut schemas = Schemas::new();
         // In debug builds, the compiler panics in cases where it otherwise returns an error.
-        let root = catch_unwind(AssertUnwindSafe(|| {
+        let root = contained(|| {
             compiler.add_resource(LOCATION, prepared.document).map_err(|error| describe(&error))?;
             compiler.compile(LOCATION, &mut schemas).map_err(|error| describe(&error))
-        }))
+        })
         .unwrap_or_else(|_| Err(SchemaError("the schema compiler panicked".to_owned())))?;
         Ok(Self { schemas, root, cost: prepared.cost })
     }

@@ -1,6 +1,8 @@
 use std::{fmt, sync::Arc};
 
-use super::{Schema, SchemaError, Tool, ToolDeclaration, contain::contained};
+use super::{Schema, SchemaError, Tool, ToolDeclaration};
+
+use crate::panics::contained;
 
 /// The tools of a conversation, in order and with distinct names. Cheap to clone.
 #[derive(Clone, Default)]

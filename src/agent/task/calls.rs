@@ -1,19 +1,13 @@
 //! Calls of the application's code, and protection against its panics.
 
-use std::{
-    panic::{AssertUnwindSafe, catch_unwind},
-    pin::Pin,
-    sync::Arc,
-};
-
-use futures_util::FutureExt;
+use std::{pin::Pin, sync::Arc};
 
 use super::{CallbackRequest, Task};
 use crate::{
     agent::{AgentCallbacks, Config, ErrorDecision, Prompt, State, ToolDecision, TurnDecision, core::Call},
     message::ToolResult,
+    panics::{contained, contained_async},
     provider::{Model, Options, Request},
-    tool::panic_message,
 };
 
 /// A callback in flight. Its output is the callback's result or the message of its panic.
@@ -159,7 +153,7 @@ pub(super) fn secrets_of(options: &Options, model: &Model) -> Option<Model> {
 }
 
 fn contain<'a>(callback: impl Future<Output = Returned> + Send + 'a) -> Running<'a> {
-    Box::pin(AssertUnwindSafe(callback).catch_unwind().map(|returned| returned.map_err(panic_message)))
+    Box::pin(contained_async(callback))
 }
 
 async fn prepare(callbacks: &mut dyn AgentCallbacks, request: &mut Request, state: &mut State) {
@@ -179,9 +173,5 @@ pub(super) fn drop_contained<T>(held: T) {
 
 /// Runs application or provider code. If it panics, logs and returns the panic's message.
 pub(in crate::agent) fn guard<T>(what: &'static str, code: impl FnOnce() -> T) -> Result<T, String> {
-    catch_unwind(AssertUnwindSafe(code)).map_err(|panic| {
-        let words = panic_message(panic);
-        tracing::error!(what, words, "code outside the crate panicked");
-        words
-    })
+    contained(code).inspect_err(|words| tracing::error!(what, words, "code outside the crate panicked"))
 }

@@ -2,12 +2,11 @@
 
 use std::{
     future::{Future, poll_fn},
-    panic::AssertUnwindSafe,
     sync::Arc,
     task::Poll,
 };
 
-use futures_util::{FutureExt, SinkExt};
+use futures_util::SinkExt;
 use tokio::{sync::mpsc, time::sleep};
 
 use super::{Commit, Task, calls::drop_contained};
@@ -18,8 +17,8 @@ use crate::{
         command::{Command, InFlight, Stop},
         core::Core,
     },
+    panics::contained_async,
     subscription::{End, EndReason},
-    tool::panic_message,
 };
 
 impl Task {
@@ -138,7 +137,7 @@ impl Task {
 
 /// Runs application or provider code to its end, and logs a panic.
 async fn survive(what: &'static str, code: impl Future<Output = ()>) {
-    if let Err(panic) = AssertUnwindSafe(code).catch_unwind().await {
-        tracing::error!(what, words = panic_message(panic), "code outside the crate panicked");
+    if let Err(words) = contained_async(code).await {
+        tracing::error!(what, words, "code outside the crate panicked");
     }
 }

@@ -2,7 +2,6 @@
 
 use std::{
     collections::{HashSet, VecDeque},
-    panic::AssertUnwindSafe,
     sync::Arc,
 };
 
@@ -24,8 +23,8 @@ use super::{
 };
 use crate::{
     message::ToolUseId,
+    panics::contained_async,
     provider::{Delta, DeltaStream, MessageDelta, RequestContext, StopReason},
-    tool::panic_message,
 };
 
 /// How many questions may be open at once.
@@ -167,15 +166,14 @@ impl Exchange {
                 self.ready.extend(self.recorder.take());
                 return Ok(());
             }
-            event = AssertUnwindSafe(events.next()).catch_unwind() => event,
+            event = contained_async(events.next()) => event,
             () = sleep(silence), if self.asking.is_empty() => return Err(Breach::Silence(silence).into()),
         };
         let event = match event {
             Ok(Some(event)) => event,
             Ok(None) => return Err(Breach::NoTerminalEvent.into()),
-            Err(panic) => {
+            Err(message) => {
                 self.turn.over(true);
-                let message = panic_message(panic);
                 return Err(Breach::Panicked { call: "the event stream", message }.into());
             }
         };

@@ -3,13 +3,11 @@
 use std::{
     cell::Cell,
     future::Future,
-    panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, mpsc},
     thread,
     time::{Duration, Instant},
 };
 
-use futures_util::FutureExt;
 use tokio::{
     runtime::{self, Handle},
     sync::watch,
@@ -17,7 +15,7 @@ use tokio::{
 };
 
 use super::{BackendError, BackendSession, Breach};
-use crate::tool::panic_message;
+use crate::panics::{contained, contained_async};
 
 /// How long a thread waits at most, in total, for the sessions that it drops and that have no runtime left to terminate
 /// on. A runtime that shuts down drops everything that it owned.
@@ -49,16 +47,16 @@ pub(super) async fn call<T>(
     limit: Duration,
     work: impl Future<Output = Result<T, BackendError>>,
 ) -> Result<T, BackendError> {
-    match timeout(limit, AssertUnwindSafe(work).catch_unwind()).await {
+    match timeout(limit, contained_async(work)).await {
         Ok(Ok(outcome)) => outcome,
-        Ok(Err(panic)) => Err(panicked(name, panic_message(panic))),
+        Ok(Err(message)) => Err(panicked(name, message)),
         Err(_) => Err(BackendError::Timeout { call: name, limit }),
     }
 }
 
 /// Calls a method of the backend that is not async. A panic is an error.
 pub(super) fn ask<T>(name: &'static str, work: impl FnOnce() -> T) -> Result<T, BackendError> {
-    catch_unwind(AssertUnwindSafe(work)).map_err(|panic| panicked(name, panic_message(panic)))
+    contained(work).map_err(|message| panicked(name, message))
 }
 
 fn panicked(call: &'static str, message: String) -> BackendError {

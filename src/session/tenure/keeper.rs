@@ -7,13 +7,12 @@
 use std::{
     collections::HashMap,
     fmt, io,
-    panic::AssertUnwindSafe,
     sync::{Arc, Mutex, OnceLock, atomic::Ordering},
     thread,
     time::Duration,
 };
 
-use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
+use futures_util::{StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use rand::seq::SliceRandom;
 use tokio::{
     runtime::{Builder, Handle},
@@ -23,6 +22,7 @@ use tokio::{
 
 use super::{Held, PATIENCE};
 use crate::{
+    panics::contained_async,
     store::{ConversationId, Epoch, Lease, Store, StoreError},
     sync::lock,
 };
@@ -334,8 +334,7 @@ async fn in_time<T>(
     limit: Duration,
     call: impl Future<Output = Result<T, StoreError>>,
 ) -> Result<T, StoreError> {
-    let call = AssertUnwindSafe(call).catch_unwind();
-    match timeout(limit, call).await {
+    match timeout(limit, contained_async(call)).await {
         Ok(Ok(outcome)) => outcome,
         Ok(Err(_)) => Err(StoreError::failed("a call to the store", io::Error::other("the store panicked"))),
         Err(_) => Err(StoreError::Busy { place: "the store".to_owned(), waited: limit }),

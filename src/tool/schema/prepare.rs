@@ -11,7 +11,7 @@ use super::{
     pattern, reference,
     walk::{Step, subschemas},
 };
-use crate::tool::cap::clip;
+use crate::text::clip;
 
 /// How many subschemas a schema may have. The compiler's work grows with the square of this number.
 const MAX_SUBSCHEMAS: usize = 4_096;

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use boon::{ErrorKind, InstanceToken, ValidationError};
 use serde_json::Value;
 
-use crate::tool::cap::clip;
+use crate::text::clip;
 
 const MAX_PROBLEMS: usize = 10;
 const MAX_LINE: usize = 600;

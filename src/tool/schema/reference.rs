@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::SchemaError;
-use crate::tool::cap::clip;
+use crate::text::clip;
 
 /// Returns the value that a reference in this schema points to, if it exists.
 pub(crate) fn resolve<'a>(root: &'a Value, reference: &str) -> Option<&'a Value> {

@@ -1,0 +1,43 @@
+//! Protection against panics of code outside the crate.
+
+use std::{
+    any::Any,
+    future::Future,
+    panic::{AssertUnwindSafe, catch_unwind},
+};
+
+use futures_util::FutureExt;
+
+use crate::text::clip;
+
+/// Runs `work`. The error is the message of its panic.
+pub(crate) fn contained<T>(work: impl FnOnce() -> T) -> Result<T, String> {
+    // State that the closure left half changed is not used after a panic.
+    catch_unwind(AssertUnwindSafe(work)).map_err(panic_message)
+}
+
+/// Runs `work` to its end. The error is the message of its panic.
+///
+/// # Cancel safety
+///
+/// The same as `work`.
+// Not an `async fn`, because that would store `work` twice.
+pub(crate) fn contained_async<T>(work: impl Future<Output = T>) -> impl Future<Output = Result<T, String>> {
+    AssertUnwindSafe(work).catch_unwind().map(|outcome| outcome.map_err(panic_message))
+}
+
+/// Returns the message of a panic.
+fn panic_message(payload: Box<dyn Any + Send>) -> String {
+    let text = match payload.downcast::<String>() {
+        Ok(text) => *text,
+        Err(payload) => match payload.downcast::<&'static str>() {
+            Ok(text) => (*text).to_owned(),
+            Err(payload) => {
+                // Dropping a payload of unknown type may panic as well. Leaking it is the lesser harm.
+                std::mem::forget(payload);
+                "panic without a message".to_owned()
+            }
+        },
+    };
+    clip(&text, 500).into_owned()
+}

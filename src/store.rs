@@ -86,7 +86,7 @@ use async_trait::async_trait;
 
 /// A place that keeps conversations.
 ///
-/// The example is a store that wraps another one and counts its commits:
+/// The example is a store that wraps another store and counts its commits:
 ///
 /// ```
 /// use std::sync::atomic::{AtomicU64, Ordering};
@@ -191,7 +191,7 @@ use async_trait::async_trait;
 /// # Ownership
 ///
 /// Versions alone keep writers from mixing their histories. Ownership shows a second process early that another process
-/// has the conversation open, and it takes the conversation away from an owner that is gone.
+/// has the conversation open. It also lets a process take the conversation over from an owner that is gone.
 ///
 /// The methods from [`acquire`](Store::acquire) on belong together. A store without them relies on versions alone. A
 /// store with them gives a [`Lease`] with an [`Epoch`] to one owner at a time, for a limited time, by the store's own
@@ -275,10 +275,10 @@ pub trait Store: Send + Sync + 'static {
     /// Lists conversations by their last write, newest first, then by id. It does not read whole conversations.
     ///
     /// A page shows the list at the moment of the call. A write to a conversation moves it to the front, which shifts
-    /// pages with an offset: a conversation may then appear twice, and if others are deleted, one may be missed. Pages
-    /// [`after`](Page::after) a conversation contain each conversation exactly once if nobody writes to it. This holds
-    /// even if the conversation that they continue from was deleted or moved. To list all conversations as of one
-    /// moment, request one page of `usize::MAX`.
+    /// pages with an offset: a conversation may then appear twice, and if other conversations are deleted, a
+    /// conversation may be missed. Pages [`after`](Page::after) a conversation contain each conversation exactly once
+    /// if nobody writes to it. This holds even if the conversation that they continue from was deleted or moved. To
+    /// list all conversations as of one moment, request one page of `usize::MAX`.
     ///
     /// If the store has an index, a page after a conversation costs the same at the end of a list as at its beginning.
     ///
@@ -322,7 +322,7 @@ pub trait Store: Send + Sync + 'static {
         Ok(Lease::unlimited())
     }
 
-    /// Extends a lease: it starts anew, for the duration that it had at first. A lease that ran out continues with its
+    /// Extends a lease: the lease starts anew, with its original duration. A lease that ran out continues with its
     /// epoch, unless another owner has acquired the conversation since.
     ///
     /// # Errors
@@ -349,7 +349,7 @@ pub trait Store: Send + Sync + 'static {
             match self.renew(id, lease).await {
                 Ok(_) => {}
                 Err(StoreError::LeaseLost { .. } | StoreError::NotFound { .. }) => lost.push(id.clone()),
-                // A lease that can't be renewed must not cost the leases after it.
+                // A lease that can't be renewed must not prevent the renewal of the leases after it.
                 Err(error) => failed = failed.or(Some(error)),
             }
         }

@@ -48,8 +48,8 @@ pub trait StoreUnderTest: Send + Sync + 'static {
         self.store()
     }
 
-    /// Changes the last write to the conversation, a commit, as a crash in the middle of it would. Returns `false` if
-    /// no crash can do this.
+    /// Changes the last write to the conversation, which is a commit, as a crash in the middle of that write would.
+    /// Returns `false` if no crash can do this.
     async fn tear(&self, id: &ConversationId) -> bool {
         let _ = id;
         false

@@ -300,8 +300,8 @@ impl From<&Summary> for Position {
 /// A part of a list of conversations.
 ///
 /// Pages by [`offset`](Page::from) shift while others write, and the store has to skip all conversations before them.
-/// Pages [`after`](Page::after) a conversation avoid both: each conversation that nobody writes to is on exactly one of
-/// them.
+/// Pages [`after`](Page::after) a conversation avoid both problems: each conversation that nobody writes to is on
+/// exactly one of these pages.
 ///
 /// ```
 /// use omni_agent::store::{MemoryStore, Page, Store};

@@ -5,7 +5,7 @@ use crate::error::source_after;
 
 type Cause = Arc<dyn Error + Send + Sync>;
 
-/// An operation on a store failed. It has changed nothing, with one exception.
+/// An operation on a store failed. The operation has changed nothing, with one exception.
 ///
 /// The exception is a write whose outcome the store can't know, for instance because the connection broke. To find out,
 /// repeat the write unchanged, with the same id.

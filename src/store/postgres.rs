@@ -30,9 +30,9 @@
 //! schemas in the database. If the schema is up to date, the right to use the schema and its tables is enough.
 //!
 //! Updating the schema waits for users of its tables, such as a dump, for up to five minutes. After that, it fails with
-//! [`StoreError::Busy`]. Meanwhile it blocks others from their tables for two seconds at a time. Processes that opened
-//! version 1 of the schema continue to work next to later ones. Until the last of them has ended, all leases should
-//! have the same duration.
+//! [`StoreError::Busy`]. Meanwhile it blocks other users from these tables for two seconds at a time. Processes that
+//! opened version 1 of the schema continue to work next to processes that opened a later version. Until the last
+//! process with version 1 has ended, all leases should have the same duration.
 //!
 //! | table | one row per |
 //! | --- | --- |
@@ -78,7 +78,7 @@
 //! Leases are kept in the conversation's row and measured by the database's clock. If the clock is set back, a lease
 //! that would last for more than twice its duration has ended. A write and an acquisition lock the same row, so neither
 //! can miss the other. Epochs increase by random numbers: if another server takes over without the latest transactions,
-//! it does not assign their epochs again.
+//! it does not assign the epochs of those transactions again.
 
 mod error;
 mod hosts;

@@ -45,7 +45,7 @@ pub(super) fn tidy(log: &Log<'_>, replay: &Replay) {
     }
 }
 
-/// Returns whether the log still ends where it was read to, with the same write.
+/// Returns whether the log still ends at the offset up to which it was read, and with the same write.
 fn is_current(log: &Log<'_>, replay: &Replay) -> Result<bool, StoreError> {
     let tail = log.tail()?;
     Ok(log.len()? == replay.end && tail.is_some_and(|tail| tail.stamp == replay.last))

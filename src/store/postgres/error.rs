@@ -33,7 +33,7 @@ impl From<StoreError> for Fault {
 pub(super) enum Remedy {
     /// The connection is unusable. Another connection may work.
     Reconnect,
-    /// The database cancelled the transaction in favor of another.
+    /// The database cancelled the transaction in favor of another transaction.
     Again,
     None,
 }

@@ -24,7 +24,7 @@ pub(super) struct Sql {
     pub(super) release: String,
 }
 
-/// Whether the conversation has an owner. If the clock is set back, a lease does not last that much longer. A
+/// Whether the conversation has an owner. If the clock is set back, a lease does not last longer by the same amount. A
 /// difference of less than one lease is accepted.
 const HELD: &str = "owner IS NOT NULL AND expires > clock_timestamp()
         AND coalesce(expires <= clock_timestamp() + 2 * lasts, true)";
@@ -92,8 +92,8 @@ SELECT id, version, created, updated, title,
     CASE WHEN {held} THEN owner END, owner_address
 FROM {schema}.conversations";
 
-/// Requires the epoch that was read before, so that a delayed statement takes nothing from an owner that came in the
-/// meantime.
+/// Requires the epoch that was read before, so that a delayed statement does not affect an owner that acquired the
+/// conversation in the meantime.
 const ACQUIRE: &str = "
 UPDATE {schema}.conversations SET epoch = epoch + $6, owner = $2, owner_address = $3,
     expires = clock_timestamp() + make_interval(secs => $4), lasts = make_interval(secs => $4)
@@ -110,7 +110,8 @@ UPDATE {schema}.conversations
 SET expires = clock_timestamp() + make_interval(secs => $3), lasts = make_interval(secs => $3)
 WHERE id = $1 AND epoch = $2 AND owner IS NOT NULL";
 
-/// Skips locked rows until the next renewal, so that one hanging transaction does not cost all other leases.
+/// Skips locked rows until the next renewal, so that one hanging transaction does not prevent the renewal of all other
+/// leases.
 const RENEW_ALL: &str = "
 WITH wanted AS (
     SELECT id, epoch, lasts FROM unnest($1::text[], $2::bigint[], $3::float8[]) AS lease (id, epoch, lasts)

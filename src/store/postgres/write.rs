@@ -1,4 +1,4 @@
-//! Writes, each in one statement. If it finds nothing to write to, a second statement finds the reason.
+//! Writes, each in one statement. If the statement finds nothing to write to, a second statement finds the reason.
 
 use std::{collections::BTreeMap, sync::OnceLock, time::Duration};
 

@@ -200,7 +200,7 @@ impl Database {
         loop {
             match self.connect() {
                 // When two processes open a new file at the same time, switching to the write-ahead log does not wait
-                // for the other.
+                // for the other process.
                 Err(Fault::Sqlite(error))
                     if error.sqlite_error_code() == Some(ErrorCode::DatabaseBusy)
                         && begun.elapsed() < self.busy =>

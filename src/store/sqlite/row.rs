@@ -71,8 +71,8 @@ impl Row {
     }
 
     fn is_held(&self, now: Timestamp) -> bool {
-        // If the clock is set back, a lease does not last that much longer. A difference of less than one lease is
-        // accepted.
+        // If the clock is set back, a lease does not last longer by the same amount. A difference of less than one
+        // lease is accepted.
         let furthest = now.0.saturating_add(self.lasts.saturating_mul(2));
         self.owner.is_some() && self.expires > now && self.expires.0 <= furthest
     }

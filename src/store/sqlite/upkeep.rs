@@ -19,8 +19,8 @@ const FREED: u32 = 4096;
 /// The number of free pages that may stay in the file for later conversations.
 const SPARE: i64 = 1024;
 
-/// The size in bytes from which the readers of the log are waited for, so that the log can restart from its beginning.
-/// SQLite by itself restarts the log only at a moment without readers.
+/// The size of the log, in bytes, at which the store waits for the readers of the log, so that the log can restart from
+/// its beginning. SQLite by itself restarts the log only at a moment without readers.
 const LONG: u64 = 4 * LOG_LIMIT as u64;
 /// The maximum time to wait for the readers. New readers don't count, and nobody can write meanwhile.
 const PATIENCE: Duration = Duration::from_millis(200);
@@ -30,7 +30,7 @@ const PAUSE: Duration = Duration::from_secs(10);
 
 pub(super) struct Upkeep {
     log: PathBuf,
-    /// The size of the log at which its readers are waited for next.
+    /// The size of the log at which the store next waits for the readers of the log.
     due: AtomicU64,
     /// Whether a job is returning free pages to the file system.
     is_reclaiming: AtomicBool,

@@ -22,8 +22,8 @@ type Done<T> = Result<Result<T, StoreError>, Box<dyn Any + Send>>;
 /// The priority of a job. Jobs of the same priority run in the order in which they were queued.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Urgency {
-    /// The renewal of leases, which run out while it waits. One such job serves all leases, so these jobs do not block
-    /// the others.
+    /// The renewal of leases, which run out while the job waits. One such job serves all leases, so these jobs do not
+    /// block the others.
     Renewal,
     Other,
 }
@@ -34,8 +34,8 @@ pub(super) enum Urgency {
 /// renewal from another thread never waits for a blocked runtime, as it would if a task on that runtime held a permit.
 pub(super) struct Workers(Arc<Queue>);
 
-/// The jobs that wait for a worker.
-// Unbounded, for the same reason: a job that waited for room would block everything behind it. There are never more jobs
+/// The jobs that wait for a worker. The queue is unbounded, for the same reason: a job that waited for room would block
+/// everything behind it. There are never more jobs
 // than callers, because a job is removed with its caller. A job holds data that its caller has in memory anyway.
 #[derive(Default)]
 struct Queue {

@@ -224,7 +224,7 @@ fn term(now: Timestamp, lease: &Lease, database: &Database) -> (i64, i64) {
     (millis(Timestamp(now.0.saturating_add(lasts))), millis(Timestamp(lasts)))
 }
 
-/// Returns a time as it is stored. Times too large for the column are limited, which no real clock reaches.
+/// Returns a time as it is stored. Times too large for the column are limited. No real clock reaches such times.
 pub(super) fn millis(time: Timestamp) -> i64 {
     i64::try_from(time.0).unwrap_or(i64::MAX)
 }

@@ -115,9 +115,9 @@ pub fn fold(deltas: impl IntoIterator<Item = Delta>) -> Result<Completion, Provi
 
 /// A provider that answers from a script. Clones share the script and the record.
 ///
-/// A step may be refused, or break off before it streamed content. If the error is retryable, the request is repeated
-/// as [`RetryPolicy`](crate::provider::RetryPolicy) specifies, and the repetition takes the next step of the script.
-/// For a test that should get the error at once, set
+/// A step may be refused, or may break off before it has streamed content. If the error is retryable, the request is
+/// repeated as [`RetryPolicy`](crate::provider::RetryPolicy) specifies, and the repetition takes the next step of the
+/// script. For a test that should get the error at once, set
 /// [`Options::max_retries`](crate::provider::Options::max_retries) to 0.
 #[derive(Clone)]
 pub struct ScriptedProvider {

@@ -194,8 +194,9 @@ pub trait Tool: Send + Sync + 'static {
 
     /// Returns the JSON Schema of the input, which is an object.
     ///
-    /// Services refuse alternatives at the top level of a schema, as an enum has them. The model is therefore offered
-    /// their properties as optional ones; the input is checked against this schema itself.
+    /// Services refuse alternatives at the top level of a schema, such as those of an enum. The model is therefore
+    /// offered the properties of all alternatives as optional properties; the input is checked against this schema
+    /// itself.
     fn schema(&self) -> &Schema;
 
     /// Returns whether [`call`](Tool::call) does anything.

@@ -91,7 +91,7 @@ impl Text {
 pub struct Thinking {
     /// The readable part of the reasoning.
     pub text: String,
-    /// The service's signature. Most services reject the block without it when it is sent back.
+    /// The service's signature. Most services reject the block if it is sent back without the signature.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signature: Option<String>,
     /// The encrypted payload of reasoning that the service does not show.

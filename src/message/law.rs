@@ -155,8 +155,8 @@ fn without_misplaced(message: &Arc<Message>) -> Option<Arc<Message>> {
     })
 }
 
-/// Returns `message` with the blocks that `keep` accepts. If it accepts all, the message itself is returned; if it
-/// removes every block, `None`.
+/// Returns `message` with the blocks that `keep` accepts. If all blocks are accepted, the message itself is returned;
+/// if every block is removed, `None`.
 fn retain<'a>(message: &'a Arc<Message>, mut keep: impl FnMut(&'a Content) -> bool) -> Option<Arc<Message>> {
     let kept: Vec<&Content> = message.content.iter().filter(|block| keep(block)).collect();
     if kept.len() == message.content.len() {

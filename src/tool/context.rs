@@ -91,8 +91,9 @@ impl ToolContext {
 
     /// Returns the key of this call, for services that detect repeated requests by a key.
     ///
-    /// No other call of the agent has the same key, and a repetition of this call would have it. Today nothing repeats
-    /// a call: a call in flight ends with its process, and a call of a later turn or step has a new key.
+    /// No other call of the agent has the same key, but a repetition of this call would have the same key. Today
+    /// nothing repeats a call: a call in flight ends with its process, and a call of a later turn or step has a new
+    /// key.
     pub fn idempotency_key(&self) -> &str {
         &self.idempotency_key
     }

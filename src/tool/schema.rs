@@ -47,7 +47,7 @@ const LOCATION: &str = "schema:///input";
 /// that is not a whole number, and a `pattern` with look-around or back-references.
 ///
 /// Compiling and checking take bounded time and stack for every schema and value. [`Schema::new`] refuses a schema that
-/// would take more, and [`Schema::validate`] refuses such a value.
+/// would exceed these limits, and [`Schema::validate`] refuses such a value.
 ///
 /// ```
 /// use omni_agent::tool::Schema;

@@ -34,8 +34,8 @@ impl Tree {
     /// Returns the changes since `earlier`, a clone of this tree from that time. Returns `None` if this tree did not
     /// grow from `earlier`, for example after it was reset to a state before `earlier`. O(changes).
     ///
-    /// To restore this tree, combine the stored nodes, this head, and the stored cursors overwritten by the changed
-    /// cursors.
+    /// To restore this tree, combine the stored nodes, this head, and the cursors. Each changed cursor replaces the
+    /// stored cursor of the same node.
     ///
     /// ```
     /// use omni_agent::message::Message;

@@ -11,7 +11,8 @@ const WORDS: usize = 60;
 /// The largest number of characters of a text that are examined, blanks included.
 const LOOK: usize = 1000;
 
-/// The largest number of branch levels by which a line is indented. Of more levels, the innermost are shown.
+/// The largest number of branch levels by which a line is indented. If there are more levels, only the innermost levels
+/// are shown.
 const LEVELS: usize = 20;
 
 impl fmt::Display for Tree {

@@ -1,10 +1,10 @@
 //! Limits the cost of checking a value.
 //!
-//! `boon` applies the keywords of a schema by recursion and has no limit for it. If a recursive schema has two
-//! alternatives that both look at the same property, the work doubles at each level of the value. A chain of references
-//! takes stack for each link. This module therefore keeps the schema's references as a graph. A schema that would be
-//! too expensive for every value is refused when it is compiled. If the cost depends on the value, the checker's visits
-//! are counted in advance.
+//! `boon` applies the keywords of a schema by recursion, without a limit on the depth of the recursion. If a recursive
+//! schema has two alternatives that both look at the same property, the work doubles at each level of the value. A
+//! chain of references takes stack for each link. This module therefore keeps the schema's references as a graph. A
+//! schema that would be too expensive for every value is refused when it is compiled. If the cost depends on the value,
+//! the checker's visits are counted in advance.
 
 use std::collections::HashMap;
 
@@ -88,7 +88,7 @@ pub(super) struct CostModel {
 struct Extent {
     /// The number of subschemas, each counted as often as it applies.
     size: usize,
-    /// The length of the longest chain of them.
+    /// The length of the longest chain of these subschemas.
     chain: usize,
 }
 
@@ -242,7 +242,7 @@ struct Walk<'v> {
 
 impl<'v> Walk<'v> {
     fn push(&mut self, nodes: &[usize], value: &'v Value, frames: usize) {
-        // Visits are counted here, so that the list of open ones stays within the limit as well.
+        // Visits are counted here, so that the list of open visits stays within the limit as well.
         self.visits = self.visits.saturating_add(nodes.len());
         if self.visits <= MAX_VISITS {
             self.open.extend(nodes.iter().map(|&node| (node, value, frames + 1)));

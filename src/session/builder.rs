@@ -39,7 +39,7 @@ static DEFAULTS: LazyLock<Arc<Setup>> = LazyLock::new(|| {
     })
 });
 
-/// Builds a [`Session`] for a new conversation or a stored one.
+/// Builds a [`Session`] for a new or a stored conversation.
 ///
 /// ```
 /// # #[cfg(feature = "test-util")]
@@ -110,11 +110,11 @@ impl SessionBuilder {
         self
     }
 
-    /// Sets how long the session stays open while the agent is idle and no controller exists.
+    /// Sets how long the session stays open while its agent is idle and it has no controller.
     ///
     /// The time starts when the session starts. It restarts when the last controller is dropped and when the agent
-    /// becomes idle. Observers do not count. Zero is allowed. A turn in flight is finished first, and so is saving. By
-    /// default, the session stays open as long as a handle or a controller exists.
+    /// becomes idle. Observers do not count. Zero is allowed. The session finishes a turn in flight and saves
+    /// everything before it ends. By default, the session stays open as long as a handle or a controller exists.
     ///
     /// A session that has just started stays open for at least 20 ms, so that the code that started it can subscribe.
     pub fn idle_shutdown(self, after: Duration) -> Self {
@@ -140,7 +140,8 @@ impl SessionBuilder {
 
     /// Sets how long a write may take before it counts as failed and is repeated. Defaults to one minute.
     ///
-    /// During an end or a flush, a write without a result is repeated sooner, after a share of the time left.
+    /// While the session ends or is flushed, the limit is shorter: a share of the time left. A write without a result
+    /// is then repeated sooner.
     pub fn write_timeout(mut self, limit: Duration) -> Self {
         Arc::make_mut(&mut self.setup).write_timeout = limit;
         self
@@ -226,8 +227,8 @@ impl SessionBuilder {
     /// # Errors
     ///
     /// The errors of [`create`](Self::create), and the error of the store. If the id is taken, even by a concurrent
-    /// call, the error is [`StoreError::AlreadyExists`](crate::store::StoreError::AlreadyExists). If the store created
-    /// the conversation and then failed, an empty conversation is left, which can be [opened](Self::open).
+    /// call, the error is [`StoreError::AlreadyExists`](crate::store::StoreError::AlreadyExists). If the store fails
+    /// after it has created the conversation, the conversation exists and is empty. It can be [opened](Self::open).
     ///
     /// # Cancel safety
     ///
@@ -239,7 +240,7 @@ impl SessionBuilder {
     /// Panics outside a tokio runtime.
     pub async fn create_with_id(self, id: ConversationId) -> Result<Session, SessionError> {
         let store = Arc::clone(&self.store);
-        // Finds a taken id before the application's `init` runs, except in a race.
+        // Reports a taken id before the application's `init` runs. Only a concurrent creation is noticed later.
         if store.exists(&id).await? {
             return Err(crate::store::StoreError::AlreadyExists { id }.into());
         }
@@ -256,7 +257,8 @@ impl SessionBuilder {
                 starting.tenure = tenure;
             }
             Err(error) => {
-                // A second attempt must not meet this agent. The outcome of the stop changes nothing.
+                // The caller may try again, so this agent must have ended by then. The outcome of the stop changes
+                // nothing.
                 let _ = starting.agent.stop(starting.session.shared.setup.end_timeout).await;
                 return Err(error.into());
             }
@@ -282,7 +284,7 @@ impl SessionBuilder {
     /// Panics outside a tokio runtime.
     pub async fn open(mut self, id: ConversationId) -> Result<Session, SessionError> {
         self.ensure_no_history()?;
-        // Before loading: from here on, no other owner changes the conversation.
+        // The lease is acquired before the conversation is loaded, so that no other owner changes it in between.
         let tenure = Tenure::begin(&self.store, self.setup.keeper.as_ref(), &id, &self.setup.owner()).await?;
         let stored = self.store.load(&id).await?;
         let (state, version) = (stored.state, stored.version);

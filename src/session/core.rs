@@ -43,9 +43,9 @@ pub(super) enum Effect {
     /// Perform this write and return its outcome. If the same write is in flight, start another attempt and keep the
     /// first.
     Write(Arc<Job>),
-    /// Call [`Core::retry`] after this time, unless something is written before.
+    /// Call [`Core::retry`] after this time, unless a write starts before.
     RetryIn(Duration),
-    /// Whether new prompts are refused has changed to this value.
+    /// Start or stop to refuse new prompts.
     Behind(bool),
     /// The agent has become idle.
     Idle,
@@ -89,9 +89,9 @@ pub(super) struct Core {
     /// The tree as users see it.
     tree: Tree,
     title: Option<Arc<str>>,
-    /// Whether the title is generated, and nobody has set another since.
+    /// Whether the title is generated and was not replaced since.
     is_title_generated: bool,
-    /// The agent's configuration, as of the last commit or `state` event.
+    /// The agent's configuration at the last commit or `state` event.
     config: Arc<Config>,
     status: Status,
     /// The last event of the agent that was processed.
@@ -216,7 +216,7 @@ impl Core {
         let mut settings = self.prompted.take();
         if let Some(branch) = self.branch.take() {
             if let Some(user) = branch.answers {
-                // The tree already has the branch's first message, and the session has its settings.
+                // The tree already contains the branch's first message, and the session has its settings.
                 messages.next();
                 settings = None;
                 self.go(Some(user));
@@ -279,7 +279,7 @@ impl Core {
         self.save(env, effects);
     }
 
-    /// Handles an end of the agent without an event about the outcome of its run.
+    /// Handles the end of an agent that emitted no event about the outcome of its run.
     pub(super) fn agent_ended(&mut self, effects: &mut Effects) {
         self.moving = None;
         self.roll_back(effects);
@@ -327,7 +327,7 @@ impl Core {
         self.save(env, effects);
     }
 
-    /// Sets a generated title if the conversation has none. Returns whether it did.
+    /// Sets a generated title if the conversation has no title. Returns whether it was set.
     pub(super) fn suggest_title(&mut self, title: Arc<str>, env: &Env<'_>, effects: &mut Effects) -> bool {
         let is_untitled = self.title.is_none();
         if is_untitled {

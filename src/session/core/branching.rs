@@ -62,9 +62,9 @@ impl Core {
 
     /// Returns whether a turn ended with this assistant message and left its tool uses open.
     ///
-    /// Otherwise its own turn has closed them. If that was in a message that the turn continued from, this message is
-    /// not the last response of the turn. If it was in the last message of the turn, no assistant message follows that
-    /// message.
+    /// If it did not leave them open, its own turn has closed them. The results are then in a message that the turn
+    /// continued from, so this message is not the last response of the turn, or in the last message of the turn, which
+    /// no assistant message follows.
     fn is_left_open(&self, node: &Node) -> bool {
         let answers = |id| self.tree.children(id).into_iter().flatten();
         let is_answered =
@@ -95,7 +95,7 @@ impl Core {
 
     fn history_to(&self, id: NodeId) -> History {
         let mut tree = self.tree.clone();
-        // On the path, most of the tree is shared with the history in use.
+        // For a node on the path, the history shares most of its messages with the history in use.
         tree.navigate(id).expect("the node was looked up");
         tree.history().clone()
     }

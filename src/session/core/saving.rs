@@ -44,8 +44,8 @@ pub(super) struct Saver {
     /// A configuration and a title. Their saved parts equal those in the store.
     config: Option<Arc<Config>>,
     title: Option<Arc<str>>,
-    /// The stored state without its title, if the session was started with another configuration that is not stored
-    /// yet.
+    /// The stored state without its title, if the session was started with another configuration that has not been
+    /// stored yet.
     replaced: Option<Box<StoredState>>,
     /// Whether the configuration or the title has to be stored.
     state_is_due: bool,
@@ -57,7 +57,7 @@ pub(super) struct Saver {
     /// Bytes of messages that are not in the store.
     unsaved: usize,
     was_behind: bool,
-    /// Counters of changes: `wanted` counts all of them, `safe` those in the store.
+    /// Counters of changes: `wanted` counts all changes, and `safe` those that are in the store.
     wanted: u64,
     safe: u64,
     /// The failure, if saving fails or has stopped.
@@ -81,7 +81,7 @@ struct Attempt {
     job: Arc<Job>,
     /// The tree in the store after the write.
     tree: Tree,
-    /// The configuration and the title in the store after the write, unless the write does not change them.
+    /// The configuration and the title that the store has after the write, if the write changes them.
     kept: Option<(Arc<Config>, Option<Arc<str>>)>,
     /// The number of portions in the write.
     portions: usize,
@@ -127,14 +127,14 @@ impl Saver {
         Self { version: Some(version), config, title: title.cloned(), replaced, ..Self::new() }
     }
 
-    /// Notes that the stable tree, which still is this one, is about to change.
+    /// Notes that the stable tree is about to change. This is the tree before the change.
     pub(super) fn about_to_change(&mut self, stable: &Tree) {
         if self.stored.is_none() {
             self.stored = Some(Box::new(stable.clone()));
         }
     }
 
-    /// Notes that the stable tree has changed to this one, and grown by this number of bytes of messages.
+    /// Notes that the stable tree has changed to this tree, which has this number of bytes of new messages.
     pub(super) fn tree_changed(&mut self, stable: &Tree, bytes: usize) {
         self.unsaved += bytes;
         self.wanted += 1;
@@ -147,7 +147,7 @@ impl Saver {
         }
     }
 
-    /// Notes that the configuration or the title may have changed. If their saved parts have, they are due to be
+    /// Notes that the configuration or the title may have changed. If a part that is saved has changed, it will be
     /// stored.
     pub(super) fn state_changed(&mut self, config: &Arc<Config>, title: Option<&Arc<str>>) {
         let due = !self.has(config, title);
@@ -157,7 +157,7 @@ impl Saver {
         self.state_is_due = due;
     }
 
-    /// Returns whether the store has this state, or has it after the write in flight.
+    /// Returns whether the store has this state, or will have it after the write in flight.
     fn has(&self, config: &Arc<Config>, title: Option<&Arc<str>>) -> bool {
         let (stored, stored_title) = match self.attempt.as_ref().and_then(|attempt| attempt.kept.as_ref()) {
             Some((config, title)) => (Some(config), title.as_ref()),
@@ -240,7 +240,7 @@ impl Core {
                 return Some(attempt(Job::Commit(write(version), commit), tree, portions, saver.wanted));
             }
         }
-        // The changes cancel each other out: the store already has this tree.
+        // The changes cancel each other out, because the store already has this tree.
         self.saver.stored = None;
         self.saver.portions.clear();
         let saver = &self.saver;
@@ -258,7 +258,7 @@ impl Core {
         Some(attempt(Job::State(write(version), change), self.stable().clone(), 0, saver.wanted))
     }
 
-    /// Returns the stable tree as it was after the first `portions` of the unsaved portions.
+    /// Returns the stable tree as it was after the first `portions` unsaved portions.
     fn stable_with(&self, stored: &Tree, portions: usize) -> Tree {
         let stable = self.stable();
         let Some(last) = portions.checked_sub(1).and_then(|last| self.saver.portions.get(last)) else {
@@ -269,8 +269,9 @@ impl Core {
         }
         let mut changes = stable.changes_since(stored).expect("the tree extends the stored tree");
         changes.nodes.truncate(last.nodes - stored.len());
-        // Cursors may lead to later nodes, so they are left out. The path starts empty, so applying the changes sets
-        // all cursors of the path. Otherwise a node that is not on the path could take the cursor of its parent.
+        // The cursors are left out, because they may lead to later nodes. The path starts empty, so applying the
+        // changes sets all cursors of the path. Otherwise the cursor of a parent could lead to a node that is not on
+        // the path.
         changes.cursors.clear();
         changes.head = last.head;
         let mut tree = stored.clone();
@@ -291,7 +292,7 @@ impl Core {
         persistable(&self.config, self.title.as_ref())
     }
 
-    /// Returns a number for the changes that are unsaved now: see [`is_safe`](Self::is_safe).
+    /// Returns a number that stands for the changes that are unsaved now. Pass it to [`is_safe`](Self::is_safe).
     pub(in crate::session) fn wanted(&self) -> u64 {
         self.saver.wanted
     }

@@ -12,8 +12,8 @@ use crate::{
     tree::Tree,
 };
 
-/// The maximum number of writes by others between two writes of a session. A later conversation with the same id starts
-/// at a random version, so its distance is greater.
+/// The maximum number of writes that others may make between two writes of a session. A conversation that is created
+/// later with the same id starts at a random version, so its distance is greater.
 const WRITES_BETWEEN: u64 = 256;
 
 /// The conversation in the store after another writer has changed it.
@@ -25,8 +25,9 @@ pub(in crate::session) struct Found {
 }
 
 impl Core {
-    /// Handles the `error` of the write in flight: another writer was first, and `found` is its result in the store. If
-    /// only the title differs, the session takes it over and continues. Otherwise the session has lost its place.
+    /// Handles the `error` of the write in flight: another writer was first. `found` is the conversation as that writer
+    /// left it. If only the title differs, the session adopts the title and continues. Otherwise the session has lost
+    /// its place.
     pub(in crate::session) fn conflicted(
         &mut self,
         error: &StoreError,
@@ -47,15 +48,15 @@ impl Core {
         self.saver.state_is_due = !self.saver.has(&self.config, self.title.as_ref());
         self.save(env, effects);
         if self.saver.attempt.is_none() {
-            // The rejected write contained only the title, and the store keeps the other title.
+            // The rejected write contained only the title. The store keeps the title of the other writer.
             self.saver.report = None;
             let report = StoreReport::Saved { what: SavedPart::State, version, through: None };
             effects.push(Effect::Emit(SessionEvent::Store(report)));
         }
     }
 
-    /// Takes over the title that another writer has stored, unless a title was set by hand and is not stored yet. A
-    /// generated title is replaced by any other.
+    /// Adopts the title that another writer has stored, unless a title was set by hand and is not stored yet. A
+    /// generated title is always replaced.
     fn take_title(&mut self, title: Option<Arc<str>>, effects: &mut Effects) {
         let is_stored = self.title == self.saver.title;
         let gives_way = self.is_title_generated && title.is_some();
@@ -69,7 +70,7 @@ impl Core {
 }
 
 impl Saver {
-    /// Returns whether this version of the conversation comes soon after the one that the session knows.
+    /// Returns whether this version is only a few writes later than the version that the session knows.
     fn is_followed_by(&self, version: Version) -> bool {
         let writes = self.version.and_then(|known| version.get().checked_sub(known.get()));
         writes.is_some_and(|writes| (1..=WRITES_BETWEEN).contains(&writes))

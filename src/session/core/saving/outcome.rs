@@ -42,11 +42,11 @@ impl Core {
                 if !creates {
                     saver.stored = Some(Box::new(attempt.tree));
                 }
-                // The first save is reported as a whole, when its last part is done. Until then, a failure stays
-                // reported.
+                // A first save that needs several writes is reported once, when its last write is done. Until then, an
+                // earlier failure remains the last report.
                 if !(creates && self.saver.stored.is_some()) {
-                    // The write may have been done before another owner took the conversation over. The report of the
-                    // loss stays.
+                    // The write may have succeeded before another owner acquired the conversation. The report of the
+                    // loss remains.
                     if self.saver.loss.is_none() {
                         self.saver.report = None;
                     }
@@ -84,7 +84,8 @@ impl Core {
         }
     }
 
-    /// Stops saving: the conversation in the store belongs to another owner now, or the store can't accept the rest.
+    /// Stops saving, because the conversation in the store belongs to another owner now, or because the store can't
+    /// accept the remaining changes.
     pub(in crate::session) fn lost(&mut self, error: &StoreError, effects: &mut Effects) {
         if self.saver.loss.is_some() {
             return;

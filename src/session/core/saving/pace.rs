@@ -11,10 +11,12 @@ const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_
 const WAIT_SHARE: u32 = 8;
 /// During an end or a flush, the share of the time left after which a write without a result is started once more.
 const SILENCE_SHARE: u32 = 4;
-/// The same for the creation of a conversation. The earlier attempt is aborted, because two concurrent attempts that
-/// acquire the conversation could end each other's lease. So it gets more time.
+/// The same share for the creation of a conversation. Before a creation is started once more, its earlier attempt is
+/// aborted, because two attempts that acquire the conversation at the same time could end each other's lease. So an
+/// attempt gets more time.
 const SILENT_CREATION_SHARE: u32 = 2;
-/// The shortest of these waits. Without it, the shares would become shorter and shorter and never use up the time left.
+/// The shortest of these waits. Without it, the shares of the time left would become shorter and shorter, and the waits
+/// would never end.
 const SHORTEST: Duration = Duration::from_millis(50);
 
 impl Core {

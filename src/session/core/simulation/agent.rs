@@ -12,7 +12,7 @@ use crate::{
     subscription::EventId,
 };
 
-/// An event that the session has not processed yet, with the configuration at that time. For a message, also with the
+/// An event that the session has not processed yet, with the configuration at that time and, for a message, with the
 /// settings of the prompt in flight.
 pub(super) type AgentEvent = (EventId, Arc<Event>, Arc<Config>, Option<Arc<Prompt>>);
 

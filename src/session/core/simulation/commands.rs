@@ -63,7 +63,7 @@ impl World {
         Ok(())
     }
 
-    /// Starts a flush, with or without a deadline, in place of an earlier flush.
+    /// Starts a flush with or without a deadline, which replaces an earlier flush.
     pub(super) fn flush(&mut self) -> Check {
         self.left =
             self.rng.pick(&[None, Some(1), Some(100), Some(3000), Some(60_000)]).map(Duration::from_millis);
@@ -84,7 +84,7 @@ impl World {
         Some(self.rng.pick(&nodes))
     }
 
-    /// Processes the agent's events so far and, if it is idle then, moves it.
+    /// Processes the agent's events so far. If the agent is idle then, moves it.
     fn move_path(&mut self) -> Check {
         if self.rng.percent(self.haste) {
             while self.agent.runs && self.agent.act(&mut self.rng) {}

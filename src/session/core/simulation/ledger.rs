@@ -31,10 +31,10 @@ pub(super) struct Ledger {
     open: Option<Open>,
     /// The ids of all writes.
     ids: HashSet<WriteId>,
-    /// Whether something happened that has to be stored. The initial state alone does not have to be.
+    /// Whether something happened that has to be stored. The initial state alone need not be stored.
     touched: bool,
-    /// Whether the session was loaded with another state than it was started with. The core does not know the stored
-    /// state then, so the next state is always written.
+    /// Whether the session was loaded with a state that differs from the state that it was started with. The core does
+    /// not know the stored state then, so the next state is always written.
     replaced: bool,
     pub(super) lost: bool,
     /// Whether a permanently rejected commit is being written in parts.
@@ -50,7 +50,7 @@ pub(super) struct Ledger {
 struct Open {
     job: Arc<Job>,
     moment: usize,
-    /// Whether the store has everything of the moment after the write.
+    /// Whether the store has everything of the moment once the write is done.
     is_whole: bool,
     failures: u32,
     under_way: bool,
@@ -268,7 +268,7 @@ impl Ledger {
         self.due_report = Some((what, through, outcome.as_ref().copied().map_err(words)));
         match outcome {
             Ok(version) => {
-                // Any write replaces the unknown state, unless it is a part of a commit.
+                // Every write replaces the unknown state, except a write of a part of a commit.
                 self.replaced &= self.divided && matches!(*open.job, Job::Commit(..));
                 let acked = match (self.acked.take(), &*open.job) {
                     (None, Job::Create(_, state)) => Stored::new(*version, Timestamp(0), state.clone()),
@@ -362,7 +362,7 @@ impl Ledger {
         let saved = core.is_safe(core.wanted());
         let done = self.open.is_none() && !self.lost;
         self.divided &= !done;
-        // A write that was in flight at the loss may have been the last one needed.
+        // The write that was in flight at the time of the loss may have been the last one that was needed.
         ensure!(
             saved == done || saved && self.lost,
             "everything is saved: {saved}, a write is open: {}",
@@ -405,7 +405,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Checks that nobody waits any more for what the last write stored.
+    /// Checks that no caller still waits for the changes that the last write stored.
     pub(super) fn check_answered(&self, written: usize) -> Check {
         let late = self.tickets.iter().find(|ticket| ticket.moment <= written);
         ensure!(late.is_none(), "moment {written} is stored, but not reported as saved");

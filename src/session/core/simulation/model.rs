@@ -42,10 +42,10 @@ pub(super) struct Model {
     /// The messages of the turn in flight.
     pub(super) pending: Vec<Arc<Message>>,
     pub(super) moving: Option<(EventId, Move)>,
-    /// The settings of the prompt in flight, and those that user messages were sent with.
+    /// The settings of the prompt in flight, and the settings that the user messages were sent with.
     prompted: Option<Prompt>,
     settings: BTreeMap<NodeId, Prompt>,
-    /// The assistant messages with which a turn ended and left tool uses open.
+    /// The assistant messages that ended a turn and left tool uses open.
     left_open: HashSet<NodeId>,
     pub(super) title: Option<Arc<str>>,
     is_title_generated: bool,
@@ -168,8 +168,8 @@ impl Model {
         changes
     }
 
-    /// Handles a title that another writer has stored over the `known` one. The session takes it over, unless a title
-    /// was set by hand and is not stored yet.
+    /// Handles a title that another writer has stored over the `known` title. The session adopts it, unless a title was
+    /// set by hand and is not stored yet.
     pub(super) fn take_title(&mut self, known: Option<&Arc<str>>, stored: Option<Arc<str>>) -> Option<Kind> {
         let keeps = self.title.as_ref() != known && !(self.is_title_generated && stored.is_some());
         if keeps || self.title == stored {
@@ -198,7 +198,7 @@ impl Model {
         Some(Kind::Tree)
     }
 
-    /// Handles a new subscriber. The fallback event is emitted once in each life.
+    /// Handles a new subscriber. The event about the fallback is emitted once in each life.
     pub(super) fn joined(&mut self) -> Vec<Kind> {
         let is_told = self.config.model.fallback_for().is_some() && !self.is_fallback_reported;
         self.is_fallback_reported |= is_told;
@@ -302,8 +302,8 @@ impl Model {
     }
 }
 
-/// Returns the assistant messages of a stored tree with which a turn ended and left tool uses open. A turn that closes
-/// them itself ends with their results, which no assistant message follows.
+/// Returns the assistant messages of a stored tree that ended a turn and left tool uses open. If a turn closes its tool
+/// uses itself, it ends with their results, and no assistant message follows these.
 fn left_open(tree: &Tree) -> HashSet<NodeId> {
     let is_last = |node: &&Node| node.usage().is_some() && node.message().tool_uses().next().is_some();
     let is_closed = |node: &Node| {

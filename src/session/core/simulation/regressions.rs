@@ -24,8 +24,8 @@ fn reports(effects: &[Effect]) -> Vec<&StoreReport> {
     effects.iter().filter_map(report).collect()
 }
 
-/// A creation is not reported if a turn still has to follow it. A reader of the events therefore does not see that the
-/// creation succeeded, and a fresh snapshot must not show it either.
+/// A creation is not reported if a turn still has to be written after it. A reader of the events therefore does not see
+/// that the creation succeeded, and a fresh snapshot must not show it either.
 #[test]
 fn late_creation_keeps_reported_failure_until_turn_is_saved() {
     let config = config();

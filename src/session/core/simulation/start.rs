@@ -39,7 +39,7 @@ pub(super) fn config() -> Arc<Config> {
     })
 }
 
-/// Returns a changed configuration: with changes in its saved part, in the rest, or nowhere.
+/// Returns a changed configuration. The change is in the saved part, in the rest, or nowhere.
 pub(super) fn random_config(before: &Arc<Config>, rng: &mut Rng) -> Arc<Config> {
     let mut config = Config::clone(before);
     match rng.below(8) {

@@ -20,7 +20,7 @@ pub(super) struct Vault {
     created: u64,
     /// Whether another writer has written to the conversation or has deleted it.
     pub(super) is_foreign: bool,
-    /// Whether another writer has changed the title, and the session may not know it.
+    /// Whether another writer has changed the title, and the session may not know the new title.
     pub(super) is_retitled: bool,
 }
 

@@ -30,11 +30,12 @@ pub(super) struct World {
     pub(super) model: Model,
     pub(super) ledger: Ledger,
     pub(super) vault: Vault,
-    /// A snapshot of an earlier moment, which all events since then were applied to.
+    /// A snapshot of an earlier moment, to which all events since then were applied.
     kept: SessionSnapshot,
     /// The agent's snapshot at the last processed event.
     agent_now: Snapshot,
-    /// Writes that nobody waits for any more but that may still reach the store, and whether this process made them.
+    /// Writes that the session no longer waits for but that may still reach the store, and whether this process made
+    /// them.
     pub(super) ghosts: Vec<(Arc<Job>, bool)>,
     limit: usize,
     write_ids: u64,

@@ -1,4 +1,4 @@
-//! The outcomes of writes: of the write in flight, of abandoned writes, and of those by other writers.
+//! The outcomes of writes: of the write in flight, of abandoned writes, and of writes by other writers.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ impl World {
                 Err(self.random_failure(&job))
             }
             1 | 2 => {
-                // The write took too long: it is done later, or never.
+                // The write took too long. The store performs it later, or never.
                 if self.rng.percent(70) {
                     self.ghosts.push((Arc::clone(&job), true));
                 }
@@ -104,8 +104,8 @@ impl World {
         self.input(kinds, |core, env, effects| core.conflicted(error, found, env, effects))
     }
 
-    /// Another owner takes the conversation, and a renewal of the lease reports it. A write may be done by then, with
-    /// its reply still on the way.
+    /// Another owner acquires the conversation, and a renewal of the lease reports this. The write in flight may be
+    /// done by then, with its reply still on the way.
     pub(super) fn taken(&mut self) -> Check {
         if let Some(job) = self.ledger.under_way().cloned()
             && self.rng.percent(50)

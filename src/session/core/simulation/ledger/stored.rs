@@ -19,8 +19,7 @@ impl Ledger {
         Ok(self.moments.iter().rposition(|moment| is_as(moment, &content, vault)))
     }
 
-    /// Checks that the stored content is content that the session once wanted to store, and that the session can build
-    /// on it.
+    /// Checks that the session once wanted to store exactly this content, and that the session can continue from it.
     pub(in crate::session::core::simulation) fn check_stored(&self, vault: &Vault) -> Check {
         let Some(stored) = vault.stored.as_ref().filter(|_| !vault.is_foreign) else {
             return Ok(());
@@ -43,7 +42,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Checks that everything is stored at the end, with a store that works.
+    /// Checks that everything is stored at the end, when the store works again.
     pub(in crate::session::core::simulation) fn check_end(&self, vault: &Vault) -> Check {
         if self.lost || !self.touched {
             return Ok(());

@@ -38,7 +38,7 @@ pub enum SessionError {
         /// The id that was given.
         node: NodeId,
     },
-    /// The node has tool results, so it belongs to the middle of a turn. `regenerate` and `edit` can't start there.
+    /// The node has tool results, so it is in the middle of a turn. `regenerate` and `edit` can't start there.
     #[error("node {node} has tool results; give the user message that started the turn")]
     ToolResults {
         /// The id that was given.
@@ -65,7 +65,7 @@ pub enum SessionError {
     /// The session is being shut down and accepts nothing new.
     #[error("the session is being shut down and accepts no prompts; open the conversation again later")]
     Draining,
-    /// The session's changes were not all in the store when the deadline passed.
+    /// Not all changes of the session were in the store when the deadline passed.
     #[error("after {waited:?} {}{}", missing(*nodes), because(error.as_ref()))]
     Unsaved {
         /// The number of unsaved messages. With 0, only the path or the state is unsaved.
@@ -87,7 +87,7 @@ pub enum SessionError {
 }
 
 impl SessionError {
-    /// Returns whether the store has no such conversation or the tree no such node, like HTTP's 404.
+    /// Returns whether the store does not have the conversation or the tree does not have the node, like HTTP's 404.
     pub fn is_not_found(&self) -> bool {
         matches!(self, Self::UnknownNode { .. } | Self::Store(StoreError::NotFound { .. }))
     }
@@ -97,8 +97,8 @@ impl SessionError {
         matches!(self, Self::Busy(_)) || matches!(self, Self::Agent(error) if error.is_busy())
     }
 
-    /// Returns whether the operation does not fit what the session is doing now, or the conversation exists or is open
-    /// elsewhere, like HTTP's 409.
+    /// Returns whether the operation conflicts with the session's present activity, or the conversation already exists
+    /// or is open elsewhere, like HTTP's 409.
     pub fn is_conflict(&self) -> bool {
         match self {
             Self::Agent(error) => error.is_conflict(),

@@ -16,9 +16,9 @@ use crate::{
 ///
 /// - When a turn is committed: the agent's `Turn`, then `Tree`.
 /// - When a run that started a branch ends before its first turn is complete: the agent's `Cancelled` or `Error`, then
-///   `Tree`, then the agent's `State`.
+///   `Tree`, then the agent's `State` event.
 /// - When the path moves: `Tree`, then the agent's `State`.
-/// - A `Store` event follows the changes that it reports, as soon as the write is done.
+/// - A `Store` event follows the changes that it reports, as soon as they are written.
 ///
 /// ```
 /// # #[cfg(feature = "test-util")]
@@ -88,25 +88,26 @@ pub enum StoreReport {
         what: SavedPart,
         /// The version of the conversation after the write.
         version: Version,
-        /// The last node that was written, if the write had nodes. This node and all earlier nodes are in the store.
+        /// The last node that was written, if the write contained nodes. This node and all earlier nodes are in the
+        /// store.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         through: Option<NodeId>,
     },
-    /// The write failed. It is kept, and repeated before newer changes are written.
+    /// The write failed. It will be repeated before newer changes are written.
     Failed {
         /// The kind of data in the write.
         what: SavedPart,
         /// The store's error, with its causes.
         error: String,
-        /// The time until the write is repeated, unless something causes an earlier attempt.
+        /// The time until the write is repeated. An end or a flush repeats it earlier.
         retry_in: Duration,
     },
-    /// The session can't save anything more, and ends. The last snapshot has the unsaved messages.
+    /// The session can't save anything more, and ends. Its last snapshot contains the unsaved messages.
     ///
-    /// Either another writer has changed more than the title or has deleted the conversation, or the store can never
-    /// accept the next write ([`StoreError::Unstorable`](crate::store::StoreError::Unstorable)). In the second case,
-    /// all turns before that write are in the store. A change of settings or of the title that was part of that write
-    /// may not be. A write that was in flight may still be reported as saved.
+    /// The cause is one of two: another writer has deleted the conversation or changed more than its title, or the
+    /// store can never accept the next write ([`StoreError::Unstorable`](crate::store::StoreError::Unstorable)). In the
+    /// second case, all turns before that write are in the store. A change of settings or of the title that was part of
+    /// that write may be missing. A write that was in flight may still be reported as saved.
     Lost {
         /// The store's error, with its causes.
         error: String,
@@ -118,7 +119,7 @@ pub enum StoreReport {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum SavedPart {
-    /// Messages or the path, and the state if it changed.
+    /// The messages or the path, and the state if it changed.
     Tree,
     /// The state: model, system prompt, options, limits or title.
     State,
@@ -158,8 +159,8 @@ impl SessionEvent {
     }
 }
 
-/// Returns whether tools or callbacks run on the model's last response after this event. Returns `None` if the event
-/// does not affect this.
+/// Returns whether tools or callbacks are processing the model's last response after this event. Returns `None` if the
+/// event does not change this.
 pub(super) fn is_between_requests(event: &Event) -> Option<bool> {
     match event {
         // A paused response is sent back at once.

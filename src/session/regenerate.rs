@@ -8,9 +8,9 @@ use crate::{
 
 /// The user message to respond to again, with settings for the run.
 ///
-/// Each setting given here replaces the same setting that the message was sent with. The session keeps the settings of
-/// the prompts that it has accepted, except API keys and headers. It does not store them: after the conversation is
-/// opened again, the agent's settings apply instead.
+/// Each setting given here replaces the same setting of the original prompt. The session keeps the settings of the
+/// prompts that it has accepted, except API keys and headers. It does not store them: after the conversation is opened
+/// again, the agent's settings apply instead.
 ///
 /// ```
 /// # #[cfg(feature = "test-util")]

@@ -29,8 +29,8 @@ pub struct SessionSnapshot {
     pub agent: Snapshot,
     /// The nodes that are not in the store yet.
     pub unsaved: Vec<NodeId>,
-    /// The report of the last write, if it failed. Until a write succeeds, the session repeats it, or has stopped
-    /// saving.
+    /// The report of the last write, if it failed. The session either repeats the write until it succeeds, or has
+    /// stopped saving.
     pub store: Option<StoreReport>,
 }
 
@@ -43,11 +43,12 @@ impl SessionSnapshot {
 
     /// Applies the next event, so that the snapshot shows the state after it.
     ///
-    /// Some changes emit no event in an [agent](Snapshot::apply). They appear in the next snapshot only.
+    /// Some changes of an agent emit no event, as described at [MISSING](Snapshot::apply) of its snapshot. They appear
+    /// only in the next snapshot.
     ///
     /// # Errors
     ///
-    /// The event belongs to another session, or is not the next one.
+    /// The event belongs to another session, or it is not the next event.
     pub fn apply(&mut self, event: &Numbered<SessionEvent>) -> Result<(), TreeError> {
         self.take_in(&event.event)?;
         self.last = event.id;
@@ -67,7 +68,7 @@ impl SessionSnapshot {
             }
             SessionEvent::Title { title } => self.title.clone_from(title),
             SessionEvent::Store(StoreReport::Saved { through, .. }) => {
-                // A write that was in flight at the loss may still have succeeded. The report of the loss stays.
+                // A write that was in flight when the place was lost may still succeed. The report of the loss remains.
                 if !matches!(self.store, Some(StoreReport::Lost { .. })) {
                     self.store = None;
                 }

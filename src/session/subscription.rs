@@ -28,9 +28,9 @@ pub enum Mode {
     Observer,
 }
 
-/// A snapshot of a session, the events that follow it, and a [`Guard`] for the subscriber's [`Mode`].
+/// A snapshot of a session, the events that follow it, and the subscriber's [`Guard`], which has a [`Mode`].
 ///
-/// Dropping it unsubscribes. It is also a [`Stream`] of updates.
+/// Dropping a subscription unsubscribes. A subscription is also a [`Stream`] of updates.
 ///
 /// ```
 /// # #[cfg(feature = "test-util")]
@@ -85,8 +85,8 @@ impl SessionSubscription {
         Self { events, guard }
     }
 
-    /// Returns the snapshot at the start. Returns `None` if the subscription was resumed after an event: the missed
-    /// events then come as updates.
+    /// Returns the snapshot at the start of the subscription. Returns `None` if the subscription was resumed after an
+    /// event. The missed events then arrive as updates.
     pub fn snapshot(&self) -> Option<&Arc<SessionSnapshot>> {
         self.events.snapshot()
     }
@@ -155,7 +155,7 @@ impl fmt::Debug for SessionSubscription {
 
 /// Keeps a session open while it is a [`Mode::Controller`]. An observer's guard does nothing.
 ///
-/// When the last controller is dropped, the session's idle shutdown starts.
+/// When the last controller is dropped, the time of the session's idle shutdown starts.
 #[must_use = "dropping it releases the session, and a session without controllers may end"]
 pub struct Guard {
     session: WeakSession,
@@ -166,8 +166,8 @@ pub struct Guard {
 /// Counts a controller until it is dropped.
 pub(super) struct Hold {
     shared: Arc<SessionShared>,
-    /// Dropped after the count is reduced: otherwise the session could end for lack of handles while a controller is
-    /// counted.
+    /// The handle is dropped after the count is reduced. In the other order, the session could end because it has no
+    /// handles although a controller is still counted.
     commands: mpsc::Sender<Box<Command>>,
 }
 

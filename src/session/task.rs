@@ -136,7 +136,7 @@ pub(super) struct Task {
     pub(super) idle: Option<Pin<Box<Sleep>>>,
     /// Whether the idle shutdown was never started yet.
     pub(super) is_fresh: bool,
-    /// Whether the session would have ended, but had something to save.
+    /// Whether the session would have ended if it had not had something to save.
     pub(super) idle_when_saved: bool,
     /// Whether the session refused to sleep. Its watcher is notified when another attempt may succeed.
     pub(super) has_refused_sleep: bool,
@@ -186,7 +186,7 @@ enum Input {
 }
 
 impl Task {
-    /// Runs until the session ends. Boxed: otherwise an idle session would hold the task twice.
+    /// Runs until the session ends. The task is boxed, because an idle session would otherwise contain it twice.
     pub(super) async fn run(mut self: Box<Self>, mut commands: mpsc::Receiver<Box<Command>>) {
         self.consider_idle_shutdown();
         let (reason, stop) = loop {
@@ -287,13 +287,14 @@ impl Task {
         });
     }
 
-    /// Processes the agent's next event and those that are ready, up to the number that the agent sends at once.
+    /// Processes the agent's next event and the following events that are ready, at most as many as the agent sends at
+    /// once.
     fn take_all(&mut self, first: Delivery) {
         self.take(first);
         for _ in 0..DELIVERIES {
             match self.deliveries.next().now_or_never() {
                 Some(Some(delivery)) => self.take(delivery),
-                // The end of the channel is seen again in the next turn.
+                // The end of the channel is noticed when the channel is polled again.
                 Some(None) | None => break,
             }
         }

@@ -19,14 +19,14 @@ use tokio::{
 
 use crate::store::{ConversationId, Epoch, Lease, Owner, Store, StoreError};
 
-/// The time that the store may take to release a conversation, or to return a lease that nobody waits for any more.
+/// The time that the store may take to release a conversation, or to grant a lease after its requester has gone.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The ownership of one conversation. When dropped, it is released soon after.
+/// The ownership of one conversation. Dropping it releases the conversation soon after.
 pub(super) struct Tenure {
     held: Arc<Held>,
-    /// Ready with the reason when the conversation is lost. Boxed once, so that a session without a tenure needs no
-    /// room for it.
+    /// Ready with the reason when the conversation is lost. Boxed once, so that a session without a lease needs no room
+    /// for the future.
     loss: BoxFuture<'static, StoreError>,
 }
 
@@ -41,8 +41,8 @@ pub(super) struct Held {
 }
 
 impl Tenure {
-    /// Makes `owner` the owner of the conversation, with a lease that `keeper` renews, or a keeper of the session's own
-    /// if that is `None`. Returns `None` if the store has no owners and relies on versions.
+    /// Makes `owner` the owner of the conversation. The lease is renewed by `keeper`, or by a new keeper if that is
+    /// `None`. Returns `None` if the store has no owners and relies on versions.
     ///
     /// # Errors
     ///
@@ -109,13 +109,13 @@ impl Tenure {
     pub(super) async fn end(self) {
         let (reply, answer) = oneshot::channel();
         self.held.keeper.send(Order::Release(self.held(), Some(reply)));
-        // Whatever the outcome, the release in `drop` finds nothing to do.
+        // After that, the release in `drop` has nothing left to do.
         let _ = answer.await;
     }
 }
 
-/// An acquisition in flight. If it is dropped, the store may return the lease nevertheless. A task waits for it a
-/// little longer, to release it.
+/// An acquisition in flight. If it is dropped, the store may still grant the lease. A task then waits a little longer
+/// for the lease and releases it.
 struct PendingAcquisition(Option<BoxFuture<'static, Result<Option<Tenure>, StoreError>>>);
 
 impl Drop for PendingAcquisition {
@@ -157,8 +157,8 @@ impl Held {
         self.lease.borrow().clone()
     }
 
-    /// Returns the lease for a write after the store has rejected the lease with the epoch `refused`. That lease has
-    /// expired, and it is renewed if nobody else had the conversation in the meantime.
+    /// Returns the lease for a write after the store has rejected the lease with the epoch `refused`. The rejected
+    /// lease has expired. It is renewed if nobody else has acquired the conversation in the meantime.
     ///
     /// # Errors
     ///

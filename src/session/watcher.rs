@@ -9,7 +9,7 @@ use crate::{
     subscription::EndReason,
 };
 
-/// Receives notifications about a session from within the session's task. A watcher costs the session only the call,
+/// Receives notifications about a session from within the session's task. A watcher costs the session only a call,
 /// whereas a subscription costs a channel.
 pub(crate) trait Watcher: Send + Sync + 'static {
     /// Handles a notification. Notifications come in order. The call must be quick and must not block.

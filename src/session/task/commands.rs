@@ -17,7 +17,7 @@ use crate::{
 impl Task {
     /// Serves a command after the events that the agent has emitted so far.
     ///
-    /// If the agent has ended, the session ends at once. Commands then get the end as their only reply, because
+    /// If the agent has ended, the session ends at once. All commands then get the end as their reply, because
     /// `terminate` may run for a while and may itself wait for a reply.
     pub(super) async fn serve(&mut self, command: Command) -> Option<Exit> {
         match self.answer(command).await {
@@ -32,7 +32,7 @@ impl Task {
         if self.agent.end().is_some() && !matches!(command, Command::Stop(_)) {
             return Err(Over::AgentEnded);
         }
-        // A reply that nobody waits for any more is dropped.
+        // If nobody waits for a reply any more, the reply is dropped.
         match command {
             Command::Stop(stop) => return Err(Over::Stopped(stop)),
             Command::Unsaved(reply) => {
@@ -116,7 +116,7 @@ impl Task {
         }
     }
 
-    /// Processes the agent's events so far and requires it to be idle then. Returns the last event.
+    /// Processes the agent's events so far. Fails unless the agent is idle then. Returns the last event.
     async fn catch_up_idle(&mut self) -> Result<Option<EventId>, SessionError> {
         match self.catch_up().await? {
             Status::Idle => Ok(Some(self.core.seen())),
@@ -124,8 +124,8 @@ impl Task {
         }
     }
 
-    /// Moves the session after the agent's move, when it reaches the event of that move. Returns `None` if something
-    /// else happened before, so that the caller has to start again.
+    /// Moves the session after its agent has moved, as soon as the session reaches the event of that move. Returns
+    /// `None` if another event came first, so that the caller has to start again.
     async fn follow(
         &mut self,
         moved: Result<EventId, AgentError>,
@@ -174,13 +174,13 @@ enum Over {
 }
 
 impl From<AgentError> for Over {
-    /// The session's requests to the agent fail only after the agent has ended.
+    /// A request of the session to its agent fails only if the agent has ended.
     fn from(_: AgentError) -> Self {
         Self::AgentEnded
     }
 }
 
-/// Separates the end of the agent from other outcomes of a move.
+/// Distinguishes the end of the agent from the other outcomes of a move.
 fn settled<T>(moved: CommandResult<T>) -> Result<CommandResult<T>, Over> {
     match moved {
         Err(SessionError::Ended(_)) => Err(Over::AgentEnded),

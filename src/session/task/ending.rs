@@ -37,8 +37,8 @@ impl Task {
         self.ends_by = Instant::now().checked_add(limit);
         let mut waiting: Vec<Stop> = stop.into_iter().collect();
         self.wind_down(&mut commands, &mut waiting, limit, in_flight).await;
-        // The agent aborts at once, unless its callbacks block their thread. The next session of the conversation must
-        // not meet it.
+        // The agent aborts at once, unless its callbacks block their thread. It must be gone before the conversation's
+        // next session starts.
         let cut_off = match timeout(CUTTING_OFF, self.agent.stop(Duration::ZERO)).await {
             // An aborted `terminate` is already logged. Tools that still run are reported.
             Ok(Err(error)) if matches!(&error, AgentError::Deadline { tools, .. } if !tools.is_empty()) => {
@@ -54,7 +54,7 @@ impl Task {
         if let Some(tenure) = self.tenure.take() {
             let left =
                 self.ends_by.map_or(limit, |ends_by| ends_by.saturating_duration_since(Instant::now()));
-            // After the release, the conversation can be opened elsewhere before the lease expires.
+            // From here on, the conversation can be opened elsewhere, although the lease has not expired.
             let _ = timeout(left.max(CUTTING_OFF), tenure.end()).await;
         }
 
@@ -94,12 +94,12 @@ impl Task {
     ) {
         let agent: Agent = self.agent.clone();
         let mut stopping = Box::pin(async move {
-            // The agent logs an abort of its callbacks. It has ended in any case.
+            // If its callbacks are aborted, the agent logs that. In any case, it has ended.
             let _ = agent.end_within(limit, in_flight).await;
         });
         let (mut stopped, mut heard_out, mut open) = (false, false, true);
         let mut deadline = self.ends_by.map(|ends_by| Box::pin(sleep_until(ends_by)));
-        // The agent may take all the time left. Saving and its repetitions continue meanwhile.
+        // The agent may use all the time left. Meanwhile, saving continues and failed writes are repeated.
         self.step(Core::hurry);
         while !heard_out || !self.core.is_lost() && !self.is_saved() {
             // Commands come last, so that many of them do not delay the end.
@@ -121,8 +121,8 @@ impl Task {
                 () = &mut stopping, if !stopped => stopped = true,
                 () = passed(&mut deadline) => break,
                 command = commands.recv(), if open => match command {
-                    // Further calls of `stop` wait with the first, until the nearest of their deadlines. Any other
-                    // command gets the end as its reply.
+                    // Further calls of `stop` wait together with the first call, until the nearest of their deadlines.
+                    // Every other command gets the end as its reply.
                     Some(command) => {
                         if let Command::Stop(stop) = *command {
                             let other = Instant::now().checked_add(stop.deadline);

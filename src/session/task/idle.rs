@@ -10,10 +10,10 @@ use crate::{
     session::{Notice, core::Core},
 };
 
-/// The minimum life of a session that has just started, so that the code that started it can subscribe.
+/// The minimum time that a new session stays open, so that the code that started it can subscribe.
 const TIME_TO_SUBSCRIBE: Duration = Duration::from_millis(20);
 
-/// The wait for an agent that has nothing left to do.
+/// The wait until an agent has nothing left to do.
 pub(in crate::session) type Settling = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 impl Task {
@@ -30,15 +30,15 @@ impl Task {
         }
     }
 
-    /// Ends the agent when the idle time is over. Returns whether it did: not if there is a controller again, a run has
-    /// started, or something is unsaved.
+    /// Ends the agent when the idle time is over. Returns whether the agent ended. It does not end if a controller has
+    /// come back, a run has started, or something is unsaved.
     pub(super) async fn is_unwanted(&mut self) -> bool {
         self.idle = None;
         if self.catch_up().await.is_err() || self.is_controlled() {
             return false;
         }
         if self.idle.is_some() {
-            // The agent has become idle again in the meantime, and the time counts from there.
+            // The agent has become idle again in the meantime. The idle time starts at that moment.
             return false;
         }
         if !self.is_saved() {
@@ -53,8 +53,8 @@ impl Task {
         retired
     }
 
-    /// Ends the agent if the session may end now, whatever is left of the idle time. Returns whether it did. If not,
-    /// nothing has changed.
+    /// Ends the agent if the session may end now, even if idle time is left. Returns whether the agent ended. If it did
+    /// not, nothing has changed.
     pub(super) async fn can_sleep(&mut self) -> bool {
         self.catch_up().await.is_ok()
             && !self.is_controlled()
@@ -62,7 +62,7 @@ impl Task {
             && matches!(self.owner.retire(Some(self.core.seen())).await, Ok(true))
     }
 
-    /// Notes that the session refused to sleep. Its watcher is notified when another attempt may succeed.
+    /// Notes that the session refused to sleep. The watcher is notified when another attempt may succeed.
     pub(super) fn refuse_sleep(&mut self) {
         self.has_refused_sleep = true;
         if !self.is_controlled() && self.is_saved() {

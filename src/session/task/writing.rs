@@ -25,23 +25,23 @@ pub(in crate::session) type Written = Result<WriteOutcome, StoreError>;
 
 /// The outcome of a write that the store has decided.
 pub(in crate::session) enum WriteOutcome {
-    /// The write is done. If it created the conversation, its ownership started too.
+    /// The write is done. If it created the conversation, the session now owns the conversation.
     Done(Version, Option<Tenure>),
-    /// Another writer was first, and the store has this now.
+    /// Another writer was first. The store has this content now.
     Conflict(StoreError, Box<Found>),
 }
 
 /// An attempt at a write.
 type Attempt = Pin<Box<dyn Future<Output = Written> + Send>>;
 
-/// The attempts at one write that are in flight: the first and the latest, in this order. Both have the same write id,
-/// so either may take effect.
+/// The attempts at one write that are in flight: the first attempt, then the latest. Both have the same write id, so
+/// either of them may take effect.
 #[derive(Default)]
 pub(in crate::session) struct Attempts(Vec<Attempt>);
 
 impl Attempts {
     fn add(&mut self, attempt: Attempt) {
-        // The first attempt has had the most time: a slow store is likely to finish it first.
+        // The first attempt has had the most time, so a slow store is likely to finish it first.
         self.0.truncate(1);
         self.0.push(attempt);
     }
@@ -66,7 +66,7 @@ impl Attempts {
 
 impl Task {
     /// Starts an attempt at a write in a separate task, so that a store that blocks, hangs or panics does not harm the
-    /// session. An attempt that takes too long is aborted. The repetition finds out whether it took effect.
+    /// session. An attempt that takes too long is aborted. Whether it took effect shows when the write is repeated.
     pub(super) fn begin_write(&mut self, job: Arc<Job>) {
         self.retry = None;
         if matches!(*job, Job::Create(..)) {
@@ -128,7 +128,7 @@ impl Task {
     }
 }
 
-/// Starts a write in a separate task, where it may panic.
+/// Starts a write in a separate task, which contains a panic of the store.
 pub(in crate::session) fn contained<T: Send + 'static>(
     write: impl Future<Output = Result<T, StoreError>> + Send + 'static,
 ) -> impl Future<Output = Result<T, StoreError>> + Send {
@@ -139,7 +139,7 @@ pub(in crate::session) fn contained<T: Send + 'static>(
     }
 }
 
-/// A task that is aborted when nobody waits for it any more: a session that has ended writes nothing.
+/// A task that is aborted when nobody waits for it any more. So a session that has ended writes nothing.
 struct AbortOnDrop<T>(JoinHandle<T>);
 
 impl<T> Drop for AbortOnDrop<T> {
@@ -164,7 +164,7 @@ async fn perform(store: &Arc<dyn Store>, id: &ConversationId, job: &Job, ownersh
     match write(store, id, job, ownership).await {
         Err(error @ StoreError::Conflict { .. }) => match find(&**store, id).await {
             Ok(found) => Ok(WriteOutcome::Conflict(error, Box::new(found))),
-            // The repeated write meets the same conflict, and loading may succeed then.
+            // The repeated write meets the same conflict. Loading the conversation may succeed then.
             Err(failure) if failure.is_transient() => Err(failure),
             Err(_) => Err(error),
         },
@@ -197,8 +197,8 @@ async fn write(
                 Err(StoreError::LeaseLost { .. }) => {
                     let lease = held.lease_after(lease.epoch).await?;
                     attempt(&**store, id, job, Some(&lease)).await.map_err(|error| match error {
-                        // The lease was renewed a moment ago, so nobody else had the conversation. The next attempt
-                        // shows whether that changed since.
+                        // The lease was renewed a moment ago, so nobody else had acquired the conversation. The next
+                        // attempt shows whether that has changed.
                         StoreError::LeaseLost { id } => {
                             StoreError::failed(format!("writing conversation {id}"), RanOutAgain)
                         }

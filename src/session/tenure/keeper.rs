@@ -1,8 +1,9 @@
 //! Renews leases, on a separate thread, so that an application that blocks its own threads does not lose conversations.
 //!
 //! The sessions of a manager share one keeper. A session without a manager has its own. A keeper renews its leases
-//! together when a third of their time has passed. A lease can expire if the store can't be reached or the process is suspended. It is then renewed if nobody
-//! else had the conversation since, as its epoch shows.
+//! together when a third of their time has passed. A lease can expire if the store can't be reached or the process is
+//! suspended. An expired lease is renewed if its epoch shows that nobody else has acquired the conversation in the
+//! meantime.
 
 use std::{
     collections::HashMap,
@@ -30,7 +31,7 @@ use crate::{
 /// The number of leases that are renewed in one call.
 const TOGETHER: usize = 500;
 
-/// The shortest time between renewals, however short the leases are.
+/// The shortest time between renewals. It applies even to shorter leases.
 const OFTEN: Duration = Duration::from_millis(2);
 
 /// The longest wait after a failed renewal.
@@ -108,8 +109,8 @@ fn runtime() -> Result<Handle, StoreError> {
     Ok(started.insert(handle).clone())
 }
 
-/// Identifies a lease. A conversation has one owner at a time in a process, but the next owner may start before the
-/// release of the last one arrives.
+/// Identifies a lease. A process has at most one owner of a conversation at a time. But the next owner may start before
+/// the release of the previous lease arrives.
 type Key = (ConversationId, Epoch);
 
 /// The task of a keeper. Its calls to the store do not delay its orders.
@@ -117,7 +118,7 @@ struct Watch {
     store: Arc<dyn Store>,
     /// The leases to renew.
     held: HashMap<Key, Arc<Held>>,
-    /// The leases that are being revived, with the replies that wait for them.
+    /// The leases that are being revived, each with the senders for the callers that wait for the outcome.
     lapsed: HashMap<Key, Vec<Reply>>,
     work: FuturesUnordered<BoxFuture<'static, Done>>,
     is_renewing: bool,
@@ -127,7 +128,8 @@ struct Watch {
 
 /// A finished call to the store.
 enum Done {
-    /// Leases were renewed, except these, which are lost. After an error, the outcome of others is unknown.
+    /// The leases were renewed, except these leases, which are lost. After an error, the outcome for the other leases
+    /// is unknown.
     Renewed(Vec<Key>, Result<(), StoreError>),
     /// The renewal of an expired lease succeeded or failed.
     Revived(Arc<Held>, Epoch, Result<Lease, StoreError>),
@@ -219,7 +221,7 @@ impl Watch {
         let limit = self.pace();
         let leases = self.held.values().filter_map(|held| Some((held.id.clone(), held.lease().ok()?)));
         let mut leases: Vec<(ConversationId, Lease)> = leases.collect();
-        // If the time does not suffice for all leases, different ones are left out each time.
+        // If there is not enough time for all leases, the order ensures that different leases are left out each time.
         leases.shuffle(&mut rand::rng());
         let store = Arc::clone(&self.store);
         self.due = Some(Instant::now() + limit);
@@ -244,8 +246,8 @@ impl Watch {
         }));
     }
 
-    /// Starts to find out whether a lease expired or passed to another owner. A renewal shows this. It does not harm
-    /// another owner of the conversation and can be repeated.
+    /// Starts to find out whether a lease has expired or has passed to another owner. A renewal shows this. A renewal
+    /// does not harm another owner of the conversation, and it can be repeated.
     fn revive(&mut self, held: Arc<Held>, refused: Epoch, waiting: Vec<Reply>) {
         self.lapsed.insert((held.id.clone(), refused), waiting);
         let store = Arc::clone(&self.store);
@@ -314,7 +316,7 @@ fn third(lasts: Duration) -> Duration {
     (lasts / 3).max(OFTEN)
 }
 
-/// Returns why a lease is lost, with the owner of the conversation now, if there is one.
+/// Returns the reason why a lease is lost. It names the present owner of the conversation, if there is one.
 async fn lost(store: &dyn Store, id: ConversationId) -> StoreError {
     match in_time(PATIENCE, store.summary(&id)).await.map(|summary| summary.owner) {
         Ok(Some(owner)) => StoreError::Owned { id, owner },

@@ -317,7 +317,7 @@ async fn refused_sleep_does_not_restart_the_idle_time() {
     let took = begun.elapsed();
     assert!(took <= AFTER, "the idle time was restarted: {took:?}");
 
-    // An event is handled until shortly before the idle time is over.
+    // Handling the event takes until shortly before the idle time is over.
     let gate = Gate::new();
     let passing = gate.clone();
     let hooks = Hooks::new().on_event(move |_, _| {

@@ -43,7 +43,7 @@ impl SessionSnapshot {
 
     /// Applies the next event, so that the snapshot shows the state after it.
     ///
-    /// Some changes of an agent emit no event, as described at [MISSING](Snapshot::apply) of its snapshot. They appear
+    /// Some changes of an agent emit no event, as described for the [agent's snapshot](Snapshot::apply). They appear
     /// only in the next snapshot.
     ///
     /// # Errors

@@ -182,10 +182,10 @@ impl ManagerBuilder {
 
     /// Sets the name and address under which this manager owns open conversations, if the store supports owners.
     ///
-    /// Other processes on the same store see both. The name identifies this process. The address states where to reach
-    /// it, in a form that the application chooses. No other manager may use the name. If a manager keeps its name
-    /// across a restart, it reopens its conversations at once. With another name, it waits until the conversations are
-    /// released or their leases expire. By default, the manager is [a unique owner](Owner::unique).
+    /// Other processes on the same store see both. The name identifies this manager, so no other manager may use it.
+    /// The address states where to reach this process, in a form that the application chooses. If a manager keeps its
+    /// name across a restart, it reopens its conversations at once. With another name, it waits until the conversations
+    /// are released or their leases expire. By default, the manager is [a unique owner](Owner::unique).
     pub fn owner(mut self, owner: Owner) -> Self {
         self.owner = Some(owner);
         self
@@ -193,7 +193,7 @@ impl ManagerBuilder {
 
     /// Sets how long a session stays open while it is idle and has no controller. Defaults to five minutes.
     ///
-    /// The time counts from the session's start. `None` keeps sessions open without a limit.
+    /// The time starts when the session starts. `None` keeps sessions open without a limit.
     pub fn idle_shutdown(mut self, after: Option<Duration>) -> Self {
         self.idle_shutdown = after;
         self
@@ -201,8 +201,8 @@ impl ManagerBuilder {
 
     /// Sets how long it may take to close a session, saving included. Defaults to 30 seconds.
     ///
-    /// The limit applies whatever ends the session. It also limits how long [`Manager::rename`] waits for an open
-    /// session to store its title. If a store or an `init` hangs for twice this time after the last caller is gone, the
+    /// The limit applies to every kind of end. It also limits how long [`Manager::rename`] waits for an open session to
+    /// store its title. If a store or an `init` hangs for twice this time after the last caller has gone away, the
     /// operation is given up.
     pub fn close_timeout(mut self, limit: Duration) -> Self {
         self.close_timeout = limit;
@@ -234,7 +234,7 @@ impl ManagerBuilder {
     /// Sets how long an opening waits for room while places are held by sessions whose tools or callbacks run. Defaults
     /// to one minute.
     ///
-    /// Such a tool or callback may itself wait for the opening, so that both would wait forever. After this time, the
+    /// Such a tool or callback may be waiting for this opening, so that both would wait forever. After this time, the
     /// opening fails with [`ManagerError::NoRoom`], which names these sessions. If no such session holds a place, the
     /// opening continues to wait. `None` waits without a limit. A tool gets the error only if its [own time
     /// limit](crate::tool::ToolLimits::timeout) is longer.
@@ -246,8 +246,8 @@ impl ManagerBuilder {
     /// Sets how many sessions may have a request to their model in flight at once, at least one. Unlimited
     /// by default.
     ///
-    /// The requests of further sessions wait, in order. A run that is paused, or whose tools or callbacks run, does not
-    /// count until its next request. Therefore a tool may ask another session under any limit.
+    /// The requests of further sessions wait, in order. While a run is paused, or its tools or callbacks run, the run
+    /// does not count. Therefore a tool may ask another session under any limit.
     pub fn max_turns(mut self, limit: usize) -> Self {
         self.max_turns = Some(limit);
         self

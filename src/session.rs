@@ -272,10 +272,11 @@ impl Session {
         self.session_outcome(response.unwrap_or(Err(AgentError::Stopped(EndReason::Killed)))).await
     }
 
-    /// Moves the path so that it passes through `node`, and follows it to the leaf that was active last below `node`.
+    /// Moves the path so that it passes through `node`, and then follows the children that were active last, down to a
+    /// leaf.
     ///
     /// With `None`, the path becomes empty, so that the next prompt starts a new root. The session must be idle. If the
-    /// path already ends there, nothing happens.
+    /// path already ends at the target, nothing happens.
     ///
     /// # Errors
     ///
@@ -285,7 +286,7 @@ impl Session {
         self.call(|reply| Command::Navigate(node, reply)).await?
     }
 
-    /// Returns the tree in constant time: it shares its data with the session.
+    /// Returns the tree in constant time. The copy shares its data with the session.
     ///
     /// # Errors
     ///
@@ -297,8 +298,8 @@ impl Session {
     /// Sets the title of the conversation, or removes it with `None`.
     ///
     /// Lists of the store show the title as soon as it is saved: see [`flush`](Self::flush). The title replaces a title
-    /// that another process has stored in the meantime. The exception is a title that the session already has: it is
-    /// not written again, so the title of the other process stays.
+    /// that another process has stored in the meantime. There is one exception. If the session already has this title,
+    /// nothing is written, so the title of the other process remains.
     ///
     /// # Errors
     ///
@@ -308,7 +309,7 @@ impl Session {
         self.call(|reply| Command::SetTitle(title, reply)).await
     }
 
-    /// Sets the title if the conversation has none. Returns whether it did.
+    /// Sets the title if the conversation has no title. Returns whether it was set.
     ///
     /// This is meant for generated titles: a title that a person has set in the meantime stays, even if another process
     /// stored it.
@@ -384,8 +385,8 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// [`SessionError::Unsaved`] reports what is not saved when the deadline passes; [`SessionError::Ended`] if the
-    /// session ends.
+    /// [`SessionError::Unsaved`] reports the data that was not saved by the deadline. [`SessionError::Ended`] if the
+    /// session ends first.
     ///
     /// # Cancel safety
     ///
@@ -411,9 +412,9 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// - [`SessionError::Unsaved`] reports what is not saved. The session has ended nevertheless, and its unsaved
-    ///   messages are in [`Session::end`].
-    /// - [`AgentError::Deadline`] names aborted tools that still run. Everything is saved.
+    /// - [`SessionError::Unsaved`] reports the data that was not saved. The session has ended nevertheless, and its
+    ///   unsaved messages are in [`Session::end`].
+    /// - [`AgentError::Deadline`] names aborted tools that are still running. Everything is saved.
     /// - [`SessionError::Ended`] if the session's task was killed before, so that its last state is unknown.
     pub async fn stop(&self, deadline: Duration) -> Result<(), SessionError> {
         self.end_within(deadline, InFlight::Keep).await
@@ -533,8 +534,8 @@ impl Session {
     async fn session_outcome<T>(&self, outcome: Result<T, AgentError>) -> Result<T, SessionError> {
         match outcome {
             Ok(value) => Ok(value),
-            // The session may not have noticed the agent's end yet. It checks before it serves a command, and serves
-            // none then.
+            // The session may not have noticed the agent's end yet. It checks this before it serves a command, and then
+            // serves no command.
             Err(AgentError::Stopped(_)) => match self.call(Command::Title).await {
                 Ok(_) => Err(self.over().await),
                 Err(ended) => Err(ended),
@@ -576,7 +577,7 @@ impl WeakSession {
         }
         match self.commands.upgrade() {
             Some(commands) => Ok(Hold::new(Arc::clone(&self.shared), commands)),
-            // The session has not noticed yet that its last handle is gone.
+            // The session has not noticed yet that its last handle was dropped.
             None => Err(SessionError::Ended(EndReason::HandlesDropped)),
         }
     }

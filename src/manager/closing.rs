@@ -18,14 +18,14 @@ use crate::{
 /// The number of times that a title is written again after a conflict.
 const RENAME_TRIES: usize = 8;
 
-/// The share of an end's time that is reserved for stopping the session. A title has the rest.
+/// The share of an end's time that is reserved for stopping the session. The rest is for a title.
 const SHARE_FOR_STOPPING: u32 = 8;
 
 /// The number of sessions that a shutdown ends together.
 const PORTION: usize = 64;
 
 /// The number of rounds of the runtime that a portion has to end before the next portion starts. An idle session needs
-/// a dozen.
+/// about a dozen.
 const ROUNDS: usize = 64;
 
 impl Inner {
@@ -35,7 +35,7 @@ impl Inner {
         id: &ConversationId,
         in_flight: InFlight,
     ) -> Result<(), ManagerError> {
-        // An opening that waits for room has no session, and may wait for long.
+        // An opening that waits for room has no session yet, and may wait for a long time.
         if self.registry().is_waiting(id) {
             return Ok(());
         }
@@ -89,7 +89,7 @@ impl Inner {
                 }
                 Err(error) => return Err(error.into()),
             }
-            // The store may be slow. Others can open and close the session meanwhile.
+            // The store may be slow. Meanwhile, other callers can open and close the session.
             drop(hold);
             match session.flush(self.close_timeout).await {
                 Ok(()) => return Ok(()),
@@ -153,7 +153,7 @@ impl Inner {
             let write = Write::on(version);
             let write = if lease.lasts.is_some() { write.under(lease) } else { write };
             match self.store.save_state(id, &write, &change).await {
-                // A title does not depend on the changes of other writers.
+                // Setting a title does not depend on the changes of other writers.
                 Err(StoreError::Conflict { current, .. }) if tries < RENAME_TRIES => version = current,
                 renamed => return renamed.map(|_| ()),
             }
@@ -161,8 +161,8 @@ impl Inner {
         }
     }
 
-    /// Ends a session in order. Its run has `grace` to finish, and is then interrupted or cancelled. After that, a
-    /// title that is being generated and saving have `limit`.
+    /// Ends a session in order. Its run may finish until `grace`, and is interrupted or cancelled then. After that, a
+    /// title that is being generated and saving may take until `limit`.
     async fn end(
         &self,
         session: &Session,
@@ -174,8 +174,8 @@ impl Inner {
         let begun = Instant::now();
         let titled = async {
             if !is_idle {
-                // A turn without anything to keep is cancelled by the interrupt. A turn that is complete by now needs
-                // none.
+                // If a turn has nothing to keep, the interrupt cancels it. If the turn is complete by now, nothing is
+                // interrupted.
                 let _ = match in_flight {
                     InFlight::Keep => session.interrupt().await,
                     InFlight::Discard => session.cancel().await,
@@ -183,13 +183,13 @@ impl Inner {
             }
             self.titled(session).await;
         };
-        // Turns are saved meanwhile, so that the time left is for the title.
+        // Turns are saved at the same time, so the time left is for the title.
         let _ = timeout(limit.saturating_sub(limit / SHARE_FOR_STOPPING), titled).await;
         session.end_within(limit.saturating_sub(begun.elapsed()), in_flight).await
     }
 
-    /// Ends all sessions, and returns those that could not be ended with everything saved. Runs in flight have until
-    /// `grace` has passed since `begun`.
+    /// Ends all sessions, and returns those that ended with something unsaved. A run in flight is ended when `grace`
+    /// has passed since `begun`.
     ///
     /// Each end has a task: a task that polls very many futures uses up tokio's budget and then polls all of them in
     /// vain, again and again. Ends are started in portions, so that the data of each end is still in the processor's

@@ -33,7 +33,8 @@ pub enum ManagerError {
     /// No place became free within the [room timeout](super::ManagerBuilder::room_timeout), and some places are held
     /// by sessions whose tools or callbacks run.
     ///
-    /// These tools may wait for this opening: a session whose tool opens another session keeps its place.
+    /// These tools may be waiting for this opening, because a session keeps its place while one of its tools opens
+    /// another session.
     #[error(
         "there is no room to open conversation {id}: after {waited:?}, places are still held by sessions whose tools \
          run: {}; raise `max_open`, or set a time limit for tools", list(.parents)
@@ -81,7 +82,7 @@ pub enum ManagerError {
 }
 
 impl ManagerError {
-    /// Returns whether the store has no such conversation, like HTTP's 404.
+    /// Returns whether the store does not have the conversation, like HTTP's 404.
     pub fn is_not_found(&self) -> bool {
         match self {
             Self::Session(error) => error.is_not_found(),

@@ -28,7 +28,7 @@ impl Drop for Claim {
     }
 }
 
-/// An id that was borrowed from an opening that waits for room. Returned when it is dropped.
+/// An id that was borrowed from an opening that waits for room. The id is returned when this is dropped.
 pub(super) struct Loan {
     inner: Arc<Inner>,
     id: ConversationId,
@@ -62,11 +62,11 @@ impl Hold {
 pub(super) enum Beginning {
     /// The store.
     Stored,
-    /// A new conversation, under an id that may be taken.
+    /// A new conversation under an id that may already be taken.
     Named,
-    /// A new conversation, under an id that is not taken.
+    /// A new conversation under an id that is certainly not taken.
     Generated,
-    /// The store, if it has the conversation, otherwise a new conversation.
+    /// The stored conversation, if the store has it. Otherwise a new conversation.
     Either,
 }
 
@@ -100,7 +100,7 @@ impl Inner {
             match running {
                 Some(Ok(_)) if !from.takes_running() => return Err(ManagerError::AlreadyExists { id }),
                 Some(Ok(session)) => match subscribe(session, mode, false).await {
-                    // The session ended at this moment. Another one takes its place.
+                    // The session has just ended. A new session takes its place.
                     Err(SessionError::Ended(_)) => self.settled(&id).await,
                     opened => return Ok(opened?),
                 },
@@ -177,14 +177,14 @@ impl Inner {
             let room = tokio::select! {
                 biased;
                 room = inner.room(&claim) => room,
-                // The caller is gone, and the opening has not started yet.
+                // The caller has gone away before the opening started.
                 () = reply.closed() => return,
             };
             let launched = Box::pin(async {
                 room?;
                 let (session, guard) = inner.launch(&claim, start, from).await?;
-                // Subscribed in this task: if the caller is gone, its controller is dropped at once, and the idle
-                // shutdown starts.
+                // This task subscribes for the caller. If the caller has gone away, the controller is dropped at once,
+                // and the time of the idle shutdown starts.
                 let opened = subscribe(session, mode, true).await?;
                 // The idle time of the session starts after its caller has subscribed.
                 drop(guard);
@@ -229,7 +229,8 @@ impl Inner {
             .watcher(Arc::new(watch))
             .hold(send_guard);
         let builder = start.set_up(builder);
-        // Each is boxed separately: the futures that open a session are large, and take up their space in this one.
+        // Each future is boxed separately. The futures that open a session are large, and they would all take up space
+        // in this future.
         let starting: BoxFuture<'_, Result<Session, SessionError>> = match from {
             Beginning::Stored => Box::pin(builder.open(id.clone())),
             Beginning::Generated => Box::pin(builder.create_with(id.clone())),
@@ -282,7 +283,7 @@ async fn cut_off(task: JoinHandle<()>) -> String {
     task.await.err().map_or_else(|| "no caller waited any more".to_owned(), |error| error.to_string())
 }
 
-/// Waits until nobody waits for the reply, and then for `limit`.
+/// Waits until the reply has no receiver any more, and then for the time `limit`.
 async fn abandoned<T>(reply: &mut oneshot::Sender<T>, limit: Duration) {
     reply.closed().await;
     sleep(limit).await;

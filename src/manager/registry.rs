@@ -1,5 +1,6 @@
-//! The registry of open conversations and of those that are being opened, closed, renamed or deleted. It is behind a
-//! lock that is held only for a few steps and never across an await. A separate task would have nothing to wait for.
+//! The registry of the conversations that are open, and of those that are being opened, closed, renamed or deleted. A
+//! lock protects it. The lock is held only for a few steps and never across an await, so a separate task would bring
+//! nothing.
 
 mod places;
 
@@ -49,7 +50,7 @@ pub(super) struct Registry {
     pub(super) end: Option<End<ManagerSnapshot>>,
 }
 
-/// The state of one id that is not only stored.
+/// The state of one id that is open or in use.
 struct Slot {
     key: Key,
     /// The session, while it is open.
@@ -68,7 +69,7 @@ struct Slot {
     /// Cancelled when the title that is being generated is set or given up.
     titling: Option<CancellationToken>,
     used: u64,
-    /// When it was opened, or started to wait for room.
+    /// The time at which the conversation was opened, or started to wait for room.
     since: u64,
     /// The place of the open session, or of the opening.
     place: Option<RoomPermit>,
@@ -187,11 +188,11 @@ impl Registry {
         if let Some(claim) = claim {
             claim.cancel();
         }
-        // The session could not sleep while it was claimed. It may be possible now.
+        // The session could not be asked to sleep while its id was claimed. It may be possible now.
         self.changed(id, key);
     }
 
-    /// Borrows an id from an opening that waits in line: it may wait forever, and has no open session.
+    /// Borrows an id from an opening that waits in line. Such an opening may wait forever, and has no open session.
     pub(super) fn borrow(&mut self, id: &ConversationId) -> Lent {
         match self.slots.get_mut(id) {
             Some(Slot { loan: Some(loan), .. }) => Lent::Wait(loan.over.clone()),
@@ -327,7 +328,7 @@ impl Registry {
 
     // ---- titles ----
 
-    /// Starts a title for an open session without one, unless one is being generated.
+    /// Starts to generate a title for an open session without a title, unless one is being generated.
     pub(super) fn begin_title(&mut self, id: &ConversationId, key: Key) -> Option<Session> {
         let slot = self.slot(id, key).filter(|slot| slot.title.is_none() && slot.titling.is_none())?;
         let session = slot.session.clone()?;
@@ -399,7 +400,7 @@ impl Registry {
         attachment
     }
 
-    /// Ends the registry: nothing is open, and nothing will be opened.
+    /// Closes the registry: nothing is open, and nothing will be opened.
     pub(super) fn finish(&mut self) {
         let snapshot = Some(Arc::new(self.snapshot()));
         self.end.get_or_insert(End { reason: EndReason::Stopped, snapshot });

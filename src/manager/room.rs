@@ -25,7 +25,7 @@ impl Inner {
             () = self.wait_in_line(line) => {}
             error = self.stuck(claim) => return Err(error),
         }
-        // An opening with a place no longer lends its id.
+        // An opening that has a place no longer lends its id.
         let loan = self.registry().loan(&claim.id);
         if let Some(loan) = loan {
             loan.cancelled().await;
@@ -55,8 +55,8 @@ impl Inner {
         }
     }
 
-    /// Waits until an opening has waited too long while places are held by sessions whose tools run. These tools may
-    /// wait for the opening themselves.
+    /// Waits until an opening has waited too long while places are held by sessions whose tools run. These tools may be
+    /// waiting for the opening.
     async fn stuck(&self, claim: &Claim) -> ManagerError {
         let Some(limit) = self.room_timeout else {
             return std::future::pending().await;

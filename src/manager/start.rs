@@ -30,7 +30,8 @@ use crate::{
 /// ```
 #[must_use = "options do nothing before a conversation is opened with them"]
 pub struct OpenOptions {
-    /// Boxed, because the size of values that move from future to future adds up in the task that opens.
+    /// The agent is boxed, because the value moves from future to future, and its size would add up in the task that
+    /// opens the session.
     pub(super) agent: Box<AgentBuilder>,
     pub(super) title: Option<Arc<str>>,
     pub(super) tenant: Option<Arc<str>>,

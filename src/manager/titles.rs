@@ -45,7 +45,7 @@ pub trait TitleGenerator: Send + Sync + 'static {
 const MODEL_TIMEOUT: Duration = Duration::from_secs(30);
 /// The time limit of an application's generator.
 const OWN_TIMEOUT: Duration = Duration::from_mins(1);
-/// The tokens that a model may use. Some models think first.
+/// The maximum number of tokens of a title's request. It is generous, because some models think first.
 const MODEL_TOKENS: u32 = 1024;
 /// The characters of each message that a model sees.
 const EXCERPT: usize = 2000;
@@ -131,7 +131,7 @@ async fn by_model(
     Ok(tidy(&generated.message.text()))
 }
 
-/// Returns the first line with content, without the quotes and marks that models put around a title.
+/// Returns the first line that has content, without the quotes and marks that models put around a title.
 fn tidy(text: &str) -> Option<String> {
     let around = |c: char| {
         c.is_whitespace() || matches!(c, '"' | '\'' | '`' | '*' | '#' | '“' | '”' | '„' | '«' | '»')

@@ -86,12 +86,12 @@ impl Inner {
         }
     }
 
-    /// Waits for the title that follows from the turns finished so far, if any.
+    /// Waits for the title after the turns that have finished so far, if one is being generated.
     pub(super) async fn titled(&self, session: &Session) {
         if self.titles.is_off() || self.registry().is_titled(session.id()) {
             return;
         }
-        // The session processes all events of its agent first, and so reports finished turns.
+        // The session first processes all events of its agent. So it has reported all finished turns by then.
         if session.tree().await.is_err() {
             return;
         }

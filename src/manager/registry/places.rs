@@ -1,8 +1,8 @@
 //! Places for open sessions: the line of openings that wait for a place, and the sessions that are asked to make room.
 //!
-//! For each opening in line, at most one session is asked to sleep or is ending, all at the same time. The lock is
-//! never held while a session replies: an opening in line receives an [`Errand`], performs it in its own task and
-//! reports the reply. Nothing is polled. A session that refuses is asked again after it reports a change.
+//! For each opening in line, at most one session is asked to sleep or is ending. All of this happens at the same time.
+//! The lock is never held while a session replies: an opening in line receives an [`Errand`], performs it in its own
+//! task and reports the reply. Nothing is polled. A session that refuses is asked again after it reports a change.
 
 use tokio::sync::mpsc;
 
@@ -46,7 +46,7 @@ pub(super) enum Rest {
     /// An opening asks the session to sleep.
     Asked {
         by: Number,
-        /// Whether the session has reported a change since, so that a refusal may be outdated.
+        /// Whether the session has reported a change since it was asked, so that a refusal may be outdated.
         has_changed: bool,
     },
     /// The session has refused, and has reported no change since.
@@ -128,7 +128,7 @@ impl Registry {
         self.free += 1;
     }
 
-    /// Handles an opening that has left the line: it no longer waits for the reply of the session that it asks.
+    /// Handles an opening that has left the line and no longer waits for the reply of the session that it has asked.
     fn withdraw(&mut self, opening: Opening) {
         let Some((id, key)) = opening.asking else { return };
         if let Some(slot) = self.slot(&id, key)
@@ -160,7 +160,7 @@ impl Registry {
             };
             slot.rest = Rest::Asked { by: number, has_changed: false };
             opening.asking = Some((id, slot.key));
-            // If the opening was given up, it withdraws when it drops its claim.
+            // An opening that was given up leaves the line when it drops its claim.
             let _ = opening.errands.send(Errand::PutToSleep { key: slot.key, session });
             self.making_room += 1;
         }
@@ -168,7 +168,7 @@ impl Registry {
 
     /// Handles the reply of a session to the opening that asked it to sleep.
     pub(in crate::manager) fn answered(&mut self, id: &ConversationId, key: Key, by: Number, ends: bool) {
-        // The session may have ended after its reply. The opening then already asks another one.
+        // The session may have ended after its reply. The opening then already asks another session.
         if let Some(opening) = self.line.get_mut(&by)
             && opening.asking.as_ref().is_some_and(|(asked, life)| asked == id && *life == key)
         {
@@ -227,7 +227,7 @@ impl Registry {
         }
     }
 
-    /// Checks all sessions: none were noted while the line was empty.
+    /// Checks all sessions, because none were noted while the line was empty.
     fn find_prospects(&mut self) {
         self.prospects.clear();
         for (id, slot) in &mut self.slots {

@@ -10,8 +10,8 @@ pub(super) struct Alternatives {
 }
 
 impl Alternatives {
-    /// Picks the part of the chosen response from the parts of an event. The first part of another response causes a
-    /// warning.
+    /// Picks the part that belongs to the chosen response from the parts of an event. The first part of another
+    /// response causes a warning.
     pub(super) fn pick<T>(
         &mut self,
         parts: Vec<Option<T>>,

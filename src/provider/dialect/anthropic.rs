@@ -29,9 +29,9 @@ const NAME: &str = "anthropic_messages";
 ///
 /// # Output schemas
 ///
-/// Some models have no structured outputs: older Claude models, and all other models. They give the value as the input
-/// of a tool. All models do so if structured outputs cannot express the schema: a recursive schema, a schema that
-/// contains a map or a value of any type, or a schema that combines alternatives with properties.
+/// Older Claude models and all other models have no structured outputs. They return the value as the input of a tool.
+/// All models do so if structured outputs cannot express the schema: a recursive schema, a schema that contains a map
+/// or a value of any type, or a schema that combines alternatives with properties.
 ///
 /// # Data that only the service understands
 ///
@@ -41,8 +41,8 @@ const NAME: &str = "anthropic_messages";
 ///
 /// # Thinking
 ///
-/// Claude 5.1 and later reject thinking that is sent back after a system prompt, tools or messages other than those it
-/// originally followed. [`with_block_binding`](Self::with_block_binding) lets the service drop such thinking instead.
+/// Claude 5.1 and later reject thinking that is sent back after a changed system prompt, changed tools or changed
+/// messages. [`with_block_binding`](Self::with_block_binding) lets the service drop such thinking instead.
 ///
 /// Claude 4.7 and later hide the text of their thinking unless `thinking.display` requests it. Set it through
 /// [`Options::extra`](crate::provider::Options::extra).
@@ -54,7 +54,7 @@ pub struct AnthropicMessages {
 impl AnthropicMessages {
     /// Lets Claude 5.1 and later drop thinking whose preceding content has changed.
     ///
-    /// Such a request has the member `thinking.block_binding` and a beta header, which is added to the user's
+    /// The request then has the member `thinking.block_binding` and a beta header, which is added to the user's
     /// `anthropic-beta`. Anthropic and OpenCode accept the member. Gateways to other clouds may reject each request
     /// that contains it, so it is not sent by default. It is never sent if the options or
     /// [`Options::extra`](crate::provider::Options::extra) select a way of thinking that excludes it.

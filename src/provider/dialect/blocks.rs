@@ -20,8 +20,9 @@ pub(super) struct Blocks {
 }
 
 impl Blocks {
-    /// The number of blocks from which on text and thinking extend their last blocks instead of starting new ones. A
-    /// service that alternates between both with each token would otherwise exceed the limit of a message.
+    /// After this many blocks, text and thinking are appended to the last block of their kind instead of starting new
+    /// blocks. Otherwise, a service that alternates between the two with each token would exceed the limit of a
+    /// message.
     const MANY: usize = 256;
 
     pub(super) fn of(&mut self, kind: Kind, deltas: &mut Vec<Delta>) -> usize {
@@ -48,7 +49,8 @@ impl Blocks {
         self.count - 1
     }
 
-    /// Returns the index for a block that arrives complete or has a name. Text or thinking after it starts a new block.
+    /// Returns the index for a block that arrives complete or that the wire format names. Text or thinking after it
+    /// starts a new block.
     pub(super) fn item(&mut self) -> usize {
         self.open = None;
         self.count += 1;

@@ -129,7 +129,8 @@ impl ChatCompletions {
         self
     }
 
-    /// Stops requesting usage with `stream_options`. By default it is requested; most services report no usage otherwise.
+    /// Does not request usage with `stream_options`. By default it is requested, because most services otherwise report
+    /// no usage.
     pub fn without_stream_usage(mut self) -> Self {
         self.stream_usage = false;
         self
@@ -141,7 +142,7 @@ impl ChatCompletions {
         self
     }
 
-    /// Sends an output schema in a request with tools as with [`OutputSupport::Tool`], for services that do not accept
+    /// In requests with tools, sends an output schema as [`OutputSupport::Tool`] does, for services that do not accept
     /// `response_format` together with tools.
     pub fn without_output_beside_tools(mut self) -> Self {
         self.output_beside_tools = false;
@@ -150,8 +151,8 @@ impl ChatCompletions {
 
     /// Declares that the service guarantees that each response fits a [strict](OutputSupport::Strict) schema.
     ///
-    /// OpenAI does. Many services that accept a strict schema do not, so by default the value is also searched for in
-    /// surrounding text.
+    /// OpenAI guarantees this. Many services that accept a strict schema do not, so by default the value is also
+    /// searched for in surrounding text.
     pub fn with_enforced_output(mut self) -> Self {
         self.output_enforced = true;
         self

@@ -6,8 +6,8 @@ use crate::{
     provider::{Delta, MessageDelta},
 };
 
-/// The counts in a service's usage report. An unreadable count is ignored with a warning: unreadable usage never fails
-/// a response.
+/// The counts in a service's usage report. An unreadable count is ignored with a warning, because it must not make a
+/// response fail.
 pub(super) struct Counts<'v> {
     members: Option<&'v Map<String, Value>>,
     /// The first member that cannot be read.
@@ -104,7 +104,7 @@ pub(super) struct LatestUsage {
 }
 
 impl LatestUsage {
-    /// Returns a state without usage. `expected` indicates whether the request asks for usage.
+    /// Returns the state before the first report. `expected` indicates whether the request asks for usage.
     pub(super) fn new(expected: bool) -> Self {
         Self { expected, ..Self::default() }
     }
@@ -118,7 +118,7 @@ impl LatestUsage {
         }
     }
 
-    /// Records that the response is complete: its usage is not reported in another event.
+    /// Records that the response is complete and that its usage is not reported in another event.
     pub(super) fn is_settled(&mut self) {
         self.expected = false;
     }
@@ -145,7 +145,8 @@ fn warn(unreadable: Option<&str>, warned: &mut bool, deltas: &mut Vec<Delta>) {
     }
 }
 
-/// Converts the number to a count, if it is one. Counts stay far below the integers that a float cannot represent.
+/// Converts the number to a count, if it is a whole number. Counts stay far below the integers that a float cannot
+/// represent.
 pub(super) fn whole(number: f64) -> Option<u64> {
     let fits = (0.0..=f64::from(u32::MAX)).contains(&number) && number.fract() == 0.0;
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked above")]

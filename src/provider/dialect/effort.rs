@@ -1,4 +1,4 @@
-//! Reasoning efforts, the words that services use for them, and token budgets, each expressed by the others.
+//! Reasoning efforts, the words that services use for them, and token budgets, with the conversions between them.
 
 use serde::Deserialize;
 

@@ -25,7 +25,7 @@ type Object = Map<String, Value>;
 /// The image types that the service supports.
 const IMAGES: [&str; 4] = ["image/jpeg", "image/png", "image/gif", "image/webp"];
 
-/// The standard alphabet, with or without padding: an application need not know which of them its file uses.
+/// The standard alphabet, with or without padding, so that an application need not know which form its file uses.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
     &STANDARD,
     GeneralPurposeConfig::new()
@@ -64,7 +64,7 @@ enum Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kept {
     All,
-    /// The thinking of the turn in flight, in which tools were used.
+    /// The thinking of the turn in flight, if tools were used in the turn.
     Open,
     None,
 }
@@ -84,7 +84,7 @@ impl Kept {
     }
 }
 
-/// Encodes the messages with the thinking that is `kept`. `cache` marks the last block that may carry a cache
+/// Encodes the messages, with the thinking that is `kept`. Sets `cache` for the last block that may carry a cache
 /// breakpoint.
 pub(super) fn messages(
     request: &Request,
@@ -147,8 +147,8 @@ impl Turn {
     }
 }
 
-/// Removes the white space at the end of a last assistant message that the model is to continue: the service rejects
-/// it.
+/// Removes the white space at the end of a last assistant message, which the model is to continue. The service rejects
+/// such white space.
 fn trim_end(blocks: &mut [Block]) {
     if let Some(Block { kind: Kind::Plain, value }) = blocks.last_mut()
         && let Some(Value::String(text)) = value.get_mut("text")
@@ -157,9 +157,9 @@ fn trim_end(blocks: &mut [Block]) {
     }
 }
 
-/// Removes uses of the service's own tools that have no results, because the response was cut off there. The service
-/// rejects a conversation that continues after such a use. Uses in the last message stay, and so does code that waits
-/// for a tool of the application, because the service continues both.
+/// Removes uses of the service's own tools that have no results because the response was cut off there. The service
+/// rejects a conversation that continues after such a use. A use in the last message remains, and so does code that
+/// waits for a tool of the application, because the service continues both.
 fn drop_unanswered(turns: &mut [Turn]) {
     let Some((_, earlier)) = turns.split_last() else {
         return;
@@ -333,7 +333,7 @@ fn document(attachment: &Attachment, source: &Value) -> Object {
     value
 }
 
-/// Returns the text of a text file, or the reason why it has none.
+/// Returns the text of a text file, or the reason why the file has no text.
 fn text(source: &Source) -> Result<String, &'static str> {
     let Source::Base64 { data } = source else {
         return Err("the Messages wire format supports only images and PDF by URL");
@@ -361,7 +361,7 @@ struct ToolUseIds {
     taken: HashSet<String>,
     /// How often each stem was requested.
     stems: HashMap<String, usize>,
-    /// The id on the wire by the id of the tool use. If an id occurs again, the last use counts, because results follow
+    /// The id on the wire for each id of a tool use. If an id occurs again, the last use counts, because results follow
     /// directly after their uses.
     sent: HashMap<ToolUseId, String>,
 }

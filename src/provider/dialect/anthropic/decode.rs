@@ -35,7 +35,7 @@ pub(super) struct MessagesDecoder {
     usage: Usage,
     /// Whether the warning about unreadable usage was emitted.
     usage_warned: bool,
-    /// The provider data of the message. Emitted as a whole each time.
+    /// The provider data of the message. Each change emits the complete data.
     data: Map<String, Value>,
     has_stop_reason: bool,
     /// The number of bytes collected for provider items.
@@ -52,8 +52,8 @@ enum Phase {
 
 #[derive(Debug)]
 struct Block {
-    /// The index of the block on the wire, which may have gaps. `None` if the block arrived complete in the start of
-    /// the message.
+    /// The index of the block on the wire. Indices may have gaps. `None` if the start of the message already contained
+    /// the complete block.
     wire: Option<u64>,
     open: bool,
     kind: Kind,
@@ -62,10 +62,10 @@ struct Block {
 #[derive(Debug)]
 enum Kind {
     Text,
-    /// Thinking, with the signature in its start, which counts unless a delta has one.
+    /// Thinking, with the signature in the start event, which counts unless a delta has a signature.
     Thinking(Option<String>),
     Redacted,
-    /// A tool use, with the input in its start, which counts unless a delta has some.
+    /// A tool use, with the input in the start event, which counts unless a delta has input.
     ToolUse(Option<String>),
     /// Data that only the service understands, with everything that its deltas added.
     Item(Box<Item>),
@@ -74,7 +74,8 @@ enum Kind {
 impl Decoder for MessagesDecoder {
     fn decode(&mut self, frame: Frame<'_>, deltas: &mut Vec<Delta>) -> Decoded {
         let data = frame.data.trim_ascii();
-        // `[DONE]` ends the streams of another wire format. Some services that implement both send it here too.
+        // `[DONE]` ends the streams of another wire format. Some services that implement both wire formats send it in
+        // this one too.
         if self.is_done() || data.is_empty() || data == "[DONE]" {
             return Ok(());
         }
@@ -105,8 +106,8 @@ impl Decoder for MessagesDecoder {
 }
 
 impl MessagesDecoder {
-    /// Decodes an event of a known shape. Its data names its kind; the name of the event counts only if the data does
-    /// not.
+    /// Decodes an event of a known shape. The data of the event names its kind. The name of the event counts only if
+    /// the data names no kind.
     fn event(&mut self, name: &str, event: Event<'_>, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
         let kind = if event.kind.is_empty() { name } else { &*event.kind };
         let has_error = event.error.as_ref().is_some_and(error::is_error);
@@ -125,10 +126,10 @@ impl MessagesDecoder {
             "message_stop" => self.message_stop(data, deltas),
             "ping" => Ok(()),
             "error" => Err(service_error(data)),
-            // Some servers name the event `error` and send the bare error, whose type is their own word.
+            // Some servers name the event `error` and send the bare error. Its type is then a word of the server.
             _ if name == "error" || has_error => Err(service_error(data)),
             "message" if self.phase == Phase::Before => self.whole(data, deltas),
-            // Other servers send the bare error instead of a response, without a name.
+            // Other servers send an unnamed event with the bare error instead of a response.
             _ if self.is_bare_error(kind) => Err(service_error(data)),
             _ => Ok(()),
         }
@@ -236,8 +237,8 @@ impl MessagesDecoder {
         Ok(())
     }
 
-    /// Handles a delta of an unknown kind, or for a block of an unknown kind. A provider item collects it; other blocks
-    /// ignore it.
+    /// Handles a delta of an unknown kind, or for a block of an unknown kind. A provider item collects such deltas.
+    /// Other blocks ignore them.
     fn unknown_delta(&mut self, index: usize, data: &str) -> Decoded {
         if !matches!(self.blocks[index].kind, Kind::Item(_)) {
             return Ok(());
@@ -264,7 +265,7 @@ impl MessagesDecoder {
         deltas.extend(part.map(|part| Delta::Extend { index, part }));
     }
 
-    /// Returns whether an event of this unknown kind is an error without its envelope, sent instead of a response.
+    /// Returns whether an event of this unknown kind is a bare error that was sent instead of a response.
     fn is_bare_error(&self, kind: &str) -> bool {
         self.phase == Phase::Before && kind.ends_with("error")
     }

@@ -27,7 +27,7 @@ const MIN_BUDGET: u32 = 1024;
 /// The words for efforts.
 const WORDS: EffortWords = EffortWords { max: "max", ..EffortWords::COMMON };
 
-/// Encodes a request. `block_binding` indicates whether the service supports the member of that name.
+/// Encodes a request. `block_binding` indicates whether the service supports the member of the same name.
 pub(super) fn encode(request: &Request, block_binding: bool) -> Result<Encoded, ProviderError> {
     let options = &request.options;
     let cache = options.cache().map(cache_control);
@@ -135,12 +135,12 @@ impl Encoder<'_> {
         decided
     }
 
-    /// Lets the service drop thinking whose preceding content has changed since it was produced. Otherwise the service
-    /// would reject the request, and every later one: tools, system prompts and repeated steps change the preceding
-    /// content.
+    /// Lets the service drop thinking whose preceding content has changed since the thinking was produced. Otherwise
+    /// the service would reject this request and every later one. Tools, system prompts and repeated steps change the
+    /// preceding content.
     ///
-    /// Returns which thinking can be sent back. If a model is asked to think in another way, or not to think, no member
-    /// lets the service drop thinking.
+    /// Returns which thinking can be sent back. If the model thinks in another way than before, or does not think, no
+    /// member lets the service drop thinking.
     fn unbind_thinking(&mut self, block_binding: bool) -> Kept {
         if !self.traits.bound_thinking {
             return Kept::All;
@@ -167,7 +167,8 @@ impl Encoder<'_> {
         Kept::All
     }
 
-    /// Returns `max_tokens` and the thinking budget, which has to be below it: thinking counts towards the limit.
+    /// Returns `max_tokens` and the thinking budget. Thinking counts towards the limit, so the budget has to be below
+    /// the limit.
     fn limits(&mut self, budget: Option<u32>) -> (u32, Option<u32>) {
         let room = budget.unwrap_or(0).saturating_add(MAX_TOKENS);
         let limit = self.options.max_tokens().or_else(|| self.output_limit.filter(|limit| *limit < room));
@@ -175,8 +176,8 @@ impl Encoder<'_> {
             (None, budget) => (room, budget),
             (Some(limit), None) => (limit, None),
             (Some(limit), Some(budget)) if budget < limit => (limit, Some(budget)),
-            // The limit is a promise, so the budget is lowered and leaves a quarter of the limit to the rest of the
-            // response.
+            // The limit must not be exceeded, so the budget is lowered. It leaves a quarter of the limit to the rest of
+            // the response.
             (Some(limit), Some(_)) if limit > MIN_BUDGET => {
                 let fitting = (limit - limit / 4).clamp(MIN_BUDGET, limit - 1);
                 self.warn(format!(
@@ -266,7 +267,7 @@ impl Encoder<'_> {
         let taken = self.traits.sampling;
         let mut set = false;
         if let Some(temperature) = self.options.temperature() {
-            // Every model accepts the default value, and it need not be sent.
+            // Every model accepts the default value, so it need not be sent.
             let is_default = (temperature - 1.0).abs() < f64::EPSILON;
             if taken == Sampling::Fixed {
                 if !is_default {

@@ -64,7 +64,7 @@ fn restrict(schema: &mut Value, closed: &mut bool) -> Option<()> {
         }
         match map.insert("additionalProperties".to_owned(), Value::Bool(false)) {
             Some(Value::Bool(false)) => {}
-            // A map: its values are all under free keys, which a closed object does not allow.
+            // The schema is a map. All its values have free keys, which a closed object does not allow.
             Some(Value::Object(_)) => return None,
             None | Some(Value::Bool(true)) if is_empty(map.get("properties")) => return None,
             before => *closed |= before.is_some(),

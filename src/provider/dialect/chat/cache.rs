@@ -17,7 +17,7 @@ pub(super) fn mark(messages: &mut [Value], hint: CacheHint) {
     }
 }
 
-/// Marks a message's last text. Returns whether it has one.
+/// Marks a message's last text. Returns whether the message has a text.
 fn mark_text(message: &mut Value, control: &Value) -> bool {
     let Some(content) = message.get_mut("content") else {
         return false;

@@ -36,7 +36,7 @@ pub(super) struct Calls {
 /// A fragment of a call. Absent members are empty.
 pub(super) struct Fragment<'a> {
     pub(super) index: Option<u64>,
-    /// The position among the fragments of its chunk, if there are several.
+    /// The position of the fragment in its chunk, if the chunk has several fragments.
     pub(super) place: Option<usize>,
     pub(super) id: Cow<'a, str>,
     pub(super) name: Cow<'a, str>,
@@ -55,7 +55,7 @@ struct Call {
     block: Option<usize>,
     /// Arguments that arrived before the name.
     held: String,
-    /// Data that is sent back with the call unchanged. Held until it is emitted.
+    /// Data that is sent back unchanged with the call. It is held until it is emitted.
     extra: Option<String>,
     signed: bool,
     json: Nesting,
@@ -96,7 +96,7 @@ impl Calls {
         if call.id.is_empty() {
             call.id = fragment.id.into_owned();
         }
-        // A name may arrive in pieces, and may be repeated on each fragment.
+        // A name may arrive in pieces, and each fragment may repeat it.
         if call.block.is_none() && *fragment.name != *call.name {
             call.name.push_str(&fragment.name);
             if call.name.len() > MAX_NAME {
@@ -159,7 +159,7 @@ impl Calls {
         if fragment.id.is_empty() {
             let candidate = match (fragment.index, by_index) {
                 (Some(_), Some(at)) => at,
-                // Only a first fragment has a name. A fragment without one continues an incomplete call.
+                // Only the first fragment of a call has a name. A fragment without a name continues an incomplete call.
                 (None, None) if !named && fragment.place.is_some() => {
                     let placed = self.list.iter().rposition(|call| call.place == fragment.place);
                     return placed.or(Some(last));
@@ -226,7 +226,7 @@ impl Calls {
         self.sign(at, deltas);
     }
 
-    /// Ends the response. `cut` indicates whether it ended at a limit.
+    /// Ends the response. `cut` indicates whether the response ended because of a limit.
     pub(super) fn finish(
         &mut self,
         cut: bool,
@@ -260,8 +260,8 @@ impl Call {
         }
     }
 
-    /// Returns whether `name`, on a fragment without index and id, repeats this call's name and does not begin another
-    /// call.
+    /// Returns whether `name` only repeats the name of this call and does not begin another call. Its fragment has
+    /// neither an index nor an id.
     fn repeats(&self, name: &str) -> bool {
         self.name.is_empty() || (self.name == name && !self.json.is_complete())
     }

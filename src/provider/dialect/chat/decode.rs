@@ -123,7 +123,7 @@ impl ChatDecoder {
         }
         match finish_reason(choice.finish_reason.as_str()) {
             Ok(Some(reason)) => self.stop = Some(reason),
-            // A whole response is complete, with or without a finish reason.
+            // A response that arrives as a whole is complete, with or without a finish reason.
             Ok(None) if whole => self.stop = self.stop.take().or(Some(StopReason::Stop)),
             Ok(None) => {}
             Err(message) => return Err(ProviderError::new(ErrorKind::Service, message).with_body(data)),
@@ -146,8 +146,8 @@ impl ChatDecoder {
             self.annotations.add(*annotations)?;
         }
         let text = piece.content.text.into_text();
-        // The reasoning is complete when other content begins. It is emitted now, so that it is kept if the response
-        // breaks off.
+        // When other content begins, the reasoning is complete. It is emitted at that moment, so that it is kept if the
+        // response breaks off.
         let begins = |text: &Cow<'_, str>| !text.is_empty();
         if text.as_ref().is_some_and(begins)
             || piece.tool_calls.as_ref().is_some_and(|calls| !calls.is_empty())
@@ -282,7 +282,7 @@ impl ChatDecoder {
         let reason = match reason {
             None if self.blocks.count == 0 => return Err(self.truncated()),
             None | Some(StopReason::Stop | StopReason::ToolUse) if self.refused => StopReason::Refusal,
-            // Some servers send `stop` although the response has calls, and some the reverse.
+            // Some servers send `stop` although the response contains calls, and some servers do the reverse.
             None | Some(StopReason::Stop | StopReason::ToolUse) if wants_tools => StopReason::ToolUse,
             None | Some(StopReason::Stop | StopReason::ToolUse) => StopReason::Stop,
             Some(other) => other,

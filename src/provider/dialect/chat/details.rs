@@ -49,8 +49,8 @@ impl Details {
         Ok(())
     }
 
-    /// Returns the entries since the previous call, if there are any. After [`MAX_TOLD`] parts, it returns them only if
-    /// this is the `last` call.
+    /// Returns the entries since the previous call, if there are any. After [`MAX_TOLD`] parts, it returns entries only
+    /// if this is the `last` call.
     pub(super) fn take(&mut self, last: bool) -> Option<Vec<Value>> {
         if self.entries.is_empty() || self.parts == MAX_TOLD && !last {
             return None;
@@ -100,7 +100,7 @@ impl Annotations {
 pub(super) fn append(entries: &mut Vec<Value>, part: &[Value]) {
     for entry in part {
         let rest = match entry {
-            // No decoder creates more entries, and each entry costs a search through all others.
+            // No decoder creates more entries than this. Each entry costs a search through all others.
             Value::Object(entry) if entries.len() <= MAX_ENTRIES => {
                 continued(entries, entry.clone()).map(Value::Object)
             }
@@ -136,7 +136,7 @@ fn continues(entry: &Map<String, Value>, fragment: &Map<String, Value>, is_last:
         (Some(true), _) | (_, Some(true)) => true,
         (None, None) => is_last && !named,
     };
-    // An encrypted payload arrives complete. A repeated payload is the same one.
+    // An encrypted payload arrives complete. If a payload is repeated, it is the same payload.
     let whole = |data| entry.get("data") == Some(data);
     same("type") == Some(true) && together && value_of(fragment, "data").is_none_or(whole)
 }

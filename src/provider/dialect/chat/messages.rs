@@ -166,7 +166,7 @@ impl<'a> Encoder<'a> {
         for (key, value) in data.as_object().into_iter().flatten() {
             match key.as_str() {
                 "role" | "content" | "tool_calls" => {}
-                // These were written by a service that supports them, and other services reject them.
+                // A service that supports these members has written them. Other services reject them.
                 "reasoning_details" | "annotations" if self.chat.reasoning != ReasoningReturn::Details => {}
                 _ => match (extra.get_mut(key), value) {
                     (Some(Value::Array(list)), Value::Array(more)) if key == "reasoning_details" => {

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use super::{CacheField, ChatCompletions, OutputSupport, ReasoningReturn, ThinkingField};
 use crate::provider::catalogue::{BUILT_IN, Family, find};
 
-/// The switches that a rule sets. The others stay as the service has them.
+/// The switches that a rule sets. All other switches stay as the service has them.
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields, bound(deserialize = "'de: 'static"))]
 pub(super) struct Switches {

@@ -41,7 +41,7 @@ impl OutputSupport {
 pub enum ThinkingField {
     /// The models do not think, and the service has no setting for it.
     None,
-    /// The models always think as they see fit, and the service has no setting for it.
+    /// The models always decide by themselves how much they think, and the service has no setting for it.
     Always,
     /// An effort in `reasoning_effort`: OpenAI, Groq, and most compatible services. OpenAI's models get only the words
     /// that they support, according to the [catalogue](crate::provider::Catalogue).
@@ -54,7 +54,8 @@ pub enum ThinkingField {
     /// `enable_thinking`, with the number of tokens in `thinking_budget`: Alibaba.
     ///
     /// While a model thinks, the service accepts neither a `json_object` nor a tool choice that forces a tool. The
-    /// output schema is then sent as the input of a tool that is not forced, and a forcing tool choice becomes `auto`.
+    /// output schema is then sent as the input of a tool that is not forced, and a tool choice that forces a tool
+    /// becomes `auto`.
     Enable {
         /// Whether thinking can be turned off. If not, only the budget is sent.
         off: bool,
@@ -88,13 +89,13 @@ pub enum ReasoningReturn {
     Details,
 }
 
-/// How a request asks a service to cache the prompt for the next request. If the service has no setting for the time, a
-/// hint for a long time causes a warning.
+/// How a request asks a service to cache the prompt for the next request. If the service cannot keep a prompt for a
+/// long time, a hint that asks for this causes a warning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum CacheField {
-    /// No setting: the service caches prompts by itself, or not at all.
+    /// No setting: the service caches prompts automatically, or not at all.
     #[default]
     None,
     /// `prompt_cache_retention` for a long time, which OpenAI supports for some models. A short time needs no setting.
@@ -110,7 +111,7 @@ pub enum ToolChoices {
     /// All tool choices.
     #[default]
     All,
-    /// All tool choices that do not force a tool. A choice that forces one becomes `auto`, with a warning.
+    /// All tool choices that do not force a tool. A tool choice that forces a tool becomes `auto`, with a warning.
     Unforced,
     /// Only `auto`. If the request allows no tool, no tools are sent.
     Auto,

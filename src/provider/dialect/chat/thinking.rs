@@ -13,7 +13,7 @@ use crate::provider::{
     },
 };
 
-/// The wire format in which OpenAI's models support options that they reject here.
+/// The wire format in which OpenAI's models support the options that they reject in Chat Completions.
 const RESPONSES: &str = "the Responses wire format (`openai_responses`)";
 
 fn at_rest() -> String {

@@ -42,7 +42,7 @@ pub(super) struct Choice<'a> {
     pub(super) index: Count,
     #[serde(borrow, default)]
     pub(super) delta: Option<Box<Piece<'a>>>,
-    /// Replaces `delta` in a whole response. Some services repeat the response so far in it.
+    /// Used instead of `delta` in a whole response. Some services repeat the response so far in it.
     #[serde(borrow, default)]
     pub(super) message: Option<Box<Piece<'a>>>,
     #[serde(borrow, default)]

@@ -43,7 +43,8 @@ impl MessagesDecoder {
         // Emitted even if it is empty, because it names the wire format of the message.
         message.provider_data = self.provider_data();
         deltas.push(Delta::Message(Box::new(message)));
-        // A response that continues from within a tool of the service may arrive complete in its start.
+        // If a response continues from within a tool of the service, its start may already contain the complete
+        // message.
         let content = event.message.as_ref().filter(|_| first).and_then(|start| start.content.as_ref());
         for block in content.and_then(Value::as_array).into_iter().flatten() {
             let Value::Object(block) = block else {
@@ -57,7 +58,8 @@ impl MessagesDecoder {
         Ok(())
     }
 
-    /// Decodes a message in one object, as services without streaming send it: a message that is complete in its start.
+    /// Decodes a message that arrives as one object, as services without streaming send it. The object is handled as
+    /// the start of a message that already contains all content.
     pub(super) fn whole(&mut self, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
         #[derive(Deserialize)]
         struct Probe<'a> {
@@ -74,8 +76,8 @@ impl MessagesDecoder {
         self.message_stop(data, deltas)
     }
 
-    /// Returns whether this is the start of the same message again. Some gateways send a start themselves and forward
-    /// the start from the service.
+    /// Returns whether the same message starts again. Some gateways send a start event themselves and then forward the
+    /// start event of the service.
     fn repeats(&self, start: Option<&MessageStart<'_>>) -> bool {
         let id = self.data.get("id").and_then(Value::as_str);
         start.is_some_and(|start| Some(&*start.id) == id)

@@ -28,7 +28,8 @@ pub(super) fn parse(data: &str) -> Option<Event<'_>> {
 }
 
 impl Event<'_> {
-    /// Returns whether the event has the input of a tool use as JSON, where a repeated key would be lost.
+    /// Returns whether the event contains the input of a tool use as JSON. Parsing it into a map would lose repeated
+    /// keys.
     pub(super) fn has_whole_input(&self) -> bool {
         let has_input = |block: &Value| {
             let input = block.get("input").and_then(Value::as_object);
@@ -172,7 +173,7 @@ pub(super) fn is_unknown_delta(delta: &Map<String, Value>) -> bool {
     delta.get("type").and_then(Value::as_str).is_some_and(|kind| !kind.is_empty() && !known.contains(&kind))
 }
 
-/// Returns whether a tool use was not made by the model itself. The service needs such a caller back.
+/// Returns whether code, and not the model itself, made a tool use. Such a caller has to be sent back to the service.
 pub(super) fn is_foreign_caller(caller: &Value) -> bool {
     caller.get("type").and_then(Value::as_str).is_some_and(|kind| kind != "direct")
 }

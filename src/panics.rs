@@ -11,6 +11,7 @@ use futures_util::FutureExt;
 use crate::text::clip;
 
 /// Runs `work`. The error is the message of its panic.
+#[inline]
 pub(crate) fn contained<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     // State that the closure left half changed is not used after a panic.
     catch_unwind(AssertUnwindSafe(work)).map_err(panic_message)
@@ -22,11 +23,13 @@ pub(crate) fn contained<T>(work: impl FnOnce() -> T) -> Result<T, String> {
 ///
 /// The same as `work`.
 // Not an `async fn`, because that would store `work` twice.
+#[inline]
 pub(crate) fn contained_async<T>(work: impl Future<Output = T>) -> impl Future<Output = Result<T, String>> {
     AssertUnwindSafe(work).catch_unwind().map(|outcome| outcome.map_err(panic_message))
 }
 
 /// Returns the message of a panic.
+#[cold]
 fn panic_message(payload: Box<dyn Any + Send>) -> String {
     let text = match payload.downcast::<String>() {
         Ok(text) => *text,

@@ -1,5 +1,5 @@
-//! Types of other crates in public signatures. `ARCHITECTURE.md` lists each of them with its reason: a new one needs a row
-//! there, since a new major version of its crate is a new major version of this one.
+//! Types of other crates in public signatures. `ARCHITECTURE.md` lists each of them with its reason. A new type needs a
+//! row there, because a new major version of its crate requires a new major version of this crate.
 
 #![allow(clippy::unwrap_used, reason = "a test's unwrap is its failure")]
 
@@ -9,7 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The sources, without what only the crate's own tests compile.
+/// The source files, except those that only the crate's own tests compile.
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -84,7 +84,8 @@ fn public_parts(code: &str, types: &BTreeSet<String>) -> Vec<String> {
     while let Some(line) = lines.next() {
         let start = line.trim_start();
         let indent = line.len() - start.len();
-        // The whole body of an enum or a trait is public. Bodies of provided methods are indented deeper.
+        // The whole body of an enum or a trait is public. Bodies of provided methods are recognised by their deeper
+        // indentation.
         let is_body = start.starts_with("pub enum ") || start.starts_with("pub trait ");
         if start.starts_with("pub use ") || !(start.starts_with("pub ") || start.starts_with("impl")) {
             continue;
@@ -114,7 +115,7 @@ fn public_parts(code: &str, types: &BTreeSet<String>) -> Vec<String> {
                 }
             }
         }
-        // Of an implementation, the trait counts, if the type is public. Methods are found by their own `pub`.
+        // For an implementation, the trait is listed if the type is public. Its methods are found by their own `pub`.
         let of = part.rsplit(" for ").next().unwrap();
         let is_trait = start.starts_with("impl") && part.contains(" for ") && types.contains(tokens(of)[0]);
         // A tuple struct shows its fields only if they are `pub`.

@@ -1,4 +1,5 @@
-//! An agent built on the official Rust implementation: this test binary, run again. The prompts determine what it does.
+//! An agent built on the official Rust implementation. It is this test binary, started a second time. The prompts
+//! determine its actions.
 
 #![allow(clippy::print_stderr, reason = "the backend reads the standard error")]
 
@@ -34,7 +35,7 @@ use tokio::{
     sync::Notify,
 };
 
-/// The variable with the properties of the agent. Without it, the process is not an agent.
+/// The variable that describes the agent. Without it, the process is the test and not the agent.
 pub const LIKE: &str = "OMNI_ACP_AGENT";
 /// The folder in which the agent stores its sessions and its process id.
 pub const FOLDER: &str = "OMNI_ACP_FOLDER";

@@ -1,4 +1,4 @@
-//! Programs that are not agents, or that are faulty: each gives a clear error, and nothing hangs.
+//! Programs that are not agents, or that are faulty. Each program causes a clear error, and nothing hangs.
 
 use std::{os::unix::fs::PermissionsExt, path::Path, time::Duration};
 
@@ -65,7 +65,7 @@ async fn start_of_a_program_with_other_output_quotes_it() {
     says(&fails(script("exec >&-; sleep 600")).await, "closed its standard output");
 }
 
-/// An echo returns each request, and then the error response to that request.
+/// A program that echoes returns each request, and then the error response to that request.
 #[tokio::test]
 async fn start_of_an_echo_is_an_error() {
     let error = fails(AcpBackend::new("acp", "cat")).await;

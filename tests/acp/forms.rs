@@ -1,4 +1,4 @@
-//! Agents that deviate from the protocol: every unambiguous form is accepted.
+//! Agents that deviate from the protocol. Every unambiguous deviation is accepted.
 
 use futures_util::StreamExt;
 use omni_agent::provider::{

@@ -48,7 +48,7 @@ impl Place {
 
     /// Returns a backend whose agent is this binary.
     pub fn agent(&self, like: &str) -> AcpBackend {
-        // Discard the output of the test harness. The agent writes to the pipe at descriptor 3.
+        // Discards the output of the test harness. The agent writes to the pipe at descriptor 3.
         let script = "exec 3>&1 >/dev/null; exec \"$0\" \"$@\"";
         AcpBackend::new("acp", "sh")
             .with_arguments(["-c", script])

@@ -108,7 +108,7 @@ async fn suite_skips_checks_that_the_subject_does_not_support() {
     assert!(report.passed.contains(&"prompt_after_terminate_is_an_error"), "{report:?}");
 }
 
-/// Runs the suite on a faulty backend, and asserts that this check fails.
+/// Runs the suite on a faulty backend, and asserts that the check with this name fails.
 async fn caught(by: &str, make: impl Fn() -> ScriptedBackend) {
     let outcome: Result<ConformanceReport, _> =
         AssertUnwindSafe(conformance::check(async || Subject(make()))).catch_unwind().await;

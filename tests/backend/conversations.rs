@@ -88,7 +88,7 @@ async fn session_reopened_is_resumed_with_the_settings_of_its_conversation() {
     assert_eq!(given[1].folder().unwrap(), Some(Path::new("/projects/one")));
     assert_eq!(given[1].settings["sandbox"], true);
 
-    // A running session keeps its folder. The next one starts in the new folder.
+    // A running session keeps its folder. The next session starts in the new folder.
     let moved = Options::default().with_folder("/projects/two");
     let set = move |config: &mut Config| {
         config.options = moved;
@@ -171,7 +171,7 @@ async fn branch_uses_a_fork_and_each_branch_continues_in_its_own_session() {
     assert_eq!((backend.count("resume s1"), backend.count("terminate s2")), (1, 1));
 }
 
-/// Returns a session with two turns that was reopened and then branched after the first turn.
+/// Returns a session that ran two turns, was reopened, and was then branched after the first turn.
 async fn reopened_and_branched(able: Capabilities) -> (Session, ScriptedBackend) {
     let (store, backend) = (store(), ScriptedBackend::able(able, []));
     let session = created(&store, &backend).await;
@@ -189,7 +189,8 @@ async fn branch_after_reopening_uses_a_fork() {
     let (session, backend) = reopened_and_branched(able()).await;
     assert_eq!(session.state().await.unwrap().history().last().unwrap().text(), "One | Other");
     session.stop(SECOND).await.unwrap();
-    // The session was terminated after its use, and again after it was resumed and found at another position.
+    // The session was terminated after its use. It was terminated again after it had been resumed and was found at
+    // another position.
     assert_eq!((backend.count("terminate s1"), backend.count("terminate s2")), (2, 1));
 }
 
@@ -267,7 +268,7 @@ async fn sessions_of_two_conversations_are_independent() {
     assert!(matches!(ended, SessionError::Ended(_)), "{ended:?}");
 }
 
-/// Reopens a conversation whose only answer was "One", on a provider with this reaction to lost sessions.
+/// Reopens a conversation whose only answer was "One". Its provider has this reaction to lost sessions.
 async fn lost(backend: &ScriptedBackend, reaction: LostSession) -> Session {
     let store = store();
     let session = created(&store, backend).await;

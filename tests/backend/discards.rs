@@ -122,7 +122,7 @@ async fn branch_after_discarded_turns_is_still_rejected_without_fork() {
     assert_eq!(session.ask("Three").await.unwrap().text(), "One | Lost | Two | Three");
 }
 
-/// Returns a session with a complete answer and an interrupted one.
+/// Returns a session with a complete answer and an interrupted answer.
 async fn interrupted(able: Capabilities) -> (Session, ScriptedBackend) {
     let turns = [Turn::new().step(Step::Recall).stop(), Turn::new().text("So far").step(Step::Hang)];
     let backend = ScriptedBackend::able(able, turns);

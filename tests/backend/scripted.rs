@@ -28,7 +28,7 @@ use omni_agent::{
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-/// The behavior of a call in place of its normal work.
+/// What a call does instead of its normal work.
 #[derive(Clone, Debug)]
 pub(crate) enum Act {
     Fail(BackendError),
@@ -44,7 +44,7 @@ pub(crate) enum Step {
     Ask(ToolUse, Vec<PermissionOption>),
     /// Requests a permission, and continues without the answer.
     AskOn(ToolUse),
-    /// Requests a permission, and withdraws the request at the gate.
+    /// Requests a permission, and withdraws the request when the gate opens.
     AskUntil(ToolUse, Gate),
     Gate(Gate),
     Wait(Duration),
@@ -88,7 +88,7 @@ pub(crate) enum Fault {
     StreamsOn,
     /// Accepts prompts after the session was terminated.
     AnswersOn,
-    /// Leaves something running after the session was terminated or dropped.
+    /// Leaves something running after the session is terminated or dropped.
     RunsOn,
     /// Does not remember the earlier turns of the session.
     Forgets,
@@ -195,7 +195,7 @@ impl ScriptedBackend {
         }))
     }
 
-    /// Makes the next call of this method do this instead.
+    /// Makes the next call of this method do this instead of its normal work.
     pub(crate) fn act(self, call: &'static str, act: Act) -> Self {
         self.will(call, act);
         self

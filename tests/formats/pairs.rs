@@ -1,9 +1,9 @@
-//! A conversation that begins in one format, continues in another, and returns: for all pairs of formats, and for
-//! each format with another service and with the same one.
+//! A conversation that begins in one format, continues in another, and returns to the first. This is tested for all
+//! pairs of formats, and for each format with the same service and with another service.
 //!
-//! The servers are strict and remember their answers. In the parts of another service, each accepts only content that
-//! any client could have written. It requires its own parts unchanged, with signatures, reasoning and opaque items in
-//! place.
+//! The servers are strict and remember their answers. For parts that came from another service, a server accepts only
+//! content that any client could have written. Its own parts must come back unchanged, with signatures, reasoning and
+//! opaque items in place.
 
 use omni_agent::{
     agent::{Agent, AgentSubscription},
@@ -99,7 +99,7 @@ fn assert_grown(before: &History, now: &History) {
     assert_eq!(now.check(), Ok(()));
 }
 
-/// Whether the conversation continues in a format at the same service or at another one.
+/// Whether the conversation continues in a format at the same service or at another service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum At {
     Same,

@@ -85,7 +85,7 @@ impl Format {
         };
         let timeouts = Timeouts::default().with_between_chunks(PATIENCE);
         let endpoint = endpoint.with_base_url(url).with_key("sk-test").with_timeouts(timeouts);
-        // The formats are tested here, without the catalogue's knowledge of these models.
+        // These tests are about the formats, so the models have no entries in the catalogue.
         Model::new(Arc::new(change(endpoint)), id).with_info(ModelInfo::new(id))
     }
 }
@@ -94,7 +94,7 @@ impl Format {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cell {
     Works,
-    /// The format can't express it, and the caller gets a warning or an error.
+    /// The format can't express the request, and the caller gets a warning or an error.
     Unsupported,
     /// The service has nothing of the kind to report.
     Absent,

@@ -1,4 +1,4 @@
-//! The content of a model's answer and the faults on its way, independent of the format.
+//! The content of a model's answer and the faults during its transport, independent of the format.
 
 use omni_agent::message::Usage;
 use serde_json::Value;

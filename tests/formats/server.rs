@@ -37,7 +37,7 @@ pub(crate) trait Wire: Send + Sync {
     /// Writes an answer as events of the format.
     fn render(&self, answer: &Answer, number: usize) -> Rendered;
 
-    /// Returns the status and body of an error in place of an answer.
+    /// Returns the status and body of an error that is sent instead of an answer.
     fn fault(&self, fault: &Fault) -> (u16, Value);
 
     /// Returns the event of an error inside an answer.
@@ -177,7 +177,7 @@ impl Service {
         self.http.received().pop().expect("a request was received").json()
     }
 
-    /// Waits until the server has sent the available part of an answer without an end.
+    /// Waits until the server has sent the available part of an answer that does not end.
     pub(crate) async fn falls_silent(&mut self) {
         self.http.wait_for(http::Event::Stalled).await;
     }

@@ -1,5 +1,5 @@
-//! Tests of the server's strictness: in each format, a request that it accepts, and variants that the real service
-//! would reject.
+//! Tests of the server's strictness. Each format has a request that the server accepts, and variants of it that the
+//! real service would reject.
 
 use omni_agent::{
     message::{Attachment, Content, History, Message, Text, ToolResult, ToolUse},
@@ -42,7 +42,7 @@ fn request() -> Request {
         .with_options(options)
 }
 
-/// A way to break a body: the place, and its new value. `None` removes the place.
+/// A change that breaks a body: the place, and its new value. `None` removes the place.
 type Break = (&'static str, Option<Value>);
 
 fn set(place: &'static str, value: Value) -> Break {

@@ -89,7 +89,7 @@ async fn stream(live: &Live, format: Format) {
     };
     assert!(pieces > 5, "{format:?}: {pieces} pieces");
     assert_eq!(text, response.text());
-    // In the Responses format, llama.cpp reports an answer as complete even if its limit cut it.
+    // In the Responses format, llama.cpp reports an answer as complete even if the token limit cut it off.
     let expected = if format == Format::Responses { StopReason::Stop } else { StopReason::Length };
     assert_eq!(response.stop_reason, expected, "{format:?}");
     assert_eq!(response.usage.output, 24);
@@ -142,8 +142,8 @@ async fn tool_round_trip(live: &Live, format: Format) {
     let roles: Vec<Role> = response.messages.iter().map(|message| message.role).collect();
     assert_eq!(roles, [Role::User, Role::Assistant, Role::User, Role::Assistant, Role::User]);
     let [_, first, results, second, refused] = &response.messages[..] else { unreachable!() };
-    // The server enforces the schema, so complete calls are valid. But the grammar has no end, so the last call may
-    // have been cut.
+    // The server enforces the schema, so complete calls are valid. But the grammar allows any number of calls, so the
+    // last call may have been cut off.
     for message in [first, second] {
         let whole: Vec<_> = message.tool_uses().filter(|call| call.malformed.is_none()).collect();
         assert!(!whole.is_empty(), "{format:?}: {message:?}");
@@ -160,8 +160,8 @@ async fn tool_round_trip(live: &Live, format: Format) {
     assert_eq!(agent.state().await.unwrap().history().check(), Ok(()));
 }
 
-/// A conversation begins in one format, continues in each other format, and returns. The server accepts the parts
-/// from all formats.
+/// A conversation begins in one format, continues in every other format, and returns to the first. The server accepts
+/// the parts from all formats.
 #[tokio::test]
 async fn conversation_with_tools_real_model_continues_in_each_format_and_returns() {
     let Some(live) = Live::get().await else { return };
@@ -220,8 +220,8 @@ async fn output_schema(live: &Live, format: Format) {
 }
 
 async fn cancel(live: &Live, format: Format) {
-    // As many as the server answers at the same time. A further request would wait for minutes if these were not
-    // cancelled.
+    // As many requests as the server answers at the same time. If these requests were not cancelled, a further request
+    // would wait for minutes.
     let mut busy = Vec::new();
     for _ in 0..2 {
         let agent = agent(live, format, 3000).start().await.unwrap();

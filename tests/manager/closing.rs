@@ -325,7 +325,7 @@ async fn rename_during_writes_of_others_is_repeated_until_it_is_stored() {
     let store = MoodyStore::new();
     let kept = store.put("kept").await;
     let manager = store.manager().build();
-    // Several times, another process commits between the read of the version and the write of the title.
+    // Several times in a row, another process commits after the version was read and before the title is written.
     let (beneath, name) = (store.beneath().clone(), kept.clone());
     let mut left = 5;
     store.mood(move |call, _| {

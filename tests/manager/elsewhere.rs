@@ -1,4 +1,5 @@
-//! Several managers on one store with leases, as in several processes: a conversation is open in at most one of them.
+//! Several managers on one store with leases, as if in several processes. A conversation is open in at most one of
+//! them.
 //!
 //! These tests run in real time: leases are renewed by a thread of the crate, to which a test's paused time does not
 //! apply.
@@ -93,7 +94,7 @@ async fn manager_restarted_with_its_owner_name_takes_over_its_conversations_imme
     let talk = created(&manager(&store, "one"), "talk").await;
     within(talk.session.ask("One")).await.unwrap();
     within(talk.session.flush(secs(30))).await.unwrap();
-    // Acts as after a crash: the store still regards the first manager as the owner.
+    // Acts as if the first manager had crashed: the store still regards it as the owner.
     let again = manager(&store, "one");
     let opened = within(again.open(&id("talk"), parrot())).await.unwrap();
     assert_eq!(opened.session.tree().await.unwrap().len(), 2);
@@ -205,7 +206,7 @@ async fn delete_of_a_conversation_taken_meanwhile_is_refused() {
     let one = manager(&store, "one");
     drop(created(&one, "talk").await);
     within(one.close(&id("talk"))).await.unwrap();
-    // Acts as a process that is suspended between acquiring and deleting, for longer than its lease.
+    // Acts as a process that is suspended between acquiring and deleting, for longer than its lease lasts.
     store.ownership(Mood::Late);
     let deleting = tokio::spawn({
         let one = one.clone();

@@ -17,7 +17,7 @@ use crate::rig::{
     Act, Call, Do, Hooks, Lives, MoodyStore, Watch, held, id, in_time, parrot, scripted, secs, settle, tasks,
 };
 
-/// Sessions next to the failing one: one is idle, one is in the middle of a turn.
+/// Sessions that run at the same time as the failing session. One is idle, and one is in the middle of a turn.
 struct Neighbours {
     idle: omni_agent::session::Session,
     busy: omni_agent::session::Session,

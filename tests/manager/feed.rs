@@ -1,4 +1,4 @@
-//! The live feed agrees with the manager, whenever a subscriber joins and whatever happens at the same time.
+//! The live feed agrees with the manager, no matter when a subscriber joins and what happens at the same time.
 
 use omni_agent::{
     manager::{Activity, Manager, ManagerEvent, OpenOptions, Shutdown},
@@ -316,7 +316,8 @@ async fn race(ending: Ending, meanwhile: Meanwhile, polls: usize) {
             let opened =
                 in_time(manager.open(&name, OpenOptions::new(hooked()).idle_shutdown(None))).await.unwrap();
             settle().await;
-            // A session that was found open may have ended since; a session that was started by this call has not.
+            // A session that was already open may have ended in the meantime. A session that this call has started has
+            // not.
             assert!(!opened.started || opened.session.end().is_none(), "{words}");
         }
         Meanwhile::Close => {

@@ -1,5 +1,5 @@
-//! How room is made: one session is closed per waiting opening, all at the same time. Openings are woken as soon as a
-//! session may be closed.
+//! How room is made: for each waiting opening, one session is closed, and all of them at the same time. Openings are
+//! woken as soon as a session may be closed.
 
 use std::time::Duration;
 
@@ -92,7 +92,7 @@ async fn opening_dropped_while_a_session_ends_the_next_gets_its_place() {
     assert_eq!(open_ids(&manager), ["b", "y"]);
 }
 
-/// Waits for an opening that must finish at the same moment as the gate opens.
+/// Waits for an opening that must finish at the moment when the gate opens.
 async fn opens_with(gate: &Gate, opening: JoinHandle<Result<OpenedSession, ManagerError>>) -> OpenedSession {
     tokio::time::sleep(Duration::from_millis(10_033)).await;
     assert!(!opening.is_finished());

@@ -1,4 +1,4 @@
-//! Creating and opening: each id is opened once, with any number of callers and any failure.
+//! Creating and opening: each id is opened once, no matter how many callers there are and what fails.
 
 use futures_util::future::join_all;
 use omni_agent::{

@@ -58,7 +58,7 @@ struct World {
 impl World {
     fn new(seed: u64, unit: Duration, may_hang: bool) -> Self {
         let (dice, store) = (Dice::new(seed), MoodyStore::new());
-        // After this limit, nothing waits any more for the agent of a conversation that could not be created. Without
+        // After this limit, nothing waits for the agent of a conversation that could not be created. In runs without
         // hanging operations, even a busy machine must not reach the limit.
         let limit = if may_hang { unit * 15 } else { Duration::from_secs(20) };
         let mut builder = store.manager().close_timeout(limit);
@@ -75,8 +75,9 @@ impl World {
         let world = Self { dice, store, lives: Lives::default(), manager: builder.build(), unit, may_hang };
         let moody = world.clone();
         world.store.mood(move |call, _| match (call, moody.act(12)) {
-            // A panic while listing affects only the caller, so it is replaced. A hanging creation is replaced too:
-            // its agent gets a limited time to end, and nothing waits for it afterwards.
+            // A panic during a list affects only the caller, so it is replaced by an error. A hanging creation is
+            // replaced too, because its agent gets only a limited time to end, and nothing waits for the agent
+            // afterwards.
             (Call::List, Act::Panic) | (Call::Create, Act::Hang) => Act::Fail,
             (_, act) => act,
         });
@@ -87,7 +88,7 @@ impl World {
         self.unit * u32::try_from(self.dice.below(4)).unwrap()
     }
 
-    /// The result of an operation: it works, except once in `many` times.
+    /// The result of an operation. The operation succeeds, except once in `many` times.
     fn act(&self, many: u64) -> Act {
         if !self.dice.one_in(many) {
             return Act::Work;
@@ -122,7 +123,7 @@ impl World {
         if self.dice.one_in(4) { start.idle_shutdown(Some(self.time())) } else { start }
     }
 
-    /// Runs an operation to its end, or with a time limit, or drops it in the middle.
+    /// Runs an operation to its end, runs it with a time limit, or drops it in the middle.
     async fn call<T>(&self, operation: impl Future<Output = T>) -> Option<T> {
         if self.dice.one_in(4) {
             return poll_times(operation, usize::try_from(self.dice.below(12)).unwrap()).await;
@@ -172,7 +173,7 @@ impl World {
     }
 
     async fn use_it(&self, session: &Session) {
-        // The session may have ended, refuse or fail; it only has to answer.
+        // The session may have ended, may refuse or may fail. It only has to answer.
         match self.dice.below(8) {
             0 => drop(session.notify(Do::End).await),
             1 => drop(session.notify(Do::Panic).await),

@@ -211,7 +211,7 @@ pub(crate) async fn settle() {
     tokio::time::sleep(Duration::from_millis(1)).await;
 }
 
-/// Polls a future this often, and lets other tasks run in between. Returns its output if it finishes by then.
+/// Polls a future this many times, and lets other tasks run in between. Returns its output if it finishes by then.
 pub(crate) async fn poll_times<F: Future>(future: F, times: usize) -> Option<F::Output> {
     let mut future = std::pin::pin!(future);
     for _ in 0..times {

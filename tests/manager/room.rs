@@ -49,7 +49,7 @@ async fn limit_is_met_the_least_recently_used_idle_session_is_put_to_sleep() {
 
 #[tokio::test(start_paused = true)]
 async fn session_opened_again_counts_as_recently_used() {
-    // Opened again without a subscription, and with a controller that leaves.
+    // The sessions are opened again: one without a subscription, and one with a controller that is dropped.
     for subscribe in [None, Some(Mode::Controller)] {
         let (manager, _) = limited(2, &["c"]).await;
         create(&manager, "a", parrot()).await;
@@ -343,7 +343,7 @@ async fn paused_run_does_not_count_and_waits_before_it_continues() {
     assert_eq!(activities(&manager, ["a", "b"]), [Activity::Idle; 2]);
 }
 
-/// An agent whose tool opens another session with `start`, prompts it and returns its answer.
+/// An agent whose tool opens another session with `start`, prompts that session and returns the session's answer.
 fn asking(
     manager: &Manager,
     name: &'static str,
@@ -364,7 +364,7 @@ fn asking(
 async fn tool_prompts_another_session_under_a_limit_of_one_both_runs_complete() {
     for builder in [in_memory().max_turns(1), in_memory().max_turns_per_tenant(1)] {
         let manager = builder.build();
-        // The tool of the prompted session prompts a third one.
+        // The tool of the prompted session prompts a third session.
         let inner = manager.clone();
         let middle = move || alone(asking(&inner, "c", || alone(parrot()).tenant("t"))).tenant("t");
         let outer = alone(asking(&manager, "b", middle)).tenant("t");
@@ -418,7 +418,7 @@ async fn one_tenant_does_not_starve_another() {
         session.prompt("Hi").await.unwrap();
         settle().await;
     }
-    // The other runs of the first tenant came earlier, but hold no place of the common limit.
+    // The other runs of the first tenant started to wait earlier, but they hold no place of the common limit.
     assert_eq!(activities(&manager, ["a1", "a2", "a3", "b1"]), [Busy, Queued, Queued, Busy]);
     made[0].1.open();
     settle().await;

@@ -365,7 +365,7 @@ async fn shutdown_in_mid_flight_loses_no_committed_turn() {
             let start = alone(Agent::builder().model(provider.model()));
             let session = manager.create(start).await.unwrap().session;
             watched.push(tokio::spawn(committed(session.clone())));
-            // Prompts again as soon as possible, until the session refuses.
+            // Prompts again and again without a pause, until the session refuses.
             tokio::spawn(async move { while session.ask("And then?").await.is_ok() {} });
         }
         tokio::time::sleep(Duration::from_millis(5 + round % 10 * 3)).await;

@@ -106,7 +106,7 @@ impl Feed {
         Self { events, view, manager: manager.clone() }
     }
 
-    /// The events since the last call, in short. Checks that the snapshot built from them equals the manager's.
+    /// The events since the last call, in a short form. Checks that the snapshot built from them equals the manager's.
     pub(crate) async fn news(&mut self) -> Vec<String> {
         let mut news = Vec::new();
         while let Ok(update) = tokio::time::timeout(Duration::from_millis(1), self.events.next()).await {
@@ -119,7 +119,7 @@ impl Feed {
         news
     }
 
-    /// The events up to the end. Checks that the last snapshot equals the one built from events.
+    /// All events until the feed ends. Checks that the last snapshot equals the snapshot built from the events.
     pub(crate) async fn closed(mut self) -> Vec<String> {
         let mut news = Vec::new();
         loop {

@@ -318,7 +318,7 @@ async fn title_from_the_options_is_kept() {
 
 #[tokio::test(start_paused = true)]
 async fn title_set_by_the_user_wins_every_race() {
-    // Set before a title is made, through the session or the manager.
+    // The title is set before a title is generated, through the session or through the manager.
     for through_manager in [false, true] {
         let (manager, session, made) = own([]).await;
         rename(&manager, &session, through_manager, Some("By hand")).await;
@@ -496,7 +496,8 @@ async fn close_in_the_first_turn_stores_the_kept_messages_with_a_title() {
 
 #[tokio::test(start_paused = true)]
 async fn session_unused_while_its_title_is_made_ends_afterwards() {
-    // The session is unused because of its idle shutdown, or because another conversation waits for room.
+    // The session becomes unused in one of two ways: by its idle shutdown, or because another conversation waits for
+    // room.
     for idle_shutdown in [Some(Duration::ZERO), None] {
         let (manager, store, gate) = waiting_title(idle_shutdown).await;
         let session = manager.get(&id("talk")).unwrap();

@@ -1,4 +1,4 @@
-//! The rules of histories: which may be sent, which may be committed, and how an invalid history is repaired.
+//! The rules of histories: which histories may be sent, which may be committed, and how an invalid history is repaired.
 
 use std::sync::Arc;
 
@@ -24,8 +24,8 @@ fn history<const N: usize>(messages: [Message; N]) -> History {
     History::from_iter(messages)
 }
 
-/// The rules in their simplest form. The ids of each message's results are those of the tool uses in the message
-/// before it, each exactly once, and every block is in a message of the right role.
+/// The rules in their simplest form. The ids of the results in each message are the ids of the tool uses in the message
+/// before it, each exactly once. Every block is in a message of the right role.
 fn obeys_but_for_the_end(history: &History) -> bool {
     let used = |message: &Arc<Message>| {
         let mut ids: Vec<_> = message.tool_uses().map(|tool_use| tool_use.id.clone()).collect();

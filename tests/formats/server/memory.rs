@@ -20,7 +20,7 @@ struct Issued {
 
 /// The properties of blocks that depend on the format.
 pub(crate) struct Traits {
-    /// Returns what identifies a block even if its signature differs: its text, or the id of a call.
+    /// Returns the part that identifies a block even if its signature differs: its text, or the id of a call.
     pub(crate) anchor: fn(&Value) -> Option<String>,
     /// Returns whether only the service itself can have written the block.
     pub(crate) private: fn(&Value) -> bool,

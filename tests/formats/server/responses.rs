@@ -222,7 +222,7 @@ impl Output {
         self.rendered.events.push(Event { name, data: data.to_string() });
     }
 
-    /// Adds the events of an item from its beginning to its end, with those of `between` in the middle.
+    /// Adds the events of an item from its beginning to its end, with the events of `between` in the middle.
     fn item(&mut self, begun: &Value, whole: &Value, between: impl FnOnce(&mut Self)) {
         let index = self.items.len();
         self.event("response.output_item.added", json!({"output_index": index, "item": begun}));

@@ -32,7 +32,7 @@ pub(crate) const HABITS: [Habit; 7] = [
 ];
 
 impl Habit {
-    /// Returns a regular habit with chunks of this many bytes.
+    /// Returns the usual way of sending, with chunks of this many bytes.
     pub(crate) fn chunks(chunk: usize) -> Self {
         Self { chunk, ..PLAIN }
     }

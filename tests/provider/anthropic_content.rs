@@ -124,8 +124,8 @@ fn encode_bound_thinking_is_omitted_without_a_binding_that_allows_dropping_it() 
     let disabled = json!({"type": "disabled"});
     let (off, none) = (Some(ThinkingMode::Off), None);
     for (model, mode, extra, expected) in [
-        // With this setting the model still thinks between tools, and the service wants the thinking of the open turn
-        // back.
+        // With this setting, the model still thinks between tools, and the service requires that the thinking of the
+        // open turn is sent back.
         ("claude-sonnet-5-5", off, None, [false, true, true]),
         ("claude-haiku-5-5", Some(ThinkingMode::Budget(0)), None, [false; 3]),
         ("claude-haiku-5-5", none, Some(disabled), [false; 3]),

@@ -57,7 +57,7 @@ fn decode_errors_in_other_envelopes_are_errors() {
 
 #[test]
 fn decode_bare_error_in_event_named_error_is_that_error() {
-    // As llama.cpp sends it: `type` is the type of the error, not of the event.
+    // The event as llama.cpp sends it: `type` is the type of the error, not of the event.
     for extra in ["", r#","delta":7"#] {
         let data = format!(r#"{{"code":500,"message":"No match","type":"server_error"{extra}}}"#);
         let error = failure("error", &data);
@@ -90,7 +90,7 @@ fn decode_malformed_events_are_decoding_errors() {
         block(1 << 32, tool.clone()),
         block(Fold::MAX_BLOCKS as u64, tool.clone()),
         json!({"type": "content_block_start", "content_block": tool}),
-        // The block starts a second time or has no shape.
+        // The block starts a second time, or its event has another shape.
         block(0, tool.clone()),
         block(1, Value::Null),
         block(1, json!("text")),
@@ -98,14 +98,14 @@ fn decode_malformed_events_are_decoding_errors() {
         block(1, json!({"type": 5})),
         block(1, json!({"type": "text", "text": 5})),
         block(1, json!({"type": "tool_use", "id": {}, "name": "n"})),
-        // The delta is for a block of another kind or has no shape.
+        // The delta is for a block of another kind, or its event has another shape.
         delta(0, json!({"type": "thinking_delta", "thinking": "x"})),
         delta(0, json!({"type": "signature_delta", "signature": "x"})),
         delta(0, json!({"type": "input_json_delta", "partial_json": "{}"})),
         delta(0, json!({"type": "text_delta", "text": 5})),
         delta(0, json!({"text": "x"})),
         delta(0, Value::Null),
-        // A second message, as from a gateway that repeated the request, or a start without an id to compare.
+        // A second message, as sent by a gateway that repeated the request, or a start event without an id to compare.
         json!({"type": "message_start", "message": {"id": "msg_2", "content": []}}),
         json!({"type": "message_start"}),
     ] {

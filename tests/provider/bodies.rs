@@ -1,4 +1,4 @@
-//! Response bodies that are slightly wrong, and how much of them can be read.
+//! Response bodies with small faults, and how much of them can be read.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -15,7 +15,7 @@ use crate::{
     wires::Wire,
 };
 
-/// Returns events with these texts, as they are written in the JSON, and the final event.
+/// Returns events with these texts, which are given as they appear in the JSON, and the final event.
 fn events(texts: &[&str]) -> String {
     let events = texts.iter().map(|text| format!("data: {{\"text\":\"{text}\"}}\n\n"));
     events.chain(["data: {\"stop\":true}\n\n".to_owned()]).collect()
@@ -123,7 +123,7 @@ async fn whole_answer_with_an_empty_error_member_is_an_answer() {
 
 const BOM: &[u8] = b"\xEF\xBB\xBF";
 
-/// Two replies with this body: in one piece, and byte by byte.
+/// Two replies with this body: one in a single piece, and one byte by byte.
 fn in_pieces(wire: Wire, body: &[u8]) -> [Reply; 2] {
     [wire.reply().pieces(body, body.len()), wire.reply().pieces(body, 1)]
 }

@@ -131,8 +131,8 @@ fn calls_whose_first_index_differs_from_the_rest_are_assembled() {
 #[test]
 fn calls_without_ids_get_stable_and_distinct_ids() {
     for chunks in [
-        // One chunk without an index, one chunk with one index, several chunks with one index, several chunks without
-        // one.
+        // The same calls in four ways: one chunk without an index, one chunk with one index, several chunks with one
+        // index, and several chunks without an index.
         vec![
             json!([{"function": {"name": "f", "arguments": {"x": 1}}}, {"function": {"name": "f", "arguments": {"y": 2}}}]),
         ],
@@ -249,7 +249,7 @@ fn calls_without_a_name_are_an_error() {
         delta(json!({"tool_calls": [{"index": 0, "id": "a", "function": {"arguments": "{\"x\":1}"}}]}));
     let error = answer(&[chunk.clone(), finish("tool_calls")]).unwrap_err();
     assert_eq!(error.kind, ErrorKind::Decoding);
-    // A cut answer may end before the name of the call.
+    // An answer that is cut off may end before the name of the call.
     assert!(answer(&[chunk, finish("length")]).unwrap().message.content.is_empty());
 }
 

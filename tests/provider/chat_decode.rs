@@ -449,7 +449,7 @@ fn decode_reasoning_details_are_identified_by_index_and_id() {
         ]),
         json!([text(json!(0), "aA"), text(json!(1), "bB")])
     );
-    // Identified by id, with an index that comes late, changes or is missing.
+    // The entries are identified by id. Their index comes late, changes or is missing.
     let summary = |id: &str, more: Value| {
         let mut entry = json!({"type": "reasoning.summary", "id": id});
         entry.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -468,7 +468,7 @@ fn decode_reasoning_details_are_identified_by_index_and_id() {
             summary("rs_1", json!({"summary": "c", "index": 1})),
         ])
     );
-    // Without index and id, pieces are appended until another type comes.
+    // Without an index and an id, pieces are appended until a piece has another type.
     let bare = |text: &str| json!({"type": "reasoning.text", "text": text});
     let encrypted = |data: &str| json!({"type": "reasoning.encrypted", "id": "rs_1", "data": data});
     assert_eq!(

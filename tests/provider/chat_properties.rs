@@ -9,7 +9,7 @@ use omni_agent::{
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-/// Small values of every type, for members in which broken servers send anything.
+/// Small values of every type, for members in which broken servers send arbitrary values.
 fn any_value() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(Value::Null),
@@ -117,7 +117,7 @@ proptest! {
         }
     }
 
-    /// The arguments give the same input however their text is cut.
+    /// The arguments give the same input no matter where their text is cut.
     #[test]
     fn calls_cut_anywhere_give_the_same_input(
         text in "[a-z\"\\\\{}é]{0,12}",

@@ -31,7 +31,7 @@ fn up_to_the_finish_reason(wire: Wire) -> String {
     events.iter().map(|event| wire.frame(event)).collect()
 }
 
-/// Returns the answer from a body that stalls, and how long the reader waited for more.
+/// Returns the answer from a body that stalls, and the time that the reader waited for more data.
 async fn stalled(
     wire: Wire,
     reply: Reply,

@@ -16,7 +16,8 @@ use crate::{
     services::{CHAT, GEMINI, KEY, MESSAGES, OLLAMA, RESPONSES},
 };
 
-/// Returns a model of `endpoint` whose host is replaced by the server. The rest of its address stays.
+/// Returns a model of `endpoint`, with the server in place of the service's host. The rest of the address stays the
+/// same.
 pub(crate) fn model(endpoint: &Endpoint, model: &str, server: &Server) -> Model {
     let (_, address) = endpoint.base_url().split_once("://").unwrap();
     let path = address.find('/').map_or("", |at| &address[at..]);
@@ -69,7 +70,7 @@ pub(crate) fn said_schema() -> String {
     format!("Answer with one JSON object and nothing else. It must fit this JSON Schema:\n{schema}")
 }
 
-/// Returns the output tool that takes an answer of the schema.
+/// Returns the output tool, whose input is an answer of the schema.
 pub(crate) fn output_tool() -> Value {
     let description = "Gives the final answer. Call it once, when everything else is done.";
     json!({"name": "place", "description": description, "parameters": schema().schema})

@@ -1,4 +1,4 @@
-//! Servers that fail, and hostile servers: each gives a clear error, in time and in bounded memory.
+//! Servers that fail, and hostile servers. Each causes a clear error, in time and in bounded memory.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -19,7 +19,7 @@ use crate::{
 
 const TEXT: &str = "data: {\"text\":\"hi\"}\n\n";
 const KIB: usize = 1024;
-/// How many bytes the socket buffers of both sides can hold beyond those that the client reads.
+/// The number of bytes that the socket buffers of both sides can hold in addition to those that the client reads.
 const SOCKETS: usize = 48 * KIB * KIB;
 
 /// Sends one request to a server with this reply, and returns the answer.

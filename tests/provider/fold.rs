@@ -104,7 +104,7 @@ proptest! {
                 prop_assert_eq!(folded.usage, usage);
                 prop_assert_eq!(folded.message.content.len(), blocks.len());
                 assert_sound(&folded.message);
-                // The ids that subscribers saw during the stream equal the final ones.
+                // The ids that subscribers saw during the stream equal the ids in the final message.
                 let seen = blocks.iter().filter_map(|block| match &block.content {
                     Content::ToolUse(tool_use) => Some(&tool_use.id),
                     _ => None,
@@ -148,7 +148,7 @@ proptest! {
         pieces in vec(vec("[a-zé]{1,5}", 0..8), 1..6),
         order in vec(any::<Index>(), 64),
     ) {
-        // Blocks with an even index are text, the others tool uses.
+        // Blocks with an even index are texts, and the others are tool uses.
         let mut deltas = Vec::new();
         let mut expected = Vec::new();
         for (index, pieces) in pieces.iter().enumerate() {

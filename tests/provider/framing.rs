@@ -237,8 +237,8 @@ fn limits() -> impl Strategy<Value = Limits> {
     ]
 }
 
-/// Decodes a body with an independent implementation, which panics on a byte order mark and gives events without a
-/// name a default one.
+/// Decodes a body with an independent implementation. That implementation panics on a byte order mark and gives unnamed
+/// events a default name.
 fn oracle(body: &str) -> Frames {
     let body = body.strip_prefix('\u{FEFF}').unwrap_or(body).to_owned();
     let events = stream::iter([Ok::<_, std::convert::Infallible>(body)]).eventsource();

@@ -261,7 +261,7 @@ fn decode_bytes_split_anywhere_give_the_same_deltas() {
     }
 }
 
-/// Small values of every type, for members in which broken servers send anything.
+/// Small values of every type, for members in which broken servers send arbitrary values.
 fn odd() -> impl Strategy<Value = Value> {
     prop_oneof![
         Just(json!(null)),

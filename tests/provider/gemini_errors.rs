@@ -1,4 +1,4 @@
-//! Google's Gemini format: errors in place of an answer and inside an answer.
+//! Google's Gemini format: errors that replace an answer, and errors inside an answer.
 
 use omni_agent::provider::{
     ErrorKind::{self, *},

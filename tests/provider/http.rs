@@ -409,7 +409,7 @@ fn request_after_one_of_another_runtime_opens_its_own_connection() {
         }
         text
     };
-    // The first runtime still exists with its connection, but nothing runs it.
+    // The first runtime still exists and has its connection, but nothing runs the runtime.
     let [first, second] =
         [(); 2].map(|()| runtime::Builder::new_current_thread().enable_all().build().unwrap());
     assert_eq!(first.block_on(ask_once()), "hi");

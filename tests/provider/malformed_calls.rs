@@ -1,5 +1,5 @@
-//! Arguments that are not a valid input for a tool: the answer has one malformed call with the model's text, and
-//! keeps the rest.
+//! Arguments that are not a valid input for a tool. The answer has one malformed call with the model's text, and the
+//! other content is kept.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 

@@ -1,4 +1,5 @@
-//! A model without an agent: whole answers, streams, and decisions that a provider asks for during a request.
+//! A model that is used without an agent: whole answers, streams, and decisions that a provider requests during a
+//! request.
 
 use std::{
     future::{pending, ready},

@@ -1,4 +1,4 @@
-//! Ollama's chat format: errors in place of an answer and inside an answer.
+//! Ollama's chat format: errors that replace an answer, and errors inside an answer.
 
 use omni_agent::provider::{
     ErrorKind::{self, *},

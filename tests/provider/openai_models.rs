@@ -1,4 +1,4 @@
-//! Options that depend on the model at OpenAI: what one model requires, another rejects.
+//! Options that depend on the model at OpenAI: an option that one model requires is rejected by another.
 
 use omni_agent::{
     provider::{
@@ -53,7 +53,7 @@ const LATER: [(&str, [&str; 6]); 13] = [
     ("gpt-6.1-sol", NEVER_RESTS),
     ("gpt-6.2-astra", NEVER_RESTS),
     ("gpt-6.2-sol", NEVER_RESTS),
-    // Unknown models: they get only what the strictest known model accepts.
+    // Unknown models get only the options that the strictest known model accepts.
     ("gpt-6-nova", NEVER_RESTS),
     ("gpt-7", NEVER_RESTS),
     ("ft:gpt-50.1-mini:acme", NEVER_RESTS),

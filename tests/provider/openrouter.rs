@@ -22,8 +22,8 @@ use crate::{
 
 const CLAUDE: &str = "anthropic/claude-sonnet-4.6";
 
-/// Reasoning of Claude as the service streams it: with comments while it waits, with the signature in a separate
-/// piece, and with the usage next to an empty choice.
+/// Reasoning of Claude as the service streams it: with comments while the service waits, with the signature in a
+/// separate piece, and with the usage in an event whose choice is empty.
 const THINKING: &str = concat!(
     ": OPENROUTER PROCESSING\n\n",
     r#"data: {"id":"gen-1","provider":"Anthropic","model":"anthropic/claude-sonnet-4.6","object":"chat.completion.chunk","#,

@@ -290,7 +290,7 @@ fn scrub_replaces_every_part_of_eight_characters() {
     let secret = Secret::new(LONG_KEY);
     for start in 0..LONG_KEY.len() - 8 {
         for length in [8, 11] {
-            // Parts with a backslash are skipped: it can't be distinguished from an escape.
+            // Parts with a backslash are skipped, because such a backslash can't be distinguished from an escape.
             let part = LONG_KEY.get(start..start + length).filter(|part| !part.contains('\\'));
             let Some(part) = part else { continue };
             for (form, echo) in echoes(part) {

@@ -6,7 +6,7 @@ use omni_agent::{
 };
 use serde_json::{Value, json};
 
-/// Returns an answer with private content, marked with this service or with none.
+/// Returns an answer with private content that is marked with this service, or with no service.
 fn answer(service: Option<&str>) -> Message {
     let mut thinking = Thinking::new("Hm.");
     thinking.signature = Some("c2ln".to_owned());

@@ -1,4 +1,4 @@
-//! Output schemas that a service can't express: in whichever form they are sent, the original values remain valid.
+//! Output schemas that a service can't express. In every form in which they are sent, the original values remain valid.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -117,7 +117,7 @@ fn awkward() -> Vec<(Value, Value)> {
         (json!({"type": "object", "patternProperties": {"^x": {"type": "integer"}}}), json!({"xy": 1})),
         (of::<Tree>(), json!({"name": "root", "children": [leaf]})),
         (of::<Vec<Tree>>(), json!([leaf])),
-        // A property with the name of a keyword holds a schema.
+        // A property whose name is a keyword contains a schema.
         (
             json!({"type": "array", "items": {"type": "object", "properties":
                 {"default": {"anyOf": [{"$ref": "#/items"}, {"type": "null"}]}}}}),

@@ -16,7 +16,7 @@ fn question() -> ToolUse {
     ToolUse::new("q1", "shell", json!({"command": "ls"}))
 }
 
-/// Starts a stream under the default policy, whose questions are answered after this delay.
+/// Starts a stream under the default policy. Its questions are answered after this delay.
 fn ask(
     script: [Step; 2],
     options: Options,

@@ -56,7 +56,7 @@ fn decode_text_stream_emits_each_delta_and_folds() {
     assert_eq!(folded.usage, usage);
 }
 
-/// Whichever events are missing, the answer is the same and contains nothing twice.
+/// No matter which events are missing, the answer is the same and contains nothing twice.
 #[test]
 fn decode_with_any_events_missing_gives_the_same_answer() {
     let thought = reasoning("rs_1", &["Hm.", "Well."], "ZW5j");
@@ -87,8 +87,8 @@ fn decode_with_any_events_missing_gives_the_same_answer() {
     let whole = answer(&[&events[..], std::slice::from_ref(&end)].concat());
     assert_eq!(whole.message.text(), "Yes, so.");
     assert_eq!(whole.stop_reason, StopReason::ToolUse);
-    // Deltas of one text are kept or dropped together: what follows a gap inside a text can't be distinguished from
-    // the gap.
+    // The deltas of one text are either all kept or all dropped, because the text after a gap can't be distinguished
+    // from the missing text.
     for left_out in 0_u32..1 << 11 {
         let bit = |at: u32| left_out >> at & 1 == 0;
         let keep = [
@@ -112,7 +112,7 @@ fn decode_with_any_events_missing_gives_the_same_answer() {
         let kept: Vec<Value> = kept.chain([end.clone()]).collect();
         let folded = answer(&kept);
         let mut content = folded.message.content;
-        // Reasoning that only the last event contains is placed where it arrives.
+        // Reasoning that only the last event contains is placed at the position where it arrives.
         content.sort_by_key(|block| match block {
             Content::Thinking(_) => 0,
             Content::Text(_) => 1,

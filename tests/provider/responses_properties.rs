@@ -116,7 +116,7 @@ proptest! {
         prop_assert!(message.trim().is_empty() || error.message.contains(message.trim()));
     }
 
-    /// Text and arguments are the same however they are cut, and whether or not the last event repeats them.
+    /// Text and arguments are the same no matter how they are cut, and whether or not the last event repeats them.
     #[test]
     fn decode_any_pieces_give_the_same_answer(
         pieces in vec("[a-z\"\\\\{}é]{0,6}", 0..8),

@@ -1,4 +1,4 @@
-//! When a failed request is retried, and when not. Time is paused, so that waits are measured without waiting.
+//! When a failed request is retried and when it is not. Time is paused, so that waits are measured without waiting.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -35,7 +35,7 @@ enum Try {
 struct Scripted {
     tries: Mutex<VecDeque<Try>>,
     asked: Mutex<Vec<Instant>>,
-    /// Cloned into every open stream, so that the open streams can be counted.
+    /// The counter is cloned into every open stream, so that the open streams can be counted.
     open: Arc<()>,
 }
 

@@ -87,7 +87,7 @@ async fn event_with_an_unknown_name_and_no_json_is_skipped_in_every_format() {
             let answer = answer.unwrap_or_else(|error| panic!("{wire:?} {data}: {error}"));
             assert_eq!(answer.message.text(), "Hello", "{wire:?} {data}");
         }
-        // Without a name, or with the default name, the event belongs to the format and is malformed.
+        // If the event has no name or the default name, it belongs to the format and is malformed.
         for name in ["", "event: message\n"] {
             let body = format!("{name}data: still here\n\n{}", wire.body(&wire.text(&["Hello"])));
             assert_eq!(wire.answer(&body).await.unwrap_err().kind, ErrorKind::Decoding, "{wire:?} {name}");

@@ -80,7 +80,7 @@ fn invented_name_is_sent_back_in_valid_characters_and_length() {
             let all = (1..=limit).contains(&name.len()) && name.chars().all(fits);
             assert!(all, "{}: {name:?}", format.name());
         }
-        // Each result stays with its call, although two names may have become equal.
+        // Each result stays with its call, even if two names have become equal.
         for at in 0..made_up.len() {
             let (call, result) = (format!("call_{at}\""), format!("no call_{at}"));
             let text = body.to_string();

@@ -67,7 +67,7 @@ async fn request_with_everything_sends_what_the_service_accepts() {
             "response_format": {"type": "json_object"},
         })
     );
-    // The second stop sequence and the forced tool have a warning each.
+    // Each of the second stop sequence and the forced tool causes a warning.
     assert_eq!(warnings.len(), 2, "{warnings:?}");
     let (sent, _) = body(&Endpoint::zai(), "glm-4.5", request.clone()).await;
     assert_eq!(sent.get("tool_stream"), None);

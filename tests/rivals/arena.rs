@@ -193,8 +193,8 @@ impl Arena {
         while self.next(NEVER).is_some() {}
     }
 
-    /// Asserts that there is one history in which the turns of each visit are consecutive: no process wrote after
-    /// another had taken over.
+    /// Asserts that there is one history in which the turns of each visit are consecutive. So no process wrote after
+    /// another process had acquired the conversation.
     fn check(&self, id: &ConversationId, stored: Stored) {
         let nodes: Vec<_> = stored.nodes.clone();
         for (node, number) in nodes.iter().zip(1..) {

@@ -80,7 +80,7 @@ async fn rival_process() {
         }
         opened += 1;
     }
-    // Unsaved turns have been reported already. The shutdown only must not hang.
+    // Unsaved turns have already been reported, so the only requirement is that the shutdown does not hang.
     let _ = manager.shutdown(PATIENCE).await;
 }
 

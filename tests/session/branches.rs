@@ -90,7 +90,7 @@ async fn branch_cancelled_or_failed_leaves_no_trace_in_the_store() {
     session.wait_until_idle().await.unwrap();
     session.regenerate(node(1)).await.unwrap();
     gate.reached().await;
-    // No part of an answer has arrived that could be kept.
+    // No part of an answer has arrived yet, so nothing could be kept.
     session.interrupt().await.unwrap();
     session.wait_until_idle().await.unwrap();
     assert_agree(&session, &store).await;

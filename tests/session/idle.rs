@@ -1,4 +1,4 @@
-//! The idle shutdown: it begins when the last controller leaves, and when the agent becomes idle without a
+//! The idle shutdown: its time starts when the last controller is dropped, and when the agent becomes idle without a
 //! controller.
 
 use std::{sync::Arc, time::Duration};

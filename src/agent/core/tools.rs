@@ -1,6 +1,6 @@
 //! From the tool uses of a response to the message with their results.
 
-use std::sync::Arc;
+use std::{fmt::Write, sync::Arc};
 
 use super::{Call, Context, Core, Effect, response::respond, streaming::close_tool_uses};
 use crate::{
@@ -100,7 +100,9 @@ impl Core {
                 decided => (None, decided_result(&tool_use, decided)),
             };
             if result.is_none() {
-                let idempotency_key = format!("{:032x}-{}-{slot}", turn.id, turn.step);
+                let mut idempotency_key = String::with_capacity(48);
+                // Writing to a string never fails.
+                let _ = write!(idempotency_key, "{:032x}-{}-{slot}", turn.id, turn.step);
                 let tool_use = match &input {
                     Some(input) => ToolUse { input: input.clone(), malformed: None, ..tool_use.clone() },
                     None => tool_use.clone(),

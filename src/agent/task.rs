@@ -91,11 +91,11 @@ pub(super) struct Task {
     /// The work in progress. `None` while idle.
     work: Option<Box<Work>>,
     /// The callback that the core requested next.
-    wanted: Option<Box<CallbackRequest>>,
+    wanted: Option<CallbackRequest>,
     /// Whether the running callback must be dropped.
     drop_call: bool,
     /// The number of inputs since the agent last yielded to other tasks.
-    inputs: usize,
+    inputs: u32,
     /// The yield in progress: other tasks run first.
     own_wake: Option<Arc<OwnWake>>,
     last_words: LastWords,
@@ -136,7 +136,7 @@ impl Drop for LastWords {
 /// The reason why `drive` returned.
 enum Exit {
     /// The core requested a callback.
-    Call(Box<CallbackRequest>),
+    Call(CallbackRequest),
     /// The running callback has returned.
     Returned,
     /// The running callback must be dropped.
@@ -193,7 +193,7 @@ impl Task {
                     Exit::End(reason, stop) => break (reason, stop),
                 };
                 let (op, callback) = (call.op, call.call.name());
-                let mut running = self.call(&mut *callbacks, *call);
+                let mut running = self.call(&mut *callbacks, call);
                 let exit = self.drive(&mut commands, Some((op, callback, &mut running))).await;
                 drop_contained(running);
                 if callback == Call::HandleEvent.name() && !matches!(exit, Exit::Returned) {
@@ -251,7 +251,7 @@ impl Task {
                 self.emit(event);
             }
             Effect::Call(op, call) => {
-                self.wanted = Some(Box::new(CallbackRequest { op, call }));
+                self.wanted = Some(CallbackRequest { op, call });
             }
             Effect::Abort => {
                 drop_contained(self.wanted.take());

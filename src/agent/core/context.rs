@@ -68,14 +68,14 @@ pub(in crate::agent) enum Effect {
     Resolve(Result<Arc<Response>, AgentError>),
 }
 
-/// A callback to call.
+/// A callback to call. Large arguments are boxed, because every agent has room for one call.
 #[derive(Clone, Debug)]
 pub(in crate::agent) enum Call {
     PrepareStep,
-    HandleToolUse(ToolUse),
-    HandleToolResult(ToolResult),
+    HandleToolUse(Box<ToolUse>),
+    HandleToolResult(Box<ToolResult>),
     HandleTurn(Arc<Response>),
-    HandleError(Failure),
+    HandleError(Box<Failure>),
     HandleEvent,
 }
 

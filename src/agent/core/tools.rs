@@ -25,7 +25,7 @@ impl Core {
             return self.decided_all(turn, *tools, cx);
         };
         let op = self.enter(turn, Stage::Deciding { tools });
-        cx.push(Effect::Call(op, Call::HandleToolUse(tool_use)));
+        cx.push(Effect::Call(op, Call::HandleToolUse(Box::new(tool_use))));
     }
 
     /// `handle_tool_use` has returned, for a tool use of the response or for a question of the provider.
@@ -183,7 +183,7 @@ impl Core {
     ) {
         if let Some(result) = slots.get(reviewed.len()).and_then(|slot| slot.result.clone()) {
             let op = self.enter(turn, Stage::Reviewing { slots, reviewed });
-            cx.push(Effect::Call(op, Call::HandleToolResult(result)));
+            cx.push(Effect::Call(op, Call::HandleToolResult(Box::new(result))));
             return;
         }
         let emitted = reviewed.len();

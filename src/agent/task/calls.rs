@@ -52,7 +52,7 @@ impl Task {
                 Returned { outcome: CallbackOutcome::ToolUse(decision), before, after: state.config }
             }),
             Call::HandleToolResult(result) => contain(async move {
-                let result = callbacks.handle_tool_result(result, &mut state).await;
+                let result = callbacks.handle_tool_result(*result, &mut state).await;
                 Returned { outcome: CallbackOutcome::ToolResult(result), before, after: state.config }
             }),
             Call::HandleTurn(response) => contain(async move {
@@ -173,10 +173,5 @@ pub(super) fn drop_contained<T>(held: T) {
 
 /// Runs application or provider code. If it panics, logs and returns the panic's message.
 pub(in crate::agent) fn guard<T>(what: &'static str, code: impl FnOnce() -> T) -> Result<T, String> {
-    contained(code).inspect_err(|words| report_panic(what, words))
-}
-
-#[cold]
-pub(super) fn report_panic(what: &str, words: &str) {
-    tracing::error!(what, words, "code outside the crate panicked");
+    contained(code).inspect_err(|words| tracing::error!(what, words, "code outside the crate panicked"))
 }

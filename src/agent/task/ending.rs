@@ -9,10 +9,7 @@ use std::{
 use futures_util::SinkExt;
 use tokio::{sync::mpsc, time::sleep};
 
-use super::{
-    Commit, Task,
-    calls::{drop_contained, report_panic},
-};
+use super::{Commit, Task, calls::drop_contained};
 use crate::{
     actor::OwnWake,
     agent::{
@@ -141,6 +138,6 @@ impl Task {
 /// Runs application or provider code to its end, and logs a panic.
 async fn survive(what: &'static str, code: impl Future<Output = ()>) {
     if let Err(words) = contained_async(code).await {
-        report_panic(what, &words);
+        tracing::error!(what, words, "code outside the crate panicked");
     }
 }

@@ -25,7 +25,7 @@ use crate::{
 /// The number of commands that are served before other work gets its turn.
 const COMMANDS_IN_A_ROW: usize = 32;
 /// The number of inputs in a row before the agent yields to other tasks.
-const INPUTS_IN_A_ROW: usize = 256;
+const INPUTS_IN_A_ROW: u32 = 256;
 
 type InFlight<'a, 'b> = Option<(Op, &'static str, &'a mut Running<'b>)>;
 

@@ -96,7 +96,7 @@ impl World {
                 self.input(|core, cx| core.prepared(op, wanted, cx))
             }
             Call::HandleToolUse(_) => self.tool_decided(op),
-            Call::HandleToolResult(result) => self.result_reviewed(op, result),
+            Call::HandleToolResult(result) => self.result_reviewed(op, *result),
             Call::HandleTurn(_) => self.turn_decided(op),
             Call::HandleError(_) => {
                 let decision = match self.rng.below(10) {

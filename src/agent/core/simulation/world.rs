@@ -321,7 +321,7 @@ impl World {
                 self.model.concludes(response)
             }
             Call::HandleError(failure) => {
-                self.model.failure = Some(failure.clone());
+                self.model.failure = Some((**failure).clone());
                 Ok(())
             }
             Call::HandleEvent => {

@@ -4,8 +4,8 @@ use std::{any::Any, future::Future, pin::Pin};
 
 /// Decides how many agents may have a request in flight at once.
 ///
-/// An agent waits for a permit before each request to the model. While it waits, it is busy and sends nothing. It can
-/// be cancelled, and the turn's clock is stopped.
+/// An agent waits for a permit before each request to the model. While it waits, the agent is busy, and its turn's
+/// clock is stopped. Nothing is sent, and the run can be cancelled.
 ///
 /// Callbacks, tools and delays run without a permit, so that they may wait for another agent. The exception is
 /// `handle_tool_use` for a question that the service asks while it streams, because its request is still in flight. If

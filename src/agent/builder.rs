@@ -157,8 +157,8 @@ impl AgentBuilder {
 
     /// Sets the maximum duration of one turn. The time during which the agent is paused does not count.
     ///
-    /// A turn that takes longer fails with [`Failure::TimeLimit`](super::Failure::TimeLimit). If
-    /// [`handle_error`](AgentCallbacks::handle_error) then retries the step, the limit starts anew.
+    /// If a turn takes longer, it fails with [`Failure::TimeLimit`](super::Failure::TimeLimit). If
+    /// [`handle_error`](AgentCallbacks::handle_error) then retries the step, the time starts again from zero.
     pub fn turn_timeout(mut self, limit: Duration) -> Self {
         self.turn_timeout = Some(limit);
         self
@@ -178,9 +178,9 @@ impl AgentBuilder {
     /// Restores a configuration that was [saved](super::Config::saved) earlier.
     ///
     /// The saved model is used if its name can be resolved. Otherwise the model given to the builder is used instead,
-    /// and [`Model::fallback_for`](crate::provider::Model::fallback_for) returns the saved name. A given model with the
-    /// saved name is used as it is. The system prompt, the options and the limits apply where the builder has none. The
-    /// order of the calls does not matter.
+    /// and [`Model::fallback_for`](crate::provider::Model::fallback_for) returns the saved name. If the given model has
+    /// the saved name, it is used without a lookup. The saved system prompt, options and limits apply where the builder
+    /// sets nothing. The order of the calls does not matter.
     pub(crate) fn restore(mut self, saved: SavedConfig) -> Self {
         self.saved = Some(Box::new(saved));
         self
@@ -218,8 +218,8 @@ impl AgentBuilder {
         self
     }
 
-    /// Sets the time limit of the agent's end for cases without a deadline, such as a dropped last handle. The end
-    /// waits that long for `terminate` and for aborted tools. The default is five seconds.
+    /// Sets the time limit for an end of the agent that has no deadline, such as the end after its last handle was
+    /// dropped. The end waits that long for `terminate` and for aborted tools. The default is five seconds.
     pub fn terminate_timeout(mut self, limit: Duration) -> Self {
         self.terminate_timeout = limit;
         self
@@ -236,7 +236,7 @@ impl AgentBuilder {
         self
     }
 
-    /// Sets what decides when each request may be sent, for agents that share a limit.
+    /// Sets the object that decides when each request may be sent, for agents that share a limit.
     pub(crate) fn admission(mut self, admission: Arc<dyn Admission>) -> Self {
         self.admission = Some(admission);
         self

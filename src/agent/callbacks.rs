@@ -17,10 +17,10 @@ use crate::{
 /// The agent calls one method at a time, with `&mut self`, so the implementing type can hold its own state in its
 /// fields.
 ///
-/// A callback reaches its agent through [`State::agent`]. All operations work there too. But a callback must not wait
-/// for something that happens after it, with [`ask`](super::Agent::ask) or
-/// [`wait_until_idle`](super::Agent::wait_until_idle), because it would wait for itself. A callback object that stores
-/// an [`Agent`](super::Agent) keeps it alive.
+/// A callback reaches its agent through [`State::agent`]. All operations work there too. But a callback must not use
+/// [`ask`](super::Agent::ask) or [`wait_until_idle`](super::Agent::wait_until_idle) to wait for something that happens
+/// after it, because it would wait for itself. A callback object that stores an [`Agent`](super::Agent) keeps the agent
+/// alive.
 ///
 /// ```
 /// # #[cfg(feature = "test-util")]
@@ -62,8 +62,8 @@ use crate::{
 ///
 /// # Panics
 ///
-/// A panic in a callback ends the run with an error event. The history is as before the turn, and the agent continues
-/// to live.
+/// A panic in a callback ends the run with an error event. The history is the same as before the turn, and the agent
+/// continues to live.
 #[async_trait]
 pub trait AgentCallbacks: Send + 'static {
     /// Called when the agent starts. It may edit the configuration and the history.
@@ -83,10 +83,10 @@ pub trait AgentCallbacks: Send + 'static {
     /// Called before each request is sent. It may change the request without changing the history: trim it, compact it,
     /// add context.
     ///
-    /// A response that did not match the output schema is at the end of the next request, with a note on the problem.
-    /// If a trimmed history breaks the history law, it is repaired before it is sent. The response is read by the
-    /// output schema that the request has when this returns. Edits of the state do not affect this request, only later
-    /// ones.
+    /// If a response did not match the output schema, the next request ends with that response and a note on the
+    /// problem. If a trimmed history breaks the history law, it is repaired before it is sent. The response is read by
+    /// the output schema that the request has when this returns. Edits of the state do not affect this request, only
+    /// later ones.
     async fn prepare_step(&mut self, request: &mut Request, state: &mut State) {
         let _ = (request, state);
     }
@@ -108,7 +108,7 @@ pub trait AgentCallbacks: Send + 'static {
         result
     }
 
-    /// Called when the model needs no more tools, or when no more tools are run, because the limit of requests is
+    /// Called when the model needs no more tools, and when no more tools are run because the limit of requests is
     /// reached or a tool has no handler. The response covers the whole turn. The turn is committed when this returns.
     ///
     /// A staged prompt takes precedence over a continuation. At the limit of requests, a continuation is ignored.
@@ -117,8 +117,8 @@ pub trait AgentCallbacks: Send + 'static {
         TurnDecision::Stop
     }
 
-    /// Called when a step failed and the retry policy does not repeat it, or no longer, or when the turn reached its
-    /// time limit.
+    /// Called when a step failed and the retry policy does not repeat it again, and when the turn reached its time
+    /// limit.
     async fn handle_error(&mut self, failure: &Failure, state: &mut State) -> ErrorDecision {
         let _ = (failure, state);
         ErrorDecision::Stop
@@ -129,8 +129,9 @@ pub trait AgentCallbacks: Send + 'static {
     /// event is dropped too, and a warning is logged.
     ///
     /// If this returns a prompt, the prompt starts a run or the next turn. If the application has staged a prompt in
-    /// the meantime, that prompt goes first and the returned one follows. If the run ends before then, the event that
-    /// returns the staged prompt contains the contents of both, with the options of the first.
+    /// the meantime, the application's prompt goes first, and the returned prompt follows it. If the run ends before
+    /// then, the event that returns the staged prompt contains the contents of both prompts, with the options of the
+    /// first.
     ///
     /// A prompt that cannot be accepted ends the run with an error event. Examples are a blank prompt, and a prompt
     /// with tool results during a run. The same applies to any prompt while the agent's session accepts no prompts,
@@ -218,9 +219,9 @@ impl TurnDecision {
 pub enum ErrorDecision {
     /// End the run with an error event.
     Stop,
-    /// Repeat the step at once, with the history that it had. The repetition counts as a request: at the limit of
+    /// Repeat the step at once, with the history that it had. The repetition counts as a request. At the limit of
     /// requests, the run ends with an error event instead.
     Retry,
-    /// Repeat the step after this delay. The delay counts into the turn's time limit.
+    /// Repeat the step after this delay. The delay counts towards the turn's time limit.
     RetryAfter(Duration),
 }

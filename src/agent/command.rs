@@ -31,14 +31,14 @@ pub(crate) enum InFlight {
     /// The turn is interrupted, so its completed steps are committed.
     #[default]
     Keep,
-    /// The turn is cancelled, so the history stays as it was before it.
+    /// The turn is cancelled, so the history stays as it was before the turn.
     Discard,
 }
 
 /// The reply with a position in the stream of events.
 pub(super) type AttachmentReply = Reply<Attachment<Snapshot, Event>>;
 
-/// A command of the history's owner: to replace the history, or to start a run on another one.
+/// A command of the history's owner: to replace the history, or to start a run on another history.
 pub(super) enum Change {
     Set(History),
     Begin(History, Opening, Option<Asker>),

@@ -178,13 +178,13 @@ impl Core {
         if let Some((origin, step)) = self.phase.origin_mut()
             && origin.prompt.max_steps.is_none()
         {
-            // The limit is not below the requests that were already sent or announced.
+            // The limit must not be lower than the number of requests that were already sent or announced.
             origin.max_steps = max_steps.map(|max| max.max(step));
         }
     }
 
-    /// Applies a changed model to the run in flight, even if its prompt has a model: it may be the fallback after a
-    /// failure.
+    /// Applies a changed model to the run in flight, even if its prompt has a model, because the new model may be the
+    /// fallback after a failure.
     pub(super) fn set_model(&mut self) {
         if let Some((origin, _)) = self.phase.origin_mut()
             && origin.prompt.model.is_some()

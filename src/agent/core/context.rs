@@ -13,7 +13,7 @@ use crate::{
 
 /// The surroundings of one input, and the list of its effects.
 pub(in crate::agent) struct Context<'a> {
-    /// Returns the time, for new messages. A function, because most inputs create none, especially deltas.
+    /// Returns the time, for new messages. This is a function because most inputs, above all deltas, create no message.
     pub(in crate::agent) now: &'a dyn Fn() -> Timestamp,
     /// The configuration in force.
     pub(in crate::agent) config: &'a Config,
@@ -60,7 +60,7 @@ pub(in crate::agent) enum Effect {
     RunTools(Op, Vec<ToolCall>),
     /// Report with this number when this delay has passed.
     Delay(Op, Duration),
-    /// Report when the turn has taken this long from now. `None` for no limit.
+    /// Report when this time has passed from now on, which is the turn's limit. `None` for no limit.
     Watch(Option<Duration>),
     /// Stop the turn's clock while a decision is pending, or continue it.
     FreezeWatch(bool),

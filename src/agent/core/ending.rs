@@ -239,7 +239,8 @@ impl Core {
         self.settle(cx);
     }
 
-    /// Ends the run at once and keeps as much as possible. If only the prompt could be kept, this is a cancel.
+    /// Ends the run at once and keeps as much as possible. If only the prompt could be kept, the run is cancelled
+    /// instead.
     pub(in crate::agent) fn interrupt(&mut self, cx: &mut Context<'_>) -> Result<(), AgentError> {
         if matches!(self.phase, Phase::Idle) {
             return Err(AgentError::Idle);

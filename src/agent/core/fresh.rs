@@ -14,7 +14,7 @@ use crate::{
 #[serde(transparent)]
 pub(super) struct Waited(Vec<ToolUseId>);
 
-/// The number of ids that are kept. A `resume` that is later than this is not expected.
+/// The number of ids that are kept. A `resume` with an older id is not expected.
 const MAX_WAITED: usize = 256;
 
 impl Waited {
@@ -26,13 +26,13 @@ impl Waited {
         self.0.push(id);
     }
 
-    /// Gives a tool use that begins in `fold` another id, if its id equals that of a tool use that waited, or of the
-    /// one in the provider's question.
+    /// Gives a tool use that begins in `fold` another id, if its id equals that of a tool use that waited, or that of
+    /// the tool use in the provider's question.
     pub(super) fn freshen(&self, delta: Delta, op: Op, fold: &Fold, question: Option<&Question>) -> Delta {
         match delta {
             Delta::Start { index, block: BlockStart::ToolUse { id, name } } => {
                 let asked = question.map(|question| &question.tool_use.id);
-                // Otherwise the fold ensures that ids differ within the response.
+                // If there are no such ids, the fold ensures that ids differ within the response.
                 let id = if self.0.is_empty() && asked.is_none() {
                     id
                 } else {
@@ -49,7 +49,7 @@ impl Waited {
         self.fresh(id, op, |id| holds(fold, id))
     }
 
-    /// Returns `id`, or an id derived from it if it is empty, has waited before, or is `taken`.
+    /// Returns `id`, or an id derived from it if `taken` is empty, has waited before, or is MISSING.
     fn fresh(&self, id: ToolUseId, op: Op, taken: impl Fn(&ToolUseId) -> bool) -> ToolUseId {
         let is_free = |id: &ToolUseId| !id.as_str().is_empty() && !self.0.contains(id) && !taken(id);
         if is_free(&id) {

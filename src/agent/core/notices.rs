@@ -72,10 +72,10 @@ impl Core {
         }
     }
 
-    /// Accepts a prompt that `handle_event` returned. It waits for its turn like any other prompt, but it never
-    /// replaces a prompt that the application has staged in the meantime, because that prompt could not be returned to
-    /// its sender. It waits behind the staged prompt. Only one prompt can wait there, because the next application
-    /// event is handled after both prompts were used.
+    /// Accepts a prompt that `handle_event` returned. The prompt waits like any other prompt, but it never replaces a
+    /// prompt that the application has staged in the meantime, because that prompt could not be returned to its sender.
+    /// It waits behind the staged prompt. Only one prompt can wait there, because the next application event is handled
+    /// after both prompts were used.
     fn prompt_from_event(&mut self, prompt: Prompt, cx: &mut Context<'_>) -> Result<(), AgentError> {
         let ahead = self.staged.take();
         let taken = self.prompt(prompt, false, cx);

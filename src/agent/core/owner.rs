@@ -1,4 +1,4 @@
-//! Operations of the history's owner: replacing the history, and starting a run on another one.
+//! Operations of the history's owner: replacing the history, and starting a run on another history.
 
 use std::sync::Arc;
 
@@ -44,8 +44,8 @@ impl Core {
         Ok(())
     }
 
-    /// Like [`prompt_on`](Core::prompt_on), but with `message` unchanged instead of a message made of the prompt's
-    /// content.
+    /// Like [`prompt_on`](Core::prompt_on), but the run starts with `message` as it is instead of a message made from
+    /// the prompt's content.
     pub(in crate::agent) fn answer(
         &mut self,
         base: History,

@@ -91,8 +91,8 @@ impl Core {
         turn.usage += usage;
         turn.model = model;
         turn.output_enforced = output_enforced;
-        // At the limit of requests, no request continues the response, so the step must not report a pause: subscribers
-        // expect another request after a pause.
+        // At the limit of requests, no further request continues the response. So the step must not report a pause,
+        // because subscribers expect another request after a pause.
         if stop_reason == StopReason::Pause && turn.is_exhausted() && message.tool_uses().next().is_none() {
             stop_reason = StopReason::MaxSteps;
         }
@@ -147,7 +147,7 @@ impl Core {
         let exhausted = turn.is_exhausted();
         if uses.is_empty() {
             return match stop_reason {
-                // The service continues its response when it is sent back.
+                // If the response is sent back, the service continues it.
                 StopReason::Pause => {
                     turn.step += 1;
                     self.prepare(turn, cx);

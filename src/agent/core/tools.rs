@@ -1,4 +1,4 @@
-//! From the tool uses of a response to the message with their results.
+//! The processing of tool uses, from the response to the message with their results.
 
 use std::{fmt::Write, sync::Arc};
 

@@ -33,7 +33,7 @@ impl Asks {
         }
     }
 
-    /// Checks a result for the caller of `ask`. `over` is whether the turns of the `ask` have ended.
+    /// Checks a result for the caller of `ask`. `over` states whether the turns of the `ask` have ended.
     pub(super) fn resolve(
         &mut self,
         answer: Result<Arc<Response>, AgentError>,

@@ -39,8 +39,8 @@ impl Block {
         matches!(self.kind, Kind::Text).then_some(self.text.as_str())
     }
 
-    /// Returns whether an interrupt must keep the block and a message can consist of it alone, as far as its events
-    /// show.
+    /// Returns whether an interrupt must keep the block and a message can consist of this block alone, as far as its
+    /// events show.
     pub(super) fn is_kept(&self) -> bool {
         match self.kind {
             Kind::Text => !self.text.trim().is_empty(),
@@ -74,8 +74,8 @@ impl Block {
     }
 }
 
-/// Returns whether `content` is a tool use without input that counted as complete when its block ended, and as cut off
-/// when the response's stop reason arrived.
+/// Returns whether `content` is a tool use without input that counted as complete when its block ended, but counted as
+/// cut off when the response's stop reason arrived.
 fn is_cut(ended: &Content, content: &Content) -> bool {
     match (ended, content) {
         (Content::ToolUse(ended), Content::ToolUse(tool_use)) => {

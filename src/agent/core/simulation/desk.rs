@@ -178,7 +178,7 @@ impl Desk {
             ensure!(*result == kept, "{result:?} is emitted, but an interrupt keeps {kept:?}");
             return self.ran_with(index, input);
         }
-        // The result was not reviewed: an interrupt, the limit of requests, or a refusal.
+        // The result was not reviewed because of an interrupt, the limit of requests or a refusal.
         ensure!(result.is_error, "{result:?} was not reviewed");
         ensure!(interrupting || self.decisions.is_empty(), "{result:?} replaces a decision");
         Ok(())

@@ -29,7 +29,7 @@ impl World {
         let tool_use = ToolUse::new("a", "search", json!({}));
         let result = ToolResult::ok(&tool_use, Text::new("ghost"));
         let slot = self.rng.below(4);
-        // A tool that has finished, never ran or does not exist, with a number that the core waits for.
+        // A tool that has finished, never ran or does not exist, in an operation that the core waits for.
         if let Some((op, calls)) = &self.tasks
             && kind < 7
         {

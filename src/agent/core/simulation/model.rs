@@ -23,7 +23,7 @@ pub(super) struct Model {
     pub(super) took_staged: bool,
     /// The id of the paused tool use.
     pub(super) waiting: Option<ToolUseId>,
-    /// The ids of all tool uses that were ever paused.
+    /// The ids of all tool uses for which a pause was emitted.
     pub(super) spent: HashSet<ToolUseId>,
     pub(super) step: u32,
     /// The number of requests sent for the prompt.
@@ -34,7 +34,7 @@ pub(super) struct Model {
     /// Whether the limit was reached when `handle_turn` was called.
     pub(super) met: bool,
     pub(super) turn_timeout: Option<Duration>,
-    /// The model of the prompt, unless a callback has set another one since.
+    /// The model of the prompt, unless a callback has set another model since.
     pub(super) named_for_run: Option<provider::Model>,
     /// The failure that `handle_error` was called for.
     pub(super) failure: Option<Failure>,
@@ -69,13 +69,13 @@ pub(super) enum Input {
     #[default]
     Plain,
     Interrupt,
-    /// `handle_event` fails or returns a prompt that cannot be accepted.
+    /// `handle_event` fails, or it returns a prompt that cannot be accepted.
     EventFails,
     /// `handle_turn` returns a continuation that the limit forbids.
     Ignored,
     /// `handle_error` stops the run.
     GivesUp,
-    /// A response ends that does not match the output schema and may be requested again.
+    /// The response that ends does not match the output schema and may be requested again.
     Misfit,
 }
 
@@ -103,7 +103,7 @@ pub(super) struct Turn {
     pub(super) results: Vec<Content>,
     /// The stop reason of the last step.
     pub(super) reason: Option<StopReason>,
-    /// The usage of the earlier requests, and that of the current one.
+    /// The usage of the earlier requests, and the usage of the current request.
     before: Usage,
     pub(super) current: Usage,
     /// The stop reason that the current stream reported.

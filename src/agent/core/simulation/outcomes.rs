@@ -224,7 +224,7 @@ impl World {
         } else if let Some(prompt) = &prompt {
             match self.expect(prompt, false) {
                 Err(_) => self.model.input = Input::EventFails,
-                // A replaced prompt could not be returned, so the new prompt waits behind it.
+                // If the staged prompt were replaced, it could not be returned, so the new prompt waits behind it.
                 Ok(Accepted::Staged { replaced: Some(_) }) => {
                     ensure!(
                         self.model.behind.is_none(),

@@ -43,7 +43,7 @@ pub(super) struct Outputs {
 }
 
 impl World {
-    /// Returns the configuration's requirements, or others that `prepare_step` has set.
+    /// Returns the configuration's requirements, or other requirements that `prepare_step` has set.
     pub(super) fn random_wanted(&mut self) -> OutputRequirement {
         let options = match self.rng.below(10) {
             0 => Options::default(),

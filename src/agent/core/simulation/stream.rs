@@ -36,7 +36,7 @@ enum Next {
     End,
 }
 
-/// Few ids, so that they repeat. One is empty, and some look like generated ids.
+/// There are only a few ids, so that they repeat. One is empty, and some look like generated ids.
 const IDS: [&str; 6] = ["a", "b", "c", "", "a_1", "a_1_0"];
 const NAMES: [&str; 7] = ["search", "search", "search", "write", "unknown", "ask_user", "pick"];
 

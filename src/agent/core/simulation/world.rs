@@ -158,7 +158,7 @@ impl World {
         }
     }
 
-    /// Plays the schedule, and then everything in progress to its end.
+    /// Plays the schedule, and then lets everything in progress end.
     pub(super) fn play(&mut self) -> Check {
         for _ in 0..4 + self.rng.below(60) {
             self.play_one()?;
@@ -180,7 +180,7 @@ impl World {
         if self.rng.percent(5) {
             self.kept = Kept::new(&self.core, &self.config);
         }
-        // More can go wrong while tools run and questions wait.
+        // While tools run and questions wait, more faults are possible.
         let busy = self.tasks.is_some() || self.question.is_some();
         if self.rng.percent(if busy { 25 } else { 5 }) {
             return self.ghost();

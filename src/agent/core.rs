@@ -295,8 +295,8 @@ impl Core {
         Some(staged)
     }
 
-    /// Continues after a committed turn: with the staged prompt, otherwise with the continuation after the queued
-    /// application events are handled.
+    /// Continues after a committed turn. A staged prompt starts the next turn. Without one, the queued application
+    /// events are handled first, and then the continuation starts the next turn.
     fn continue_run(&mut self, between: Box<Between>, cx: &mut Context<'_>) {
         if let Some(staged) = self.staged.take() {
             self.staged = self.behind.take();
@@ -311,7 +311,7 @@ impl Core {
             return self.notice(AfterEvent::Continue(between), cx);
         }
         let Between { content, origin, step } = *between;
-        // Checked when the previous turn was committed, and the history has not changed since.
+        // The content was checked when the previous turn was committed, and the history has not changed since.
         let content = answer_open_tool_uses(&self.history, content).unwrap_or_default();
         self.begin_turn(user_message(content, cx), origin, step, cx);
     }

@@ -104,7 +104,7 @@ impl AgentError {
         matches!(self, Self::Busy(_) | Self::ResultsWhileBusy)
     }
 
-    /// Returns whether the operation does not fit what the agent is doing now, like HTTP's 409.
+    /// Returns whether the operation conflicts with the agent's present activity, like HTTP's 409.
     pub fn is_conflict(&self) -> bool {
         self.is_busy()
             || matches!(self, Self::Idle | Self::Moved | Self::NotPaused(_) | Self::StaleResume { .. })
@@ -189,7 +189,7 @@ impl fmt::Display for AgentError {
 }
 
 impl Error for AgentError {
-    /// Returns the first error of the cause's chain that `Display` does not include.
+    /// Returns the first error in the chain of causes whose text `Display` does not contain.
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         let cause: &(dyn Error + 'static) = match self {
             Self::InvalidPrompt(error) | Self::InvalidHistory(error) => error,
@@ -246,14 +246,14 @@ pub enum Failure {
         limit: Duration,
     },
     /// The response does not match the output schema and is requested again. This failure occurs only in
-    /// [`Event::Retry`](super::Event::Retry). When the limit of repetitions is reached, the last response ends the turn
-    /// as it is.
+    /// [`Event::Retry`](super::Event::Retry). When the limit of repetitions is reached, the turn ends with the last
+    /// response, even though it does not match.
     #[error("the response does not have the requested shape: {message}")]
     Output {
         /// The problem with the response.
         message: String,
     },
-    /// `handle_event` returned a prompt while the session accepts none. The error event contains the prompt.
+    /// `handle_event` returned a prompt while the session accepts no prompts. The error event contains the prompt.
     #[error("the prompt that handle_event returned was refused: {reason}")]
     OnHold {
         /// The reason why the session accepts no prompts.

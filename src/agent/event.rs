@@ -29,8 +29,8 @@ pub enum Status {
 ///
 /// The order of events: `Message` (user) → block events → `Message` (assistant) → `Step`. If the model uses tools, a
 /// `ToolResult` for each tool use follows, in the order of the tool uses, and then a `Message` with all results. A run
-/// ends with exactly one of `Turn` (stop), `Cancelled` and `Error`. A `Status` event comes before the event that caused
-/// it.
+/// ends with exactly one of `Turn` (stop), `Cancelled` and `Error`. A `Status` event comes before the event that
+/// reports its cause.
 ///
 /// ```
 /// # #[cfg(feature = "test-util")]
@@ -145,8 +145,9 @@ pub enum Event {
     Message {
         /// The added message.
         message: Arc<Message>,
-        /// The number of the request that the message belongs to, counted from the prompt: the request that a user
-        /// message causes, that an assistant message completes, or whose tool uses get their results.
+        /// The number of the request that the message belongs to, counted from the prompt. A user message belongs to
+        /// the request that it causes, an assistant message to the request that it completes, and a message with tool
+        /// results to the request whose response used the tools.
         step: u32,
     },
     /// A tool reported progress.
@@ -193,7 +194,7 @@ pub enum Event {
         /// The discarded messages and their usage.
         response: Arc<Response>,
         /// A prompt that was not used: a staged prompt, or a prompt that `handle_event` returned while the session
-        /// accepts none.
+        /// accepts no prompts.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         staged: Option<Arc<Prompt>>,
     },

@@ -52,7 +52,8 @@ impl ModelSpec {
     }
 }
 
-/// Returns the model to start with: the saved model if its name can be resolved, otherwise the given one.
+/// Returns the model to start with: the saved model if its name can be resolved, otherwise the model given to the
+/// builder.
 pub(super) fn choose_model(
     given: Option<ModelSpec>,
     saved: Option<String>,

@@ -62,7 +62,7 @@ impl HistoryOwner {
     }
 
     /// Replaces the history, emits a `state` event, and returns the event's id. If `at` is given, this succeeds only if
-    /// `at` is the last emitted event, which means that the owner has seen everything.
+    /// `at` is the last emitted event. The owner has then seen everything.
     ///
     /// # Errors
     ///
@@ -75,8 +75,9 @@ impl HistoryOwner {
     /// Starts a run on another history, in one step. The first event is a `state` with `base`, whose id this returns. The
     /// run's own events follow. `asker` gets the response, as from [`Agent::ask`](super::Agent::ask).
     ///
-    /// If the run ends with `cancelled` or `error` before it has committed a turn, the previous history is restored:
-    /// another `state` event follows directly, before anything else starts. After the first commit nothing is restored.
+    /// If the run ends with `cancelled` or `error` before it has committed a turn, the previous history is restored.
+    /// Another `state` event then follows directly, before anything else starts. After the first commit nothing is
+    /// restored.
     ///
     /// # Errors
     ///

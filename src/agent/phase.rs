@@ -41,16 +41,16 @@ pub(crate) enum Phase {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Stage {
-    /// `handle_event` runs, as in [`Phase::Noticing`], because a prompt started the turn in the meantime. The turn's
-    /// request is prepared afterwards.
+    /// `handle_event` runs, as in [`Phase::Noticing`], but a prompt has started the turn in the meantime. The turn's
+    /// request is prepared when MISSING has returned.
     Noticing { begun: bool },
     /// `prepare_step` runs.
     Preparing,
     /// The response is being streamed.
     Streaming { fold: Box<Fold>, question: Option<Box<Question>> },
-    /// `handle_tool_use` runs for the tool use after the decided ones.
+    /// `handle_tool_use` runs for the first tool use that has no decision yet.
     Deciding { tools: Box<Tools> },
-    /// The tool use after the decided ones waits for `resume`.
+    /// The first tool use that has no decision yet waits for `resume`.
     Paused { tools: Box<Tools>, reason: Value },
     /// The tools run.
     Executing { slots: Vec<Slot> },
@@ -74,7 +74,7 @@ pub(crate) enum AfterEvent {
     Continue(Box<Between>),
 }
 
-/// A continuation that waits while `handle_event` runs between two turns.
+/// A continuation that starts after `handle_event` has returned, between two turns.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Between {
     pub(crate) content: Blocks,
@@ -119,7 +119,7 @@ pub(crate) struct Slot {
 pub(crate) struct Remains {
     /// The partial response.
     pub(crate) partial: Option<Box<Fold>>,
-    /// The decisions about the first tool uses, if not all were decided.
+    /// The decisions about the first tool uses, if some tool uses have no decision yet.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) decisions: Vec<Decision>,
     /// The tool uses and their results, if all tool uses were decided.
@@ -141,7 +141,7 @@ pub(crate) struct ToolCall {
     pub(crate) slot: usize,
     /// The tool use, with the input that the tool is run with.
     pub(crate) tool_use: ToolUse,
-    /// The idempotency key: the same for a repetition of this call, and different for every other call.
+    /// The idempotency key. It is the same for a repetition of this call, and different for every other call.
     pub(crate) idempotency_key: Arc<str>,
 }
 
@@ -189,7 +189,7 @@ impl Phase {
     }
 
     /// Takes the turn and the data that `take` gets from its stage, if the phase waits for `op`, and sets the phase to
-    /// idle. Otherwise the outcome is late: the phase stays.
+    /// idle. Otherwise the outcome is late, and the phase stays.
     pub(crate) fn take_awaited<T>(
         &mut self,
         op: Op,

@@ -33,7 +33,8 @@ use crate::{
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Response {
-    /// The name of the model that responded, as the service reports it, or as it was requested.
+    /// The name of the model that responded, as the service reports it. If the service reports no name, the name in the
+    /// request.
     pub model: String,
     /// The last assistant message. `None` if a cancel or an error came before it.
     #[serde(skip_serializing_if = "Option::is_none")]

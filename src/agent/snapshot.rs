@@ -138,7 +138,7 @@ impl Snapshot {
             }
             Event::Message { message, step } => {
                 if self.pending.is_empty() {
-                    // A turn begins, and with it the staged prompt was used.
+                    // A turn begins, so the staged prompt was used.
                     self.staged = self.behind.take();
                 }
                 self.partial.clear();
@@ -204,7 +204,7 @@ impl Snapshot {
     fn finish(&mut self, response: &Response) {
         self.pending.clear();
         self.partial.clear();
-        // Used for the next turn, or returned in the event.
+        // The prompt was used for the next turn, or the event returns it.
         (self.staged, self.behind) = (None, None);
         self.step = response.step;
     }

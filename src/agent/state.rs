@@ -74,8 +74,8 @@ impl Config {
         check(self.max_steps, self.turn_timeout, &self.options)
     }
 
-    /// Returns the part of the configuration that can be saved, without API keys and headers. [`AgentBuilder::restore`]
-    /// restores it.
+    /// Returns the part of the configuration that can be saved, which excludes API keys and headers.
+    /// [`AgentBuilder::restore`] restores it.
     ///
     /// [`AgentBuilder::restore`]: super::AgentBuilder::restore
     pub(crate) fn saved(&self) -> SavedConfig {
@@ -88,7 +88,7 @@ impl Config {
         }
     }
 
-    /// Returns whether the parts of both that can be saved are equal.
+    /// Returns whether two configurations are equal in the parts that can be saved.
     pub(crate) fn saves_as(&self, other: &Self) -> bool {
         self.model.saved_name() == other.model.saved_name()
             && self.system == other.system
@@ -224,7 +224,7 @@ impl StateEdit {
             if self.history != *before {
                 return Err(AgentError::HistoryOwned);
             }
-            // Equal, but its messages may be other allocations than the owner's.
+            // The histories are equal, but their messages may be separate allocations.
             self.history = before.clone();
         }
         Ok(())

@@ -49,7 +49,7 @@ impl Waited {
         self.fresh(id, op, |id| holds(fold, id))
     }
 
-    /// Returns `id`, or an id derived from it if `taken` is empty, has waited before, or is MISSING.
+    /// Returns `id`, or an id derived from it if `id` is empty, has waited before, or is `taken`.
     fn fresh(&self, id: ToolUseId, op: Op, taken: impl Fn(&ToolUseId) -> bool) -> ToolUseId {
         let is_free = |id: &ToolUseId| !id.as_str().is_empty() && !self.0.contains(id) && !taken(id);
         if is_free(&id) {

@@ -58,7 +58,7 @@ impl Task {
         let mut deadline = Box::pin(sleep(limit));
         let mut waiting: Vec<Box<Stop>> = stop.into_iter().collect();
         let active_calls = self.active_calls.take().unwrap_or_default();
-        // Concurrently, so that one hanging part does not cut off the others.
+        // The parts run concurrently, so that a part that hangs does not cut off the others.
         let mut orderly = Box::pin(async {
             tokio::join!(
                 active_calls.all_ended(),
@@ -90,7 +90,7 @@ impl Task {
                 return Poll::Ready(true);
             }
             std::task::ready!(deadline.as_mut().poll(cx));
-            // Aborted tools that await something are dropped when the runtime next polls them. This needs no time, but
+            // Aborted tools that await something are dropped when the runtime next polls them. This takes no time, only
             // one round of the runtime.
             let round = round.get_or_insert_with(OwnWake::begin);
             round.poll(cx).map(|()| orderly.as_mut().poll(cx).is_ready())

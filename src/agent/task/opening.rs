@@ -22,8 +22,8 @@ use crate::{
 /// A request that has no stream yet.
 pub(super) struct Opening {
     request: Box<Request>,
-    /// The provider that gets the request: that of the model that the request was made for, even if `prepare_step`
-    /// changed the model.
+    /// The provider that gets the request. It belongs to the model that the request was made for, even if
+    /// `prepare_step` changed the model.
     provider: Arc<dyn Provider>,
     wait: Wait,
 }

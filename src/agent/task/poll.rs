@@ -66,7 +66,8 @@ impl Task {
         self.drop_call = false;
         let mut begun = false;
         poll_fn(move |cx| {
-            // Polled before any command is served, so that a started callback is never dropped unpolled.
+            // The callback is polled before any command is served, so that a started callback is never dropped
+            // unpolled.
             if !std::mem::replace(&mut begun, true) && self.poll_call(cx, &mut call).is_ready() {
                 return Poll::Ready(Exit::Returned);
             }
@@ -92,8 +93,8 @@ impl Task {
     ) -> Poll<Exit> {
         let mut all_served = false;
         loop {
-            // Counted across callbacks, because with a provider and callbacks that are always ready, nothing else would
-            // yield to other tasks.
+            // Inputs are counted across callbacks. Otherwise, a provider and callbacks that are always ready would
+            // never yield to other tasks.
             if self.own_wake.is_none() && (self.inputs >= INPUTS_IN_A_ROW || self.feed.is_flooded()) {
                 self.own_wake = Some(OwnWake::begin());
                 self.inputs = 0;
@@ -142,8 +143,8 @@ impl Task {
         }
     }
 
-    /// Returns to the runtime until something wakes this task. This may happen before a reader has run, if two tasks
-    /// that wake each other are ahead of it.
+    /// Returns to the runtime until something wakes this task. The wake may come before a reader has run, if two tasks
+    /// that wake each other are ahead of the reader.
     fn wait<T>(&mut self) -> Poll<T> {
         self.inputs = 0;
         Poll::Pending

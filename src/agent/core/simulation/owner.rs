@@ -35,7 +35,7 @@ impl World {
         }
     }
 
-    /// Returns a message to start a run on `base`. It is the message that follows MISSING, another message of the
+    /// Returns a message to start a run on `base`. It is the message that follows `base`, another message of the
     /// history, or a new message.
     fn random_message(&mut self, base: &History) -> Arc<Message> {
         if let Some(next) = self.model.committed.get(base.len()).filter(|_| self.rng.percent(40)) {

@@ -42,7 +42,7 @@ pub(crate) enum Phase {
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Stage {
     /// `handle_event` runs, as in [`Phase::Noticing`], but a prompt has started the turn in the meantime. The turn's
-    /// request is prepared when MISSING has returned.
+    /// request is prepared when `handle_event` has returned.
     Noticing { begun: bool },
     /// `prepare_step` runs.
     Preparing,

@@ -110,6 +110,7 @@ extern crate self as omni_agent;
 
 mod actor;
 pub mod agent;
+mod chunks;
 #[cfg(feature = "test-util")]
 mod conformance;
 mod error;

@@ -50,7 +50,6 @@
 //! since a clone, in time proportional to the changes.
 
 mod changes;
-mod chunks;
 mod error;
 mod hydrate;
 mod iter;
@@ -64,8 +63,10 @@ pub use node::{Node, NodeId};
 
 use std::{fmt, sync::Arc};
 
-use crate::message::{History, Message, Role, Usage};
-use chunks::Chunks;
+use crate::{
+    chunks::Chunks,
+    message::{History, Message, Role, Usage},
+};
 use iter::{Children, Path};
 use links::{Ids, Links, Slot};
 

@@ -15,6 +15,7 @@ const LAYERS: &[&str] = &[
     "panics",
     "error",
     "conformance",
+    "chunks",
     "message",
     "tool",
     "provider",

@@ -3,10 +3,7 @@ use std::{fmt, iter::FusedIterator, ops::Range, sync::Arc};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::Message;
-
-/// The number of messages in a leaf, and of children in a branch.
-const WIDTH: usize = 32;
-const BITS: u32 = 5;
+use crate::chunks::{Chunks, WIDTH};
 
 /// A sequence of shared messages that is O(1) to clone and amortized O(1) to extend, regardless of its length and of
 /// the number of clones.
@@ -23,70 +20,33 @@ const BITS: u32 = 5;
 /// assert_eq!((before.len(), history.len()), (1, 2));
 /// assert_eq!(history.last().map(|message| message.text()), Some("Hi!".to_owned()));
 /// ```
-// A radix trie of full leaves, plus the last leaf, which grows separately. An empty history allocates no memory.
-#[derive(Clone, Default)]
-pub struct History {
-    root: Option<Arc<Node>>,
-    tail: Option<Arc<Vec<Arc<Message>>>>,
-    len: usize,
-    /// The number of branch levels above the leaves in `root`.
-    height: u32,
-}
-
-#[derive(Clone)]
-enum Node {
-    Branch(Vec<Arc<Node>>),
-    Leaf(Vec<Arc<Message>>),
-}
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct History(Chunks<Arc<Message>>);
 
 impl History {
     /// Returns an empty history.
     pub const fn new() -> Self {
-        Self { root: None, tail: None, len: 0, height: 0 }
+        Self(Chunks::new())
     }
 
     /// Returns the number of messages.
     pub const fn len(&self) -> usize {
-        self.len
+        self.0.len()
     }
 
     /// Returns whether the history has no messages.
     pub const fn is_empty(&self) -> bool {
-        self.len == 0
+        self.0.len() == 0
     }
 
     /// Appends a message.
     pub fn push(&mut self, message: impl Into<Arc<Message>>) {
-        let tail = Arc::make_mut(self.tail.get_or_insert_default());
-        tail.push(message.into());
-        self.len += 1;
-        if tail.len() == WIDTH {
-            let mut messages = std::mem::take(tail);
-            // A tail that was cloned while it grew has spare capacity.
-            messages.shrink_to_fit();
-            self.tail = None;
-            self.push_leaf(Node::Leaf(messages));
-        }
-    }
-
-    /// Adds a full leaf after the others. `len` already includes its messages.
-    fn push_leaf(&mut self, leaf: Node) {
-        let index = self.len / WIDTH - 1;
-        let Some(root) = &mut self.root else {
-            self.root = Some(Arc::new(leaf));
-            return;
-        };
-        if index >> (self.height * BITS) != 0 {
-            let old = Arc::clone(root);
-            *root = Arc::new(Node::Branch(vec![old]));
-            self.height += 1;
-        }
-        insert(root, self.height, index, leaf);
+        self.0.push(message.into());
     }
 
     /// Returns the message at `index`, counted from 0.
     pub fn get(&self, index: usize) -> Option<&Arc<Message>> {
-        (index < self.len).then(|| &self.leaf(index / WIDTH)[index % WIDTH])
+        self.0.get(index)
     }
 
     /// Returns the first message.
@@ -96,7 +56,7 @@ impl History {
 
     /// Returns the last message.
     pub fn last(&self) -> Option<&Arc<Message>> {
-        self.get(self.len.checked_sub(1)?)
+        self.0.last()
     }
 
     /// Iterates over the messages in order.
@@ -109,50 +69,7 @@ impl History {
     /// Returns whether both histories are identical: clones of the same history, with nothing pushed since. O(1). Equal
     /// histories that were built separately are not identical.
     pub fn same(&self, other: &Self) -> bool {
-        fn same_arc<T>(a: Option<&Arc<T>>, b: Option<&Arc<T>>) -> bool {
-            match (a, b) {
-                (None, None) => true,
-                (Some(a), Some(b)) => Arc::ptr_eq(a, b),
-                _ => false,
-            }
-        }
-        self.len == other.len
-            && same_arc(self.root.as_ref(), other.root.as_ref())
-            && same_arc(self.tail.as_ref(), other.tail.as_ref())
-    }
-
-    /// Returns the leaf with number `index`: up to [`WIDTH`] messages.
-    fn leaf(&self, index: usize) -> &[Arc<Message>] {
-        if index == self.len / WIDTH {
-            return self.tail.as_deref().map_or(&[], Vec::as_slice);
-        }
-        let mut node = self.root.as_deref();
-        let mut level = self.height;
-        loop {
-            match node {
-                Some(Node::Branch(children)) => {
-                    level -= 1;
-                    node = children.get((index >> (level * BITS)) % WIDTH).map(Arc::as_ref);
-                }
-                Some(Node::Leaf(messages)) => return messages,
-                None => return &[],
-            }
-        }
-    }
-}
-
-/// Inserts `leaf` at leaf index `index` below `node`, which is `height` levels above the leaves.
-fn insert(node: &mut Arc<Node>, height: u32, index: usize, leaf: Node) {
-    let Node::Branch(children) = Arc::make_mut(node) else {
-        return;
-    };
-    let child = (index >> ((height - 1) * BITS)) % WIDTH;
-    if let Some(existing) = children.get_mut(child) {
-        insert(existing, height - 1, index, leaf);
-    } else {
-        // The first leaf of a new subtree needs a chain of branches with one child each above it.
-        let chain = (1..height).fold(leaf, |node, _| Node::Branch(vec![Arc::new(node)]));
-        children.push(Arc::new(chain));
+        self.0.same(&other.0)
     }
 }
 
@@ -171,7 +88,7 @@ impl<'a> Iterator for Iter<'a> {
     fn next(&mut self) -> Option<Self::Item> {
         let index = self.range.next()?;
         if index % WIDTH == 0 || self.leaf.is_empty() {
-            self.leaf = self.history.leaf(index / WIDTH);
+            self.leaf = self.history.0.leaf(index / WIDTH);
         }
         self.leaf.get(index % WIDTH)
     }
@@ -219,7 +136,7 @@ impl<'a> IntoIterator for &'a History {
     type IntoIter = Iter<'a>;
 
     fn into_iter(self) -> Iter<'a> {
-        Iter { history: self, leaf: &[], range: 0..self.len }
+        Iter { history: self, leaf: &[], range: 0..self.len() }
     }
 }
 
@@ -234,15 +151,6 @@ impl<M: Into<Arc<Message>>> FromIterator<M> for History {
 impl<M: Into<Arc<Message>>> Extend<M> for History {
     fn extend<I: IntoIterator<Item = M>>(&mut self, messages: I) {
         messages.into_iter().for_each(|message| self.push(message));
-    }
-}
-
-impl Eq for History {}
-
-impl PartialEq for History {
-    /// Compares the messages. Shared messages are compared by identity alone.
-    fn eq(&self, other: &Self) -> bool {
-        self.len == other.len && (self.same(other) || self.iter().eq(other.iter()))
     }
 }
 

@@ -1,15 +1,18 @@
+//! A persistent sequence, for histories and trees.
+
 use std::sync::Arc;
 
 /// The number of values in a leaf, and of children in a branch.
-const WIDTH: usize = 32;
+pub(crate) const WIDTH: usize = 32;
 const BITS: u32 = 5;
 
 /// A sequence whose clones share common parts: O(1) to clone, amortized O(1) to extend, and changeable at any index. A
 /// change copies the leaf that holds the value and the branches above it, each at most once after a clone.
 // A radix trie of full leaves. The last, growing leaf is separate, so that a push after a clone copies no branches.
 // An empty sequence allocates no memory.
-pub(super) struct Chunks<T> {
-    root: Option<Tier<T>>,
+pub(crate) struct Chunks<T> {
+    /// In an `Arc`, so that an empty sequence is small.
+    root: Option<Arc<Tier<T>>>,
     tail: Option<Arc<Vec<T>>>,
     len: usize,
     /// The number of branch levels above the leaves in `root`.
@@ -38,38 +41,52 @@ const fn child(leaf: usize, level: u32) -> usize {
 }
 
 impl<T> Chunks<T> {
-    pub(super) const fn new() -> Self {
+    pub(crate) const fn new() -> Self {
         Self { root: None, tail: None, len: 0, height: 0 }
     }
 
-    pub(super) const fn len(&self) -> usize {
+    pub(crate) const fn len(&self) -> usize {
         self.len
     }
 
-    pub(super) fn get(&self, index: usize) -> Option<&T> {
+    pub(crate) fn get(&self, index: usize) -> Option<&T> {
         self.leaf(index / WIDTH).get(index % WIDTH)
     }
 
-    pub(super) fn last(&self) -> Option<&T> {
+    pub(crate) fn last(&self) -> Option<&T> {
         self.get(self.len.checked_sub(1)?)
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = &T> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
         self.iter_from(0)
     }
 
     /// Iterates over the values from `index` on.
-    pub(super) fn iter_from(&self, index: usize) -> impl Iterator<Item = &T> {
+    pub(crate) fn iter_from(&self, index: usize) -> impl Iterator<Item = &T> {
         (index / WIDTH..=self.len / WIDTH).flat_map(|leaf| self.leaf(leaf)).skip(index % WIDTH)
     }
 
+    /// Returns whether both sequences are identical: clones of one sequence, with no change since. O(1).
+    pub(crate) fn same(&self, other: &Self) -> bool {
+        fn same_arc<T>(a: Option<&Arc<T>>, b: Option<&Arc<T>>) -> bool {
+            match (a, b) {
+                (None, None) => true,
+                (Some(a), Some(b)) => Arc::ptr_eq(a, b),
+                _ => false,
+            }
+        }
+        self.len == other.len
+            && same_arc(self.root.as_ref(), other.root.as_ref())
+            && same_arc(self.tail.as_ref(), other.tail.as_ref())
+    }
+
     /// Returns the leaf with number `index`: up to [`WIDTH`] values.
-    fn leaf(&self, index: usize) -> &[T] {
+    pub(crate) fn leaf(&self, index: usize) -> &[T] {
         if index >= self.len / WIDTH {
             let is_tail = index == self.len / WIDTH;
             return self.tail.as_deref().filter(|_| is_tail).map_or(&[], Vec::as_slice);
         }
-        let mut tier = self.root.as_ref();
+        let mut tier = self.root.as_deref();
         let mut level = self.height;
         loop {
             match tier {
@@ -86,12 +103,12 @@ impl<T> Chunks<T> {
     /// Calls `visit` with every leaf that may differ between this sequence and `earlier`, up to the length of
     /// `earlier`. The arguments are the index of the first value, the current values and the earlier values. Subtrees
     /// that both share are skipped.
-    pub(super) fn differing<'a>(
+    pub(crate) fn differing<'a>(
         &'a self,
         earlier: &'a Self,
         visit: &mut impl FnMut(usize, &'a [T], &'a [T]),
     ) {
-        if let (Some(mut now), Some(before)) = (self.root.as_ref(), earlier.root.as_ref()) {
+        if let (Some(mut now), Some(before)) = (self.root.as_deref(), earlier.root.as_deref()) {
             // When a sequence grows by a level, the old root becomes the first child of the new root.
             for _ in earlier.height..self.height {
                 if let Tier::Branch(children) = now {
@@ -127,7 +144,7 @@ fn differing<'a, T>(
 }
 
 impl<T: Clone> Chunks<T> {
-    pub(super) fn push(&mut self, value: T) {
+    pub(crate) fn push(&mut self, value: T) {
         let tail = Arc::make_mut(self.tail.get_or_insert_default());
         if tail.len() == tail.capacity() && tail.len() >= WIDTH / 2 {
             // A copied tail has no spare capacity. Doubling would reserve more than a leaf can use.
@@ -145,25 +162,25 @@ impl<T: Clone> Chunks<T> {
     /// Adds a full leaf after those in `root`.
     fn push_leaf(&mut self, leaf: Tier<T>) {
         let index = self.len / WIDTH;
-        self.root = Some(match self.root.take() {
+        self.root = Some(Arc::new(match self.root.as_deref() {
             None => leaf,
             Some(root) if index >> (self.height * BITS) == 0 => with_leaf(root, self.height, index, leaf),
             Some(root) => {
-                let beside = chain(leaf, self.height);
+                let next = chain(leaf, self.height);
                 self.height += 1;
-                Tier::Branch([root, beside].into())
+                Tier::Branch([root.clone(), next].into())
             }
-        });
+        }));
     }
 
-    pub(super) fn get_mut(&mut self, index: usize) -> Option<&mut T> {
+    pub(crate) fn get_mut(&mut self, index: usize) -> Option<&mut T> {
         let leaf = index / WIDTH;
         if leaf >= self.len / WIDTH {
             let is_tail = leaf == self.len / WIDTH;
             let tail = self.tail.as_mut().filter(|_| is_tail)?;
             return Arc::make_mut(tail).get_mut(index % WIDTH);
         }
-        let mut tier = self.root.as_mut()?;
+        let mut tier = Arc::make_mut(self.root.as_mut()?);
         let mut level = self.height;
         loop {
             match tier {
@@ -182,16 +199,22 @@ fn chain<T>(leaf: Tier<T>, height: u32) -> Tier<T> {
 
 /// Returns `tier`, which is `height` levels above the leaves, with `leaf` at leaf index `index`, behind its
 /// other leaves.
-fn with_leaf<T>(tier: Tier<T>, height: u32, index: usize, leaf: Tier<T>) -> Tier<T> {
+fn with_leaf<T>(tier: &Tier<T>, height: u32, index: usize, leaf: Tier<T>) -> Tier<T> {
     let Tier::Branch(children) = tier else {
         return leaf;
     };
     let at = child(index, height);
     let new = match children.get(at) {
-        Some(last) => with_leaf(last.clone(), height - 1, index, leaf),
+        Some(last) => with_leaf(last, height - 1, index, leaf),
         None => chain(leaf, height - 1),
     };
     Tier::Branch(children[..at].iter().cloned().chain([new]).collect())
+}
+
+impl<T> Default for Chunks<T> {
+    fn default() -> Self {
+        Self::new()
+    }
 }
 
 impl<T> Clone for Chunks<T> {
@@ -209,6 +232,8 @@ impl<T: PartialEq> PartialEq for Chunks<T> {
         equal
     }
 }
+
+impl<T: Eq> Eq for Chunks<T> {}
 
 impl<T: Clone> FromIterator<T> for Chunks<T> {
     fn from_iter<I: IntoIterator<Item = T>>(values: I) -> Self {

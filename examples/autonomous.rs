@@ -7,6 +7,9 @@
 //!
 //! The completion tool has no handler, so its call ends the turn. Its input is the result, checked and typed. If the model
 //! stops without this call, `handle_turn` continues the run.
+//!
+//! `support` picks the model and prints. In your own crate, name the model instead:
+//! `Agent::builder().model("anthropic:claude-opus-5")`.
 
 #![allow(clippy::print_stderr, reason = "this talks to the terminal")]
 

@@ -6,6 +6,9 @@
 //! ```
 //!
 //! The tree is drawn after each step: `*` marks the path, which is the current conversation, and `>` marks its end.
+//!
+//! `support` picks the model and prints. In your own crate, name the model instead:
+//! `Agent::builder().model("anthropic:claude-opus-5")`.
 
 #![allow(clippy::print_stderr, reason = "this talks to the terminal")]
 

@@ -11,6 +11,9 @@
 //! It shows how an application follows a session: one loop over the session's events, the lines that the user types
 //! and Ctrl-C. A line that is typed while the agent works is staged for the next turn. Ctrl-C interrupts the agent and
 //! keeps the response so far.
+//!
+//! `support` picks the model and prints. In your own crate, name the model instead:
+//! `Agent::builder().model("anthropic:claude-opus-5")`.
 
 #![allow(clippy::print_stderr, reason = "this talks to the terminal")]
 

@@ -5,6 +5,9 @@
 //! ```
 //!
 //! [`Shelf`] is a minimal store: a map behind a lock. A database would use a transaction instead of the lock.
+//!
+//! `support` picks the model and prints. In your own crate, name the model instead:
+//! `Agent::builder().model("anthropic:claude-opus-5")`.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "this talks to the terminal")]
 

@@ -8,6 +8,9 @@
 //!
 //! At most four conversations are open and two are busy. The others are `waiting` to be opened or `queued` for a request. An
 //! idle conversation without controllers is closed for one that waits, and stays in the store.
+//!
+//! `support` picks the model and prints. In your own crate, name the model instead:
+//! `Agent::builder().model("anthropic:claude-opus-5")`.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "this talks to the terminal")]
 

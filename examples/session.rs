@@ -10,6 +10,9 @@
 //!
 //! The store is a folder, so that you can look at its files. For an application on one machine, `SqliteStore` (feature `sqlite`)
 //! is recommended. It replaces `FileSystemStore` below without other changes.
+//!
+//! `support` picks the model and prints. In your own crate, name the model instead:
+//! `Agent::builder().model("anthropic:claude-opus-5")`.
 
 #![allow(clippy::print_stderr, reason = "this talks to the terminal")]
 

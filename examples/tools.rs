@@ -5,6 +5,9 @@
 //! cargo run --example tools
 //! cargo run --example tools -- 'What is the weather in Lima, and what is 12 times 12?'
 //! ```
+//!
+//! `support` picks the model and prints. In your own crate, name the model instead:
+//! `Agent::builder().model("anthropic:claude-opus-5")`.
 
 #![allow(clippy::print_stderr, reason = "this talks to the terminal")]
 

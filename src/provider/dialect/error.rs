@@ -57,8 +57,8 @@ pub(crate) fn is_error(error: &Value) -> bool {
 #[derive(Default)]
 struct ErrorBody {
     message: String,
-    /// The types, codes and statuses that are words, reduced to lower-case letters and digits. Services write the same
-    /// word as `rate_limit_exceeded`, `RateLimitExceeded` and `RATE_LIMIT_EXCEEDED`.
+    /// The types, codes and statuses that consist of words, reduced to lower-case letters and digits. Services write
+    /// the same word as `rate_limit_exceeded`, `RateLimitExceeded` and `RATE_LIMIT_EXCEEDED`.
     words: Vec<String>,
     /// A number that can be an HTTP status.
     code: Option<u16>,
@@ -186,7 +186,7 @@ impl ErrorBody {
         let kind = self.kind(status, &message);
         let text = if self.message.is_empty() { "the service gave no reason" } else { &self.message };
         let mut error = ProviderError::new(kind, text).with_retry_after(self.retry_after);
-        // A request that exceeds the limit by itself would exceed it again after any wait.
+        // A single request that exceeds the limit would exceed it again after any wait.
         if kind == ErrorKind::RateLimit && message.contains("request too large") {
             error.retryable = false;
         }
@@ -202,7 +202,8 @@ impl ErrorBody {
             let hit = |part: &str| self.words.iter().any(|word| word.contains(part));
             rules.iter().find(|(part, _)| hit(part)).map(|(_, kind)| *kind)
         };
-        // OpenCode's word, with status 401, for a model that it does not have, or not in this wire format.
+        // OpenCode's word, sent with status 401, for a model that it does not have or does not offer in this wire
+        // format.
         let refused = status.is_none_or(|status| status < 500);
         if refused && self.words.iter().any(|word| word == "modelerror") {
             return ErrorKind::InvalidRequest;
@@ -223,7 +224,7 @@ const TELLING_WORDS: &[(&str, ErrorKind)] = &[
     ("contextlength", ErrorKind::ContextTooLong),
     ("contextwindow", ErrorKind::ContextTooLong),
     ("contextsize", ErrorKind::ContextTooLong),
-    // Before the words for quotas, because Alibaba's `Throttling.RateQuota` is a rate limit.
+    // These words come before the words for quotas, because Alibaba's `Throttling.RateQuota` is a rate limit.
     ("throttl", ErrorKind::RateLimit),
     ("resourceexhausted", ErrorKind::RateLimit),
     ("overloaded", ErrorKind::Overloaded),
@@ -252,7 +253,7 @@ const TELLING_WORDS: &[(&str, ErrorKind)] = &[
     ("accessdenied", ErrorKind::Auth),
     ("timeout", ErrorKind::Timeout),
     ("deadlineexceeded", ErrorKind::Timeout),
-    // A limit on bytes, at Anthropic as in HTTP. The conversation may still fit the model's context.
+    // A limit on bytes, in HTTP and at Anthropic. The conversation may still fit the model's context.
     ("requesttoolarge", ErrorKind::InvalidRequest),
     ("notsupportederror", ErrorKind::Unsupported),
     ("unimplemented", ErrorKind::Unsupported),

@@ -27,12 +27,12 @@ const SOURCES: [&str; 3] = ["groundingMetadata", "citationMetadata", "urlContext
 
 /// Google's Gemini wire format.
 ///
-/// The [catalogue](crate::provider::Catalogue) determines what each model supports. Models before Gemini 3 think on a token budget, later ones at a
-/// level. A thought signature stays with the part that carried it (a tool use, a thought, or a text, which may be
-/// empty) and is sent back with that part. Gemini 3 requires a signature on tool uses. A tool use of another model is
-/// sent with the placeholder that Google documents for this case.
+/// The [catalogue](crate::provider::Catalogue) determines what each model supports. Models before Gemini 3 think on a
+/// token budget, and later models think at a level. A thought signature stays with the part that carried it (a tool
+/// use, a thought, or a text, which may be empty) and is sent back with that part. Gemini 3 requires a signature on
+/// tool uses. A tool use of another model is sent with the placeholder that Google documents for this case.
 ///
-/// Models before Gemini 3 do not support an output schema together with tools. They give the value as the input of an
+/// Models before Gemini 3 do not support an output schema together with tools. They return the value as the input of an
 /// additional tool.
 ///
 /// Code that the service runs itself, and the results of that code, become provider items in their places and are sent

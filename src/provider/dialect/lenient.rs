@@ -91,7 +91,7 @@ impl<T> From<Option<T>> for Reported<T> {
     }
 }
 
-/// The form in which a value of unexpected type is read.
+/// Describes how a value of an unexpected type is read.
 pub(super) enum Scalar<'a> {
     None,
     Text(Cow<'a, str>),
@@ -156,7 +156,7 @@ impl<'de: 'a, 'a> Visitor<'de> for ScalarVisitor<'a> {
     }
 }
 
-/// Reads strings and null, the only cases on the hot path, and skips structures without building them.
+/// Reads strings and null, which are the only cases on the hot path. Skips structures without building them.
 struct TextVisitor<'a>(PhantomData<&'a str>);
 
 impl<'de: 'a, 'a> Visitor<'de> for TextVisitor<'a> {

@@ -1,7 +1,7 @@
 //! The names of tools as services accept them, for declared tools and for tool uses in a conversation.
 //!
 //! A model may have called a tool that was never declared, by a name that no tool could have. The call and its error
-//! stay in the history, and the service would reject each request after that.
+//! stay in the history, and the service would reject every later request because of the name.
 
 use std::{borrow::Cow, collections::HashMap};
 
@@ -18,7 +18,7 @@ use crate::provider::{
 pub(super) struct ToolNames<'a> {
     limit: usize,
     also: &'static str,
-    /// Distinct names for declared tools that would otherwise share a name.
+    /// Distinct names for declared tools whose names would otherwise be equal.
     apart: HashMap<&'a str, String>,
 }
 
@@ -70,7 +70,7 @@ fn cleaned<'a>(name: &'a str, limit: usize, also: &str) -> Cow<'a, str> {
 /// A decoder that gives tools their declared names again.
 pub(super) struct ToolNameDecoder<D> {
     inner: D,
-    /// The declared names by the names on the wire, if the two differ.
+    /// Maps names on the wire to declared names, for the names that differ.
     declared: HashMap<String, String>,
 }
 

@@ -23,8 +23,8 @@ const NAME: &str = "ollama_chat";
 ///
 /// - A tool cannot be forced.
 /// - Thinking is either on or off. Only `gpt-oss` has levels.
-/// - A local server that enforces an output schema never calls tools. If a request has both, the value is given as the
-///   input of an additional tool, which cannot be forced.
+/// - A local server that enforces an output schema never calls tools. If a request has both a schema and tools, the
+///   value is given as the input of an additional tool, which cannot be forced.
 /// - A hint for a long cache keeps the model loaded for an hour.
 ///
 /// The server truncates a prompt that does not fit the context window, without an error. The default window is small.

@@ -95,7 +95,7 @@ pub(super) fn schema_name(output: &OutputSchema) -> String {
 pub(super) enum Format {
     /// As any object.
     Object,
-    /// As a value that fits this schema, strictly or not.
+    /// As a value that fits this schema, either strictly or not.
     Schema(Value, bool),
 }
 

@@ -1,5 +1,5 @@
-//! Decoding of responses under an output schema. However a wire format requests the schema, the decoded response is a
-//! text that contains exactly the requested JSON.
+//! Decoding of responses under an output schema. No matter how a wire format requests the schema, the decoded response
+//! is a text that contains exactly the requested JSON.
 
 use crate::provider::{
     BlockStart, Delta, MessageDelta, Part, ProviderError, StopReason,
@@ -11,7 +11,7 @@ use crate::provider::{
 pub(super) struct Reading {
     /// The tool whose input is the value.
     pub(super) tool: Option<String>,
-    /// Whether the value is requested as the only member of an object.
+    /// Whether the value is requested as the only member of an enclosing object.
     pub(super) wrapped: bool,
     /// Whether the service guarantees that the response fits the schema.
     pub(super) enforced: bool,
@@ -87,7 +87,7 @@ impl<D: Decoder> OutputDecoder<D> {
                 *empty &= json.is_empty();
                 Part::Text(unwrapped(unwrapper.as_mut(), json))
             }
-            // A signature belongs to a tool use, and this block is a text now.
+            // A signature belongs to a tool use, but this block is a text now.
             (Some(Block::Output { .. }), _) => return,
             (Some(Block::Text(Some(unwrapper))), Part::Text(text)) => {
                 Part::Text(unwrapped(Some(unwrapper), text))

@@ -1,9 +1,9 @@
 //! The output tool: if a service does not support output schemas, an additional tool is declared whose input is the
 //! value, and the request forces that tool.
 //!
-//! If the model may use other tools too, the request forces the use of some tool: the model calls the others first, and
-//! the output tool last. If a response uses both, the turn continues with the application's tools. The value stays in
-//! that response as a text, and the next step asks for it again.
+//! If the model may use other tools too, the request forces the use of some tool. The model then calls the other tools
+//! first, and the output tool last. If a response uses both, the turn continues with the application's tools. The value
+//! stays in that response as a text, and the next step requests the value again.
 
 use std::borrow::Cow;
 
@@ -17,14 +17,14 @@ use crate::{
 
 const DESCRIPTION: &str = "Gives the final answer. Call it once, when everything else is done.";
 
-/// Returns the request as it is sent. If the output tool replaces the output schema, `tool` is `Some`, and indicates
+/// Returns the request as it is sent. If the output tool replaces the output schema, `tool` is `Some` and states
 /// whether the service can be asked to force a tool.
 pub(super) fn prepared(request: &Request, tool: Option<bool>) -> Cow<'_, Request> {
     tool.and_then(|forced| with_tool(request, forced)).map_or(Cow::Borrowed(request), Cow::Owned)
 }
 
-/// Returns the request with the output tool in place of its output schema. `forced` indicates whether the service can
-/// be asked to force a tool. If the request allows no tools, the output tool is the only one.
+/// Returns the request with the output tool in place of its output schema. `forced` states whether the service can be
+/// asked to force a tool. If the request allows no tools, the output tool is the only tool.
 ///
 /// Returns `None` if the request has no output schema, or if the schema cannot be the schema of a tool.
 fn with_tool(request: &Request, forced: bool) -> Option<Request> {

@@ -106,8 +106,8 @@ impl OpenAiResponses {
 
     /// Declares that the service guarantees that each response fits a [strict](OutputSupport::Strict) schema.
     ///
-    /// OpenAI does. Many services that accept a strict schema do not, so by default the value is also searched for in
-    /// surrounding text.
+    /// OpenAI guarantees this. Many services that accept a strict schema do not, so by default the value is also
+    /// searched for in surrounding text.
     pub fn with_enforced_output(mut self) -> Self {
         self.output_enforced = true;
         self

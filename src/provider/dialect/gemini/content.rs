@@ -15,7 +15,7 @@ use crate::{
 
 type Object = Map<String, Value>;
 
-/// The placeholder signature for a tool use without one, because no Gemini model made it:
+/// The placeholder signature for a tool use that no Gemini model made and that therefore has no signature:
 /// <https://ai.google.dev/gemini-api/docs/thought-signatures#faqs>.
 const NO_SIGNATURE: &str = "skip_thought_signature_validator";
 
@@ -72,8 +72,8 @@ struct Encoder<'a> {
 }
 
 impl<'a> Encoder<'a> {
-    /// Encodes a user message. Results form their own content, directly after the calls and in their order: the service
-    /// matches them by name and order if ids fail.
+    /// Encodes a user message. Results form their own content, directly after the calls and in the order of the calls.
+    /// If ids do not match, the service matches results by name and order.
     fn user(&mut self, message: &'a Message) -> Result<(), ProviderError> {
         let mut results: Vec<&ToolResult> = message.tool_results().collect();
         results.sort_by_key(|result| self.calls.get(&result.tool_use_id).map(|(place, _)| *place));
@@ -155,7 +155,7 @@ impl<'a> Encoder<'a> {
                         None => continue,
                     },
                 },
-                // Without its signature, a thought is useless to the service.
+                // A thought without its signature is useless to the service.
                 Content::Thinking(thinking) => match given(&thinking.signature) {
                     Some(signature) => {
                         let mut part = part("text", &*thinking.text);
@@ -174,7 +174,7 @@ impl<'a> Encoder<'a> {
                 }
                 Content::Attachment(attachment) => (self.attachment(attachment)?, None),
                 Content::ProviderItem(item) if item.format == NAME => match &item.data {
-                    // The signature of a file, which has no member for it.
+                    // The signature of a file. It is kept separately, because a file has no member for a signature.
                     Value::Object(data) if data.len() == 1 && data.contains_key("thoughtSignature") => {
                         if let Some(last) = parts.last_mut() {
                             last.extend(data.clone());
@@ -249,8 +249,8 @@ fn part(key: &str, value: impl Into<Value>) -> Object {
     Object::from_iter([(key.to_owned(), value.into())])
 }
 
-/// Encodes a text part. Returns `None` for a blank text: it is useless to the service, which rejects it if it is the
-/// only part.
+/// Encodes a text part. Returns `None` for a blank text, which is useless to the service. The service rejects a blank
+/// text that is the only part.
 fn text_part(text: &str) -> Option<Object> {
     (!text.trim().is_empty()).then(|| part("text", text))
 }

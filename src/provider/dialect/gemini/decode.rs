@@ -24,7 +24,7 @@ use crate::{
 
 type Decoded = Result<(), ProviderError>;
 
-/// Decodes one response: a stream of chunks, or the whole as one chunk or a list of chunks.
+/// Decodes one response: a stream of chunks, or the whole response as one chunk or as a list of chunks.
 ///
 /// The wire format has no terminal event. A response is complete after a chunk with a finish reason, or with the reason
 /// why the prompt was blocked. Usage may follow.
@@ -36,7 +36,7 @@ pub(super) struct GeminiDecoder {
     ids: CallIds,
     /// The id of the response.
     id: String,
-    /// The provider data of the message, emitted as a whole each time. `None` before it is emitted first.
+    /// The provider data of the message. Each change emits the complete data. `None` before the data is first emitted.
     data: Option<Map<String, Value>>,
     /// Whether some provider data is emitted only at the end.
     has_more_data: bool,
@@ -270,7 +270,8 @@ impl Decoder for GeminiDecoder {
         if self.done || data.is_empty() {
             return Ok(());
         }
-        // `[DONE]` ends the streams of another wire format. Some services that implement both send it here too.
+        // `[DONE]` ends the streams of another wire format. Some services that implement both wire formats send it in
+        // this one too.
         if data == "[DONE]" {
             return self.finish(deltas);
         }
@@ -316,7 +317,7 @@ fn finish_reason(word: &str) -> Result<Option<StopReason>, ErrorKind> {
         | "IMAGE_SAFETY"
         | "IMAGE_PROHIBITED_CONTENT"
         | "IMAGE_RECITATION" => StopReason::Refusal,
-        // The model wrote an unreadable call or response. A retry gives a different one.
+        // The model wrote an unreadable call or response. A retry gives a different response.
         "MALFORMED_FUNCTION_CALL" | "MALFORMED_RESPONSE" | "UNEXPECTED_TOOL_CALL" => {
             return Err(ErrorKind::Service);
         }

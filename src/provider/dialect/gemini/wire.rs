@@ -139,10 +139,10 @@ impl<'de: 'a, 'a> Deserialize<'de> for Part<'a> {
     }
 }
 
-/// Parses the chunks in a JSON text: a single one, or a list, which the service sends if the request did not ask for
-/// events.
+/// Parses the chunks in a JSON text. The text is a single chunk, or a list of chunks, which the service sends if the
+/// request did not ask for events.
 pub(super) fn parse(data: &str) -> Result<Vec<Chunk<'_>>, serde_json::Error> {
-    // Otherwise, a list would be parsed as a struct without member names.
+    // Without this check, a list would be parsed as a struct without member names.
     match data.as_bytes() {
         [b'{', ..] => serde_json::from_str(data).map(|chunk| vec![chunk]),
         [b'[', rest @ ..] if matches!(rest.trim_ascii_start(), [b'{', ..]) => serde_json::from_str(data),

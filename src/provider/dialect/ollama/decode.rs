@@ -28,7 +28,7 @@ pub(super) struct OllamaDecoder {
     strays: Strays,
     blocks: Blocks,
     ids: CallIds,
-    /// The time at which the response began, by the server's clock. `None` before its first line.
+    /// The time at which the response began, by the server's clock. `None` before the first line of the response.
     began: Option<String>,
     done: bool,
 }
@@ -102,7 +102,7 @@ impl OllamaDecoder {
         match word {
             // Responses with calls end with `stop` too. Servers before 0.3 send no reason.
             "" | "stop" if !self.ids.is_empty() => StopReason::ToolUse,
-            // The model was only loaded or unloaded, because the request had no prompt.
+            // The model was only loaded or unloaded. The reason is that the request had no prompt.
             "" | "stop" | "load" | "unload" => StopReason::Stop,
             "length" => StopReason::Length,
             other => StopReason::Other(other.to_owned()),

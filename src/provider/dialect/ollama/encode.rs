@@ -173,7 +173,8 @@ impl<'a> Encoder<'a> {
         Ok(())
     }
 
-    /// Encodes the tools. None are sent if none may be used, because the wire format has no other setting for that.
+    /// Encodes the tools. If the model may use no tools, none are sent, because the wire format has no other setting
+    /// for that.
     fn tools(&mut self) -> Vec<Value> {
         let tools = self.request.tools.iter().map(|tool| {
             let mut schema = tool_schema(tool.schema()).clone();

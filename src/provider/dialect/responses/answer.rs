@@ -28,7 +28,7 @@ pub(super) struct ResponseItems {
     /// The number of bytes that are stored until the response ends.
     kept: usize,
     pub(super) refused: bool,
-    /// Whether the warning about a text that differs was emitted.
+    /// Whether the warning about a differing text was emitted.
     warned: bool,
 }
 
@@ -95,8 +95,8 @@ impl ResponseItems {
         Ok(at)
     }
 
-    /// Returns the item that content of this kind belongs to. Begins a new item if none exists. Returns `None` if the
-    /// whole item was already emitted.
+    /// Returns the item that content of this kind belongs to. Starts a new item if there is no such item. Returns
+    /// `None` if the whole item was already emitted.
     fn open(
         &mut self,
         place: ItemRef<'_>,
@@ -123,7 +123,7 @@ impl ResponseItems {
     }
 
     /// Finds the item for an unknown id. Some services give an item another id in each event, while its index stays the
-    /// same. Others send neither, or always the same index.
+    /// same. Other services send neither ids nor indices, or always the same index.
     fn unnamed(&self, place: ItemRef<'_>, kind: Kind) -> Option<usize> {
         let fits = |item: &Item| item.kind() == kind && !item.done;
         let at_index = self.items.iter().rposition(|item| place.index.is_some() && item.index == place.index);
@@ -347,7 +347,7 @@ impl ResponseItems {
     }
 }
 
-/// Rejects a list that is far beyond the limit of a message before it is read.
+/// Rejects a list that is far beyond the limit of a message. The check comes before the list is read.
 fn check_count(what: &str, list: &[Value]) -> DecodeResult {
     if list.len() > Fold::MAX_BLOCKS {
         return Err(broken(format!("more than {} {what} in one response", Fold::MAX_BLOCKS)));

@@ -38,7 +38,8 @@ pub(super) struct ResponsesDecoder {
 impl Decoder for ResponsesDecoder {
     fn decode(&mut self, frame: Frame<'_>, deltas: &mut Vec<Delta>) -> Decoded {
         let data = frame.data.trim_ascii();
-        // `[DONE]` ends the streams of another wire format. Services that implement both send it here too.
+        // `[DONE]` ends the streams of another wire format. Services that implement both wire formats send it in this
+        // one too.
         if self.done || data.is_empty() || data == "[DONE]" {
             return Ok(());
         }
@@ -74,7 +75,8 @@ impl Decoder for ResponsesDecoder {
 }
 
 impl ResponsesDecoder {
-    /// Decodes an event. Its data names its kind; the name of the event counts only if the data does not.
+    /// Decodes an event. The data of the event names its kind. The name of the event counts only if the data names no
+    /// kind.
     fn event(&mut self, name: &str, mut event: Event<'_>, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
         let kind = std::mem::take(&mut event.kind);
         let kind = if kind.as_str().is_empty() { name } else { kind.as_str() };

@@ -71,7 +71,7 @@ impl Encoder<'_> {
         let names = self.names;
         let tools = request.tools.iter().map(|tool| {
             let (name, schema) = (names.get(tool.name()), tool_schema(tool.schema()));
-            // `strict` is the default here, and would require every property.
+            // The service's default is `strict`, which would require every property.
             json!({
                 "type": "function", "name": name, "description": tool.description(),
                 "parameters": schema, "strict": false,

@@ -43,8 +43,8 @@ pub(super) struct Input<'a> {
     names: &'a ToolNames<'a>,
     reasoning: ReasoningItems,
     ids: CallIds<'a>,
-    /// The callers of the last response's calls that the model did not make itself. The results of these calls repeat
-    /// them.
+    /// The callers of those calls in the last response that the model did not make itself. The results of these calls
+    /// must repeat their callers.
     callers: HashMap<&'a str, Value>,
     items: Vec<Value>,
 }
@@ -125,7 +125,7 @@ impl<'a> Input<'a> {
         let native = message.is_native_to(NAME);
         let start = self.items.len();
         self.callers.clear();
-        // Reasoning items that wait for the item that follows them. The service rejects them without it.
+        // Reasoning items that wait for the item that follows them. Without that item, the service rejects them.
         let mut waiting = Vec::new();
         for block in &message.content {
             let item = match block {
@@ -298,7 +298,7 @@ fn reasoning_item(thinking: &Thinking, wanted: ReasoningItems) -> Option<Value> 
 #[derive(Default)]
 struct CallIds<'a> {
     taken: HashSet<String>,
-    /// The id on the wire, and the number of uses, by the id of the call. If an id occurs again, the last use counts,
+    /// For each id of a call, the id on the wire and the number of uses. If an id occurs again, the last use counts,
     /// because results follow directly after their calls.
     sent: HashMap<&'a str, (String, usize)>,
 }

@@ -76,7 +76,7 @@ pub(super) struct Call {
     block: Option<usize>,
     received: Received,
     signed: bool,
-    /// Arguments that arrived before the name, or with the start of the item. They count unless others arrive.
+    /// Arguments that arrived before the name, or with the start of the item. They count unless other arguments arrive.
     held: String,
 }
 
@@ -199,7 +199,7 @@ pub(super) fn complete_message(
             refusal => refusal,
         })
         .collect();
-    // A service that divides the text into other parts at the end has nevertheless sent all of it.
+    // A service may divide the text into other parts at the end. Nevertheless, it has sent the whole text.
     let received: usize = sections.iter().map(|section| section.received.bytes()).sum();
     let mut repetition = Repetition::Fits;
     if received < texts.iter().map(|text| text.len()).sum() {
@@ -263,7 +263,7 @@ impl Call {
         if self.block.is_some() || name.is_empty() {
             return;
         }
-        // Without an id of the call, the id of the item identifies the call equally well.
+        // If the call has no id, the id of the item identifies the call equally well.
         let id = match text(item, "call_id") {
             "" => text(item, "id"),
             id => id,
@@ -314,7 +314,7 @@ impl Call {
         blocks.end(block);
     }
 
-    /// Ends the call when the response ends, perhaps without the complete call. The arguments that were held back are
+    /// Ends the call when the response ends, even if the call is not complete. The arguments that were held back are
     /// used.
     ///
     /// # Errors

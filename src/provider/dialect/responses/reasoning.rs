@@ -16,8 +16,8 @@ const GAP: &str = "\n\n";
 #[derive(Debug, Default)]
 pub(super) struct Reasoning {
     block: Option<usize>,
-    /// The text that the block shows: the summary, or the reasoning itself. A service that sends both sends one of them
-    /// first.
+    /// The text that the block shows: the summary, or the reasoning itself. If a service sends both, the block shows
+    /// the text that arrives first.
     shown: Option<Shown>,
     part: Option<u64>,
     received: Received,

@@ -8,7 +8,7 @@
 //!
 //! # Sessions
 //!
-//! - A session at the backend starts with the conversation's first prompt, once, and is terminated when the agent ends,
+//! - A session at the backend starts once, with the conversation's first prompt. It is terminated when the agent ends,
 //!   for any reason.
 //! - Each prompt sends only the messages after the backend's last response. Each response stores the backend's position
 //!   in the conversation in its [`provider_data`](crate::message::Message::provider_data), under the backend's name. If
@@ -27,9 +27,9 @@
 //!   `permission` where they exist. The status is `asking`, `running`, `done` or `failed`. When the turn has ended, a
 //!   tool without a result is `rejected` if permission was refused, otherwise `ended`.
 //! - A request for permission becomes a question to the agent. `handle_tool_use` answers it, or pauses until `resume`.
-//! - A turn that is cancelled is cancelled at the backend too. The backend still remembers what it received of the
-//!   turn, and continues from there. The same applies to a turn that the backend finished and the agent discarded, for
-//!   example because a callback panicked. The log then has a warning.
+//! - If a turn is cancelled, it is cancelled at the backend too. The backend still remembers the part of the turn that
+//!   it received, and continues from there. The same applies to a turn that the backend finished and the agent
+//!   discarded, for example because a callback panicked. The log then has a warning.
 //! - A prompt that the backend may have accepted is never sent again automatically, since the backend might do the same
 //!   work twice.
 //! - No call waits for longer than [`BackendLimits`] allow. A panic, silence and every other breach of the contract is
@@ -39,12 +39,12 @@
 //!
 //! - If the conversation branches at an earlier position, the backend's session is forked there. If the backend can't
 //!   fork, the prompt fails before anything is sent.
-//! - If it branches at the very beginning, a new session is started.
+//! - If the conversation branches at its beginning, a new session is started.
 //! - The previous session keeps running until the branch has a response. If the branch is abandoned before that,
 //!   the conversation returns to that session.
 //! - After a conversation was loaded again, a branch is detected only by the backend's
-//!   [checkpoint](BackendSession::checkpoint), because the messages of one branch don't show what other branches sent.
-//!   A backend without checkpoints continues with everything that its session has received.
+//!   [checkpoint](BackendSession::checkpoint), because the messages of one branch don't show which messages other
+//!   branches sent. A backend without checkpoints continues with everything that its session has received.
 //!
 //! # Example
 //!
@@ -307,8 +307,8 @@ pub trait Backend: Send + Sync + 'static {
 /// The trait is dyn-safe. At most one turn runs at a time; [`cancel`](BackendSession::cancel) and
 /// [`terminate`](BackendSession::terminate) may be called at any time.
 ///
-/// If a session is dropped, nothing of it may keep running either: a runtime that shuts down may have interrupted
-/// [`terminate`](BackendSession::terminate).
+/// If a session is dropped, nothing of it may keep running either, because a runtime that shuts down may have
+/// interrupted [`terminate`](BackendSession::terminate).
 #[async_trait]
 pub trait BackendSession: Send + Sync + 'static {
     /// Returns the id by which the session can be resumed, as soon as it has an id. It is read after the start and
@@ -317,15 +317,16 @@ pub trait BackendSession: Send + Sync + 'static {
 
     /// Returns the backend's own name for the position at which its last turn ended in a result, if it has such a name.
     ///
-    /// The checkpoint is read together with the id, and after a resume. If it then differs from the checkpoint that the
-    /// conversation stored, the session has continued elsewhere: on another branch or in another program. Without
-    /// checkpoints this is not detected. [`Backend::fork`] gets the checkpoint of the position to fork at.
+    /// The checkpoint is read together with the id, and after a resume. If the checkpoint after a resume differs from
+    /// the checkpoint that the conversation stored, the session has continued elsewhere: on another branch or in
+    /// another program. Without checkpoints this is not detected. [`Backend::fork`] gets the checkpoint of the position
+    /// to fork at.
     fn checkpoint(&self) -> Option<String> {
         None
     }
 
-    /// Gives the session a prompt and returns a stream of the turn's events. The stream is `'static`: it shares what it
-    /// needs with the session.
+    /// Gives the session a prompt and returns a stream of the turn's events. The stream is `'static`, so it shares the
+    /// data that it needs with the session.
     ///
     /// If the stream is dropped before its terminal event, [`cancel`](BackendSession::cancel) is called.
     ///
@@ -339,7 +340,7 @@ pub trait BackendSession: Send + Sync + 'static {
     /// If the future is dropped, [`cancel`](BackendSession::cancel) is called.
     async fn prompt(&self, prompt: TurnPrompt) -> Result<EventStream, BackendError>;
 
-    /// Lets the session read the result of a turn, for example an id that only the result has. This is called once
+    /// Lets the session read the result of a turn, for example an id that only the result contains. This is called once
     /// after each turn that ended in a result, before the next prompt.
     ///
     /// # Errors
@@ -358,12 +359,12 @@ pub trait BackendSession: Send + Sync + 'static {
     /// The turn could not be ended. The session is then terminated.
     async fn cancel(&self) -> Result<(), BackendError>;
 
-    /// Ends the session and frees its resources: afterwards no process, connection or task of it remains. This is
-    /// called once, and may be called during a turn, whose stream then ends. The conversation itself is kept, if the
-    /// backend can resume it.
+    /// Ends the session and frees its resources. Afterwards no process, connection or task of the session remains. This
+    /// is called once, possibly during a turn, whose stream then ends. The conversation itself is kept, if the backend
+    /// can resume it.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, dropping the session must do the rest.
+    /// If the future is dropped, dropping the session must complete the termination.
     async fn terminate(&self);
 }

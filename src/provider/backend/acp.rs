@@ -21,12 +21,12 @@
 //! # }
 //! ```
 //!
-//! - **Processes.** Each session has its own program. It starts with the conversation's first prompt and ends when the
-//!   agent ends, for any reason: its standard input is closed, and a program that is still running a little later is
-//!   killed, on Unix with its process group. If the program was killed or failed, the processes that it had moved to
-//!   other groups are killed too on Linux; they are found by a variable in their environment, `OMNI_AGENT_PROGRAM`. If
-//!   the application itself is killed on Unix, a small `sh` that watches the application kills the program's process
-//!   group; processes in other groups then survive.
+//! - **Processes.** Each session has its own program. The program starts with the conversation's first prompt and ends
+//!   when the agent ends, for any reason: its standard input is closed, and a program that is still running a little
+//!   later is killed, on Unix with its process group. If the program was killed or failed, the processes that it had
+//!   moved to other groups are killed too on Linux. They are found by a variable in their environment,
+//!   `OMNI_AGENT_PROGRAM`. If the application itself is killed on Unix, a small `sh` that watches the application kills
+//!   the program's process group. Processes in other groups then survive.
 //! - **Models.** The model's name is `default` for the agent's own choice, or the name of a model that the agent
 //!   offers.
 //! - **Tools.** A tool use has the agent's name for it, or else the protocol's kind (`read`, `edit`, `execute`, …), and
@@ -117,9 +117,9 @@ impl AcpBackend {
         self
     }
 
-    /// Returns the same backend, which works in this folder instead of the process's current one. If a conversation has
-    /// a folder of [its own](crate::provider::Options::with_folder), the backend works in that folder; a relative path
-    /// is resolved against this folder.
+    /// Returns the same backend, which works in this folder instead of the process's current folder. If a conversation
+    /// has a folder of [its own](crate::provider::Options::with_folder), the backend works there. If that folder is a
+    /// relative path, it is resolved against this folder.
     pub fn with_folder(mut self, folder: impl Into<PathBuf>) -> Self {
         self.folder = Some(folder.into());
         self
@@ -159,9 +159,9 @@ impl AcpBackend {
         self
     }
 
-    /// Returns the same backend, which gives the program this long to end after its input is closed. The default is two
-    /// seconds. Then the program is asked to end, and killed after another half of this time. Keep the limit well below
-    /// [`BackendLimits::terminate`](super::BackendLimits::terminate).
+    /// Returns the same backend, which gives the program this much time to end after its input is closed. The default
+    /// is two seconds. After that time the program is asked to end, and after another half of the time it is killed.
+    /// Keep the limit well below [`BackendLimits::terminate`](super::BackendLimits::terminate).
     pub fn with_stop_limit(mut self, limit: Duration) -> Self {
         self.stop_limit = limit;
         self

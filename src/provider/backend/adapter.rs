@@ -27,8 +27,8 @@ use crate::{
 
 /// Makes a [`Backend`] a [`Provider`]. The [module's page](super) describes how.
 ///
-/// Each conversation has a separate instance, which [`open`](Provider::open) creates; agents call it. A request outside
-/// an agent gets a session for itself, which ends with its response.
+/// Each conversation has a separate instance, which [`open`](Provider::open) creates. Agents call it. A request outside
+/// an agent gets a new session, which ends with the request's response.
 #[derive(Clone, Debug)]
 pub struct BackendProvider {
     backend: NamedBackend,
@@ -38,7 +38,8 @@ pub struct BackendProvider {
 
 /// The reaction to a conversation whose session the backend has lost or can't resume.
 ///
-/// A new session knows nothing of the conversation: neither the files that the old session had read nor its decisions.
+/// A new session knows nothing of the conversation. It knows neither the files that the old session had read nor the
+/// decisions of the old session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LostSession {
@@ -337,7 +338,7 @@ impl Owner {
 
 /// How a conversation got a session.
 enum Reached {
-    /// A session that knows the conversation. The text is a warning about what it lacks.
+    /// A session that knows the conversation. The text is a warning about the missing part, if a part is missing.
     Session(Option<String>),
     /// A new session, because the old one is lost.
     New(BackendError),
@@ -394,15 +395,15 @@ impl Provider for Instance {
     }
 
     async fn stream(&self, request: Request, context: RequestContext) -> Result<DeltaStream, ProviderError> {
-        // If the previous turn was cancelled, it is over within the limit for that. A concurrent request waits for its
-        // turn.
+        // If the previous turn was cancelled, it ends within the limit for cancellations. A concurrent request waits
+        // until the turn in flight is over.
         let permit = Arc::clone(&self.0.turn).acquire_owned().await.expect("the semaphore is never closed");
         self.0.prompt(request, context, permit).await
     }
 
     fn committed(&self, messages: &[Arc<Message>]) {
         let Ok(name) = ask("name", || self.name().to_owned()) else { return };
-        // A position that can't be read is an error of the next prompt.
+        // If a position can't be read, the next prompt reports the error.
         for position in messages.iter().filter_map(|message| Position::stored_in(&name, message)?.ok()) {
             let left = self.0.sessions().keep(&position);
             self.0.retire(left);

@@ -10,7 +10,7 @@ pub(super) fn text(update: &Value) -> Option<&str> {
     update.get("content")?.get("text")?.as_str().filter(|_| is_answer)
 }
 
-/// Returns why the turn ended. `None` if the response to its prompt is not valid.
+/// Returns the reason why the turn ended. `None` if the response to its prompt is not valid.
 pub(super) fn stop_reason(answer: &Value) -> Option<StopReason> {
     Some(match answer.get("stopReason")?.as_str()? {
         "end_turn" => StopReason::Stop,

@@ -106,7 +106,8 @@ impl Connection {
         limit: Duration,
     ) -> Result<R::Response, Unanswered> {
         let over = |error| match error {
-            // No session exists yet: the program is not an agent, or its arguments or settings are wrong.
+            // At this point no session exists, so either the program is not an agent, or its arguments or settings are
+            // wrong.
             BackendError::Ended(why) => BackendError::Misconfigured(why),
             other => other,
         };
@@ -173,7 +174,7 @@ struct Supervisor {
     stderr: ChildStderr,
 }
 
-/// Ends everything that waits for the supervisor, for whatever reason the supervisor ends.
+/// Ends everything that waits for the supervisor when the supervisor ends for any reason.
 struct Last(Arc<ConnectionState>, Arc<Process>);
 
 impl Drop for Last {
@@ -227,7 +228,7 @@ impl Supervisor {
                         let why = ended.err().map_or_else(String::new, |error| error.to_string());
                         break Some(Broken::Failed(why));
                     }
-                    // Output from before the program's end may still have to be read.
+                    // Output that the program wrote before its end may still have to be read.
                     _ = &mut exit => late.set(sleep(SOON).fuse()),
                     Err(error) = &mut writer => {
                         deaf = Some(error.to_string());
@@ -264,7 +265,7 @@ impl Supervisor {
         };
         shared.end(error);
         traffic.close();
-        // The program may write until it ends, so that it does not fail at that while it shuts down.
+        // The program may write until it ends, so that a failing write does not disturb its shutdown.
         let mut exit = pin!(process.ended());
         loop {
             tokio::select! {

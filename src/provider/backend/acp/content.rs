@@ -25,7 +25,7 @@ pub(super) fn blocks(
         match content {
             Content::Text(text) => blocks.push(text.text.clone().into()),
             Content::Attachment(attachment) => blocks.push(attached(attachment, can)?),
-            // The agent doesn't know this tool use: another model made it.
+            // The agent doesn't know this tool use, because another model made it.
             Content::ToolResult(result) => blocks.push(result.text().into()),
             Content::ProviderItem(_) | Content::Thinking(_) => {}
             Content::ToolUse(_) => {

@@ -14,7 +14,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 const VARIABLE: &str = "OMNI_AGENT_PROGRAM";
 
-/// How many times to search, since processes may start others in the meantime.
+/// The number of searches. There are several, because processes may start other processes in the meantime.
 const ROUNDS: usize = 20;
 
 /// A mark in the environment of every process that a program starts, and of no other process.

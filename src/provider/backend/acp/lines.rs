@@ -12,7 +12,7 @@ use tokio_util::codec::{AnyDelimiterCodec, AnyDelimiterCodecError, FramedRead};
 
 use crate::sync::lock;
 
-/// The maximum length of a line of the standard error that is kept completely.
+/// Lines of the standard error up to this length are kept in full.
 const LONGEST_WORDS: usize = 8 * 1024;
 
 /// How many lines of the standard error an error can quote.

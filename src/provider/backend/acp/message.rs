@@ -22,12 +22,12 @@ pub(super) enum IncomingLine {
     Messages(Vec<RawJsonRpcMessage>),
     /// Not a message.
     Noise,
-    /// The beginning or the rest of a message, which may have been a response.
+    /// The beginning of a message, or the rest of it. The message may have been a response.
     Damaged,
 }
 
-/// Our requests that wait for their responses, by the numbers that are sent as their ids: not every program accepts
-/// other ids.
+/// Our requests that wait for their responses. The keys are the numbers that are sent as their ids, because not every
+/// program accepts other ids.
 pub(super) struct Asked {
     last: i64,
     waiting: HashMap<i64, RawJsonRpcId>,
@@ -35,8 +35,8 @@ pub(super) struct Asked {
 
 impl Default for Asked {
     fn default() -> Self {
-        // Programs count their own requests from 0 or 1, and logs may quote our responses to them. Large numbers keep
-        // those apart from responses to us.
+        // Programs count their own requests from 0 or 1, and logs may quote our responses to them. Our ids are large
+        // numbers, so that such quotes are not taken for responses to us.
         Self { last: rand::rng().random_range(1 << 20..1 << 30), waiting: HashMap::new() }
     }
 }

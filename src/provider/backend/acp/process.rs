@@ -16,8 +16,8 @@ use crate::sync::lock;
 #[cfg(any(not(unix), target_os = "openbsd"))]
 const LOOK: Duration = Duration::from_millis(20);
 
-/// How long to wait until killed processes are gone. A process that still exists then is reaped by nobody, as in a
-/// container without an init process.
+/// How long to wait until killed processes are gone. A process that still exists then has no parent that reaps it, as
+/// in a container without an init process.
 #[cfg(unix)]
 const GOING: Duration = Duration::from_millis(200);
 
@@ -74,7 +74,7 @@ impl Process {
         let process = Self { held: Arc::clone(&held), ended };
         thread::Builder::new().name("acp-process".to_owned()).stack_size(256 * 1024).spawn(move || {
             let status = reap(&held);
-            // A program that exits successfully has ended the processes that it started.
+            // If a program exits successfully, it has ended the processes that it started.
             #[cfg(target_os = "linux")]
             if !status.as_ref().is_ok_and(ExitStatus::success) {
                 mark.kill_all();

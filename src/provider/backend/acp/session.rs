@@ -152,8 +152,8 @@ impl Opening<'_> {
         Ok(agent.agent_capabilities)
     }
 
-    /// Resumes an earlier session. `session/resume` is tried first, since it repeats nothing. If the agent announces it
-    /// but fails, the session is loaded, if the agent announces that too.
+    /// Resumes an earlier session. `session/resume` is tried first, because it does not repeat the conversation. If the
+    /// agent announces it but it fails, the session is loaded instead, provided that the agent announces loading too.
     async fn resume(
         &self,
         id: &SessionId,
@@ -189,14 +189,15 @@ impl Opening<'_> {
         let request = LoadSessionRequest::new(wire, folder).mcp_servers(servers);
         let session =
             self.answer("session/load", request).await.map_err(|error| refused("session/load", error))?;
-        // The agent repeats the conversation before it responds. Some agents continue after their response, and the
-        // next turn must not show that. If an agent never falls silent, time is left for the requests that follow.
+        // The agent repeats the conversation before it responds. Some agents continue the repetition after their
+        // response, and the next turn must not show it. If an agent never falls silent, some time is left for the
+        // requests that follow.
         let left = self.until.saturating_duration_since(Instant::now());
         let _ = timeout(left / 2, self.connection.shared.quiet(SILENCE)).await;
         Ok(session.config_options)
     }
 
-    /// Selects the model, if the agent offers a choice. Returns a warning if it does not.
+    /// Selects the model, if the agent offers a choice. Returns a warning if the agent offers none.
     async fn choose(
         &self,
         id: &SessionId,

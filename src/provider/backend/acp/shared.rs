@@ -145,7 +145,7 @@ impl ConnectionState {
         Ok(receiver)
     }
 
-    /// Cancels the turn in flight, if there is one, and returns its number. The turn's end is still to come.
+    /// Cancels the turn in flight, if there is one, and returns its number. The turn has not ended yet.
     pub(super) fn cancel(&self) -> Option<u64> {
         let mut state = self.lock();
         let turn = state.turn.as_mut()?;
@@ -240,8 +240,8 @@ impl ConnectionState {
             }
             return;
         }
-        // A loaded session repeats its conversation before the first turn. After that turn, text arrives too late for
-        // its turn.
+        // A loaded session repeats its conversation before the first turn. Text that arrives after a turn is too late
+        // for that turn.
         let Some((name, data)) = status(&update) else {
             if state.turns > 0
                 && let Some(text) = answer::text(&update)
@@ -323,7 +323,7 @@ impl ConnectionState {
                     "`session/prompt` was answered without a stop reason".to_owned(),
                 )),
             },
-            // Agents that fail at work that should be cancelled have cancelled it.
+            // Some agents answer a cancelled prompt with an error. The turn counts as cancelled.
             Err(_) if turn.cancelled => BackendEvent::Result(TurnResult::new(StopReason::Cancelled)),
             Err(error) => BackendEvent::Error(fault::refused("session/prompt", error, &state.sign_in)),
         };

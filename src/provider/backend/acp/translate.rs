@@ -49,7 +49,8 @@ impl Translator {
         events
     }
 
-    /// Adds the event of a text, without marks of halves and joined with the half at the end of the previous text.
+    /// Adds the event of a text. Removes the marks of halves of characters, and joins the half at the end of the
+    /// previous text with the text.
     fn join(&mut self, thinking: bool, text: String, events: &mut Vec<BackendEvent>) {
         if self.open.is_some_and(|(kind, _)| kind != thinking) {
             events.extend(self.finish());
@@ -87,7 +88,7 @@ impl Translator {
             SessionUpdate::AgentMessageChunk(chunk) => vec![BackendEvent::Text(words(chunk.content))],
             SessionUpdate::AgentThoughtChunk(chunk) => vec![BackendEvent::Thinking(words(chunk.content))],
             SessionUpdate::ToolCall(call) => {
-                // If an id is repeated after its tool call has ended, it is another use.
+                // If an id occurs again after its tool call has ended, it belongs to another tool use.
                 let again = self.tools.get(&*call.tool_call_id.0).is_some_and(|tool| tool.finished);
                 self.tool(call.into(), again)
             }

@@ -1,8 +1,8 @@
 //! Ends an agent's program when the application is killed.
 //!
 //! The program has its own process group, so neither a Ctrl-C at the terminal nor a kill of the application reaches it.
-//! A small shell watches the application: it reads from a pipe whose other end the application holds, and the system
-//! closes that end whatever happens to the application.
+//! A small shell watches the application. It reads from a pipe whose other end the application holds, and the system
+//! closes that end when the application ends for any reason.
 
 use std::{
     io::{self, Write as _},

@@ -65,9 +65,9 @@ pub(super) struct MessagesInFlight {
 
 #[derive(Default)]
 struct Inner {
-    /// The budget shares of messages that the implementation has not processed, in order.
+    /// The budget share of each message that the implementation has not processed, in order of arrival.
     arrived: VecDeque<OwnedSemaphorePermit>,
-    /// The budget shares of requests whose responses have not been written.
+    /// The budget share of each request whose response has not been written.
     owed: VecDeque<Room>,
     asked: Asked,
     /// The number of lines that were not messages, since the last message.
@@ -102,7 +102,7 @@ impl MessagesInFlight {
         self.budget.close();
     }
 
-    /// Waits until a line was not a message and no message followed within `grace`. Returns the first such line.
+    /// Waits until a line was not a message and no message has followed within `grace`. Returns the first such line.
     pub(super) async fn lasting_noise(&self, grace: Duration) -> String {
         let mut noise = self.noise.subscribe();
         loop {

@@ -17,7 +17,7 @@ use crate::{
     watch::{Hooks, Watched, answered, held, in_time, reached, scripted},
 };
 
-/// Returns a session that has run one tool and is paused before the next.
+/// Returns a session that has run one tool and is paused before the next tool.
 async fn paused_after_a_step(store: &MemoryStore) -> Watched {
     let steps = [Step::tool_use("t1", "echo", json!({})), Step::tool_use("t2", "write", json!({}))];
     let hooks = Hooks::new().on_tool_use(|tool_use| match tool_use.name.as_str() {

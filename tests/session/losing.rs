@@ -1,5 +1,5 @@
-//! Another writer on the same conversation: the session that writes second loses the conversation, and nothing else
-//! is affected.
+//! Another writer on the same conversation. The session that writes second loses the conversation, and nothing else is
+//! affected.
 
 use omni_agent::{
     session::{Mode, Session, SessionError, SessionEvent, StoreReport},

@@ -160,7 +160,7 @@ async fn mode_while_the_session_ends_cannot_become_controller() {
     assert_eq!(closed(&mut events).await, EndReason::Stopped);
 }
 
-/// Lets each task that is ready now run once. `yield_now` would wait until no task is ready any more.
+/// Lets each task that is ready now run once. In contrast, `yield_now` would wait until no task is ready.
 async fn next_turn() {
     let mut is_over = false;
     std::future::poll_fn(|cx| {
@@ -173,14 +173,14 @@ async fn next_turn() {
     .await;
 }
 
-/// If `set_mode` succeeds, the session stays open: the idle shutdown does not end it.
+/// If `set_mode` succeeds, the idle shutdown does not end the session.
 #[tokio::test(start_paused = true)]
 async fn set_mode_to_controller_during_the_idle_shutdown_succeeds_only_if_the_session_stays() {
     let mut outcomes = [0, 0];
     for rounds in 0..40 {
         let session = on(scripted([])).idle_shutdown(Duration::from_secs(5)).create().await.unwrap();
         let mut events = session.subscribe(Mode::Observer).await.unwrap();
-        // Runs in a task, so that it is scheduled between the session and its agent.
+        // This runs in a task, so that it is scheduled between the session and its agent.
         let asking = tokio::spawn(async move {
             tokio::time::sleep(Duration::from_secs(5)).await;
             for _ in 0..rounds {

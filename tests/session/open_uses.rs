@@ -64,7 +64,7 @@ async fn open_after_a_declared_tool_sends_the_results_decided_before() {
     }
 }
 
-/// Returns a session in which `a` was left open (nodes 1 and 2) and then answered (nodes 3 and 4).
+/// Returns a session in which `a` was left open (nodes 1 and 2). The next prompt answered it (nodes 3 and 4).
 async fn answered_open_use(after: impl IntoIterator<Item = Step>) -> (Watched, ScriptedProvider) {
     let steps = [uses(&[("a", "ask_user")]), Step::text("Fine.")].into_iter().chain(after);
     let provider = ScriptedProvider::new(steps);
@@ -100,7 +100,7 @@ async fn edit_of_a_turn_that_began_with_results_replaces_the_answers() {
     session.check().await;
     assert_eq!(session.path().len(), 4);
     assert_eq!(session.view.tree.children(node(2)).unwrap().count(), 2);
-    // Without a result, the use is answered with an error, as for a plain prompt.
+    // A use without a result is answered with an error, as for a plain prompt.
     in_time(session.session.ask_edit(node(3), "Never mind.")).await.unwrap();
     let sent = results(&provider.last_request().unwrap());
     assert!(sent[0].starts_with("a No result"), "{sent:?}");
@@ -121,7 +121,8 @@ async fn branch_below_an_answer_left_open_answers_its_uses() {
 async fn branch_at_results_within_a_turn_is_refused() {
     let asks = || Step::tool_use("t", "look", json!({}));
     let look = omni_agent::tool::tool_fn("look", "Looks.", |_: serde_json::Value, _| async { Ok("seen") });
-    // The first turn continues after its results. The second ends with its results, at the step limit.
+    // The first turn continues after its tool results. The second turn ends with its tool results, because of the limit
+    // of steps.
     let provider = ScriptedProvider::new([asks(), Step::text("Done."), asks(), Step::text("On.")]);
     let agent = AgentBuilder::default().model(provider.model()).tool(look);
     let mut session = Watched::start(on(agent)).await;

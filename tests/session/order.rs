@@ -105,7 +105,7 @@ async fn branch_interrupted_with_nothing_to_keep_is_rolled_back() {
     }
 }
 
-/// Checks the events after a run that was rolled back: tree and history are restored, nothing is stored, and the
+/// Checks the events after a run that was rolled back. Tree and history are restored, nothing is stored, and the
 /// session continues from there.
 async fn rolled_back(mut session: Watched, before: omni_agent::session::SessionSnapshot) {
     assert_eq!(word(&*session.next().await), "tree");

@@ -107,8 +107,8 @@ async fn agent_ends_after_an_outage_saves_once_the_store_works() {
     }
 }
 
-/// The delays between attempts also restart when the idle time is over: the session does not stay open for another
-/// half minute.
+/// When the idle time is over, the delays between attempts also restart, so that the session does not stay open for
+/// another half minute.
 #[tokio::test(start_paused = true)]
 async fn idle_time_over_after_an_outage_saves_soon_once_the_store_works() {
     let store = ScriptedStore::new([]);
@@ -157,7 +157,7 @@ async fn flush_while_a_creation_hangs_repeats_it_with_its_id() {
     }
 }
 
-/// A slow write is not a hanging write: its first attempt may use all the time until the deadline.
+/// A slow write does not hang: its first attempt may use all the time until the deadline.
 #[tokio::test(start_paused = true)]
 async fn stop_of_a_slow_store_uses_the_answer_of_the_first_attempt() {
     let store = ScriptedStore::new([]);
@@ -181,11 +181,11 @@ async fn stop_of_a_hanging_store_keeps_at_most_two_attempts() {
     let tried = store.tried();
     assert!((10..60).contains(&tried.len()), "{}", tried.len());
     assert!(tried.iter().all(|attempt| attempt.what == tried[0].what));
-    // An abandoned attempt is dropped when the runtime polls it, which may be after the next attempt has begun.
+    // An abandoned attempt is dropped when the runtime polls it. The next attempt may have begun by then.
     assert!(store.most_at_once() <= 3, "{}", store.most_at_once());
 }
 
-/// When no flush waits any more, the usual delays apply.
+/// When no flush waits any more, the usual delays apply again.
 #[tokio::test(start_paused = true)]
 async fn flush_over_delays_return_to_normal() {
     let store = ScriptedStore::new([]);

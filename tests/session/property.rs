@@ -158,7 +158,7 @@ impl Life {
         format!("text {}", self.texts)
     }
 
-    /// Plans the steps of a turn. If `held`, they wait at a gate, so that a prompt can be staged.
+    /// Plans the steps of a turn. If `held` is set, they wait at a gate, so that a prompt can be staged.
     fn plan(&mut self, turn: Turn, held: bool) {
         let mut steps = VecDeque::new();
         let begin = |part: bool, text: String| if part { Step::new().then_text([text]) } else { Step::new() };
@@ -385,7 +385,7 @@ impl Life {
             Op::Flush(seconds) => self.flush(secs(u64::from(seconds % 16))).await,
             Op::Stop(seconds) => self.stop(secs(u64::from(seconds % 16))).await,
             Op::Drop => {
-                // Another session takes the place of this one until it has ended.
+                // Another session takes the place of this session while it runs.
                 let other = builder(&self.store, &self.plan).create().await.unwrap();
                 drop(std::mem::replace(&mut self.session, other));
                 self.load_again(false).await;

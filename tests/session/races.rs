@@ -120,7 +120,7 @@ async fn moves_by_many_tasks_are_all_answered() {
     }
     assert!(moved >= 25, "{moved}");
     in_time(session.session.wait_until_idle()).await.unwrap();
-    // The old view has fallen too far behind by now.
+    // The old view is too far behind by now.
     let mut session = Watched::of(&session.session).await;
     session.rest().await;
     let prompted = session.view.tree.nodes().filter(|node| node.message().text() == "From the event").count();

@@ -128,7 +128,7 @@ fn hooks(dice: &Dice) -> Hooks {
         })
 }
 
-/// A store that is slow and sometimes fails, before the write or after it.
+/// A store that is slow and sometimes fails, either before the write or after it.
 #[derive(Debug)]
 struct Rough(MemoryStore, Dice);
 
@@ -238,7 +238,7 @@ impl Reader {
         }
     }
 
-    /// Reads up to the session's snapshot and compares with it, unless the reader is already further.
+    /// Reads up to the session's snapshot and compares the snapshots, unless the reader is already further.
     async fn see(&mut self, truth: &SessionSnapshot) {
         self.read_to(truth.last).await;
         if self.view.last == truth.last {
@@ -259,7 +259,7 @@ fn check(snapshot: &SessionSnapshot) {
     assert_eq!(again, snapshot.tree);
 }
 
-/// Whether this error is allowed, since other tasks act at the same time.
+/// Returns whether this error is allowed. Other tasks act at the same time, so some errors are.
 fn is_fair(error: &SessionError) -> bool {
     matches!(
         error,

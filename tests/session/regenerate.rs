@@ -283,7 +283,7 @@ async fn regenerate_never_stores_an_unanswered_prompt() {
     let stored = store.load(session.session.id()).await.unwrap();
     assert_eq!(stored.state.title.as_deref(), Some("A title"));
     assert_eq!((stored.nodes.len(), stored.head), (4, NodeId::new(4)));
-    // A run that is discarded by the end leaves no trace.
+    // A run that the session's end discards leaves no trace.
     answered(session.session.stop_discarding(Duration::from_secs(1))).await.unwrap();
     let stored = store.load(session.session.id()).await.unwrap();
     assert_eq!((stored.nodes.len(), stored.head), (4, NodeId::new(4)));

@@ -84,7 +84,7 @@ async fn generated_title_is_replaced_by_one_stored_meanwhile() {
     let mut events = watch(&session).await;
     assert!(session.suggest_title("Generated").await.unwrap());
     assert_all_stored(&store, &session, Some("Theirs")).await;
-    // Nothing was left to write, and subscribers are notified that everything is stored.
+    // Nothing was left to write. Subscribers are notified that everything is stored.
     assert_eq!(store.words(), ["title"]);
     let stored = report(&mut events).await;
     let StoreReport::Saved { version, through: None, .. } = stored else { panic!("{stored:?}") };
@@ -137,7 +137,7 @@ async fn settings_changed_and_renamed_elsewhere_both_are_kept() {
     assert_eq!(kept(&store).await.state.system.as_deref(), Some("Be brief."));
 }
 
-/// The session knows the stored settings, although it was opened with others.
+/// The session knows the stored settings, although it was opened with other settings.
 #[tokio::test(start_paused = true)]
 async fn rename_elsewhere_of_a_session_opened_with_other_settings_is_adopted() {
     let store = ScriptedStore::new([]);

@@ -139,7 +139,7 @@ async fn write_takes_too_long_is_abandoned_and_repeated() {
     let StoreReport::Failed { error, .. } = report(&mut events).await else { panic!() };
     assert!(error.contains("7s"), "{error}");
     assert_eq!(start.elapsed(), secs(7));
-    // The hanging creation had reached the store: its repetition returns the first result.
+    // The creation that hangs had reached the store, so its repetition returns the first result.
     let StoreReport::Failed { what: SavedPart::Tree, .. } = report(&mut events).await else { panic!() };
     assert_eq!(start.elapsed(), Duration::from_millis(14_500));
     let StoreReport::Saved { .. } = report(&mut events).await else { panic!() };
@@ -194,7 +194,7 @@ async fn store_slow_later_turns_are_written_together_and_reported_in_order() {
     assert_eq!(nodes, [vec![1, 2], vec![3, 4, 5, 6, 7, 8], vec![9, 10]]);
     assert_eq!(store.words(), ["commit", "commit with state", "commit"]);
 
-    // A report follows the trees that it covers, and the versions ascend.
+    // A report follows the trees that it covers, and the versions increase.
     let (mut grown, mut reports) = (0, Vec::new());
     while reports.len() < 3 {
         match &*event(&mut events).await {

@@ -197,7 +197,7 @@ async fn open_or_create_creates_an_unknown_id_and_opens_a_known_one() {
 
 #[tokio::test(start_paused = true)]
 async fn open_or_create_twice_at_once_one_succeeds() {
-    // Each session first finds that the conversation does not exist, and then creates it.
+    // Each session first finds that the conversation does not exist. Then each session creates it.
     let store = ScriptedStore::new([Act::Slow(secs(1)), Act::Slow(secs(1))]);
     let start = || Session::builder(store.as_dyn()).agent(parrot()).open_or_create(id("c"));
     let (one, other) = tokio::join!(start(), start());

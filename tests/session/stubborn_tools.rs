@@ -1,4 +1,4 @@
-//! A tool that does not await when its session ends: `stop` reports it.
+//! A tool that does not await when its session ends. `stop` reports the tool.
 
 use std::{
     sync::{

@@ -120,8 +120,8 @@ pub(crate) struct Tried {
 
 type Otherwise = Box<dyn FnMut() -> Act + Send>;
 
-/// A store whose writes follow a script, and work once the script is used up. It checks everything that is written
-/// for forbidden content.
+/// A store whose writes follow a script. When the script is used up, all writes work. The store checks that nothing
+/// forbidden is written.
 #[derive(Clone)]
 pub(crate) struct ScriptedStore(Arc<Inner>);
 

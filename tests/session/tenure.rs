@@ -49,7 +49,7 @@ fn is_owned_by(outcome: Result<Session, SessionError>, owner: &Owner) -> bool {
     matches!(outcome, Err(SessionError::Store(StoreError::Owned { owner: found, .. })) if found == *owner)
 }
 
-/// Checks that the session has ended because another owner took the conversation, with these nodes unsaved.
+/// Checks that the session has ended because another owner acquired the conversation, and that these nodes are unsaved.
 async fn assert_lost(session: &Session, unsaved: &[u64]) -> Tree {
     let end = within(session.ended()).await;
     assert_eq!(end.reason, EndReason::LostPlace);
@@ -228,7 +228,7 @@ async fn renewals_that_fail_hang_or_panic_are_tried_again() {
     assert_eq!(store.epoch(session.id()), 1);
 }
 
-/// Checks that every lease is renewed: an expired lease is owned again only after a renewal.
+/// Checks that every lease is renewed. An expired lease is owned again only after a renewal.
 async fn all_are_renewed(store: &LeasingStore, sessions: &[Session]) {
     for session in sessions {
         store.run_out(session.id());
@@ -278,7 +278,7 @@ async fn lease_expired_before_a_write_the_write_follows_the_renewal() {
     let session = within(builder.create_with_id(id("talk"))).await.unwrap();
     session.prompt("One").await.unwrap();
     gate.reached().await;
-    // The session learns of the expiry from the refused write, since renewals fail.
+    // The session notices the expiry because the write is rejected, since renewals fail.
     store.ownership(Mood::Fail);
     store.run_out(session.id());
     gate.open();
@@ -298,7 +298,7 @@ async fn lease_expired_again_before_the_repeated_write_session_continues() {
     let session = created(&store, "talk", ann()).await;
     let mut events = watch(&session).await;
     within(session.ask("One")).await.unwrap();
-    // The lease could be renewed, so no other owner has taken the conversation.
+    // The lease could be renewed, so no other owner has acquired the conversation.
     let StoreReport::Failed { .. } = within(report(&mut events)).await else { panic!() };
     within(session.flush(secs(30))).await.unwrap();
     assert_eq!(store.owner(session.id()), Some(ann()));
@@ -334,7 +334,7 @@ async fn conversation_taken_before_a_turn_is_saved_turn_stays_readable_but_is_no
     let session = within(builder.open(id("talk"))).await.unwrap();
     session.prompt("One").await.unwrap();
     gate.reached().await;
-    // The other owner takes the conversation before this session's next renewal can show it.
+    // The other owner acquires the conversation before this session's next renewal can reveal it.
     store.ownership(Mood::Hang);
     let theirs = store.take(session.id(), &ben());
     gate.open();

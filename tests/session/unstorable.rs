@@ -1,5 +1,5 @@
-//! Writes that the store can never accept: the turns before such a write are stored, and the session ends with the
-//! rest readable.
+//! Writes that the store can never accept. The turns before such a write are stored, and the session ends with the
+//! remaining turns readable.
 
 use std::sync::Arc;
 
@@ -96,7 +96,7 @@ impl Store for Picky {
     }
 }
 
-/// Returns a session whose first write waits at a gate, so that everything after it is saved together.
+/// Returns a session whose first write waits at a gate, so that everything after that write is saved together.
 async fn held_up(most_nodes: usize) -> (Session, ScriptedStore, Gate) {
     let store = ScriptedStore::over(picky(most_nodes), []);
     let session = created(&store, "talk", parrot()).await;

@@ -27,7 +27,7 @@ pub(crate) async fn in_time<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_hours(1), future).await.expect("nothing came")
 }
 
-/// The result of an operation that must not wait for anything that takes time.
+/// The result of an operation that must be ready at once.
 pub(crate) async fn answered<T>(operation: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_millis(10), operation).await.expect("the operation was not answered")
 }
@@ -124,8 +124,8 @@ impl Watched {
         numbered.event
     }
 
-    /// The names of the events up to and including the first with this name. Events of the store are left out, since
-    /// they come at any time.
+    /// The names of the events up to and including the first event with this name. Events of the store are omitted,
+    /// because they may come at any time.
     pub(crate) async fn until(&mut self, last: &str) -> Vec<String> {
         let mut seen = Vec::new();
         while seen.last().is_none_or(|seen| seen != last) {
@@ -162,7 +162,7 @@ impl Watched {
         assert_eq!(*truth.tree.history(), truth.agent.state.history, "{}", truth.tree);
         truth.agent.state.history.check().unwrap();
         let mut view = self.view.clone();
-        // A staged prompt emits no event: only its sender learns of it.
+        // A staged prompt emits no event. Only its sender is informed.
         view.agent.staged.clone_from(&truth.agent.staged);
         view.agent.behind.clone_from(&truth.agent.behind);
         assert_eq!(view, *truth);

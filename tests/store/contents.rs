@@ -1,4 +1,4 @@
-//! Stored content is loaded unchanged: any tree, and JSON up to the deepest that is accepted.
+//! Stored content is loaded unchanged: any tree, and JSON up to the maximum depth.
 
 use std::time::Duration;
 

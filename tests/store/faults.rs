@@ -21,7 +21,7 @@ async fn child_writes_until_the_disk_is_full() {
     let mut version = create(&store, &id("a")).await;
     let mut number = 1;
     version = commit(&store, &id("a"), version, number, "fits").await;
-    // Each commit is longer than the space that remains, so a part is written before the error.
+    // Each commit is longer than the remaining space, so a part of it is written before the error.
     let text = "x".repeat(40_000);
     let (write, error) = loop {
         let write = Write::on(version);
@@ -90,7 +90,8 @@ fn after(script: &str, child: &Command) -> Command {
 async fn write_beyond_a_file_size_limit_is_full_and_leaves_the_log_intact() {
     let folder = Folder::new();
     let child = child("faults::child_writes_until_the_disk_is_full", folder.path());
-    // 100 blocks of 512 bytes or 1 KiB, depending on the shell. Without the trap, the signal would end the child.
+    // The limit is 100 blocks of 512 bytes or 1 KiB, depending on the shell. Without the trap, the signal would end the
+    // child.
     sees_all(after("trap '' XFSZ && ulimit -f 100", &child));
 }
 
@@ -160,7 +161,7 @@ async fn write_to_a_read_only_folder_is_denied_and_reading_works() {
     let store = folder.store().await;
     let version = create(&store, &id("a")).await;
     commit(&store, &id("a"), version, 1, "Hi").await;
-    // Without the summary, a list tries to write a new one.
+    // If there is no summary, a list tries to write a new one.
     fs::remove_file(folder.summary(&id("a"))).unwrap();
     let child = child("faults::child_finds_a_read_only_folder", folder.path());
     let script = "mount --bind \"$OMNI_CHILD\" \"$OMNI_CHILD\" && mount -o remount,bind,ro \"$OMNI_CHILD\"";

@@ -62,7 +62,7 @@ async fn load_of_version_1_returns_what_was_stored() {
 
 #[tokio::test]
 async fn talk_of_version_1_has_the_expected_content() {
-    // Only here do the expected values come from code instead of a file.
+    // This is the only version whose expected values come from code instead of a file.
     let stored = fs::read(golden(1).join("talk.expected.json")).unwrap();
     let stored: Stored = serde_json::from_slice(&stored).unwrap();
     assert_eq!(stored.state, state());

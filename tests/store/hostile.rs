@@ -78,7 +78,7 @@ async fn log_with_invalid_records_is_damaged_in_their_line() {
             matches!(&loaded, Err(StoreError::Damaged { place, .. }) if place.ends_with(&expected)),
             "{shown}: {loaded:?}"
         );
-        // A write reads only both ends of the log. If those are sound, the write still has a conflict.
+        // A write reads only the beginning and the end of the log. If both are sound, the write still has a conflict.
         let written = store.commit(&id("a"), &Write::on(Version::new(1)), &says(1, "")).await;
         match &written {
             Err(StoreError::Conflict { .. }) => {}
@@ -102,7 +102,7 @@ async fn log_that_is_not_text_is_damaged() {
     let mut log = (header(0) + &write(5, r#"{"create":{"title":"xx"}}"#)).into_bytes();
     let at = log.windows(2).position(|two| two == b"xx").unwrap();
     log[at] = 0xff;
-    // The checksum is that of the changed bytes, so that only the text is invalid.
+    // The checksum was computed from the changed bytes, so that only the text is invalid.
     let begin = log.iter().position(|byte| *byte == b'\n').unwrap() + 1;
     let record = begin + 44..log.len() - 2;
     let sum = format!("{:08x}", crc32fast::hash(&log[record]));
@@ -157,7 +157,7 @@ async fn create_of_an_unstorable_state_leaves_nothing_behind() {
     assert_eq!(folder.names(), [""; 0]);
 }
 
-/// Two names for one file, like ids that differ only in case on a file system that ignores case.
+/// One file with two names, as with ids that differ only in case on a file system that ignores case.
 #[tokio::test]
 async fn operations_on_an_id_whose_file_belongs_to_another_leave_it_unchanged() {
     let folder = Folder::new();

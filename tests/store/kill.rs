@@ -38,7 +38,7 @@ async fn child_commits_to_sqlite_until_it_is_killed() {
     }
 }
 
-/// The child: continues the conversation, and prints each commit once it is acknowledged.
+/// The child: continues the conversation, and prints each commit when it is acknowledged.
 #[allow(clippy::print_stdout, reason = "the parent reads the output")]
 async fn commit_until_killed(store: &dyn Store) {
     let id = id("killed");

@@ -279,7 +279,8 @@ async fn lease_from_before_the_clock_was_set_back_expires_early() {
     set_back("lasts / 2");
     let refused = store.acquire(&id("a"), &Owner::new("ben")).await;
     assert!(matches!(refused, Err(StoreError::Owned { .. })), "{refused:?}");
-    // If it was set back by an hour, the lease has expired. Its owner can renew it until another acquires it.
+    // If the clock was set back by an hour, the lease has expired. Its owner can renew it until another owner acquires
+    // it.
     set_back("3600000");
     assert_eq!(store.summary(&id("a")).await.unwrap().owner, None);
     let refused = store.commit(&id("a"), &write, &turn).await;

@@ -76,7 +76,7 @@ async fn write_to_a_frozen_process_is_unreachable_and_is_made_once_over_another_
     assert!(matches!(error, StoreError::Unreachable { .. }), "{error:?}");
     assert!(error.to_string().ends_with(": it did not respond within 5.5s"), "{error}");
 
-    // The connection is dropped instead of awaited, so the pool of one can open another.
+    // The connection is dropped instead of awaited, so a pool of one connection can open another.
     let written = loop {
         match store.commit(&id("a"), &write, &says(1, "Hi")).await {
             Err(StoreError::Busy { .. }) => {}
@@ -84,7 +84,7 @@ async fn write_to_a_frozen_process_is_unreachable_and_is_made_once_over_another_
         }
     };
     assert_eq!(written, version.next());
-    // The continued process finds its statement, and notices that it comes too late.
+    // The process continues, finds its statement, and notices that the statement comes too late.
     kill_process(pid, Signal::CONT).unwrap();
     let gone = "SELECT FROM pg_stat_activity WHERE pid = $1";
     while !observer.query(gone, &[&pid.as_raw_nonzero().get()]).await.unwrap().is_empty() {}
@@ -124,7 +124,7 @@ async fn acquire_that_resumes_after_another_owner_of_the_same_name_takes_nothing
     store.renew(&id("a"), &lease).await.unwrap();
 }
 
-/// If one connection stops answering, the process must not lose its leases.
+/// Even if one connection stops answering, the process must not lose its leases.
 #[tokio::test]
 async fn renewal_over_a_frozen_process_succeeds_over_another_connection() {
     let Some(server) = Server::start(FORGETFUL) else { return };

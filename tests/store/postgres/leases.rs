@@ -26,7 +26,8 @@ async fn lease_from_before_the_clock_was_set_back_expires_early() {
     set_back("15 s").await;
     let refused = store.acquire(&id("a"), &Owner::new("ben")).await;
     assert!(matches!(refused, Err(StoreError::Owned { .. })), "{refused:?}");
-    // If it was set back by an hour, the lease has expired. Its owner can renew it until another acquires it.
+    // If the clock was set back by an hour, the lease has expired. Its owner can renew it until another owner acquires
+    // it.
     for together in [false, true] {
         set_back("1 hour").await;
         assert_eq!(store.summary(&id("a")).await.unwrap().owner, None);

@@ -34,7 +34,7 @@ async fn open_of_an_earlier_schema_with_a_reader_does_not_block_others() {
     let observer = raw(url).await;
     waiting(&observer, &schema).await;
 
-    // Writes of running processes wait only briefly behind the change, although the reader remains.
+    // Writes of running processes wait only briefly for the change, although the reader still holds its lock.
     let write = format!("SET lock_timeout = '30s'; UPDATE \"{schema}\".conversations SET owner = owner");
     observer.batch_execute(&write).await.unwrap();
     waiting(&observer, &schema).await;

@@ -51,7 +51,8 @@ async fn list_after_a_late_conversation_reads_no_more_of_the_index() {
                 .collect();
             let plan = plan.join("\n");
             assert!(!plan.contains("Seq Scan"), "{id}, {mode}: {plan}");
-            // The server may sort what it expects to be a single row. No part of the plan has more rows than the page.
+            // The server may sort a set that it expects to be a single row. No part of the plan has more rows than the
+            // page.
             let rows = plan.split("actual rows=").skip(1).map(|rest| rest.split(' ').next().unwrap());
             let rows: Vec<u32> = rows.map(|rows| rows.parse().unwrap()).collect();
             assert!(!rows.is_empty() && rows.iter().all(|rows| *rows <= 51), "{id}, {mode}: {plan}");

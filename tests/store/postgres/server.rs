@@ -111,7 +111,7 @@ impl Server {
         self.folder.join(".s.PGSQL.5432")
     }
 
-    /// Stops the server: `fast` ends sessions in order, `immediate` leaves everything as after a crash.
+    /// Stops the server. `fast` ends sessions cleanly, and `immediate` leaves everything as after a crash.
     pub(crate) fn stop(&self, mode: &str) {
         assert_eq!(self.tell(mode), "0\n");
     }

@@ -18,8 +18,8 @@ fn found<'a>(folder: &Folder, markers: impl IntoIterator<Item = &'a String>) -> 
     markers.into_iter().filter(|marker| is_there(marker)).cloned().collect()
 }
 
-/// Creates a conversation whose title, system prompt and messages contain its marker. Each is written a second time,
-/// so that old versions exist too.
+/// Creates a conversation whose title, system prompt and messages contain its marker. Each of them is written a second
+/// time, so that old versions exist too.
 async fn marked(store: &SqliteStore, number: usize) -> String {
     let (id, marker) = (id(&format!("n{number}")), format!("marker-{number:03}-of-a-conversation"));
     let mut version = create(store, &id).await;
@@ -70,7 +70,7 @@ async fn delete_during_a_read_keeps_the_text_in_the_log_until_the_reader_has_end
     store.delete(&id("n0")).await.unwrap();
     assert_eq!(found(&folder, &marker), marker, "the reader may still read it");
     reader.execute_batch("COMMIT").unwrap();
-    // Each delete tries again, even one of a missing conversation.
+    // Each delete tries again, even the delete of a missing conversation.
     store.delete(&id("nothing")).await.unwrap();
     assert_eq!(found(&folder, &marker), [""; 0]);
 }

@@ -27,7 +27,7 @@ async fn renewal_after_waiting_writes_is_made_before_them() {
     let (first, second) = (create(&store, &id("a")).await, create(&store, &id("b")).await);
     let lease = store.acquire(&id("b"), &Owner::new("ann")).await.unwrap();
     let mut other = raw(&folder);
-    // Triggers record the order of the writes in the file.
+    // Triggers record in the file the order of the writes.
     other
         .execute_batch(
             "CREATE TABLE seen (what TEXT);

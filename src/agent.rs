@@ -6,15 +6,15 @@
 //!
 //! # Main types
 //!
-//! - [`AgentBuilder`] takes the model, the tools, the limits and the callbacks, and starts the agent.
-//! - [`Agent`] is the handle. It is cheap to clone. The agent lives until its last handle is dropped or until it is
-//!   [stopped](Agent::stop). A [`WeakAgent`] does not keep the agent alive.
+//! - [`AgentBuilder`] sets the model, the tools, the limits and the callbacks, and starts the agent.
+//! - [`Agent`] is the handle, which is cheap to clone. The agent lives until its last handle is dropped or until the
+//!   agent is [stopped](Agent::stop). A [`WeakAgent`] does not keep the agent alive.
 //! - [`Prompt`] is a user message with settings for its run. [`Response`] is the result of a step, a turn or an
 //!   [`ask`](Agent::ask).
 //! - [`AgentCallbacks`] is the trait for the application's code. Its methods can change requests, decide about tool
 //!   uses, continue a run and handle failures.
 //! - [`Snapshot`] and [`Event`] report the state and its changes. [`Agent::subscribe`] returns a snapshot and the
-//!   events that follow it. [`text_deltas`](Subscription::text_deltas) reduces them to the text of the response.
+//!   events that follow it. [`text_deltas`](Subscription::text_deltas) reduces the events to the text of the response.
 //!
 //! All operations work at all times: while the model streams, while tools run, and while a callback waits.
 //!
@@ -60,8 +60,9 @@
 //!
 //! # Switching the model
 //!
-//! [`Config::set_model`] switches the model. For an idle agent, call it in [`Agent::set_state`]. During a run, call it in
-//! a callback, through [`State::config_mut`]. To use another model for one prompt only, call [`Prompt::with_model`].
+//! [`Config::set_model`] switches the model. To switch the model of an idle agent, call it in [`Agent::set_state`]. To
+//! switch the model during a run, call it in a callback, through [`State::config_mut`]. To use another model for one
+//! prompt only, call [`Prompt::with_model`].
 //!
 //! # Types that hold state
 //!
@@ -131,11 +132,11 @@ use crate::{
 
 /// A handle to an agent. It is cheap to clone.
 ///
-/// When the last handle is dropped, the agent ends as [`stop`](Agent::stop) ends it: a run in flight is interrupted,
-/// and its completed steps are committed.
+/// When the last handle is dropped, the agent ends in the same way as with [`stop`](Agent::stop): a run in flight is
+/// interrupted, and its completed steps are committed.
 ///
 /// All operations work at all times: while a model streams, while tools run, and while a callback waits for something
-/// that never happens. After the agent's end they return [`AgentError::Stopped`].
+/// that never happens. After the agent's end, all operations return [`AgentError::Stopped`].
 ///
 /// ```
 /// # #[cfg(feature = "test-util")]
@@ -156,8 +157,8 @@ use crate::{
 ///
 /// # Cancel safety
 ///
-/// Dropping the future of an operation does not withdraw the operation: the agent may still perform it, and its result
-/// is lost. Nothing else is lost.
+/// Dropping the future of an operation does not withdraw the operation. The agent may still perform the operation, but
+/// the result is lost. Nothing else is lost.
 #[derive(Clone)]
 pub struct Agent {
     commands: mpsc::Sender<Command>,
@@ -171,15 +172,16 @@ pub struct WeakAgent {
     shared: Arc<AgentShared>,
 }
 
-/// An item of an agent's commit channel: an event, and the configuration in force when it happened.
+/// An item of an agent's commit channel: an event, and the configuration that was in force when the event occurred.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub(crate) struct Delivery {
     /// The event.
     pub(crate) event: Numbered<Event>,
-    /// The configuration in force, including changes by callbacks.
+    /// The configuration that was in force, including changes by callbacks.
     pub(crate) config: Arc<Config>,
-    /// For a message, the settings of the prompt that its turn belongs to. `None` if that prompt has no settings.
+    /// For a message, the settings of the prompt that started the message's turn. `None` if this prompt has no
+    /// settings.
     pub(crate) settings: Option<Arc<Prompt>>,
 }
 
@@ -195,13 +197,13 @@ impl Agent {
     /// Sends a prompt.
     ///
     /// If the agent is idle, the prompt starts a run. If the agent is busy or paused, the prompt is staged: it starts
-    /// the next turn when the current turn is complete. A newer staged prompt replaces the older one, which is returned
-    /// in [`Accepted::Staged`].
+    /// the next turn when the current turn is complete. A newer staged prompt replaces an older one.
+    /// [`Accepted::Staged`] then contains the older prompt.
     ///
     /// # Errors
     ///
     /// - [`AgentError::EmptyPrompt`] or [`AgentError::InvalidPrompt`] if the prompt has no content or does not fit the history.
-    /// - [`AgentError::ResultsWhileBusy`] if it contains tool results while a run is active.
+    /// - [`AgentError::ResultsWhileBusy`] if the prompt contains tool results while a run is active.
     /// - [`AgentError::ZeroSteps`], [`AgentError::ZeroTimeout`] or [`AgentError::InvalidOutputSchema`] if a setting of the
     ///   prompt is invalid.
     /// - [`AgentError::OnHold`] if the agent belongs to a session that accepts no prompts now.
@@ -211,16 +213,17 @@ impl Agent {
         self.call(|reply| Command::Prompt(Box::new((prompt, reply)))).await?
     }
 
-    /// Sends a prompt, waits for the end of its run, and returns the last turn's response with the messages and the
-    /// usage of all turns of the run.
+    /// Sends a prompt, waits until its run ends, and returns the response. The response is that of the last turn, with
+    /// the messages and the usage of all turns of the run.
     ///
-    /// If the run is interrupted, this returns the response so far, provided that a turn was completed or a part of the
+    /// If the run is interrupted, the response so far is returned, provided that a turn was completed or a part of the
     /// turn in flight was kept.
     ///
     /// # Errors
     ///
-    /// The errors of [`prompt`](Agent::prompt), with [`AgentError::Busy`] in place of `ResultsWhileBusy` if a run is active.
-    /// [`AgentError::Cancelled`] and [`AgentError::Failed`] contain the messages that were discarded.
+    /// The errors of [`prompt`](Agent::prompt), except that [`AgentError::Busy`] replaces `ResultsWhileBusy` and is
+    /// returned whenever a run is active. [`AgentError::Cancelled`] and [`AgentError::Failed`] contain the messages
+    /// that were discarded.
     ///
     /// # Cancel safety
     ///
@@ -230,18 +233,18 @@ impl Agent {
         self.call(|reply| Command::Ask(Box::new((prompt, reply)))).await?
     }
 
-    /// Sends a prompt and returns the response as a value of a Rust type. The type's schema becomes the prompt's output
-    /// schema.
+    /// Sends a prompt and returns the response as a value of a Rust type. The schema of the type becomes the prompt's
+    /// output schema.
     ///
     /// If a response does not match the schema, the agent requests it again, up to
-    /// [`Options::output_retries`](crate::provider::Options::output_retries) times, unless it was cut off or
-    /// refused. Responses that do not match are never part of the history.
+    /// [`Options::output_retries`](crate::provider::Options::output_retries) times. A response that was cut off or
+    /// refused is not requested again. Responses that do not match are never part of the history.
     ///
-    /// A response that matches the schema but not the type is not requested again, for example if the type's
-    /// `Deserialize` checks more than the schema. The agent knows only the schema, because a stored run can continue in
-    /// a process that does not know the type. So express such checks in the schema where possible.
+    /// A response that matches the schema but not the type is not requested again. This can happen if the type's
+    /// `Deserialize` checks more than the schema does. The agent knows only the schema, because a stored run can
+    /// continue in a process that does not know the type. Therefore express such checks in the schema where possible.
     /// [`Model::generate_as`](crate::provider::Model::generate_as) works without an agent, and also repeats the request
-    /// if the response does not fit the type.
+    /// if the response does not match the type.
     ///
     /// # Errors
     ///
@@ -270,38 +273,38 @@ impl Agent {
         }
     }
 
-    /// Sends the decision about the tool use that a paused agent waits for.
+    /// Sends the decision about the tool use for which a paused agent waits.
     ///
     /// # Errors
     ///
     /// [`AgentError::NotPaused`] if the agent is not paused. [`AgentError::StaleResume`] if the agent waits for a
-    /// decision about another tool use, so that a decision never applies to a newer tool use than the one it was made
-    /// for. [`AgentError::Stopped`] if the agent has ended.
+    /// decision about another tool use. A decision therefore never applies to a different tool use than the one it was
+    /// made for. [`AgentError::Stopped`] if the agent has ended.
     pub async fn resume(&self, tool_use: impl Into<ToolUseId>, decision: Decision) -> Result<(), AgentError> {
         let id = tool_use.into();
         self.call(|reply| Command::Resume(Box::new((id, decision, reply)))).await?
     }
 
-    /// Ends the run at once and discards the pending messages. The history stays as it was before the turn. The
-    /// [`Cancelled`](Event::Cancelled) event contains the discarded messages and a staged prompt.
+    /// Ends the run at once and discards the pending messages. The history is the same as before the turn. The
+    /// [`Cancelled`](Event::Cancelled) event contains the discarded messages and the staged prompt, if there is one.
     ///
     /// # Errors
     ///
-    /// [`AgentError::Idle`] if no run is active. The exception is a `handle_event` that runs between two runs: the call
-    /// succeeds, drops it together with its event, and logs a warning. An event whose `handle_event` was not polled yet
-    /// stays queued and is handled next. [`AgentError::Stopped`] if the agent has
+    /// [`AgentError::Idle`] if no run is active. There is one exception: if a `handle_event` is running between two
+    /// runs, the call succeeds, drops the `handle_event` together with its event, and logs a warning. An event whose
+    /// `handle_event` was not polled yet remains queued and is handled next. [`AgentError::Stopped`] if the agent has
     /// ended.
     pub async fn cancel(&self) -> Result<(), AgentError> {
         self.call(Command::Cancel).await?
     }
 
-    /// Ends the run at once and keeps as much of it as possible.
+    /// Ends the run at once and keeps as much of the run as possible.
     ///
-    /// Completed steps and the text streamed so far are committed. A finished tool keeps its result. So does a tool use
-    /// that was rejected or got its result from a decision. All other complete tool uses get a result that reports the
-    /// interruption. No callback runs, so [`handle_tool_result`](AgentCallbacks::handle_tool_result) does not see
-    /// results that it had not returned yet. If nothing except the prompt can be kept, this is a
-    /// [`cancel`](Agent::cancel).
+    /// Completed steps and the text streamed so far are committed. A finished tool keeps its result. A tool use that a
+    /// decision rejected or gave a result also keeps that result. All other complete tool uses get a result that
+    /// reports the interruption. No callback runs, so [`handle_tool_result`](AgentCallbacks::handle_tool_result) does
+    /// not process the results that it had not returned yet. If nothing except the prompt can be kept, the interrupt
+    /// acts as a [`cancel`](Agent::cancel).
     ///
     /// # Errors
     ///
@@ -310,10 +313,11 @@ impl Agent {
         self.call(Command::Interrupt).await?
     }
 
-    /// Sends an application event to [`AgentCallbacks::handle_event`], which is called with it when no turn is active.
+    /// Sends an application event to [`AgentCallbacks::handle_event`]. That callback is called with the event when no
+    /// turn is active.
     ///
-    /// The event stays queued until `handle_event` is polled with it. Events that are still queued when the agent ends
-    /// are dropped, and a warning in the log contains their number.
+    /// The event remains queued until `handle_event` is polled with the event for the first time. Events that are still
+    /// queued when the agent ends are dropped, and a warning in the log contains their number.
     ///
     /// # Errors
     ///
@@ -323,8 +327,9 @@ impl Agent {
         self.call(|reply| Command::Notify(Box::new((event, reply)))).await?
     }
 
-    /// Changes the configuration or the history. `edit` changes a copy, which takes effect as a whole if it is valid.
-    /// The change emits a [`State`](Event::State) event. `edit` runs in the agent's task, so it must be short.
+    /// Changes the configuration or the history. `edit` changes a copy. If the edited copy is valid, all changes take
+    /// effect together. The change emits a [`State`](Event::State) event. `edit` runs in the agent's task, so `edit`
+    /// must be short.
     ///
     /// To switch the model between runs, call [`Config::set_model`] in `edit`. To use another model for one prompt, see
     /// [`Prompt::with_model`].
@@ -332,8 +337,8 @@ impl Agent {
     /// # Errors
     ///
     /// [`AgentError::Busy`] if the agent is not idle. [`AgentError::Refused`] or [`AgentError::Model`] if `edit`
-    /// returned an error, and [`AgentError::Panicked`] if it panicked. [`AgentError::HistoryOwned`] if `edit` changes the
-    /// history of a session's agent. [`AgentError::ZeroSteps`], [`AgentError::ZeroTimeout`],
+    /// returned an error, and [`AgentError::Panicked`] if `edit` panicked. [`AgentError::HistoryOwned`] if `edit`
+    /// changes the history of a session's agent. [`AgentError::ZeroSteps`], [`AgentError::ZeroTimeout`],
     /// [`AgentError::InvalidOutputSchema`] or [`AgentError::InvalidHistory`] if the edited copy is invalid.
     /// [`AgentError::Stopped`] if the agent has ended.
     #[doc(alias = "switch model")]
@@ -344,7 +349,7 @@ impl Agent {
         self.call(|reply| Command::SetState(Box::new((Box::new(edit), reply)))).await?
     }
 
-    /// Returns the state that callbacks see.
+    /// Returns the same state that callbacks see.
     ///
     /// # Errors
     ///
@@ -366,7 +371,7 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// [`AgentError::Stopped`] if the agent has ended. [`Agent::end`] contains its last snapshot.
+    /// [`AgentError::Stopped`] if the agent has ended. In this case, [`Agent::end`] contains its last snapshot.
     pub async fn snapshot(&self) -> Result<Snapshot, AgentError> {
         Ok(*self.call(Command::Snapshot).await?)
     }
@@ -381,9 +386,9 @@ impl Agent {
         self.subscribe_after(None).await
     }
 
-    /// Resumes a subscription after `last`, the last event that the subscriber saw. The missed events are replayed if
-    /// they are still buffered. Otherwise the first update is a resync. The same happens if `last` belongs to another
-    /// incarnation of the agent.
+    /// Resumes a subscription after `last`, the last event that the subscriber saw. If the missed events are still
+    /// buffered, they are replayed. If they are not, or if `last` belongs to another incarnation of the agent, the
+    /// first update is a resync.
     ///
     /// # Errors
     ///
@@ -401,12 +406,12 @@ impl Agent {
         })
     }
 
-    /// Waits until no run is active and nothing is queued that could start one. [`Snapshot::last_run`] contains the
+    /// Waits until no run is active and nothing that could start a run is queued. [`Snapshot::last_run`] contains the
     /// outcome of the last run.
     ///
     /// # Errors
     ///
-    /// [`AgentError::Stopped`] if the agent ends first.
+    /// [`AgentError::Stopped`] if the agent ends before it is idle.
     ///
     /// # Cancel safety
     ///
@@ -418,23 +423,25 @@ impl Agent {
     /// Ends the agent.
     ///
     /// A run in flight is [interrupted](Agent::interrupt), so its completed steps are committed. Then
-    /// [`terminate`](AgentCallbacks::terminate) runs, and subscribers get the final snapshot. The end waits for aborted
-    /// tools, including those of earlier runs, because a tool that does not await continues to run. It does not wait
-    /// for work that a tool started elsewhere. Everything that is not finished by the deadline is cut off.
+    /// [`terminate`](AgentCallbacks::terminate) runs, and subscribers get the final snapshot. The agent waits for
+    /// aborted tools, including those of earlier runs, because an aborted tool that does not await continues to run.
+    /// The agent does not wait for work that a tool started elsewhere. Everything that is not finished by the deadline
+    /// is cut off.
     ///
-    /// Dropping the last handle ends the agent in the same way. Stopping an agent that has already ended returns the
-    /// result of that end.
+    /// Dropping the last handle ends the agent in the same way. If the agent has already ended, the result of that end
+    /// is returned.
     ///
     /// # Errors
     ///
-    /// [`AgentError::Deadline`] if something was cut off. The error lists the tools that still run. The agent has ended
-    /// nevertheless.
+    /// [`AgentError::Deadline`] if something was cut off. The error lists the tools that are still running. The agent
+    /// has ended nevertheless.
     pub async fn stop(&self, deadline: Duration) -> Result<(), AgentError> {
         self.end_within(deadline, InFlight::Keep).await
     }
 
-    /// Ends the agent as [`stop`](Agent::stop) does, but [cancels](Agent::cancel) a run in flight, so that the history
-    /// stays as it was before the turn. If several callers stop the agent, the first call decides which way is used.
+    /// Ends the agent as [`stop`](Agent::stop) does, but [cancels](Agent::cancel) a run in flight. The history is then
+    /// the same as before the turn. If several callers stop the agent, the first call decides whether the run is
+    /// interrupted or cancelled.
     ///
     /// # Errors
     ///
@@ -451,7 +458,7 @@ impl Agent {
         }
     }
 
-    /// Waits for the agent's end, whatever its cause. This handle keeps the agent alive; a [weak
+    /// Waits for the agent's end, whatever its cause. This handle keeps the agent alive, but a [weak
     /// handle](WeakAgent::ended) does not.
     ///
     /// # Cancel safety
@@ -461,7 +468,7 @@ impl Agent {
         self.shared.termination.ended().await
     }
 
-    /// Returns the reason for the agent's end and its last snapshot, or `None` while the agent lives.
+    /// Returns the reason for the agent's end and its last snapshot, or `None` if the agent has not ended.
     pub fn end(&self) -> Option<End<Snapshot>> {
         self.shared.termination.end().cloned()
     }
@@ -481,7 +488,7 @@ impl Agent {
 }
 
 impl WeakAgent {
-    /// Returns a handle if the agent is alive and has started. During `init` this returns `None`.
+    /// Returns a handle if the agent is alive and has started. Returns `None` during `init`.
     pub fn upgrade(&self) -> Option<Agent> {
         if !self.shared.started.load(Ordering::Acquire) {
             return None;
@@ -498,8 +505,8 @@ impl WeakAgent {
         self.shared.termination.ended().await
     }
 
-    /// Sends a command and waits for its reply, without holding a handle in the meantime. If the agent has not started
-    /// yet, this sends nothing and waits for the agent's end.
+    /// Sends a command and waits for its reply. While it waits, it does not hold a handle. If the agent has not started
+    /// yet, it sends nothing and waits for the agent's end.
     async fn call<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, End<Snapshot>> {
         let commands = self.upgrade().map(|agent| agent.commands);
         match actor::call_weakly(commands, &self.shared.termination, command).await {

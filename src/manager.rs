@@ -1,19 +1,19 @@
-//! Managers: all sessions of an application, by conversation id.
+//! Managers, which hold all sessions of an application by conversation id.
 //!
 //! A [`Manager`] is for services that serve many conversations. It opens each conversation at most once, however many
-//! callers ask for it, and lists the stored and the open conversations. It generates titles, keeps limits on open
-//! sessions and concurrent requests, and shuts all sessions down in order. A session outlives the caller that opened
+//! callers ask for it, and lists the stored and the open conversations. It generates titles, limits the number of open
+//! sessions and of concurrent requests, and shuts all sessions down cleanly. A session outlives the caller that opened
 //! it, and ends when it has been idle without a controller for some time. The
 //! [guide](crate::guides::many_conversations) builds a web service with a manager.
 //!
 //! The main types:
 //!
-//! - [`ManagerBuilder`] takes the store, the limits and how titles are made.
+//! - [`ManagerBuilder`] sets the store, the limits and how titles are generated.
 //! - [`OpenOptions`] holds the agent and the settings with which a session is opened. [`Manager::open`] and
 //!   [`Manager::create`] return an [`OpenedSession`]: the [`Session`] and a subscription to its events.
-//! - [`Manager::subscribe`] returns a [`ManagerSnapshot`] and the [`ManagerEvent`]s that follow it: sessions that open,
-//!   close, change their status or get titles.
-//! - [`ManagerError`] is the error.
+//! - [`Manager::subscribe`] returns a [`ManagerSnapshot`] and the [`ManagerEvent`]s that follow it. The events report
+//!   sessions that open, close, change their status or get titles.
+//! - [`ManagerError`] is the error type of a manager's operations.
 //!
 //! ```
 //! # #[cfg(feature = "test-util")]
@@ -79,7 +79,8 @@ use crate::{
 
 /// A handle to the sessions of an application. Cheap to clone. Several managers are independent of each other.
 ///
-/// When the last handle is dropped, sessions continue as long as another handle to them or a controller exists.
+/// When the last handle of the manager is dropped, each session continues as long as a handle to the session or a
+/// controller exists.
 ///
 /// ```
 /// # #[cfg(feature = "test-util")]
@@ -107,8 +108,9 @@ use crate::{
 ///
 /// # Cancel safety
 ///
-/// If the future of an operation is dropped, the operation continues. There are two exceptions: an opening that still
-/// waits for room is given up, and so is an operation that [hangs](ManagerBuilder::close_timeout).
+/// If the future of an operation is dropped, the operation continues. There are two exceptions: an opening that is
+/// still waiting for room is given up, and an operation that [hangs](ManagerBuilder::close_timeout) is given up after
+/// some time.
 #[derive(Clone)]
 pub struct Manager(Arc<Inner>);
 
@@ -164,7 +166,7 @@ pub struct ManagerBuilder {
     feed_limits: FeedLimits,
 }
 
-/// A store without `Debug`.
+/// Wraps a store, so that types that contain a store can derive `Debug`.
 struct Debugless(Arc<dyn Store>);
 
 impl fmt::Debug for Debugless {
@@ -182,10 +184,11 @@ impl ManagerBuilder {
 
     /// Sets the name and address under which this manager owns open conversations, if the store supports owners.
     ///
-    /// Other processes on the same store see both. The name identifies this manager, so no other manager may use it.
-    /// The address states where to reach this process, in a form that the application chooses. If a manager keeps its
-    /// name across a restart, it reopens its conversations at once. With another name, it waits until the conversations
-    /// are released or their leases expire. By default, the manager is [a unique owner](Owner::unique).
+    /// Other processes that use the same store see the name and the address. The name identifies this manager, so no
+    /// other manager may use it. The address states how to reach this process, in a form that the application chooses.
+    /// If a process restarts and its manager has the same name as before, the manager can reopen its conversations at
+    /// once. If the name is different, the manager has to wait until the conversations are released or their leases
+    /// expire. By default, the manager is [a unique owner](Owner::unique).
     pub fn owner(mut self, owner: Owner) -> Self {
         self.owner = Some(owner);
         self
@@ -199,11 +202,11 @@ impl ManagerBuilder {
         self
     }
 
-    /// Sets how long it may take to close a session, saving included. Defaults to 30 seconds.
+    /// Sets how long it may take to close a session and save its changes. Defaults to 30 seconds.
     ///
-    /// The limit applies to every kind of end. It also limits how long [`Manager::rename`] waits for an open session to
-    /// store its title. If a store or an `init` hangs for twice this time after the last caller has gone away, the
-    /// operation is given up.
+    /// The limit applies to every way in which a session can end. It also limits how long [`Manager::rename`] waits for
+    /// an open session to store its title. If a store or an `init` still hangs when twice this time has passed since
+    /// the last caller stopped waiting, the operation is given up.
     pub fn close_timeout(mut self, limit: Duration) -> Self {
         self.close_timeout = limit;
         self
@@ -211,8 +214,8 @@ impl ManagerBuilder {
 
     /// Sets how untitled conversations get their titles. Defaults to [`Titles::Heuristic`].
     ///
-    /// A session stays open while a title is generated for it. If it is closed, the close waits for the title within
-    /// its deadline.
+    /// A session stays open while a title is generated for it. If the session is closed meanwhile, the close waits for
+    /// the title, up to the limit for closing.
     pub fn titles(mut self, titles: Titles) -> Self {
         self.titles = titles;
         self
@@ -221,53 +224,54 @@ impl ManagerBuilder {
     /// Sets how many sessions may be open at once, at least one. Unlimited by default.
     ///
     /// At the limit, each further opening closes the least recently used session that is idle and has no controller.
-    /// Several openings close several sessions at the same time. If no session qualifies, openings wait, in order.
+    /// Several openings close several sessions at the same time. If no session can be closed, openings wait in line.
     ///
-    /// If a session's tool opens another session, the first session keeps its place. If all places are held like this,
-    /// none becomes free: see [`room_timeout`](Self::room_timeout). Set the limit above the number of sessions whose
-    /// tools wait for other sessions.
+    /// If a session's tool opens another session, the first session keeps its place. If all places are held by such
+    /// sessions, no place becomes free: see [`room_timeout`](Self::room_timeout). Set the limit above the number of
+    /// sessions whose tools wait for other sessions.
     pub fn max_open(mut self, limit: usize) -> Self {
         self.max_open = Some(limit);
         self
     }
 
-    /// Sets how long an opening waits for room while places are held by sessions whose tools or callbacks run. Defaults
-    /// to one minute.
+    /// Sets how long an opening waits for room while places are held by sessions whose tools or callbacks are running.
+    /// Defaults to one minute.
     ///
-    /// Such a tool or callback may be waiting for this opening, so that both would wait forever. After this time, the
-    /// opening fails with [`ManagerError::NoRoom`], which names these sessions. If no such session holds a place, the
-    /// opening continues to wait. `None` waits without a limit. A tool gets the error only if its [own time
-    /// limit](crate::tool::ToolLimits::timeout) is longer.
+    /// Such a tool or callback may be waiting for the opening, while the opening waits for its place. After this time,
+    /// the opening fails with [`ManagerError::NoRoom`], which names the sessions that hold places in this way. If there
+    /// is no such session, the opening continues to wait. With `None`, openings wait without a limit. A tool that opens
+    /// a session receives the error only if the tool's [own time limit](crate::tool::ToolLimits::timeout) is longer
+    /// than this time.
     pub fn room_timeout(mut self, limit: Option<Duration>) -> Self {
         self.room_timeout = limit;
         self
     }
 
-    /// Sets how many sessions may have a request to their model in flight at once, at least one. Unlimited
-    /// by default.
+    /// Sets how many sessions may have a model request in flight at once. The minimum is one. Unlimited by default.
     ///
-    /// The requests of further sessions wait, in order. While a run is paused, or its tools or callbacks run, the run
-    /// does not count. Therefore a tool may ask another session under any limit.
+    /// The requests of further sessions wait in line. A run does not count while it is paused or while its tools or
+    /// callbacks are running. Therefore, a tool can prompt another session under any limit.
     pub fn max_turns(mut self, limit: usize) -> Self {
         self.max_turns = Some(limit);
         self
     }
 
-    /// Sets how many sessions of one [tenant](OpenOptions::tenant) may have a request in flight at once, at least one.
+    /// Sets how many sessions of one [tenant](OpenOptions::tenant) may have a request in flight at once. The minimum is
+    /// one.
     ///
-    /// Requests count as described at [`max_turns`](Self::max_turns). Unlimited by default.
+    /// Requests are counted as described at [`max_turns`](Self::max_turns). Unlimited by default.
     pub fn max_turns_per_tenant(mut self, limit: usize) -> Self {
         self.max_turns_per_tenant = Some(limit);
         self
     }
 
-    /// Sets how many events, and how many bytes of them, are kept for subscribers of the manager.
+    /// Sets how many events, and how many bytes of events, are kept in memory for subscribers of the manager.
     pub fn feed_limits(mut self, limits: FeedLimits) -> Self {
         self.feed_limits = limits;
         self
     }
 
-    /// Builds the manager. It has no open sessions.
+    /// Builds the manager. At first, it has no open sessions.
     pub fn build(self) -> Manager {
         let owner = self.owner.unwrap_or_else(Owner::unique);
         let setup = Session::builder(Arc::clone(&self.store.0))
@@ -336,7 +340,7 @@ impl Manager {
     /// Opens a stored conversation, or returns its session if it is already open.
     ///
     /// However many callers open one id at the same time, the conversation is loaded once. If the conversation is being
-    /// closed, the call waits for the close and loads it again.
+    /// closed, the call waits until it is closed and then loads it again.
     ///
     /// # Errors
     ///
@@ -355,8 +359,8 @@ impl Manager {
     /// # Errors
     ///
     /// The errors of [`open`](Self::open) and [`create_with_id`](Self::create_with_id). If several processes create the
-    /// conversation at the same time, all but one get [`AlreadyExists`](crate::store::StoreError::AlreadyExists) and
-    /// can try again.
+    /// conversation at the same time, one succeeds. The other processes get
+    /// [`AlreadyExists`](crate::store::StoreError::AlreadyExists) and can try again.
     pub async fn open_or_create(
         &self,
         id: &ConversationId,
@@ -373,17 +377,17 @@ impl Manager {
     ///
     /// # Errors
     ///
-    /// - [`SessionError::Unsaved`](crate::session::SessionError::Unsaved): the session is closed, but not everything is
-    ///   saved.
+    /// - [`SessionError::Unsaved`](crate::session::SessionError::Unsaved): the session is closed, but some of its
+    ///   changes are not saved.
     /// - [`AgentError::Deadline`](crate::agent::AgentError::Deadline): the session is closed and saved, but aborted
-    ///   tools still run.
+    ///   tools are still running.
     pub async fn close(&self, id: &ConversationId) -> Result<(), ManagerError> {
         self.0.close(id, InFlight::Keep).await
     }
 
-    /// Ends the session with this id as [`close`](Manager::close) does, but cancels a run in flight.
+    /// Ends the session with this id like [`close`](Manager::close), but cancels a run in flight.
     ///
-    /// The conversation stays as it was before the turn.
+    /// The conversation is then as it was before the cancelled turn.
     ///
     /// # Errors
     ///
@@ -392,27 +396,28 @@ impl Manager {
         self.0.close(id, InFlight::Discard).await
     }
 
-    /// Deletes a conversation from the store, after ending its session. Deleting a conversation that does not exist
-    /// succeeds.
+    /// Ends the session of a conversation and deletes the conversation from the store. Deleting a conversation that
+    /// does not exist succeeds.
     ///
     /// # Errors
     ///
-    /// With [`ManagerError::OpenElsewhere`], nothing is deleted. With an error of the store, the session is closed
-    /// nevertheless.
+    /// If the error is [`ManagerError::OpenElsewhere`], nothing is deleted. If the store returned an error, the session
+    /// is closed nevertheless.
     pub async fn delete(&self, id: &ConversationId) -> Result<(), ManagerError> {
         self.0.delete(id).await
     }
 
-    /// Sets the title of a conversation, whether it is open or not, or removes it with `None`.
+    /// Sets the title of a conversation, whether or not it is open. `None` removes the title.
     ///
     /// A conversation without a title gets a generated title after its next turn.
     ///
-    /// If the store supports owners, a conversation that is open elsewhere is not renamed. If it does not, as with
-    /// memory and files, the session that is open elsewhere takes over the title with its next write.
+    /// If the store supports owners, a conversation that is open elsewhere cannot be renamed. The memory store and the
+    /// file store do not support owners. In such a store, the title is set, and a session that is open elsewhere adopts
+    /// the title when it next writes.
     ///
-    /// The call returns when the title is stored. An open session shows the title at once. A session that is open here
-    /// does not write a title that it already has. So if another manager has stored another title in a store without
-    /// owners, that title stays.
+    /// The call returns when the title is stored. An open session shows the title at once. If an open session already
+    /// has this title, the session does not write it again. So if the store has no owners and another manager has
+    /// stored a different title, the different title remains in the store.
     ///
     /// # Errors
     ///
@@ -423,7 +428,7 @@ impl Manager {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future ends the wait. A title that an open session already shows is stored later.
+    /// If the future is dropped, the call no longer waits. A title that an open session already shows is stored later.
     pub async fn rename(&self, id: &ConversationId, title: Option<&str>) -> Result<(), ManagerError> {
         self.0.rename(id, title).await
     }
@@ -433,7 +438,8 @@ impl Manager {
         self.0.registry().get(id)
     }
 
-    /// Returns conversations of the store, the last written first, and whether each is open.
+    /// Returns conversations from the store, with the most recently written first. Each entry states whether the
+    /// conversation is open.
     ///
     /// # Errors
     ///
@@ -462,14 +468,14 @@ impl Manager {
         self.0.registry().snapshot().open
     }
 
-    /// Returns a subscription to this manager: a snapshot and the events that follow it, without gap or overlap. It
-    /// keeps nothing alive.
+    /// Returns a subscription to this manager. The subscription starts with a snapshot, and the events continue from
+    /// the snapshot without a gap or overlap. It keeps neither the manager nor its sessions alive.
     pub fn subscribe(&self) -> Subscription<ManagerSnapshot, ManagerEvent> {
         let attachment = self.0.registry().attach(None, self.0.feed_limits);
         Subscription::new(Box::new(WeakManager(Arc::downgrade(&self.0))), attachment)
     }
 
-    /// Resumes a subscription after the last event that the reader has seen: see
+    /// Resumes a subscription after the last event that the reader has seen. See
     /// [`Agent::resume_from`](crate::agent::Agent::resume_from).
     pub fn resume_from(&self, last: EventId) -> Subscription<ManagerSnapshot, ManagerEvent> {
         let attachment = self.0.registry().attach(Some(last), self.0.feed_limits);
@@ -478,19 +484,21 @@ impl Manager {
 
     /// Shuts the manager down and ends all sessions.
     ///
-    /// From now on, nothing is opened and prompts are refused. Active runs have the [grace period](Shutdown::with_grace) to
-    /// finish, and are interrupted after that. Each session then has up to the [deadline](Shutdown::within) to get the
-    /// title that is being generated for it and to save its changes. A second shutdown succeeds. A plain [`Duration`] is
-    /// the deadline, without a grace period.
+    /// From now on, no conversation is opened and prompts are refused. Active runs may continue for the [grace
+    /// period](Shutdown::with_grace), and are interrupted after it. Each session may then use the time up to the
+    /// [deadline](Shutdown::within) to finish the title that is being generated for it and to save its changes. A
+    /// second shutdown succeeds. If a [`Duration`] is given instead of a [`Shutdown`], it is the deadline, and there is
+    /// no grace period.
     ///
     /// # Errors
     ///
-    /// [`ManagerError::EndedIncomplete`] lists the sessions that are not completely saved or whose aborted tools still
-    /// run. All sessions are closed in any case.
+    /// [`ManagerError::EndedIncomplete`] lists the sessions that are not completely saved or whose aborted tools are
+    /// still running. All sessions are closed in any case.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future may leave sessions open, which refuse prompts. Call `shutdown` again.
+    /// If the future is dropped, some sessions may remain open, but they refuse prompts. Call `shutdown` again to end
+    /// them.
     pub async fn shutdown(&self, limits: impl Into<Shutdown>) -> Result<(), ManagerError> {
         let Shutdown { grace, deadline } = limits.into();
         let inner = &self.0;
@@ -508,7 +516,7 @@ impl Manager {
                 break;
             }
             failed.extend(inner.end_all(sessions, begun, grace, deadline).await);
-            // Openings and closings in progress end too, unless the store delays them for too long.
+            // The sessions that are being opened or closed end too, unless the store delays them for too long.
             let left = grace.saturating_add(deadline).saturating_sub(begun.elapsed());
             let claims = async {
                 for claim in &claims {
@@ -545,7 +553,8 @@ impl Shutdown {
         Self { grace: Duration::ZERO, deadline }
     }
 
-    /// Gives active runs this long to finish before they are interrupted. The deadline begins after it.
+    /// Gives active runs this long to finish before they are interrupted. The time of the deadline begins after the
+    /// grace period.
     pub fn with_grace(self, grace: Duration) -> Self {
         Self { grace, ..self }
     }
@@ -560,7 +569,7 @@ impl From<Duration> for Shutdown {
 /// A handle that does not keep the manager alive.
 struct WeakManager(Weak<Inner>);
 
-/// A pending request for a place in the stream of events.
+/// A pending request for a position in the stream of events.
 type Attaching = Pin<
     Box<dyn Future<Output = Result<Attachment<ManagerSnapshot, ManagerEvent>, End<ManagerSnapshot>>> + Send>,
 >;

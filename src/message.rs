@@ -2,12 +2,12 @@
 //!
 //! A [`Message`] has a [`Role`] and a list of [`Content`] blocks: [`Text`], [`Thinking`], an [`Attachment`], a
 //! [`ToolUse`], a [`ToolResult`] or a [`ProviderItem`]. Functions that take content accept anything that converts into
-//! [`Blocks`], such as a string, one block or a list of blocks. [`Usage`] counts the tokens that a response took.
+//! [`Blocks`], such as a string, one block or a list of blocks. [`Usage`] counts the tokens that a response used.
 //!
 //! A [`History`] is a sequence of shared messages that is cheap to clone and to extend. A model service accepts only a
 //! history that obeys the *history law*: every tool use is answered exactly once, in the user message right after it.
 //! [`History::check`] and [`History::check_sendable`] check the law, [`HistoryError`] describes a violation, and
-//! [`History::repair`] returns a history that obeys it.
+//! [`History::repair`] returns a repaired history that obeys the law.
 //!
 //! ```
 //! use omni_agent::message::{History, Message, ToolResult, ToolUse};
@@ -73,7 +73,7 @@ impl fmt::Display for Role {
 /// One message of a conversation.
 ///
 /// Messages are plain data, and all fields are public. [`text`](Message::text), [`tool_uses`](Message::tool_uses) and
-/// [`tool_results`](Message::tool_results) pick out the blocks of one kind.
+/// [`tool_results`](Message::tool_results) each select the blocks of one kind.
 ///
 /// ```
 /// use omni_agent::message::{Content, Message, Role};
@@ -96,9 +96,10 @@ pub struct Message {
     /// The time at which the message was created.
     #[serde(default)]
     pub timestamp: Timestamp,
-    /// The data that providers keep with the message as a whole: one entry per wire format, with the format's name as
-    /// its key. An entry is sent back to its wire format only. The keys also show which wire format wrote the message.
-    /// An endpoint adds its own name as `service`, and removes private data from requests to any other service.
+    /// The data that providers keep with the message as a whole. There is one entry per wire format, and its key is the
+    /// format's name. An entry is sent back only to its wire format. The keys also show which wire format wrote the
+    /// message. An endpoint adds its own name as `service`, and removes private data from requests to any other
+    /// service.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub provider_data: Map<String, Value>,
 }
@@ -143,8 +144,8 @@ impl Message {
     }
 
     /// Returns whether the wire format named `format` may see the parts of this message that are private to one format:
-    /// signatures, redacted thinking and opaque items. This is so if `format` wrote the message, or if `provider_data`
-    /// is empty.
+    /// signatures, redacted thinking and opaque items. The format may see them if it wrote the message, or if
+    /// `provider_data` is empty.
     pub fn is_native_to(&self, format: &str) -> bool {
         self.provider_data.is_empty() || self.provider_data.contains_key(format)
     }
@@ -155,7 +156,7 @@ impl Message {
     }
 }
 
-/// Content blocks, converted from a string, one block, or many.
+/// Content blocks that were converted from a string, one block, or many blocks.
 ///
 /// ```
 /// use omni_agent::message::{Blocks, Content, Text};
@@ -168,7 +169,7 @@ impl Message {
 pub struct Blocks(pub Vec<Content>);
 
 impl Blocks {
-    /// Returns whether a model would see nothing: the list is empty or has only blank text.
+    /// Returns whether a model would see no content, because the list is empty or contains only blank text.
     pub fn is_blank(&self) -> bool {
         self.0.iter().all(|block| matches!(block, Content::Text(text) if text.text.trim().is_empty()))
     }
@@ -187,7 +188,7 @@ impl From<&String> for Blocks {
 }
 
 impl From<String> for Blocks {
-    /// Returns one text block, or no block for an empty string, because services reject empty text.
+    /// Returns one text block. Returns no block for an empty string, because services reject empty text.
     fn from(text: String) -> Self {
         Self(if text.is_empty() { Vec::new() } else { vec![Text::new(text).into()] })
     }

@@ -1,22 +1,23 @@
 //! Sessions: agents whose conversations are stored and can branch.
 //!
 //! A [`Session`] is an [agent](crate::agent) with an id, a [tree](crate::tree) of messages and a [store](crate::store).
-//! [`Session::builder`] starts a new conversation or opens a stored one. Because the messages form a tree, a user
-//! message can be answered again ([`Session::regenerate`]), replaced ([`Session::edit`]) or continued in another way
-//! ([`Session::branch`]). The earlier messages stay, and [`Session::navigate`] returns to them.
+//! [`Session::builder`] starts a new conversation or opens a stored one. Because the messages form a tree, the session
+//! can respond to a user message again ([`Session::regenerate`]), replace it ([`Session::edit`]) or continue the
+//! conversation differently from an earlier message ([`Session::branch`]). The earlier messages remain in the tree, and
+//! [`Session::navigate`] returns to them.
 //!
 //! The main types:
 //!
-//! - [`Session`] is a handle, cheap to clone. It has all operations of an agent and those of the tree.
-//! - [`SessionBuilder`] takes the store, the agent and the settings.
+//! - [`Session`] is a handle that is cheap to clone. It has all operations of an agent and the operations on the tree.
+//! - [`SessionBuilder`] sets the store, the agent and the settings.
 //! - [`SessionSubscription`] yields a [`SessionSnapshot`] and the [`SessionEvent`]s that follow it. Its [`Mode`] states
-//!   whether the subscriber is a controller, which keeps the session open, or an observer.
-//! - [`SessionError`] is the error of all operations.
+//!   whether the subscriber is a controller, which keeps the session open, or an observer, which does not.
+//! - [`SessionError`] is the error type of all operations.
 //!
-//! Each session has a task, which owns the tree and the agent. It adds every committed turn to the tree and saves it in
-//! the background. A slow store delays only the event [`SessionEvent::Store`], which reports that a turn is saved. A
-//! session ends when it is [stopped](Session::stop), when its last handle and its last controller are dropped, or by
-//! its [idle shutdown](SessionBuilder::idle_shutdown).
+//! Each session has a task, which owns the tree and the agent. The task adds every committed turn to the tree and saves
+//! the turn in the background. If the store is slow, only the event [`SessionEvent::Store`] is delayed, which reports
+//! that a turn is saved. A session ends when it is [stopped](Session::stop), when both its last handle and its last
+//! controller are dropped, or by its [idle shutdown](SessionBuilder::idle_shutdown).
 //!
 //! ```
 //! # #[cfg(feature = "test-util")]
@@ -97,8 +98,8 @@ use crate::{
 
 /// A handle to a session. Cheap to clone.
 ///
-/// Operations are answered at all times, whatever the agent and the store are doing. After the end of the session they
-/// return [`SessionError::Ended`].
+/// The session answers operations at all times, whatever the agent and the store are doing. After the session has
+/// ended, operations return [`SessionError::Ended`].
 ///
 /// ```
 /// # #[cfg(feature = "test-util")]
@@ -123,8 +124,8 @@ use crate::{
 ///
 /// # Cancel safety
 ///
-/// Dropping the future of an operation does not undo the operation. It may still be performed, and its result is
-/// discarded. Nothing else is lost.
+/// If the future of an operation is dropped, the operation is not undone. It may still be performed, and its result is
+/// then discarded. Nothing else is lost.
 #[derive(Clone)]
 pub struct Session {
     commands: mpsc::Sender<Box<Command>>,
@@ -152,11 +153,12 @@ impl Session {
         &self.shared.id
     }
 
-    /// Starts a run that responds to a user message again. The new response becomes a sibling of the existing ones.
+    /// Starts a run that responds to a user message again. The new response becomes a sibling of the existing
+    /// responses.
     ///
     /// Pass a [`NodeId`], or a [`Regenerate`] to use another model or other options. The session must be idle.
     ///
-    /// If the run is cancelled or fails before its first turn is complete, the tree stays as it was.
+    /// If the run is cancelled or fails before its first turn is complete, the tree is again as it was before the run.
     /// [`Snapshot::last_run`](crate::agent::Snapshot::last_run) shows how the run ended.
     /// [`ask_regenerate`](Self::ask_regenerate) returns the run's response.
     ///
@@ -169,7 +171,7 @@ impl Session {
         self.begin(RunStart::Regenerate(again.into()), Wait::ForStart).await.map(drop)
     }
 
-    /// Starts a run as [`regenerate`](Self::regenerate) does, and returns its response as [`ask`](Self::ask) does.
+    /// Starts a run like [`regenerate`](Self::regenerate), and returns the run's response like [`ask`](Self::ask).
     ///
     /// # Errors
     ///
@@ -182,14 +184,15 @@ impl Session {
         self.begin_and_wait(RunStart::Regenerate(again.into())).await
     }
 
-    /// Starts a run with a new user message below an assistant message, as a sibling of the messages that follow it.
+    /// Starts a run with a new user message below an assistant message. The new message becomes a sibling of the
+    /// messages that already follow the assistant message.
     ///
-    /// With `None`, the new message becomes a root. The session must be idle.
+    /// If the assistant message is `None`, the new message becomes a root. The session must be idle.
     ///
     /// If the assistant message ends a turn that [left tool uses open](Response::open_tool_uses), the prompt supplies
-    /// their results, as with [`prompt`](Self::prompt).
+    /// the results of these tool uses, as with [`prompt`](Self::prompt).
     ///
-    /// If the run is cancelled or fails before its first turn is complete, the tree stays as it was.
+    /// If the run is cancelled or fails before its first turn is complete, the tree is again as it was before the run.
     /// [`Snapshot::last_run`](crate::agent::Snapshot::last_run) shows how the run ended.
     /// [`ask_branch`](Self::ask_branch) returns the run's response.
     ///
@@ -197,7 +200,7 @@ impl Session {
     ///
     /// [`SessionError::Busy`], [`UnknownNode`](SessionError::UnknownNode),
     /// [`NotAssistant`](SessionError::NotAssistant), [`OpenToolUses`](SessionError::OpenToolUses),
-    /// [`StoreBehind`](SessionError::StoreBehind), or the agent's error for a prompt that it refuses.
+    /// [`StoreBehind`](SessionError::StoreBehind), or the agent's error if it refuses the prompt.
     pub async fn branch(
         &self,
         assistant: Option<NodeId>,
@@ -206,7 +209,7 @@ impl Session {
         self.begin(RunStart::Branch(assistant, prompt.into()), Wait::ForStart).await.map(drop)
     }
 
-    /// Starts a run as [`branch`](Self::branch) does, and returns its response as [`ask`](Self::ask) does.
+    /// Starts a run like [`branch`](Self::branch), and returns the run's response like [`ask`](Self::ask).
     ///
     /// # Errors
     ///
@@ -223,24 +226,25 @@ impl Session {
         self.begin_and_wait(RunStart::Branch(assistant, prompt.into())).await
     }
 
-    /// Starts a run with another user message in place of an existing one: a [branch](Self::branch) from its parent.
+    /// Starts a run with a new user message that replaces an existing one, on a [branch](Self::branch) from the
+    /// existing message's parent.
     ///
-    /// The prompt's own settings apply. The settings of the replaced message do not. The session must be idle.
+    /// The new prompt's settings apply, and the settings of the replaced message do not. The session must be idle.
     ///
-    /// If the run is cancelled or fails before its first turn is complete, the tree stays as it was.
+    /// If the run is cancelled or fails before its first turn is complete, the tree is again as it was before the run.
     /// [`Snapshot::last_run`](crate::agent::Snapshot::last_run) shows how the run ended. [`ask_edit`](Self::ask_edit)
     /// returns the run's response.
     ///
     /// # Errors
     ///
     /// [`SessionError::Busy`], [`UnknownNode`](SessionError::UnknownNode), [`NotUser`](SessionError::NotUser),
-    /// [`ToolResults`](SessionError::ToolResults), [`StoreBehind`](SessionError::StoreBehind), or the agent's error for
-    /// a prompt that it refuses.
+    /// [`ToolResults`](SessionError::ToolResults), [`StoreBehind`](SessionError::StoreBehind), or the agent's error if
+    /// it refuses the prompt.
     pub async fn edit(&self, user: NodeId, prompt: impl Into<Prompt>) -> Result<(), SessionError> {
         self.begin(RunStart::Edit(user, prompt.into()), Wait::ForStart).await.map(drop)
     }
 
-    /// Starts a run as [`edit`](Self::edit) does, and returns its response as [`ask`](Self::ask) does.
+    /// Starts a run like [`edit`](Self::edit), and returns the run's response like [`ask`](Self::ask).
     ///
     /// # Errors
     ///
@@ -272,11 +276,11 @@ impl Session {
         self.session_outcome(response.unwrap_or(Err(AgentError::Stopped(EndReason::Killed)))).await
     }
 
-    /// Moves the path so that it passes through `node`, and then follows the children that were active last, down to a
-    /// leaf.
+    /// Moves the path so that it passes through `node`. Below `node`, the path follows the children that were last
+    /// active, down to a leaf.
     ///
-    /// With `None`, the path becomes empty, so that the next prompt starts a new root. The session must be idle. If the
-    /// path already ends at the target, nothing happens.
+    /// If `node` is `None`, the path becomes empty, so that the next prompt starts a new root. The session must be
+    /// idle. If the path already ends at the target, nothing happens.
     ///
     /// # Errors
     ///
@@ -286,7 +290,7 @@ impl Session {
         self.call(|reply| Command::Navigate(node, reply)).await?
     }
 
-    /// Returns the tree in constant time. The copy shares its data with the session.
+    /// Returns a copy of the tree in constant time. The copy shares its data with the session.
     ///
     /// # Errors
     ///
@@ -295,11 +299,12 @@ impl Session {
         self.call(Command::Tree).await
     }
 
-    /// Sets the title of the conversation, or removes it with `None`.
+    /// Sets the title of the conversation. `None` removes the title.
     ///
-    /// Lists of the store show the title as soon as it is saved: see [`flush`](Self::flush). The title replaces a title
-    /// that another process has stored in the meantime. There is one exception. If the session already has this title,
-    /// nothing is written, so the title of the other process remains.
+    /// When the title is saved, it appears in the lists of conversations that the store returns. To wait until it is
+    /// saved, call [`flush`](Self::flush). The title replaces a title that another process has stored in the meantime,
+    /// with one exception: if the session already has this title, nothing is written, so the title of the other process
+    /// remains.
     ///
     /// # Errors
     ///
@@ -309,10 +314,10 @@ impl Session {
         self.call(|reply| Command::SetTitle(title, reply)).await
     }
 
-    /// Sets the title if the conversation has no title. Returns whether it was set.
+    /// Sets the title if the conversation has no title. Returns whether the title was set.
     ///
-    /// This is meant for generated titles: a title that a person has set in the meantime stays, even if another process
-    /// stored it.
+    /// This method is meant for generated titles. A title that a person has set in the meantime remains, even if
+    /// another process stored it.
     ///
     /// # Errors
     ///
@@ -335,12 +340,13 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// [`SessionError::Ended`]. The last snapshot is then in [`Session::end`].
+    /// [`SessionError::Ended`]. In that case, [`Session::end`] has the last snapshot.
     pub async fn snapshot(&self) -> Result<SessionSnapshot, SessionError> {
         Ok(*self.call(Command::Snapshot).await?)
     }
 
-    /// Returns a subscription: a snapshot and the events that follow it, without gap or overlap.
+    /// Returns a subscription. It starts with a snapshot, and the events continue from the snapshot without a gap or
+    /// overlap.
     ///
     /// # Errors
     ///
@@ -351,8 +357,8 @@ impl Session {
 
     /// Resumes a subscription after the last event that the reader has seen.
     ///
-    /// Missed events are replayed if they are still in memory. If they are not, or if the event belongs to another
-    /// incarnation of the session, the first update is a resync.
+    /// Missed events are replayed if they are still in memory. If some of them are no longer in memory, or if the last
+    /// event belongs to another incarnation of the session, the first update is a resync.
     ///
     /// # Errors
     ///
@@ -366,7 +372,7 @@ impl Session {
         after: Option<EventId>,
         mode: Mode,
     ) -> Result<SessionSubscription, SessionError> {
-        // Counted before the snapshot is taken, so that the session does not end in between.
+        // The controller is counted before the snapshot is taken, so that the session does not end in between.
         let hold =
             (mode == Mode::Controller).then(|| Hold::new(Arc::clone(&self.shared), self.commands.clone()));
         let attachment = self.call(|reply| Command::Subscribe(after, reply)).await?;
@@ -378,10 +384,10 @@ impl Session {
         Ok(SessionSubscription::new(events, Guard::new(self.downgrade(), hold)))
     }
 
-    /// Waits until everything that is unsaved now is in the store.
+    /// Waits until everything that is unsaved at the time of the call is in the store.
     ///
-    /// A failed write is repeated at once, and then after short waits of at most an eighth of the time left each. If a
-    /// write gets no result for a quarter of the time left, it is started once more.
+    /// A failed write is repeated at once. If it fails again, it is repeated after short waits, each at most an eighth
+    /// of the time left. If a write has no result after a quarter of the time left, it is started again.
     ///
     /// # Errors
     ///
@@ -390,7 +396,7 @@ impl Session {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future only ends the wait.
+    /// If the future is dropped, only the wait ends.
     pub async fn flush(&self, deadline: Duration) -> Result<(), SessionError> {
         let until = Instant::now().checked_add(deadline);
         let flush = self.call(|reply| Command::Flush(until, reply));
@@ -403,26 +409,28 @@ impl Session {
         }
     }
 
-    /// Ends the session: [interrupts](Session::interrupt) a run in flight, saves everything and closes all
+    /// Ends the session. This [interrupts](Session::interrupt) a run in flight, saves everything and closes all
     /// subscriptions.
     ///
     /// The completed steps of an interrupted run are committed. Subscribers get the final snapshot. Work that is not
-    /// done by the deadline is aborted. A session ends in the same way when its last handle and its last controller are
-    /// dropped. For a session that has already ended, `stop` returns the outcome of that end.
+    /// done by the deadline is aborted. A session ends in the same way when both its last handle and its last
+    /// controller are dropped. If the session has already ended, `stop` returns the outcome of that end.
     ///
     /// # Errors
     ///
     /// - [`SessionError::Unsaved`] reports the data that was not saved. The session has ended nevertheless, and its
     ///   unsaved messages are in [`Session::end`].
-    /// - [`AgentError::Deadline`] names aborted tools that are still running. Everything is saved.
-    /// - [`SessionError::Ended`] if the session's task was killed before, so that its last state is unknown.
+    /// - [`AgentError::Deadline`] names aborted tools that are still running. In this case, everything is saved.
+    /// - [`SessionError::Ended`] if the session's task was killed earlier. In this case, the session's last state is
+    ///   unknown.
     pub async fn stop(&self, deadline: Duration) -> Result<(), SessionError> {
         self.end_within(deadline, InFlight::Keep).await
     }
 
-    /// Ends the session as [`stop`](Session::stop) does, but [cancels](Session::cancel) a run in flight.
+    /// Ends the session like [`stop`](Session::stop), but [cancels](Session::cancel) a run in flight.
     ///
-    /// The tree stays as it was before the turn. If several callers stop the session, the first call decides.
+    /// The tree is then as it was before the cancelled turn. If several callers stop the session, the first call
+    /// decides whether the run is interrupted or cancelled.
     ///
     /// # Errors
     ///
@@ -451,9 +459,9 @@ impl Session {
         }
     }
 
-    /// Ends the session now if its idle shutdown could end it. Returns whether the session ends.
+    /// Ends the session now, if it could be ended by an idle shutdown. Returns whether the session ends.
     ///
-    /// It ends if it has no controller, no work is active or waiting, and everything is saved.
+    /// The session ends if it has no controller, no work is active or waiting, and everything is saved.
     ///
     /// # Errors
     ///
@@ -462,7 +470,7 @@ impl Session {
         self.call(Command::Sleep).await
     }
 
-    /// Refuses new prompts and branches from now on with [`SessionError::Draining`]. Active work continues.
+    /// Refuses new prompts and branches with [`SessionError::Draining`] from now on. Active work continues.
     pub fn drain(&self) {
         self.shared.is_draining.store(true, Ordering::Release);
     }
@@ -472,12 +480,13 @@ impl Session {
         self.shared.controllers.load(Ordering::Acquire)
     }
 
-    /// Returns whether the model has responded to the run's last request, so that tools or callbacks run now.
+    /// Returns whether the model has responded to the run's last request and tools or callbacks are therefore running
+    /// now.
     pub(crate) fn is_between_requests(&self) -> bool {
         self.shared.is_between_requests.load(Ordering::Acquire)
     }
 
-    /// Returns a guard that keeps the session alive as a controller does, without events.
+    /// Returns a guard that keeps the session alive like a controller, but receives no events.
     ///
     /// # Errors
     ///
@@ -488,16 +497,16 @@ impl Session {
         Ok(Guard::new(weak, Some(hold)))
     }
 
-    /// Waits until the session has ended for any reason.
+    /// Waits until the session has ended, for whatever reason.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future only ends the wait.
+    /// If the future is dropped, only the wait ends.
     pub async fn ended(&self) -> End<SessionSnapshot> {
         self.shared.termination.ended().await
     }
 
-    /// Returns how the session ended, with its last snapshot. Returns `None` while the session is alive.
+    /// Returns how the session ended, and its last snapshot. Returns `None` while the session is alive.
     pub fn end(&self) -> Option<End<SessionSnapshot>> {
         self.shared.termination.end().cloned()
     }
@@ -530,12 +539,12 @@ impl Session {
         self.session_outcome(operation(&agent).await).await
     }
 
-    /// Converts the outcome of an operation on the agent into the session's outcome.
+    /// Converts the outcome of an operation on the agent into the outcome that the session returns.
     async fn session_outcome<T>(&self, outcome: Result<T, AgentError>) -> Result<T, SessionError> {
         match outcome {
             Ok(value) => Ok(value),
-            // The session may not have noticed the agent's end yet. It checks this before it serves a command, and then
-            // serves no command.
+            // The agent has ended, but the session may not have noticed this yet. The session checks whether its agent
+            // has ended before it executes a command, and then ends instead of executing the command.
             Err(AgentError::Stopped(_)) => match self.call(Command::Title).await {
                 Ok(_) => Err(self.over().await),
                 Err(ended) => Err(ended),
@@ -555,7 +564,8 @@ impl WeakSession {
         &self.shared.id
     }
 
-    /// Returns a handle if the session has started and is alive. During `init`, the session has not started yet.
+    /// Returns a handle if the session is alive. During `init`, returns `None`, because the session has not started
+    /// yet.
     pub fn upgrade(&self) -> Option<Session> {
         if !self.shared.started.load(Ordering::Acquire) {
             return None;
@@ -563,7 +573,7 @@ impl WeakSession {
         Some(Session { commands: self.commands.upgrade()?, shared: Arc::clone(&self.shared) })
     }
 
-    /// Counts a controller and waits until the session has noticed it.
+    /// Counts a controller, and waits until the session has seen it.
     async fn confirmed_hold(&self) -> Result<Hold, SessionError> {
         let hold = self.hold()?;
         hold.confirm().await?;
@@ -577,7 +587,7 @@ impl WeakSession {
         }
         match self.commands.upgrade() {
             Some(commands) => Ok(Hold::new(Arc::clone(&self.shared), commands)),
-            // The session has not noticed yet that its last handle was dropped.
+            // The last handle was dropped, but the session has not noticed this yet.
             None => Err(SessionError::Ended(EndReason::HandlesDropped)),
         }
     }
@@ -597,7 +607,7 @@ impl Source<SessionSnapshot, SessionEvent> for WeakSession {
     }
 }
 
-/// A pending request for a place in the stream of events.
+/// A pending request for a position in the stream of events.
 type Attaching = Pin<
     Box<dyn Future<Output = Result<Attachment<SessionSnapshot, SessionEvent>, End<SessionSnapshot>>> + Send>,
 >;

@@ -1,16 +1,17 @@
 //! Tools that a model can call.
 //!
-//! A [`Tool`] has a name, a description, a JSON Schema of its input and a handler. There are three ways to write one
+//! A [`Tool`] has a name, a description, a JSON Schema of its input and a handler. There are three ways to write a tool
 //! without implementing [`Tool`] itself:
 //!
-//! - A struct that implements [`TypedTool`] suits a tool with state or with a description that changes.
+//! - A struct that implements [`TypedTool`] is suitable for a tool that has state or whose description changes.
 //! - A closure becomes a tool with [`tool_fn`], or with [`tool_fn_with_schema`] if the schema is written by hand.
-//! - A [`declared_tool`] is offered to the model but never run: the application answers its uses.
+//! - A [`declared_tool`] is offered to the model but never run. The application itself supplies the results of its
+//!   uses.
 //!
-//! A [`ToolSet`] holds the tools of a conversation. It checks each tool when it is added. [`ToolSet::run`] turns every
-//! outcome into a [`ToolResult`], so that nothing that a model or a tool does can break the conversation: not invalid
-//! input, not a [`ToolError`], not a panic, and not a tool that exceeds its [`ToolLimits`]. A running tool gets a
-//! [`ToolContext`] and returns a [`ToolOutput`]. The application can intervene before a tool runs, with a [`Decision`].
+//! A [`ToolSet`] holds the tools of a conversation. It checks each tool when the tool is added. [`ToolSet::run`]
+//! converts every outcome into a [`ToolResult`], so that no model and no tool can break the conversation, whether by
+//! invalid input, a [`ToolError`], a panic, or a call that exceeds its [`ToolLimits`]. A running tool receives a
+//! [`ToolContext`] and returns a [`ToolOutput`]. Before a tool runs, the application can intervene with a [`Decision`].
 //!
 //! ```
 //! use std::{borrow::Cow, collections::HashMap};
@@ -129,12 +130,12 @@ use shared::WithTimeout;
 
 /// A function that a model can call.
 ///
-/// The trait is dyn-safe, and a tool's state lives in the type that implements it. An `Arc` or a `Box` of a tool is a
-/// tool too, so that several sets can share one. The [module's page](self) shows shorter ways to write a tool.
+/// The trait is dyn-safe. A tool's state is stored in the type that implements the trait. An `Arc` or a `Box` of a tool
+/// is also a tool, so that several sets can share a tool. The [module's page](self) shows shorter ways to write a tool.
 ///
 /// # Example
 ///
-/// A tool that passes its calls on to a server, which also supplies the name, the description and the schema:
+/// A tool can forward its calls to a server that also supplies the name, the description and the schema:
 ///
 /// ```
 /// use std::{borrow::Cow, time::Duration};
@@ -182,32 +183,33 @@ use shared::WithTimeout;
 /// ```
 #[async_trait]
 pub trait Tool: Send + Sync + 'static {
-    /// Returns the name by which the model calls the tool: letters, digits, `_`, `-` and `.`, at most 128 characters.
+    /// Returns the name by which the model calls the tool. It consists of letters, digits, `_`, `-` and `.`, with at
+    /// most 128 characters.
     ///
-    /// Many services accept less; OpenAI, for example, accepts no dots and at most 64 characters. Such a service gets
-    /// the nearest name that fits, and the model's calls are mapped back to this name.
+    /// Many services accept fewer names. For example, OpenAI accepts no dots and at most 64 characters. Such a service
+    /// receives the most similar name that it accepts, and the model's calls are mapped back to this name.
     fn name(&self) -> &str;
 
-    /// Returns what the tool does and when to use it, for the model to read. The description is requested for every
-    /// request, so it may depend on the tool's state.
+    /// Returns what the tool does and when to use it, for the model to read. This method is called for every request,
+    /// so the description may depend on the tool's state.
     fn description(&self) -> Cow<'_, str>;
 
-    /// Returns the JSON Schema of the input, which is an object.
+    /// Returns the JSON Schema of the input. The input must be an object.
     ///
-    /// Services refuse alternatives at the top level of a schema, such as those of an enum. The model is therefore
-    /// offered the properties of all alternatives as optional properties; the input is checked against this schema
-    /// itself.
+    /// Services refuse alternatives at the top level of a schema, such as those of an enum. In this case, the model is
+    /// offered a schema in which the properties of all alternatives are optional properties. The input is still checked
+    /// against the original schema.
     fn schema(&self) -> &Schema;
 
-    /// Returns whether [`call`](Tool::call) does anything.
+    /// Returns whether the tool has a handler, so that [`call`](Tool::call) can run it.
     ///
-    /// A tool without a handler is offered to the model but never run: a turn that uses it stops and leaves the answer
-    /// to the application.
+    /// A tool without a handler is offered to the model but never run. If the model uses it, the turn ends, and the
+    /// application has to supply the result.
     fn has_handler(&self) -> bool {
         true
     }
 
-    /// Returns the same tool with another time limit of a call.
+    /// Returns the same tool with another time limit for each call.
     fn with_timeout(self, limit: Duration) -> impl Tool
     where
         Self: Sized,
@@ -215,17 +217,19 @@ pub trait Tool: Send + Sync + 'static {
         WithTimeout(self, limit)
     }
 
-    /// Returns the time limit of a call of this tool. `None`, the default, means the agent's limit:
-    /// [`ToolLimits::timeout`], two minutes unless set. `Some(Duration::MAX)` means no limit.
+    /// Returns the time limit of a call of this tool. If it is `None`, which is the default, the agent's limit
+    /// [`ToolLimits::timeout`] applies. The agent's limit is two minutes unless it is set. `Some(Duration::MAX)` means
+    /// no limit.
     fn timeout(&self) -> Option<Duration> {
         None
     }
 
-    /// Runs the tool. If the call comes through a [`ToolSet`], the input is already checked against the schema.
+    /// Runs the tool. If the tool is called through a [`ToolSet`], the input has already been checked against the
+    /// schema.
     ///
     /// # Errors
     ///
-    /// The reason why the tool could not do its work, as a text for the model.
+    /// The reason why the tool call failed, as a text for the model.
     ///
     /// # Cancel safety
     ///
@@ -241,16 +245,16 @@ pub trait Tool: Send + Sync + 'static {
 pub enum Decision {
     /// Runs the tool with the model's input.
     Execute,
-    /// Runs the tool with this input instead. The history keeps the input that the model sent.
+    /// Runs the tool with this input instead. The input that the model sent stays in the history.
     ExecuteWith(Value),
-    /// Does not run the tool. The model gets an error result with this text.
+    /// Does not run the tool. The model receives an error result with this text.
     Reject(String),
-    /// Does not run the tool. The model gets this result.
+    /// Does not run the tool. The model receives this result.
     Provide(ToolResult),
 }
 
 impl Decision {
-    /// Creates a rejection with a reason for the model to read.
+    /// Creates a rejection. The model receives the reason.
     pub fn reject(reason: impl Into<String>) -> Self {
         Self::Reject(reason.into())
     }

@@ -1,12 +1,12 @@
 //! A conversation with branches, as plain data. Nothing in it is ever overwritten.
 //!
-//! A [`Tree`] holds every message of a conversation as a [`Node`] with a [`NodeId`]. Its *path* runs from a root to the
-//! *head*, and the messages on the path are the current conversation ([`Tree::history`]). A push appends a node at the
-//! head. [`Tree::navigate`] moves the head, so that the next push starts a branch. Each node has a *cursor*: it
-//! remembers which child was active last, and [`Tree::extend`] follows it.
+//! A [`Tree`] contains every message of a conversation as a [`Node`] with a [`NodeId`]. Its *path* leads from a root to
+//! the *head*. The messages on the path are the current conversation ([`Tree::history`]). A push appends a node at the
+//! head. [`Tree::navigate`] moves the head, so the next push starts a branch. Each node with children has a *cursor*,
+//! which records the child that was active last. [`Tree::extend`] follows the cursors.
 //!
-//! A tree can be stored and restored: [`Tree::changes_since`] returns the [`Changes`] that a store has to write,
-//! [`Tree::hydrate`] builds a tree from stored nodes and checks them, and [`TreeError`] describes a problem.
+//! A tree can be stored and restored. [`Tree::changes_since`] returns the [`Changes`] that a store has to write.
+//! [`Tree::hydrate`] checks the stored nodes and builds a tree from them. [`TreeError`] describes a problem.
 //!
 //! ```
 //! use omni_agent::message::{Message, Usage};
@@ -44,10 +44,10 @@
 //!
 //! # Snapshots and rolling back
 //!
-//! Cloning a tree takes the same time for every size, because the clone shares everything. A later change copies the
-//! few dozen links and nodes around the changed place, and never a message. So a clone serves as a snapshot for
-//! readers. It also serves as a point to roll back to: assign it back. [`Tree::changes_since`] returns the changes
-//! since a clone, in time proportional to the changes.
+//! Cloning a tree takes the same time for every size, because the clone shares everything with the original. A later
+//! change copies a few dozen links and nodes near the change, and never a message. A clone can therefore be used as a
+//! snapshot for readers. It can also be used to roll back the tree: assign the clone to the tree.
+//! [`Tree::changes_since`] returns the changes since a clone, in time proportional to the number of changes.
 
 mod changes;
 mod error;
@@ -70,13 +70,13 @@ use crate::{
 use iter::{Children, Path};
 use links::{Ids, Links, Slot};
 
-/// A conversation with branches, of which one path is active.
+/// A conversation with branches. One of its paths is active.
 ///
-/// For a tree with `n` nodes, of which `d` are on the path: a push is amortized O(1), [`navigate`](Self::navigate) is
-/// O(d), a lookup by id is O(1) (O(log gaps) if the ids have gaps), and a clone is O(1).
+/// For a tree with `n` nodes and a path of `d` nodes, a push is amortized O(1), and [`navigate`](Self::navigate) is
+/// O(d). A lookup by id is O(1), or O(log gaps) if the ids have gaps. A clone is O(1).
 ///
-/// A tree is serialized as its nodes in the order of their ids, its head, and the cursors that don't point to the
-/// newest child. A deserialized tree is checked in the same way as by [`Tree::hydrate`].
+/// The serialized form of a tree contains its nodes in the order of their ids, its head, and the cursors that don't
+/// point to the newest child. A deserialized tree is checked in the same way as by [`Tree::hydrate`].
 ///
 /// ```
 /// use omni_agent::message::Message;
@@ -107,7 +107,7 @@ pub struct Tree {
     usage: Usage,
 }
 
-/// The two ends of the path. Between them, the path follows the cursors.
+/// The two ends of the path. The nodes between them are found by following the cursors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Ends {
     root: Slot,
@@ -143,7 +143,8 @@ impl Tree {
         self.path.map(|path| self.at(path.head).id())
     }
 
-    /// Returns the messages of the path. O(1): the tree keeps them up to date, and the messages are shared.
+    /// Returns the messages of the path. O(1), because the tree keeps this history up to date and the messages are
+    /// shared.
     pub const fn history(&self) -> &History {
         &self.history
     }
@@ -178,22 +179,22 @@ impl Tree {
         Some(Children::new(self, self.links(self.slot(id)?).newest))
     }
 
-    /// Iterates over the children of a node's parent, or over the roots for a root, oldest first. The node itself is
-    /// included. Returns `None` if the node does not exist. O(1) each.
+    /// Iterates over the siblings of a node, oldest first, including the node itself. These are the children of the
+    /// node's parent or, for a root, all roots. Returns `None` if the node does not exist. O(1) each.
     pub fn siblings(&self, id: NodeId) -> Option<impl Iterator<Item = &Node> + Clone + fmt::Debug> {
         Some(Children::new(self, self.newest_beside(self.slot(id)?)))
     }
 
-    /// Returns the child of a node that was active last, which [`extend`](Self::extend) follows. Returns `None` for a
-    /// leaf and for an unknown node. O(1).
+    /// Returns the child of a node that was active last. [`extend`](Self::extend) follows this cursor. Returns `None`
+    /// for a leaf and for an unknown node. O(1).
     pub fn cursor(&self, id: NodeId) -> Option<NodeId> {
         let cursor = self.links(self.slot(id)?).cursor?;
         Some(self.at(cursor).id())
     }
 
     /// Iterates over the cursors that don't point to the newest child, each as a node and its child, in the order of
-    /// ids. Together with the nodes and the head, they are all that [`hydrate`](Self::hydrate) needs to build the same
-    /// tree. O(n).
+    /// the nodes' ids. [`hydrate`](Self::hydrate) can build the same tree from these cursors, the nodes and the head.
+    /// O(n).
     pub fn cursors(&self) -> impl Iterator<Item = (NodeId, NodeId)> {
         self.nodes.iter().zip(self.links.iter()).filter_map(|(node, links)| {
             let cursor = links.cursor.filter(|_| links.cursor != links.newest)?;
@@ -201,8 +202,8 @@ impl Tree {
         })
     }
 
-    /// Returns the nodes from the root to this node, including it, regardless of the active path. Returns `None` if the
-    /// node does not exist. O(depth of the node).
+    /// Returns the nodes from the root to this node, including this node. The active path does not matter. Returns
+    /// `None` if the node does not exist. O(depth of the node).
     pub fn path_to(&self, id: NodeId) -> Option<Vec<&Node>> {
         let mut slot = self.slot(id)?;
         let mut path = vec![self.at(slot)];
@@ -214,7 +215,7 @@ impl Tree {
         Some(path)
     }
 
-    /// Appends a message at the head and makes it the new head. If the path is empty, the message becomes a root.
+    /// Appends a message at the head. The new node becomes the head. If the path is empty, the new node becomes a root.
     /// Amortized O(1).
     ///
     /// # Panics
@@ -226,8 +227,8 @@ impl Tree {
 
     /// Appends the messages of a turn in order, and returns their ids. O(messages).
     ///
-    /// The usage of the turn is recorded on its last assistant message, or on its last message if the assistant wrote
-    /// none.
+    /// The usage of the turn is recorded on the turn's last assistant message. If the turn has no assistant message,
+    /// the usage is recorded on its last message.
     ///
     /// # Panics
     ///
@@ -244,8 +245,8 @@ impl Tree {
         messages.into_iter().enumerate().map(push).collect()
     }
 
-    /// Moves the path so that it ends at this node, which may have children. The cursors along the path then point to
-    /// it. O(depth), or O(distance) for a node below the head.
+    /// Moves the path so that it ends at this node, which may have children. The cursors along the path are set to
+    /// follow the path. O(depth), or O(distance) for a node below the head.
     ///
     /// # Errors
     ///
@@ -256,8 +257,8 @@ impl Tree {
         Ok(())
     }
 
-    /// Extends the path from the head to a leaf, each time to the child that was active last. Returns the new head, or
-    /// `None` if the path is empty. O(distance).
+    /// Extends the path from the head to a leaf, at each node to the child that was active last. Returns the new head,
+    /// or `None` if the path is empty. O(distance).
     pub fn extend(&mut self) -> Option<NodeId> {
         while self.step_down() {}
         self.head()
@@ -290,7 +291,7 @@ impl Tree {
         self.links.get_mut(slot.index()).expect("every node has its links")
     }
 
-    /// Returns the newest of a node's siblings, which may be the node itself.
+    /// Returns the newest node among a node and its siblings.
     fn newest_beside(&self, slot: Slot) -> Option<Slot> {
         match self.links(slot).parent {
             Some(parent) => self.links(parent).newest,
@@ -307,7 +308,7 @@ impl Tree {
         id
     }
 
-    /// Adds a node whose id follows the highest id, and points the cursor of its parent to it. The path does not
+    /// Adds a node whose id is the next free id, and sets the cursor of its parent to the new node. The path does not
     /// change.
     fn add(&mut self, node: Node, parent: Option<Slot>) -> Slot {
         let slot = Slot::new(self.len());
@@ -318,7 +319,7 @@ impl Tree {
         slot
     }
 
-    /// Makes a node the newest and active child of the parent that it is linked to.
+    /// Makes a node the newest and active child of its parent.
     fn adopt(&mut self, slot: Slot) {
         let newest = match self.links(slot).parent {
             Some(parent) => {
@@ -341,13 +342,14 @@ impl Tree {
         self.path = Some(Ends { root, head: slot });
     }
 
-    /// Moves to the child of the head that was active last, if the head has children.
+    /// Moves to the child of the head that was active last. Returns `false` if the head has no children.
     fn step_down(&mut self) -> bool {
         let below = self.path.and_then(|path| self.links(path.head).cursor);
         below.map(|slot| self.step_onto(slot)).is_some()
     }
 
-    /// Makes the path end here. The walk leads up to a root or to the old head and sets cursors, then down again.
+    /// Makes the path end at `target`. First walks up from `target` to a root or to the old head and sets cursors. Then
+    /// walks down again and extends the path.
     fn move_to(&mut self, target: Slot) {
         let head = self.path.map(|path| path.head);
         let mut steps = Vec::new();
@@ -358,7 +360,7 @@ impl Tree {
                 self.clear();
                 break;
             };
-            // Compare before writing, because a write copies data that a snapshot shares.
+            // Compare before writing, because a write copies data that is shared with snapshots.
             if self.links(parent).cursor != Some(top) {
                 self.links_mut(parent).cursor = Some(top);
             }
@@ -377,9 +379,9 @@ impl Default for Tree {
 }
 
 impl PartialEq for Tree {
-    /// Compares nodes, head and cursors. Shared parts are not compared one by one.
+    /// Compares nodes, head and cursors. If parts are shared, their contents are not compared.
     fn eq(&self, other: &Self) -> bool {
-        // Nodes are in the order of their ids, so equal nodes have equal slots.
+        // Nodes are stored in the order of their ids, so equal nodes have equal slots.
         self.path == other.path && self.links == other.links && self.nodes == other.nodes
     }
 }

@@ -1,4 +1,4 @@
-//! Permits to send requests.
+//! Permits for sending requests.
 
 use std::{any::Any, future::Future, pin::Pin};
 
@@ -7,17 +7,19 @@ use std::{any::Any, future::Future, pin::Pin};
 /// An agent waits for a permit before each request to the model. While it waits, the agent is busy, and its turn's
 /// clock is stopped. Nothing is sent, and the run can be cancelled.
 ///
-/// Callbacks, tools and delays run without a permit, so that they may wait for another agent. The exception is
-/// `handle_tool_use` for a question that the service asks while it streams, because its request is still in flight. If
-/// the callback returns a pause, the permit is dropped, and the open stream continues without a permit.
+/// Callbacks, tools and delays run without a permit, so they may wait for another agent. The exception is a call of
+/// `handle_tool_use` for a question that the service asks while it streams: the request is still in flight, so the
+/// agent still holds its permit. If the callback returns a pause, the permit is dropped, and the open stream continues
+/// without a permit.
 pub(crate) trait Admission: Send + Sync + 'static {
-    /// Waits for a permit. The agent drops the permit when the request ends, or when it pauses for a decision.
+    /// Waits for a permit. The agent drops the permit when the request ends, or when the agent pauses for a decision.
     ///
     /// # Cancel safety
     ///
-    /// The future is dropped if the run ends in the meantime. It must then leave any queue that it waits in.
+    /// If the run ends before the future is ready, the future is dropped. The dropped future must leave any queue in
+    /// which it waits.
     fn admit(&self) -> Pin<Box<dyn Future<Output = Permit> + Send>>;
 }
 
-/// A permit to send one request. Dropping it releases it.
+/// A permit to send one request. Dropping the permit releases it.
 pub(crate) type Permit = Box<dyn Any + Send>;

@@ -104,7 +104,7 @@ impl AgentBuilder {
         self
     }
 
-    /// Sets the registry that resolves names of models, here and in [`Config::set_model`]. The default is
+    /// Sets the registry that resolves model names, here and in [`Config::set_model`]. The default is
     /// [`Registry::default`].
     pub fn registry(mut self, registry: Registry) -> Self {
         self.registry = Some(registry);
@@ -131,23 +131,24 @@ impl AgentBuilder {
 
     /// Sets the options of requests.
     ///
-    /// When a stored session is opened, options that set something replace the stored options as a whole. An API key
-    /// and headers do not count as setting something. They are added to the options that apply, and they belong to the
-    /// provider of the model that the agent starts with. To name their provider, use [`credentials`](Self::credentials).
+    /// When a stored session is opened, the given options replace all stored options. Options that set nothing except
+    /// an API key and headers do not replace the stored options but are added to them. The API key and headers belong
+    /// to the provider of the model that the agent starts with. To name their provider explicitly, use
+    /// [`credentials`](Self::credentials).
     pub fn options(mut self, options: Options) -> Self {
         self.options = Some(options);
         self
     }
 
-    /// Sets an API key and headers for the requests to one provider, and replaces those given for that provider before.
-    /// They are never saved. No other provider gets them, even if another model is chosen later.
+    /// Sets an API key and headers for the requests to one provider. They replace those given earlier for the same
+    /// provider, and they are never saved. No other provider gets them, even if another model is chosen later.
     pub fn credentials(mut self, credentials: Credentials) -> Self {
         self.credentials.retain(|given| given.provider() != credentials.provider());
         self.credentials.push(credentials);
         self
     }
 
-    /// Sets the maximum number of requests that one prompt may cause. This includes continuations, retries by
+    /// Sets the maximum number of requests that one prompt may cause. The number includes continuations, retries by
     /// `handle_error`, and responses that are requested again because they do not match the output schema. Attempts
     /// that the retry policy repeats before a response begins do not count.
     pub fn max_steps(mut self, max_steps: u32) -> Self {
@@ -179,8 +180,8 @@ impl AgentBuilder {
     ///
     /// The saved model is used if its name can be resolved. Otherwise the model given to the builder is used instead,
     /// and [`Model::fallback_for`](crate::provider::Model::fallback_for) returns the saved name. If the given model has
-    /// the saved name, it is used without a lookup. The saved system prompt, options and limits apply where the builder
-    /// sets nothing. The order of the calls does not matter.
+    /// the saved name, the given model is used without a lookup. A saved system prompt, option or limit applies if the
+    /// builder does not set it. The order of the calls does not matter.
     pub(crate) fn restore(mut self, saved: SavedConfig) -> Self {
         self.saved = Some(Box::new(saved));
         self
@@ -198,15 +199,16 @@ impl AgentBuilder {
         self
     }
 
-    /// Sets the limits of a tool call: its time and the size of its output.
+    /// Sets the time limit of a tool call and the maximum size of its output.
     pub fn tool_limits(mut self, limits: ToolLimits) -> Self {
         self.tool_limits = limits;
         self
     }
 
-    /// Sets when and how often failed requests are retried, whichever model is in use. If unset, the
-    /// [model's policy](crate::provider::Model::with_retry_policy) applies.
-    /// [`Options::max_retries`](crate::provider::Options::max_retries) takes precedence over the number in the policy.
+    /// Sets when and how often failed requests are retried, for every model. If unset, the [model's
+    /// policy](crate::provider::Model::with_retry_policy) applies.
+    /// [`Options::max_retries`](crate::provider::Options::max_retries) takes precedence over the number of retries in
+    /// the policy.
     pub fn retry_policy(mut self, policy: RetryPolicy) -> Self {
         self.retry = Some(Box::new(policy));
         self
@@ -218,16 +220,16 @@ impl AgentBuilder {
         self
     }
 
-    /// Sets the time limit for an end of the agent that has no deadline, such as the end after its last handle was
-    /// dropped. The end waits that long for `terminate` and for aborted tools. The default is five seconds.
+    /// Sets how long the agent waits for `terminate` and for aborted tools when it ends without a deadline, such as
+    /// after its last handle was dropped. The default is five seconds.
     pub fn terminate_timeout(mut self, limit: Duration) -> Self {
         self.terminate_timeout = limit;
         self
     }
 
-    /// Sets a channel that receives every event, in order. It is a bounded channel, such as that of `futures-channel`,
-    /// or tokio's as a `PollSender`. The agent waits for room in the channel and serves all operations in the meantime.
-    /// If the receiver is dropped, the agent continues without the channel.
+    /// Sets a channel that receives every event, in order. The channel must be bounded, such as that of
+    /// `futures-channel`, or tokio's wrapped in a `PollSender`. While the channel is full, the agent waits, but it
+    /// still serves all operations. If the receiver is dropped, the agent continues without the channel.
     pub(crate) fn commit_channel<S>(mut self, sink: S) -> Self
     where
         S: Sink<Delivery> + Send + 'static,
@@ -236,7 +238,7 @@ impl AgentBuilder {
         self
     }
 
-    /// Sets the object that decides when each request may be sent, for agents that share a limit.
+    /// Sets the object that decides when each request may be sent. Agents that share a limit share this object.
     pub(crate) fn admission(mut self, admission: Arc<dyn Admission>) -> Self {
         self.admission = Some(admission);
         self
@@ -269,8 +271,8 @@ impl AgentBuilder {
         self.launch(false).await
     }
 
-    /// Starts the agent and returns the owner of its history. The history is the builder's at first. Only the owner
-    /// changes it, apart from the agent itself, which commits turns.
+    /// Starts the agent and returns the owner of its history. At first, the history is the one given to the builder.
+    /// Afterwards it changes only when the owner changes it or the agent commits a turn.
     ///
     /// # Errors
     ///

@@ -12,15 +12,15 @@ use crate::{
     tool::Decision,
 };
 
-/// The application's code in an agent. Every method has a default and is optional.
+/// The application's callbacks in an agent. Every method is optional, because it has a default.
 ///
-/// The agent calls one method at a time, with `&mut self`, so the implementing type can hold its own state in its
-/// fields.
+/// The agent calls one method at a time, with `&mut self`. The implementing type can therefore hold its own state in
+/// its fields.
 ///
-/// A callback reaches its agent through [`State::agent`]. All operations work there too. But a callback must not use
-/// [`ask`](super::Agent::ask) or [`wait_until_idle`](super::Agent::wait_until_idle) to wait for something that happens
-/// after it, because it would wait for itself. A callback object that stores an [`Agent`](super::Agent) keeps the agent
-/// alive.
+/// A callback reaches its agent through [`State::agent`]. All operations work there too, with one exception. A callback
+/// must not use [`ask`](super::Agent::ask) or [`wait_until_idle`](super::Agent::wait_until_idle) to wait for something
+/// that can happen only after the callback has returned, because the callback would wait for itself. A callback object
+/// that stores an [`Agent`](super::Agent) keeps the agent alive.
 ///
 /// ```
 /// # #[cfg(feature = "test-util")]
@@ -56,21 +56,22 @@ use crate::{
 ///
 /// # Cancel safety
 ///
-/// A cancel, an interrupt, a stop or a turn's time limit drops the future of a callback at its next await. Its edits of
-/// the configuration are then discarded. Its own fields may be half changed. Blocking code cannot be cancelled and
-/// blocks the whole agent, so run it with [`tokio::task::spawn_blocking`].
+/// A cancel, an interrupt, a stop or a turn's time limit drops the future of a callback at the future's next await. The
+/// callback's edits of the configuration are then discarded, and the fields of the callback object may be only partly
+/// updated. Blocking code cannot be cancelled and blocks the whole agent, so run it with
+/// [`tokio::task::spawn_blocking`].
 ///
 /// # Panics
 ///
 /// A panic in a callback ends the run with an error event. The history is the same as before the turn, and the agent
-/// continues to live.
+/// remains usable.
 #[async_trait]
 pub trait AgentCallbacks: Send + 'static {
-    /// Called when the agent starts. It may edit the configuration and the history.
+    /// Called when the agent starts. The callback may edit the configuration and the history.
     ///
     /// # Errors
     ///
-    /// If this returns an error, the agent does not start.
+    /// If the callback returns an error, the agent does not start.
     async fn init(
         &mut self,
         draft: &mut StateEdit,
@@ -80,13 +81,13 @@ pub trait AgentCallbacks: Send + 'static {
         Ok(())
     }
 
-    /// Called before each request is sent. It may change the request without changing the history: trim it, compact it,
-    /// add context.
+    /// Called before each request is sent. The callback may change the request without changing the history, for
+    /// example trim it, compact it or add context.
     ///
-    /// If a response did not match the output schema, the next request ends with that response and a note on the
-    /// problem. If a trimmed history breaks the history law, it is repaired before it is sent. The response is read by
-    /// the output schema that the request has when this returns. Edits of the state do not affect this request, only
-    /// later ones.
+    /// If a response did not match the output schema, the next request ends with that response and a note about the
+    /// problem. If the callback trims the history so that it breaks the history law, the trimmed history is repaired
+    /// before the request is sent. The response is checked against the output schema that the request has when the
+    /// callback returns. Edits of the state affect only later requests.
     async fn prepare_step(&mut self, request: &mut Request, state: &mut State) {
         let _ = (request, state);
     }
@@ -98,51 +99,54 @@ pub trait AgentCallbacks: Send + 'static {
         ToolDecision::Execute
     }
 
-    /// Called for each tool use's result, in order, when all results of the step exist. A result comes from the tool,
-    /// or from a decision that rejected the tool use or provided the result.
+    /// Called for the result of each tool use, in order, when all results of the step exist. A result is returned by
+    /// the tool, or given by a decision that rejected the tool use or provided the result.
     ///
-    /// Returns the result that the model sees. Its id and name are ignored: it is always the result of this tool use.
-    /// An interrupt keeps existing results without calling this.
+    /// Returns the result that the model sees. The id and name of the returned result are ignored: they are always set
+    /// to those of this tool use. An interrupt keeps existing results without calling this method.
     async fn handle_tool_result(&mut self, result: ToolResult, state: &mut State) -> ToolResult {
         let _ = state;
         result
     }
 
-    /// Called when the model needs no more tools, and when no more tools are run because the limit of requests is
-    /// reached or a tool has no handler. The response covers the whole turn. The turn is committed when this returns.
+    /// Called when the model needs no more tools. Also called when no more tools are run because the limit of requests
+    /// is reached or a tool has no handler. The response covers the whole turn. The turn is committed when the callback
+    /// returns.
     ///
-    /// A staged prompt takes precedence over a continuation. At the limit of requests, a continuation is ignored.
+    /// A staged prompt takes precedence over a continuation. If the limit of requests is reached, a continuation is
+    /// ignored.
     async fn handle_turn(&mut self, response: &Response, state: &mut State) -> TurnDecision {
         let _ = (response, state);
         TurnDecision::Stop
     }
 
-    /// Called when a step failed and the retry policy does not repeat it again, and when the turn reached its time
-    /// limit.
+    /// Called when a step failed and the retry policy does not allow another attempt. Also called when the turn reached
+    /// its time limit.
     async fn handle_error(&mut self, failure: &Failure, state: &mut State) -> ErrorDecision {
         let _ = (failure, state);
         ErrorDecision::Stop
     }
 
-    /// Called with an application event that was sent with [`notify`](super::Agent::notify). While a turn is active,
-    /// the event waits for the turn's end. If a cancel, an interrupt or a turn's time limit drops this future, its
-    /// event is dropped too, and a warning is logged.
+    /// Called with an application event that was sent with [`notify`](super::Agent::notify). If a turn is active, the
+    /// event waits until the turn ends. If a cancel, an interrupt or a turn's time limit drops the future of this
+    /// callback, the event is dropped too, and a warning is logged.
     ///
-    /// If this returns a prompt, the prompt starts a run or the next turn. If the application has staged a prompt in
-    /// the meantime, the application's prompt goes first, and the returned prompt follows it. If the run ends before
-    /// then, the event that returns the staged prompt contains the contents of both prompts, with the options of the
-    /// first.
+    /// If the callback returns a prompt, the prompt starts a run or the next turn. If the application has staged a
+    /// prompt in the meantime, the staged prompt is used first, and the returned prompt follows it. If the run ends
+    /// before the staged prompt is used, the event that hands back the staged prompt contains the contents of both
+    /// prompts, with the options of the staged prompt.
     ///
-    /// A prompt that cannot be accepted ends the run with an error event. Examples are a blank prompt, and a prompt
-    /// with tool results during a run. The same applies to any prompt while the agent's session accepts no prompts,
-    /// because too much is unsaved or because it is shutting down. That error event returns the prompt as `staged`.
+    /// A returned prompt that cannot be accepted ends the run with an error event. Examples are a blank prompt, and a
+    /// prompt with tool results during a run. No prompt can be accepted while the agent's session refuses prompts
+    /// because too much is unsaved or because the session is shutting down. In that case, the error event contains the
+    /// prompt as `staged`.
     async fn handle_event(&mut self, event: Box<dyn Any + Send>, state: &mut State) -> Option<Prompt> {
         let _ = (event, state);
         None
     }
 
-    /// Called once when the agent ends, even if its last handle was dropped. It is not called if the agent's task is
-    /// killed.
+    /// Called once when the agent ends, even if the agent ends because its last handle was dropped. Not called if the
+    /// agent's task is killed.
     async fn terminate(&mut self, reason: &EndReason, state: &State) {
         let _ = (reason, state);
     }
@@ -161,16 +165,17 @@ pub enum ToolDecision {
     Execute,
     /// Run the tool with this input instead. The history keeps the input that the model sent.
     ExecuteWith(Value),
-    /// Do not run the tool. The model gets an error result with this text.
+    /// Do not run the tool. The model gets this text as an error result.
     Reject(String),
     /// Do not run the tool. The model gets this result.
     Provide(ToolResult),
-    /// Wait for a decision from [`resume`](super::Agent::resume). The value is the reason, which subscribers see.
+    /// Wait for a decision from [`resume`](super::Agent::resume). The value is the reason for the pause. Subscribers
+    /// see the reason.
     Pause(Value),
 }
 
 impl ToolDecision {
-    /// Returns the decision, or the reason for the pause as the error.
+    /// Returns the decision. If the decision is a pause, its reason is returned as the error.
     pub(crate) fn or_pause(self) -> Result<Decision, Value> {
         Ok(match self {
             Self::Execute => Decision::Execute,
@@ -200,8 +205,8 @@ impl From<Decision> for ToolDecision {
 pub enum TurnDecision {
     /// End the run.
     Stop,
-    /// Start another turn with this content as its user message. Content that is blank or does not fit the history
-    /// fails the run.
+    /// Start another turn with this content as its user message. If the content is blank or does not fit the history,
+    /// the run fails.
     Continue(Blocks),
 }
 
@@ -219,8 +224,8 @@ impl TurnDecision {
 pub enum ErrorDecision {
     /// End the run with an error event.
     Stop,
-    /// Repeat the step at once, with the history that it had. The repetition counts as a request. At the limit of
-    /// requests, the run ends with an error event instead.
+    /// Repeat the step at once, with the history that the failed step had. The repetition counts as a request. If the
+    /// limit of requests is reached, the run ends with an error event instead.
     Retry,
     /// Repeat the step after this delay. The delay counts towards the turn's time limit.
     RetryAfter(Duration),

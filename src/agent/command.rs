@@ -1,5 +1,5 @@
-//! The commands that a handle sends to its task. A command has at most 16 bytes, because tokio allocates a channel's
-//! slots in blocks of 32.
+//! The commands that a handle sends to its agent's task. A command has at most 16 bytes, because tokio allocates the
+//! slots of a channel in blocks of 32.
 
 use std::{any::Any, error::Error, sync::Arc, time::Duration};
 
@@ -25,7 +25,7 @@ pub(super) struct Stop {
     pub(super) reply: Reply<CommandResult<()>>,
 }
 
-/// The treatment of the turn in flight when its agent ends.
+/// Whether the turn in flight is kept or discarded when the agent ends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum InFlight {
     /// The turn is interrupted, so its completed steps are committed.
@@ -35,10 +35,10 @@ pub(crate) enum InFlight {
     Discard,
 }
 
-/// The reply with a position in the stream of events.
+/// The reply that contains a position in the stream of events.
 pub(super) type AttachmentReply = Reply<Attachment<Snapshot, Event>>;
 
-/// A command of the history's owner: to replace the history, or to start a run on another history.
+/// A command of the history's owner, which replaces the history or starts a run on another history.
 pub(super) enum Change {
     Set(History),
     Begin(History, Opening, Option<Asker>),

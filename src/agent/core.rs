@@ -1,6 +1,6 @@
-//! The turn logic: a pure state machine. Each method takes one input, which is a command or the outcome of an effect.
-//! It changes the phase and appends effects, which the shell performs in order. This module uses no tokio, no clock, no
-//! callback and no provider.
+//! The turn logic: a pure state machine. Each method processes one input, which is a command or the outcome of an
+//! effect. The method changes the phase and appends effects. The shell performs the effects in order. This module uses
+//! no tokio, no clock, no callback and no provider.
 //!
 //! | input | method | file |
 //! | --- | --- | --- |
@@ -19,8 +19,8 @@
 //! | an application event; `handle_event` has begun or returned | `notify`, `event_begun`, `event_handled` | `notices` |
 //! | a history or a run of the history's owner | `replace_history`, `prompt_on`, `answer` | `owner` |
 //!
-//! The outcome of an effect has the number of the effect. If the phase does not wait for this number, the outcome is
-//! late, and the input changes nothing ([`Phase::take_awaited`]).
+//! The outcome of an effect carries the number of the effect. If the phase does not wait for this number, the outcome
+//! is late, and the input changes nothing ([`Phase::take_awaited`]).
 
 #[cfg(any(test, debug_assertions))]
 mod check;
@@ -55,13 +55,13 @@ use crate::{
     tool::Decision,
 };
 
-/// The use of an accepted prompt.
+/// How an accepted prompt is used.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Accepted {
     /// The prompt started a run.
     Started,
-    /// The prompt is staged and waits for the end of the turn in flight.
+    /// The prompt is staged until the turn in flight ends.
     Staged {
         /// The older staged prompt that this prompt replaced.
         replaced: Option<Arc<Prompt>>,
@@ -79,14 +79,15 @@ pub(super) struct Core {
     fallback: Option<Box<History>>,
     phase: Phase,
     staged: Option<Arc<Prompt>>,
-    /// A prompt that `handle_event` returned while another prompt was staged, and that waits behind it.
+    /// A prompt that `handle_event` returned while another prompt was staged. The returned prompt waits behind the
+    /// staged prompt.
     behind: Option<Arc<Prompt>>,
     /// The number of application events whose `handle_event` has not begun.
     notices: u32,
     /// The status that was last emitted.
     emitted_status: Status,
     last_op: Op,
-    /// The number of requests made for the last prompt, kept while idle.
+    /// The number of requests made for the last prompt. The number is kept while the agent is idle.
     step: u32,
     /// The ids of tool uses that waited for `resume`.
     waited: Waited,
@@ -115,7 +116,7 @@ impl Core {
         self.phase.turn().map_or(self.step, |turn| turn.step)
     }
 
-    /// Returns a snapshot with this view of the configuration and the committed history.
+    /// Returns a snapshot with `state`, which is a view of the configuration and the committed history.
     pub(super) fn snapshot(&self, last: EventId, state: StateView) -> Snapshot {
         let pause = |(tool_use, reason): (&ToolUse, &Value)| Pause {
             tool_use: tool_use.clone(),
@@ -147,7 +148,7 @@ impl Core {
 
     // ---- commands ----
 
-    /// Accepts a prompt: starts a run if idle, otherwise stages it.
+    /// Accepts a prompt. If no run is active, the prompt starts a run. Otherwise it is staged.
     pub(super) fn prompt(
         &mut self,
         prompt: Prompt,
@@ -183,8 +184,8 @@ impl Core {
         }
     }
 
-    /// Applies a changed model to the run in flight, even if its prompt has a model, because the new model may be the
-    /// fallback after a failure.
+    /// Applies a changed model to the run in flight. The changed model applies even if the run's prompt has a model,
+    /// because the changed model may be the fallback after a failure.
     pub(super) fn set_model(&mut self) {
         if let Some((origin, _)) = self.phase.origin_mut()
             && origin.prompt.model.is_some()
@@ -234,7 +235,7 @@ impl Core {
         Ok(())
     }
 
-    /// Starts a turn with `message`, after `step` requests for the same prompt.
+    /// Starts a turn with `message` after `step` requests have been made for the same prompt.
     fn begin_turn(
         &mut self,
         message: impl Into<Arc<Message>>,
@@ -261,7 +262,7 @@ impl Core {
         turn.step += 1;
         add_message(&mut turn, message, cx);
         match self.phase {
-            // The callbacks are in use until `handle_event` returns.
+            // The callbacks cannot be called again until `handle_event` returns.
             Phase::Noticing { op, begun, then: AfterEvent::Rest } => {
                 turn.step_start = turn.working.pending_len();
                 self.phase = Phase::InTurn { op, turn, stage: Stage::Noticing { begun } };
@@ -270,14 +271,15 @@ impl Core {
         }
     }
 
-    /// Prepares the turn's next request, which is already counted.
+    /// Prepares the turn's next request, which is already included in the number of requests.
     fn prepare(&mut self, mut turn: Box<Turn>, cx: &mut Context<'_>) {
         turn.step_start = turn.working.pending_len();
         let op = self.enter(turn, Stage::Preparing);
         cx.push(Effect::Call(op, Call::PrepareStep));
     }
 
-    /// `prepare_step` has returned. The shell holds the request, whose response must match `wanted`.
+    /// Called when `prepare_step` has returned. The shell holds the request. The response to this request must match
+    /// `wanted`.
     pub(super) fn prepared(&mut self, op: Op, wanted: OutputRequirement, cx: &mut Context<'_>) {
         if let Some((mut turn, ())) = self.phase.take_awaited(op, in_stage!(Stage::Preparing => ())) {
             turn.wanted = wanted;
@@ -286,7 +288,7 @@ impl Core {
         }
     }
 
-    /// Takes the staged prompt and the prompt behind it, merged into one, for the event that returns it.
+    /// Takes the staged prompt and the prompt behind it, and merges them into one prompt for the event that returns it.
     fn unstage(&mut self) -> Option<Arc<Prompt>> {
         let mut staged = self.staged.take()?;
         if let Some(behind) = self.behind.take() {
@@ -295,8 +297,8 @@ impl Core {
         Some(staged)
     }
 
-    /// Continues after a committed turn. A staged prompt starts the next turn. Without one, the queued application
-    /// events are handled first, and then the continuation starts the next turn.
+    /// Continues after a committed turn. If a prompt is staged, it starts the next turn. Otherwise the queued
+    /// application events are handled first, and then the continuation starts the next turn.
     fn continue_run(&mut self, between: Box<Between>, cx: &mut Context<'_>) {
         if let Some(staged) = self.staged.take() {
             self.staged = self.behind.take();
@@ -316,14 +318,14 @@ impl Core {
         self.begin_turn(user_message(content, cx), origin, step, cx);
     }
 
-    // ---- small things ----
+    // ---- helpers ----
 
     fn next_op(&mut self) -> Op {
         self.last_op += 1;
         self.last_op
     }
 
-    /// Enters a stage of the turn in flight, and returns the number of the outcome that the stage waits for.
+    /// Enters a stage of the turn in flight, and returns the number of the outcome for which the stage waits.
     fn enter(&mut self, turn: Box<Turn>, stage: Stage) -> Op {
         let op = self.next_op();
         self.phase = Phase::InTurn { op, turn, stage };
@@ -344,14 +346,14 @@ impl Core {
         }
     }
 
-    /// Leaves the paused status after a decision.
+    /// Ends the paused status after a decision.
     fn unpause(&mut self, cx: &mut Context<'_>) {
         self.emit_status(Status::Busy, cx);
         cx.push(Effect::FreezeWatch(false));
     }
 }
 
-/// Returns the content of the first message of a run of `prompt` on `history`, and the run's origin.
+/// Returns the content of the message that starts a run of `prompt` on `history`, and the run's origin.
 fn open(
     history: &History,
     prompt: Prompt,

@@ -19,13 +19,13 @@ pub enum AgentError {
     Stopped(EndReason),
     /// The operation requires an idle agent. The value is the agent's status.
     Busy(Status),
-    /// The agent has emitted events that the caller had not seen.
+    /// The agent has emitted events that the caller has not seen.
     Moved,
     /// No run is active, so there is nothing to cancel or interrupt.
     Idle,
     /// `resume` was called, but no tool use waits for a decision. The value is the agent's status.
     NotPaused(Status),
-    /// `resume` was called for another tool use than the paused one.
+    /// `resume` was called for a different tool use than the paused one.
     StaleResume {
         /// The id of the tool use that waits for a decision.
         waiting: ToolUseId,
@@ -36,7 +36,8 @@ pub enum AgentError {
     EmptyPrompt,
     /// The tool uses or results in the prompt break the history law.
     InvalidPrompt(HistoryError),
-    /// The prompt contains tool results, but it would be staged. The tool uses of the turn in flight are not known yet.
+    /// The prompt contains tool results, but a run is active, so the prompt would be staged. The tool uses of the turn
+    /// in flight are not known yet.
     ResultsWhileBusy,
     /// The limit of requests is zero.
     ZeroSteps,
@@ -50,7 +51,7 @@ pub enum AgentError {
     InvalidHistory(HistoryError),
     /// The history belongs to a session, so `init` and `set_state` cannot change it.
     HistoryOwned,
-    /// The message is not a user message, so it cannot start a run.
+    /// The message is not a user message, so no run can start with it.
     NotAPrompt,
     /// The tools do not form a valid set.
     InvalidTools(ToolSetError),
@@ -58,35 +59,37 @@ pub enum AgentError {
     InvalidOutputSchema(SchemaError),
     /// `init` or the closure of `set_state` returned this error.
     Refused(Arc<dyn Error + Send + Sync>),
-    /// `init` or the closure of `set_state` panicked. The values are the name of the code and the panic's message.
+    /// `init` or the closure of `set_state` panicked. The values are the name of the code that panicked and the message
+    /// of the panic.
     Panicked(&'static str, String),
-    /// The queue of application events is full. The value is its length.
+    /// The queue of application events is full. The value is the length of the queue.
     TooManyEvents(usize),
-    /// The receiver of the commit channel is too far behind, so no run can start. The value is the number of waiting
-    /// events.
+    /// The receiver of the commit channel is too far behind, so no run can start. The value is the number of events
+    /// that wait for the receiver.
     CommitBehind(usize),
-    /// The agent's session accepts no prompts now. The cause is the reason: too much is unsaved, or the session is
+    /// The agent's session accepts no prompts now. The value states the reason: too much is unsaved, or the session is
     /// shutting down.
     OnHold(Arc<dyn Error + Send + Sync>),
-    /// The run of this call was cancelled. The response contains the discarded messages.
+    /// The run that this call started was cancelled. The response contains the discarded messages.
     Cancelled(Arc<Response>),
-    /// The run of this call failed. The response contains the discarded messages.
+    /// The run that this call started failed. The response contains the discarded messages.
     Failed(Failure, Arc<Response>),
     /// The response does not match the output schema or the requested type. The values are the problem and the
     /// response.
     Output(String, Arc<Response>),
-    /// The deadline passed before the agent's end was complete. The agent has ended nevertheless.
+    /// The deadline passed before the agent had finished ending. The agent has ended nevertheless.
     Deadline {
         /// The deadline that passed.
         deadline: Duration,
-        /// The uses of tools that were aborted and still run. If the list is empty, `terminate`, the provider's `close` or the
-        /// commit channel took too long.
+        /// The tool uses whose tools were aborted but are still running. If the list is empty, `terminate`, the
+        /// provider's `close` or the commit channel took too long.
         tools: Vec<ToolUse>,
     },
 }
 
 impl AgentError {
-    /// Converts the error that `init` or the closure of `set_state` returned. An unresolved model name stays `Model`.
+    /// Converts the error that `init` or the closure of `set_state` returned. An unresolved model name remains a
+    /// `Model` error.
     pub(crate) fn refused(error: Box<dyn Error + Send + Sync>) -> Self {
         let error = match error.downcast::<RegistryError>() {
             Ok(error) => return Self::Model(*error),
@@ -104,13 +107,14 @@ impl AgentError {
         matches!(self, Self::Busy(_) | Self::ResultsWhileBusy)
     }
 
-    /// Returns whether the operation conflicts with the agent's present activity, like HTTP's 409.
+    /// Returns whether the operation conflicts with the agent's current activity, like HTTP's 409.
     pub fn is_conflict(&self) -> bool {
         self.is_busy()
             || matches!(self, Self::Idle | Self::Moved | Self::NotPaused(_) | Self::StaleResume { .. })
     }
 
-    /// Returns whether the agent has ended or accepts nothing now, like HTTP's 503. Start it again, or try again later.
+    /// Returns whether the agent has ended or accepts nothing now, like HTTP's 503. Start the agent again, or try again
+    /// later.
     pub fn is_unavailable(&self) -> bool {
         matches!(self, Self::Stopped(_) | Self::TooManyEvents(_) | Self::CommitBehind(_) | Self::OnHold(_))
     }
@@ -189,7 +193,7 @@ impl fmt::Display for AgentError {
 }
 
 impl Error for AgentError {
-    /// Returns the first error in the chain of causes whose text `Display` does not contain.
+    /// Returns the first error in the chain of causes whose text is not already part of the `Display` output.
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         let cause: &(dyn Error + 'static) = match self {
             Self::InvalidPrompt(error) | Self::InvalidHistory(error) => error,
@@ -227,7 +231,7 @@ impl From<ToolSetError> for AgentError {
 #[serde(tag = "kind", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Failure {
-    /// The request failed and is not repeated again.
+    /// The request failed and is not attempted again.
     #[error(transparent)]
     Provider {
         /// The error of the request.
@@ -246,8 +250,8 @@ pub enum Failure {
         limit: Duration,
     },
     /// The response does not match the output schema and is requested again. This failure occurs only in
-    /// [`Event::Retry`](super::Event::Retry). When the limit of repetitions is reached, the turn ends with the last
-    /// response, even though it does not match.
+    /// [`Event::Retry`](super::Event::Retry). If the limit of repetitions is reached, the turn ends with the last
+    /// response, even though that response does not match.
     #[error("the response does not have the requested shape: {message}")]
     Output {
         /// The problem with the response.

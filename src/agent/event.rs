@@ -28,9 +28,9 @@ pub enum Status {
 /// A change in an agent, as subscribers see it.
 ///
 /// The order of events: `Message` (user) → block events → `Message` (assistant) → `Step`. If the model uses tools, a
-/// `ToolResult` for each tool use follows, in the order of the tool uses, and then a `Message` with all results. A run
-/// ends with exactly one of `Turn` (stop), `Cancelled` and `Error`. A `Status` event comes before the event that
-/// reports its cause.
+/// `ToolResult` event for each tool use follows, in the order of the tool uses, and then a `Message` with all results.
+/// A run ends with exactly one of `Turn` (stop), `Cancelled` and `Error`. A `Status` event comes before the event that
+/// reports the cause of the status.
 ///
 /// ```
 /// # #[cfg(feature = "test-util")]
@@ -145,28 +145,28 @@ pub enum Event {
     Message {
         /// The added message.
         message: Arc<Message>,
-        /// The number of the request that the message belongs to, counted from the prompt. A user message belongs to
-        /// the request that it causes, an assistant message to the request that it completes, and a message with tool
-        /// results to the request whose response used the tools.
+        /// The number of the request to which the message belongs, counted from the prompt. A user message belongs to
+        /// the request that the message causes. An assistant message belongs to the request that the message completes.
+        /// A message with tool results belongs to the request whose response used the tools.
         step: u32,
     },
     /// A tool reported progress.
     ToolProgress {
-        /// The id of the tool use that the progress belongs to.
+        /// The id of the tool use to which the progress belongs.
         tool_use_id: ToolUseId,
         /// The reported progress, in a format that the tool defines.
         data: Value,
     },
-    /// A tool use got its result.
+    /// The result of a tool use is available.
     ToolResult {
         /// The result of the tool use.
         result: ToolResult,
-        /// The input that the tool was run with, if it differs from the input that the model sent.
+        /// The input with which the tool was run, if it differs from the input that the model sent.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         input: Option<Value>,
     },
-    /// A request is complete. The response contains exactly the user message that caused the request and the assistant
-    /// message, with the usage of this request.
+    /// A request is complete. The response contains exactly two messages: the user message that caused the request, and
+    /// the assistant message. Its usage is that of this request.
     Step(Arc<Response>),
     /// A turn is complete and committed.
     Turn(TurnOutcome),
@@ -177,37 +177,39 @@ pub enum Event {
         /// The reason for the pause, in a format that the application defines.
         reason: Value,
     },
-    /// A request is repeated, and its partial response is void. The cause is the retry policy before the first content,
-    /// [`handle_error`](super::AgentCallbacks::handle_error), or a response that does not match the output schema.
+    /// A request is repeated, and its partial response is discarded. The cause is one of three: the retry policy before
+    /// the first content arrived, [`handle_error`](super::AgentCallbacks::handle_error), or a response that does not
+    /// match the output schema.
     Retry {
         /// The failure of the repeated request.
         failure: Failure,
         /// The delay before the repetition.
         delay: Duration,
-        /// The number of messages of the turn in flight that remain.
+        /// The number of pending messages that are kept.
         pending: usize,
     },
     /// The run failed, and its pending messages are discarded.
     Error {
         /// The reason for the failure.
         failure: Failure,
-        /// The discarded messages and their usage.
+        /// The discarded messages and the usage of their requests.
         response: Arc<Response>,
-        /// A prompt that was not used: a staged prompt, or a prompt that `handle_event` returned while the session
+        /// The prompt that was not used: a staged prompt, or a prompt that `handle_event` returned while the session
         /// accepts no prompts.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         staged: Option<Arc<Prompt>>,
     },
     /// The run was cancelled, and its pending messages are discarded.
     Cancelled {
-        /// The discarded messages and their usage.
+        /// The discarded messages and the usage of their requests.
         response: Arc<Response>,
         /// A staged prompt that was not used.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         staged: Option<Arc<Prompt>>,
     },
     /// The configuration or the history was changed by [`set_state`](super::Agent::set_state) or by the agent's
-    /// session. A `State` event that directly follows `Cancelled` or `Error` restores the history from before the run.
+    /// session. A `State` event that directly follows `Cancelled` or `Error` restores the history that was in use
+    /// before the run.
     State(Arc<StateView>),
     /// The status changed.
     Status {
@@ -279,7 +281,7 @@ impl RunOutcome {
 }
 
 impl Event {
-    /// Returns the approximate size in bytes, which bounds the buffers of events.
+    /// Returns the approximate size in bytes. The sum of these sizes bounds the buffers of events.
     pub(crate) fn weight(&self) -> usize {
         let staged = |prompt: &Option<Arc<Prompt>>| prompt.as_ref().map_or(0, |prompt| prompt.weight());
         64 + match self {

@@ -1,4 +1,4 @@
-//! Models by name, for the builder and for [`Config::set_model`](super::Config::set_model).
+//! Models specified by name, for the builder and for [`Config::set_model`](super::Config::set_model).
 
 use super::AgentError;
 use crate::provider::{Model, Registry, RegistryError};
@@ -32,7 +32,7 @@ impl From<String> for ModelSpec {
 }
 
 impl ModelSpec {
-    /// Resolves the model for an agent with this registry that currently uses `used`.
+    /// Resolves the model with this registry, for an agent that currently uses the model `used`.
     ///
     /// # Errors
     ///
@@ -52,8 +52,8 @@ impl ModelSpec {
     }
 }
 
-/// Returns the model to start with: the saved model if its name can be resolved, otherwise the model given to the
-/// builder.
+/// Returns the model to start with. This is the saved model if its name can be resolved, otherwise the model given to
+/// the builder.
 pub(super) fn choose_model(
     given: Option<ModelSpec>,
     saved: Option<String>,
@@ -61,7 +61,7 @@ pub(super) fn choose_model(
 ) -> Result<Model, AgentError> {
     let look_up = |name: &str| match registry {
         Some(registry) => registry.model(name),
-        // The default registry is created only to look up a name and then dropped, because an idle agent does not need
+        // The default registry is created only for this lookup and then dropped, because an idle agent does not need
         // it.
         None => Registry::default().model(name),
     };

@@ -13,13 +13,13 @@ use crate::{
     subscription::{End, EventId},
 };
 
-/// The right to change the history of an agent that was started with
-/// [`start_owned`](super::AgentBuilder::start_owned). It does not keep the agent alive.
+/// The right to change the history of an agent that was started with [`start_owned`](super::AgentBuilder::start_owned).
+/// The owner does not keep the agent alive.
 ///
 /// # Cancel safety
 ///
-/// As with the operations of [`Agent`](super::Agent), dropping the future of an operation does not withdraw the
-/// operation.
+/// Dropping the future of an operation does not withdraw the operation. The same applies to the operations of
+/// [`Agent`](super::Agent).
 pub(crate) struct HistoryOwner {
     agent: WeakAgent,
 }
@@ -33,10 +33,10 @@ pub(crate) enum Opening {
     Message(Arc<Message>, Prompt),
 }
 
-/// The sender that gets the response of a run.
+/// The sender that delivers the response of a run to the caller.
 pub(crate) type Asker = oneshot::Sender<Result<Arc<Response>, AgentError>>;
 
-/// The agent's last event and its status.
+/// The agent's last event and the agent's status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub(crate) struct Moment {
@@ -51,8 +51,8 @@ impl HistoryOwner {
         Self { agent }
     }
 
-    /// Returns the agent's last event and its status. The effects of all earlier calls, from any handle, are included
-    /// in the events up to `last`.
+    /// Returns the agent's last event and the agent's status. The effects of all earlier calls, from any handle, are
+    /// included in the events up to `last`.
     ///
     /// # Errors
     ///
@@ -61,8 +61,8 @@ impl HistoryOwner {
         self.agent.call(Command::Moment).await.map_err(stopped)
     }
 
-    /// Replaces the history, emits a `state` event, and returns the event's id. If `at` is given, this succeeds only if
-    /// `at` is the last emitted event. The owner has then seen everything.
+    /// Replaces the history, emits a `state` event, and returns the event's id. If `at` is given, the operation
+    /// succeeds only if `at` is the last emitted event. Success then means that the owner has seen every event.
     ///
     /// # Errors
     ///
@@ -72,19 +72,20 @@ impl HistoryOwner {
         self.change(at, Change::Set(history)).await
     }
 
-    /// Starts a run on another history, in one step. The first event is a `state` with `base`, whose id this returns. The
-    /// run's own events follow. `asker` gets the response, as from [`Agent::ask`](super::Agent::ask).
+    /// Replaces the history and starts a run on it, in one step. The first event is a `state` event with `base`. The
+    /// operation returns this event's id. The run's own events follow. `asker` receives the response, as from
+    /// [`Agent::ask`](super::Agent::ask).
     ///
     /// If the run ends with `cancelled` or `error` before it has committed a turn, the previous history is restored.
-    /// Another `state` event then follows directly, before anything else starts. After the first commit nothing is
+    /// Another `state` event then follows directly, before anything else starts. After the first commit, nothing is
     /// restored.
     ///
     /// # Errors
     ///
     /// The errors of [`set`](Self::set), with [`AgentError::InvalidHistory`] for `base`. For a prompt, also the errors
-    /// of [`Agent::prompt`](super::Agent::prompt). A message is sent unchanged, so that the model responds to it again.
-    /// It fails with [`AgentError::NotAPrompt`] if it is not a user message. Its tool results must cover all open tool
-    /// uses of `base`.
+    /// of [`Agent::prompt`](super::Agent::prompt). A message is sent unchanged, so the model can respond to the same
+    /// message again. If the message is not a user message, the operation fails with [`AgentError::NotAPrompt`]. The
+    /// tool results in the message must cover all open tool uses of `base`.
     pub(crate) async fn begin(
         &self,
         at: Option<EventId>,
@@ -95,8 +96,8 @@ impl HistoryOwner {
         self.change(at, Change::Begin(base, opening, asker)).await
     }
 
-    /// Ends the agent if nothing is in progress and nothing is queued, including application events. Returns whether
-    /// the agent ends. If `at` is given, the agent ends only if `at` is the last emitted event.
+    /// Ends the agent if nothing is in progress and nothing is queued. Queued application events count as queued.
+    /// Returns whether the agent ends. If `at` is given, the agent ends only if `at` is the last emitted event.
     ///
     /// # Errors
     ///

@@ -20,7 +20,8 @@ use crate::{
     tool::Decision,
 };
 
-/// The number of an effect that has an outcome. An outcome with another number is late, and is dropped.
+/// The number of an effect that has an outcome. If the number of an outcome is not the awaited number, the outcome is
+/// late and is dropped.
 pub(crate) type Op = u64;
 
 /// The current activity of the agent. Each phase owns its data, which is dropped when the phase ends.
@@ -30,10 +31,10 @@ pub(crate) enum Phase {
     /// Nothing is in progress.
     #[default]
     Idle,
-    /// `handle_event` runs, between two runs or between two turns of a run. Until it has `begun`, its event is still
-    /// queued.
+    /// `handle_event` is running, between two runs or between two turns of a run. Until `handle_event` has `begun`, its
+    /// event is still queued.
     Noticing { op: Op, begun: bool, then: AfterEvent },
-    /// A turn is in flight. The outcome that its stage waits for has this number.
+    /// A turn is in flight. `op` is the number of the outcome for which the turn's stage waits.
     InTurn { op: Op, turn: Box<Turn>, stage: Stage },
 }
 
@@ -41,20 +42,20 @@ pub(crate) enum Phase {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Stage {
-    /// `handle_event` runs, as in [`Phase::Noticing`], but a prompt has started the turn in the meantime. The turn's
-    /// request is prepared when `handle_event` has returned.
+    /// `handle_event` is running, as in [`Phase::Noticing`], but a prompt has started the turn in the meantime. The
+    /// turn's request is prepared when `handle_event` has returned.
     Noticing { begun: bool },
     /// `prepare_step` runs.
     Preparing,
     /// The response is being streamed.
     Streaming { fold: Box<Fold>, question: Option<Box<Question>> },
-    /// `handle_tool_use` runs for the first tool use that has no decision yet.
+    /// `handle_tool_use` is running for the first tool use that has no decision yet.
     Deciding { tools: Box<Tools> },
     /// The first tool use that has no decision yet waits for `resume`.
     Paused { tools: Box<Tools>, reason: Value },
     /// The tools run.
     Executing { slots: Vec<Slot> },
-    /// `handle_tool_result` runs for the slot after the reviewed ones.
+    /// `handle_tool_result` is running for the slot that follows the reviewed slots.
     Reviewing { slots: Vec<Slot>, reviewed: Vec<ToolResult> },
     /// `handle_turn` runs.
     Concluding { response: Arc<Response> },
@@ -64,7 +65,7 @@ pub(crate) enum Stage {
     Delaying,
 }
 
-/// The continuation after `handle_event`.
+/// The continuation after `handle_event` has returned.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum AfterEvent {
@@ -74,7 +75,7 @@ pub(crate) enum AfterEvent {
     Continue(Box<Between>),
 }
 
-/// A continuation that starts after `handle_event` has returned, between two turns.
+/// A continuation between two turns that waits until `handle_event` has returned.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Between {
     pub(crate) content: Blocks,
@@ -82,7 +83,7 @@ pub(crate) struct Between {
     pub(crate) step: u32,
 }
 
-/// A question of the provider while it streams a response.
+/// A question that the provider asks while it streams a response.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Question {
     pub(crate) op: Op,
@@ -91,7 +92,7 @@ pub(crate) struct Question {
     pub(crate) paused: Option<Value>,
 }
 
-/// The tool uses of a step, and the decisions about the first of them.
+/// The tool uses of a step, and the decisions so far, in the order of the tool uses.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Tools {
     pub(crate) uses: Vec<ToolUse>,
@@ -105,26 +106,26 @@ impl Tools {
     }
 }
 
-/// A tool use and its result, if it exists yet.
+/// A tool use and its result, if the result exists yet.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Slot {
     pub(crate) tool_use: ToolUse,
-    /// The input that the tool is run with, if it differs from the input that the model sent.
+    /// The input with which the tool is run, if it differs from the input that the model sent.
     pub(crate) input: Option<Value>,
     pub(crate) result: Option<ToolResult>,
 }
 
-/// The parts of an unfinished step that an interrupt keeps.
+/// The parts of an unfinished step that an interrupt keeps, if they can be kept.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Remains {
     /// The partial response.
     pub(crate) partial: Option<Box<Fold>>,
-    /// The decisions about the first tool uses, if some tool uses have no decision yet.
+    /// The decisions so far, in the order of the tool uses. Used only if some tool uses have no decision yet.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) decisions: Vec<Decision>,
-    /// The tool uses and their results, if all tool uses were decided.
+    /// The tool uses and their results. Used only if all tool uses have a decision.
     pub(crate) slots: Vec<Slot>,
-    /// The reviewed results, which subscribers have seen.
+    /// The reviewed results. Subscribers have seen these results.
     pub(crate) reviewed: Vec<ToolResult>,
 }
 
@@ -134,14 +135,14 @@ impl Remains {
     }
 }
 
-/// A tool call for the shell.
+/// A tool call that the shell performs.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ToolCall {
     /// The index of the slot for the result.
     pub(crate) slot: usize,
-    /// The tool use, with the input that the tool is run with.
+    /// The tool use, with the input with which the tool is run.
     pub(crate) tool_use: ToolUse,
-    /// The idempotency key. It is the same for a repetition of this call, and different for every other call.
+    /// The idempotency key. A repetition of this call has the same key, and every other call has a different key.
     pub(crate) idempotency_key: Arc<str>,
 }
 
@@ -177,7 +178,7 @@ impl Phase {
         }
     }
 
-    /// Takes the turn and its stage, and sets the phase to idle. A phase without a turn stays.
+    /// Takes the turn and its stage, and sets the phase to idle. A phase without a turn remains unchanged.
     pub(crate) fn take_turn(&mut self) -> Option<(Box<Turn>, Stage)> {
         match std::mem::take(self) {
             Self::InTurn { turn, stage, .. } => Some((turn, stage)),
@@ -188,8 +189,8 @@ impl Phase {
         }
     }
 
-    /// Takes the turn and the data that `take` gets from its stage, if the phase waits for `op`, and sets the phase to
-    /// idle. Otherwise the outcome is late, and the phase stays.
+    /// If the phase waits for `op`, takes the turn and the data that `take` extracts from its stage, and sets the phase
+    /// to idle. Otherwise the outcome is late, and the phase remains unchanged.
     pub(crate) fn take_awaited<T>(
         &mut self,
         op: Op,
@@ -213,7 +214,8 @@ impl Phase {
         }
     }
 
-    /// Puts the deserialised messages of a turn in flight after the committed history, which is stored separately.
+    /// Puts the deserialised messages of a turn in flight after the committed history. This is necessary because the
+    /// history is stored separately.
     #[cfg(test)]
     pub(crate) fn rebase(&mut self, committed: &History) {
         if let Self::InTurn { turn, .. } = self {
@@ -221,7 +223,7 @@ impl Phase {
         }
     }
 
-    /// Returns the partial response that is still valid.
+    /// Returns the partial response, if the turn has one that is still valid.
     pub(crate) fn partial(&self) -> Option<&Fold> {
         match self.stage()? {
             Stage::Streaming { fold, .. } => Some(fold),
@@ -239,8 +241,8 @@ impl Phase {
         origin.asked.as_deref()
     }
 
-    /// Returns the run's origin, and the number of requests made or announced for it. A turn that follows a committed
-    /// turn was already announced.
+    /// Returns the run's origin, and the number of requests that were made or announced for the prompt. If a
+    /// continuation follows a committed turn, its first request counts as announced.
     pub(crate) fn origin_mut(&mut self) -> Option<(&mut Origin, u32)> {
         match self {
             Self::Noticing { then: AfterEvent::Continue(between), .. } => {
@@ -251,7 +253,7 @@ impl Phase {
         }
     }
 
-    /// Returns the number of the operation that the phase waits for.
+    /// Returns the number of the operation for which the phase waits.
     pub(crate) fn op(&self) -> Option<Op> {
         match self {
             Self::Idle | Self::InTurn { stage: Stage::Paused { .. }, .. } => None,
@@ -259,7 +261,7 @@ impl Phase {
         }
     }
 
-    /// Returns the number of the callback that runs, if it can fail.
+    /// Returns the number of the callback that is running. Returns `None` if that callback cannot fail yet.
     pub(crate) fn callback(&self) -> Option<Op> {
         match self {
             Self::InTurn { stage: Stage::Streaming { question, .. }, .. } => {
@@ -271,7 +273,7 @@ impl Phase {
         }
     }
 
-    /// Returns whether `handle_event` has begun, if the phase waits for it under the number `op`.
+    /// Returns whether `handle_event` has begun, if the phase waits for `handle_event` with the number `op`.
     pub(crate) fn event_begun(&mut self, op: Op) -> Option<&mut bool> {
         match self {
             Self::Noticing { op: awaited, begun, .. }
@@ -284,7 +286,7 @@ impl Phase {
         }
     }
 
-    /// Returns the tool use that waits for a decision and the reason, if the agent is paused.
+    /// If the agent is paused, returns the tool use that waits for a decision, and the reason for the pause.
     pub(crate) fn waiting(&self) -> Option<(&ToolUse, &Value)> {
         match self.stage()? {
             Stage::Paused { tools, reason } => Some((tools.next()?, reason)),
@@ -297,7 +299,7 @@ impl Phase {
 }
 
 impl Stage {
-    /// Returns the results of the step that are not part of the turn's messages yet.
+    /// Returns the parts of the step that are not part of the turn's messages yet.
     pub(crate) fn into_remains(self, turn: &Turn) -> Remains {
         match self {
             Self::Streaming { fold, .. } => Remains::of(fold),
@@ -321,7 +323,7 @@ impl Stage {
     }
 }
 
-/// Returns a function for [`Phase::take_awaited`], which takes the data of stages that match a pattern.
+/// Returns a function for [`Phase::take_awaited`]. The function takes the data of a stage that matches a pattern.
 macro_rules! in_stage {
     ($stage:pat => $data:expr) => {
         |stage| match stage {

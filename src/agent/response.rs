@@ -33,35 +33,35 @@ use crate::{
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Response {
-    /// The name of the model that responded, as the service reports it. If the service reports no name, the name in the
-    /// request.
+    /// The name of the model that responded, as the service reports it. If the service reports no name, this is the
+    /// name in the request.
     pub model: String,
-    /// The last assistant message. `None` if a cancel or an error came before it.
+    /// The last assistant message. `None` if a cancel or an error occurred before the first assistant message.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<Arc<Message>>,
-    /// The messages of the step or turn, starting with the user message that caused it. A step has exactly that message
-    /// and the assistant message.
+    /// The messages of the step or turn, starting with the user message that caused it. For a step, these are exactly
+    /// that user message and the assistant message.
     pub messages: Vec<Arc<Message>>,
     /// The reason why the step or turn ended.
     pub stop_reason: StopReason,
-    /// The usage of the step or turn. A turn's usage includes failed attempts that `handle_error` repeated, as far as
-    /// the service reported their usage, and responses that were requested again.
+    /// The usage of the step or turn. A turn's usage includes failed attempts that `handle_error` repeated, if the
+    /// service reported their usage. It also includes responses that were requested again.
     pub usage: Usage,
     /// The number of requests made for the prompt so far.
     pub step: u32,
-    /// The response as JSON, if an output schema was set and the response matches it.
+    /// The response as JSON, if an output schema was set and the response matches the schema.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub output: Option<Value>,
-    /// The reason why `output` is missing although an output schema was set. It is set when the response has been
-    /// requested again as often as allowed.
+    /// The reason why `output` is missing although an output schema was set. The reason is present only after the
+    /// response has been requested again as often as allowed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub output_error: Option<String>,
     /// The tool uses whose results the application must send with the next prompt. Not empty if the turn ended with
     /// [`StopReason::ToolUse`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub open_tool_uses: Vec<ToolUse>,
-    /// The results of the same step that were decided before the turn ended. The next prompt includes them
-    /// automatically: the history keeps each of them with its tool use, in [`ToolUse::decided`].
+    /// The results of the same step that were decided before the turn ended. The next prompt includes these results
+    /// automatically, because the history stores each result with its tool use, in [`ToolUse::decided`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub decided: Vec<ToolResult>,
     /// The settings that could not be applied, as readable warnings.
@@ -70,8 +70,8 @@ pub struct Response {
 }
 
 impl fmt::Debug for Response {
-    /// Writes a short form, because a failed `main` prints it: lists as their lengths, the beginning of texts, and
-    /// nothing that is empty.
+    /// Writes a short form, because a failed `main` prints it. The short form contains lists as their lengths, only the
+    /// beginning of texts, and no empty fields.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const SHOWN: usize = 200;
         let begin = |text: &str| text[..text.floor_char_boundary(SHOWN)].to_owned();
@@ -105,7 +105,7 @@ impl Response {
         self.message.as_ref().map(|message| message.text()).unwrap_or_default()
     }
 
-    /// Returns a response without content that ended in this way.
+    /// Returns a response without content that ended with `stop_reason`.
     pub(crate) fn empty(model: &str, stop_reason: StopReason, step: u32) -> Self {
         Self {
             model: model.to_owned(),
@@ -132,7 +132,8 @@ impl Response {
             + self.warnings.iter().map(String::len).sum::<usize>()
     }
 
-    /// Stores the value that was read under the output schema, or the problem with it. `None` if no schema was set.
+    /// Stores the value that was read with the output schema, or the problem with the response. `read` is `None` if no
+    /// schema was set.
     pub(crate) fn set_output(&mut self, read: Option<Result<Value, String>>) {
         match read {
             None => {}

@@ -12,8 +12,8 @@ use crate::{
 
 /// The complete state of an agent at one event.
 ///
-/// [`apply`](Snapshot::apply) applies an event to a snapshot. So a snapshot and the events after it give the state at
-/// any later event.
+/// [`apply`](Snapshot::apply) applies an event to a snapshot. A snapshot and the events after it therefore give the
+/// state at any later event.
 ///
 /// ```
 /// # #[cfg(feature = "test-util")]
@@ -55,22 +55,23 @@ pub struct Snapshot {
     pub step: u32,
     /// The messages of the turn in flight, which are not committed yet.
     pub pending: Vec<Arc<Message>>,
-    /// The blocks of the response that is being streamed. Files and opaque items arrive as a whole, so their blocks
-    /// have always ended.
+    /// The blocks of the response that is being streamed. Files and opaque items arrive as a whole, so their blocks are
+    /// always marked as ended.
     pub partial: Vec<PartialBlock>,
-    /// The decision that a paused agent waits for.
+    /// The tool use for which a paused agent waits, and the reason for the pause.
     pub pause: Option<Pause>,
-    /// The staged prompt, which waits for the turn's end.
+    /// The staged prompt, which waits until the turn in flight ends.
     pub staged: Option<Arc<Prompt>>,
-    /// A prompt that `handle_event` returned and that waits behind the staged prompt.
+    /// A prompt that `handle_event` returned. This prompt waits behind the staged prompt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub behind: Option<Arc<Prompt>>,
-    /// The outcome of the last run, if a run has ended since the agent's start. It stays while the next run is active.
+    /// The outcome of the last run, if a run has ended since the agent's start. The outcome is kept while the next run
+    /// is active.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_run: Option<Arc<RunOutcome>>,
 }
 
-/// A tool use that waits for a decision, and the reason.
+/// A tool use that waits for a decision, and the reason for the pause.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Pause {
@@ -86,16 +87,16 @@ impl Snapshot {
         self.state.history.iter().chain(&self.pending)
     }
 
-    /// Applies the next event, so that the snapshot shows the state after it.
+    /// Applies the next event, so that the snapshot shows the state after this event.
     ///
-    /// Two changes emit no event and appear only in the next snapshot: changes that callbacks make to the
-    /// configuration, and a prompt that is staged.
+    /// Two changes emit no event and appear only in the next snapshot: a callback's edit of the configuration, and the
+    /// staging of a prompt.
     pub fn apply(&mut self, event: &Numbered<Event>) {
         self.take_in(&event.event);
         self.last = event.id;
     }
 
-    /// Applies an event without its number.
+    /// Applies an event that has no number.
     pub(crate) fn take_in(&mut self, event: &Event) {
         if let Some(outcome) = RunOutcome::of(event) {
             self.last_run = Some(Arc::new(outcome));
@@ -146,7 +147,8 @@ impl Snapshot {
                 self.step = *step;
             }
             Event::Turn(turn) => {
-                // A turn that leaves tool uses open keeps the results that were already decided in those tool uses.
+                // If the turn leaves tool uses open, the messages in the event contain the results that were already
+                // decided.
                 self.state.history.extend(turn.response().messages.iter().cloned());
                 let behind = self.behind.take();
                 self.finish(turn.response());
@@ -204,7 +206,7 @@ impl Snapshot {
     fn finish(&mut self, response: &Response) {
         self.pending.clear();
         self.partial.clear();
-        // The prompt was used for the next turn, or the event returns it.
+        // The prompt was used for the next turn, or this event hands it back.
         (self.staged, self.behind) = (None, None);
         self.step = response.step;
     }

@@ -23,24 +23,25 @@ pub struct Config {
     pub system: Option<Arc<str>>,
     /// The tools that the model can use.
     pub tools: ToolSet,
-    /// The options of requests. An API key and headers in them belong to the provider of the model that is in force
-    /// when they are set. After a change to another provider's model they are not sent, unless they are set anew.
+    /// The options of requests. If the options contain an API key and headers, these belong to the provider of the
+    /// model that is in force when the options are set. After a change to another provider's model, the key and headers
+    /// are not sent unless they are set again.
     pub options: Options,
     /// The maximum number of requests that one prompt may cause, including continuations and retries. A change also
-    /// applies to the run in flight, unless its prompt has a limit.
+    /// applies to the run in flight, unless the run's prompt has its own limit.
     pub max_steps: Option<u32>,
-    /// The maximum duration of one turn. A change applies from the next turn on, and to a step that is repeated after
-    /// the limit.
+    /// The maximum duration of one turn. A change applies to the next turn, and to a step that is repeated after the
+    /// time limit was reached.
     pub turn_timeout: Option<Duration>,
-    /// The registry that resolves names of models. The default registry is used if this is `None`.
+    /// The registry that resolves model names. If this is `None`, the default registry is used.
     pub(crate) registry: Option<Registry>,
 }
 
 impl Config {
     /// Switches the model. Accepts a [`Model`], or a name such as `anthropic:claude-sonnet-4-6`.
     ///
-    /// The agent's registry resolves the name. If the registry does not have the provider, but the provider in use has
-    /// that name, the provider in use serves the model.
+    /// The agent's registry resolves the name. If the registry does not contain the provider in the name, but the
+    /// provider in use has this name, the provider in use serves the model.
     ///
     /// ```
     /// # #[cfg(feature = "test-util")]
@@ -61,9 +62,9 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// [`AgentError::Model`] if the name cannot be resolved. The model then stays as it is. A closure of
-    /// [`set_state`](super::Agent::set_state) and `init` may return the error with `?`, and the operation then fails
-    /// with it.
+    /// [`AgentError::Model`] if the name cannot be resolved. The model then remains unchanged. A closure of
+    /// [`set_state`](super::Agent::set_state) and `init` may return the error with `?`. The operation then fails with
+    /// this error.
     #[doc(alias = "switch model")]
     pub fn set_model(&mut self, model: impl Into<ModelSpec>) -> Result<(), AgentError> {
         self.model = model.into().resolve(self.registry.as_ref(), &self.model)?;
@@ -113,7 +114,7 @@ impl Config {
 
 /// The part of a [`Config`] that can be saved: everything except the tools, the API key and the headers.
 ///
-/// [`Config::saved`] returns it, and [`AgentBuilder::restore`](super::AgentBuilder::restore) restores it.
+/// [`Config::saved`] returns this value, and [`AgentBuilder::restore`](super::AgentBuilder::restore) restores it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 #[non_exhaustive]
@@ -152,10 +153,10 @@ fn check(
     }
 }
 
-/// The state that callbacks see. They may edit the configuration and read the rest.
+/// The state that a callback sees. The callback may edit the configuration and read the rest.
 ///
-/// Edits apply when the callback returns, from the next request on, and emit no event. If the edited configuration is
-/// invalid, the run fails. A callback that is cancelled or panics changes nothing. The
+/// Edits take effect when the callback returns, apply from the next request on, and emit no event. If the edited
+/// configuration is invalid, the run fails. If the callback is cancelled or panics, its edits are discarded. The
 /// [`agent`](super#types-that-hold-state) page compares the types that hold state.
 #[derive(Clone, Debug)]
 pub struct State {
@@ -204,9 +205,9 @@ impl State {
     }
 }
 
-/// A copy of the configuration and the history that `init` and `set_state` edit.
+/// The copy of the configuration and the history that `init` and `set_state` edit.
 ///
-/// The copy is checked and takes effect as a whole, or not at all. The [`agent`](super#types-that-hold-state) page
+/// The edited copy is checked. Either all edits take effect or none. The [`agent`](super#types-that-hold-state) page
 /// compares the types that hold state.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -218,13 +219,13 @@ pub struct StateEdit {
 }
 
 impl StateEdit {
-    /// Rejects a history that differs from `before`, since only the history's owner may change it.
+    /// Rejects a history that differs from `before`, because only the history's owner may change the history.
     pub(crate) fn keep_history(&mut self, before: &History) -> Result<(), AgentError> {
         if !self.history.same(before) {
             if self.history != *before {
                 return Err(AgentError::HistoryOwned);
             }
-            // The histories are equal, but their messages may be separate allocations.
+            // The histories are equal, but their messages may be separate allocations. Use the old ones.
             self.history = before.clone();
         }
         Ok(())
@@ -239,16 +240,16 @@ impl StateEdit {
     }
 }
 
-/// The configuration and the committed history as data, for events, snapshots and the wire.
+/// The configuration and the committed history as data, for events, snapshots and the wire format.
 ///
-/// When serialised, it contains no API keys and headers. The [`agent`](super#types-that-hold-state) page compares the
+/// The serialised form contains no API keys and headers. The [`agent`](super#types-that-hold-state) page compares the
 /// types that hold state.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct StateView {
     /// The model's full name.
     pub model: String,
-    /// The name of the saved model, if it could not be resolved and `model` is used instead.
+    /// The name of the saved model, if this name could not be resolved and `model` is used instead.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fallback_for: Option<String>,
     /// The system prompt.
@@ -279,8 +280,8 @@ impl StateView {
 
 /// A message to an agent, with settings for the run that it starts.
 ///
-/// Each setting replaces the agent's own for this prompt only. Everything that converts into [`Blocks`] converts into a
-/// prompt, such as a string.
+/// Each setting replaces the agent's setting for this prompt only. Everything that converts into [`Blocks`], such as a
+/// string, also converts into a prompt.
 ///
 /// ```
 /// # #[cfg(feature = "test-util")]
@@ -307,18 +308,19 @@ impl StateView {
 pub struct Prompt {
     /// The content of the message.
     pub content: Blocks,
-    /// The model, instead of the agent's. If a callback sets the agent's model during the run, that model is used from
-    /// the next request on. The model is never serialised.
+    /// The model that is used instead of the agent's. If a callback sets the agent's model during the run, the newly
+    /// set model is used from the next request on. The model is never serialised.
     #[serde(skip)]
     pub model: Option<Model>,
-    /// The options that are laid over the agent's options. An API key and headers in them belong to the provider of the
-    /// model in force when the prompt starts its turn, and no other provider gets them.
+    /// The options that override the agent's options. If they contain an API key and headers, these belong to the
+    /// provider of the model that is in force when the prompt starts its turn. No other provider gets the key and
+    /// headers.
     #[serde(default, skip_serializing_if = "Options::is_empty")]
     pub options: Options,
-    /// The maximum number of requests, instead of the agent's.
+    /// The maximum number of requests, which replaces the agent's limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_steps: Option<u32>,
-    /// The maximum duration of each turn, instead of the agent's.
+    /// The maximum duration of each turn, which replaces the agent's limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub turn_timeout: Option<Duration>,
 }
@@ -335,7 +337,7 @@ impl Prompt {
         self
     }
 
-    /// Returns the same prompt with these options, which are laid over the agent's.
+    /// Returns the same prompt with these options, which override the agent's options.
     pub fn with_options(mut self, options: Options) -> Self {
         self.options = options;
         self
@@ -347,7 +349,7 @@ impl Prompt {
         self
     }
 
-    /// Returns the same prompt with this maximum duration of each of its turns.
+    /// Returns the same prompt with this maximum duration of each turn.
     pub fn with_turn_timeout(mut self, limit: Duration) -> Self {
         self.turn_timeout = Some(limit);
         self
@@ -380,7 +382,8 @@ impl Prompt {
         Self { options, ..self.clone().without_content() }
     }
 
-    /// Returns these settings, each replaced by that of `over` if `over` has it. The content is that of `over`.
+    /// Returns these settings, with each setting replaced by that of `over` if `over` has it. The content is that of
+    /// `over`.
     pub(crate) fn overlaid(&self, over: Self) -> Self {
         Self {
             content: over.content,

@@ -1,5 +1,5 @@
-//! The shell around the core: one tokio task that owns an agent. It performs effects and feeds their outcomes back. It
-//! makes no decisions.
+//! The shell around the core: one tokio task that owns an agent. The shell performs effects and passes their outcomes
+//! back to the core. It makes no decisions.
 
 mod calls;
 mod commands;
@@ -56,18 +56,18 @@ pub(super) struct Setup {
     pub(super) hold: Option<Arc<dyn Hold>>,
 }
 
-/// Decides before each prompt, from any handle, whether the agent may accept it.
+/// Decides whether the agent may accept a prompt. It is asked before each prompt, whichever handle sends it.
 pub(crate) trait Hold: Send + Sync {
     /// Returns the reason why no prompt may be accepted now, if there is one.
     fn reason(&self) -> Option<Arc<dyn Error + Send + Sync>>;
 }
 
-/// The state that handles and subscriptions share with the task, and that outlives the task.
+/// The state that handles and subscriptions share with the task. This state outlives the task.
 #[derive(Debug, Default)]
 pub(super) struct AgentShared {
     pub(super) termination: Termination<Snapshot>,
     pub(super) started: AtomicBool,
-    /// The error of an end that was cut off, for later calls of `stop`.
+    /// The error of an end whose deadline passed, for later calls of `stop`.
     pub(super) cut_off: OnceLock<Box<AgentError>>,
 }
 
@@ -75,7 +75,7 @@ pub(super) struct AgentShared {
 pub(super) struct Task {
     core: Core,
     config: Arc<Config>,
-    /// The model whose provider the configuration's API key and headers belong to, if it has any.
+    /// The model whose provider owns the API key and headers in the configuration, if there are any.
     secrets_of: Option<Model>,
     setup: Arc<Setup>,
     weak: WeakAgent,
@@ -86,17 +86,17 @@ pub(super) struct Task {
     asker: Option<oneshot::Sender<Result<Arc<Response>, AgentError>>>,
     idle_waiters: Vec<Reply<()>>,
     instance: Option<Instance>,
-    /// The tool calls that have not ended. `None` if no tool has run lately.
+    /// The tool calls that have not ended. `None` if no tool has run recently.
     active_calls: Option<Arc<ActiveCalls>>,
-    /// The work in progress. `None` while idle.
+    /// The work in progress. `None` while the agent is idle.
     work: Option<Box<Work>>,
-    /// The callback that the core requested next.
+    /// The callback that the core has requested and that has not been called yet.
     wanted: Option<CallbackRequest>,
     /// Whether the running callback must be dropped.
     drop_call: bool,
     /// The number of inputs since the agent last yielded to other tasks.
     inputs: u32,
-    /// The yield in progress: other tasks run first.
+    /// The wait during which other tasks run, if the agent is yielding to them.
     own_wake: Option<Arc<OwnWake>>,
     last_words: LastWords,
 }
@@ -109,7 +109,7 @@ struct CallbackRequest {
 
 /// The provider instance that serves this conversation.
 struct Instance {
-    /// The provider that opened the instance, or that serves all conversations itself.
+    /// The provider that opened the instance. If there is no instance, this provider itself serves all conversations.
     of: Arc<dyn Provider>,
     /// The instance, if the provider created one.
     own: Option<Arc<dyn Provider>>,
@@ -124,7 +124,7 @@ struct Commit {
     outbox: VecDeque<Delivery>,
 }
 
-/// Reports that the task was killed, unless it ended in order.
+/// Reports that the task was killed, unless the task ended cleanly.
 struct LastWords(Arc<AgentShared>);
 
 impl Drop for LastWords {
@@ -176,7 +176,8 @@ impl Task {
         }
     }
 
-    /// Runs until the agent ends.
+    /// Not an `async fn`, because an `async fn` would store its arguments twice. This future makes up most of an idle
+    /// agent's memory.
     // Not an `async fn`, because that would store its arguments twice, and this future is most of an idle agent's
     // memory.
     #[expect(clippy::manual_async_fn, reason = "for its size")]
@@ -212,7 +213,7 @@ impl Task {
     fn step<T>(&mut self, input: impl FnOnce(&mut Core, &mut Context<'_>) -> T) -> T {
         let none = crate::tool::ToolSet::new();
         let mut cx = Context {
-            // The empty list of the previous step, to reuse its allocation.
+            // The empty list of the previous step is reused to keep its allocation.
             effects: self.work.as_mut().map(|work| std::mem::take(&mut work.effects)).unwrap_or_default(),
             now: &Timestamp::now,
             config: &self.config,
@@ -267,7 +268,7 @@ impl Task {
             Effect::Open(op) => self.open(op),
             Effect::Answer(decision) => {
                 if let Some(question) = self.work().question.take() {
-                    // If the receiver is gone, the provider has withdrawn its question.
+                    // If the receiver was dropped, the provider has withdrawn its question.
                     let _ = question.send(decision);
                 }
             }
@@ -282,7 +283,7 @@ impl Task {
                 let work = self.work();
                 work.freeze_watch(frozen);
                 if frozen {
-                    // Other agents may use the permit while a person decides about the tool of a request in flight.
+                    // While a person decides about the tool of a request in flight, other agents may use the permit.
                     work.give_permit_back();
                 }
             }
@@ -312,8 +313,8 @@ impl Task {
         }
     }
 
-    /// Returns a position in the stream of events: after `after` if all events that follow it are still buffered,
-    /// otherwise the current one.
+    /// Returns a position in the stream of events. The position is `after` if all events after it are still buffered,
+    /// otherwise the current position.
     fn attach(&mut self, after: Option<EventId>) -> Attachment<Snapshot, Event> {
         let limits = self.setup.feed_limits;
         if let Some(attachment) = after.and_then(|after| self.feed.replay(limits, after)) {

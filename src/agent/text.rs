@@ -19,31 +19,32 @@ use crate::{
 /// [`SessionSubscription::text_deltas`](crate::session::SessionSubscription::text_deltas).
 ///
 /// **Texts.** The stream yields the text blocks of all responses in the turn, before and after tool uses, in order and
-/// without a separator. It yields no thinking, no tool inputs and no results. The pieces add up to the texts of the
-/// turn's assistant messages.
+/// without a separator. It yields no thinking, no tool inputs and no tool results. Joined together, the pieces are the
+/// texts of the turn's assistant messages.
 ///
 /// **Beginning.** If the subscription is new and its snapshot shows a turn in flight, the first piece is the text of
-/// this turn so far. Otherwise the stream begins with the next update, and waits if no turn is in flight.
+/// this turn so far. Otherwise the stream begins with the next update. If no turn is in flight, the stream waits for
+/// the next turn.
 ///
 /// **End.** The stream ends when the turn is committed. The subscription is then positioned after the turn, and
-/// `text_deltas` can be called again for the next turn. While the agent is paused, the stream waits.
+/// `text_deltas` can be called again for the next turn. If the agent is paused, the stream waits.
 ///
-/// **Errors.** The last item is [`AgentError::Cancelled`] or [`AgentError::Failed`] if the turn is discarded, and
-/// [`AgentError::Stopped`] if the agent ends before a turn is complete. An interrupted turn is committed, so it ends
-/// without an error.
+/// **Errors.** If the turn is discarded, the last item is [`AgentError::Cancelled`] or [`AgentError::Failed`]. If the
+/// agent ends before a turn is complete, the last item is [`AgentError::Stopped`]. An interrupted turn is committed, so
+/// its stream ends without an error.
 ///
-/// **Resync.** If the reader was too slow, the missed text is taken from the snapshot, and nothing is repeated or lost.
+/// **Resync.** If the reader was too slow, the missed text is read from the snapshot, so no text is repeated or lost.
 /// There are three exceptions. If the turn was discarded in the meantime, the response in the error is empty. If a
 /// whole turn was missed before the first piece, the stream yields the text of the last committed turn. If updates of
-/// the turn were read before `text_deltas` was called, the missed text of complete responses is not replaced.
+/// the turn were read before `text_deltas` was called, the missed text of complete responses is not yielded.
 ///
 /// **Retries.** If a request is repeated after a part of its response was streamed, the text of the new response
-/// follows the void part. If this matters, read the [events](Event::Retry) instead.
+/// follows the discarded part. If this matters, read the [events](Event::Retry) instead.
 #[must_use = "a stream does nothing unless it is read"]
 pub struct TextDeltas<'a>(Pin<Box<dyn Stream<Item = Result<String, AgentError>> + Send + 'a>>);
 
 impl Subscription<Snapshot, Event> {
-    /// Returns the text of the turn in flight or of the next turn, in pieces.
+    /// Returns the text of one turn in pieces. This is the turn in flight or, if there is none, the next turn.
     ///
     /// ```
     /// # #[cfg(feature = "test-util")]
@@ -70,7 +71,7 @@ impl Subscription<Snapshot, Event> {
 }
 
 impl<'a> TextDeltas<'a> {
-    /// Creates the stream. `is_new` is whether the subscription's snapshot shows the current state.
+    /// Creates the stream. `is_new` states whether the subscription's snapshot still shows the current state.
     pub(crate) fn new<S: Send + Sync + 'static, E: Send + Sync + 'static>(
         events: &'a mut Subscription<S, E>,
         is_new: bool,
@@ -102,7 +103,7 @@ impl<'a> TextDeltas<'a> {
                     }
                     Update::Resync(snapshot) => turn.resync(snapshot_of(&snapshot)),
                     Update::Closed(end) => {
-                        // Without a turn in flight, the last snapshot contains no text for this stream.
+                        // If no turn is in flight, the last snapshot contains no text for this stream.
                         if let Some(snapshot) = end.snapshot.filter(|_| turn.has_begun) {
                             turn.resync(snapshot_of(&snapshot));
                         }
@@ -120,7 +121,7 @@ impl<'a> TextDeltas<'a> {
     ///
     /// # Errors
     ///
-    /// [`AgentError::Cancelled`], [`AgentError::Failed`] or [`AgentError::Stopped`]. Nothing follows an error.
+    /// [`AgentError::Cancelled`], [`AgentError::Failed`] or [`AgentError::Stopped`]. After an error, the stream ends.
     ///
     /// # Cancel safety
     ///
@@ -144,18 +145,19 @@ impl fmt::Debug for TextDeltas<'_> {
     }
 }
 
-/// How much of a turn's text was read.
+/// The part of a turn's text that was already read.
 #[derive(Default)]
 struct TurnText {
     has_begun: bool,
-    /// The prompt of the turn, by which a snapshot is searched for the turn. `None` if its event was not read.
+    /// The prompt of the turn. The turn is found in a snapshot by this prompt. `None` if the prompt's event was not
+    /// read.
     prompt: Option<Arc<Message>>,
     /// The number of complete messages that were read, including the prompt.
     messages: usize,
-    /// The number of bytes that were read of the response that is being streamed.
+    /// The number of bytes that were already read from the response that is being streamed.
     partial: usize,
     is_over: bool,
-    /// The text that was not returned yet.
+    /// The text that was read but has not been returned yet.
     text: String,
     error: Option<AgentError>,
 }
@@ -199,7 +201,7 @@ impl TurnText {
             (Some(_), None) => false,
         };
         if is_in_flight {
-            // If the turn was not read from its prompt on, only the rest of the streamed response is known.
+            // If the turn was not read from its prompt on, only the rest of the current response can be determined.
             let is_partly_known = self.has_begun && self.prompt.is_none();
             let read = if is_partly_known { pending.len() } else { self.messages };
             self.read(pending.iter().skip(read), &snapshot.partial);
@@ -209,9 +211,9 @@ impl TurnText {
         let is_idle = snapshot.status == Status::Idle;
         let outcome = snapshot.last_run.as_deref().filter(|_| self.has_begun || is_idle);
         let after = match &self.prompt {
-            // The turn is committed if the history has its prompt.
+            // If the history contains the turn's prompt, the turn is committed.
             Some(prompt) => history.iter().rev().position(|message| Arc::ptr_eq(prompt, message)),
-            // The whole last turn was missed.
+            // The last turn was missed completely.
             None if !self.has_begun && matches!(outcome, Some(RunOutcome::Stopped { .. })) => {
                 history.iter().rev().position(|message| is_prompt(message))
             }
@@ -235,7 +237,7 @@ impl TurnText {
         }
     }
 
-    /// Adds the unread texts of messages, and of the streamed response after them.
+    /// Adds the unread texts of messages, and then the unread text of the streamed response.
     fn read<'m>(&mut self, messages: impl Iterator<Item = &'m Arc<Message>>, partial: &[PartialBlock]) {
         for message in messages.filter(|message| message.role == Role::Assistant) {
             self.add(&message.text());

@@ -15,17 +15,18 @@ use crate::{
     store::{ConversationId, Lease, StateChange, StoreError, Write},
 };
 
-/// The number of times that a title is written again after a conflict.
+/// The maximum number of times that a title is written again after a conflict.
 const RENAME_TRIES: usize = 8;
 
-/// The share of an end's time that is reserved for stopping the session. The rest is for a title.
+/// The divisor of the time limit for ending a session: one part is reserved for stopping the session, and the other
+/// parts are for its title.
 const SHARE_FOR_STOPPING: u32 = 8;
 
-/// The number of sessions that a shutdown ends together.
+/// The number of sessions in one portion. A shutdown starts to end all sessions of a portion together.
 const PORTION: usize = 64;
 
-/// The number of rounds of the runtime that a portion has to end before the next portion starts. An idle session needs
-/// about a dozen.
+/// The number of scheduler rounds in which a portion can end before the next portion starts. An idle session needs
+/// about a dozen rounds.
 const ROUNDS: usize = 64;
 
 impl Inner {
@@ -35,7 +36,7 @@ impl Inner {
         id: &ConversationId,
         in_flight: InFlight,
     ) -> Result<(), ManagerError> {
-        // An opening that waits for room has no session yet, and may wait for a long time.
+        // A conversation that waits for room has no session yet, and it may wait for a long time.
         if self.registry().is_waiting(id) {
             return Ok(());
         }
@@ -60,7 +61,7 @@ impl Inner {
         let gone = id.clone();
         in_a_task(self.patience(), async move {
             if let Some(session) = session {
-                // Unsaved changes are deleted in any case.
+                // Unsaved changes would be deleted anyway, so an error does not matter.
                 let _ = session.stop_discarding(limit).await;
             }
             inner.delete_stored(&id).await?;
@@ -89,11 +90,12 @@ impl Inner {
                 }
                 Err(error) => return Err(error.into()),
             }
-            // The store may be slow. Meanwhile, other callers can open and close the session.
+            // The store may be slow. The id is released so that other callers can open and close the session meanwhile.
             drop(hold);
             match session.flush(self.close_timeout).await {
                 Ok(()) => return Ok(()),
-                // If the end of the session did not store the title, the stored conversation is changed directly.
+                // The session has ended. If it did not store the title, the loop continues and the title is set
+                // directly in the store.
                 Err(SessionError::Ended(_)) => {
                     session.ended().await;
                     if let Ok(()) | Err(SessionError::Agent(_)) = session.stop(Duration::ZERO).await {
@@ -121,7 +123,7 @@ impl Inner {
     async fn delete_stored(&self, id: &ConversationId) -> Result<(), StoreError> {
         let lease = match self.store.acquire(id, &self.owner).await {
             Ok(lease) => lease,
-            // A crash may have left parts of the conversation.
+            // The conversation does not exist, but a crash may have left parts of it in the store.
             Err(StoreError::NotFound { .. }) => return self.store.delete(id).await,
             Err(error) => return Err(error),
         };
@@ -132,8 +134,8 @@ impl Inner {
         deleted
     }
 
-    /// Sets the title of a conversation that is not open here. If it is open elsewhere and the store has owners, this
-    /// fails. Without owners, the other session takes over the title.
+    /// Sets the title of a conversation that is not open here. If the conversation is open elsewhere and the store has
+    /// owners, this fails. If the store has no owners, the other session adopts the title.
     async fn rename_stored(&self, id: &ConversationId, title: Option<String>) -> Result<(), StoreError> {
         let lease = self.store.acquire(id, &self.owner).await?;
         let renamed = self.rename_under(&lease, id, StateChange::Title(title)).await;
@@ -153,7 +155,7 @@ impl Inner {
             let write = Write::on(version);
             let write = if lease.lasts.is_some() { write.under(lease) } else { write };
             match self.store.save_state(id, &write, &change).await {
-                // Setting a title does not depend on the changes of other writers.
+                // The title can be written on top of any changes of other writers.
                 Err(StoreError::Conflict { current, .. }) if tries < RENAME_TRIES => version = current,
                 renamed => return renamed.map(|_| ()),
             }
@@ -161,8 +163,8 @@ impl Inner {
         }
     }
 
-    /// Ends a session in order. Its run may finish until `grace`, and is interrupted or cancelled then. After that, a
-    /// title that is being generated and saving may take until `limit`.
+    /// Ends a session cleanly. A run may continue for the time `grace`, and is then interrupted or cancelled. After
+    /// that, the generation of a title and the saving may take up to `limit` together.
     async fn end(
         &self,
         session: &Session,
@@ -174,8 +176,8 @@ impl Inner {
         let begun = Instant::now();
         let titled = async {
             if !is_idle {
-                // If a turn has nothing to keep, the interrupt cancels it. If the turn is complete by now, nothing is
-                // interrupted.
+                // If the turn has nothing to keep, the interrupt cancels the turn. If the turn is already complete, the
+                // interrupt does nothing.
                 let _ = match in_flight {
                     InFlight::Keep => session.interrupt().await,
                     InFlight::Discard => session.cancel().await,
@@ -183,17 +185,18 @@ impl Inner {
             }
             self.titled(session).await;
         };
-        // Turns are saved at the same time, so the time left is for the title.
+        // Turns are saved at the same time, so only the title needs this time.
         let _ = timeout(limit.saturating_sub(limit / SHARE_FOR_STOPPING), titled).await;
         session.end_within(limit.saturating_sub(begun.elapsed()), in_flight).await
     }
 
-    /// Ends all sessions, and returns those that ended with something unsaved. A run in flight is ended when `grace`
-    /// has passed since `begun`.
+    /// Ends all sessions, and returns the sessions that ended with unsaved changes or another error. A run in flight is
+    /// ended when `grace` has passed since `begun`.
     ///
-    /// Each end has a task: a task that polls very many futures uses up tokio's budget and then polls all of them in
-    /// vain, again and again. Ends are started in portions, so that the data of each end is still in the processor's
-    /// cache in its next step. A slow portion does not delay the next ones.
+    /// Each session is ended in its own task, because a single task that polls very many futures uses up its tokio
+    /// budget and then polls all of them in vain, again and again. The sessions are ended in portions, so that the data
+    /// of a session is still in the processor's cache when its task is polled again. If a portion is slow, the next
+    /// portion starts anyway.
     pub(super) async fn end_all(
         self: &Arc<Self>,
         sessions: Vec<Session>,
@@ -241,7 +244,7 @@ fn or_panic<T>(outcome: Result<Option<T>, JoinError>) -> Option<T> {
     match outcome.map_err(JoinError::try_into_panic) {
         Ok(value) => value,
         Err(Ok(panic)) => std::panic::resume_unwind(panic),
-        // The runtime shuts down, and the session with it.
+        // The runtime is shutting down and has cancelled the task. The session ends with the runtime.
         Err(Err(_)) => None,
     }
 }

@@ -19,8 +19,8 @@ pub enum ManagerError {
         /// The taken id.
         id: ConversationId,
     },
-    /// The conversation is open in another process or another manager. Use it there. If that process has died, its
-    /// lease expires, and the conversation can be opened then.
+    /// The conversation is open in another process or another manager. Use it there. If that process has died, the
+    /// conversation can be opened here after its lease expires.
     #[error(
         "conversation {id} is open elsewhere, owned by {owner}; use it there, or wait until its lease expires"
     )]
@@ -30,11 +30,11 @@ pub enum ManagerError {
         /// The owner's name, and its address if it gave one.
         owner: Owner,
     },
-    /// No place became free within the [room timeout](super::ManagerBuilder::room_timeout), and some places are held
-    /// by sessions whose tools or callbacks run.
+    /// No place for another open session became free within the [room timeout](super::ManagerBuilder::room_timeout),
+    /// and some places are held by sessions whose tools or callbacks are running.
     ///
-    /// These tools may be waiting for this opening, because a session keeps its place while one of its tools opens
-    /// another session.
+    /// These tools may be waiting for the new session to open, because a session keeps its place while one of its tools
+    /// opens another session.
     #[error(
         "there is no room to open conversation {id}: after {waited:?}, places are still held by sessions whose tools \
          run: {}; raise `max_open`, or set a time limit for tools", list(.parents)
@@ -42,19 +42,19 @@ pub enum ManagerError {
     NoRoom {
         /// The id of the conversation that was not opened.
         id: ConversationId,
-        /// The time that the opening waited.
+        /// How long the call waited for a place.
         waited: Duration,
-        /// The open sessions whose tools or callbacks run.
+        /// The open sessions whose tools or callbacks are running.
         parents: Vec<ConversationId>,
     },
-    /// The session could not be started, or could not be stopped with everything saved.
+    /// The session could not be started, or it could not save everything when it was stopped.
     #[error(transparent)]
     Session(SessionError),
     /// The store failed.
     #[error(transparent)]
     Store(StoreError),
-    /// The open session has the new title, but the title was not in the store within the [close
-    /// timeout](super::ManagerBuilder::close_timeout). It is stored as soon as the store accepts it.
+    /// The open session has the new title, but the title was not stored within the [close
+    /// timeout](super::ManagerBuilder::close_timeout). The title is stored as soon as the store accepts it.
     #[error(
         "the new title of conversation {id} is not stored yet; the open session keeps it and stores it later: {cause}"
     )]
@@ -64,7 +64,7 @@ pub enum ManagerError {
         /// The session's error: [`SessionError::Unsaved`].
         cause: Box<SessionError>,
     },
-    /// The task of the operation was killed or panicked, because of a store or a callback.
+    /// The task of the operation was aborted, or it panicked in a store or a callback.
     #[error("the operation on conversation {id} was aborted: {reason}; try again")]
     CutOff {
         /// The conversation's id.
@@ -72,8 +72,8 @@ pub enum ManagerError {
         /// The reason, as far as it is known.
         reason: String,
     },
-    /// A shutdown ended sessions that are not completely saved or whose aborted tools still run. All sessions have ended
-    /// nevertheless.
+    /// A shutdown ended sessions that are not completely saved or whose aborted tools are still running. All sessions
+    /// have ended nevertheless.
     #[error("{} of the sessions could not be ended completely: {}", .sessions.len(), first(.sessions))]
     EndedIncomplete {
         /// The sessions with their errors.
@@ -82,7 +82,7 @@ pub enum ManagerError {
 }
 
 impl ManagerError {
-    /// Returns whether the store does not have the conversation, like HTTP's 404.
+    /// Returns whether the conversation is missing from the store, like HTTP's 404.
     pub fn is_not_found(&self) -> bool {
         match self {
             Self::Session(error) => error.is_not_found(),
@@ -91,12 +91,13 @@ impl ManagerError {
         }
     }
 
-    /// Returns whether a run is active, so that the operation has to wait until the session is idle.
+    /// Returns whether the operation failed because a run is active. The operation can be repeated when the session is
+    /// idle.
     pub fn is_busy(&self) -> bool {
         matches!(self, Self::Session(error) if error.is_busy())
     }
 
-    /// Returns whether the conversation exists, is open elsewhere or is busy, like HTTP's 409.
+    /// Returns whether the conversation already exists, is open elsewhere or is busy, like HTTP's 409.
     pub fn is_conflict(&self) -> bool {
         match self {
             Self::Session(error) => error.is_conflict(),
@@ -105,8 +106,8 @@ impl ManagerError {
         }
     }
 
-    /// Returns whether the manager is shut down or has no room, or the store can't be used, like HTTP's 503. Try again
-    /// later.
+    /// Returns whether the manager is shut down or has no room, or whether the store cannot be used, like HTTP's 503.
+    /// The operation can be repeated later.
     pub fn is_unavailable(&self) -> bool {
         match self {
             Self::Session(error) => error.is_unavailable(),
@@ -115,7 +116,7 @@ impl ManagerError {
         }
     }
 
-    /// Returns the model service's error, if it made a run fail.
+    /// Returns the error of the model service, if this error caused a run to fail.
     pub fn provider_error(&self) -> Option<&ProviderError> {
         match self {
             Self::Session(error) => error.provider_error(),

@@ -16,7 +16,7 @@ pub enum Activity {
     /// No run is active.
     #[default]
     Idle,
-    /// A run is active and waits, because the limit of requests in flight is reached.
+    /// A run is active, and it is waiting because the limit of requests in flight is reached.
     Queued,
     /// A run is active.
     Busy,
@@ -64,15 +64,15 @@ pub struct Listed {
 pub enum Presence {
     /// The conversation is stored and not open.
     Stored,
-    /// The conversation waits to be opened, because the limit of open sessions is reached.
+    /// The conversation is waiting to be opened, because the limit of open sessions is reached.
     Waiting,
-    /// The conversation is open in another process or another manager. [`Summary::owner`] names it.
+    /// The conversation is open in another process or another manager. [`Summary::owner`] names that owner.
     Elsewhere,
     /// The conversation is open in this manager.
     Open(Activity),
 }
 
-/// A change among the sessions of a manager.
+/// A change to the sessions or the stored conversations of a manager.
 ///
 /// ```
 /// # #[cfg(feature = "test-util")]
@@ -103,17 +103,17 @@ pub enum Presence {
 #[serde(tag = "type", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ManagerEvent {
-    /// A conversation waits to be opened, because the limit of open sessions is reached.
+    /// A conversation is waiting to be opened, because the limit of open sessions is reached.
     Waiting {
         /// The conversation's id.
         id: ConversationId,
     },
-    /// A waiting conversation was not opened: opening it failed or was given up.
+    /// A waiting conversation was not opened, because opening it failed or was given up.
     GivenUp {
         /// The conversation's id.
         id: ConversationId,
     },
-    /// A session was opened. `Closed` follows exactly once.
+    /// A session was opened. Exactly one `Closed` event for this session follows later.
     Opened {
         /// The session's state at the start.
         session: OpenSession,
@@ -158,7 +158,7 @@ impl ManagerEvent {
     }
 }
 
-/// The open and the waiting sessions at one moment. To get the state at a later moment,
+/// The open sessions and the waiting conversations at one moment. To get the state at a later moment,
 /// [`apply`](ManagerSnapshot::apply) the events that follow.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -167,7 +167,7 @@ pub struct ManagerSnapshot {
     pub last: EventId,
     /// The open sessions, in the order in which they were opened.
     pub open: Vec<OpenSession>,
-    /// The conversations that wait to be opened, in the order of their openings.
+    /// The conversations that are waiting to be opened, in the order in which they started to wait.
     pub waiting: Vec<ConversationId>,
 }
 

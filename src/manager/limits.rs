@@ -16,7 +16,7 @@ use crate::{
     sync::lock,
 };
 
-/// The limits that are set, as semaphores. They serve waiting sessions in order.
+/// The configured limits, as semaphores. Each semaphore serves waiting sessions in order of arrival.
 #[derive(Debug, Default)]
 pub(super) struct Limits {
     turns: Option<Arc<Semaphore>>,
@@ -34,7 +34,7 @@ impl Limits {
         }
     }
 
-    /// Returns the admission of a session's requests, if a limit applies to them.
+    /// Returns the [`Admission`] that limits a session's requests, if a limit applies to them.
     pub(super) fn admission(
         &self,
         tenant: Option<Arc<str>>,
@@ -55,7 +55,7 @@ impl Limits {
         if let Some(known) = tenants.get(&tenant).and_then(Weak::upgrade) {
             return known;
         }
-        // Removes the semaphores of tenants without sessions before the map grows.
+        // Keeps the map small: before a tenant is added, tenants without sessions are removed.
         tenants.retain(|_, known| known.strong_count() > 0);
         let fresh = Arc::new(Semaphore::new(limit));
         tenants.insert(tenant, Arc::downgrade(&fresh));
@@ -74,7 +74,8 @@ struct Gate {
 
 impl Admission for Gate {
     fn admit(&self) -> Pin<Box<dyn Future<Output = Permit> + Send>> {
-        // The tenant's semaphore comes first, because a session that waits there takes no place from other tenants.
+        // The tenant's semaphore is acquired first, so that a session that waits for its own tenant's limit takes no
+        // place from other tenants.
         let semaphores = [self.tenant.clone(), self.turns.clone()];
         let mut queue =
             Queue { inner: Weak::clone(&self.inner), id: self.id.clone(), key: self.key, is_in: false };
@@ -85,7 +86,7 @@ impl Admission for Gate {
                 *permit = Arc::clone(&semaphore).try_acquire_owned().ok();
                 if permit.is_none() {
                     queue.enter();
-                    // The semaphores are never closed.
+                    // This never fails, because the semaphores are never closed.
                     *permit = semaphore.acquire_owned().await.ok();
                 }
             }
@@ -95,7 +96,7 @@ impl Admission for Gate {
     }
 }
 
-/// Reports that a run waits, until it is dropped.
+/// Reports that a run is waiting, until this value is dropped.
 struct Queue {
     inner: Weak<Inner>,
     id: ConversationId,

@@ -1,4 +1,4 @@
-//! Opens sessions: one opening at a time for each id, however many callers ask for it.
+//! Opens sessions. Only one task at a time opens the session of an id, however many callers ask for it.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
@@ -15,7 +15,7 @@ use crate::{
     store::ConversationId,
 };
 
-/// The exclusive right to work on an id. Released when it is dropped, whatever happens.
+/// The exclusive right to work on an id. The right is released when this is dropped, even after a panic.
 pub(super) struct Claim {
     inner: Arc<Inner>,
     pub(super) id: ConversationId,
@@ -28,7 +28,7 @@ impl Drop for Claim {
     }
 }
 
-/// An id that was borrowed from an opening that waits for room. The id is returned when this is dropped.
+/// An id that was borrowed from an opening that is waiting for room. The id is returned when this is dropped.
 pub(super) struct Loan {
     inner: Arc<Inner>,
     id: ConversationId,
@@ -41,14 +41,14 @@ impl Drop for Loan {
     }
 }
 
-/// The right to an id for a caller that closes, renames or deletes the conversation.
+/// The right of a caller to close, rename or delete the conversation with an id.
 pub(super) enum Hold {
     Claim(Claim, Option<Session>),
     Loan(Loan),
 }
 
 impl Hold {
-    /// Separates the open session, if there is one, from the right to its id.
+    /// Separates the right to an id from the id's open session, if there is one.
     pub(super) fn split(self) -> (Self, Option<Session>) {
         match self {
             Self::Claim(claim, session) => (Self::Claim(claim, None), session),
@@ -57,7 +57,7 @@ impl Hold {
     }
 }
 
-/// The origin of a session's conversation.
+/// Where a session's conversation comes from.
 #[derive(Clone, Copy)]
 pub(super) enum Beginning {
     /// The store.
@@ -71,14 +71,14 @@ pub(super) enum Beginning {
 }
 
 impl Beginning {
-    /// Returns whether a session that is already open can be returned.
+    /// Returns whether a session that is already open may be returned instead of a new one.
     fn takes_running(self) -> bool {
         matches!(self, Self::Stored | Self::Either)
     }
 }
 
 impl Inner {
-    /// Returns the session with this id: the open one, or a new one.
+    /// Returns the session with this id. If it is not open, a new session is started.
     pub(super) async fn open(
         self: &Arc<Self>,
         id: ConversationId,
@@ -100,7 +100,7 @@ impl Inner {
             match running {
                 Some(Ok(_)) if !from.takes_running() => return Err(ManagerError::AlreadyExists { id }),
                 Some(Ok(session)) => match subscribe(session, mode, false).await {
-                    // The session has just ended. A new session takes its place.
+                    // The session has just ended. The loop starts a new session instead.
                     Err(SessionError::Ended(_)) => self.settled(&id).await,
                     opened => return Ok(opened?),
                 },
@@ -108,7 +108,8 @@ impl Inner {
                 None => match self.claim(&id) {
                     Err(claim) => claim.cancelled().await,
                     Ok((claim, Some(_))) => drop(claim),
-                    // Checked again, because a shutdown that started before the claim does not wait for it.
+                    // The flag is checked again, because a shutdown that started before this claim does not wait for
+                    // the claim.
                     Ok((_, None)) if self.registry().is_shut => return Err(ManagerError::ShutDown),
                     Ok((claim, None)) => return self.start(claim, start, from).await,
                 },
@@ -116,7 +117,7 @@ impl Inner {
         }
     }
 
-    /// Claims an id and returns its open session, or returns the token to wait for.
+    /// Claims an id and returns its open session. If the id is already claimed, returns the token to wait for.
     fn claim(
         self: &Arc<Self>,
         id: &ConversationId,
@@ -129,7 +130,8 @@ impl Inner {
         }
     }
 
-    /// Claims an id as soon as nobody else works on it, or borrows it from an opening that waits for room.
+    /// Waits until nobody else works on an id and claims it, or borrows the id from an opening that is waiting for
+    /// room.
     pub(super) async fn hold(self: &Arc<Self>, id: &ConversationId) -> Hold {
         let joined = Arc::clone(&self.registry().joined);
         loop {
@@ -151,17 +153,17 @@ impl Inner {
         }
     }
 
-    /// Waits until the registry knows that a session has ended.
+    /// Waits until the registry has recorded that a session has ended.
     async fn settled(self: &Arc<Self>, id: &ConversationId) {
         let session = self.registry().look(id).and_then(Result::ok);
         if let Some(session) = session {
             session.ended().await;
-            // The registry is notified a moment later.
+            // The session notifies the registry shortly after it has ended.
             tokio::task::yield_now().await;
         }
     }
 
-    /// Starts a session in a separate task, so that it does not end with the caller.
+    /// Starts a session in a separate task, so that the start continues if the caller is dropped.
     async fn start(
         self: &Arc<Self>,
         claim: Claim,
@@ -177,23 +179,24 @@ impl Inner {
             let room = tokio::select! {
                 biased;
                 room = inner.room(&claim) => room,
-                // The caller has gone away before the opening started.
+                // The caller has stopped waiting before the session had room to open.
                 () = reply.closed() => return,
             };
             let launched = Box::pin(async {
                 room?;
                 let (session, guard) = inner.launch(&claim, start, from).await?;
-                // This task subscribes for the caller. If the caller has gone away, the controller is dropped at once,
-                // and the time of the idle shutdown starts.
+                // This task subscribes for the caller. If the caller has stopped waiting, the subscription is dropped
+                // at once, and the idle time begins.
                 let opened = subscribe(session, mode, true).await?;
-                // The idle time of the session starts after its caller has subscribed.
+                // The idle time of the session begins only now, because the guard is held until the caller is
+                // subscribed.
                 drop(guard);
                 Ok(opened)
             });
             let opened = tokio::select! {
                 biased;
                 opened = launched => opened,
-                // A store or an `init` that hangs must not block the id forever.
+                // A store or an `init` that hangs must not block the id forever once the caller has stopped waiting.
                 () = abandoned(&mut reply, inner.patience()) => return,
             };
             drop(claim);
@@ -205,7 +208,8 @@ impl Inner {
         Err(ManagerError::CutOff { id, reason: cut_off(task).await })
     }
 
-    /// Returns how long an operation may continue after its caller is gone. It includes the time to close a session.
+    /// Returns how long an operation may continue after its caller has stopped waiting. This is longer than closing a
+    /// session may take.
     pub(super) fn patience(&self) -> Duration {
         self.close_timeout.saturating_mul(2)
     }
@@ -229,8 +233,8 @@ impl Inner {
             .watcher(Arc::new(watch))
             .hold(send_guard);
         let builder = start.set_up(builder);
-        // Each future is boxed separately. The futures that open a session are large, and they would all take up space
-        // in this future.
+        // Each future is boxed separately, because the futures that open a session are large. Without the boxes, they
+        // would all take up space in this future.
         let starting: BoxFuture<'_, Result<Session, SessionError>> = match from {
             Beginning::Stored => Box::pin(builder.open(id.clone())),
             Beginning::Generated => Box::pin(builder.create_with(id.clone())),
@@ -250,16 +254,16 @@ impl Inner {
             registry.is_shut
         };
         if is_shut {
-            // The session opened too late for the shutdown to see it. The shutdown waits for the claim and sees it
-            // then.
+            // The session opened too late for the shutdown to see it. The shutdown waits for the claim and finds the
+            // session then.
             session.drain();
         }
         Ok((session, guard.try_recv().ok()))
     }
 }
 
-/// Completes some work whether or not the caller waits for it. If the work hangs after the caller is gone, it is given
-/// up.
+/// Completes some work whether or not the caller keeps waiting for it. If the work hangs after the caller has stopped
+/// waiting, the work is given up.
 pub(super) async fn in_a_task<T: Send + 'static>(
     limit: Duration,
     work: impl Future<Output = Result<T, ManagerError>> + Send + 'static,
@@ -283,7 +287,7 @@ async fn cut_off(task: JoinHandle<()>) -> String {
     task.await.err().map_or_else(|| "no caller waited any more".to_owned(), |error| error.to_string())
 }
 
-/// Waits until the reply has no receiver any more, and then for the time `limit`.
+/// Waits until nobody waits for the reply any more, and then for the time `limit`.
 async fn abandoned<T>(reply: &mut oneshot::Sender<T>, limit: Duration) {
     reply.closed().await;
     sleep(limit).await;
@@ -298,7 +302,7 @@ async fn subscribe(
     let subscription = if let Some(mode) = mode {
         Some(session.subscribe(mode).await?)
     } else {
-        // A session that is about to end does not reply any more.
+        // A session that is about to end no longer replies, so this returns an error.
         session.title().await?;
         None
     };

@@ -1,6 +1,6 @@
-//! The registry of the conversations that are open, and of those that are being opened, closed, renamed or deleted. A
-//! lock protects it. The lock is held only for a few steps and never across an await, so a separate task would bring
-//! nothing.
+//! The registry of the conversations that are open or are being opened, closed, renamed or deleted. A lock protects the
+//! registry. The lock is held only for a few steps and never across an await, so a separate task would have no
+//! advantage.
 
 mod places;
 
@@ -22,27 +22,27 @@ use crate::{
     subscription::{Attachment, End, EndReason, EventId, Feed, FeedLimits},
 };
 
-/// Identifies one life of a session among those with the same id.
+/// Identifies one life of a session. Sessions that are opened later with the same id have other keys.
 pub(super) type Key = u64;
 
 pub(super) struct Registry {
     slots: HashMap<ConversationId, Slot>,
-    /// The open and the waiting conversations in order, by [`Slot::since`].
+    /// The open conversations. This map and the map of waiting conversations are sorted by [`Slot::since`].
     open: BTreeMap<u64, ConversationId>,
     waiting: BTreeMap<u64, ConversationId>,
-    /// The waiting openings that have no place yet.
+    /// The openings that are waiting for a place.
     line: BTreeMap<Number, Opening>,
     /// The number of unused places for open sessions. While it is above 0, the line is empty.
     free: usize,
-    /// The number of sessions that are asked to sleep, or are ending, to make room for the line.
+    /// The number of sessions that were asked to sleep or are ending, so that openings in line get places.
     making_room: usize,
-    /// The sessions that may be asked to sleep, by the time of their last use. Maintained while the line is not empty.
-    /// Entries may be outdated.
+    /// The sessions that may be asked to sleep, sorted by the time of their last use. The map is maintained only while
+    /// the line is not empty. Entries may be outdated.
     prospects: BTreeMap<u64, ConversationId>,
     /// Notified when an opening joins the line.
     pub(super) joined: Arc<Notify>,
     last_key: Key,
-    /// A counter of changes, which orders them.
+    /// A counter of changes. It puts the changes in order.
     clock: u64,
     feed: Feed<ManagerEvent>,
     pub(super) is_shut: bool,
@@ -55,23 +55,23 @@ struct Slot {
     key: Key,
     /// The session, while it is open.
     session: Option<Session>,
-    /// Held while the conversation is opened, closed, renamed or deleted. Others wait for it.
+    /// Present while the conversation is opened, closed, renamed or deleted. Other callers wait for this token.
     claim: Option<CancellationToken>,
-    /// The loan, if the holder of the claim waits in line and another caller renames or deletes the conversation.
+    /// The loan of the claim, while its holder waits in line and another caller renames or deletes the conversation.
     loan: Option<Loan>,
     title: Option<Arc<str>>,
     /// Whether the session has reported a title already.
     has_current_title: bool,
-    /// How the session ended, if it ended before it was registered as open.
+    /// The reason why the session ended, if it ended before it was registered as open.
     ended: Option<EndReason>,
     status: Status,
     is_queued: bool,
-    /// Cancelled when the title that is being generated is set or given up.
+    /// Present while a title is being generated. Cancelled when that title is set or given up.
     titling: Option<CancellationToken>,
     used: u64,
-    /// The time at which the conversation was opened, or started to wait for room.
+    /// When the conversation was opened or started to wait for room, as a value of the registry's clock.
     since: u64,
-    /// The place of the open session, or of the opening.
+    /// The place of the open session, or of the opening that will start the session.
     place: Option<RoomPermit>,
     /// The state of the request to make room.
     rest: Rest,
@@ -81,7 +81,7 @@ struct Slot {
 struct Loan {
     /// Cancelled when the claim is returned.
     over: CancellationToken,
-    /// Whether the claim was released meanwhile.
+    /// Whether the holder released the claim during the loan.
     is_given_up: bool,
 }
 
@@ -95,17 +95,17 @@ impl Slot {
 pub(super) enum Claimed {
     /// The id is claimed. Nobody else works on it until the claim is released.
     Mine { key: Key, session: Option<Session> },
-    /// The id is claimed by another caller. The token is cancelled when that caller is done.
+    /// The id is claimed by another caller. The token is cancelled when the claim is released.
     Wait(CancellationToken),
 }
 
 /// The outcome of an attempt to borrow a claimed id.
 pub(super) enum Lent {
-    /// The id is borrowed. Its claim has no effect until the id is returned.
+    /// The id is borrowed. Releasing its claim has no effect until the id is returned.
     Mine(Key),
-    /// The id is borrowed by another caller. The token is cancelled when that caller is done.
+    /// The id is borrowed by another caller. The token is cancelled when the id is returned.
     Wait(CancellationToken),
-    /// The holder of the claim does not wait in line.
+    /// The id cannot be borrowed, because its claim is not held by an opening in line.
     No,
 }
 
@@ -131,7 +131,7 @@ impl Registry {
 
     // ---- claims ----
 
-    /// Returns the open session with this id, or the token to wait for.
+    /// Returns the open session with this id. If the id is claimed, returns the token to wait for.
     pub(super) fn look(&self, id: &ConversationId) -> Option<Result<Session, CancellationToken>> {
         let slot = self.slots.get(id)?;
         match (&slot.claim, &slot.session) {
@@ -140,7 +140,7 @@ impl Registry {
         }
     }
 
-    /// Claims an id, whether it is open or not.
+    /// Claims an id, whether or not its session is open.
     pub(super) fn claim(&mut self, id: &ConversationId) -> Claimed {
         self.clock += 1;
         let slot = self.slots.entry(id.clone()).or_insert_with(|| {
@@ -175,7 +175,7 @@ impl Registry {
             return;
         };
         if let Some(loan) = &mut slot.loan {
-            // The borrower keeps the claim.
+            // The claim stays in place until the borrower returns the id.
             loan.is_given_up = true;
             self.leave_line(id, key);
             return;
@@ -188,11 +188,12 @@ impl Registry {
         if let Some(claim) = claim {
             claim.cancel();
         }
-        // The session could not be asked to sleep while its id was claimed. It may be possible now.
+        // The session could not be asked to sleep while its id was claimed. Now it may be possible.
         self.changed(id, key);
     }
 
-    /// Borrows an id from an opening that waits in line. Such an opening may wait forever, and has no open session.
+    /// Borrows an id from an opening that is waiting in line. Such an opening may wait forever, and it has no open
+    /// session.
     pub(super) fn borrow(&mut self, id: &ConversationId) -> Lent {
         match self.slots.get_mut(id) {
             Some(Slot { loan: Some(loan), .. }) => Lent::Wait(loan.over.clone()),
@@ -251,7 +252,7 @@ impl Registry {
         self.slots.get_mut(id).filter(|slot| slot.key == key)
     }
 
-    /// Notes that a session is used.
+    /// Records that a session was used just now.
     pub(super) fn touch(&mut self, id: &ConversationId) {
         self.clock += 1;
         if let Some(slot) = self.slots.get_mut(id) {
@@ -280,7 +281,7 @@ impl Registry {
         }
     }
 
-    /// Handles a new title of a session.
+    /// Records the new title that a session has reported.
     pub(super) fn titled(&mut self, id: &ConversationId, key: Key, title: Option<Arc<str>>) {
         let Some(slot) = self.slot(id, key) else { return };
         slot.title.clone_from(&title);
@@ -290,10 +291,10 @@ impl Registry {
         }
     }
 
-    /// Handles a new title in the store.
+    /// Records a title that was set directly in the store.
     pub(super) fn set_stored_title(&mut self, id: &ConversationId, title: Option<Arc<str>>) {
         if let Some(slot) = self.slots.get_mut(id) {
-            // The session has ended, but that is not reported yet.
+            // The slot still exists, because the end of the session has not been reported yet.
             slot.title.clone_from(&title);
         }
         self.emit(ManagerEvent::Title { id: id.clone(), title });
@@ -303,7 +304,7 @@ impl Registry {
         self.emit(ManagerEvent::Deleted { id: id.clone() });
     }
 
-    /// Handles the end of a session.
+    /// Records that a session has ended.
     pub(super) fn ended(&mut self, id: &ConversationId, key: Key, reason: &EndReason) {
         let Some(slot) = self.slots.get_mut(id).filter(|slot| slot.key == key) else { return };
         let was_open = slot.session.take().is_some();
@@ -328,7 +329,7 @@ impl Registry {
 
     // ---- titles ----
 
-    /// Starts to generate a title for an open session without a title, unless one is being generated.
+    /// Marks that a title is being generated, if an open session has no title and none is being generated yet.
     pub(super) fn begin_title(&mut self, id: &ConversationId, key: Key) -> Option<Session> {
         let slot = self.slot(id, key).filter(|slot| slot.title.is_none() && slot.titling.is_none())?;
         let session = slot.session.clone()?;
@@ -347,7 +348,7 @@ impl Registry {
         self.slots.get(id).is_some_and(|slot| slot.title.is_some())
     }
 
-    /// Returns the token that is cancelled when the title that is being generated is set or given up.
+    /// Returns the token that is cancelled when the title being generated is set or given up.
     pub(super) fn titling(&self, id: &ConversationId) -> Option<CancellationToken> {
         self.slots.get(id)?.titling.clone()
     }
@@ -381,8 +382,8 @@ impl Registry {
         }
     }
 
-    /// Returns a place in the stream of events: after `after` if all events since then are still in memory, otherwise
-    /// at the current event.
+    /// Returns a position in the stream of events. The position is directly after `after` if all later events are still
+    /// in memory. Otherwise, it is at the current event.
     pub(super) fn attach(
         &mut self,
         after: Option<EventId>,
@@ -394,13 +395,13 @@ impl Registry {
             self.feed.join(limits, snapshot)
         });
         if self.end.is_some() {
-            // The first update is the end.
+            // The feed is closed again, so that the first update that the subscriber receives is the end.
             self.feed.close();
         }
         attachment
     }
 
-    /// Closes the registry: nothing is open, and nothing will be opened.
+    /// Closes the registry. No session is open at this point, and none will be opened.
     pub(super) fn finish(&mut self) {
         let snapshot = Some(Arc::new(self.snapshot()));
         self.end.get_or_insert(End { reason: EndReason::Stopped, snapshot });

@@ -1,4 +1,4 @@
-//! Waits for room to open one more session.
+//! Waits until there is room for one more open session.
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,19 +13,19 @@ use super::{
 use crate::actor::passed;
 
 impl Inner {
-    /// Waits for room for one more session, if there is a limit.
+    /// Waits until there is room for one more session, if the number of open sessions is limited.
     pub(super) async fn room(self: &Arc<Self>, claim: &Claim) -> Result<(), ManagerError> {
         let Some(line) = self.registry().take_place(&claim.id, claim.key) else {
             return Ok(());
         };
         tokio::select! {
             biased;
-            // The shutdown itself may free the place.
+            // The shutdown is checked first, because the shutdown itself may free the place.
             () = self.shutting.cancelled() => return Err(ManagerError::ShutDown),
             () = self.wait_in_line(line) => {}
             error = self.stuck(claim) => return Err(error),
         }
-        // An opening that has a place no longer lends its id.
+        // The id can no longer be borrowed, because the opening has a place. An existing loan must end first.
         let loan = self.registry().loan(&claim.id);
         if let Some(loan) = loan {
             loan.cancelled().await;
@@ -33,7 +33,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Waits for a place, and asks sessions to sleep when it receives such errands.
+    /// Waits for a place. Meanwhile, asks sessions to sleep when it receives such errands.
     async fn wait_in_line(&self, line: InLine) {
         let InLine { number, mut errands } = line;
         let mut asking: Option<BoxFuture<'_, ()>> = None;
@@ -55,8 +55,8 @@ impl Inner {
         }
     }
 
-    /// Waits until an opening has waited too long while places are held by sessions whose tools run. These tools may be
-    /// waiting for the opening.
+    /// Returns an error when an opening has waited too long and some places are held by sessions whose tools are
+    /// running. These tools may be waiting for the opening.
     async fn stuck(&self, claim: &Claim) -> ManagerError {
         let Some(limit) = self.room_timeout else {
             return std::future::pending().await;
@@ -72,5 +72,5 @@ impl Inner {
     }
 }
 
-/// The minimum interval between checks whether tools hold places.
+/// The minimum interval between two checks for tools that hold places.
 const SHORTEST_ROOM_TIMEOUT: Duration = Duration::from_millis(1);

@@ -7,8 +7,9 @@ use crate::{
 
 /// The agent and the settings with which a session is opened.
 ///
-/// If the session is already open, only the caller's subscription is taken from the options. The manager supplies the
-/// store and the registry of models. [`SessionBuilder::agent`] describes how saved settings and the agent's combine.
+/// If the session is already open, only the mode of the caller's subscription is used. The manager supplies the store
+/// and the registry of models. [`SessionBuilder::agent`] describes how saved settings and the agent's settings are
+/// combined.
 ///
 /// ```
 /// # #[cfg(feature = "test-util")]
@@ -30,8 +31,8 @@ use crate::{
 /// ```
 #[must_use = "options do nothing before a conversation is opened with them"]
 pub struct OpenOptions {
-    /// The agent is boxed, because the value moves from future to future, and its size would add up in the task that
-    /// opens the session.
+    /// The agent is boxed, because this value is moved through several nested futures. Unboxed, it would take space in
+    /// each of them and enlarge the task that opens the session.
     pub(super) agent: Box<AgentBuilder>,
     pub(super) title: Option<Arc<str>>,
     pub(super) tenant: Option<Arc<str>>,
@@ -39,17 +40,17 @@ pub struct OpenOptions {
     idle_shutdown: IdleShutdown,
 }
 
-/// The idle shutdown of the session.
+/// When the session shuts down because it is idle.
 enum IdleShutdown {
     /// The manager's time.
     OfManager,
-    /// This time, or no limit with `None`.
+    /// After this time, or never if it is `None`.
     After(Option<Duration>),
 }
 
 impl OpenOptions {
-    /// Opens a session with this agent, to which the caller subscribes as a controller. The manager's registry replaces
-    /// the agent's.
+    /// Creates options with this agent. The caller subscribes as a controller. The manager's registry of models
+    /// replaces the agent's registry.
     pub fn new(agent: AgentBuilder) -> Self {
         Self {
             agent: Box::new(agent),
@@ -66,27 +67,27 @@ impl OpenOptions {
         self
     }
 
-    /// Sets the tenant of the session. Sessions of one tenant share the [limit of
-    /// requests](super::ManagerBuilder::max_turns_per_tenant), if the manager has one for tenants.
+    /// Sets the tenant of the session. All sessions of a tenant share its [limit of
+    /// requests](super::ManagerBuilder::max_turns_per_tenant), if the manager has such a limit.
     pub fn tenant(mut self, tenant: impl Into<Arc<str>>) -> Self {
         self.tenant = Some(tenant.into());
         self
     }
 
-    /// Sets how long the session stays open while it is idle and has no controller, instead of the manager's time.
-    /// `None` keeps it open without a limit.
+    /// Sets how long the session stays open while it is idle and has no controller. This replaces the manager's time.
+    /// `None` keeps the session open without a limit.
     pub fn idle_shutdown(mut self, after: Option<Duration>) -> Self {
         self.idle_shutdown = IdleShutdown::After(after);
         self
     }
 
-    /// Sets the caller's mode. With `None`, the caller gets no subscription.
+    /// Sets the mode of the caller's subscription. With `None`, the caller gets no subscription.
     pub fn subscribe(mut self, mode: Option<Mode>) -> Self {
         self.mode = mode;
         self
     }
 
-    /// Applies the options to a session's builder, which has the manager's settings.
+    /// Applies the options to a session builder that already has the manager's settings.
     pub(super) fn set_up(self, mut session: SessionBuilder) -> SessionBuilder {
         if let Some(title) = self.title {
             session = session.title(title);
@@ -119,9 +120,9 @@ impl fmt::Debug for OpenOptions {
 pub struct OpenedSession {
     /// The session.
     pub session: Session,
-    /// The caller's subscription, unless the options have none.
+    /// The caller's subscription, unless the options disabled it.
     pub subscription: Option<SessionSubscription>,
-    /// Whether the call started the session. If not, the session was already open, and the agent and settings were not
-    /// used.
+    /// Whether this call started the session. If not, the session was already open, and the agent and settings in the
+    /// options were not used.
     pub started: bool,
 }

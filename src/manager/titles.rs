@@ -9,7 +9,7 @@ use crate::{
     provider::{Model, Options, Request, StopReason},
 };
 
-/// How untitled conversations get their titles, after the first finished turn.
+/// How untitled conversations get their titles after the first finished turn.
 #[derive(Clone, Default)]
 #[non_exhaustive]
 pub enum Titles {
@@ -29,8 +29,8 @@ pub enum Titles {
 pub trait TitleGenerator: Send + Sync + 'static {
     /// Returns a title for a conversation with this history, or `None` if it is too early for a title.
     ///
-    /// After `None` or an error, the generator is called again after the next turn. A call that takes longer than a
-    /// minute is given up.
+    /// If the generator returns `None` or an error, it is called again after the next turn. A call that takes longer
+    /// than a minute is given up.
     ///
     /// # Errors
     ///
@@ -45,9 +45,9 @@ pub trait TitleGenerator: Send + Sync + 'static {
 const MODEL_TIMEOUT: Duration = Duration::from_secs(30);
 /// The time limit of an application's generator.
 const OWN_TIMEOUT: Duration = Duration::from_mins(1);
-/// The maximum number of tokens of a title's request. It is generous, because some models think first.
+/// The maximum number of tokens that a model may generate for a title. It is generous, because some models think first.
 const MODEL_TOKENS: u32 = 1024;
-/// The characters of each message that a model sees.
+/// The maximum number of characters of each message that are sent to the model.
 const EXCERPT: usize = 2000;
 /// The maximum length of a heuristic title in characters, without its ellipsis.
 const HEURISTIC: usize = 50;
@@ -59,7 +59,7 @@ impl Titles {
         matches!(self, Self::Off)
     }
 
-    /// Generates a title for a conversation. Returns `None` if none can be made.
+    /// Generates a title for a conversation. Returns `None` if no title can be made.
     pub(super) async fn make(
         &self,
         history: &History,
@@ -76,14 +76,14 @@ impl Titles {
     }
 }
 
-/// Returns the first text of the user with white space collapsed, cut between words.
+/// Returns the first nonempty text of the user on one line, shortened between words.
 fn heuristic(history: &History) -> Option<String> {
     let users = history.iter().filter(|message| message.role == Role::User);
     let text = users.map(|message| message.text()).find(|text| !text.trim().is_empty())?;
     Some(shorten(&text, HEURISTIC))
 }
 
-/// Puts a text on one line of at most `limit` characters, cut between words if possible.
+/// Puts a text on one line of at most `limit` characters plus an ellipsis. The text is cut between words if possible.
 fn shorten(text: &str, limit: usize) -> String {
     let mut short = String::new();
     let mut length = 0;
@@ -131,7 +131,7 @@ async fn by_model(
     Ok(tidy(&generated.message.text()))
 }
 
-/// Returns the first line that has content, without the quotes and marks that models put around a title.
+/// Returns the first nonempty line, without the quotation marks and markup that models put around a title.
 fn tidy(text: &str) -> Option<String> {
     let around = |c: char| {
         c.is_whitespace() || matches!(c, '"' | '\'' | '`' | '*' | '#' | '“' | '”' | '„' | '«' | '»')

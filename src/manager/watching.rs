@@ -1,4 +1,4 @@
-//! Handles the notifications of sessions to their manager.
+//! Processes the notifications that sessions send to their manager.
 
 use std::sync::{Arc, Weak};
 
@@ -50,7 +50,7 @@ impl Watcher for Watch {
 }
 
 impl Inner {
-    /// Generates a title for an untitled conversation, concurrently with everything else.
+    /// Starts to generate a title for an untitled conversation, in a separate task.
     fn make_title(self: &Arc<Self>, id: &ConversationId, key: Key) {
         if self.titles.is_off() {
             return;
@@ -67,7 +67,7 @@ impl Inner {
             let titling = titling;
             titling.inner.title(&session).await;
             drop(titling);
-            // From here on, the session may sleep or end by its idle shutdown.
+            // From here on, the session may sleep or be ended by its idle shutdown.
             drop(guard);
         });
     }
@@ -86,12 +86,13 @@ impl Inner {
         }
     }
 
-    /// Waits for the title after the turns that have finished so far, if one is being generated.
+    /// If a title is being generated for a turn that has already finished, waits for this title.
     pub(super) async fn titled(&self, session: &Session) {
         if self.titles.is_off() || self.registry().is_titled(session.id()) {
             return;
         }
-        // The session first processes all events of its agent. So it has reported all finished turns by then.
+        // The session answers this call after it has processed all events of its agent. By then, it has reported all
+        // finished turns.
         if session.tree().await.is_err() {
             return;
         }
@@ -102,7 +103,7 @@ impl Inner {
     }
 }
 
-/// Marks that a title is being generated, until it is dropped.
+/// Marks that a title is being generated. The mark is removed when this is dropped.
 struct Titling {
     inner: Arc<Inner>,
     id: ConversationId,

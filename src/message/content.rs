@@ -15,11 +15,11 @@ pub enum Content {
     Thinking(Thinking),
     /// An image, a document or another file.
     Attachment(Attachment),
-    /// A call of a tool that the model requests.
+    /// A call of a tool, requested by the model.
     ToolUse(ToolUse),
     /// The output of a tool.
     ToolResult(ToolResult),
-    /// Data that only the provider that wrote it understands.
+    /// Data that is understood only by the provider that wrote it.
     ProviderItem(ProviderItem),
 }
 
@@ -32,7 +32,7 @@ impl Content {
         }
     }
 
-    /// Returns the kind of this block, with its article.
+    /// Returns the name of this block's kind, with an indefinite article.
     pub(crate) fn kind(&self) -> &'static str {
         match self {
             Self::Text(_) => "a text",
@@ -44,7 +44,7 @@ impl Content {
         }
     }
 
-    /// Returns the approximate size of the payload in bytes. Every string counts.
+    /// Returns the approximate size of the payload in bytes. All strings are counted.
     pub(crate) fn weight(&self) -> usize {
         64 + match self {
             Self::Text(text) => text.weight(),
@@ -107,7 +107,8 @@ impl Thinking {
         Self { text: text.into(), signature: None, redacted: None }
     }
 
-    /// Returns whether a service would accept the block when it is sent back: it is signed or redacted.
+    /// Returns whether a service would accept the block when it is sent back. This is the case if the block is signed
+    /// or redacted.
     pub fn is_signed(&self) -> bool {
         let is_there = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
         is_there(&self.signature) || is_there(&self.redacted)
@@ -195,25 +196,26 @@ pub enum Source {
     },
 }
 
-/// A tool call that the model requests.
+/// A tool call, requested by the model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ToolUse {
-    /// The id of this tool use. Its result carries the same id.
+    /// The id of this tool use. The result of this tool use has the same id.
     pub id: ToolUseId,
     /// The name of the tool.
     pub name: String,
     /// The input from the model: a JSON object, with its keys in the model's order.
     pub input: Value,
-    /// The raw text of the input, if it can't be read as a JSON object. `input` is then an empty object.
+    /// The raw text of the input, if this text can't be read as a JSON object. In this case, `input` is an empty
+    /// object.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub malformed: Option<String>,
     /// The service's signature. It is sent back unchanged to the service that issued it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signature: Option<String>,
-    /// The result that was decided for this use in a turn that stopped because another tool of the step has no handler.
-    /// The next prompt sends this result, unless the prompt contains a result for this use. Services see only
-    /// the result that was sent.
+    /// The result that was decided for this tool use in a turn that stopped because another tool of the step has no
+    /// handler. The next prompt sends this result, unless the prompt itself contains a result for this tool use.
+    /// Services see only the result that was sent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decided: Option<Box<ToolResult>>,
 }
@@ -228,8 +230,8 @@ impl ToolUse {
         Self { id: id.into(), name: name.into(), input, malformed: None, signature: None, decided: None }
     }
 
-    /// Returns the result for this use if the prompt contains none: the decided result, or else an error result that
-    /// explains this.
+    /// Returns the result that is sent for this tool use if the prompt contains none. This is the decided result. If
+    /// there is none, it is an error result that explains this.
     pub(crate) fn fallback_result(&self) -> ToolResult {
         match &self.decided {
             Some(decided) => ToolResult::clone(decided).answering(self),
@@ -253,11 +255,11 @@ impl ToolUse {
 pub struct ToolResult {
     /// The id of the tool use that this result answers.
     pub tool_use_id: ToolUseId,
-    /// The tool's name. Some services match results by it.
+    /// The tool's name. Some services match results to tool uses by this name.
     pub name: String,
     /// The output.
     pub content: Vec<ResultBlock>,
-    /// Whether the tool failed. `content` then describes the failure to the model.
+    /// Whether the tool failed. If it failed, `content` describes the failure to the model.
     #[serde(default)]
     pub is_error: bool,
 }
@@ -280,7 +282,8 @@ impl ToolResult {
         Self { is_error: true, ..Self::ok(tool_use, Text::new(text)) }
     }
 
-    /// Returns the same result with the id and the name of `tool_use`, because a callback may have changed them.
+    /// Returns the same result with the id and the name of `tool_use`. The result's own id and name may have been
+    /// changed by a callback.
     pub(crate) fn answering(self, tool_use: &ToolUse) -> Self {
         Self { tool_use_id: tool_use.id.clone(), name: tool_use.name.clone(), ..self }
     }
@@ -323,12 +326,14 @@ impl ResultBlock {
     }
 }
 
-/// An opaque item that only the provider that wrote it understands: a reasoning item, a tool that the service ran
-/// itself, or a backend's own activity. The item keeps its position in the message and is sent back unchanged.
+/// An opaque item that is understood only by the provider that wrote it. Examples are a reasoning item, a tool that the
+/// service ran itself, and a backend's internal activity. The item keeps its position in the message and is sent back
+/// unchanged.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ProviderItem {
-    /// The name of the wire format or backend that wrote the item. The item is sent back only there.
+    /// The name of the wire format or backend that wrote the item. The item is sent back only to this wire format or
+    /// backend.
     pub format: String,
     /// The item, exactly as it was received.
     pub data: Value,
@@ -394,7 +399,7 @@ pub(crate) fn value_weight(value: &Value) -> usize {
     }
 }
 
-/// Returns the approximate length of the members' JSON text.
+/// Returns the approximate length of the JSON text of all members.
 pub(crate) fn map_weight(map: &Map<String, Value>) -> usize {
     map.iter().map(|(key, value)| member_weight(key, value)).sum()
 }

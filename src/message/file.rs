@@ -10,7 +10,8 @@ impl Attachment {
         Self::base64(media_type, BASE64_STANDARD.encode(bytes))
     }
 
-    /// Reads a file. The media type follows from the extension of the file's name, and the attachment has that name.
+    /// Reads a file. The extension of the file's name determines the media type, and the attachment gets the file's
+    /// name.
     ///
     /// This function blocks. In async code with large files or slow disks, read the file with `tokio::fs::read` and use
     /// [`from_bytes`](Self::from_bytes).
@@ -31,8 +32,8 @@ impl Attachment {
     ///
     /// # Errors
     ///
-    /// [`InvalidInput`](io::ErrorKind::InvalidInput) if the extension is unknown. Otherwise the error of the system, if the
-    /// file can't be read. Both name the path.
+    /// [`InvalidInput`](io::ErrorKind::InvalidInput) if the extension is unknown. Otherwise the system's error, if the
+    /// file can't be read. Both errors contain the path.
     pub fn from_file(path: impl AsRef<Path>) -> io::Result<Self> {
         let path = path.as_ref();
         let media_type = media_type(path).ok_or_else(|| {

@@ -5,11 +5,11 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use super::Message;
 use crate::chunks::{Chunks, WIDTH};
 
-/// A sequence of shared messages that is O(1) to clone and amortized O(1) to extend, regardless of its length and of
-/// the number of clones.
+/// A sequence of shared messages. Cloning it is O(1) and extending it is amortized O(1), regardless of its length and
+/// of the number of clones.
 ///
-/// Clones share everything that they have in common. Iterators borrow the messages. To get a shorter history, collect
-/// the wanted part of an iterator: the new history shares the messages.
+/// Clones share all messages that they have in common. Iterators borrow the messages. To get a shorter history, collect
+/// the wanted part of an iterator. The new history shares the messages with the original.
 ///
 /// ```
 /// use omni_agent::message::{History, Message};
@@ -66,8 +66,8 @@ impl History {
         self.into_iter()
     }
 
-    /// Returns whether both histories are identical: clones of the same history, with nothing pushed since. O(1). Equal
-    /// histories that were built separately are not identical.
+    /// Returns whether both histories are identical. Histories are identical if they are clones of the same history and
+    /// nothing was pushed since. O(1). Equal histories that were built separately are not identical.
     pub fn same(&self, other: &Self) -> bool {
         self.0.same(&other.0)
     }
@@ -77,7 +77,7 @@ impl History {
 #[derive(Clone)]
 pub struct Iter<'a> {
     history: &'a History,
-    /// The leaf that holds the next message. Empty if the leaf must be looked up first.
+    /// The leaf that contains the next message. If the leaf must be looked up first, this slice is empty.
     leaf: &'a [Arc<Message>],
     range: Range<usize>,
 }

@@ -7,7 +7,8 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-/// The id of one tool use. Its result carries the same id. The model service assigns the id, unique within its message.
+/// The id of one tool use. The result of the tool use has the same id. The model service assigns the id, which is
+/// unique within its message.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct ToolUseId(Arc<str>);
@@ -24,7 +25,7 @@ impl ToolUseId {
     }
 }
 
-/// Lets maps and sets with `ToolUseId` keys be searched by text.
+/// Allows maps and sets with `ToolUseId` keys to be searched by text.
 impl Borrow<str> for ToolUseId {
     fn borrow(&self) -> &str {
         &self.0
@@ -55,7 +56,7 @@ impl From<String> for ToolUseId {
     }
 }
 
-/// A point in time, in milliseconds since the Unix epoch. It is serialized as that number.
+/// A point in time, in milliseconds since the Unix epoch. It is serialized as this number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Timestamp(pub u64);

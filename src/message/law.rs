@@ -1,5 +1,5 @@
-//! The history law: every tool use is answered exactly once, in the user message right after it, and every tool result
-//! answers a tool use.
+//! The history law: every tool use is answered exactly once, in the next message, which must be a user message. Every
+//! tool result answers a tool use.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -12,7 +12,7 @@ use super::{Blocks, Content, History, Message, Role, ToolResult, ToolUse, ToolUs
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HistoryError {
-    /// A tool use has no result in the message right after it.
+    /// A tool use has no result in the next message.
     #[error(
         "message {index}: tool use {id:?} is not answered in the next message; answer it with a tool result, or use History::repair"
     )]
@@ -22,17 +22,17 @@ pub enum HistoryError {
         /// The id of the open tool use.
         id: ToolUseId,
     },
-    /// A tool result does not answer an open tool use, or answers a tool use that already has a result.
+    /// A tool result answers no open tool use, or it answers a tool use that already has a result.
     #[error(
         "message {index}: the tool result for {id:?} answers no open tool use of the message before it; remove it, or use History::repair"
     )]
     OrphanResult {
-        /// The index of the message that holds the result.
+        /// The index of the message that contains the result.
         index: usize,
-        /// The tool use id in the result.
+        /// The tool use id that the result contains.
         id: ToolUseId,
     },
-    /// Two tool uses of one message share an id.
+    /// Two tool uses of one message have the same id.
     #[error("message {index}: two tool uses share the id {id:?}; remove one of them, or use History::repair")]
     DuplicateToolUse {
         /// The index of the assistant message.
@@ -52,7 +52,8 @@ pub enum HistoryError {
         /// The kind of the block.
         block: &'static str,
     },
-    /// The history ends in a user message without an answer by the assistant. This is a prompt, not a commit.
+    /// The history ends in a user message that the assistant has not answered. Such a message is a prompt and must not
+    /// be committed.
     #[error(
         "message {index}: the history ends in a user prompt; end it with the answer, or send the prompt with `prompt`"
     )]
@@ -63,13 +64,13 @@ pub enum HistoryError {
 }
 
 impl History {
-    /// Checks that this history may be committed. It must obey the law, and it must be empty or end in an assistant
-    /// message or in a user message that answers the open tool uses. If the last message is from the assistant, its
-    /// tool uses may be open. O(n).
+    /// Checks that this history may be committed. The history must obey the law. It must be empty, end in an assistant
+    /// message, or end in a user message that answers the open tool uses. If the last message is from the assistant,
+    /// its tool uses may be open. O(n).
     ///
     /// # Errors
     ///
-    /// Returns the first violation and its index.
+    /// Returns an error for the first violation, with its index.
     pub fn check(&self) -> Result<(), HistoryError> {
         self.check_pairs()?;
         match self.last() {
@@ -80,12 +81,12 @@ impl History {
         }
     }
 
-    /// Checks that this history may be sent to a model: every tool use is answered exactly once in the user message
-    /// right after it, and every tool result answers a tool use. O(n).
+    /// Checks that this history may be sent to a model. Every tool use must be answered exactly once, in the user
+    /// message right after it, and every tool result must answer a tool use. O(n).
     ///
     /// # Errors
     ///
-    /// Returns the first violation and its index.
+    /// Returns an error for the first violation, with its index.
     pub fn check_sendable(&self) -> Result<(), HistoryError> {
         self.check_pairs()?;
         match self.open_tool_uses().next() {
@@ -94,7 +95,7 @@ impl History {
         }
     }
 
-    /// Checks the law for everything except the tool uses of a last assistant message.
+    /// Checks the law. If the last message is from the assistant, its tool uses may be open.
     pub(crate) fn check_pairs(&self) -> Result<(), HistoryError> {
         let mut before = None;
         self.iter()
@@ -102,20 +103,22 @@ impl History {
             .try_for_each(|(index, message)| check_step(before.replace(&**message), message, index))
     }
 
-    /// Iterates over the tool uses that wait for an answer: those of the last message, if the assistant wrote it.
+    /// Iterates over the open tool uses. These are the tool uses of the last message, if that message is from the
+    /// assistant.
     pub fn open_tool_uses(&self) -> impl Iterator<Item = &ToolUse> {
         self.last().into_iter().filter(|last| last.role == Role::Assistant).flat_map(|last| last.tool_uses())
     }
 
-    /// Returns the nearest history that may be sent. O(n).
+    /// Returns the history that may be sent and that differs least from this history. O(n).
     ///
-    /// Misplaced blocks, repeated tool uses and results that answer no tool use are removed. A message that becomes
-    /// empty is removed, too. If several user messages follow a tool use, results in the later ones move into the
-    /// first. A tool use without any result gets the result that was [decided](ToolUse::decided) for it, or else an
-    /// error result that explains this. Everything else keeps its order, and messages that need no change are shared.
+    /// Misplaced blocks, repeated tool uses and results that answer no tool use are removed. If a message becomes
+    /// empty, it is removed too. If several user messages follow a tool use, results in the later user messages move
+    /// into the first one. A tool use without a result gets the result that was [decided](ToolUse::decided) for it. If
+    /// no result was decided, the tool use gets an error result that explains this. Everything else keeps its order,
+    /// and messages that need no change are shared.
     ///
-    /// A history that may be sent already is returned unchanged, so repairing twice has the same effect as repairing
-    /// once.
+    /// If a history may already be sent, it is returned unchanged. Repairing twice therefore has the same effect as
+    /// repairing once.
     pub fn repair(&self) -> Self {
         if self.check_sendable().is_ok() {
             return self.clone();
@@ -146,7 +149,8 @@ fn misplaced(role: Role, block: &Content) -> Option<&'static str> {
     }
 }
 
-/// Returns `message` without the blocks that break the law in any context, or `None` if no block remains.
+/// Returns `message` without the blocks that break the law whatever the other messages contain, or `None` if no block
+/// remains.
 fn without_misplaced(message: &Arc<Message>) -> Option<Arc<Message>> {
     let mut seen = HashSet::new();
     retain(message, |block| {
@@ -155,8 +159,8 @@ fn without_misplaced(message: &Arc<Message>) -> Option<Arc<Message>> {
     })
 }
 
-/// Returns `message` with the blocks that `keep` accepts. If all blocks are accepted, the message itself is returned;
-/// if every block is removed, `None`.
+/// Returns `message` with only the blocks that `keep` accepts. If all blocks are accepted, the message itself is
+/// returned. If no block is accepted, `None` is returned.
 fn retain<'a>(message: &'a Arc<Message>, mut keep: impl FnMut(&'a Content) -> bool) -> Option<Arc<Message>> {
     let kept: Vec<&Content> = message.content.iter().filter(|block| keep(block)).collect();
     if kept.len() == message.content.len() {
@@ -171,8 +175,8 @@ fn with_content(message: &Message, content: Vec<Content>) -> Arc<Message> {
     Arc::new(Message { role: message.role, content, timestamp: message.timestamp, provider_data })
 }
 
-/// Rewrites the user messages `answers`, which follow `asking`: the first of them answers each tool use of `asking`,
-/// and they contain no other results.
+/// Rewrites the user messages `answers`, which follow `asking`. In the result, the first user message answers each tool
+/// use of `asking`, and no user message contains any other results.
 fn pair(asking: Option<&Message>, answers: &[Arc<Message>]) -> Vec<Arc<Message>> {
     let asked: Vec<&ToolUse> = asking
         .filter(|asking| asking.role == Role::Assistant)
@@ -216,14 +220,15 @@ fn pair(asking: Option<&Message>, answers: &[Arc<Message>]) -> Vec<Arc<Message>>
         }
     }
     if let (Some(asking), false) = (asking, front.is_empty()) {
-        // No user message follows that could hold the results.
+        // There is no user message after `asking` that could contain the results.
         let timestamp = asking.timestamp;
         paired.push(Arc::new(Message { timestamp, ..Message::user(front) }));
     }
     paired
 }
 
-/// Checks the law for the message at `index`, which follows `before`. The message's own tool uses may be open.
+/// Checks the law for the message at `index`, which follows the message `before`. The tool uses of the checked message
+/// may be open.
 pub(crate) fn check_step(
     before: Option<&Message>,
     message: &Message,
@@ -251,13 +256,13 @@ pub(crate) fn check_step(
     Ok(())
 }
 
-/// Returns the content of a user message that follows `history`: `content`, preceded by a result for every open tool
-/// use, in the order of the uses. A use that `content` does not answer gets the result that was decided for it, or else
-/// an error result.
+/// Returns the content of a user message that follows `history`. It consists of a result for every open tool use, in
+/// the order of the tool uses, and then the rest of `content`. A tool use that `content` does not answer gets the
+/// result that was decided for it. If no result was decided, the tool use gets an error result.
 ///
 /// # Errors
 ///
-/// Fails if `content` holds a tool use, or a result that answers no open tool use.
+/// Fails if `content` contains a tool use, or a result that answers no open tool use.
 pub(crate) fn answer_open_tool_uses(
     history: &History,
     content: Blocks,

@@ -24,7 +24,7 @@ pub struct Usage {
     pub cache_read: u64,
     /// Prompt tokens written to a cache.
     pub cache_write: u64,
-    /// Generated tokens, reasoning included.
+    /// Generated tokens, including those for reasoning.
     pub output: u64,
     /// The part of `output` that was spent on reasoning, if the service reports it.
     pub reasoning: u64,
@@ -49,8 +49,8 @@ impl Usage {
         self.prompt().saturating_add(self.output)
     }
 
-    /// Returns the same usage, with `None` in place of a cost that is infinite or not a number. Such a cost would
-    /// differ from itself, and JSON can't represent it.
+    /// Returns the same usage, but replaces a cost that is infinite or not a number with `None`. A cost that is not a
+    /// number would differ from itself, and JSON can represent neither kind of cost.
     pub(crate) fn with_finite_cost(mut self) -> Self {
         self.cost = self.cost.filter(|cost| cost.is_finite());
         self
@@ -60,8 +60,8 @@ impl Usage {
 impl Add for Usage {
     type Output = Self;
 
-    /// Adds the counts. The cost of the sum is known if the cost of either side is known. A cost too large for a finite
-    /// number becomes unknown.
+    /// Adds the counts. If the cost of either side is known, the cost of the sum is known. A cost that is too large for
+    /// a finite number becomes unknown.
     fn add(self, other: Self) -> Self {
         let (this, other) = (self.with_finite_cost(), other.with_finite_cost());
         let sum = Self {

@@ -23,7 +23,7 @@ use crate::{
     tree::Tree,
 };
 
-/// The capacity of a session's command channel: one block of tokio's channels.
+/// The capacity of a session's command channel. Tokio allocates the slots of a channel in blocks of this size.
 const COMMANDS: usize = 32;
 
 /// The default settings.
@@ -86,18 +86,18 @@ impl SessionBuilder {
     /// Sets the agent: model, tools, callbacks and all other settings. The session supplies the agent's history.
     ///
     /// The model, the system prompt, the options and the limits `max_steps` and `turn_timeout` are saved with the
-    /// conversation. When a stored conversation is [opened](Self::open), the saved settings and those given here
-    /// combine as follows:
+    /// conversation. When a stored conversation is [opened](Self::open), the saved settings are combined with the
+    /// settings given here as follows:
     ///
-    /// - The saved model is used if its name can be resolved. Otherwise the model given here is the fallback. Its use
-    ///   is logged, emitted to the first subscriber as
+    /// - The saved model is used if its name can be resolved. Otherwise, the model given here is used as the fallback.
+    ///   The use of the fallback is logged, emitted to the first subscriber as
     ///   [`SessionEvent::ModelFallback`](super::SessionEvent::ModelFallback), and shown in every snapshot
     ///   ([`StateView::fallback_for`](crate::agent::StateView::fallback_for)). The saved name stays in the store until
     ///   another model is chosen.
-    /// - A system prompt and limits given here replace the saved ones. Options given here replace the saved options as
-    ///   a whole if they set anything. To clear saved options, [configure](Session::configure) the session.
-    /// - Tools, callbacks, extensions, keys and headers are never saved: give them each time the conversation is
-    ///   opened. Keys and headers do not replace saved options, whether they are given in
+    /// - A system prompt or limits given here replace the saved ones. If the options given here set anything, they
+    ///   replace all saved options. To clear saved options, [configure](Session::configure) the session.
+    /// - Tools, callbacks, extensions, keys and headers are never saved, so give them each time the conversation is
+    ///   opened. Keys and headers do not replace the saved options, whether they are given in
     ///   [options](AgentBuilder::options) or as [credentials](AgentBuilder::credentials).
     pub fn agent(mut self, agent: AgentBuilder) -> Self {
         self.agent = agent;
@@ -112,27 +112,28 @@ impl SessionBuilder {
 
     /// Sets how long the session stays open while its agent is idle and it has no controller.
     ///
-    /// The time starts when the session starts. It restarts when the last controller is dropped and when the agent
-    /// becomes idle. Observers do not count. Zero is allowed. The session finishes a turn in flight and saves
-    /// everything before it ends. By default, the session stays open as long as a handle or a controller exists.
+    /// The time begins when the session starts. It begins again when the last controller is dropped and when the agent
+    /// becomes idle. Observers do not keep the session open. A time of zero is allowed. Before the session ends, it
+    /// finishes a turn in flight and saves everything. By default, the session stays open as long as a handle or a
+    /// controller exists.
     ///
-    /// A session that has just started stays open for at least 20 ms, so that the code that started it can subscribe.
+    /// A session always stays open for at least 20 ms after its start, so that the code that started it can subscribe.
     pub fn idle_shutdown(self, after: Duration) -> Self {
         self.idle_shutdown_after(Some(after))
     }
 
-    /// Sets the idle shutdown, or turns it off with `None`.
+    /// Sets the time for the idle shutdown, or turns the idle shutdown off with `None`.
     pub(crate) fn idle_shutdown_after(mut self, after: Option<Duration>) -> Self {
         Arc::make_mut(&mut self.setup).idle_shutdown = after;
         self
     }
 
-    /// Sets the limit of unsaved messages in bytes, approximately. Defaults to 16 MiB.
+    /// Sets the limit of unsaved messages in approximate bytes. Defaults to 16 MiB.
     ///
-    /// Above the limit, new prompts get [`SessionError::StoreBehind`]. An active run continues. The limit also applies
-    /// to prompts sent through a weak handle of the agent, which get
-    /// [`AgentError::OnHold`](crate::agent::AgentError::OnHold). If `handle_event` returns a prompt above the limit, an
-    /// error event carries the prompt back.
+    /// Above the limit, new prompts fail with [`SessionError::StoreBehind`]. An active run continues. The limit also
+    /// applies to prompts that are sent through a weak handle of the agent. These prompts fail with
+    /// [`AgentError::OnHold`](crate::agent::AgentError::OnHold). If `handle_event` returns a prompt while the limit is
+    /// exceeded, the prompt is returned in an error event.
     pub fn unsaved_limit(mut self, bytes: usize) -> Self {
         Arc::make_mut(&mut self.setup).unsaved_limit = bytes;
         self
@@ -140,23 +141,23 @@ impl SessionBuilder {
 
     /// Sets how long a write may take before it counts as failed and is repeated. Defaults to one minute.
     ///
-    /// While the session ends or is flushed, the limit is shorter: a share of the time left. A write without a result
-    /// is then repeated sooner.
+    /// While the session ends or is flushed, the limit is shorter: a write may then take only a share of the remaining
+    /// time. If a write has no result by then, it is repeated.
     pub fn write_timeout(mut self, limit: Duration) -> Self {
         Arc::make_mut(&mut self.setup).write_timeout = limit;
         self
     }
 
-    /// Sets the deadline for every end of the session except [`Session::stop`]. Defaults to 30 seconds.
+    /// Sets how long the session may take to end, unless it is ended by [`Session::stop`]. Defaults to 30 seconds.
     ///
-    /// Most of this time is for saving. Within it, failed writes and writes without a result are repeated after short
-    /// waits, as described at [`Session::flush`].
+    /// Most of this time is for saving. During this time, failed writes and writes without a result are repeated after
+    /// short waits, as described at [`Session::flush`].
     pub fn end_timeout(mut self, limit: Duration) -> Self {
         Arc::make_mut(&mut self.setup).end_timeout = limit;
         self
     }
 
-    /// Sets how many events, and how many bytes of them, are kept for subscribers.
+    /// Sets how many events, and how many bytes of events, are kept in memory for subscribers.
     pub fn feed_limits(mut self, limits: FeedLimits) -> Self {
         Arc::make_mut(&mut self.setup).feed_limits = limits;
         self
@@ -165,27 +166,27 @@ impl SessionBuilder {
     /// Sets the name and address under which the session owns the conversation, if the store supports owners.
     ///
     /// Other processes find the owner in [`StoreError::Owned`](crate::store::StoreError::Owned). A process that opens
-    /// the conversation under the same name takes it over at once. Therefore each process needs a different name. If a
-    /// process keeps its name across a restart, it need not wait for its own lease to expire. By default, each session
-    /// is [a unique owner](Owner::unique).
+    /// the conversation under the same name takes over the ownership at once. Therefore, each process needs a different
+    /// name. If a process keeps its name across a restart, it does not have to wait for its own lease to expire. By
+    /// default, each session is [a unique owner](Owner::unique).
     pub fn owner(mut self, owner: Owner) -> Self {
         Arc::make_mut(&mut self.setup).owner = Some(Arc::new(owner));
         self
     }
 
-    /// Keeps the session open from its start until the guard is dropped. The guard is sent through this channel.
+    /// Keeps the session open from its start until a guard is dropped. The guard is sent through this channel.
     pub(crate) fn hold(mut self, guard: oneshot::Sender<Guard>) -> Self {
         self.hold = Some(guard);
         self
     }
 
-    /// Returns the settings, with a keeper of leases, for all sessions of a manager.
+    /// Adds a keeper of leases to the settings and returns them, so that all sessions of a manager can share them.
     pub(crate) fn into_shared(mut self) -> Arc<Setup> {
         Arc::make_mut(&mut self.setup).keeper = Some(Arc::new(Keeper::new(self.store)));
         self.setup
     }
 
-    /// Uses the settings that the sessions of a manager share.
+    /// Replaces the settings with those that all sessions of a manager share.
     pub(crate) fn shared(mut self, setup: Arc<Setup>) -> Self {
         self.setup = setup;
         self
@@ -199,7 +200,8 @@ impl SessionBuilder {
 
     /// Starts a new conversation with a generated id.
     ///
-    /// The conversation is in the store from its first save: after the first turn or the first change of its state.
+    /// The conversation is stored when it is first saved, which is after the first turn or the first change of its
+    /// state.
     ///
     /// # Errors
     ///
@@ -207,7 +209,7 @@ impl SessionBuilder {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future before it is ready starts nothing.
+    /// If the future is dropped before it is ready, no session is started.
     ///
     /// # Panics
     ///
@@ -216,7 +218,7 @@ impl SessionBuilder {
         self.create_with(ConversationId::generate()).await
     }
 
-    /// Starts a new conversation as [`create`](Self::create) does, under a generated id that nothing else uses.
+    /// Starts a new conversation like [`create`](Self::create), with a generated id that no other conversation has.
     pub(crate) async fn create_with(self, generated: ConversationId) -> Result<Session, SessionError> {
         let (starting, _) = self.start_new(generated).await?;
         Ok(starting.run())
@@ -228,19 +230,20 @@ impl SessionBuilder {
     ///
     /// The errors of [`create`](Self::create), and the error of the store. If the id is taken, even by a concurrent
     /// call, the error is [`StoreError::AlreadyExists`](crate::store::StoreError::AlreadyExists). If the store fails
-    /// after it has created the conversation, the conversation exists and is empty. It can be [opened](Self::open).
+    /// after it has created the conversation, an empty conversation exists and can be [opened](Self::open).
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future before it is ready starts nothing. But the conversation may be in the store already, or may
-    /// still be created there.
+    /// If the future is dropped before it is ready, no session is started. But the conversation may already exist in
+    /// the store, or may still be created there.
     ///
     /// # Panics
     ///
     /// Panics outside a tokio runtime.
     pub async fn create_with_id(self, id: ConversationId) -> Result<Session, SessionError> {
         let store = Arc::clone(&self.store);
-        // Reports a taken id before the application's `init` runs. Only a concurrent creation is noticed later.
+        // This check reports a taken id before the application's `init` runs. If another caller creates the
+        // conversation concurrently, that is noticed only later.
         if store.exists(&id).await? {
             return Err(crate::store::StoreError::AlreadyExists { id }.into());
         }
@@ -257,8 +260,8 @@ impl SessionBuilder {
                 starting.tenure = tenure;
             }
             Err(error) => {
-                // The caller may try again, so this agent must have ended by then. The outcome of the stop changes
-                // nothing.
+                // The caller may try again, so the agent of this attempt must end first. The result of stopping it does
+                // not matter.
                 let _ = starting.agent.stop(starting.session.shared.setup.end_timeout).await;
                 return Err(error.into());
             }
@@ -271,13 +274,14 @@ impl SessionBuilder {
     /// # Errors
     ///
     /// - The errors of [`AgentBuilder::start`].
-    /// - [`SessionError::InitialHistory`] if the agent was given a history: the messages come from the store.
+    /// - [`SessionError::InitialHistory`] if the agent was given a history, because the messages must come from the
+    ///   store.
     /// - The error of the store, such as [`NotFound`](crate::store::StoreError::NotFound).
     /// - [`SessionError::Tree`] if the stored nodes do not form a tree.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future before it is ready starts nothing.
+    /// If the future is dropped before it is ready, no session is started.
     ///
     /// # Panics
     ///
@@ -355,11 +359,12 @@ impl SessionBuilder {
             controllers: AtomicUsize::new(0),
             left: Signal::default(),
         });
-        // Prompts also reach the agent without the session's handle: from `handle_event` and through weak handles.
+        // The hold checks prompts that reach the agent without a session handle: prompts returned by `handle_event` and
+        // prompts sent through weak handles.
         let agent = agent.hold(Arc::clone(&shared) as Arc<dyn Hold>);
         let session = Session { commands, shared };
         if let Some(hold) = hold {
-            // If the receiver is gone, the guard is dropped.
+            // If the receiver is gone, the returned guard is simply dropped.
             let _ = hold.send(session.keep()?);
         }
         let weak: WeakSession = session.downgrade();
@@ -371,7 +376,7 @@ impl SessionBuilder {
     }
 }
 
-/// A session whose task does not run yet.
+/// A session whose task has not been started yet.
 struct Starting {
     session: Session,
     receiver: mpsc::Receiver<Box<super::command::Command>>,
@@ -387,7 +392,7 @@ impl Starting {
     fn run(self) -> Session {
         let Self { session, receiver, agent, owner, deliveries, core, store, tenure } = self;
         let shared = Arc::clone(&session.shared);
-        // The cell is empty: it is set only here.
+        // This always succeeds, because the cell is set only here.
         let _ = shared.agent.set(agent.downgrade());
         shared.started.store(true, Ordering::Release);
         let task = Box::new(Task {

@@ -21,19 +21,19 @@ pub(super) struct Stop {
     pub(super) reply: Reply<CommandResult<()>>,
 }
 
-/// The reply to a subscriber: its place in the stream of events.
+/// The sender of the reply to a subscriber: the subscriber's position in the stream of events.
 pub(super) type AttachmentReply = Reply<Attachment<SessionSnapshot, SessionEvent>>;
 
-/// The data that is not in the store.
+/// The changes that are not in the store.
 #[derive(Clone, Debug)]
 pub(super) struct Unsaved {
-    /// The number of messages. With 0, only the path or the state is unsaved.
+    /// The number of unsaved messages. If it is 0, only the path or the state is unsaved.
     pub(super) nodes: usize,
     pub(super) error: Option<String>,
 }
 
 impl Unsaved {
-    /// Converts it into the error after a wait of this length.
+    /// Converts the unsaved changes into the error of a call that has waited this long.
     pub(super) fn after(self, waited: Duration) -> SessionError {
         SessionError::Unsaved { nodes: self.nodes, waited, error: self.error }
     }
@@ -47,17 +47,18 @@ pub(super) enum RunStart {
     Branch(Option<NodeId>, Prompt),
 }
 
-/// The response of a run, for a command that waits for it.
+/// The response of a run, for a caller that waits for it.
 pub(super) type PendingResponse = oneshot::Receiver<Result<Arc<Response>, AgentError>>;
 
-/// Whether a command waits for the response of the run that it starts.
+/// Whether the caller of a command waits for the start of the run or for its response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wait {
     ForStart,
     ForResponse,
 }
 
-/// Sent in a box: tokio allocates a channel's slots in blocks of 32, and an idle session keeps one block.
+/// Commands are sent in a box to keep the channel's slots small: tokio allocates the slots in blocks of 32, and even an
+/// idle session holds one block.
 pub(super) enum Command {
     Begin(RunStart, Wait, Reply<CommandResult<Option<PendingResponse>>>),
     Navigate(Option<NodeId>, Reply<CommandResult<()>>),
@@ -68,7 +69,8 @@ pub(super) enum Command {
     Tree(Reply<Tree>),
     Snapshot(Reply<Box<SessionSnapshot>>),
     Subscribe(Option<EventId>, AttachmentReply),
-    /// The deadline, or `None` if it is too far away for the clock.
+    /// Waits for everything to be saved, up to the deadline. The deadline is `None` if it is too far away for the
+    /// clock.
     Flush(Option<Instant>, Reply<()>),
     Unsaved(Reply<Option<Unsaved>>),
     Stop(Stop),

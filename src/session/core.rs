@@ -1,8 +1,9 @@
 //! The pure state machine of a session. Each method takes one input: an event of the agent, a command or the outcome of
-//! a write. It appends effects, which the task performs in order. This module uses no tokio, no clock and no store.
+//! a write. It appends effects, and the session's task performs these effects in order. This module uses no tokio, no
+//! clock and no store.
 //!
-//! The path of the tree always is the agent's committed history. A move starts at the agent, which emits a `state`
-//! event with the new history. The tree follows when the session processes that event.
+//! The path of the tree always equals the agent's committed history. To move the path, the session first moves the
+//! agent, which emits a `state` event with the new history. The tree changes when the session processes that event.
 
 mod branching;
 #[cfg(any(test, debug_assertions))]
@@ -29,23 +30,23 @@ use crate::{
 pub(super) struct Env<'a> {
     /// Generates an id for a write.
     pub(super) write_id: &'a dyn Fn() -> WriteId,
-    /// Bytes that may be unsaved before new prompts are refused.
+    /// The limit of unsaved messages, in bytes. Above it, new prompts are refused.
     pub(super) unsaved_limit: usize,
     /// The time left until the nearest deadline of an end or a flush, if one is in progress.
     pub(super) left: Option<Duration>,
 }
 
-/// An instruction to the task.
+/// An instruction from the core to the session's task.
 #[derive(Debug)]
 pub(super) enum Effect {
     /// Emit this event to subscribers.
     Emit(SessionEvent),
-    /// Perform this write and return its outcome. If the same write is in flight, start another attempt and keep the
-    /// first.
+    /// Perform this write and return its outcome. If the same write is already in flight, start another attempt without
+    /// ending the first.
     Write(Arc<Job>),
-    /// Call [`Core::retry`] after this time, unless a write starts before.
+    /// Call [`Core::retry`] after this time, unless another write starts before then.
     RetryIn(Duration),
-    /// Start or stop to refuse new prompts.
+    /// Start to refuse new prompts, or accept them again.
     Behind(bool),
     /// The agent has become idle.
     Idle,
@@ -53,7 +54,7 @@ pub(super) enum Effect {
 
 type Effects = Vec<Effect>;
 
-/// The new path after the agent has moved.
+/// The change of the path after the agent has moved.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Move {
     /// The path ends at this node, or is empty.
@@ -61,50 +62,50 @@ pub(super) enum Move {
     /// A branch starts below this node, or as a new root.
     Branch {
         base: Option<NodeId>,
-        /// The user node that gets another response. Other branches have a new user message.
+        /// The user node that gets another response. If it is `None`, the branch starts with a new user message.
         answers: Option<NodeId>,
     },
 }
 
-/// A branch without committed messages.
+/// A branch that has no committed messages yet.
 #[derive(Debug)]
 struct Branch {
-    /// The tree before the branch.
+    /// The tree as it was before the branch.
     before: Tree,
     answers: Option<NodeId>,
 }
 
-/// The starting point of a branch or a move.
+/// The starting point of a branch or a move, and the change of the path that follows.
 #[derive(Debug, PartialEq)]
 pub(super) struct Base {
-    /// The messages above the starting point.
+    /// The messages on the path to the starting point.
     pub(super) history: History,
-    /// The change of the tree that follows.
+    /// The change of the path that follows.
     pub(super) then: Move,
 }
 
 /// The state machine of one session.
 #[derive(Debug)]
 pub(super) struct Core {
-    /// The tree as users see it.
+    /// The tree as users of the session see it, including an uncommitted branch.
     tree: Tree,
     title: Option<Arc<str>>,
-    /// Whether the title is generated and was not replaced since.
+    /// Whether the current title is a generated one.
     is_title_generated: bool,
     /// The agent's configuration at the last commit or `state` event.
     config: Arc<Config>,
     status: Status,
-    /// The last event of the agent that was processed.
+    /// The id of the last processed event of the agent.
     seen: EventId,
-    /// A move of the agent, and the event in which it happened.
+    /// A move of the agent that the session has not processed yet, with the id of its event.
     moving: Option<Box<(EventId, Move)>>,
     branch: Option<Box<Branch>>,
     /// The settings of the prompt in flight, if it has any.
     prompted: Option<Arc<Prompt>>,
-    /// The settings that user messages were sent with, if they had any.
+    /// The settings with which user messages were sent, if they had any.
     settings: BTreeMap<NodeId, Arc<Prompt>>,
     saver: Saver,
-    /// Whether the event about the fallback model was emitted.
+    /// Whether the event about the fallback model has been emitted.
     is_fallback_reported: bool,
 }
 
@@ -127,7 +128,7 @@ impl Core {
         }
     }
 
-    /// Creates the core of a session whose conversation is in the store, at this version and with this tree and state.
+    /// Creates the core of a session whose conversation is in the store with this version, tree and state.
     pub(super) fn loaded(
         tree: Tree,
         state: &StoredState,
@@ -157,19 +158,19 @@ impl Core {
         self.status
     }
 
-    /// Returns the last event of the agent that was processed.
+    /// Returns the id of the last processed event of the agent.
     pub(super) fn seen(&self) -> EventId {
         self.seen
     }
 
-    /// Returns the tree to store. It excludes a branch without committed messages.
+    /// Returns the tree that has to be stored. A branch without committed messages is not part of it.
     fn stable(&self) -> &Tree {
         self.branch.as_ref().map_or(&self.tree, |branch| &branch.before)
     }
 
     // ---- events of the agent ----
 
-    /// Notes the settings of the prompt whose message is in the next event.
+    /// Notes the settings of the prompt to which the next event's message belongs.
     pub(super) fn prompted(&mut self, settings: &Prompt) {
         if self.prompted.is_none() {
             self.prompted = Some(Arc::new(settings.settings()));
@@ -216,7 +217,7 @@ impl Core {
         let mut settings = self.prompted.take();
         if let Some(branch) = self.branch.take() {
             if let Some(user) = branch.answers {
-                // The tree already contains the branch's first message, and the session has its settings.
+                // The first message of the branch is already in the tree, and its settings are already known.
                 messages.next();
                 settings = None;
                 self.go(Some(user));
@@ -241,7 +242,7 @@ impl Core {
         }
     }
 
-    /// Moves the path to where the agent has moved.
+    /// Changes the tree's path after the agent has moved.
     fn follow(&mut self, then: &Move, effects: &mut Effects) {
         let before = self.tree.clone();
         match *then {
@@ -270,7 +271,7 @@ impl Core {
         effects.push(Effect::Emit(SessionEvent::Tree(Arc::new(changes))));
     }
 
-    /// Saves all changes, including those of the configuration.
+    /// Adopts the agent's configuration and saves all changes.
     fn take_config(&mut self, config: &Arc<Config>, env: &Env<'_>, effects: &mut Effects) {
         if !Arc::ptr_eq(&self.config, config) {
             self.config = Arc::clone(config);
@@ -279,7 +280,7 @@ impl Core {
         self.save(env, effects);
     }
 
-    /// Handles the end of an agent that emitted no event about the outcome of its run.
+    /// Processes the end of the agent, which may have emitted no event about the outcome of its last run.
     pub(super) fn agent_ended(&mut self, effects: &mut Effects) {
         self.moving = None;
         self.roll_back(effects);
@@ -288,7 +289,7 @@ impl Core {
 
     // ---- commands ----
 
-    /// Returns the path through `node` to a leaf, or `None` if it is the current path.
+    /// Returns the path through `node` to a leaf, or `None` if that path is already the current path.
     ///
     /// # Errors
     ///
@@ -310,7 +311,7 @@ impl Core {
         Ok(Some(Base { history: tree.history().clone(), then }))
     }
 
-    /// Notes that the agent has moved in this event, which the session has not processed yet.
+    /// Notes that the agent has moved. `with` is the event of the move, which the session has not processed yet.
     pub(super) fn moved(&mut self, with: EventId, then: Move) {
         self.moving = Some(Box::new((with, then)));
     }
@@ -337,7 +338,7 @@ impl Core {
         is_untitled
     }
 
-    /// Handles a new subscriber. For the first one, emits an event about a fallback model.
+    /// Processes a new subscriber. For the first subscriber, emits an event if a fallback model is in use.
     pub(super) fn joined(&mut self, effects: &mut Effects) {
         let model = &self.config.model;
         if let Some(saved) = model.fallback_for()
@@ -355,11 +356,11 @@ impl Core {
         self.saver.unsaved(self.stable())
     }
 
-    /// Returns the report of the last write if it failed.
+    /// Returns the last report about saving, if it reports a failure.
     pub(super) fn report(&self) -> Option<&StoreReport> {
         self.saver.report()
     }
 }
 
-/// The weight of a node without its message.
+/// The approximate size of a node in bytes, without its message.
 const NODE_WEIGHT: usize = 128;

@@ -15,13 +15,13 @@ pub enum SessionError {
     /// The session has ended, for this reason.
     #[error("the session has ended: {0}")]
     Ended(EndReason),
-    /// The operation needs an idle session.
+    /// The operation requires an idle session.
     #[error("the session is {0:?}; wait until it is idle, or cancel")]
     Busy(Status),
     /// The tree has no node with this id.
     #[error("the tree has no node {node}; `Session::tree` returns the existing nodes")]
     UnknownNode {
-        /// The id that was given.
+        /// The id that was given to the operation.
         node: NodeId,
     },
     /// The node is an assistant message, but `regenerate` and `edit` need a user message.
@@ -56,21 +56,21 @@ pub enum SessionError {
          import it into the store first"
     )]
     InitialHistory,
-    /// Too much is unsaved, so nothing new can start.
+    /// Too many changes are unsaved, so no new prompt is accepted.
     #[error("the store is behind: more than {limit} bytes are unsaved; prompt again when it has caught up")]
     StoreBehind {
         /// The limit of unsaved messages, in bytes.
         limit: usize,
     },
-    /// The session is being shut down and accepts nothing new.
+    /// The session is being shut down and accepts no new prompts.
     #[error("the session is being shut down and accepts no prompts; open the conversation again later")]
     Draining,
     /// Not all changes of the session were in the store when the deadline passed.
     #[error("after {waited:?} {}{}", missing(*nodes), because(error.as_ref()))]
     Unsaved {
-        /// The number of unsaved messages. With 0, only the path or the state is unsaved.
+        /// The number of unsaved messages. If it is 0, only the path or the state is unsaved.
         nodes: usize,
-        /// The time that the operation waited.
+        /// How long the operation waited.
         waited: Duration,
         /// The store's last error, if saving failed.
         error: Option<String>,
@@ -87,18 +87,20 @@ pub enum SessionError {
 }
 
 impl SessionError {
-    /// Returns whether the store does not have the conversation or the tree does not have the node, like HTTP's 404.
+    /// Returns whether the conversation is missing from the store or the node is missing from the tree, like HTTP's
+    /// 404.
     pub fn is_not_found(&self) -> bool {
         matches!(self, Self::UnknownNode { .. } | Self::Store(StoreError::NotFound { .. }))
     }
 
-    /// Returns whether a run is active, so that the operation has to wait until the session is idle.
+    /// Returns whether the operation failed because a run is active. The operation can be repeated when the session is
+    /// idle.
     pub fn is_busy(&self) -> bool {
         matches!(self, Self::Busy(_)) || matches!(self, Self::Agent(error) if error.is_busy())
     }
 
-    /// Returns whether the operation conflicts with the session's present activity, or the conversation already exists
-    /// or is open elsewhere, like HTTP's 409.
+    /// Returns whether the operation conflicts with the session's current activity, or whether the conversation already
+    /// exists or is open elsewhere, like HTTP's 409.
     pub fn is_conflict(&self) -> bool {
         match self {
             Self::Agent(error) => error.is_conflict(),
@@ -107,8 +109,8 @@ impl SessionError {
         }
     }
 
-    /// Returns whether the session has ended or accepts nothing now, or the store can't be used, like HTTP's 503. Open
-    /// the conversation again, or try again later.
+    /// Returns whether the session has ended or accepts no prompts now, or whether the store cannot be used, like
+    /// HTTP's 503. Open the conversation again, or try again later.
     pub fn is_unavailable(&self) -> bool {
         match self {
             Self::Agent(error) => error.is_unavailable(),
@@ -120,7 +122,7 @@ impl SessionError {
         }
     }
 
-    /// Returns the model service's error, if it made the run fail.
+    /// Returns the error of the model service, if this error caused the run to fail.
     pub fn provider_error(&self) -> Option<&ProviderError> {
         match self {
             Self::Agent(error) => error.provider_error(),

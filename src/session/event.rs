@@ -10,15 +10,15 @@ use crate::{
     tree::{Changes, NodeId},
 };
 
-/// A change in a session: an event of its agent, or a change of the tree, the title or the stored conversation.
+/// A change in a session: an event of its agent, or a change to the tree, the title or the stored conversation.
 ///
-/// Events come in a fixed order:
+/// Events are emitted in a fixed order:
 ///
-/// - When a turn is committed: the agent's `Turn`, then `Tree`.
-/// - When a run that started a branch ends before its first turn is complete: the agent's `Cancelled` or `Error`, then
-///   `Tree`, then the agent's `State` event.
-/// - When the path moves: `Tree`, then the agent's `State`.
-/// - A `Store` event follows the changes that it reports, as soon as they are written.
+/// - When a turn is committed, the agent's `Turn` event is emitted first, and then `Tree`.
+/// - When a run that started a branch ends before its first turn is complete, the agent's `Cancelled` or `Error` event
+///   is emitted first, then `Tree`, and then the agent's `State` event.
+/// - When the path moves, `Tree` is emitted first, and then the agent's `State` event.
+/// - When changes are written to the store, a `Store` event follows the events of these changes.
 ///
 /// ```
 /// # #[cfg(feature = "test-util")]
@@ -65,9 +65,10 @@ pub enum SessionEvent {
     /// The fallback model is in use, because the saved model's name could not be resolved when the conversation was
     /// opened.
     ///
-    /// The application gave the fallback model. The first subscriber gets this event right after its snapshot. Every
-    /// snapshot has the saved name in [`StateView::fallback_for`](crate::agent::StateView::fallback_for). The saved
-    /// name stays in the store until another model is chosen.
+    /// The application gave the fallback model when it opened the conversation. The first subscriber gets this event
+    /// right after its snapshot. Every snapshot contains the saved name in
+    /// [`StateView::fallback_for`](crate::agent::StateView::fallback_for). The saved name stays in the store until
+    /// another model is chosen.
     ModelFallback {
         /// The saved model's name.
         saved: Arc<str>,
@@ -81,8 +82,8 @@ pub enum SessionEvent {
 #[serde(tag = "outcome", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum StoreReport {
-    /// The write is stored durably. Turns and moves that were made while the store was slow are written together and
-    /// reported once.
+    /// The write succeeded, and its data is stored durably. Turns and moves that were made while the store was slow are
+    /// written together and reported once.
     Saved {
         /// The kind of data that was written.
         what: SavedPart,
@@ -95,19 +96,20 @@ pub enum StoreReport {
     },
     /// The write failed. It will be repeated before newer changes are written.
     Failed {
-        /// The kind of data in the write.
+        /// The kind of data in the failed write.
         what: SavedPart,
         /// The store's error, with its causes.
         error: String,
-        /// The time until the write is repeated. An end or a flush repeats it earlier.
+        /// The time until the write is repeated. If the session ends or is flushed, the write is repeated earlier.
         retry_in: Duration,
     },
-    /// The session can't save anything more, and ends. Its last snapshot contains the unsaved messages.
+    /// The session can no longer save anything, and ends. Its last snapshot contains the unsaved messages.
     ///
-    /// The cause is one of two: another writer has deleted the conversation or changed more than its title, or the
-    /// store can never accept the next write ([`StoreError::Unstorable`](crate::store::StoreError::Unstorable)). In the
-    /// second case, all turns before that write are in the store. A change of settings or of the title that was part of
-    /// that write may be missing. A write that was in flight may still be reported as saved.
+    /// There are two possible causes. Either another writer has deleted the conversation or changed more than its
+    /// title, or the store can never accept the next write
+    /// ([`StoreError::Unstorable`](crate::store::StoreError::Unstorable)). In the second case, all turns before that
+    /// write are in the store. If the write also contained a change of settings or of the title, that change may be
+    /// missing. A write that was already in flight may still be reported as saved.
     Lost {
         /// The store's error, with its causes.
         error: String,
@@ -126,7 +128,7 @@ pub enum SavedPart {
 }
 
 impl StoreReport {
-    /// Returns the store's error if the write failed.
+    /// Returns the store's error, if saving failed.
     pub fn error(&self) -> Option<&str> {
         match self {
             Self::Saved { .. } => None,
@@ -136,7 +138,7 @@ impl StoreReport {
 }
 
 impl SessionEvent {
-    /// Returns the agent's event if this is one.
+    /// Returns the agent's event, if this is an event of the agent.
     pub fn agent(&self) -> Option<&Event> {
         match self {
             Self::Agent(event) => Some(event),
@@ -144,7 +146,7 @@ impl SessionEvent {
         }
     }
 
-    /// Returns the approximate size in bytes, which limits the event buffer.
+    /// Returns the approximate size in bytes. The event buffer is limited by the sizes of its events.
     pub(super) fn weight(&self) -> usize {
         32 + match self {
             Self::Agent(event) => event.weight(),
@@ -163,7 +165,7 @@ impl SessionEvent {
 /// event does not change this.
 pub(super) fn is_between_requests(event: &Event) -> Option<bool> {
     match event {
-        // A paused response is sent back at once.
+        // If the provider has paused the response, the response is sent back at once, and no tools run.
         Event::Step(response) => Some(response.stop_reason != StopReason::Pause),
         Event::Message { message, .. } if message.role == Role::User => Some(false),
         Event::Turn(_) | Event::Cancelled { .. } | Event::Error { .. } | Event::Retry { .. } => Some(false),

@@ -15,13 +15,13 @@ use crate::{
 impl Session {
     /// Sends a prompt.
     ///
-    /// If the session is idle, the prompt starts a run at the end of the path. While the session is busy or paused, the
-    /// prompt is staged: see [`Agent::prompt`](crate::agent::Agent::prompt).
+    /// If the session is idle, the prompt starts a run at the end of the path. If the session is busy or paused, the
+    /// prompt is staged. See [`Agent::prompt`](crate::agent::Agent::prompt).
     ///
     /// # Errors
     ///
-    /// The errors of [`Agent::prompt`](crate::agent::Agent::prompt), and [`SessionError::StoreBehind`] if too much is
-    /// unsaved.
+    /// The errors of [`Agent::prompt`](crate::agent::Agent::prompt), and [`SessionError::StoreBehind`] if too many
+    /// changes are unsaved.
     pub async fn prompt(&self, prompt: impl Into<Prompt>) -> Result<Accepted, SessionError> {
         self.ensure_room()?;
         self.on_agent(async |agent| agent.prompt(prompt).await).await
@@ -31,8 +31,8 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// The errors of [`Agent::ask`](crate::agent::Agent::ask), and [`SessionError::StoreBehind`] if too much is
-    /// unsaved.
+    /// The errors of [`Agent::ask`](crate::agent::Agent::ask), and [`SessionError::StoreBehind`] if too many changes
+    /// are unsaved.
     ///
     /// # Cancel safety
     ///
@@ -47,8 +47,8 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// The errors of [`Agent::ask_as`](crate::agent::Agent::ask_as), and [`SessionError::StoreBehind`] if too much is
-    /// unsaved.
+    /// The errors of [`Agent::ask_as`](crate::agent::Agent::ask_as), and [`SessionError::StoreBehind`] if too many
+    /// changes are unsaved.
     ///
     /// # Cancel safety
     ///
@@ -61,7 +61,8 @@ impl Session {
         self.on_agent(async |agent| agent.ask_as(prompt).await).await
     }
 
-    /// Decides on the tool use that a paused session waits for: see [`Agent::resume`](crate::agent::Agent::resume).
+    /// Decides about the tool use for which a paused session is waiting. See
+    /// [`Agent::resume`](crate::agent::Agent::resume).
     ///
     /// # Errors
     ///
@@ -76,7 +77,8 @@ impl Session {
 
     /// Ends the run at once and discards its pending messages: see [`Agent::cancel`](crate::agent::Agent::cancel).
     ///
-    /// If the run started a branch and none of its turns is complete, the tree stays as it was before the run.
+    /// If the run started a branch and none of the branch's turns is complete, the tree is again as it was before the
+    /// run.
     ///
     /// # Errors
     ///
@@ -106,8 +108,8 @@ impl Session {
     /// Changes the agent's configuration, either completely or not at all: see
     /// [`Agent::set_state`](crate::agent::Agent::set_state).
     ///
-    /// If the model, the system prompt, the options or the limits change, they are saved. To switch the model, call
-    /// [`Config::set_model`] in `edit`.
+    /// If the model, the system prompt, the options or the limits change, the change is saved. To switch the model,
+    /// call [`Config::set_model`] in `edit`.
     ///
     /// # Errors
     ///
@@ -124,7 +126,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// [`SessionError::Busy`], or the agent's error if the tool conflicts with another.
+    /// [`SessionError::Busy`] if a run is active, or the agent's error if the tool conflicts with another tool.
     pub async fn add_tool(&self, tool: impl Tool) -> Result<(), SessionError> {
         let tool: Arc<dyn Tool> = Arc::new(tool);
         self.configure(move |config| Ok(config.tools.insert(tool)?)).await
@@ -144,7 +146,7 @@ impl Session {
         .await
     }
 
-    /// Returns the agent's state, as callbacks see it.
+    /// Returns the agent's state, as its callbacks see it.
     ///
     /// # Errors
     ///
@@ -162,10 +164,10 @@ impl Session {
         self.on_agent(async |agent| agent.status().await).await
     }
 
-    /// Waits until no run is active and nothing waits to start a run.
+    /// Waits until no run is active and nothing is queued that could start a run.
     ///
-    /// [`Snapshot::last_run`](crate::agent::Snapshot::last_run) shows how the last run ended. Its turns may not be
-    /// saved yet: see [`flush`](Self::flush).
+    /// [`Snapshot::last_run`](crate::agent::Snapshot::last_run) shows how the last run ended. The turns of this run may
+    /// not be saved yet. To wait until they are saved, call [`flush`](Self::flush).
     ///
     /// # Errors
     ///
@@ -173,7 +175,7 @@ impl Session {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future only ends the wait.
+    /// If the future is dropped, only the wait ends.
     pub async fn wait_until_idle(&self) -> Result<(), SessionError> {
         self.on_agent(async |agent| agent.wait_until_idle().await).await
     }

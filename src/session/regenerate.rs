@@ -6,11 +6,11 @@ use crate::{
     tree::NodeId,
 };
 
-/// The user message to respond to again, with settings for the run.
+/// The user message that gets another response, and the settings for the run.
 ///
-/// Each setting given here replaces the same setting of the original prompt. The session keeps the settings of the
-/// prompts that it has accepted, except API keys and headers. It does not store them: after the conversation is opened
-/// again, the agent's settings apply instead.
+/// Each setting given here replaces the same setting of the original prompt. The session remembers the settings of the
+/// prompts that it has accepted, except API keys and headers. These settings are not stored. After the conversation is
+/// opened again, the agent's settings apply instead.
 ///
 /// ```
 /// # #[cfg(feature = "test-util")]
@@ -35,35 +35,35 @@ use crate::{
 #[derive(Clone, Debug, PartialEq)]
 pub struct Regenerate {
     pub(super) user: NodeId,
-    /// The settings as a prompt without content.
+    /// The settings for the run, as a prompt without content.
     pub(super) settings: Prompt,
 }
 
 impl Regenerate {
-    /// Selects the user message to respond to again.
+    /// Selects the user message that gets another response.
     pub fn new(user: NodeId) -> Self {
         Self { user, settings: Prompt::default() }
     }
 
-    /// Sets the model, for this run only.
+    /// Sets the model for this run only.
     pub fn with_model(mut self, model: Model) -> Self {
         self.settings = self.settings.with_model(model);
         self
     }
 
-    /// Sets the options, for this run only.
+    /// Sets the options for this run only.
     pub fn with_options(mut self, options: Options) -> Self {
         self.settings = self.settings.with_options(options);
         self
     }
 
-    /// Sets the limit of requests, for this run only.
+    /// Sets the maximum number of requests for this run only.
     pub fn with_max_steps(mut self, max_steps: u32) -> Self {
         self.settings = self.settings.with_max_steps(max_steps);
         self
     }
 
-    /// Sets the time limit of each turn, for this run only.
+    /// Sets the time limit of each turn for this run only.
     pub fn with_turn_timeout(mut self, limit: Duration) -> Self {
         self.settings = self.settings.with_turn_timeout(limit);
         self

@@ -23,28 +23,29 @@ pub struct SessionSnapshot {
     pub id: ConversationId,
     /// The conversation's title.
     pub title: Option<Arc<str>>,
-    /// The tree: all messages, on all branches.
+    /// The tree of the conversation, with all messages on all branches.
     pub tree: Tree,
-    /// The agent's snapshot. Its `last` is an id of the agent's events, which are numbered separately.
+    /// The agent's snapshot. Its `last` is the id of an event of the agent. The agent's events and the session's events
+    /// are numbered separately.
     pub agent: Snapshot,
-    /// The nodes that are not in the store yet.
+    /// The ids of the nodes that are not in the store yet.
     pub unsaved: Vec<NodeId>,
-    /// The report of the last write, if it failed. The session either repeats the write until it succeeds, or has
-    /// stopped saving.
+    /// The report of the last write, if the write failed. The session either repeats the write until it succeeds, or
+    /// has stopped saving.
     pub store: Option<StoreReport>,
 }
 
 impl SessionSnapshot {
-    /// Returns all messages of the path and of the turn in flight, each once. The response that is streaming is in the
-    /// agent's `partial`.
+    /// Returns all messages of the path and of the turn in flight, each message once. A response that is still
+    /// streaming is not among them: see the agent's `partial`.
     pub fn messages(&self) -> impl Iterator<Item = &Arc<Message>> {
         self.tree.history().iter().chain(&self.agent.pending)
     }
 
     /// Applies the next event, so that the snapshot shows the state after it.
     ///
-    /// Some changes of an agent emit no event, as described for the [agent's snapshot](Snapshot::apply). They appear
-    /// only in the next snapshot.
+    /// Some changes of an agent emit no event, as described for the [agent's snapshot](Snapshot::apply). Such changes
+    /// appear only in the next snapshot.
     ///
     /// # Errors
     ///
@@ -55,7 +56,7 @@ impl SessionSnapshot {
         Ok(())
     }
 
-    /// Applies an event without its id.
+    /// Applies an event without changing the id of the last event.
     pub(super) fn take_in(&mut self, event: &SessionEvent) -> Result<(), TreeError> {
         match event {
             SessionEvent::Agent(event) => {
@@ -68,14 +69,15 @@ impl SessionSnapshot {
             }
             SessionEvent::Title { title } => self.title.clone_from(title),
             SessionEvent::Store(StoreReport::Saved { through, .. }) => {
-                // A write that was in flight when the place was lost may still succeed. The report of the loss remains.
+                // The session may have stopped saving while this write was in flight. The write succeeded nevertheless,
+                // but the report that saving has stopped must remain.
                 if !matches!(self.store, Some(StoreReport::Lost { .. })) {
                     self.store = None;
                 }
                 self.unsaved.retain(|node| through.is_none_or(|through| *node > through));
             }
             SessionEvent::Store(report) => self.store = Some(report.clone()),
-            // The snapshot already has it, in the agent's state.
+            // The snapshot already contains the saved name, in the agent's state.
             SessionEvent::ModelFallback { .. } => {}
         }
         Ok(())

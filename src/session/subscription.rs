@@ -21,16 +21,17 @@ use crate::{
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Mode {
-    /// Keeps the session open while subscribed. For clients that act on the session.
+    /// The subscriber keeps the session open. For clients that act on the session.
     #[default]
     Controller,
-    /// Does not keep the session open. For clients that only watch.
+    /// The subscriber does not keep the session open. For clients that only watch.
     Observer,
 }
 
-/// A snapshot of a session, the events that follow it, and the subscriber's [`Guard`], which has a [`Mode`].
+/// A snapshot of a session, the events that follow the snapshot, and the subscriber's [`Guard`], which determines the
+/// [`Mode`].
 ///
-/// Dropping a subscription unsubscribes. A subscription is also a [`Stream`] of updates.
+/// The subscription ends when it is dropped. A subscription is also a [`Stream`] of updates.
 ///
 /// ```
 /// # #[cfg(feature = "test-util")]
@@ -85,13 +86,13 @@ impl SessionSubscription {
         Self { events, guard }
     }
 
-    /// Returns the snapshot at the start of the subscription. Returns `None` if the subscription was resumed after an
-    /// event. The missed events then arrive as updates.
+    /// Returns the snapshot at the start of the subscription. If the subscription was resumed after an event, returns
+    /// `None`. In that case, the missed events arrive as updates.
     pub fn snapshot(&self) -> Option<&Arc<SessionSnapshot>> {
         self.events.snapshot()
     }
 
-    /// Returns the id of the last event that this reader has seen, in an update or as part of a snapshot: see
+    /// Returns the id of the last event that this reader has seen, either in an update or as part of a snapshot. See
     /// [`Subscription::last_id`].
     pub fn last_id(&self) -> EventId {
         self.events.last_id()
@@ -119,7 +120,7 @@ impl SessionSubscription {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves the mode as it was.
+    /// If the future is dropped, the mode stays as it was.
     pub async fn set_mode(&mut self, mode: Mode) -> Result<(), SessionError> {
         self.guard.set_mode(mode).await
     }
@@ -129,7 +130,8 @@ impl SessionSubscription {
         (self.events, self.guard)
     }
 
-    /// Returns the text of the turn in flight or of the next turn, in pieces. See [`TextDeltas`].
+    /// Returns the text of the turn in flight in pieces. If no turn is in flight, returns the text of the next turn.
+    /// See [`TextDeltas`].
     pub fn text_deltas(&mut self) -> TextDeltas<'_> {
         let is_new = self.snapshot().is_some_and(|snapshot| snapshot.last == self.last_id());
         TextDeltas::new(&mut self.events, is_new, SessionEvent::agent, |snapshot| &snapshot.agent)
@@ -153,21 +155,21 @@ impl fmt::Debug for SessionSubscription {
     }
 }
 
-/// Keeps a session open while it is a [`Mode::Controller`]. An observer's guard does nothing.
+/// Keeps a session open while its mode is [`Mode::Controller`]. An observer's guard has no effect.
 ///
-/// When the last controller is dropped, the time of the session's idle shutdown starts.
+/// When the last controller is dropped, the time of the session's idle shutdown begins.
 #[must_use = "dropping it releases the session, and a session without controllers may end"]
 pub struct Guard {
     session: WeakSession,
-    /// The hold on the session, for a controller.
+    /// The hold that keeps the session open. Present for a controller only.
     hold: Option<Hold>,
 }
 
-/// Counts a controller until it is dropped.
+/// Counts as a controller of the session until it is dropped.
 pub(super) struct Hold {
     shared: Arc<SessionShared>,
-    /// The handle is dropped after the count is reduced. In the other order, the session could end because it has no
-    /// handles although a controller is still counted.
+    /// This handle is dropped only after the count is reduced. If it were dropped first, the session could end for lack
+    /// of handles although a controller is still counted.
     commands: mpsc::Sender<Box<Command>>,
 }
 
@@ -177,8 +179,8 @@ impl Hold {
         Self { shared, commands }
     }
 
-    /// Waits for a reply of the session. The session has then counted this controller and does not end for lack of
-    /// controllers.
+    /// Waits for a reply from the session. When the reply arrives, the session has seen this controller and no longer
+    /// ends for lack of controllers.
     pub(super) async fn confirm(&self) -> Result<(), SessionError> {
         match actor::call(&self.commands, |reply| Box::new(Command::Title(reply))).await {
             Some(_) => Ok(()),
@@ -207,8 +209,8 @@ impl Guard {
 
     /// Changes whether the subscriber keeps the session open.
     ///
-    /// A new controller waits until the session confirms that it stays open, because an idle shutdown may be in
-    /// progress.
+    /// If the subscriber becomes a controller, waits until the session confirms that it stays open, because an idle
+    /// shutdown may be in progress.
     ///
     /// # Errors
     ///
@@ -216,7 +218,7 @@ impl Guard {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves the mode as it was.
+    /// If the future is dropped, the mode stays as it was.
     pub async fn set_mode(&mut self, mode: Mode) -> Result<(), SessionError> {
         match mode {
             Mode::Observer => self.hold = None,

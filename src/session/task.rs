@@ -1,5 +1,5 @@
-//! The task of a session. It receives events, commands and outcomes of writes, and performs the effects of the core. It
-//! makes no decisions itself.
+//! The task of a session. It receives events, commands and outcomes of writes, passes them to the core, and performs
+//! the core's effects. The task makes no decisions itself.
 
 mod commands;
 mod ending;
@@ -36,18 +36,18 @@ use crate::{
     subscription::{End, EndReason, EventId, Feed, FeedLimits},
 };
 
-/// The number of the agent's events that may wait for the session.
+/// The number of events that the agent may emit before the session has to process some of them.
 pub(super) const DELIVERIES: usize = 32;
 
-/// The number of commands served in a row before another input gets its turn.
+/// The maximum number of commands that are executed in a row before another input has priority.
 const COMMANDS_IN_A_ROW: u8 = 32;
 
-/// The settings of a session, which never change.
+/// The settings of a session. They never change while the session exists.
 #[derive(Debug, Clone)]
 pub(crate) struct Setup {
-    /// The keeper of the leases of all sessions of a manager. If unset, the session has its own.
+    /// The keeper that renews the leases of all sessions of a manager. If it is unset, the session has its own keeper.
     pub(super) keeper: Option<Arc<Keeper>>,
-    /// The owner of the conversation. If unset, each session is a unique owner.
+    /// The owner of the conversation. If it is unset, each session is a unique owner.
     pub(super) owner: Option<Arc<Owner>>,
     pub(super) idle_shutdown: Option<Duration>,
     pub(super) unsaved_limit: usize,
@@ -61,7 +61,7 @@ impl Setup {
         self.owner.as_deref().cloned().unwrap_or_else(Owner::unique)
     }
 
-    /// Returns the owner that creates the conversation in this write. All attempts at the write get the same owner.
+    /// Returns the owner for the write that creates the conversation. All attempts at this write have the same owner.
     pub(super) fn creator(&self, write: WriteId) -> Owner {
         let unique = || Owner::new(format!("{}-{write}", std::process::id()));
         self.owner.as_deref().cloned().unwrap_or_else(unique)
@@ -72,20 +72,21 @@ impl Setup {
 pub(super) struct SessionShared {
     pub(super) id: ConversationId,
     pub(super) setup: Arc<Setup>,
-    /// The agent, set when it has started. Handles call it directly for operations that do not need the session's task.
+    /// The agent, after it has started. Handles call the agent directly for operations that do not need the session's
+    /// task.
     pub(super) agent: OnceLock<WeakAgent>,
     pub(super) termination: Termination<SessionSnapshot>,
     pub(super) started: AtomicBool,
     pub(super) watcher: Option<Arc<dyn Watcher>>,
-    /// Whether nothing new is accepted because everything is being shut down.
+    /// Whether new prompts are refused because the manager is shutting down all sessions.
     pub(super) is_draining: AtomicBool,
     /// Whether new prompts are refused because the store is behind.
     pub(super) is_behind: AtomicBool,
     /// Whether the model has responded to the run's last request and the next request is not prepared yet.
     pub(super) is_between_requests: AtomicBool,
-    /// The data that was not in the store at the end, if any.
+    /// The changes that were not in the store when the session ended, if there were any.
     pub(super) left_unsaved: OnceLock<Box<Unsaved>>,
-    /// The error that names the tools that still ran at the end, if any.
+    /// The error that names the tools that were still running when the session ended, if there were any.
     pub(super) left_running: OnceLock<Box<AgentError>>,
     pub(super) controllers: AtomicUsize,
     /// Signals to the task that the last controller was dropped.
@@ -93,7 +94,7 @@ pub(super) struct SessionShared {
 }
 
 impl SessionShared {
-    /// Returns the reason why the session accepts nothing new, if there is one.
+    /// Returns the error with which the session refuses new prompts, if it refuses them.
     pub(super) fn refusal(&self) -> Option<SessionError> {
         if self.termination.end().is_some() {
             None
@@ -112,7 +113,7 @@ impl Hold for SessionShared {
     }
 }
 
-/// The agent's events, in order. The channel takes no memory while it is empty.
+/// The receiver of the agent's events, in order. An empty channel holds no buffer.
 pub(super) type Deliveries = futures_channel::mpsc::Receiver<Delivery>;
 
 /// A session's task.
@@ -122,36 +123,36 @@ pub(super) struct Task {
     pub(super) owner: HistoryOwner,
     pub(super) deliveries: Deliveries,
     pub(super) store: Arc<dyn Store>,
-    /// The ownership of the conversation, if the store supports owners.
+    /// The session's ownership of the conversation, if the store supports owners.
     pub(super) tenure: Option<Tenure>,
     pub(super) feed: Feed<SessionEvent>,
     pub(super) shared: Arc<SessionShared>,
     /// The attempts at the write in flight.
     pub(super) attempts: Option<Box<writing::Attempts>>,
-    /// The timer to repeat a write that failed or has no result.
+    /// The timer for repeating a write that has failed or has no result yet.
     pub(super) retry: Option<Pin<Box<Sleep>>>,
-    /// The deadline of the end in progress.
+    /// The deadline for ending the session, if it is ending.
     pub(super) ends_by: Option<Instant>,
     /// The timer of the idle shutdown.
     pub(super) idle: Option<Pin<Box<Sleep>>>,
-    /// Whether the idle shutdown was never started yet.
+    /// Whether the time of the idle shutdown has not been started yet.
     pub(super) is_fresh: bool,
-    /// Whether the session would have ended if it had not had something to save.
+    /// Whether the idle time is over but the session continues because something is unsaved.
     pub(super) idle_when_saved: bool,
-    /// Whether the session refused to sleep. Its watcher is notified when another attempt may succeed.
+    /// Whether the session has refused to sleep. If so, its watcher is notified when another attempt may succeed.
     pub(super) has_refused_sleep: bool,
-    /// The wait for the idle agent to handle its application events.
+    /// The future that waits until the idle agent has processed its application events.
     pub(super) settling: Option<idle::Settling>,
     pub(super) flushes: Vec<Flush>,
-    /// The number of commands served since the last input of another kind.
+    /// The number of commands that were executed since the last input of another kind.
     pub(super) commands_in_a_row: u8,
-    /// The buffer for the effects of the next step, kept while the agent is busy.
+    /// The buffer for the effects of the next step. Its memory is kept while the agent is busy.
     pub(super) effects: Vec<Effect>,
-    /// Dropped with the task, whatever ends it.
+    /// Reports the end of the session when the task is dropped, whatever the reason.
     pub(super) _last_words: LastWords,
 }
 
-/// Records that the task was killed, unless it ended in order.
+/// When dropped, records that the task was killed, unless the session has already ended cleanly.
 pub(super) struct LastWords(pub(super) Arc<SessionShared>);
 
 impl Drop for LastWords {
@@ -163,14 +164,14 @@ impl Drop for LastWords {
     }
 }
 
-/// A call of `flush` that waits until everything that was unsaved is in the store.
+/// A call of `flush` that is waiting until everything that was unsaved at its start is in the store.
 pub(super) struct Flush {
     wanted: u64,
     until: Option<Instant>,
     reply: super::command::Reply<()>,
 }
 
-/// The reason why a session ends, and the call of `stop` that caused it.
+/// The reason why a session ends and, if a call of `stop` caused the end, that call.
 type Exit = (EndReason, Option<Stop>);
 
 /// The next input of the task.
@@ -186,7 +187,8 @@ enum Input {
 }
 
 impl Task {
-    /// Runs until the session ends. The task is boxed, because an idle session would otherwise contain it twice.
+    /// Runs until the session ends. The task is boxed to save memory. Otherwise, the future of an idle session would
+    /// contain the task twice.
     pub(super) async fn run(mut self: Box<Self>, mut commands: mpsc::Receiver<Box<Command>>) {
         self.consider_idle_shutdown();
         let (reason, stop) = loop {
@@ -254,12 +256,12 @@ impl Task {
         None
     }
 
-    /// Returns the next input that is not a command. The agent's events come late in the order, because a fast stream
-    /// always has one ready.
+    /// Returns the next input that is not a command. The agent's events are polled after most other inputs, because a
+    /// fast stream always has an event ready.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future loses no input.
+    /// If the future is dropped, no input is lost.
     async fn other_input(&mut self) -> Input {
         tokio::select! {
             biased;
@@ -287,14 +289,14 @@ impl Task {
         });
     }
 
-    /// Processes the agent's next event and the following events that are ready, at most as many as the agent sends at
-    /// once.
+    /// Processes one event of the agent and the following events that are already available. Their number is limited to
+    /// what the agent can send at once.
     fn take_all(&mut self, first: Delivery) {
         self.take(first);
         for _ in 0..DELIVERIES {
             match self.deliveries.next().now_or_never() {
                 Some(Some(delivery)) => self.take(delivery),
-                // The end of the channel is noticed when the channel is polled again.
+                // If the channel has ended, this is noticed when the channel is polled again.
                 Some(None) | None => break,
             }
         }
@@ -314,14 +316,14 @@ impl Task {
         Ok(())
     }
 
-    /// Processes all events of the agent so far and returns its status after them.
+    /// Processes all events that the agent has emitted so far, and returns the agent's status after them.
     async fn catch_up(&mut self) -> Result<Status, AgentError> {
         let moment = self.owner.moment().await?;
         self.take_until(moment.last).await?;
         Ok(moment.status)
     }
 
-    /// Returns a snapshot of the agent and the session at the same moment.
+    /// Returns a snapshot in which the agent's state and the session's state are from the same moment.
     async fn snapshot(&mut self) -> Result<SessionSnapshot, AgentError> {
         let agent = self.agent.snapshot().await?;
         self.take_until(agent.last).await?;
@@ -375,7 +377,7 @@ impl Task {
             Effect::Write(job) => self.begin_write(job),
             Effect::RetryIn(wait) => {
                 let again = Box::pin(sleep(wait));
-                // A later flush must not postpone the attempt that an earlier flush waits for.
+                // A later flush must not postpone the attempt for which an earlier flush is waiting.
                 if self.retry.as_ref().is_none_or(|retry| retry.deadline() > again.deadline()) {
                     self.retry = Some(again);
                 }
@@ -385,7 +387,7 @@ impl Task {
         }
     }
 
-    /// Returns the time left until the nearest deadline of an end or a flush.
+    /// Returns the time left until the nearest deadline of the end or of a flush, if one is in progress.
     fn time_left(&self) -> Option<Duration> {
         if self.flushes.is_empty() && self.ends_by.is_none() {
             return None;
@@ -406,7 +408,7 @@ impl Task {
     }
 }
 
-/// Waits until the conversation is lost to another owner. Without a tenure, waits forever.
+/// Waits until the conversation is lost to another owner. If the session has no tenure, waits forever.
 async fn lost(tenure: Option<&mut Tenure>) -> StoreError {
     match tenure {
         Some(tenure) => tenure.lost().await,

@@ -1,4 +1,5 @@
-//! The ownership of a conversation: a lease from the store, which is renewed as long as the session is open.
+//! The ownership of a conversation. It is based on a lease from the store, which is renewed as long as the session is
+//! open.
 
 mod keeper;
 
@@ -19,21 +20,22 @@ use tokio::{
 
 use crate::store::{ConversationId, Epoch, Lease, Owner, Store, StoreError};
 
-/// The time that the store may take to release a conversation, or to grant a lease after its requester has gone.
+/// The time that the store may take to release a conversation. If the session that requested a lease is gone, the store
+/// has the same time to grant the lease.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The ownership of one conversation. Dropping it releases the conversation soon after.
+/// The ownership of one conversation. The conversation is released shortly after this is dropped.
 pub(super) struct Tenure {
     held: Arc<Held>,
-    /// Ready with the reason when the conversation is lost. Boxed once, so that a session without a lease needs no room
-    /// for the future.
+    /// Completes with the reason when the conversation is lost. The future is boxed once, so that a session without a
+    /// lease needs no space for it.
     loss: BoxFuture<'static, StoreError>,
 }
 
 /// The state of a lease, shared by a session and the keeper.
 pub(super) struct Held {
     id: ConversationId,
-    /// The lease, or the reason of its permanent loss.
+    /// The lease, or the reason why it is lost permanently.
     lease: watch::Sender<Result<Lease, StoreError>>,
     /// Whether the session has released the lease.
     is_over: AtomicBool,
@@ -41,8 +43,8 @@ pub(super) struct Held {
 }
 
 impl Tenure {
-    /// Makes `owner` the owner of the conversation. The lease is renewed by `keeper`, or by a new keeper if that is
-    /// `None`. Returns `None` if the store has no owners and relies on versions.
+    /// Makes `owner` the owner of the conversation. The lease is renewed by `keeper`, or by a new keeper if `keeper` is
+    /// `None`. Returns `None` if the store does not support owners and only checks versions.
     ///
     /// # Errors
     ///
@@ -50,7 +52,7 @@ impl Tenure {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future releases the conversation after the store has returned the lease.
+    /// If the future is dropped, the conversation is released after the store has granted the lease.
     pub(super) async fn begin(
         store: &Arc<dyn Store>,
         keeper: Option<&Arc<Keeper>>,
@@ -91,12 +93,12 @@ impl Tenure {
         Arc::clone(&self.held)
     }
 
-    /// Waits until the conversation is lost to another owner, and returns the reason. It must not be called again
-    /// afterwards.
+    /// Waits until the conversation is lost to another owner, and returns the reason. After it has returned, it must
+    /// not be called again.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future changes nothing.
+    /// If the future is dropped, nothing changes.
     pub(super) async fn lost(&mut self) -> StoreError {
         (&mut self.loss).await
     }
@@ -105,17 +107,17 @@ impl Tenure {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future does not stop the release.
+    /// If the future is dropped, the release continues.
     pub(super) async fn end(self) {
         let (reply, answer) = oneshot::channel();
         self.held.keeper.send(Order::Release(self.held(), Some(reply)));
-        // After that, the release in `drop` has nothing left to do.
+        // The lease is released by then, so the release in `drop` has no effect.
         let _ = answer.await;
     }
 }
 
-/// An acquisition in flight. If it is dropped, the store may still grant the lease. A task then waits a little longer
-/// for the lease and releases it.
+/// An acquisition in flight. If it is dropped, the store may still grant the lease. In that case, a separate task waits
+/// a little longer for the lease and releases it.
 struct PendingAcquisition(Option<BoxFuture<'static, Result<Option<Tenure>, StoreError>>>);
 
 impl Drop for PendingAcquisition {
@@ -123,7 +125,8 @@ impl Drop for PendingAcquisition {
         let Some(acquiring) = self.0.take() else {
             return;
         };
-        // A future that panicked must not be polled again. Without a runtime, the lease expires.
+        // A future that has panicked must not be polled again. Without a runtime, the lease is not released and expires
+        // later.
         if let (false, Ok(runtime)) = (thread::panicking(), Handle::try_current()) {
             runtime.spawn(timeout(PATIENCE, acquiring));
         }
@@ -143,26 +146,26 @@ impl Held {
             if let Err(error) = &*lease.borrow_and_update() {
                 return error.clone();
             }
-            // `self` has the sender, so it is not closed.
+            // This cannot fail, because `self` owns the sender.
             let _ = lease.changed().await;
         }
     }
 
-    /// Returns the lease for a write.
+    /// Returns the lease under which a write is made.
     ///
     /// # Errors
     ///
-    /// The reason why the conversation is lost.
+    /// The error that states why the conversation is lost.
     pub(super) fn lease(&self) -> Result<Lease, StoreError> {
         self.lease.borrow().clone()
     }
 
-    /// Returns the lease for a write after the store has rejected the lease with the epoch `refused`. The rejected
-    /// lease has expired. It is renewed if nobody else has acquired the conversation in the meantime.
+    /// Returns the lease for repeating a write whose lease, with the epoch `refused`, the store has rejected because it
+    /// expired. If nobody else has acquired the conversation in the meantime, the lease is renewed.
     ///
     /// # Errors
     ///
-    /// The reason why the conversation is lost, or an error if the store can't be reached.
+    /// The error that states why the conversation is lost, or an error if the store can't be reached.
     pub(super) async fn lease_after(self: &Arc<Self>, refused: Epoch) -> Result<Lease, StoreError> {
         let lease = self.lease()?;
         if lease.epoch != refused {

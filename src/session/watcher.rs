@@ -1,4 +1,4 @@
-//! Notifications about a session for an owner of many sessions.
+//! Notifications about a session. They are sent to the owner of many sessions.
 
 use std::sync::Arc;
 
@@ -9,10 +9,11 @@ use crate::{
     subscription::EndReason,
 };
 
-/// Receives notifications about a session from within the session's task. A watcher costs the session only a call,
-/// whereas a subscription costs a channel.
+/// Receives notifications about a session. The session's task calls the watcher directly. This costs less than a
+/// subscription, which needs a channel.
 pub(crate) trait Watcher: Send + Sync + 'static {
-    /// Handles a notification. Notifications come in order. The call must be quick and must not block.
+    /// Processes a notification. Notifications are sent in the order of the changes. The call must be quick and must
+    /// not block.
     fn notice(&self, notice: Notice<'_>);
 }
 
@@ -29,14 +30,14 @@ pub(crate) enum Notice<'a> {
     Finished(&'a Arc<Response>),
     /// The last controller was dropped.
     Left,
-    /// The session has refused to [sleep](crate::session::Session::sleep), and the reason may no longer apply:
-    /// everything is saved, or the agent has handled its application events.
+    /// The session has refused to [sleep](crate::session::Session::sleep), and the reason for the refusal may no longer
+    /// apply: everything is saved, or the agent has processed its application events.
     Settled,
-    /// The session has ended and its task is done. Always sent once, as the last notification.
+    /// The session has ended and its task is done. This is always the last notification, and it is sent exactly once.
     Ended(&'a EndReason),
 }
 
-/// Sends the notification that belongs to an event, if any.
+/// Sends the notification about an event, if there is a notification for this kind of event.
 pub(super) fn notify_event(watcher: &dyn Watcher, event: &SessionEvent) {
     let notice = match event {
         SessionEvent::Title { title } => Notice::Title(title.as_ref()),
@@ -50,7 +51,7 @@ pub(super) fn notify_event(watcher: &dyn Watcher, event: &SessionEvent) {
     notify(watcher, notice);
 }
 
-/// Notifies the watcher and survives a panic of it.
+/// Notifies the watcher. If the watcher panics, the panic is caught and logged.
 pub(super) fn notify(watcher: &dyn Watcher, notice: Notice<'_>) {
     if contained(|| watcher.notice(notice)).is_err() {
         tracing::error!(?notice, "a session's watcher panicked");

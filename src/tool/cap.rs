@@ -1,17 +1,18 @@
-//! Keeps a tool's output within its limit.
+//! Limits the size of a tool's output.
 
 use crate::{
     message::{Attachment, ResultBlock, Source, Text},
     text::{clip, start},
 };
 
-/// Cuts the blocks to `max` bytes in total, with a notice of what was cut.
+/// Cuts the blocks to `max` bytes in total, and appends a notice that states how much was cut.
 pub(super) fn cap(blocks: Vec<ResultBlock>, max: usize) -> Vec<ResultBlock> {
     let size = blocks.iter().map(bytes).fold(0, usize::saturating_add);
     if size <= max {
         return blocks;
     }
-    // The numbers in the final notice are never larger than these, so the reserved space is enough.
+    // The notice at the end contains no larger numbers than this notice, so the space that is reserved for it is
+    // sufficient.
     let reserved = notice(max, size, blocks.len()).len();
     let mut room = max.saturating_sub(reserved);
     let mut kept = Vec::new();
@@ -23,13 +24,13 @@ pub(super) fn cap(blocks: Vec<ResultBlock>, max: usize) -> Vec<ResultBlock> {
                 kept.push(block);
             }
             ResultBlock::Text(mut text) => {
-                // Text after a cut is dropped completely, so that every gap is at the end.
+                // After the first cut, all further text is dropped, so that text is missing only at the end.
                 let end = if cut == 0 { start(&text.text, room).len() } else { 0 };
                 cut += text.text.len() - end;
                 if end > 0 {
                     room -= end;
                     text.text.truncate(end);
-                    // A signature is only valid for the complete text.
+                    // The signature is removed, because it is valid only for the complete text.
                     text.signature = None;
                     kept.push(text.into());
                 }

@@ -1,4 +1,4 @@
-//! Catches panics of the application's code within the call in which they happen.
+//! Catches panics in the application's code, so that a panic affects only the call in which it happens.
 
 use std::{
     future::Future,
@@ -10,7 +10,8 @@ use crate::panics::contained;
 
 type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// A future that returns the message of a panic as its error, whether it panics when it is created, polled or dropped.
+/// A future that catches panics and returns the message of a panic as its error. The wrapped future may panic when it
+/// is created, polled or dropped.
 pub(super) struct Contained<'a, T>(Option<Result<BoxFuture<'a, T>, String>>);
 
 impl<'a, T> Contained<'a, T> {

@@ -10,9 +10,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::message::ToolUseId;
 
-/// The context of a tool call: its id and key, its cancellation, progress reports and the application's values.
+/// The context of a tool call. It contains the call's id and key, its cancellation, a channel for progress reports and
+/// the application's values.
 ///
-/// An agent passes a context to each call. It is cheap to clone.
+/// An agent passes a context to each tool call. A context is cheap to clone.
 ///
 /// # Example
 ///
@@ -47,8 +48,8 @@ pub struct ToolContext {
 }
 
 impl ToolContext {
-    /// Creates a context for a call outside an agent: it is never cancelled, and its idempotency key is the tool use's
-    /// id.
+    /// Creates a context for a call outside an agent. It is never cancelled, and its idempotency key is the id of the
+    /// tool use.
     pub fn detached(tool_use_id: impl Into<ToolUseId>) -> Self {
         let tool_use_id = tool_use_id.into();
         Self {
@@ -66,7 +67,7 @@ impl ToolContext {
         self
     }
 
-    /// Returns the same context, cancelled when `token` is cancelled.
+    /// Returns the same context with another cancellation token. The call is cancelled when `token` is cancelled.
     pub fn with_cancellation(mut self, token: CancellationToken) -> Self {
         self.cancellation = token;
         self
@@ -89,26 +90,27 @@ impl ToolContext {
         &self.tool_use_id
     }
 
-    /// Returns the key of this call, for services that detect repeated requests by a key.
+    /// Returns the idempotency key of this call, for services that use such a key to detect repeated requests.
     ///
-    /// No other call of the agent has the same key, but a repetition of this call would have the same key. Today
-    /// nothing repeats a call: a call in flight ends with its process, and a call of a later turn or step has a new
-    /// key.
+    /// Each call of the agent has a different key, but if a call were repeated, the repetition would have the same key.
+    /// Today nothing repeats a call: if the process ends, its calls in flight end too, and a call in a later turn or
+    /// step has a new key.
     pub fn idempotency_key(&self) -> &str {
         &self.idempotency_key
     }
 
-    /// Completes when the call is cancelled, timed out or dropped. The call's own future is dropped then, so this
-    /// method is for work that the call started elsewhere.
+    /// Waits until the call is cancelled, timed out or dropped. The call's own future is then dropped, so this method
+    /// is meant for work that the call has started elsewhere.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future loses nothing.
+    /// If the future is dropped, nothing is lost.
     pub async fn cancelled(&self) {
         self.cancellation.cancelled().await;
     }
 
-    /// Returns the same context with a separate cancellation, which is also cancelled when this one is.
+    /// Returns the same context with a separate cancellation token. If the original context is cancelled, the returned
+    /// context is cancelled too.
     pub(super) fn with_own_cancellation(&self) -> (Self, CancellationToken) {
         let own = self.cancellation.child_token();
         (self.clone().with_cancellation(own.clone()), own)
@@ -119,12 +121,12 @@ impl ToolContext {
         self.cancellation.is_cancelled()
     }
 
-    /// Reports progress, which the agent emits as an event. Waits while the agent has no room for the report. Outside
-    /// an agent this does nothing.
+    /// Reports progress, which the agent emits as an event. If the agent has no room for the report, this waits.
+    /// Outside an agent, this does nothing.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped while it waits, the report is not made.
+    /// If the future is dropped while it is waiting, the progress is not reported.
     pub async fn progress(&self, data: Value) {
         if let Some(progress) = &self.progress {
             let _ = progress.send((self.tool_use_id.clone(), data)).await;
@@ -146,14 +148,14 @@ impl ToolContext {
 /// let extensions = Extensions::default().with(Tenant(7));
 /// assert_eq!(extensions.get::<Tenant>().map(|tenant| tenant.0), Some(7));
 /// ```
-// A list, since every agent has one and it holds few values. A map would take several times the memory.
+// A list is used because every agent has one and it contains few values. A map would need several times the memory.
 #[derive(Clone, Default)]
 pub struct Extensions(Option<Arc<[Entry]>>);
 
 type Entry = (TypeId, Arc<dyn Any + Send + Sync>);
 
 impl Extensions {
-    /// Returns the same values with this one added. It replaces a value of the same type.
+    /// Returns the same values with this value added. If there is already a value of the same type, it is replaced.
     pub fn with<T: Send + Sync + 'static>(self, value: T) -> Self {
         let id = TypeId::of::<T>();
         let others = self.entries().iter().filter(|(other, _)| *other != id).cloned();

@@ -5,8 +5,8 @@ use super::{
     run::{check_input, no_handler},
 };
 
-/// Checks the input as an agent does, and runs the tool, for example in a unit test. The call has no time limit, the
-/// output is not cut, and a panic is not caught.
+/// Checks the input like an agent and runs the tool, for example in a unit test. The call has no time limit, the output
+/// is not cut, and a panic is not caught.
 ///
 /// ```
 /// use omni_agent::tool::{ToolContext, ToolError, execute, tool_fn};
@@ -42,8 +42,8 @@ use super::{
 ///
 /// # Errors
 ///
-/// If [`is_invalid_input`](ToolError::is_invalid_input) returns `true`, the input was invalid. Otherwise the tool failed
-/// or has no handler.
+/// If [`is_invalid_input`](ToolError::is_invalid_input) returns `true`, the input is invalid. Otherwise, the tool
+/// failed or has no handler.
 ///
 /// # Cancel safety
 ///

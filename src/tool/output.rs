@@ -26,7 +26,7 @@ pub struct ToolOutput {
 }
 
 impl ToolOutput {
-    /// Creates an output from any value that can be serialised, as its JSON text.
+    /// Creates an output from any serialisable value. The output is the value's JSON text.
     ///
     /// ```
     /// use omni_agent::tool::{ToolContext, ToolOutput, tool_fn};
@@ -45,7 +45,7 @@ impl ToolOutput {
     ///
     /// # Errors
     ///
-    /// The value can't be written as JSON, for example because it is a map whose keys are not strings.
+    /// The value can't be converted to JSON, for example because it is a map whose keys are not strings.
     pub fn json(value: &(impl Serialize + ?Sized)) -> Result<Self, ToolError> {
         Ok(serde_json::to_string(value)?.into())
     }
@@ -99,10 +99,10 @@ impl From<Vec<ResultBlock>> for ToolOutput {
     }
 }
 
-/// The reason why a tool could not do its work, as a text for the model.
+/// The reason why a tool call failed, as a text for the model.
 ///
-/// `?` converts any error: its text is joined with the texts of its causes. To make that possible, this type does not
-/// implement [`Error`] itself.
+/// The `?` operator converts any error: the text of the error is joined with the texts of its causes. To make this
+/// possible, this type does not implement [`Error`] itself.
 ///
 /// ```
 /// use omni_agent::tool::ToolError;
@@ -126,13 +126,13 @@ impl ToolError {
         Self { text: text.into(), is_invalid_input: false }
     }
 
-    /// Creates an error with this text that means: the input is invalid, and the tool has done nothing.
+    /// Creates an error with this text. It states that the input is invalid and that the tool has done nothing.
     pub fn invalid_input(text: impl Into<String>) -> Self {
         Self { text: text.into(), is_invalid_input: true }
     }
 
     /// Returns whether the input was invalid: it did not match the schema, could not be parsed, or was
-    /// [rejected](Self::invalid_input) by the tool. Otherwise the tool failed.
+    /// [rejected](Self::invalid_input) by the tool. If this returns `false`, the tool failed.
     pub fn is_invalid_input(&self) -> bool {
         self.is_invalid_input
     }
@@ -142,8 +142,8 @@ impl ToolError {
         &self.text
     }
 
-    /// Creates an error from the texts of an error and of its causes, as `?` does. Use this for a boxed error, which
-    /// `?` can't convert: `.map_err(|error| ToolError::caused_by(&*error))`.
+    /// Creates an error from the texts of an error and its causes, like `?`. Use this for a boxed error, which `?`
+    /// can't convert: `.map_err(|error| ToolError::caused_by(&*error))`.
     pub fn caused_by(error: &(dyn Error + 'static)) -> Self {
         Self::new(error_chain(error))
     }

@@ -14,11 +14,12 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ToolLimits {
-    /// The time limit of the call, for tools without their own [`Tool::timeout`]. `Duration::MAX` means no limit.
+    /// The time limit of the call. If a tool has its own [`Tool::timeout`], that limit applies instead. `Duration::MAX`
+    /// means no limit.
     pub timeout: Duration,
-    /// The maximum size of the output in bytes, for all blocks together. Text counts as UTF-8, an attachment as its
-    /// base64 data or URL and its name. Text beyond the limit is cut, and an attachment that does not fit is omitted.
-    /// The result has a notice of this, within the limit if there is room for it.
+    /// The maximum size of the output in bytes, for all blocks together. A text is counted as UTF-8, and an attachment
+    /// as its base64 data or URL and its name. Text beyond the limit is cut, and an attachment that does not fit is
+    /// omitted. A notice in the result reports this. If there is room for the notice, it is within the limit.
     pub max_output: usize,
 }
 
@@ -32,12 +33,13 @@ impl Default for ToolLimits {
 }
 
 impl ToolSet {
-    /// Runs the tool that `tool_use` names, and always returns a result.
+    /// Runs the tool that is named in `tool_use`, and always returns a result.
     ///
-    /// Malformed or invalid input, an unknown name, a tool without a handler, an error, a panic, a timeout and a
-    /// cancelled context each become an error result that the model can read and act on.
+    /// Each failure becomes an error result that the model can read and react to. The failures are malformed or invalid
+    /// input, an unknown name, a tool without a handler, an error, a panic, a timeout and a cancelled context.
     ///
-    /// A tool that blocks its thread can't be stopped: timeouts and cancellation take effect only when the tool yields.
+    /// A tool that blocks its thread can't be stopped, because timeouts and cancellation take effect only when the tool
+    /// yields.
     ///
     /// ```
     /// use omni_agent::{
@@ -62,11 +64,11 @@ impl ToolSet {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future drops the call and cancels the tool's context.
+    /// If the future is dropped, the call is dropped and the tool's context is cancelled.
     ///
     /// # Panics
     ///
-    /// Panics outside a tokio runtime with time enabled, if there is a timeout.
+    /// If the call has a time limit, panics outside a tokio runtime with time enabled.
     pub async fn run(&self, tool_use: &ToolUse, context: ToolContext, limits: &ToolLimits) -> ToolResult {
         let outcome = match contained(|| self.admit(tool_use, limits.timeout)) {
             Ok(Ok((tool, limit))) => call(tool, tool_use, &context, limit).await,
@@ -86,7 +88,8 @@ impl ToolSet {
         result
     }
 
-    /// Returns the tool to call and its time limit, or the reason why it is not called. Runs code of the application.
+    /// Returns the tool to call and its time limit, or the reason why the tool is not called. This runs code of the
+    /// application.
     fn admit(&self, tool_use: &ToolUse, timeout: Duration) -> Result<(&dyn Tool, Duration), String> {
         let name = &tool_use.name;
         let tool = self.get(name).ok_or_else(|| self.no_such_tool(name))?;
@@ -119,7 +122,7 @@ pub(super) fn no_handler(name: &str) -> String {
     format!("The tool {name:?} can't be run: it is only declared here.")
 }
 
-/// Checks an input against the tool's schema. The error is for the model.
+/// Checks an input against the tool's schema. The error text is for the model.
 pub(super) fn check_input<T: Tool + ?Sized>(tool: &T, name: &str, input: &Value) -> Result<(), String> {
     if !input.is_object() {
         return Err(format!("The input of {name:?} must be a JSON object. Correct it and call again."));
@@ -137,7 +140,8 @@ async fn call(
 ) -> Result<ToolOutput, String> {
     let name = &tool_use.name;
     let (own, cancellation) = context.with_own_cancellation();
-    // If the call is abandoned, this notifies work that the tool started elsewhere.
+    // If the call is abandoned, this guard cancels the tool's context, so that work that the tool has started elsewhere
+    // notices.
     let abandoned = cancellation.drop_guard();
     let call = Contained::new(|| tool.call(tool_use.input.clone(), own));
     let timed = async {
@@ -170,7 +174,7 @@ fn panicked(name: &str, panic: &str) -> String {
     format!("The tool {name:?} failed unexpectedly: {panic}")
 }
 
-/// Describes to a model why its input text is not a JSON object.
+/// Returns a text for the model that explains why its input is not a JSON object.
 fn malformed(name: &str, raw: &str) -> String {
     let reason = match serde_json::from_str::<Value>(raw) {
         Ok(_) => "it is JSON, but not an object".to_owned(),

@@ -24,30 +24,31 @@ use crate::text::clip;
 
 use crate::panics::contained;
 
-/// How deep a schema or a checked value may nest. `serde_json` doesn't parse text that nests deeper than this.
+/// The maximum nesting depth of a schema or a checked value. `serde_json` doesn't parse text that is nested more
+/// deeply.
 const MAX_DEPTH: usize = 128;
 
-/// The depth up to which a schema is compiled on the caller's own stack. Each level takes up to fifty kilobytes in a
-/// debug build.
+/// The maximum nesting depth of a schema that is compiled on the caller's own stack. Each level needs up to fifty
+/// kilobytes in a debug build.
 const FEW_LEVELS: usize = 6;
 
-/// The stack size of a thread for deep nesting. Only the part in use takes memory.
+/// The stack size of a thread for deeply nested schemas and values. Only the used part of the stack needs memory.
 const LARGE_STACK: usize = 64 * 1024 * 1024;
 
-/// The address under which the compiler knows the schema. Nothing is loaded from it.
+/// The address by which the compiler identifies the schema. Nothing is loaded from this address.
 const LOCATION: &str = "schema:///input";
 
-/// A compiled JSON Schema. It is cheap to clone and is serialised as the schema itself.
+/// A compiled JSON Schema. It is cheap to clone, and its serialised form is the schema's JSON.
 ///
-/// Drafts 4 to 2020-12 are supported. A schema without `$schema` is read as draft 2020-12. A schema is self-contained:
-/// `$ref` may only point into the schema itself (`#/$defs/city`), and nothing is ever loaded from a file or the
-/// network.
+/// Drafts 4 to 2020-12 are supported. A schema without `$schema` is read as draft 2020-12. A schema must be
+/// self-contained: `$ref` may only point into the schema itself (`#/$defs/city`), and nothing is ever loaded from a
+/// file or the network.
 ///
-/// Some keywords are sent to the model but not checked, because no check of them is exact: `format`, a `multipleOf`
+/// Some keywords are sent to the model but not checked, because they can't be checked exactly: `format`, a `multipleOf`
 /// that is not a whole number, and a `pattern` with look-around or back-references.
 ///
-/// Compiling and checking take bounded time and stack for every schema and value. [`Schema::new`] refuses a schema that
-/// would exceed these limits, and [`Schema::validate`] refuses such a value.
+/// The time and the stack space for compiling and checking are limited. [`Schema::new`] refuses a schema that would
+/// exceed these limits, and [`Schema::validate`] refuses a value that would exceed them.
 ///
 /// ```
 /// use omni_agent::tool::Schema;
@@ -70,9 +71,10 @@ pub struct Schema(Arc<Inner>);
 
 struct Inner {
     value: Value,
-    /// An error comes from [`Schema::of`], which must not fail; it is reported when the schema is used.
+    /// The compiled schema. An error is possible only for a schema from [`Schema::of`], which must not fail. Such an
+    /// error is reported when the schema is used.
     compiled: Result<Compiled, SchemaError>,
-    /// The schema as it is offered to services; `None` if that is the schema itself.
+    /// The schema as it is offered to services, or `None` if that is the schema itself.
     offered: OnceLock<Option<Value>>,
 }
 
@@ -82,7 +84,7 @@ struct Compiled {
     cost: CostModel,
 }
 
-/// A value that can't be used as a JSON Schema, with the reason.
+/// The reason why a value can't be used as a JSON Schema.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unusable JSON Schema: {0}")]
 pub struct SchemaError(pub String);
@@ -96,10 +98,10 @@ impl Schema {
     ///
     /// - It is not a JSON Schema.
     /// - It refers to another document or to a place that does not exist.
-    /// - It uses a reference that needs more than the schema's text to resolve (`$dynamicRef`, `$recursiveRef`,
+    /// - It uses a reference that can't be resolved from the schema's text alone (`$dynamicRef`, `$recursiveRef`,
     ///   anchors, an `$id` below the top level).
     /// - It has a regular expression that the engine does not support.
-    /// - It is so large, or its subschemas refer to each other so much, that checking a value could take too long.
+    /// - It is so large, or its subschemas refer to each other so often, that checking a value could take too long.
     pub fn new(value: Value) -> Result<Self, SchemaError> {
         let Some(size) = Size::of(&value) else {
             dismantle(value);
@@ -113,28 +115,29 @@ impl Schema {
         Ok(Self(Arc::new(Inner { value, compiled: Ok(compiled), offered: OnceLock::new() })))
     }
 
-    /// Derives the schema of a Rust type, without `$schema`. References are replaced by the schemas they point to where
-    /// possible, since model services differ in the references that they follow.
+    /// Derives the schema of a Rust type, without `$schema`. Where possible, references are replaced by the schemas to
+    /// which they point, because model services differ in the references that they support.
     ///
     /// If the type's own [`JsonSchema`] implementation returns an unusable schema, the result is an empty schema that
-    /// fails when it is used: a [`ToolSet`](super::ToolSet) refuses it, and [`validate`](Schema::validate) fails.
+    /// fails when it is used: a [`ToolSet`](super::ToolSet) refuses the schema, and [`validate`](Schema::validate)
+    /// returns an error.
     ///
     /// # Panics
     ///
-    /// Panics if the type's [`JsonSchema`] implementation does. Derived implementations don't.
+    /// Panics if the type's [`JsonSchema`] implementation panics. Derived implementations don't panic.
     pub fn of<T: JsonSchema>() -> Self {
         Self::derived(|value| value, derive::<T>)
     }
 
-    /// Derives the schema of a Rust type as a tool's input, which is an object even if the type leaves this open.
-    /// Several services refuse a tool whose schema lacks `type` or `properties`.
+    /// Derives the schema of a Rust type for use as a tool's input. The schema describes an object, even if the type
+    /// does not determine this. Several services refuse a tool whose schema has no `type` or no `properties`.
     pub(super) fn of_input<T: JsonSchema>() -> Self {
         Self::derived(as_input, derive::<T>)
     }
 
     fn derived(adapt: fn(Value) -> Value, derive: fn(bool) -> Value) -> Self {
         Self::new(adapt(derive(true)))
-            // Inlining everything may exceed a limit. With references the schema stays small.
+            // If all references are replaced, the schema may exceed a limit. With references, the schema is smaller.
             .or_else(|_| Self::new(adapt(derive(false))))
             .unwrap_or_else(|error| {
                 let value = Value::Object(Map::new());
@@ -142,13 +145,13 @@ impl Schema {
             })
     }
 
-    /// Returns the schema as JSON, as it was given.
+    /// Returns the schema's JSON, as it was given.
     pub fn as_value(&self) -> &Value {
         &self.0.value
     }
 
-    /// Returns the schema as it is offered to services: the result of `make`, or the schema itself if that is `None`.
-    /// The result is cached, since every request asks for it and `make` is expensive.
+    /// Returns the schema as it is offered to services. This is the result of `make`, or the schema itself if `make`
+    /// returns `None`. The result is cached, because it is needed for every request and `make` is expensive.
     pub(crate) fn offered(&self, make: impl FnOnce(&Value) -> Option<Value>) -> &Value {
         self.0.offered.get_or_init(|| make(&self.0.value)).as_ref().unwrap_or(&self.0.value)
     }
@@ -162,8 +165,8 @@ impl Schema {
     ///
     /// # Errors
     ///
-    /// The problems, in words that a model can act on: one line per problem, with its place as a JSON pointer and what
-    /// is expected there. The text has at most ten problems and about two thousand characters.
+    /// The problems, in words that a model can act on. Each line describes one problem: its place as a JSON pointer,
+    /// and what is expected there. The text contains at most ten problems and about two thousand characters.
     pub fn validate(&self, value: &Value) -> Result<(), String> {
         let compiled = self.0.compiled.as_ref().map_err(ToString::to_string)?;
         let size = Size::of(value)
@@ -185,7 +188,7 @@ impl Compiled {
         compiler.set_default_draft(Draft::V2020_12);
         compiler.use_loader(Box::new(RefuseToLoad));
         let mut schemas = Schemas::new();
-        // In debug builds, the compiler panics in cases where it otherwise returns an error.
+        // In some cases in which the compiler usually returns an error, it panics in debug builds.
         let root = contained(|| {
             compiler.add_resource(LOCATION, prepared.document).map_err(|error| describe(&error))?;
             compiler.compile(LOCATION, &mut schemas).map_err(|error| describe(&error))
@@ -234,7 +237,8 @@ fn derive<T: JsonSchema>(inline: bool) -> Value {
         settings.inline_subschemas = inline;
     });
     let mut value = settings.into_generator().into_root_schema_for::<T>().to_value();
-    // If a type has no title, `schemars` uses the name of the Rust type, which does not help a model.
+    // The title is removed if it is only the name of the Rust type, which does not help a model. `schemars` adds this
+    // title if the type has no other title.
     if let Value::Object(schema) = &mut value
         && schema.get("title").and_then(Value::as_str) == Some(&*T::schema_name())
     {
@@ -258,14 +262,14 @@ fn as_input(mut value: Value) -> Value {
 }
 
 struct Size {
-    /// The number of JSON values, including the outermost one.
+    /// The total number of JSON values, including the outermost value.
     values: usize,
     /// The depth of nesting.
     depth: usize,
 }
 
 impl Size {
-    /// Returns the size of a value, or `None` if it nests too deep.
+    /// Returns the size of a value, or `None` if the value is nested too deeply.
     fn of(value: &Value) -> Option<Self> {
         let mut size = Self { values: 0, depth: 0 };
         size.add(value, 1)?;
@@ -286,7 +290,7 @@ impl Size {
     }
 }
 
-/// Drops a value of any depth without recursion. An ordinary drop takes stack for each level.
+/// Drops a value of any depth without recursion. An ordinary drop needs stack space for each level.
 fn dismantle(value: Value) {
     let mut open = vec![value];
     while let Some(value) = open.pop() {

@@ -4,7 +4,7 @@ use super::{Schema, SchemaError, Tool, ToolDeclaration};
 
 use crate::panics::contained;
 
-/// The tools of a conversation, in order and with distinct names. Cheap to clone.
+/// The tools of a conversation, in order and with distinct names. A set is cheap to clone.
 #[derive(Clone, Default)]
 pub struct ToolSet(Option<Arc<Vec<Arc<dyn Tool>>>>);
 
@@ -38,7 +38,7 @@ impl ToolSet {
     ///
     /// # Errors
     ///
-    /// The name is taken, or services refuse the name or the schema.
+    /// The name is already taken, or services refuse the name or the schema.
     pub fn with(mut self, tool: impl Tool) -> Result<Self, ToolSetError> {
         self.insert(Arc::new(tool))?;
         Ok(self)
@@ -48,7 +48,7 @@ impl ToolSet {
     ///
     /// # Errors
     ///
-    /// As for [`ToolSet::with`]. On an error the set stays as it was.
+    /// The errors of [`ToolSet::with`]. If there is an error, the set stays as it was.
     pub fn insert(&mut self, tool: Arc<dyn Tool>) -> Result<(), ToolSetError> {
         let name = tool.name();
         if !is_good_name(name) {
@@ -64,7 +64,7 @@ impl ToolSet {
         Ok(())
     }
 
-    /// Removes the tool with this name. Returns whether there was one.
+    /// Removes the tool with this name. Returns whether there was such a tool.
     pub fn remove(&mut self, name: &str) -> bool {
         let Some(position) = self.iter().position(|tool| tool.name() == name) else { return false };
         if let Some(tools) = &mut self.0 {
@@ -100,8 +100,9 @@ impl ToolSet {
         self.len() == 0
     }
 
-    /// Returns the declarations of the tools for a model, each with its current description. If a description panics,
-    /// it is left empty. If another method of a tool panics, the tool is omitted.
+    /// Returns the declarations of the tools for a model, each with the tool's current description. If a tool's
+    /// [`description`](Tool::description) panics, the description is empty. If another method of a tool panics, the
+    /// tool is omitted.
     pub fn declarations(&self) -> Vec<ToolDeclaration> {
         let declare = |tool: &Arc<dyn Tool>| ToolDeclaration {
             name: tool.name().to_owned(),
@@ -126,7 +127,8 @@ fn is_good_name(name: &str) -> bool {
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte))
 }
 
-/// Services require that a tool's input is an object.
+/// Returns an error if the schema does not describe an object, because services require that a tool's input is an
+/// object.
 fn check_input_schema(schema: &Schema) -> Result<(), SchemaError> {
     if let Some(error) = schema.error() {
         return Err(error.clone());

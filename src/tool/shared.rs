@@ -1,4 +1,4 @@
-//! Implements [`Tool`] for pointers to tools, and for a tool with another time limit.
+//! Implements [`Tool`] for pointers to tools, and for a tool whose time limit is replaced.
 
 use std::{borrow::Cow, sync::Arc, time::Duration};
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::{Schema, Tool, ToolContext, ToolError, ToolOutput};
 
-/// A tool with another time limit.
+/// A tool whose time limit is replaced.
 pub(super) struct WithTimeout<T>(pub(super) T, pub(super) Duration);
 
 macro_rules! delegate {

@@ -7,9 +7,10 @@ use serde_json::Value;
 
 use super::{Schema, Tool, ToolContext, ToolError, ToolOutput};
 
-/// A tool whose input is a Rust type. The schema is derived from the type, and the input is parsed into it.
+/// A tool whose input is a Rust type. The schema is derived from this type, and the input is parsed into a value of the
+/// type.
 ///
-/// [`into_tool`](Self::into_tool) converts it into a [`Tool`]. The [module's page](super) has an example.
+/// [`into_tool`](Self::into_tool) converts the typed tool into a [`Tool`]. The [module's page](super) has an example.
 pub trait TypedTool: Send + Sync + 'static {
     /// The type of the input.
     type Input: DeserializeOwned + JsonSchema + Send;
@@ -20,7 +21,7 @@ pub trait TypedTool: Send + Sync + 'static {
     /// Returns what the tool does and when to use it, for the model to read.
     fn description(&self) -> Cow<'_, str>;
 
-    /// Returns the time limit of a call, as [`Tool::timeout`] does.
+    /// Returns the time limit of a call, like [`Tool::timeout`].
     fn timeout(&self) -> Option<Duration> {
         None
     }
@@ -29,7 +30,7 @@ pub trait TypedTool: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// The reason why the tool could not do its work, as a text for the model.
+    /// The reason why the tool call failed, as a text for the model.
     ///
     /// # Cancel safety
     ///
@@ -49,7 +50,7 @@ pub trait TypedTool: Send + Sync + 'static {
     }
 }
 
-/// A [`TypedTool`] and its schema.
+/// A [`TypedTool`] with its derived schema.
 struct TypedAdapter<T> {
     tool: T,
     schema: Schema,
@@ -79,7 +80,7 @@ impl<T: TypedTool> Tool for TypedAdapter<T> {
     }
 }
 
-/// A tool made of a closure; see [`tool_fn`].
+/// A tool that is made from a closure. See [`tool_fn`].
 struct FnTool<I, F> {
     name: String,
     description: String,
@@ -88,7 +89,8 @@ struct FnTool<I, F> {
     input: PhantomData<fn(I)>,
 }
 
-/// Makes a tool from a closure. `I` is any `Deserialize + JsonSchema` type, or [`Value`] for any object.
+/// Makes a tool from a closure. `I` is any `Deserialize + JsonSchema` type. If `I` is [`Value`], the tool accepts any
+/// object.
 ///
 /// ```
 /// use omni_agent::tool::{ToolContext, ToolSet, tool_fn};
@@ -117,8 +119,8 @@ where
     tool_fn_with_schema(name, description, Schema::of_input::<I>(), call)
 }
 
-/// Makes a tool from a closure, with a schema written by hand. `I` is any `Deserialize` type that accepts what the
-/// schema allows; [`Value`] accepts all of it.
+/// Makes a tool from a closure and a schema written by hand. `I` is any `Deserialize` type that accepts every input
+/// that the schema allows. [`Value`] always does.
 pub fn tool_fn_with_schema<I, F, R, O>(
     name: &str,
     description: &str,
@@ -160,19 +162,20 @@ where
     }
 }
 
-/// Parses an input. A schema can't express everything that a type requires, so this may fail for a checked input.
+/// Parses an input. This may fail even if the input matches the schema, because a schema can't express everything that
+/// a type requires.
 fn parse<I: DeserializeOwned>(input: Value) -> Result<I, ToolError> {
     serde_json::from_value(input)
         .map_err(|error| ToolError::invalid_input(format!("The input could not be read: {error}")))
 }
 
-/// Makes a tool that is offered to the model but never run; see [`Tool::has_handler`]. The schema is derived from `I`, into
-/// which the application can parse the input.
+/// Makes a tool that is offered to the model but never run. See [`Tool::has_handler`]. The schema is derived from `I`.
+/// The application can parse the input into a value of type `I`.
 pub fn declared_tool<I: JsonSchema>(name: &str, description: &str) -> impl Tool + use<I> {
     declared_tool_with_schema(name, description, Schema::of_input::<I>())
 }
 
-/// Makes a tool that is offered to the model but never run, from a schema written by hand.
+/// Makes a tool with a schema written by hand. The tool is offered to the model but never run.
 pub fn declared_tool_with_schema(name: &str, description: &str, schema: Schema) -> impl Tool + use<> {
     DeclaredTool { name: name.into(), description: description.into(), schema }
 }

@@ -5,10 +5,10 @@ use super::{
     links::{Links, Slot},
 };
 
-/// The changes of a tree since an earlier state of it.
+/// The changes of a tree since an earlier state of the tree.
 ///
-/// [`Tree::changes_since`] returns them. A store writes them, and a copy elsewhere follows the tree with
-/// [`Tree::apply`].
+/// [`Tree::changes_since`] returns the changes. A store writes them. A copy elsewhere is kept up to date by passing
+/// them to [`Tree::apply`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Changes {
@@ -18,8 +18,8 @@ pub struct Changes {
     pub head: Option<NodeId>,
     /// Whether the head differs from the earlier head.
     pub moved: bool,
-    /// The cursors that changed, each as a node and its child. Cursors that follow from the new nodes are omitted: a
-    /// node without a cursor follows its newest child, so an ordinary turn changes no cursor.
+    /// The cursors that changed, each as a node and its child. Cursors that follow from the new nodes are omitted.
+    /// Because a node without a cursor gets a cursor to its newest child, an ordinary turn changes no cursor.
     pub cursors: Vec<(NodeId, NodeId)>,
 }
 
@@ -31,11 +31,11 @@ impl Changes {
 }
 
 impl Tree {
-    /// Returns the changes since `earlier`, a clone of this tree from that time. Returns `None` if this tree did not
-    /// grow from `earlier`, for example after it was reset to a state before `earlier`. O(changes).
+    /// Returns the changes since `earlier`, which is an earlier clone of this tree. Returns `None` if this tree did not
+    /// grow from `earlier`, for example if this tree was reset to a state before `earlier`. O(changes).
     ///
-    /// To restore this tree, combine the stored nodes, this head, and the cursors. Each changed cursor replaces the
-    /// stored cursor of the same node.
+    /// To restore this tree, combine the stored nodes, the head of the changes, and the cursors. Each changed cursor
+    /// replaces the stored cursor of the same node.
     ///
     /// ```
     /// use omni_agent::message::Message;
@@ -68,7 +68,8 @@ impl Tree {
         };
         self.links.differing(&earlier.links, &mut |first, now, before| {
             for (index, (now, before)) in now.iter().zip(before).enumerate() {
-                // If there were children before, a cursor may be stored that a new child does not replace.
+                // If the node already had children, a cursor may be stored for it. A new child does not replace the
+                // stored cursor.
                 let unlike = (now.cursor, now.newest) != (before.cursor, before.newest);
                 if unlike && (before.newest.is_some() || now.cursor != now.newest) {
                     tell(first + index, now);
@@ -94,7 +95,7 @@ impl Tree {
     /// # Errors
     ///
     /// Fails with `NotNext`, `UnknownParent`, `UnknownNode`, `NotAChild` or `UnknownHead` if the changes do not fit
-    /// this tree or are not consistent. The tree is then unchanged.
+    /// this tree or are not consistent. If it fails, the tree is unchanged.
     pub fn apply(&mut self, changes: &Changes) -> Result<(), TreeError> {
         let mut next = self.clone();
         for node in &changes.nodes {

@@ -10,7 +10,7 @@ pub enum TreeError {
         /// The unknown id.
         id: NodeId,
     },
-    /// Two nodes share an id.
+    /// Two nodes have the same id.
     #[error("two nodes have the id {id}")]
     DuplicateId {
         /// The shared id.
@@ -55,7 +55,7 @@ pub enum TreeError {
     NotAChild {
         /// The id of the node with the cursor.
         id: NodeId,
-        /// The id of the node that the cursor points to.
+        /// The id of the node to which the cursor points.
         child: NodeId,
     },
 }

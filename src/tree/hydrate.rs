@@ -1,4 +1,4 @@
-//! Builds a tree from its stored parts, with checks. Defines the serialized form of a tree.
+//! Builds a tree from its stored parts and checks these parts. Defines the serialized form of a tree.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, ser::SerializeStruct};
 
@@ -7,16 +7,17 @@ use super::{
     links::{Ids, Links, Slot},
 };
 
-/// The largest id that is accepted from outside. All ids that pushes can add above it still fit into a signed integer
-/// of 64 bits, the largest that databases have.
+/// The largest id that is accepted from outside. All ids that pushes can add above this id still fit into a signed
+/// 64-bit integer, the largest integer type that databases have.
 const HIGHEST: u64 = (i64::MAX as u64) - (u32::MAX as u64);
 
 impl Tree {
-    /// Builds a tree from these nodes, in any order, with this head.
+    /// Builds a tree with the given nodes, which may be in any order, and the given head.
     ///
-    /// Each cursor is a node and its child. If a node occurs several times, its last cursor counts, so a log of changes
-    /// can be passed as it is. A node without a cursor gets a cursor to its newest child. On the path to the head, the
-    /// cursors follow the path. Ids may have gaps, and a child may have a lower id than its parent.
+    /// Each cursor is a node and its child. If several cursors belong to the same node, the last of them counts, so a
+    /// log of changes can be passed unchanged. A node without a cursor gets a cursor to its newest child. On the path
+    /// to the head, the cursors are set along the path. Ids may have gaps, and a child may have a lower id than its
+    /// parent.
     ///
     /// O(n) for nodes in the order of their ids, otherwise O(n log n).
     ///
@@ -96,15 +97,16 @@ impl Tree {
         Ok(())
     }
 
-    /// Returns a node that is its own ancestor. O(n), and without recursion, however deep the tree.
+    /// Returns a node that is its own ancestor, if there is one. O(n). Uses no recursion, so the depth of the tree does
+    /// not matter.
     fn find_cycle(&self) -> Option<Slot> {
         let parent = |slot: Slot| self.links(slot).parent;
         let slots = || (0..self.len()).map(Slot::new);
         if slots().all(|slot| parent(slot).is_none_or(|parent| parent.index() < slot.index())) {
-            // Every tree that was built by pushes is of this kind.
+            // In every tree that was built by pushes, parents come before their children, so such a tree has no cycle.
             return None;
         }
-        // For each node, the start of the upward walk that reached it first.
+        // For each node, the start of the first upward walk that reached the node.
         let mut met_from: Vec<Option<Slot>> = vec![None; self.len()];
         for start in slots() {
             let mut at = Some(start);
@@ -154,8 +156,8 @@ impl<'de> Deserialize<'de> for Tree {
         struct Stored {
             nodes: Vec<Node>,
             head: Option<NodeId>,
-            // A list of pairs instead of a map: the keys of a JSON map are strings, and inside a tagged enum they do
-            // not become numbers again.
+            // This is a list of pairs instead of a map because the keys of a JSON map are strings. Inside a tagged
+            // enum, these strings would not be converted back to numbers.
             #[serde(default)]
             cursors: Vec<(NodeId, NodeId)>,
         }

@@ -6,7 +6,7 @@ use super::{Node, Tree, links::Slot};
 #[derive(Clone)]
 pub struct Path<'a> {
     tree: &'a Tree,
-    /// The first and the last remaining node, if any remain.
+    /// The first and the last of the remaining nodes, or `None` if no node remains.
     ends: Option<(Slot, Slot)>,
     left: usize,
 }
@@ -16,7 +16,7 @@ impl<'a> Path<'a> {
         Self { tree, ends, left: len }
     }
 
-    /// Takes one node. `rest` holds the first and the last node after it, if any remain.
+    /// Takes the node at `slot`. `rest` contains the first and the last node that remain afterwards, if any remain.
     fn take(&mut self, slot: Slot, rest: Option<(Slot, Slot)>) -> &'a Node {
         self.left -= 1;
         self.ends = rest.filter(|_| self.left > 0);
@@ -56,11 +56,11 @@ impl fmt::Debug for Path<'_> {
     }
 }
 
-/// Nodes of a [`Tree`] with the same parent, or its roots, oldest first.
+/// The nodes of a [`Tree`] that have the same parent, or the tree's roots, oldest first.
 #[derive(Clone)]
 pub(super) struct Children<'a> {
     tree: &'a Tree,
-    /// The next and the last remaining node, if any remain.
+    /// The next and the last of the remaining nodes, or `None` if no node remains.
     ends: Option<(Slot, Slot)>,
 }
 

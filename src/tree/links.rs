@@ -4,7 +4,7 @@ use std::{num::NonZeroU32, sync::Arc};
 
 use super::NodeId;
 
-/// The index of a node in the order of ids. A slot is half the size of an id and needs no search.
+/// The position of a node in the order of ids. A slot is half the size of an id and needs no search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Slot(NonZeroU32);
 
@@ -19,15 +19,16 @@ impl Slot {
     }
 }
 
-/// The links of a node. They are stored separately because nodes never change: changing a link copies plain numbers and
-/// no message.
+/// The links of a node. They are stored separately because nodes never change. Changing a link therefore copies only
+/// plain numbers and no message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Links {
     pub(super) parent: Option<Slot>,
-    /// The child that was active last. Set as soon as the node has a child.
+    /// The child that was active last. `Some` if the node has a child.
     pub(super) cursor: Option<Slot>,
     pub(super) newest: Option<Slot>,
-    /// The next newer sibling. The newest sibling links to the oldest, so the newest child leads to the oldest child.
+    /// The next newer sibling. The newest sibling links to the oldest sibling, so the oldest child can be reached from
+    /// the newest child.
     pub(super) next: Slot,
 }
 
@@ -37,14 +38,14 @@ impl Links {
     }
 }
 
-/// Finds the index of an id. Ids without gaps need no memory for this. Otherwise each gap needs some.
+/// Finds the index of an id. If the ids have no gaps, this needs no memory. Otherwise each gap needs some memory.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Ids {
     /// The runs of consecutive ids, or `None` if the ids begin at 1 and have no gaps.
     runs: Option<Arc<[Run]>>,
 }
 
-/// A run of consecutive ids, of which the first is at `index`.
+/// A run of consecutive ids. The first id of the run is at `index`.
 #[derive(Clone, Copy, Debug)]
 struct Run {
     first: NodeId,
@@ -56,7 +57,7 @@ impl Ids {
         Self { runs: None }
     }
 
-    /// Returns the lookup for ids in ascending order.
+    /// Returns the lookup for these ids, which must be in ascending order.
     pub(super) fn of(ids: impl Iterator<Item = NodeId>) -> Self {
         let mut runs = Vec::new();
         let mut last = None;

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::message::{Message, Usage};
 
-/// The id of a node in a [`Tree`](super::Tree): 1, 2, 3… in the order of the pushes. It is serialized as that number.
+/// The id of a node in a [`Tree`](super::Tree): 1, 2, 3… in the order of the pushes. It is serialized as this number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct NodeId(NonZeroU64);
@@ -28,7 +28,7 @@ impl NodeId {
         self.0.get()
     }
 
-    /// Returns the id of the node that is pushed after `highest`.
+    /// Returns the id of the node that is pushed next if `highest` is the highest id so far.
     pub(super) fn after(highest: Option<Self>) -> Self {
         let number = highest.map_or(Some(NonZeroU64::MIN), |highest| highest.0.checked_add(1));
         Self(number.expect("hydration leaves room above the highest id"))
@@ -49,14 +49,14 @@ impl fmt::Display for NodeId {
     }
 }
 
-/// A message at its place in a [`Tree`](super::Tree). Cheap to clone, because message and usage are shared.
+/// A message at its position in a [`Tree`](super::Tree). Cheap to clone, because the message and the usage are shared.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Node {
     id: NodeId,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     parent: Option<NodeId>,
     message: Arc<Message>,
-    // Boxed in an `Arc`, because few nodes have a usage and it is larger than the rest of the node.
+    // Wrapped in an `Arc`, because few nodes have a usage, and a usage is larger than the rest of the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     usage: Option<Arc<Usage>>,
 }
@@ -68,7 +68,8 @@ impl Node {
         Self { id, parent, message: message.into(), usage: None }
     }
 
-    /// Returns the same node with the usage of the turn that it ends. A cost that is not a finite number is removed.
+    /// Returns the same node with the usage of the turn that the node ends. If the cost is not a finite number, it is
+    /// removed.
     pub fn with_usage(mut self, usage: Usage) -> Self {
         self.usage = Some(Arc::new(usage.with_finite_cost()));
         self
@@ -89,7 +90,7 @@ impl Node {
         &self.message
     }
 
-    /// Returns the usage of the turn, which is recorded on the last assistant node of each turn.
+    /// Returns the usage of the turn. It is recorded on the last assistant node of each turn.
     pub fn usage(&self) -> Option<&Usage> {
         self.usage.as_deref()
     }

@@ -1,17 +1,17 @@
-//! The outline of a tree, for people to read.
+//! The outline of a tree, written for human readers.
 
 use std::fmt;
 
 use super::{Node, Tree, links::Slot};
 use crate::message::{Content, Message};
 
-/// The largest number of characters of a message on a line.
+/// The maximum number of a message's characters on a line.
 const WORDS: usize = 60;
 
-/// The largest number of characters of a text that are examined, blanks included.
+/// The maximum number of a text's characters that are examined, including blanks.
 const LOOK: usize = 1000;
 
-/// The largest number of branch levels by which a line is indented. If there are more levels, only the innermost levels
+/// The maximum number of branch levels by which a line is indented. If there are more levels, only the innermost levels
 /// are shown.
 const LEVELS: usize = 20;
 
@@ -20,7 +20,7 @@ impl fmt::Display for Tree {
     /// Only branches are indented, and a line connects siblings. O(n).
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut path = self.iter().peekable();
-        // For each branch level of the line, whether the ancestor at that level is the newest sibling.
+        // For each branch level of the line, states whether the ancestor at that level is the newest sibling.
         let mut levels = Vec::new();
         let mut at = self.roots().next().and_then(|root| self.slot(root.id()));
         let mut line_end = "";
@@ -53,8 +53,8 @@ impl Tree {
         self.newest_beside(slot) == Some(slot)
     }
 
-    /// Returns the next node of the outline: the first child, or else the next sibling of the nearest ancestor that has
-    /// one. Removes the levels that end here.
+    /// Returns the next node of the outline. This is the first child. If there is no child, it is the next sibling of
+    /// the node or of its nearest ancestor that has one. Removes the levels that end at this node.
     fn after(&self, slot: Slot, levels: &mut Vec<bool>) -> Option<Slot> {
         if let Some(newest) = self.links(slot).newest {
             return Some(self.links(newest).next);
@@ -94,7 +94,7 @@ fn line(f: &mut fmt::Formatter<'_>, node: &Node) -> fmt::Result {
     if words.is_empty() { Ok(()) } else { write!(f, ": {words}") }
 }
 
-/// Returns the beginning of a message on one line. It reads no more of the message than it needs.
+/// Returns the beginning of a message on one line. Reads only as much of the message as the line needs.
 fn first_words(message: &Message) -> String {
     let mut words = Words::default();
     let is_text =
@@ -103,7 +103,7 @@ fn first_words(message: &Message) -> String {
     for block in &message.content {
         match block {
             Content::Text(text) => words.text(&text.text),
-            // The text identifies an answer better than its thinking.
+            // The text identifies an answer better than the thinking does.
             Content::Thinking(_) if has_text => {}
             Content::Thinking(_) => words.word("[thinking]"),
             Content::Attachment(attachment) => words.label(&attachment.media_type, ""),
@@ -127,7 +127,7 @@ struct Words {
 }
 
 impl Words {
-    /// Adds words of any kind. Control characters separate words too, because a terminal would obey them.
+    /// Adds the words of a text. Control characters also separate words, because a terminal would obey them.
     fn text(&mut self, text: &str) {
         let end = text.char_indices().nth(LOOK).map_or(text.len(), |(end, _)| end);
         for word in text[..end].split(|c: char| c.is_whitespace() || c.is_control()) {
@@ -138,14 +138,14 @@ impl Words {
         }
     }
 
-    /// Adds a label of two parts, in brackets.
+    /// Adds a label in brackets. The label consists of two parts.
     fn label(&mut self, first: &str, second: &str) {
         let parts = first.chars().chain(second.chars()).filter(|c| !c.is_control());
         let label: String = parts.take(WORDS).collect();
         self.word(&format!("[{label}]"));
     }
 
-    /// Adds one word. A word that does not fit is cut if it is the first, and omitted otherwise.
+    /// Adds one word. If the word does not fit, it is cut if it is the first word of the line, and omitted otherwise.
     fn word(&mut self, word: &str) {
         if word.is_empty() || self.is_full {
             return;

@@ -1,4 +1,4 @@
-//! The surroundings of the core: what an input can read, and the effects that the shell performs.
+//! The context of the core: the values that an input can read, and the effects that the shell performs.
 
 use std::{sync::Arc, time::Duration};
 
@@ -11,13 +11,14 @@ use crate::{
     tool::{Decision, ToolSet},
 };
 
-/// The surroundings of one input, and the list of its effects.
+/// The values that one input can read, and the list of the input's effects.
 pub(in crate::agent) struct Context<'a> {
-    /// Returns the time, for new messages. This is a function because most inputs, above all deltas, create no message.
+    /// Returns the time for new messages. This is a function because most inputs, especially deltas, create no message
+    /// and need no time.
     pub(in crate::agent) now: &'a dyn Fn() -> Timestamp,
     /// The configuration in force.
     pub(in crate::agent) config: &'a Config,
-    /// The tools that the current request offered.
+    /// The tools that were offered in the current request.
     pub(in crate::agent) tools: &'a ToolSet,
     /// Returns a random id for a new turn.
     pub(in crate::agent) turn_id: &'a dyn Fn() -> u128,
@@ -46,29 +47,29 @@ impl Context<'_> {
 pub(in crate::agent) enum Effect {
     /// Emit an event.
     Emit(Event),
-    /// Call a callback. Its outcome comes back with this number.
+    /// Call a callback. Its outcome is reported to the core with this number.
     Call(Op, Call),
     /// Drop all work in progress: the callback, the exchange with the provider, the tools, the delay.
     Abort,
     /// Drop the running callback, if there is one.
     DropCall,
-    /// Send the prepared request. Deltas come back with this number.
+    /// Send the prepared request. Deltas are reported to the core with this number.
     Open(Op),
     /// Answer the provider's question.
     Answer(Decision),
-    /// Run these tools. Results come back with this number.
+    /// Run these tools. Results are reported to the core with this number.
     RunTools(Op, Vec<ToolCall>),
-    /// Report with this number when this delay has passed.
+    /// Report to the core with this number after this delay.
     Delay(Op, Duration),
-    /// Report when this time has passed from now on, which is the turn's limit. `None` for no limit.
+    /// Report to the core when this time, the turn's limit, has passed. `None` removes the limit.
     Watch(Option<Duration>),
-    /// Stop the turn's clock while a decision is pending, or continue it.
+    /// Stop the turn's clock while a decision is pending (`true`), or let it continue (`false`).
     FreezeWatch(bool),
     /// Send this result to the caller of `ask`.
     Resolve(Result<Arc<Response>, AgentError>),
 }
 
-/// A callback to call. Large arguments are boxed, because every agent has room for one call.
+/// A callback to call. Large arguments are boxed, because every agent reserves memory for one `Call`.
 #[derive(Clone, Debug)]
 pub(in crate::agent) enum Call {
     PrepareStep,

@@ -1,4 +1,4 @@
-//! The ends of turns and runs: conclusion, failure, cancel, interrupt.
+//! How turns and runs end: by conclusion, failure, cancel or interrupt.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ use crate::{
 type AskResult = Result<Arc<Response>, AgentError>;
 
 impl Core {
-    /// Concludes a turn whose model needs no more tools. `read` is the output of the last response.
+    /// Concludes a turn whose model needs no more tools. `read` is the output that was read from the last response.
     pub(super) fn conclude(
         &mut self,
         turn: Box<Turn>,
@@ -39,7 +39,7 @@ impl Core {
         cx.push(Effect::Call(op, Call::HandleTurn(response)));
     }
 
-    /// `handle_turn` has returned: commits the turn and starts the next turn, if there is one.
+    /// Called when `handle_turn` has returned. Commits the turn and starts the next turn, if there is one.
     pub(in crate::agent) fn turn_decided(&mut self, op: Op, decision: TurnDecision, cx: &mut Context<'_>) {
         let concluding = in_stage!(Stage::Concluding { response } => response);
         let Some((mut turn, mut response)) = self.phase.take_awaited(op, concluding) else {
@@ -112,7 +112,7 @@ impl Core {
         if turn.is_exhausted() {
             return self.fail(turn, failure, remains, cx);
         }
-        // The partial response is void, but its usage counts.
+        // The partial response is discarded, but its usage counts.
         turn.usage += remains.partial.map(|fold| fold.usage()).unwrap_or_default();
         turn.step += 1;
         let keep = turn.step_start;
@@ -128,14 +128,14 @@ impl Core {
         cx.push(Effect::Delay(op, delay));
     }
 
-    /// The delay before a repetition has passed.
+    /// Called when the delay before a repetition has passed.
     pub(in crate::agent) fn delay_over(&mut self, op: Op, cx: &mut Context<'_>) {
         if let Some((turn, ())) = self.phase.take_awaited(op, in_stage!(Stage::Delaying => ())) {
             self.prepare(turn, cx);
         }
     }
 
-    /// The turn has reached its time limit.
+    /// Called when the turn has reached its time limit.
     pub(in crate::agent) fn time_over(&mut self, limit: std::time::Duration, cx: &mut Context<'_>) {
         let failure = Failure::TimeLimit { limit };
         let Some((turn, stage)) = self.phase.take_turn() else {
@@ -153,7 +153,7 @@ impl Core {
         }
     }
 
-    /// A callback panicked or returned an unusable value.
+    /// Called when a callback panicked or returned an unusable value.
     pub(in crate::agent) fn call_failed(
         &mut self,
         op: Op,
@@ -200,7 +200,7 @@ impl Core {
         Ok(())
     }
 
-    /// Cancels the active run. The caller of `ask` gets `kept`, if it is `Some`.
+    /// Cancels the active run. If `kept` is `Some`, the caller of `ask` gets that response.
     fn cancel_run(&mut self, kept: Option<Arc<Response>>, cx: &mut Context<'_>) {
         cx.push(Effect::Abort);
         self.discard(StopReason::Cancelled, cx, |response, staged| {
@@ -209,8 +209,8 @@ impl Core {
         });
     }
 
-    /// Ends all work in progress without a commit. Emits the event that `end` returns, and sends its result to the
-    /// caller of `ask`.
+    /// Ends all work in progress without a commit. `end` returns an event and a result: the event is emitted, and the
+    /// result is sent to the caller of `ask`.
     fn discard(
         &mut self,
         reason: StopReason,
@@ -239,8 +239,8 @@ impl Core {
         self.settle(cx);
     }
 
-    /// Ends the run at once and keeps as much as possible. If only the prompt could be kept, the run is cancelled
-    /// instead.
+    /// Ends the run at once and keeps as much of the turn as possible. If only the prompt could be kept, the run is
+    /// cancelled instead.
     pub(in crate::agent) fn interrupt(&mut self, cx: &mut Context<'_>) -> Result<(), AgentError> {
         if matches!(self.phase, Phase::Idle) {
             return Err(AgentError::Idle);
@@ -287,8 +287,8 @@ impl Core {
 const NOT_RUN: &str = "Interrupted. The tool was not run.";
 const RUNNING: &str = "Interrupted while the tool was running. It may have had an effect.";
 
-/// Returns the results of an interrupted step, one for each open tool use, and emits those that subscribers have not
-/// seen. Existing results are kept, because the tool has already had its effect or the application gave the result.
+/// Returns the results of an interrupted step, one for each open tool use, and emits the results that subscribers have
+/// not seen. Existing results are kept, because the tool has already had its effect or the application gave the result.
 fn interrupted_results(turn: &Turn, remains: Remains, cx: &mut Context<'_>) -> Vec<ToolResult> {
     let Remains { decisions, slots, reviewed: mut results, .. } = remains;
     let (mut decisions, mut slots) = (decisions.into_iter(), slots.into_iter());
@@ -309,7 +309,7 @@ fn interrupted_results(turn: &Turn, remains: Remains, cx: &mut Context<'_>) -> V
     results
 }
 
-/// Emits the missing end events of the blocks that an interrupted response keeps.
+/// Emits the missing end events of the blocks that are kept from an interrupted response.
 fn emit_ends(fold: &Fold, kept: &Message, cx: &mut Context<'_>) {
     let places = (0..).zip(fold.blocks()).filter(|(_, block)| (*block).clone().salvage().is_some());
     for ((index, block), content) in places.zip(&kept.content) {

@@ -8,17 +8,18 @@ use crate::{
     provider::{BlockStart, Delta, Fold},
 };
 
-/// The ids of tool uses that waited for `resume`, the latest last. Some services restart their ids in each response. An
-/// id that waited once is not used again, so that a late `resume` is detected as stale.
+/// The ids of tool uses that waited for `resume`, with the latest id last. Some services use the same ids again in each
+/// response. The agent never uses an id again after a tool use with that id has waited, so a late `resume` is detected
+/// as stale.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub(super) struct Waited(Vec<ToolUseId>);
 
-/// The number of ids that are kept. A `resume` with an older id is not expected.
+/// The number of waited ids that are kept. A `resume` with an older id is not expected.
 const MAX_WAITED: usize = 256;
 
 impl Waited {
-    /// Stores the id of a tool use for which a pause was emitted.
+    /// Stores the id of a tool use whose pause was emitted.
     pub(super) fn add(&mut self, id: ToolUseId) {
         if self.0.len() >= MAX_WAITED {
             self.0.remove(0);
@@ -26,13 +27,13 @@ impl Waited {
         self.0.push(id);
     }
 
-    /// Gives a tool use that begins in `fold` another id, if its id equals that of a tool use that waited, or that of
-    /// the tool use in the provider's question.
+    /// Gives a tool use that begins in `fold` another id, if its id is already used. An id is already used if a tool
+    /// use with that id has waited, or if the tool use in the provider's question has that id.
     pub(super) fn freshen(&self, delta: Delta, op: Op, fold: &Fold, question: Option<&Question>) -> Delta {
         match delta {
             Delta::Start { index, block: BlockStart::ToolUse { id, name } } => {
                 let asked = question.map(|question| &question.tool_use.id);
-                // If there are no such ids, the fold ensures that ids differ within the response.
+                // If there are no such ids, the fold alone ensures that ids differ within the response.
                 let id = if self.0.is_empty() && asked.is_none() {
                     id
                 } else {
@@ -44,12 +45,12 @@ impl Waited {
         }
     }
 
-    /// Returns the id for a question of the provider while `fold` is being streamed.
+    /// Returns the id for a question that the provider asks while `fold` is being streamed.
     pub(super) fn of_question(&self, id: ToolUseId, op: Op, fold: &Fold) -> ToolUseId {
         self.fresh(id, op, |id| holds(fold, id))
     }
 
-    /// Returns `id`, or an id derived from it if `id` is empty, has waited before, or is `taken`.
+    /// Returns `id`, or an id derived from it if `id` is empty, has waited before, or satisfies `taken`.
     fn fresh(&self, id: ToolUseId, op: Op, taken: impl Fn(&ToolUseId) -> bool) -> ToolUseId {
         let is_free = |id: &ToolUseId| !id.as_str().is_empty() && !self.0.contains(id) && !taken(id);
         if is_free(&id) {

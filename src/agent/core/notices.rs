@@ -1,4 +1,4 @@
-//! Application events: their queue, and the calls of `handle_event` between turns.
+//! Application events: the queue of events, and the calls of `handle_event` between turns.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::agent::{
 const MAX_NOTICES: u32 = 1024;
 
 impl Core {
-    /// Counts a new application event. The shell keeps the event until `handle_event` is called.
+    /// Counts a new application event. The shell stores the event itself until `handle_event` is called.
     pub(in crate::agent) fn notify(&mut self, cx: &mut Context<'_>) -> Result<(), AgentError> {
         if self.notices >= MAX_NOTICES {
             return Err(AgentError::TooManyEvents(MAX_NOTICES as usize));
@@ -24,7 +24,7 @@ impl Core {
         Ok(())
     }
 
-    /// The run has ended, so the queued application events are handled next.
+    /// Called when the run has ended. Starts the next queued application event, if there is one.
     pub(super) fn settle(&mut self, cx: &mut Context<'_>) {
         if self.notices > 0 {
             self.notice(AfterEvent::Rest, cx);
@@ -38,8 +38,8 @@ impl Core {
         cx.push(Effect::Call(op, Call::HandleEvent));
     }
 
-    /// `handle_event` is about to be polled for the first time. From now on its event is dropped together with the
-    /// call.
+    /// Called when `handle_event` is about to be polled for the first time. From now on, if the call is dropped, its
+    /// event is dropped too.
     pub(in crate::agent) fn event_begun(&mut self, op: Op) {
         if let Some(begun) = self.phase.event_begun(op)
             && !*begun
@@ -49,7 +49,7 @@ impl Core {
         }
     }
 
-    /// `handle_event` has returned, possibly with a prompt.
+    /// Called when `handle_event` has returned, possibly with a prompt.
     pub(in crate::agent) fn event_handled(&mut self, op: Op, prompt: Option<Prompt>, cx: &mut Context<'_>) {
         if !self.phase.event_begun(op).is_some_and(|begun| *begun) {
             return;
@@ -72,10 +72,10 @@ impl Core {
         }
     }
 
-    /// Accepts a prompt that `handle_event` returned. The prompt waits like any other prompt, but it never replaces a
-    /// prompt that the application has staged in the meantime, because that prompt could not be returned to its sender.
-    /// It waits behind the staged prompt. Only one prompt can wait there, because the next application event is handled
-    /// after both prompts were used.
+    /// Accepts a prompt that `handle_event` returned. The prompt waits like any other prompt. However, it never
+    /// replaces a prompt that the application has staged in the meantime, because the replaced prompt could not be
+    /// returned to its sender. Instead, the returned prompt waits behind the staged prompt. Only one prompt can wait
+    /// there, because the next application event is handled after both prompts were used.
     fn prompt_from_event(&mut self, prompt: Prompt, cx: &mut Context<'_>) -> Result<(), AgentError> {
         let ahead = self.staged.take();
         let taken = self.prompt(prompt, false, cx);
@@ -85,10 +85,10 @@ impl Core {
         taken.map(|_| ())
     }
 
-    /// Returns a prompt of `handle_event` in an error event, because it cannot be accepted now.
+    /// Returns a prompt of `handle_event` in an error event, because the prompt cannot be accepted now.
     fn hand_back(&mut self, prompt: Prompt, reason: String, cx: &mut Context<'_>) {
         let prompt = Some(Arc::new(prompt));
-        // `behind` is empty, because `handle_event` is not called while a prompt waits there.
+        // `behind` is empty, because `handle_event` is not called while `behind` contains a prompt.
         if self.staged.is_none() {
             self.staged = prompt;
         } else {

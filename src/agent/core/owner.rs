@@ -44,8 +44,8 @@ impl Core {
         Ok(())
     }
 
-    /// Like [`prompt_on`](Core::prompt_on), but the run starts with `message` as it is instead of a message made from
-    /// the prompt's content.
+    /// Like [`prompt_on`](Core::prompt_on), but the run starts with the unchanged `message` instead of a message made
+    /// from the prompt's content.
     pub(in crate::agent) fn answer(
         &mut self,
         base: History,

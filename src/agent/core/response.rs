@@ -11,7 +11,7 @@ use crate::{
     provider::{Fold, StopReason, read_output},
 };
 
-/// The value of a response under the output schema, or the problem with it.
+/// The value that was read from a response with the output schema, or the problem with the response.
 pub(super) type Output = Result<Value, String>;
 
 /// Returns a response that covers the turn so far.
@@ -42,20 +42,20 @@ pub(super) fn respond_with(
     }
 }
 
-/// Reads the output if a schema was set and the model has finished.
+/// Reads the output if a schema was set and the model needs no more tools.
 pub(super) fn parse_output(response: &mut Response, turn: &Turn) {
     let read = response.message.as_ref().and_then(|message| read_answer(message, turn));
     response.set_output(read);
 }
 
-/// Reads the output of a message, if its request has an output schema and the message uses no tools.
+/// Reads the output from a message, if its request has an output schema and the message uses no tools.
 pub(super) fn read_answer(answer: &Message, turn: &Turn) -> Option<Output> {
     let schema = turn.wanted.output.as_ref()?;
     let done = answer.tool_uses().next().is_none();
     done.then(|| read_output(answer, schema, turn.output_enforced))
 }
 
-/// Returns the response with everything that is discarded: the turn and the partial response.
+/// Returns the response that contains everything that is discarded: the turn and the partial response.
 pub(super) fn discarded(
     turn: &Turn,
     partial: Option<Box<Fold>>,

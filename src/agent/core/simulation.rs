@@ -5,9 +5,10 @@
 //! - `OMNI_SCHEDULES=1000000 cargo test --release --lib simulation` runs more.
 //! - `OMNI_SEED=17 cargo test --lib simulation` replays one schedule and prints its inputs.
 //!
-//! A schedule consists of some dozens of inputs, which depend only on its seed: commands at any moment, outcomes of
-//! effects in any order, late or never, and outcomes of operations that are over ("ghosts"). After these inputs the
-//! world becomes friendly: it reports all outcomes and no longer interferes. Then every operation in progress must end.
+//! A schedule consists of some dozens of inputs, which depend only on the schedule's seed. The inputs are commands at
+//! any moment, outcomes of effects (in any order, late or never), and outcomes of operations that have already ended
+//! ("ghosts"). After these inputs, the world becomes friendly: it reports all outcomes and no longer interferes. Then
+//! every operation in progress must end.
 
 mod asks;
 mod blocks;

@@ -1,4 +1,4 @@
-//! From the request to the complete response.
+//! Processes a step from its request to its complete response.
 
 use std::{sync::Arc, time::Duration};
 
@@ -39,8 +39,8 @@ impl Core {
         }
     }
 
-    /// Processes the provider's question for a decision about a tool that the service runs. One question is processed
-    /// at a time.
+    /// Processes the provider's question, which asks for a decision about a tool that the service runs. One question is
+    /// processed at a time.
     pub(in crate::agent) fn asked(&mut self, op: Op, mut tool_use: ToolUse, cx: &mut Context<'_>) {
         if let Some((_, Stage::Streaming { fold, question })) = self.phase.awaited(op)
             && question.is_none()
@@ -68,7 +68,7 @@ impl Core {
         }
     }
 
-    /// Processes the regular end of the stream.
+    /// Processes the end of a stream that did not fail.
     pub(in crate::agent) fn stream_ended(&mut self, op: Op, cx: &mut Context<'_>) {
         let streaming = in_stage!(Stage::Streaming { fold, question } => (fold, question));
         let Some((mut turn, (fold, question))) = self.phase.take_awaited(op, streaming) else {
@@ -91,8 +91,8 @@ impl Core {
         turn.usage += usage;
         turn.model = model;
         turn.output_enforced = output_enforced;
-        // At the limit of requests, no further request continues the response. So the step must not report a pause,
-        // because subscribers expect another request after a pause.
+        // If the limit of requests is reached, no further request continues the response. The step must then not report
+        // a pause, because subscribers expect another request after a pause.
         if stop_reason == StopReason::Pause && turn.is_exhausted() && message.tool_uses().next().is_none() {
             stop_reason = StopReason::MaxSteps;
         }
@@ -152,8 +152,8 @@ impl Core {
                     turn.step += 1;
                     self.prepare(turn, cx);
                 }
-                // The response uses no tools. The turn must not end with this reason, because it would mean that tool
-                // uses are left to the application.
+                // The response uses no tools. The turn must not end with the stop reason `ToolUse`, because this reason
+                // would mean that tool uses are left to the application.
                 StopReason::ToolUse => self.conclude(turn, StopReason::Stop, read, cx),
                 reason => self.conclude(turn, reason, read, cx),
             };
@@ -173,7 +173,7 @@ impl Core {
         self.decide(turn, uses, cx);
     }
 
-    /// The request could not be prepared or sent, or its stream failed.
+    /// Called when the request could not be prepared or sent, or when its stream failed.
     pub(in crate::agent) fn stream_failed(&mut self, op: Op, failure: Failure, cx: &mut Context<'_>) {
         let opening = in_stage!(stage @ (Stage::Preparing | Stage::Streaming { .. }) => stage);
         let Some((turn, stage)) = self.phase.take_awaited(op, opening) else {
@@ -202,7 +202,7 @@ impl Core {
     }
 }
 
-/// Adds `results` as the results of the last message's tool uses. The first `emitted` of them were already emitted.
+/// Adds `results` as the results of the last message's tool uses. The first `emitted` results were already emitted.
 pub(super) fn close_tool_uses(
     turn: &mut Turn,
     results: Vec<ToolResult>,
@@ -245,7 +245,8 @@ fn event_of(delta: Delta, fold: &Fold) -> Option<Event> {
     })
 }
 
-/// Returns a block of the streamed response as a snapshot shows it, which is the state that the events so far describe.
+/// Returns a block of the streamed response as a snapshot shows it. The block's state is the one that the events so far
+/// describe.
 pub(super) fn seen(block: &PartialBlock) -> PartialBlock {
     let mut seen = block.clone();
     match &mut seen.content {

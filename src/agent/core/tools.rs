@@ -1,4 +1,4 @@
-//! The processing of tool uses, from the response to the message with their results.
+//! The processing of tool uses, from the response to the message with the results.
 
 use std::{fmt::Write, sync::Arc};
 
@@ -14,12 +14,12 @@ use crate::{
 };
 
 impl Core {
-    /// Starts to process the tool uses of a response.
+    /// Starts processing the tool uses of a response.
     pub(super) fn decide(&mut self, turn: Box<Turn>, uses: Vec<ToolUse>, cx: &mut Context<'_>) {
         self.decide_next(turn, Box::new(Tools { uses, decisions: Vec::new() }), cx);
     }
 
-    /// Requests the next decision, or continues if all decisions exist.
+    /// Requests the next decision, or continues if all decisions have been made.
     pub(super) fn decide_next(&mut self, turn: Box<Turn>, tools: Box<Tools>, cx: &mut Context<'_>) {
         let Some(tool_use) = tools.next().cloned() else {
             return self.decided_all(turn, *tools, cx);
@@ -28,7 +28,7 @@ impl Core {
         cx.push(Effect::Call(op, Call::HandleToolUse(Box::new(tool_use))));
     }
 
-    /// `handle_tool_use` has returned, for a tool use of the response or for a question of the provider.
+    /// Called when `handle_tool_use` has returned, for a tool use of the response or for a question of the provider.
     pub(in crate::agent) fn tool_decided(&mut self, op: Op, decision: ToolDecision, cx: &mut Context<'_>) {
         if let Some((turn, tools)) =
             self.phase.take_awaited(op, in_stage!(Stage::Deciding { tools } => tools))
@@ -118,7 +118,7 @@ impl Core {
         cx.push(Effect::RunTools(op, calls));
     }
 
-    /// Ends the turn because a tool has no handler. None of the step's tools runs.
+    /// Ends the turn because a tool has no handler. None of the step's tools are run.
     fn leave_to_application(
         &mut self,
         turn: Box<Turn>,
@@ -139,7 +139,7 @@ impl Core {
         self.ask_handle_turn(turn, Arc::new(response), cx);
     }
 
-    /// Stores the results that were decided in their tool uses, in the message that is about to be committed.
+    /// Stores each decided result in its tool use. The tool uses are in the message that is about to be committed.
     pub(super) fn keep_decided(&self, turn: &mut Turn, response: &mut Arc<Response>) {
         let Some(answer) = turn.working.all().last().filter(|_| !response.decided.is_empty()) else {
             return;
@@ -188,7 +188,7 @@ impl Core {
         }
         let emitted = reviewed.len();
         if turn.origin.max_steps.is_some_and(|max| turn.step >= max) {
-            // A callback has lowered the limit since the response.
+            // A callback has lowered the limit of requests since the response arrived.
             close_tool_uses(&mut turn, reviewed, emitted, cx);
             return self.conclude(turn, StopReason::MaxSteps, None, cx);
         }
@@ -213,7 +213,7 @@ impl Core {
     }
 }
 
-/// Returns the message with each decided result in its tool use.
+/// Returns the message with each decided result stored in its tool use.
 fn with_decided(answer: &Message, decided: &[ToolResult]) -> Arc<Message> {
     let mut answer = answer.clone();
     for block in &mut answer.content {

@@ -1,4 +1,4 @@
-//! The turn in flight, its run, and its messages.
+//! The turn in flight, the run that it belongs to, and its messages.
 
 use std::sync::Arc;
 
@@ -13,18 +13,18 @@ use crate::{
 /// The origin of a run: the settings of its prompt, and the responses for the caller of `ask`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Origin {
-    /// The prompt without its content, which has become a message.
+    /// The prompt without its content, because the content has become a message.
     pub(crate) prompt: Arc<Prompt>,
-    /// The provider that the prompt's API key and headers belong to, if it has any.
+    /// The provider to which the prompt's API key and headers belong, if the prompt has any.
     #[serde(skip)]
     pub(crate) secrets_of: Option<Box<str>>,
-    /// The limit of requests in force for the prompt.
+    /// The limit of requests that is in force for the prompt.
     pub(crate) max_steps: Option<u32>,
-    /// The responses of an `ask`, if the run was started by one.
+    /// The responses for the caller of `ask`, if an `ask` started the run.
     pub(crate) asked: Option<Box<Asked>>,
 }
 
-/// The responses of the turns of an `ask` so far.
+/// The responses of the turns that an `ask` has completed so far.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Asked {
     turns: Vec<Arc<Response>>,
@@ -35,8 +35,8 @@ impl Asked {
         self.turns.push(Arc::clone(response));
     }
 
-    /// Returns the last turn's response with the messages and the usage of all turns, or `None` before the first turn
-    /// is complete.
+    /// Returns the last turn's response, extended to the messages and the usage of all turns. Returns `None` before the
+    /// first turn is complete.
     pub(crate) fn response(&self) -> Option<Arc<Response>> {
         Some(match &*self.turns {
             [] => return None,
@@ -70,7 +70,7 @@ pub(crate) struct Turn {
     /// The responses that did not match the output schema.
     #[serde(default, skip_serializing_if = "Corrections::is_empty")]
     pub(crate) corrections: Corrections,
-    /// The requirements for the last request's response.
+    /// The requirements for the response to the last request.
     #[serde(default, skip_serializing_if = "OutputRequirement::is_unset")]
     pub(crate) wanted: OutputRequirement,
     /// Whether the service enforced the output schema for the last response.
@@ -78,7 +78,7 @@ pub(crate) struct Turn {
     pub(crate) output_enforced: bool,
 }
 
-/// The requirements for a response, as its request stated them.
+/// The requirements that a request states for its response.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct OutputRequirement {
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -128,7 +128,7 @@ impl Turn {
     }
 }
 
-/// The committed history with the pending messages after it. Its serialised form contains only the pending messages.
+/// The committed history, followed by the pending messages. The serialised form contains only the pending messages.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Working {
     all: History,
@@ -157,7 +157,7 @@ impl Working {
         self.all.len() - self.committed
     }
 
-    /// Replaces the committed part, and keeps all pending messages or the first `keep` of them.
+    /// Replaces the committed part, and keeps the first `keep` pending messages, or all of them if there are fewer.
     pub(crate) fn rebase(&mut self, committed: &History, keep: usize) {
         let mut all = committed.clone();
         all.extend(self.pending().take(keep).cloned());
@@ -166,7 +166,7 @@ impl Working {
 }
 
 impl Working {
-    /// Replaces the last pending message by `message`.
+    /// Replaces the last pending message with `message`.
     pub(crate) fn replace_last(&mut self, committed: &History, message: Arc<Message>) {
         self.rebase(committed, self.pending_len().saturating_sub(1));
         self.push(message);

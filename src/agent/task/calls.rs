@@ -1,4 +1,4 @@
-//! Calls of the application's code, and protection against its panics.
+//! Calls of the application's code, with protection against panics.
 
 use std::{pin::Pin, sync::Arc};
 
@@ -30,7 +30,7 @@ pub(super) enum CallbackOutcome {
 }
 
 impl Task {
-    /// Calls a callback with a copy of the state. Each callback has a separate future, so that none is larger than
+    /// Calls a callback with a copy of the state. Each callback has a separate future, so no future is larger than
     /// necessary.
     pub(super) fn call<'a>(
         &mut self,
@@ -107,7 +107,8 @@ impl Task {
         drop_contained(std::mem::replace(&mut self.config, config));
     }
 
-    /// Applies a callback's changes of the configuration, unless the configuration was replaced while the callback ran.
+    /// Applies a callback's edits of the configuration. If the configuration was replaced while the callback ran, the
+    /// edits are discarded.
     pub(super) fn adopt(&mut self, before: &Arc<Config>, after: Arc<Config>) -> Result<(), String> {
         if Arc::ptr_eq(before, &after) {
             return Ok(());
@@ -134,7 +135,8 @@ impl Task {
     }
 }
 
-/// Returns the options, without an API key and headers that belong to another provider than the model's.
+/// Returns the options. If their API key and headers belong to a provider other than the model's, the key and headers
+/// are removed.
 fn kept_secrets(options: &Options, provider: Option<&str>, model: &Model) -> Options {
     if !options.has_secrets() || provider == Some(model.provider_name()) {
         return options.clone();
@@ -147,7 +149,7 @@ fn kept_secrets(options: &Options, provider: Option<&str>, model: &Model) -> Opt
     options.clone().without_secrets()
 }
 
-/// Returns the model whose provider the API key and headers belong to, if there are any.
+/// Returns the model whose provider owns the API key and headers in `options`, if there are any.
 pub(super) fn secrets_of(options: &Options, model: &Model) -> Option<Model> {
     options.has_secrets().then(|| model.clone())
 }
@@ -165,13 +167,13 @@ async fn prepare(callbacks: &mut dyn AgentCallbacks, request: &mut Request, stat
     }
 }
 
-/// Drops a value that contains application code, and contains a panic of its `drop`.
+/// Drops a value that contains application code. If its `drop` panics, the panic is caught.
 pub(super) fn drop_contained<T>(held: T) {
-    // `guard` has logged a panic, and nothing else can be done about it.
+    // `guard` has already logged the panic, and nothing else can be done about it.
     let _ = guard("a drop", || drop(held));
 }
 
-/// Runs application or provider code. If it panics, logs and returns the panic's message.
+/// Runs application or provider code. If the code panics, logs and returns the panic's message.
 pub(in crate::agent) fn guard<T>(what: &'static str, code: impl FnOnce() -> T) -> Result<T, String> {
     contained(code).inspect_err(|words| tracing::error!(what, words, "code outside the crate panicked"))
 }

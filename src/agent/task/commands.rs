@@ -1,4 +1,4 @@
-//! The commands of handles.
+//! Serves the commands that handles send.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::{
 
 impl Task {
     pub(super) fn serve(&mut self, command: Command) {
-        // A failed reply means that the caller no longer waits, so it is ignored.
+        // A failed reply is ignored, because it only means that the caller no longer waits.
         match command {
             Command::Prompt(prompt) => {
                 let (prompt, reply) = *prompt;
@@ -66,7 +66,7 @@ impl Task {
             }
             Command::WaitIdle(reply) => {
                 if self.idle_waiters.len() == self.idle_waiters.capacity() {
-                    // Remove callers that stopped waiting before the list grows.
+                    // Before the list grows, remove the callers that stopped waiting.
                     self.idle_waiters.retain(|waiter| !waiter.is_closed());
                 }
                 self.idle_waiters.push(reply);
@@ -83,13 +83,13 @@ impl Task {
     }
 
     pub(super) fn interrupt(&mut self) -> Result<(), AgentError> {
-        // A finished tool keeps its result, even if the agent has not read it yet.
+        // If a tool has finished, its result is kept, even if the agent has not read the result yet.
         self.take_finished_tools();
         self.step(Core::interrupt)
     }
 
     /// Returns an error if a run would start while too many events wait for the commit channel. A run in progress may
-    /// continue, since it emits few more events.
+    /// continue, because it emits only a few more events.
     fn ensure_room(&self) -> Result<(), AgentError> {
         match &self.commit {
             Some(commit) if commit.outbox.len() >= MAX_OUTBOX && self.core.is_at_rest() => {
@@ -129,7 +129,7 @@ impl Task {
         Ok(())
     }
 
-    // ---- for the history's owner ----
+    // ---- commands of the history's owner ----
 
     fn moment(&self) -> Moment {
         Moment { last: self.feed.last(), status: self.core.status() }
@@ -158,7 +158,7 @@ impl Task {
         if asks.is_some() {
             self.asker = asks;
         }
-        // The `state` event is the first event of this step.
+        // The `state` event is the first event that this step emits.
         with.number += 1;
         Ok(with)
     }
@@ -168,7 +168,7 @@ impl Task {
         at.is_none_or(|at| at == self.feed.last())
     }
 
-    /// Returns whether nothing is in progress or queued, so that the agent may end.
+    /// Returns whether nothing is in progress or queued. The agent may then end.
     pub(super) fn is_settled(&self) -> bool {
         self.core.is_settled() && !self.is_blocked()
     }

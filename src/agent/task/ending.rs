@@ -1,4 +1,4 @@
-//! The end of an agent: in order, within a deadline, and with a reply to every caller.
+//! The end of an agent: cleanly, within a deadline, and with a reply to every caller.
 
 use std::{
     future::{Future, poll_fn},
@@ -22,8 +22,8 @@ use crate::{
 };
 
 impl Task {
-    /// Interrupts the turn in flight, or cancels it if the stop requests that. Then runs `terminate`, waits for aborted
-    /// tools, and leaves the last snapshot.
+    /// Interrupts the turn in flight, or cancels the turn if the `stop` command requests that. Then runs `terminate`,
+    /// waits for aborted tools, and makes the last snapshot available.
     pub(super) async fn finish(
         mut self,
         callbacks: &mut dyn AgentCallbacks,
@@ -31,7 +31,7 @@ impl Task {
         reason: EndReason,
         stop: Option<Box<Stop>>,
     ) {
-        // An idle agent returns an error, because nothing is in flight.
+        // If the agent is idle, this returns an error, because no turn is in flight. The error is ignored.
         let _ = match stop.as_ref().map(|stop| stop.in_flight).unwrap_or_default() {
             InFlight::Keep => self.interrupt(),
             InFlight::Discard => self.step(Core::cancel),
@@ -58,7 +58,7 @@ impl Task {
         let mut deadline = Box::pin(sleep(limit));
         let mut waiting: Vec<Box<Stop>> = stop.into_iter().collect();
         let active_calls = self.active_calls.take().unwrap_or_default();
-        // The parts run concurrently, so that a part that hangs does not cut off the others.
+        // The parts run concurrently. A part that hangs therefore does not prevent the others from running.
         let mut orderly = Box::pin(async {
             tokio::join!(
                 active_calls.all_ended(),
@@ -74,7 +74,7 @@ impl Task {
         let mut round = None;
         let in_time = poll_fn(|cx| {
             while let Poll::Ready(Some(command)) = commands.poll_recv(cx) {
-                // Other callers of `stop` wait too, up to the nearest of all deadlines. Other commands get no reply.
+                // Other callers of `stop` also wait, until the earliest of all deadlines. Other commands get no reply.
                 let Command::Stop(stop) = command else {
                     drop_contained(command);
                     continue;
@@ -90,8 +90,8 @@ impl Task {
                 return Poll::Ready(true);
             }
             std::task::ready!(deadline.as_mut().poll(cx));
-            // Aborted tools that await something are dropped when the runtime next polls them. This takes no time, only
-            // one round of the runtime.
+            // Aborted tools that await something are dropped when the runtime next polls them. This requires no waiting
+            // time, only one round of the runtime.
             let round = round.get_or_insert_with(OwnWake::begin);
             round.poll(cx).map(|()| orderly.as_mut().poll(cx).is_ready())
         })
@@ -105,13 +105,13 @@ impl Task {
             AgentError::Deadline { deadline: limit, tools }
         });
         if let Some(error) = &cut_off {
-            // This is the only place that sets it.
+            // The cell is empty, because it is set only here.
             let _ = self.last_words.0.cut_off.set(Box::new(error.clone()));
         }
         self.hand_over_outbox();
         drop_contained(own);
         drop_contained(state);
-        // Subscribers get the end before the callers of `stop` get their reply.
+        // Subscribers see the agent's end before the callers of `stop` get their reply.
         drop_contained(self);
         for stop in waiting {
             let _ = stop.reply.send(cut_off.clone().map_or(Ok(()), Err));
@@ -120,7 +120,7 @@ impl Task {
 }
 
 impl Task {
-    /// Sends the remaining events in a separate task, as the channel's receiver reads them.
+    /// Sends the remaining events from a separate task, which waits while the channel is full.
     fn hand_over_outbox(&mut self) {
         if let Some(commit) = self.commit.take().filter(|commit| !commit.outbox.is_empty()) {
             let Commit { mut sink, outbox } = *commit;
@@ -135,7 +135,7 @@ impl Task {
     }
 }
 
-/// Runs application or provider code to its end, and logs a panic.
+/// Runs application or provider code until the code has ended. If the code panics, logs the panic.
 async fn survive(what: &'static str, code: impl Future<Output = ()>) {
     if let Err(words) = contained_async(code).await {
         tracing::error!(what, words, "code outside the crate panicked");

@@ -1,4 +1,5 @@
-//! The opening of a request: from `prepare_step` through the permit and the provider's instance to the stream.
+//! The opening of a request. After `prepare_step`, the request waits for a permit and for the provider's instance. Then
+//! its stream starts.
 
 use std::{
     sync::Arc,
@@ -22,13 +23,13 @@ use crate::{
 /// A request that has no stream yet.
 pub(super) struct Opening {
     request: Box<Request>,
-    /// The provider that gets the request. It belongs to the model that the request was made for, even if
-    /// `prepare_step` changed the model.
+    /// The provider to which the request is sent. It is the provider of the model for which the request was made, even
+    /// if `prepare_step` changed the model.
     provider: Arc<dyn Provider>,
     wait: Wait,
 }
 
-/// The next thing that a request waits for.
+/// The next thing for which a request waits.
 enum Wait {
     /// The core's effect that opens the request.
     Effect,
@@ -39,7 +40,7 @@ enum Wait {
 }
 
 impl Task {
-    /// `prepare_step` has returned the request for `model`.
+    /// Called when `prepare_step` has returned the request for `model`.
     pub(super) fn prepared(&mut self, op: Op, mut request: Box<Request>, model: &Model) {
         if let Err(message) = guard("provider", || model.complete(&mut request)) {
             drop_contained(request);
@@ -68,7 +69,7 @@ impl Task {
         self.connect(op);
     }
 
-    /// Polls the wait for a permit or for the provider's instance.
+    /// Polls for the permit or the provider's instance, whichever the request waits for.
     pub(super) fn poll_opening(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let Some(Opening { wait, .. }) = self.work.as_mut().and_then(|work| work.opening.as_mut()) else {
             return Poll::Pending;
@@ -111,7 +112,7 @@ impl Task {
         Poll::Ready(())
     }
 
-    /// Returns the provider of the request that has no stream yet.
+    /// Returns the provider of the request that is being opened.
     fn provider(&self) -> Option<Arc<dyn Provider>> {
         self.work.as_ref()?.opening.as_ref().map(|opening| Arc::clone(&opening.provider))
     }
@@ -139,8 +140,8 @@ impl Task {
         let provider = instance.own.clone().unwrap_or(provider);
         let (context, questions) = RequestContext::with_questions();
         work.questions = Some(questions);
-        // If the service does not report a model name, the response is attributed to the configured model. So report
-        // the request's model if it differs.
+        // If the service does not report a model name, the response is attributed to the configured model. Therefore
+        // report the request's model here if it differs from the configured model.
         let turn = self.core.phase().turn();
         let model = turn.map_or(&self.config.model, |turn| turn.model_in(&self.config));
         let other = (request.model != *model.id()).then(|| request.model.to_string());
@@ -155,7 +156,7 @@ impl Task {
 }
 
 impl super::work::Work {
-    /// Sets the next thing that the request waits for.
+    /// Sets the next thing for which the request waits.
     fn await_opening(&mut self, wait: Wait) {
         if let Some(opening) = &mut self.opening {
             drop_contained(std::mem::replace(&mut opening.wait, wait));

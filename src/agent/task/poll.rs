@@ -22,7 +22,7 @@ use crate::{
     subscription::EndReason,
 };
 
-/// The number of commands that are served before other work gets its turn.
+/// The maximum number of commands that are served before other work is polled.
 const COMMANDS_IN_A_ROW: usize = 32;
 /// The number of inputs in a row before the agent yields to other tasks.
 const INPUTS_IN_A_ROW: u32 = 256;
@@ -31,25 +31,25 @@ type InFlight<'a, 'b> = Option<(Op, &'static str, &'a mut Running<'b>)>;
 
 /// The result of serving commands.
 enum Served {
-    /// No command is left, and the next one wakes the task.
+    /// No command is left. The next command wakes the task.
     All,
-    /// More commands may wait, and nothing wakes the task for them.
+    /// More commands may wait. The task must poll for them again, because nothing wakes it for them.
     Some,
     /// The agent must end.
     End(Exit),
 }
 
 impl Commit {
-    /// Sends and flushes the waiting events. Returns an error if the receiver is gone.
+    /// Sends and flushes the waiting events. Returns an error if the receiver was dropped.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ()>> {
         while !self.outbox.is_empty() {
             ready!(self.sink.as_mut().poll_ready(cx))?;
             if let Some(delivery) = self.outbox.pop_front() {
-                // There is room, so an error means that the receiver has just been dropped.
+                // The channel has room, so an error means that the receiver has just been dropped.
                 let _ = self.sink.as_mut().start_send(delivery);
             }
         }
-        // Channels have nothing to flush. Other sinks may finish flushing later.
+        // A channel has nothing to flush. Other sinks may finish flushing later.
         let _ = self.sink.as_mut().poll_flush(cx);
         Poll::Ready(Ok(()))
     }
@@ -66,8 +66,8 @@ impl Task {
         self.drop_call = false;
         let mut begun = false;
         poll_fn(move |cx| {
-            // The callback is polled before any command is served, so that a started callback is never dropped
-            // unpolled.
+            // The callback is polled before any command is served. A started callback is therefore polled at least once
+            // before it can be dropped.
             if !std::mem::replace(&mut begun, true) && self.poll_call(cx, &mut call).is_ready() {
                 return Poll::Ready(Exit::Returned);
             }
@@ -93,14 +93,14 @@ impl Task {
     ) -> Poll<Exit> {
         let mut all_served = false;
         loop {
-            // Inputs are counted across callbacks. Otherwise, a provider and callbacks that are always ready would
-            // never yield to other tasks.
+            // The number of inputs is not reset between callbacks. Otherwise a provider and callbacks that are always
+            // ready would never yield to other tasks.
             if self.own_wake.is_none() && (self.inputs >= INPUTS_IN_A_ROW || self.feed.is_flooded()) {
                 self.own_wake = Some(OwnWake::begin());
                 self.inputs = 0;
             }
             self.inputs += 1;
-            // Once the channel has registered the waker, checking its length is enough.
+            // If the channel has registered the waker, it is enough to check the channel's length.
             if !all_served || !commands.is_empty() {
                 match self.poll_commands(cx, commands) {
                     Served::All => all_served = true,
@@ -122,7 +122,7 @@ impl Task {
                 self.own_wake = None;
             }
             if self.poll_outbox(cx).is_pending() {
-                // The commit channel has no room, so only commands are served.
+                // The commit channel has no room, so only commands are served until it has room.
                 if !all_served {
                     continue;
                 }
@@ -143,8 +143,8 @@ impl Task {
         }
     }
 
-    /// Returns to the runtime until something wakes this task. The wake may come before a reader has run, if two tasks
-    /// that wake each other are ahead of the reader.
+    /// Returns to the runtime until something wakes this task. If two tasks wake each other, this task may be woken
+    /// before a reader has run.
     fn wait<T>(&mut self) -> Poll<T> {
         self.inputs = 0;
         Poll::Pending
@@ -172,7 +172,7 @@ impl Task {
         Served::Some
     }
 
-    /// Sends the events that wait for the commit channel. Ready when none is left.
+    /// Sends the events that wait for the commit channel. Ready when no event is left.
     pub(super) fn poll_outbox(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let Some(commit) = &mut self.commit else {
             return Poll::Ready(());
@@ -183,13 +183,13 @@ impl Task {
         match guard("the commit channel", || commit.poll(cx)) {
             Ok(Poll::Pending) => return Poll::Pending,
             Ok(Poll::Ready(Ok(()))) => {}
-            // The receiver is gone or the sink is broken. Both are handled alike.
+            // The receiver was dropped or the sink is broken. In both cases, the agent continues without the channel.
             Ok(Poll::Ready(Err(()))) | Err(_) => drop_contained(self.commit.take()),
         }
         Poll::Ready(())
     }
 
-    /// Takes one input from the work in progress. Pending if nothing is ready.
+    /// Processes one input from the work in progress. Pending if no input is ready.
     fn poll_work(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let Some(work) = &mut self.work else {
             return Poll::Pending;
@@ -215,9 +215,9 @@ impl Task {
         if work.opening.is_some() {
             return self.poll_opening(cx);
         }
-        // Questions are polled before the stream, which may always be ready, but without a waker. Only after a pending
-        // stream does the task register for questions. Otherwise it would be woken needlessly when the stream drops the
-        // channel.
+        // Questions are polled before the stream, because the stream may always be ready. This first poll uses no
+        // waker. The task registers for questions only after the stream was pending. Otherwise the task would be woken
+        // needlessly when the stream drops the channel.
         if self.poll_question(&mut Context::from_waker(Waker::noop())).is_ready()
             || self.poll_stream(cx).is_ready()
             || self.poll_question(cx).is_ready()
@@ -245,7 +245,7 @@ impl Task {
         if !self.core.can_be_asked() {
             return Poll::Pending;
         }
-        // One question at a time is processed. The others wait.
+        // Only one question is processed at a time. Further questions wait.
         let Poll::Ready(question) = questions.poll_next(cx) else {
             return Poll::Pending;
         };
@@ -298,7 +298,7 @@ impl Task {
         Poll::Ready(())
     }
 
-    /// Takes the results of finished tools that were not read yet.
+    /// Processes the results of finished tools that were not read yet.
     pub(super) fn take_finished_tools(&mut self) {
         while let Some(tasks) = self.work.as_mut().and_then(|work| work.tasks.as_mut())
             && let Some(joined) = tasks.set.try_join_next_with_id()
@@ -346,7 +346,7 @@ impl Task {
                 return self.step(|core, cx| core.call_failed(op, callback, message, cx));
             }
         };
-        // The model of the prepared request.
+        // The model for which the request was prepared.
         let turn = self.core.phase().turn();
         let model = turn.map_or(&before.model, |turn| turn.model_in(&before)).clone();
         drop_contained(before);

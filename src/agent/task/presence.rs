@@ -13,7 +13,7 @@ pub(super) struct ActiveCalls {
     ended: Signal,
 }
 
-/// Keeps its call in the list until it is dropped, which is the last action of the call's task.
+/// Keeps a call in the list until this value is dropped. Dropping it is the last action of the call's task.
 pub(super) struct Presence {
     call: Arc<ToolCall>,
     all: Arc<ActiveCalls>,
@@ -29,7 +29,7 @@ impl ActiveCalls {
         self.calls().is_empty()
     }
 
-    /// Returns the uses of the tools that still run.
+    /// Returns the tool uses whose tools are still running.
     pub(super) fn running(&self) -> Vec<ToolUse> {
         self.calls().iter().map(|call| call.tool_use.clone()).collect()
     }

@@ -25,24 +25,24 @@ use crate::{
     tool::{Decision, ToolContext, ToolSet},
 };
 
-/// The work in progress. Dropping a part ends it.
+/// The work in progress. Dropping a part of it ends that part.
 #[derive(Default)]
 pub(super) struct Work {
     /// The tools that the current request offers.
     pub(super) tools: ToolSet,
-    /// The permit of the request in flight, if the agent needs one. Callbacks, tools and delays run without it, because
-    /// they may wait for another agent that needs a permit.
+    /// The permit of the request in flight, if the agent needs one. Callbacks, tools and delays run without a permit,
+    /// because they may wait for another agent that needs one.
     pub(super) permit: Option<Permit>,
-    /// The request between `prepare_step` and its stream.
+    /// The request that is being opened, from the end of `prepare_step` until its stream starts.
     pub(super) opening: Option<Opening>,
     pub(super) stream: Option<(Op, DeltaStream)>,
     pub(super) questions: Option<Questions>,
-    /// The sender for the answer to the provider's question.
+    /// The sender for the answer to the question that the provider is waiting on.
     pub(super) question: Option<oneshot::Sender<Decision>>,
     pub(super) tasks: Option<Tasks>,
     pub(super) delay: Option<(Op, Pin<Box<Sleep>>)>,
     pub(super) watch: Option<Watch>,
-    /// An empty list for the effects of the next step.
+    /// An empty list that is reused for the effects of the next step.
     pub(super) effects: Vec<Effect>,
 }
 
@@ -57,8 +57,8 @@ pub(super) struct Tasks {
 
 impl Drop for Tasks {
     fn drop(&mut self) {
-        // A tool that never awaits can notice the abort only through its context. If all tools are done, nothing is
-        // cancelled, so that work that they started elsewhere can continue.
+        // A tool that never awaits can notice the abort only through its context. If all tools have finished, nothing
+        // is cancelled. Work that the tools started elsewhere can then continue.
         if !self.set.is_empty() {
             self.cancellation.cancel();
         }
@@ -69,7 +69,7 @@ impl Drop for Tasks {
 pub(super) struct Watch {
     pub(super) limit: Duration,
     pub(super) timer: Pin<Box<Sleep>>,
-    /// The remaining time while the clock is stopped.
+    /// The remaining time, if the clock is stopped.
     pub(super) frozen: Option<Duration>,
 }
 
@@ -122,11 +122,11 @@ impl Task {
             return;
         };
         let messages = &outcome.response().messages;
-        // `guard` has logged a panic.
+        // `guard` has already logged the panic.
         let _ = guard("committed", || own.committed(messages));
     }
 
-    /// Drops the provider's instance. A separate task closes it, so that the agent does not wait.
+    /// Drops the provider's instance. A separate task closes the instance, so the agent does not wait.
     pub(super) fn close_instance(&mut self) {
         let Some(Instance { of, own }) = self.instance.take() else {
             return;

@@ -1,5 +1,5 @@
-//! Admission of requests: when the agent asks for a permit, how long it holds one, and how a waiting run leaves the
-//! queue.
+//! Admission of requests: when the agent asks for a permit, how long it holds the permit, and how a waiting run leaves
+//! the queue.
 
 use std::{
     future::{Future, pending},
@@ -40,7 +40,7 @@ struct Turnstile {
     waiting: Arc<AtomicUsize>,
 }
 
-/// Counts one waiting request for as long as it exists.
+/// Represents one waiting request. Dropping it decrements the counter.
 struct Waits(Arc<AtomicUsize>);
 
 impl Drop for Waits {
@@ -65,7 +65,7 @@ impl Turnstile {
         self.asked.load(Ordering::SeqCst)
     }
 
-    /// The number of permits held, and the number of requests that wait for one.
+    /// The number of permits that are held, and the number of requests that wait for a permit.
     fn now(&self) -> (usize, usize) {
         (self.all - self.places.available_permits(), self.waiting.load(Ordering::SeqCst))
     }
@@ -108,7 +108,7 @@ fn refused() -> Step {
     Step::error(ProviderError::new(ErrorKind::InvalidRequest, "no"))
 }
 
-/// Runs everything that can happen without time passing.
+/// Waits until nothing more can happen at the current (paused) time.
 async fn settle() {
     tokio::time::sleep(Duration::from_millis(1)).await;
 }
@@ -160,7 +160,7 @@ async fn staged_prompt_starts_its_turn_asks_before_its_request() {
     agent.agent.prompt("First").await.unwrap();
     reached(&gate).await;
     agent.agent.prompt("Second").await.unwrap();
-    // Another run asked for the permit earlier.
+    // Another run asks for the permit before the staged prompt does.
     let places = Arc::clone(&turnstile.places);
     let other = tokio::spawn(async move { places.acquire_owned().await.unwrap() });
     settle().await;
@@ -173,7 +173,8 @@ async fn staged_prompt_starts_its_turn_asks_before_its_request() {
     assert_eq!((turnstile.now(), provider.requests().len()), ((0, 0), 2));
 }
 
-/// A run whose tool has finished and whose next request waits for the only permit, which the test holds.
+/// Returns a run whose tool has finished, and the only permit, which the test holds. The run's next request waits for
+/// this permit.
 async fn waits_again_after_a_tool(builder: AgentBuilder, turnstile: &Arc<Turnstile>) -> (Watched, Permit) {
     let gate = Gate::new();
     let passed = gate.clone();
@@ -321,7 +322,7 @@ async fn waiting_run_ended_early_leaves_the_queue() {
     leaves_the_queue(async |agent| agent.stop(seconds(1)).await.unwrap()).await;
     leaves_the_queue(async |agent| {
         agent.cancel().await.unwrap();
-        // The next run waits too, and can be cancelled as well.
+        // The next run waits too, and it can also be cancelled.
         agent.prompt("Again").await.unwrap();
         settle().await;
         agent.cancel().await.unwrap();
@@ -365,7 +366,7 @@ async fn run_that_ends_in_any_way_returns_its_permit() {
 
 #[tokio::test(start_paused = true)]
 async fn run_that_ends_returns_its_permit_before_an_event_is_handled() {
-    // `handle_event` is not part of a run: a run that it starts asks for a new permit.
+    // `handle_event` is not part of a run. If it starts a run, that run asks for a new permit.
     let turnstile = Turnstile::new(1);
     let (gate, gauge) = (Gate::new(), Arc::clone(&turnstile));
     let (_, builder) = scripted([Step::new().gate(&gate).then_text(["One."]).stop(), Step::text("Two.")]);
@@ -442,7 +443,7 @@ async fn question_in_mid_stream_pauses_returns_the_permit_and_the_stream_continu
     assert_eq!(turnstile.now(), (0, 0));
     let other = turnstile.places.clone().acquire_owned().await.unwrap();
     agent.agent.resume("q", Decision::Execute).await.unwrap();
-    // The open stream needs no permit; the next request does.
+    // The open stream needs no permit, but the next request does.
     agent.until("turn(continue)").await;
     settle().await;
     assert_eq!((turnstile.asked(), turnstile.now(), provider.requests().len()), (2, (1, 1), 1));
@@ -503,7 +504,7 @@ async fn admission_panics_run_continues_without_a_permit() {
 
 #[tokio::test(start_paused = true)]
 async fn admission_panics_when_dropped_agent_survives() {
-    // The first admission panics when the wait is dropped, the second when the permit is dropped.
+    // The first admission panics when its future is dropped, the second when its permit is dropped.
     let waits: [fn() -> Admitting; 2] = [
         || {
             let spite = Spiteful;
@@ -529,7 +530,7 @@ async fn admission_panics_when_dropped_agent_survives() {
 
 #[tokio::test(start_paused = true)]
 async fn permit_is_dropped_before_the_end_of_the_run_is_emitted() {
-    // Code that reacts to the end of the run finds the permit free.
+    // Code that reacts to the end of the run finds that the permit is free.
     let turnstile = Turnstile::new(1);
     let (_, builder) = scripted([Step::text("One.")]);
     let mut agent = watched(builder, &turnstile).await;

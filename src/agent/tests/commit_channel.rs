@@ -34,7 +34,7 @@ async fn cramped(steps: impl IntoIterator<Item = Step>) -> (Agent, mpsc::Receive
     (echoing(steps).commit_channel(PollSender::new(sender)).start().await.unwrap(), receiver)
 }
 
-/// Receives all events up to number `last`, and checks that the numbers have no gap.
+/// Receives all events up to number `last`, and checks that no number is missing.
 async fn receive(receiver: &mut mpsc::Receiver<Delivery>, from: u64, last: u64) -> Vec<Arc<Event>> {
     let mut events = Vec::new();
     for number in from..=last {
@@ -68,7 +68,7 @@ async fn run_no_room_agent_waits() {
     agent.prompt("Hi").await.unwrap();
     tokio::time::sleep(Duration::from_mins(1)).await;
     let snapshot = answered(agent.snapshot()).await.unwrap();
-    // The prompt emitted two events immediately; after them, the agent waits for room.
+    // The prompt emits two events immediately. After these events, the agent waits for room.
     assert_eq!((snapshot.last.number, snapshot.status), (2, Status::Busy));
     unanswered(agent.wait_until_idle()).await;
     let mut events = Vec::new();
@@ -99,7 +99,7 @@ async fn set_state_and_prompt_no_room_done_and_delivered_in_order() {
         let delivery = answered(receiver.recv()).await.unwrap();
         match &*delivery.event.event {
             Event::State(state) => {
-                // Each delivery carries the configuration in force at that event.
+                // Each delivery contains the configuration that was in force at its event.
                 assert_eq!(state.system, delivery.config.system);
                 systems.push(state.system.as_deref().unwrap().to_owned());
             }

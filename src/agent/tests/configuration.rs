@@ -1,4 +1,5 @@
-//! Edits of the configuration by callbacks apply when the callback returns, from the next request on.
+//! Callbacks edit the configuration. The edits take effect when the callback returns and apply from the next request
+//! on.
 
 use std::sync::Arc;
 

@@ -26,7 +26,7 @@ fn priced(provider: &ScriptedProvider) -> Model {
 #[tokio::test(start_paused = true)]
 async fn turn_reports_the_cost_of_all_its_steps() {
     let looks = Step::new().usage(input(1)).then_tool_use("a", "look", json!({})).stop();
-    // For the second answer the service reports the cost itself.
+    // For the second response, the service reports the cost itself.
     let reported = input(10).with_cost(0.5);
     let (provider, builder) = scripted([looks, Step::new().usage(reported).then_text(["A cat."]).stop()]);
     let agent = builder.model(priced(&provider)).tool(noting("look", &Log::default())).start().await.unwrap();
@@ -68,7 +68,7 @@ async fn cancelled_run_reports_the_cost_of_its_usage() {
     panic!("the run was not cancelled");
 }
 
-/// Sends each request to another model of the same provider.
+/// Sends each request to a different model of the same provider.
 struct Reroutes;
 
 #[async_trait::async_trait]

@@ -74,8 +74,8 @@ async fn cancel_second_turn_first_stays_committed() {
     assert!(agent.state().await.unwrap().history().same(before.history()));
 }
 
-/// Returns an agent with two tools, of which one has finished and one hangs. The flag is set when the hanging tool is
-/// dropped; the gate is reached when its context is cancelled.
+/// Returns an agent with two tools: one has finished and one hangs. The flag is set when the hanging tool is dropped.
+/// The gate is reached when the context of the hanging tool is cancelled.
 async fn amid_tools() -> (Agent, AgentSubscription, Arc<AtomicBool>, Gate) {
     let (reached, cancelled) = (Gate::new(), Gate::new());
     let dropped = Arc::new(AtomicBool::new(false));
@@ -84,7 +84,7 @@ async fn amid_tools() -> (Agent, AgentSubscription, Arc<AtomicBool>, Gate) {
         tool_fn("slow", "Hangs.", move |_: Value, context: ToolContext| {
             let (reached, cancelled, flag) = (reached.clone(), cancelled.clone(), Flag(Arc::clone(&dropped)));
             async move {
-                // Work in another task, which must learn that the call is over.
+                // The tool also works in another task. This task must be notified when the call has ended.
                 tokio::spawn(async move {
                     context.cancelled().await;
                     cancelled.pass().await;
@@ -190,7 +190,8 @@ async fn cancel_tool_never_awaits_sees_it_in_its_context() {
     assert!(cancelled.await.unwrap());
 }
 
-/// Runs a step that stays open and interrupts it. Returns the agent, the kept response and the names of the events.
+/// Runs a step whose stream stays open and interrupts it. Returns the agent, the kept response and the names of the
+/// events.
 async fn interrupted(step: Step) -> (Agent, Arc<Response>, Vec<String>) {
     let gate = Gate::new();
     let agent = echoing([step.gate(&gate), Step::text("Again.")]).start().await.unwrap();
@@ -319,7 +320,7 @@ async fn interrupt_in_any_phase_no_callback_runs() {
     assert_eq!(counting.0.load(Ordering::SeqCst), 0);
 }
 
-/// An agent that is paused on the second of three tool uses.
+/// Returns an agent that is paused on the second of three tool uses.
 async fn paused() -> (Agent, AgentSubscription, ScriptedProvider) {
     let step = Step::new()
         .usage(tokens(4))
@@ -368,7 +369,7 @@ async fn interrupt_paused_all_tool_uses_answered_as_interrupted() {
     );
     assert_eq!(agent.state().await.unwrap().history().len(), 3);
     provider.push(Step::text("Fine."));
-    // `handle_turn` always continues, so the limit must end the run.
+    // `handle_turn` always continues, so only the limit can end the run.
     agent.prompt(crate::agent::Prompt::new("Go on").with_max_steps(1)).await.unwrap();
     run_events(&mut events).await;
     provider.requests()[1].history.check_sendable().unwrap();
@@ -533,7 +534,7 @@ async fn cancel_late_results_of_aborted_tools_are_ignored() {
     let mut events = agent.subscribe().await.unwrap();
     agent.prompt("One").await.unwrap();
     answered(first.reached()).await;
-    // The tool finishes at the moment of the cancel.
+    // The tool finishes at the same moment as the cancel.
     let (cancelled, ()) = tokio::join!(agent.cancel(), async { first.open() });
     cancelled.unwrap();
     run_events(&mut events).await;

@@ -1,4 +1,4 @@
-//! Decisions on tool uses: `handle_tool_use`, pause and `resume`, `handle_tool_result`.
+//! Decisions on tool uses: `handle_tool_use`, pauses and `resume`, `handle_tool_result`.
 
 use crate::{
     agent::{AgentError, Event, Pause, Status, ToolDecision},
@@ -19,7 +19,7 @@ fn use_of(names: &[&str]) -> Step {
         .stop()
 }
 
-/// Returns an agent whose tools log their calls. Its model uses all of them in one step and then answers "Done.".
+/// Returns an agent whose tools log their calls. The agent's model uses all tools in one step and then answers "Done.".
 async fn agent_with(
     tools: &[&'static str],
     hooks: Hooks,

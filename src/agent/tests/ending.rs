@@ -1,4 +1,4 @@
-//! How an agent ends: by `stop` or with its last handle, in order and within a deadline.
+//! How an agent ends: by `stop` or when its last handle is dropped, cleanly and within a deadline.
 
 use std::{
     sync::{
@@ -25,7 +25,7 @@ use super::{
     support::{run_events, scripted},
 };
 
-/// Records the calls of `terminate`, and waits there at the gate, if it has one.
+/// Records the calls of `terminate`. If it has a gate, `terminate` waits there.
 #[derive(Clone, Default)]
 struct Terminating {
     calls: Arc<Mutex<Vec<(EndReason, Status, usize)>>>,
@@ -116,7 +116,7 @@ async fn stop_zero_deadline_agent_still_ends() {
     assert!(matches!(answered(agent.stop(Duration::ZERO)).await, Err(AgentError::Deadline { .. })));
     assert_eq!(terminating.calls().len(), 1);
 
-    // With a deadline of zero, work that needs no time is still done.
+    // If the deadline is zero, work that needs no time is still done.
     let terminating = Terminating::default();
     let agent = echoing([]).callbacks(terminating.clone()).start().await.unwrap();
     answered(agent.stop(Duration::ZERO)).await.unwrap();
@@ -302,7 +302,7 @@ async fn weak_handle_upgrades_from_the_start_until_the_last_handle_is_dropped() 
     assert!(!inward.terminate.load(Ordering::SeqCst));
 }
 
-/// A provider whose instance never closes, or panics when it does.
+/// A provider whose instance never finishes closing, or panics while closing.
 struct Clinging(bool);
 
 #[async_trait]

@@ -1,4 +1,4 @@
-//! Events are serialized and read again without loss.
+//! Events are serialized and deserialized without loss.
 
 use std::{sync::Arc, time::Duration};
 
@@ -21,7 +21,7 @@ fn tool_use() -> ToolUse {
     ToolUse::new("t1", "echo", input).with_malformed("{").with_signature("s")
 }
 
-/// Events with awkward values that are built without a run.
+/// Returns events with awkward values. These events are built without a run.
 fn awkward_events() -> Vec<Event> {
     let thinking = Thinking::new("t").with_signature("s").with_redacted("r");
     let attachment = Attachment::base64("image/png", "AAAA").named("a.png");

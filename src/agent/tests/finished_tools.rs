@@ -1,4 +1,4 @@
-//! An interrupt keeps the results of the tools that had finished.
+//! An interrupt keeps the results of the tools that had already finished.
 
 use std::{
     sync::{Arc, Mutex},
@@ -81,7 +81,7 @@ async fn interrupt_at_the_moment_a_tool_finishes_result_kept() {
     let agent = builder.tool_limits(no_timeout()).tool(hanging("slow", &gate)).start().await.unwrap();
     let mut events = begun(&agent).await;
     answered(gate.reached()).await;
-    // The tool finishes before the agent receives the interrupt. The agent has not polled the tool since.
+    // The tool finishes before the agent receives the interrupt. By then, the agent has not yet polled the tool again.
     let ((), interrupted) = tokio::join!(async { gate.open() }, agent.interrupt());
     interrupted.unwrap();
     let (response, _) = kept(&mut events).await;

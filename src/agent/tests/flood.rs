@@ -1,4 +1,4 @@
-//! A flood of deltas, and a reader that keeps up with it.
+//! A flood of deltas, and a reader that keeps up with the flood.
 
 use std::sync::Arc;
 
@@ -47,7 +47,7 @@ impl Provider for Chunked {
     }
 }
 
-/// The runtime blocks on the reader. It polls the reader less often than tasks that wake each other.
+/// The reader runs in the runtime's `block_on`. The runtime polls it less often than tasks that wake each other.
 #[tokio::test]
 async fn stream_in_chunks_from_another_task_does_not_overrun_a_prompt_reader() {
     let model = Model::new(Arc::new(Chunked), "any");

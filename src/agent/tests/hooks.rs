@@ -73,7 +73,7 @@ impl Hooks {
         self.on_turn(move |_, _| texts.pop().map_or(TurnDecision::Stop, TurnDecision::continue_with))
     }
 
-    /// Decides by the tool's name. Tools that are not listed are executed.
+    /// Decides on tool uses by the tool's name. Tools that are not listed are executed.
     pub(crate) fn deciding(self, decisions: impl IntoIterator<Item = (&'static str, ToolDecision)>) -> Self {
         let decisions: Vec<_> = decisions.into_iter().collect();
         self.on_tool_use(move |tool_use, _| {
@@ -147,8 +147,9 @@ impl<T: Clone> Log<T> {
     }
 }
 
-/// An agent and a view of it that is built from its events alone. It checks that each event survives serialization,
-/// that each status event changes the status, and that the view equals the agent's snapshot when a run is over.
+/// An agent and a view of the agent that is built only from its events. Checks that each event survives serialization,
+/// and that each status event changes the status. When a run has ended, checks that the view equals the agent's
+/// snapshot.
 pub(crate) struct Watched {
     pub(crate) agent: Agent,
     events: AgentSubscription,
@@ -194,7 +195,7 @@ impl Watched {
         }
     }
 
-    /// Returns the events up to and including the end of the run. Then checks that the view equals the agent's
+    /// Returns the events up to and including the run's last event. Then checks that the view equals the agent's
     /// snapshot.
     pub(crate) async fn end(&mut self) -> Vec<Arc<Event>> {
         let mut seen = Vec::new();
@@ -222,13 +223,13 @@ impl Watched {
         assert_eq!((view.pause, view.staged), (truth.pause, truth.staged));
     }
 
-    /// The committed history in short: texts, and the ids of tool uses and results.
+    /// The committed history in short form: texts, and the ids of tool uses and results.
     pub(crate) async fn history(&self) -> Vec<String> {
         self.agent.state().await.unwrap().history().iter().map(|message| brief(message)).collect()
     }
 }
 
-/// Awaits `future`, and fails the test if that takes longer than an hour of paused time.
+/// Awaits `future`. If this takes longer than an hour of paused time, the test fails.
 pub(crate) async fn in_time<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(std::time::Duration::from_hours(1), future).await.expect("nothing came")
 }
@@ -238,7 +239,7 @@ pub(crate) async fn reached(gate: &Gate) {
     in_time(gate.reached()).await;
 }
 
-/// A message in short.
+/// A message in short form.
 pub(crate) fn brief(message: &Message) -> String {
     let blocks = message.content.iter().map(|block| match block {
         crate::message::Content::Text(text) => text.text.clone(),
@@ -249,7 +250,7 @@ pub(crate) fn brief(message: &Message) -> String {
     format!("{}: {}", message.role, blocks.collect::<Vec<_>>().join(", "))
 }
 
-/// The messages of a request in short.
+/// The messages of a request in short form.
 pub(crate) fn sent(request: &Request) -> Vec<String> {
     request.history.iter().map(|message| brief(message)).collect()
 }
@@ -263,7 +264,7 @@ pub(crate) fn turns(events: &[Arc<Event>]) -> Vec<Arc<Response>> {
     events.iter().filter_map(turn).collect()
 }
 
-/// The response of the last turn, which must be a `turn(stop)`.
+/// The response of the last turn, whose event must be `turn(stop)`.
 pub(crate) fn stopped(events: &[Arc<Event>]) -> Arc<Response> {
     match events.last().map(|event| &**event) {
         Some(Event::Turn(TurnOutcome::Stop { response, .. })) => Arc::clone(response),
@@ -288,7 +289,7 @@ pub(crate) fn steps(events: &[Arc<Event>]) -> Vec<Arc<Response>> {
     events.iter().filter_map(step).collect()
 }
 
-/// The tool results in these events, each with the input that the tool ran with.
+/// The tool results in these events, each with the input with which the tool was run.
 pub(crate) fn results(events: &[Arc<Event>]) -> Vec<(ToolResult, Option<serde_json::Value>)> {
     let result = |event: &Arc<Event>| match &**event {
         Event::ToolResult { result, input } => Some((result.clone(), input.clone())),
@@ -314,7 +315,7 @@ pub(crate) fn noting(name: &'static str, log: &Log<String>) -> impl Tool {
     })
 }
 
-/// A tool that is only declared.
+/// A tool that is declared but has no handler.
 pub(crate) fn declared(name: &str) -> impl Tool {
     declared_tool::<serde_json::Value>(name, "The application answers.")
 }

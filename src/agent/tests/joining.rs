@@ -1,4 +1,5 @@
-//! A snapshot with the later events applied to it equals the agent's state, whenever the reader joins.
+//! If the later events are applied to a snapshot, the snapshot equals the agent's state. This is true for a reader that
+//! joins at any time.
 
 use std::{sync::Arc, time::Duration};
 
@@ -21,7 +22,7 @@ use super::{
     support::{apply, ends_run, run_events, scripted},
 };
 
-/// Pauses on the tool `ask`, retries one failure, continues once, and delays every callback.
+/// Pauses on the tool `ask`, retries after a failure, continues once, and delays every callback.
 struct Rich {
     continued: bool,
 }
@@ -60,7 +61,7 @@ impl AgentCallbacks for Rich {
     }
 }
 
-/// A script with all kinds of blocks, streamed slowly, and all that can happen to a step.
+/// A script with all kinds of blocks, streamed slowly, and with everything that can happen to a step.
 fn rich_script() -> Vec<Step> {
     let slow = Duration::from_millis(5);
     let item = |n: u32| ProviderItem::new("scripted", json!({ "n": n }));
@@ -136,7 +137,7 @@ async fn rich_agent() -> (Agent, ScriptedProvider) {
     (agent, provider)
 }
 
-/// Acts as a user until the run ends: decides on paused tool uses, and stages a prompt late.
+/// Acts as a user until the run ends: resumes paused tool uses, and stages a prompt during the second turn.
 async fn play(agent: Agent) {
     let mut events = agent.subscribe().await.unwrap();
     agent.prompt("Hi").await.unwrap();
@@ -158,7 +159,8 @@ async fn play(agent: Agent) {
     }
 }
 
-/// The snapshot without the fields whose changes emit no event, for comparison with a snapshot built from events.
+/// Returns the snapshot without the fields whose changes emit no event. The result can be compared with a snapshot
+/// built from events.
 fn comparable(snapshot: &Snapshot) -> Snapshot {
     let mut snapshot = snapshot.clone();
     snapshot.staged = None;
@@ -194,7 +196,7 @@ async fn apply_every_event_of_a_rich_run_equals_later_snapshots() {
             let events = agent.subscribe().await.unwrap();
             joined.push(((**events.snapshot().unwrap()).clone(), events));
         }
-        // Shorter than any delay in the script, so that every lasting state is seen.
+        // The sleep is shorter than any delay in the script, so every state that lasts is seen.
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     playing.await.unwrap();
@@ -289,7 +291,7 @@ async fn status_events_in_any_run_are_emitted_only_on_change() {
         }
     }
     playing.await.unwrap();
-    // Busy, two pauses with their ends, and idle.
+    // The status changes are: busy, two pauses and the end of each pause, and idle.
     assert_eq!((changes, status), (6, crate::agent::Status::Idle));
 }
 

@@ -1,4 +1,5 @@
-//! The turn in flight when its agent ends: its completed steps are kept, unless the caller uses `stop_discarding`.
+//! The turn in flight when its agent ends. The turn's completed steps are kept, unless the caller uses
+//! `stop_discarding`.
 
 use std::{sync::Arc, time::Duration};
 
@@ -83,7 +84,7 @@ async fn stop_at_the_moment_a_tool_finishes_result_kept() {
     let mut events = agent.subscribe().await.unwrap();
     agent.prompt("Hi").await.unwrap();
     answered(gate.reached()).await;
-    // The tool finishes before the agent receives the command. The agent has not polled the tool since.
+    // The tool finishes before the agent receives the command. By then, the agent has not yet polled the tool again.
     let ((), stopped) = tokio::join!(async { gate.open() }, agent.stop(DEADLINE));
     stopped.unwrap();
     let response = last_response(&mut events).await;

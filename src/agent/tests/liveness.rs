@@ -1,4 +1,4 @@
-//! The agent's loop serves everyone: no operation waits for ever, and no task is starved.
+//! The agent's loop serves all work: no operation waits forever, and no task is starved.
 
 use std::{
     sync::{
@@ -43,7 +43,7 @@ async fn status_called_hundreds_of_times_without_room_all_answered() {
     assert!(answers.iter().all(Result::is_ok));
 }
 
-/// Streams deltas without end, each of them ready immediately.
+/// Streams deltas without end. Each delta is ready immediately.
 struct Endless;
 
 #[async_trait]
@@ -191,7 +191,7 @@ impl AgentCallbacks for Listener {
 async fn notify_after_a_cancel_before_handle_event_began_both_handled_in_order() {
     let heard = Arc::<Mutex<Vec<u32>>>::default();
     let agent = echoing([]).callbacks(Listener(Arc::clone(&heard))).start().await.unwrap();
-    // Both commands are queued before the agent runs, so the cancel is handled before the callback begins.
+    // Both commands are queued before the agent runs. The cancel is therefore processed before the callback begins.
     let (noted, cancelled) = tokio::join!(agent.notify(1_u32), agent.cancel());
     noted.unwrap();
     assert!(matches!(cancelled, Err(AgentError::Idle)), "{cancelled:?}");

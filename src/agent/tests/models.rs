@@ -54,7 +54,7 @@ async fn set_state_registry_error_of_the_closure_is_a_model_error() {
     };
     let error = agent.set_state(edit).await.unwrap_err();
     assert!(matches!(error, AgentError::Model(_)), "{error:?}");
-    // An error of another agent is not mistaken for an error of this agent.
+    // An `AgentError` that the closure returns is not mistaken for an error of this agent.
     let stopped = |_: &mut StateEdit| Err(AgentError::Stopped(EndReason::Stopped).into());
     let error = agent.set_state(stopped).await.unwrap_err();
     assert!(matches!(error, AgentError::Refused(_)), "{error:?}");

@@ -219,7 +219,7 @@ async fn cancel_or_interrupt_before_handle_event_begins_is_refused_and_the_event
     for interrupt in [false, true] {
         let log = Log::default();
         let agent = Watched::start(scripted([]).1.callbacks(note_or_prompt(&log))).await;
-        // The agent receives both commands at the same time, so it has not polled `handle_event` in between.
+        // The agent receives both commands at the same time, so it does not poll `handle_event` between them.
         let (noted, stopped) = tokio::join!(agent.agent.notify(1_u32), async {
             if interrupt { agent.agent.interrupt().await } else { agent.agent.cancel().await }
         });

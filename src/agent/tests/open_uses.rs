@@ -1,4 +1,4 @@
-//! Tools that only the application can answer, and prompts that answer them.
+//! Tool uses that only the application can answer, and prompts that answer them.
 
 use crate::{
     agent::{AgentError, Prompt, Response, State, ToolDecision, TurnDecision},
@@ -107,7 +107,7 @@ async fn prompt_without_results_of_open_tool_uses_answers_them_with_errors() {
     assert_eq!(agent.history().await[2], "user: result a, Never mind");
 }
 
-/// Returns an agent whose turn has stopped at a tool without a handler (`a`). `b` has a provided result and `c` is
+/// Returns an agent whose turn has stopped because tool `a` has no handler. `b` has a provided result and `c` is
 /// rejected.
 async fn with_decided_results(after: impl IntoIterator<Item = Step>) -> (ScriptedProvider, Watched) {
     let asks = use_of(&[("a", "ask_user"), ("b", "cached"), ("c", "skip")]);

@@ -1,4 +1,4 @@
-//! Every operation is answered in every phase.
+//! Every operation gets a reply in every phase.
 
 use std::time::Duration;
 
@@ -100,7 +100,7 @@ async fn interrupt_in_any_phase_ends_the_run_and_agent_survives() {
         answered(agent.interrupt()).await.unwrap();
         assert_eq!(answered(agent.status()).await.unwrap(), Status::Idle, "{amid:?}");
         let end = run_events(&mut scene.events).await.pop().unwrap();
-        // Only in these phases is there more than the prompt to keep.
+        // Only in these phases does the turn contain more than the prompt.
         let keeps = matches!(
             amid,
             Amid::Stream
@@ -168,7 +168,7 @@ async fn wait_until_idle_in_any_phase_waits_for_the_end_of_the_run() {
         });
         answered(agent.cancel()).await.unwrap();
         if amid == Amid::NoRoom {
-            // Undelivered events still keep the agent from being idle.
+            // While events are undelivered, the agent does not count as idle.
             unanswered(agent.wait_until_idle()).await;
             drop(scene.kept);
         }
@@ -204,7 +204,8 @@ async fn every_operation_while_handle_event_never_returns_answered() {
     answered(agent.interrupt()).await.unwrap();
     while !ends_run(&*next(&mut events).await) {}
 
-    // The interrupt dropped `handle_event`. The second event is handled, and the agent continues.
+    // The interrupt dropped `handle_event` for the first event. The second event is now handled, and the agent
+    // continues.
     answered(agent.wait_until_idle()).await.unwrap();
     answered(agent.ask("Hello?")).await.unwrap();
     assert_eq!(answered(agent.state()).await.unwrap().config().system.as_deref(), Some("set"));

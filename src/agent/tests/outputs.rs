@@ -1,4 +1,4 @@
-//! Answers under an output schema. If an answer does not fit, the model is asked again outside the history.
+//! Answers that must match an output schema. If an answer does not match, the model is asked again outside the history.
 
 use crate::{
     agent::{Accepted, AgentError, ErrorDecision, Event, Failure, Prompt, Status},
@@ -245,7 +245,7 @@ async fn answer_paused_by_the_service_is_parsed_when_complete() {
     assert_eq!(ends, [(StopReason::Pause, false, false), (StopReason::Stop, true, false)]);
     assert!(super::hooks::stopped(&events).output.is_some());
 
-    // With no request left, the incomplete answer is final.
+    // If no request is left, the incomplete answer is final.
     let (_, builder) = scripted([paused()]);
     let agent = builder.options(with_schema()).max_steps(1).start().await.unwrap();
     let response = agent.ask("A city?").await.unwrap();

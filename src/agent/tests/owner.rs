@@ -180,7 +180,7 @@ async fn answer_cancelled_previous_history_restored() {
 const IN_A_RUN: [At; 5] =
     [At::PrepareStep, At::HandleToolUse, At::HandleToolResult, At::HandleTurn, At::HandleError];
 
-/// Starts a run on another history that reaches the callback `at`, which misbehaves.
+/// Starts a run on another history. The run reaches the callback `at`, which misbehaves.
 async fn misbehaving(at: At, act: Act) -> (Watched, HistoryOwner, Gate) {
     let gate = Gate::new();
     let callbacks = Misbehaving { at, act, gate: gate.clone(), done: false };
@@ -324,14 +324,14 @@ async fn interrupt_with_something_to_keep_commits_on_the_base() {
     assert_eq!(owner.moment().await.unwrap().last, last, "no state event follows");
 }
 
-/// How a turn after the first is ended early.
+/// How the second turn of a run ends early.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Cut {
     Cancelled,
     Failed,
 }
 
-/// Ends the second turn of a run early, and checks that the first turn stays.
+/// Ends the second turn of a run early, and checks that the first turn remains committed.
 async fn cut_second(staged: bool, cut: Cut) {
     let gate = Gate::new();
     let second = match cut {
@@ -359,7 +359,7 @@ async fn cut_second(staged: bool, cut: Cut) {
     let subscription = agent.agent.subscribe().await.unwrap();
     let now = owner.moment().await.unwrap();
     assert_eq!((now.last, now.status), (subscription.last_id(), Status::Idle));
-    // The next event belongs to the next operation: no state event was emitted in between.
+    // The next event belongs to the next operation, so no `state` event was emitted in between.
     let id = owner.set(None, before()).await.unwrap();
     assert_eq!(name(&*agent.next().await), "state", "{staged} {cut:?}");
     assert_eq!(id.number, now.last.number + 1);
@@ -510,7 +510,7 @@ async fn owner_far_behind_in_the_commit_channel_refused_until_it_is_read() {
     answered(owner.set(None, before())).await.unwrap();
 }
 
-/// Whether an operation failed for this reason.
+/// Checks whether an operation failed for a particular reason.
 type Reason = fn(&AgentError) -> bool;
 
 #[tokio::test(start_paused = true)]
@@ -590,7 +590,7 @@ async fn set_state_leaves_an_owned_history_configuration_changed() {
     let own = agent.agent.state().await.unwrap().history().clone();
     let set = agent.agent.set_state(|draft| {
         draft.config.system = Some("changed".into());
-        // An equal history, built of copies of the messages.
+        // The history is equal, but it consists of copies of the messages.
         draft.history = draft.history.iter().map(|message| Message::clone(message)).collect();
         Ok(())
     });

@@ -24,12 +24,12 @@ use super::{
     support::{names, run_events, scripted},
 };
 
-/// Runs a prompt whose callback `at` misbehaves as `act`, and checks the state afterwards.
+/// Runs a prompt during which the callback `at` misbehaves as `act`, and checks the state afterwards.
 async fn run_misbehaving(at: At, act: Act) {
     let callbacks = Misbehaving { at, act, gate: Gate::new(), done: false };
     let again = Step::text("Again.");
     let agent = echoing([Step::text("First."), at.step(), again]).callbacks(callbacks);
-    // The first run must succeed, so skip it if every run calls this callback.
+    // The first run must succeed. If every run calls the callback `at`, the first run would fail, so skip it.
     let first = !matches!(at, At::PrepareStep | At::HandleTurn);
     let agent = agent.start().await.unwrap();
     if first {
@@ -126,7 +126,7 @@ async fn run_provider_fails_handle_error_called_and_agent_survives() {
     }
 }
 
-/// A provider whose `name` panics, once armed.
+/// A provider whose `name` panics once after the provider was armed.
 #[derive(Default)]
 struct Nameless(AtomicBool);
 
@@ -170,7 +170,7 @@ async fn cancel_provider_panics_when_dropped_cancelled_and_agent_survives() {
     }
 }
 
-/// A tool that panics in the given method, once armed.
+/// A tool that panics in the given method once after the tool was armed.
 struct Brittle {
     part: &'static str,
     armed: Arc<AtomicBool>,
@@ -302,7 +302,7 @@ fn spiteful_tool() -> SpitefulTool {
     SpitefulTool(Schema::new(json!({ "type": "object" })).unwrap(), Spiteful)
 }
 
-/// Adds a tool whose drop panics to the configuration, or removes it.
+/// Adds a tool whose drop panics to the configuration, then removes the tool, then adds such a tool to each request.
 struct Tooling {
     calls: usize,
 }
@@ -323,8 +323,8 @@ impl AgentCallbacks for Tooling {
 async fn values_of_the_application_panic_when_dropped_agent_survives() {
     let script = (0..4).map(|_| Step::text("Hello!"));
     let agent = echoing(script).callbacks(Tooling { calls: 0 }).start().await.unwrap();
-    // An event that no callback takes, a value that is refused with its closure, and a tool that is added and
-    // removed.
+    // These values are dropped: an event that no callback uses, a value whose closure is refused, and a tool that is
+    // added and removed.
     answered(agent.notify(Spiteful)).await.unwrap();
     answered(agent.wait_until_idle()).await.unwrap();
     for _ in 0..3 {
@@ -379,7 +379,7 @@ async fn cancel_callback_panics_when_dropped_agent_survives() {
     answered(agent.ask("Hello?")).await.unwrap();
 }
 
-/// Hand-written callbacks that panic before they return a future.
+/// Callbacks written without `async_trait`, which panic before they return a future.
 struct Eager(Arc<AtomicUsize>);
 
 impl AgentCallbacks for Eager {

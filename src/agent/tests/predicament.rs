@@ -1,4 +1,4 @@
-//! Agents in the middle of work that does not end by itself.
+//! Agents in the middle of work that does not end on its own.
 
 use std::{any::Any, time::Duration};
 
@@ -18,13 +18,13 @@ use super::{
     support::{next, scripted},
 };
 
-/// The phase in which a run is held.
+/// The phase in which a run is stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Amid {
     Callback(At),
-    /// The provider opens an instance.
+    /// The provider is opening an instance.
     Open,
-    /// The model streams: half of a text and the usage so far have arrived.
+    /// The model is streaming: half of a text and the usage so far have arrived.
     Stream,
     /// A tool runs.
     Tools,
@@ -48,7 +48,7 @@ impl Amid {
         Self::NoRoom,
     ];
 
-    /// Starts an agent and subscribes to it. Then starts a run and holds it in this phase.
+    /// Starts an agent and subscribes to it. Then starts a run and waits until the run hangs in this phase.
     pub async fn agent(self) -> Scene {
         let mut kept: Box<dyn Any + Send> = Box::new(());
         let (agent, events) = match self {
@@ -117,7 +117,7 @@ async fn started(agent: Agent) -> (Agent, AgentSubscription) {
 pub struct Scene {
     pub agent: Agent,
     pub events: AgentSubscription,
-    /// The provider or the receiver of the scene, which must stay alive.
+    /// The provider or the receiver that the scene uses. It must not be dropped before the scene.
     pub kept: Box<dyn Any + Send>,
 }
 

@@ -1,4 +1,4 @@
-//! Questions that a provider asks in mid-stream.
+//! Questions that a provider asks while it streams a response.
 
 use std::{sync::Arc, time::Duration};
 

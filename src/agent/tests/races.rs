@@ -28,7 +28,7 @@ impl AgentCallbacks for Pausing {
     }
 }
 
-/// Applies an agent's events to a snapshot, and records each prompt that began a turn or was carried back.
+/// Applies an agent's events to a snapshot. Records each prompt that began a turn or was handed back in an event.
 async fn follow(mut events: AgentSubscription, last: oneshot::Receiver<EventId>) -> (Snapshot, Vec<String>) {
     let mut truth = (**events.snapshot().unwrap()).clone();
     let mut places = Vec::new();
@@ -156,7 +156,7 @@ async fn race(round: u32) {
     truth.state.history.check().unwrap();
     places.extend(replaced);
     places.sort();
-    // Each prompt either began a turn or was carried back or replaced, and only once.
+    // Each prompt either began a turn, was handed back in an event, or was replaced. None of this happened twice.
     assert_eq!(places, ["one", "two"], "a prompt was lost or used twice");
     agent.stop(Duration::from_secs(5)).await.unwrap();
 }
@@ -190,7 +190,7 @@ async fn handles_dropped_and_stopped_while_in_use_every_operation_answered() {
                     };
                     match answer {
                         Ok(()) | Err(AgentError::Busy(_) | AgentError::Cancelled(_)) => {}
-                        // The reason is never "killed": the handle waits for it if it is not known yet.
+                        // The reason is never "killed". If the reason is not known yet, the handle waits for it.
                         Err(AgentError::Stopped(reason)) => {
                             assert_eq!(reason, crate::subscription::EndReason::Stopped);
                         }

@@ -64,7 +64,7 @@ async fn prepare_step_trimming_to_an_invalid_history_is_repaired() {
         Step::new().then_tool_use("a", "look", json!({})).then_tool_use("b", "look", json!({})).stop(),
         Step::text("Done"),
     ]);
-    // Keeps only the last message: results without their tool uses.
+    // Keeps only the last message, so the request contains results without their tool uses.
     let hooks = Hooks::new().on_prepare(|request, _| {
         request.history = request.history.iter().rev().take(1).cloned().collect();
         request.history.push(Message::user("Go on."));

@@ -1,4 +1,4 @@
-//! Agents in a given phase: a callback that never returns or panics, or a provider that misbehaves.
+//! Agents in a given phase: with a callback that never returns or panics, or with a provider that misbehaves.
 
 use std::{
     future::Future,
@@ -72,7 +72,7 @@ impl At {
         }
     }
 
-    /// A step of the model that leads to this callback.
+    /// Returns a step of the model that causes a call of this callback.
     pub fn step(self) -> Step {
         match self {
             Self::HandleToolUse | Self::HandleToolResult => {
@@ -89,11 +89,11 @@ impl At {
 pub enum Act {
     Hang,
     Panic,
-    /// Leaves an invalid configuration.
+    /// Makes the configuration invalid.
     Spoil,
 }
 
-/// Callbacks of which one misbehaves, once.
+/// Callbacks, one of which misbehaves once.
 pub struct Misbehaving {
     pub at: At,
     pub act: Act,
@@ -156,7 +156,7 @@ pub fn echo() -> impl Tool {
     tool_fn("echo", "Echoes.", |input: Value, _| async move { Ok(input) })
 }
 
-/// Returns an agent inside the callback `at`, which never returns. The subscription began before the run.
+/// Returns an agent that is inside the callback `at`, which never returns. The subscription began before the run.
 pub async fn stuck_in(at: At) -> (Agent, AgentSubscription) {
     let gate = Gate::new();
     let callbacks = Misbehaving { at, act: Act::Hang, gate: gate.clone(), done: false };
@@ -168,7 +168,7 @@ pub async fn stuck_in(at: At) -> (Agent, AgentSubscription) {
     (agent, events)
 }
 
-/// Starts the operation that leads to the callback `at`.
+/// Starts the operation that causes a call of the callback `at`.
 pub async fn set_out(agent: &Agent, at: At) {
     if at == At::HandleEvent {
         agent.notify("an event").await.unwrap();
@@ -199,31 +199,31 @@ impl Drop for Spiteful {
     }
 }
 
-/// How a [`Rogue`] provider handles its next request.
+/// How a [`Rogue`] provider behaves on its next request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deed {
     /// Answers with a text.
     Answer,
-    /// Streams half of a text and hangs; sets the flag when it is dropped.
+    /// Streams half of a text and hangs. Sets the flag when the stream is dropped.
     Hang,
     PanicInOpen,
     FailInOpen,
     HangInOpen,
-    /// Hangs in `open`, and panics when it is dropped there.
+    /// Hangs in `open`, and panics when the future of `open` is dropped.
     PanicOnDropOfOpen,
     PanicInStream,
     PanicInMidStream,
-    /// Hangs in mid-stream, and panics when it is dropped there.
+    /// Hangs in mid-stream, and panics when the stream is dropped.
     PanicOnDrop,
 }
 
-/// A provider with instances that misbehaves as the test chooses.
+/// A provider with instances. It misbehaves as the test chooses.
 #[derive(Clone)]
 pub struct Rogue(Arc<Inner>);
 
 struct Inner {
     deeds: Mutex<Vec<Deed>>,
-    /// Whether the request that hangs was dropped.
+    /// Whether the hanging request was dropped.
     dropped: Arc<AtomicBool>,
     reached: Gate,
     pub requests: AtomicUsize,
@@ -231,7 +231,7 @@ struct Inner {
 }
 
 impl Rogue {
-    /// A provider that handles one request with each of these deeds, and answers normally afterwards.
+    /// Returns a provider that performs one deed per request, and answers normally when no deed is left.
     pub fn new(deeds: &[Deed]) -> Self {
         Self(Arc::new(Inner {
             deeds: Mutex::new(deeds.iter().rev().copied().collect()),
@@ -341,7 +341,7 @@ impl Provider for Rogue {
     }
 }
 
-/// The reason and the snapshot with which the subscription closes. Earlier updates are skipped.
+/// Returns the reason and the snapshot with which the subscription closes. Updates before that are skipped.
 pub async fn closed(events: &mut AgentSubscription) -> (EndReason, Option<Arc<Snapshot>>) {
     loop {
         match answered(events.next()).await {
@@ -355,7 +355,7 @@ pub async fn closed(events: &mut AgentSubscription) -> (EndReason, Option<Arc<Sn
     }
 }
 
-/// The events that are ready; returns at the first millisecond without an event.
+/// Returns the events that are ready, until no event arrives within a millisecond.
 pub async fn ready_events(events: &mut AgentSubscription) -> Vec<Arc<Event>> {
     let mut ready = Vec::new();
     while let Ok(update) = tokio::time::timeout(Duration::from_millis(1), events.next()).await {

@@ -1,4 +1,4 @@
-//! Keys and headers stay with the provider for which they were set.
+//! An API key and headers are sent only to the provider for which they were set.
 
 use crate::{
     agent::{Agent, AgentBuilder, ErrorDecision, Prompt, ToolDecision},
@@ -49,7 +49,7 @@ async fn fallback_to_another_provider_does_not_send_the_key_of_the_first() {
     assert_eq!(options, secret("of-first"), "the configuration is unchanged");
 }
 
-/// Both providers belong to OpenAI, but they are two providers for secrets.
+/// Both providers belong to OpenAI, but a key for one is not sent to the other.
 #[tokio::test(start_paused = true)]
 async fn change_from_openai_to_openai_responses_does_not_send_the_key_of_the_first() {
     let (_, builder) = provider("openai", [Step::text("1")]);

@@ -13,7 +13,7 @@ use super::{
     support::{names, scripted},
 };
 
-/// Returns an agent that streams its first answer and waits at the gate.
+/// Returns an agent that is streaming its first answer and waits at the gate.
 async fn busy(hooks: Hooks, rest: impl IntoIterator<Item = Step>) -> (Watched, ScriptedProvider, Gate) {
     let gate = Gate::new();
     let first = Step::new().usage(tokens(10)).gate(&gate).then_text(["One"]).stop();

@@ -39,7 +39,7 @@ fn lawful() -> Vec<History> {
     ]
 }
 
-/// Invalid histories: some are invalid at the end, some before it.
+/// Invalid histories. Some are invalid at the end, others before the end.
 fn unlawful() -> Vec<(History, HistoryError)> {
     let orphan = ToolResult::ok(&tool_use("b"), "seen");
     vec![
@@ -66,7 +66,7 @@ fn with_init_history(builder: AgentBuilder, history: History) -> AgentBuilder {
     }))
 }
 
-/// Checks that the agent answers a prompt, and that the history it sends is valid.
+/// Checks that the agent answers a prompt, and that the agent sends a valid history.
 async fn assert_goes_on(agent: Agent, provider: &ScriptedProvider, history: &History) {
     let mut agent = Watched::of(agent).await;
     assert_eq!(agent.view.state.history, *history);
@@ -244,7 +244,7 @@ async fn start_with_duplicate_tool_names_is_an_error() {
     let error = builder.tool(declared("look")).tool(declared("look")).start().await.unwrap_err();
     let AgentError::InvalidTools(ToolSetError::Duplicate(name)) = error else { panic!("{error:?}") };
     assert_eq!(name, "look");
-    // A valid tool added later does not clear the error; a new tool set does.
+    // If a valid tool is added later, the error remains. If the whole tool set is replaced, the error is cleared.
     let (_, builder) = scripted([]);
     let builder = builder.tool(declared("look")).tool(declared("look")).tool(declared("listen"));
     assert!(builder.start().await.is_err());

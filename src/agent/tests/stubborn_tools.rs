@@ -1,4 +1,4 @@
-//! Aborted tools that never await: the agent waits for them when it ends, or reports them.
+//! Aborted tools that never await. When the agent ends, it waits for these tools or reports them.
 
 use std::{
     pin::pin,
@@ -52,7 +52,7 @@ async fn blocked() -> (Agent, Stubborn) {
     (agent, Stubborn { begun, release, done })
 }
 
-/// Polls the future often while the other threads run, and panics if it finishes.
+/// Polls the future often while the other threads run. If the future finishes, panics.
 async fn stays_pending<F: Future>(mut future: std::pin::Pin<&mut F>) {
     for _ in 0..2000 {
         assert!(future.as_mut().now_or_never().is_none(), "the future should have waited for the tool");

@@ -113,10 +113,10 @@ async fn events_without_a_subscriber_still_advance_the_numbers() {
     agent.ask("Hi").await.unwrap();
     let (numbers, resyncs) = ready_numbers(&mut events).await;
     assert_eq!((numbers, resyncs), ((count + 1..=2 * count).collect(), 0));
-    // Without a subscriber, the events of the first run were never built.
+    // The agent had no subscriber during the first run, so the run's events were never built.
     let mut resumed = agent.resume_from(before).await.unwrap();
     assert!(matches!(answered(resumed.next()).await, Some(Update::Resync(_))));
-    // A reader that has seen the last event has missed nothing.
+    // The events that follow the last event seen by the reader are still buffered, so no resync is needed.
     let id = EventId { number: count, ..before };
     let mut resumed = agent.resume_from(id).await.unwrap();
     assert_eq!(ready_numbers(&mut resumed).await.0.len() as u64, count);
@@ -128,7 +128,7 @@ async fn subscriber_stalled_exactly_one_resync_then_events() {
     let mut stalled = agent.subscribe().await.unwrap();
     let mut prompt = agent.subscribe().await.unwrap();
     agent.prompt("Hi").await.unwrap();
-    // A stalled subscriber does not slow others: the prompt reader sees every event.
+    // A stalled subscriber does not slow down other subscribers. The subscriber that keeps up sees every event.
     assert_eq!(run_events(&mut prompt).await.len() as u64, prompt.last_id().number);
     let Some(Update::Resync(snapshot)) = answered(stalled.next()).await else { panic!("no resync") };
     assert_eq!(*snapshot, agent.snapshot().await.unwrap());
@@ -177,7 +177,7 @@ async fn read_flood(events: &mut AgentSubscription) {
 #[tokio::test]
 async fn flood_of_ready_deltas_prompt_reader_sees_every_event() {
     let agent = scripted([deltas(10_000)]).1.start().await.unwrap();
-    // The runtime blocks on one reader; the others are tasks.
+    // One reader runs in the runtime's `block_on`. The other readers run in tasks.
     let mut events = agent.subscribe().await.unwrap();
     let mut tasks = Vec::new();
     for _ in 0..3 {
@@ -201,8 +201,8 @@ async fn flood_of_large_deltas_prompt_reader_sees_every_event() {
     let mut events = agent.subscribe().await.unwrap();
     agent.prompt("Hi").await.unwrap();
     read_flood(&mut events).await;
-    // The stalled subscriber reads the updates sent before the channel was replaced, or a resync. It never sees a
-    // gap.
+    // The stalled subscriber reads a resync, or the updates that were sent before its channel was replaced. It never
+    // sees a gap.
     let mut last = 0;
     while let Ok(update) = tokio::time::timeout(Duration::from_millis(20), stalled.next()).await {
         match update.unwrap() {
@@ -217,7 +217,7 @@ async fn flood_of_large_deltas_prompt_reader_sees_every_event() {
     assert_eq!(last, events.last_id().number);
 }
 
-/// The bytes of text deltas that are still held by anyone.
+/// The number of bytes in text deltas that have not been dropped.
 fn held(events: &[(Weak<Event>, usize)]) -> usize {
     events.iter().filter(|(event, _)| event.strong_count() > 0).map(|(_, bytes)| bytes).sum()
 }
@@ -234,7 +234,7 @@ async fn subscriber_stalled_bytes_held_are_bounded() {
         let agent = builder.start().await.unwrap();
         let mut stalled = agent.subscribe().await.unwrap();
         agent.prompt("Hi").await.unwrap();
-        // The receiver of the commit channel sees every event and keeps none.
+        // The receiver of the commit channel sees every event and drops it immediately.
         let mut events = Vec::new();
         let mut most = 0;
         loop {
@@ -250,7 +250,7 @@ async fn subscriber_stalled_bytes_held_are_bounded() {
             }
         }
         assert_eq!(events.len(), 500);
-        // The sum of the bytes held by the feed, the bytes queued for the stalled subscriber, and a few events in
+        // The limit covers the bytes held by the feed, the bytes queued for the stalled subscriber, and a few events in
         // flight.
         assert!(most <= 2 * LIMIT + 12 * 10_000, "{most} bytes were held at most");
         assert!(held(&events) > 0, "the replay ring holds some bytes");
@@ -326,7 +326,7 @@ async fn last_handle_dropped_lagging_subscriber_receives_the_true_reason() {
     let mut lagging = agent.subscribe().await.unwrap();
     agent.ask("Hi").await.unwrap();
     drop(agent);
-    // The subscription closes before the agent itself has noticed the drop.
+    // The subscription closes before the agent itself has noticed that the last handle was dropped.
     let (reason, snapshot) = closed(&mut lagging).await;
     assert_eq!(reason, EndReason::HandlesDropped);
     assert_eq!(snapshot.unwrap().state.history.len(), 2);
@@ -465,7 +465,7 @@ async fn subscription_read_as_a_stream_and_by_next_in_turn_loses_nothing() {
         numbers.push(numbered.id.number);
         assert_eq!(events.last_id(), numbered.id);
     }
-    // The last poll of the stream began to wait. `next` continues this wait.
+    // The last poll of the stream started a wait for the next event. `next` continues this wait.
     gate.open();
     let last = loop {
         let Some(Update::Event(numbered)) = answered(events.next()).await else {

@@ -8,14 +8,14 @@ use crate::{
     testing::{ScriptedProvider, Step},
 };
 
-/// A provider with a script, and a builder of an agent that uses it.
+/// Returns a provider with a script, and a builder for an agent that uses this provider.
 pub(crate) fn scripted(steps: impl IntoIterator<Item = Step>) -> (ScriptedProvider, AgentBuilder) {
     let provider = ScriptedProvider::new(steps);
     let builder = Agent::builder().model(provider.model());
     (provider, builder)
 }
 
-/// The next event; the test fails if none arrives within an hour of paused time.
+/// Returns the next event. If no event arrives within an hour of paused time, the test fails.
 pub(crate) async fn next(events: &mut AgentSubscription) -> Arc<Event> {
     match tokio::time::timeout(Duration::from_hours(1), events.next()).await {
         Ok(Some(Update::Event(numbered))) => numbered.event,
@@ -29,7 +29,7 @@ pub(crate) fn apply(view: &mut Snapshot, event: &Arc<Event>) {
     view.apply(&Numbered { id, event: Arc::clone(event) });
 }
 
-/// The events up to and including the one that ends the run.
+/// Returns the events up to and including the event that ends the run.
 pub(crate) async fn run_events(events: &mut AgentSubscription) -> Vec<Arc<Event>> {
     let mut seen = Vec::new();
     loop {
@@ -42,18 +42,19 @@ pub(crate) async fn run_events(events: &mut AgentSubscription) -> Vec<Arc<Event>
     }
 }
 
-/// Whether the event is the last of a run.
+/// Returns whether the event is the last event of a run.
 pub(crate) fn ends_run(event: &Event) -> bool {
     use crate::agent::TurnOutcome;
     matches!(event, Event::Turn(TurnOutcome::Stop { .. }) | Event::Cancelled { .. } | Event::Error { .. })
 }
 
-/// Events in short, for comparing their order: the type and the distinguishing detail.
+/// Events in short form, for checking their order. The short form is the event's type and a detail that distinguishes
+/// it.
 pub(crate) fn names(events: &[Arc<Event>]) -> Vec<String> {
     events.iter().map(|event| name(event)).collect()
 }
 
-/// One event in short.
+/// One event in short form.
 pub(crate) fn name(event: &Event) -> String {
     use crate::{agent::TurnOutcome, message::Role};
     match event {

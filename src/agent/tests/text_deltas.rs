@@ -1,4 +1,4 @@
-//! The text of a turn as a stream: its beginning, its end, and what a slow reader misses.
+//! The text of a turn as a stream: where the stream begins and ends, and what happens if a slow reader misses events.
 
 use std::{fmt::Write, time::Duration};
 
@@ -16,8 +16,8 @@ use super::{
     rig::{answered, echoing, unanswered},
 };
 
-/// Pieces of text that differ from each other. More than the events that a subscriber may be behind, if the range is
-/// longer than 256.
+/// Returns pieces of text that differ from each other. If the range is longer than 256, there are more pieces than a
+/// subscriber may lag behind.
 fn pieces(range: std::ops::Range<u32>) -> impl Iterator<Item = String> {
     range.map(|number| format!("{number} "))
 }
@@ -32,7 +32,7 @@ async fn start(steps: impl IntoIterator<Item = Step>) -> (Agent, AgentSubscripti
     (agent, events)
 }
 
-/// Reads to the end. Returns the text and the error.
+/// Reads the stream to its end. Returns the text and the error, if there is one.
 async fn rest(mut deltas: TextDeltas<'_>) -> (String, Option<AgentError>) {
     let (mut text, mut error) = (String::new(), None);
     while let Some(delta) = answered(deltas.next()).await {

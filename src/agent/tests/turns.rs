@@ -142,7 +142,7 @@ async fn parallel_tools_results_come_in_the_order_of_their_uses() {
     let opener = gate.clone();
     let quick = noting("quick", &log);
     let fails = tool_fn("fails", "Fails.", move |_: Value, _: ToolContext| {
-        // The slow tool can finish only because this tool runs concurrently.
+        // This tool lets the slow tool finish, which works only if both tools run concurrently.
         opener.open();
         async move { Err::<String, _>(ToolError::new("broken")) }
     });
@@ -302,7 +302,7 @@ async fn continuation_events_in_order_each_turn_with_its_own_messages_and_usage(
 
 #[tokio::test(start_paused = true)]
 async fn usage_reported_in_parts_is_counted_once() {
-    // Services may report the usage so far more than once.
+    // A service may report its usage more than once, each time as the total so far.
     let step = Step::new().usage(tokens(10)).then_text(["One"]).usage(tokens(12)).stop();
     let (_, builder) = scripted([step]);
     let mut agent = Watched::start(builder).await;

@@ -1,62 +1,64 @@
-//! Places for open sessions: the line of openings that wait for a place, and the sessions that are asked to make room.
+//! Places for open sessions. Openings wait in line for a place, and idle sessions are asked to make room.
 //!
-//! For each opening in line, at most one session is asked to sleep or is ending. All of this happens at the same time.
-//! The lock is never held while a session replies: an opening in line receives an [`Errand`], performs it in its own
-//! task and reports the reply. Nothing is polled. A session that refuses is asked again after it reports a change.
+//! Each opening in line causes at most one session to be asked to sleep or to end. Different openings do this at the
+//! same time. The lock is never held while a session replies: an opening in line receives an [`Errand`], performs it in
+//! its own task and reports the reply. Nothing is polled. A session that refuses is asked again only after it has
+//! reported a change.
 
 use tokio::sync::mpsc;
 
 use super::{Key, Registry, Slot};
 use crate::{agent::Status, manager::ManagerEvent, session::Session, store::ConversationId};
 
-/// A place for an open session. It belongs to a slot, which returns it when the slot is removed.
+/// A place for an open session. The place belongs to a slot, and becomes free when the session has ended or the opening
+/// is given up.
 pub(super) struct RoomPermit;
 
 /// An opening that waits for a place.
 pub(super) struct Opening {
     errands: mpsc::UnboundedSender<Errand>,
-    /// The session that the opening asks to sleep, with its key.
+    /// The session that this opening is asking to sleep, with its key.
     asking: Option<(ConversationId, Key)>,
 }
 
-/// Identifies an opening in line. Smaller numbers came earlier.
+/// Identifies an opening in line. An opening that joined the line earlier has a smaller number.
 pub(in crate::manager) type Number = u64;
 
 /// A message to an opening in line.
 pub(in crate::manager) enum Errand {
-    /// Ask this session to sleep, and report the reply to [`Registry::answered`]. An opening performs at most one at a
-    /// time.
+    /// Ask this session to sleep, and report the reply to [`Registry::answered`]. An opening performs at most one
+    /// errand at a time.
     PutToSleep { key: Key, session: Session },
-    /// Enter: the opening has a place. This is the last message.
+    /// The opening has a place and can continue. This is the last message.
     Enter,
 }
 
-/// The receiver of an opening in line.
+/// An opening's own end of the line: its number and the receiver of its errands.
 pub(in crate::manager) struct InLine {
     pub(in crate::manager) number: Number,
-    /// Unbounded, but it never holds more than two messages: one errand and the place.
+    /// The channel is unbounded, but it never holds more than two messages: one errand and the place.
     pub(in crate::manager) errands: mpsc::UnboundedReceiver<Errand>,
 }
 
-/// The state of a session's request to make room.
+/// Whether a session was asked to make room, and the result.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) enum Rest {
     #[default]
     Unasked,
-    /// An opening asks the session to sleep.
+    /// An opening is asking the session to sleep.
     Asked {
         by: Number,
-        /// Whether the session has reported a change since it was asked, so that a refusal may be outdated.
+        /// Whether the session has reported a change since it was asked. If it has, its refusal may be outdated.
         has_changed: bool,
     },
-    /// The session has refused, and has reported no change since.
+    /// The session has refused, and has reported no change since then.
     Refused,
     /// The session is ending.
     Ending,
 }
 
 impl Rest {
-    /// Returns whether the session is expected to make room.
+    /// Returns whether the session may soon make room, because it was asked to sleep or is ending.
     fn counts(self) -> bool {
         matches!(self, Self::Asked { .. } | Self::Ending)
     }
@@ -73,7 +75,7 @@ impl Slot {
 }
 
 impl Registry {
-    /// Takes a place for a claimed id. If none is free, the opening joins the line.
+    /// Takes a place for a claimed id. If no place is free, the opening joins the line.
     pub(in crate::manager) fn take_place(&mut self, id: &ConversationId, key: Key) -> Option<InLine> {
         self.clock += 1;
         let (number, is_free) = (self.clock, self.free > 0);
@@ -96,7 +98,7 @@ impl Registry {
         Some(InLine { number, errands })
     }
 
-    /// Gives up the place of a claimed id, or its number in line.
+    /// Gives up the place of a claimed id, or its position in line.
     pub(super) fn leave_line(&mut self, id: &ConversationId, key: Key) {
         let Some(slot) = self.slot(id, key) else { return };
         let (since, had_place) = (slot.since, slot.place.take().is_some());
@@ -112,13 +114,13 @@ impl Registry {
         self.make_room();
     }
 
-    /// Passes a place on to the first opening in line.
+    /// Passes a place to the first opening in line, or counts it as free if the line is empty.
     pub(super) fn vacate(&mut self) {
         while let Some((number, opening)) = self.line.pop_first() {
             let slot = self.waiting.get(&number).and_then(|id| self.slots.get_mut(id));
             let has_entered =
                 slot.filter(|slot| slot.since == number).map(|slot| slot.place = Some(RoomPermit));
-            // An opening that was given up passes the place on when it drops its claim.
+            // The send fails if the opening was given up. That opening passes its place on when it drops its claim.
             let _ = opening.errands.send(Errand::Enter);
             self.withdraw(opening);
             if has_entered.is_some() {
@@ -128,7 +130,8 @@ impl Registry {
         self.free += 1;
     }
 
-    /// Handles an opening that has left the line and no longer waits for the reply of the session that it has asked.
+    /// Withdraws the request of an opening that has left the line. The opening no longer waits for the session that it
+    /// asked.
     fn withdraw(&mut self, opening: Opening) {
         let Some((id, key)) = opening.asking else { return };
         if let Some(slot) = self.slot(&id, key)
@@ -140,15 +143,16 @@ impl Registry {
         }
     }
 
-    /// Asks sessions to sleep, the least recently used first, until one is asked for each opening in line.
+    /// Asks sessions to sleep until as many sessions are making room as openings are waiting. The least recently used
+    /// session is asked first.
     pub(super) fn make_room(&mut self) {
         if self.line.is_empty() {
             return self.prospects.clear();
         }
         while self.making_room < self.line.len() {
             let Some(id) = self.next_prospect() else { return };
-            // The last opening in line comes first, because it is the one that has just joined. At least one opening
-            // asks no session, because fewer sessions are asked than openings wait.
+            // The last opening in line is tried first, because it has just joined and usually asks no session yet. Some
+            // opening always asks no session, because fewer sessions are making room than openings are waiting.
             let free = self.line.iter_mut().next_back().filter(|(_, opening)| opening.asking.is_none());
             let free = match free {
                 Some((number, _)) => Some(*number),
@@ -160,15 +164,15 @@ impl Registry {
             };
             slot.rest = Rest::Asked { by: number, has_changed: false };
             opening.asking = Some((id, slot.key));
-            // An opening that was given up leaves the line when it drops its claim.
+            // The send fails if the opening was given up. That opening leaves the line when it drops its claim.
             let _ = opening.errands.send(Errand::PutToSleep { key: slot.key, session });
             self.making_room += 1;
         }
     }
 
-    /// Handles the reply of a session to the opening that asked it to sleep.
+    /// Processes a session's reply to the opening that asked the session to sleep.
     pub(in crate::manager) fn answered(&mut self, id: &ConversationId, key: Key, by: Number, ends: bool) {
-        // The session may have ended after its reply. The opening then already asks another session.
+        // The session may have ended after it replied. In that case, the opening may already be asking another session.
         if let Some(opening) = self.line.get_mut(&by)
             && opening.asking.as_ref().is_some_and(|(asked, life)| asked == id && *life == key)
         {
@@ -191,7 +195,8 @@ impl Registry {
         self.make_room();
     }
 
-    /// Handles the end of a session with its request to make room. [`vacate`](Self::vacate) passes the place on.
+    /// Clears the request to make room of a session that has ended. The caller passes the place on with
+    /// [`vacate`](Self::vacate).
     pub(super) fn end_rest(&mut self, rest: Rest) {
         if rest.counts() {
             self.making_room -= 1;
@@ -203,7 +208,7 @@ impl Registry {
         }
     }
 
-    /// Handles a change after which a session may be ready to sleep.
+    /// Processes a change of a session, after which the session may be ready to sleep.
     pub(in crate::manager) fn changed(&mut self, id: &ConversationId, key: Key) {
         if self.line.is_empty() {
             return;
@@ -218,7 +223,7 @@ impl Registry {
         self.make_room();
     }
 
-    /// Notes a session that may be asked to sleep when the next opening needs room.
+    /// Notes a session as a candidate for making room, if it may be asked to sleep and the line is not empty.
     fn consider(&mut self, id: &ConversationId) {
         if let Some(slot) = self.slots.get(id).filter(|slot| slot.may_sleep())
             && !self.line.is_empty()
@@ -227,7 +232,7 @@ impl Registry {
         }
     }
 
-    /// Checks all sessions, because none were noted while the line was empty.
+    /// Notes all sessions that may be asked to sleep, because no sessions are noted while the line is empty.
     fn find_prospects(&mut self) {
         self.prospects.clear();
         for (id, slot) in &mut self.slots {
@@ -247,9 +252,9 @@ impl Registry {
             let slot = self.slots.get(&id).filter(|slot| slot.may_sleep());
             match slot {
                 Some(slot) if slot.used == used => return Some(id),
-                // It was used since.
+                // The session was used after it was noted, so it is noted again with the new time.
                 Some(slot) => drop(self.prospects.insert(slot.used, id)),
-                // It is noted again when that changes.
+                // The session may not sleep now. It is noted again when that changes.
                 None => {}
             }
         }
@@ -259,7 +264,8 @@ impl Registry {
         self.slots.get(id).is_some_and(|slot| self.waiting.contains_key(&slot.since))
     }
 
-    /// Returns the sessions whose tools or callbacks run. Their places become free only after these are done.
+    /// Returns the sessions whose tools or callbacks are running. Their places cannot become free before these tools
+    /// and callbacks are done.
     pub(in crate::manager) fn parents(&self) -> Vec<ConversationId> {
         let is_parent = |slot: &Slot| {
             slot.status == Status::Busy && slot.session.as_ref().is_some_and(Session::is_between_requests)

@@ -1,4 +1,4 @@
-//! Runs that leave the path: the nodes where they may start.
+//! Runs that start at another node than the head: the nodes where such runs may start.
 
 use std::sync::Arc;
 
@@ -11,11 +11,11 @@ use crate::{
 };
 
 impl Core {
-    /// Returns the base of a run and the message that starts it.
+    /// Returns the place in the tree where a run starts, and the message that starts the run.
     ///
     /// # Errors
     ///
-    /// The node is unknown, or such a run can't start there.
+    /// The node is unknown, or this kind of run can't start there.
     pub(in crate::session) fn begin(&self, start: RunStart) -> Result<(Base, Opening), SessionError> {
         match start {
             RunStart::Regenerate(Regenerate { user, settings }) => {
@@ -44,7 +44,7 @@ impl Core {
         Ok(self.base(answer, None))
     }
 
-    /// Returns the user message that started a turn.
+    /// Returns the user message with this id. It must have started a turn.
     fn prompt(&self, id: NodeId) -> Result<&Node, SessionError> {
         let node = self.node(id)?;
         if node.message().role != Role::User {
@@ -62,9 +62,9 @@ impl Core {
 
     /// Returns whether a turn ended with this assistant message and left its tool uses open.
     ///
-    /// If it did not leave them open, its own turn has closed them. The results are then in a message that the turn
-    /// continued from, so this message is not the last response of the turn, or in the last message of the turn, which
-    /// no assistant message follows.
+    /// Otherwise, the tool uses were answered within the same turn, in one of two ways. If the turn continued from the
+    /// results, this message is not the last response of the turn. If the results are the last message of the turn, no
+    /// assistant message follows them.
     fn is_left_open(&self, node: &Node) -> bool {
         let answers = |id| self.tree.children(id).into_iter().flatten();
         let is_answered =
@@ -74,12 +74,12 @@ impl Core {
             && answers(node.id()).all(is_answered)
     }
 
-    /// Returns the settings that a user message was sent with, as far as they are known.
+    /// Returns the settings with which a user message was sent, or the default if they are unknown.
     fn settings_of(&self, user: NodeId) -> Prompt {
         self.settings.get(&user).map(|settings| Prompt::clone(settings)).unwrap_or_default()
     }
 
-    /// Returns a branch from the parent of `node`.
+    /// Returns a branch that starts at the parent of `node`.
     fn beside(&self, node: &Node, answers: Option<NodeId>) -> Base {
         self.base(node.parent(), answers)
     }
@@ -95,7 +95,7 @@ impl Core {
 
     fn history_to(&self, id: NodeId) -> History {
         let mut tree = self.tree.clone();
-        // For a node on the path, the history shares most of its messages with the history in use.
+        // If the node is on the path, this history shares most of its messages with the current history.
         tree.navigate(id).expect("the node was looked up");
         tree.history().clone()
     }

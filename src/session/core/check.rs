@@ -1,4 +1,4 @@
-//! The invariants of a session's core, for debug builds and the simulation.
+//! The invariants of a session's core. Debug builds and the simulation check them.
 
 use super::Core;
 use crate::{

@@ -1,8 +1,9 @@
 //! The writes of a session and their outcomes.
 //!
-//! One write is in flight at a time. While it is in flight or fails, new changes are collected, and the next write
-//! takes all of them. A failed write is repeated unchanged and with the same id before newer changes are written. If
-//! the store can never accept a commit, the commit is divided, so that the turns before the rejected one are written.
+//! One write is in flight at a time. Changes that occur while the write is in flight or failing are collected, and the
+//! next write contains all of them. A failed write is repeated unchanged and with the same id before newer changes are
+//! written. If the store can never accept a commit, the commit is divided, so that the turns before the rejected turn
+//! can be written.
 
 #[cfg(any(test, debug_assertions))]
 mod check;
@@ -37,32 +38,32 @@ pub(in crate::session) enum Job {
 /// The stored state and the writes that are due.
 #[derive(Debug)]
 pub(super) struct Saver {
-    /// The version of the conversation in the store, or `None` if it does not exist yet.
+    /// The version of the conversation in the store, or `None` if the conversation does not exist there yet.
     version: Option<Version>,
-    /// The tree in the store, or `None` if it equals the stable tree.
+    /// The tree in the store, or `None` if the stored tree equals the stable tree.
     stored: Option<Box<Tree>>,
-    /// A configuration and a title. Their saved parts equal those in the store.
+    /// A configuration and a title whose saved parts equal those in the store.
     config: Option<Arc<Config>>,
     title: Option<Arc<str>>,
-    /// The stored state without its title, if the session was started with another configuration that has not been
-    /// stored yet.
+    /// The stored state without its title. It is present if the session was started with a different configuration that
+    /// has not been stored yet.
     replaced: Option<Box<StoredState>>,
-    /// Whether the configuration or the title has to be stored.
+    /// Whether the configuration or the title still has to be stored.
     state_is_due: bool,
     attempt: Option<Box<Attempt>>,
-    /// The changes of the tree that are not in the store, in order.
+    /// The changes to the tree that are not in the store, in order.
     portions: VecDeque<Portion>,
-    /// The maximum number of portions in a commit. While it is limited, the state is written separately.
+    /// The maximum number of portions in a commit. While this number is limited, the state is written separately.
     at_most: usize,
-    /// Bytes of messages that are not in the store.
+    /// The size in bytes of the messages that are not in the store.
     unsaved: usize,
     was_behind: bool,
-    /// Counters of changes: `wanted` counts all changes, and `safe` those that are in the store.
+    /// Counters of changes: `wanted` counts all changes, and `safe` counts the changes that are in the store.
     wanted: u64,
     safe: u64,
-    /// The failure, if saving fails or has stopped.
+    /// The last report about a failure, if saving is failing or has stopped.
     report: Option<Box<StoreReport>>,
-    /// The reason why nothing more is saved.
+    /// The reason why nothing more is saved, if saving has stopped.
     loss: Option<EndReason>,
 }
 
@@ -70,18 +71,18 @@ pub(super) struct Saver {
 #[derive(Debug)]
 struct Portion {
     head: Option<NodeId>,
-    /// The size of the tree after this portion.
+    /// The number of nodes in the tree after this portion.
     nodes: usize,
     bytes: usize,
 }
 
-/// A write that is in flight or waits to be repeated.
+/// A write that is in flight or is waiting to be repeated.
 #[derive(Debug)]
 struct Attempt {
     job: Arc<Job>,
     /// The tree in the store after the write.
     tree: Tree,
-    /// The configuration and the title that the store has after the write, if the write changes them.
+    /// The configuration and the title in the store after the write, if the write changes them.
     kept: Option<(Arc<Config>, Option<Arc<str>>)>,
     /// The number of portions in the write.
     portions: usize,
@@ -127,14 +128,15 @@ impl Saver {
         Self { version: Some(version), config, title: title.cloned(), replaced, ..Self::new() }
     }
 
-    /// Notes that the stable tree is about to change. This is the tree before the change.
+    /// Notes that the stable tree is about to change. `stable` is the tree before the change.
     pub(super) fn about_to_change(&mut self, stable: &Tree) {
         if self.stored.is_none() {
             self.stored = Some(Box::new(stable.clone()));
         }
     }
 
-    /// Notes that the stable tree has changed to this tree, which has this number of bytes of new messages.
+    /// Notes that the stable tree has changed. `stable` is the tree after the change, and `bytes` is the size of its
+    /// new messages.
     pub(super) fn tree_changed(&mut self, stable: &Tree, bytes: usize) {
         self.unsaved += bytes;
         self.wanted += 1;
@@ -147,8 +149,8 @@ impl Saver {
         }
     }
 
-    /// Notes that the configuration or the title may have changed. If a part that is saved has changed, it will be
-    /// stored.
+    /// Notes that the configuration or the title may have changed. If the title or a saved part of the configuration
+    /// has changed, it will be stored.
     pub(super) fn state_changed(&mut self, config: &Arc<Config>, title: Option<&Arc<str>>) {
         let due = !self.has(config, title);
         if due != self.state_is_due || due && self.attempt.is_some() {
@@ -157,7 +159,7 @@ impl Saver {
         self.state_is_due = due;
     }
 
-    /// Returns whether the store has this state, or will have it after the write in flight.
+    /// Returns whether the store contains this state, or will contain it after the current write.
     fn has(&self, config: &Arc<Config>, title: Option<&Arc<str>>) -> bool {
         let (stored, stored_title) = match self.attempt.as_ref().and_then(|attempt| attempt.kept.as_ref()) {
             Some((config, title)) => (Some(config), title.as_ref()),
@@ -178,8 +180,8 @@ impl Saver {
 }
 
 impl Core {
-    /// Starts the next write, if there are changes and no write is in flight. A write that waits to be repeated is
-    /// repeated now.
+    /// Starts the next write, if there are unsaved changes and no write is in flight. If a failed write is waiting to
+    /// be repeated, it is repeated now instead.
     pub(in crate::session) fn save(&mut self, env: &Env<'_>, effects: &mut Effects) {
         self.update_behind(env, effects);
         if self.saver.loss.is_some() {
@@ -219,7 +221,7 @@ impl Core {
             let is_whole = saver.stored.is_none();
             let due = !is_whole || saver.state_is_due;
             let wanted = if is_whole { saver.wanted } else { saver.safe };
-            // A conversation is created without nodes.
+            // The conversation is first created without nodes. A later write adds them.
             return due.then(|| attempt(Job::Create((env.write_id)(), state()), Tree::new(), 0, wanted));
         };
         if let Some(stored) = &saver.stored {
@@ -230,7 +232,7 @@ impl Core {
             if !changes.is_empty() || portions < saver.portions.len() {
                 let commit = Commit::from(changes);
                 if is_divided {
-                    // Nothing counts as saved before the last part is.
+                    // No change counts as saved before the last part of the divided commit is written.
                     let is_last = portions == saver.portions.len() && !saver.state_is_due;
                     let wanted = if is_last { saver.wanted } else { saver.safe };
                     let job = Job::Commit(write(version), commit);
@@ -240,7 +242,7 @@ impl Core {
                 return Some(attempt(Job::Commit(write(version), commit), tree, portions, saver.wanted));
             }
         }
-        // The changes cancel each other out, because the store already has this tree.
+        // The store already has this tree, because the tree's unsaved changes cancel each other out.
         self.saver.stored = None;
         self.saver.portions.clear();
         let saver = &self.saver;
@@ -269,9 +271,9 @@ impl Core {
         }
         let mut changes = stable.changes_since(stored).expect("the tree extends the stored tree");
         changes.nodes.truncate(last.nodes - stored.len());
-        // The cursors are left out, because they may lead to later nodes. The path starts empty, so applying the
-        // changes sets all cursors of the path. Otherwise the cursor of a parent could lead to a node that is not on
-        // the path.
+        // The cursors are cleared, because they may lead to later nodes. The path of the stored tree is cleared first,
+        // so that applying the changes sets all cursors on the new path. Otherwise, the cursor of a parent could lead
+        // to a node that is not on the path.
         changes.cursors.clear();
         changes.head = last.head;
         let mut tree = stored.clone();
@@ -280,7 +282,7 @@ impl Core {
         tree
     }
 
-    /// Notes that the conversation was created before the session started.
+    /// Notes that the conversation was created in the store before the session's task started.
     pub(in crate::session) fn created(&mut self, version: Version) {
         self.saver.version = Some(version);
         self.saver.config = Some(Arc::clone(&self.config));
@@ -292,23 +294,24 @@ impl Core {
         persistable(&self.config, self.title.as_ref())
     }
 
-    /// Returns a number that stands for the changes that are unsaved now. Pass it to [`is_safe`](Self::is_safe).
+    /// Returns the current value of the change counter. [`is_safe`](Self::is_safe) reports whether all changes up to
+    /// this value are stored.
     pub(in crate::session) fn wanted(&self) -> u64 {
         self.saver.wanted
     }
 
-    /// Returns whether all changes that were unsaved when [`wanted`](Self::wanted) returned this number are in the
-    /// store.
+    /// Returns whether the store contains all changes that were made before [`wanted`](Self::wanted) returned this
+    /// number.
     pub(in crate::session) fn is_safe(&self, wanted: u64) -> bool {
         self.saver.safe >= wanted
     }
 
-    /// Returns whether nothing more will be stored.
+    /// Returns whether saving has stopped, so that nothing more will be stored.
     pub(in crate::session) fn is_lost(&self) -> bool {
         self.saver.loss.is_some()
     }
 
-    /// Returns the reason why nothing more will be stored, if there is one. The session then ends.
+    /// Returns the reason why saving has stopped, if it has. The session then ends.
     pub(in crate::session) fn loss(&self) -> Option<&EndReason> {
         self.saver.loss.as_ref()
     }

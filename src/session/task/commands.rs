@@ -1,4 +1,4 @@
-//! Serves the commands of handles.
+//! Executes the commands that handles send.
 
 use tokio::sync::oneshot;
 
@@ -15,10 +15,12 @@ use crate::{
 };
 
 impl Task {
-    /// Serves a command after the events that the agent has emitted so far.
+    /// Executes a command. Before most commands, the session first processes the events that the agent has emitted so
+    /// far.
     ///
-    /// If the agent has ended, the session ends at once. All commands then get the end as their reply, because
-    /// `terminate` may run for a while and may itself wait for a reply.
+    /// If the agent has ended, the session also ends at once, and all commands are answered with the reason of the end.
+    /// The commands are not executed first, because the agent's `terminate` may run for a while and may itself wait for
+    /// a reply of the session.
     pub(super) async fn serve(&mut self, command: Command) -> Option<Exit> {
         match self.answer(command).await {
             Ok(()) => None,
@@ -32,7 +34,7 @@ impl Task {
         if self.agent.end().is_some() && !matches!(command, Command::Stop(_)) {
             return Err(Over::AgentEnded);
         }
-        // If nobody waits for a reply any more, the reply is dropped.
+        // Sending a reply fails if its caller no longer waits. That is not an error.
         match command {
             Command::Stop(stop) => return Err(Over::Stopped(stop)),
             Command::Unsaved(reply) => {
@@ -90,7 +92,7 @@ impl Task {
         Ok(())
     }
 
-    /// Starts a run that leaves the path. If the command waits for the response, returns its receiver.
+    /// Starts a run on a new branch. If the caller waits for the response, returns its receiver.
     async fn begin(&mut self, start: RunStart, wait: Wait) -> Result<Option<PendingResponse>, SessionError> {
         loop {
             let at = self.catch_up_idle().await?;
@@ -116,7 +118,7 @@ impl Task {
         }
     }
 
-    /// Processes the agent's events so far. Fails unless the agent is idle then. Returns the last event.
+    /// Processes the agent's events so far, and returns the id of the last event. Fails if the agent is then not idle.
     async fn catch_up_idle(&mut self) -> Result<Option<EventId>, SessionError> {
         match self.catch_up().await? {
             Status::Idle => Ok(Some(self.core.seen())),
@@ -124,8 +126,9 @@ impl Task {
         }
     }
 
-    /// Moves the session after its agent has moved, as soon as the session reaches the event of that move. Returns
-    /// `None` if another event came first, so that the caller has to start again.
+    /// Completes a move of the agent: processes the agent's events up to the event of the move, at which the session
+    /// moves too. Returns `None` if the agent did not move because another event came first. The caller then has to
+    /// start again.
     async fn follow(
         &mut self,
         moved: Result<EventId, AgentError>,
@@ -140,8 +143,8 @@ impl Task {
         Some(self.take_until(with).await.map_err(SessionError::from))
     }
 
-    /// Returns a place in the stream of events: after `after` if all events since then are still in memory, otherwise
-    /// at the current event.
+    /// Returns a position in the stream of events. The position is directly after `after` if all later events are still
+    /// in memory. Otherwise, it is at the current event.
     async fn attach(
         &mut self,
         after: Option<EventId>,
@@ -156,7 +159,7 @@ impl Task {
         Ok(attachment)
     }
 
-    /// Returns the data that is not in the store, if any.
+    /// Returns the changes that are not in the store, if there are any.
     pub(super) fn unsaved(&self) -> Option<Unsaved> {
         if self.is_saved() {
             return None;
@@ -166,7 +169,7 @@ impl Task {
     }
 }
 
-/// The reason why no more commands are served.
+/// The reason why no more commands are executed.
 enum Over {
     Stopped(Stop),
     AgentEnded,
@@ -174,13 +177,13 @@ enum Over {
 }
 
 impl From<AgentError> for Over {
-    /// A request of the session to its agent fails only if the agent has ended.
+    /// A request from the session to its agent fails only if the agent has ended.
     fn from(_: AgentError) -> Self {
         Self::AgentEnded
     }
 }
 
-/// Distinguishes the end of the agent from the other outcomes of a move.
+/// Separates the error that the agent has ended from all other outcomes of a move.
 fn settled<T>(moved: CommandResult<T>) -> Result<CommandResult<T>, Over> {
     match moved {
         Err(SessionError::Ended(_)) => Err(Over::AgentEnded),

@@ -1,4 +1,4 @@
-//! The end of a session: in order, within a deadline, and with a reply to every waiting caller.
+//! Ends a session cleanly and before a deadline. Every waiting caller gets a reply.
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,11 +20,11 @@ use crate::{
     subscription::{End, EndReason},
 };
 
-/// The time that an agent may take to abort.
+/// The maximum time for aborting an agent.
 const CUTTING_OFF: Duration = Duration::from_millis(100);
 
 impl Task {
-    /// Stops the agent, saves all changes, and stores the last snapshot for readers.
+    /// Stops the agent, saves all changes, and keeps the last snapshot for readers.
     pub(super) async fn finish(
         mut self: Box<Self>,
         mut commands: mpsc::Receiver<Box<Command>>,
@@ -37,16 +37,17 @@ impl Task {
         self.ends_by = Instant::now().checked_add(limit);
         let mut waiting: Vec<Stop> = stop.into_iter().collect();
         self.wind_down(&mut commands, &mut waiting, limit, in_flight).await;
-        // The agent aborts at once, unless its callbacks block their thread. It must be gone before the conversation's
-        // next session starts.
+        // The agent is aborted at once, unless its callbacks block their thread. It must have ended before the next
+        // session of this conversation starts.
         let cut_off = match timeout(CUTTING_OFF, self.agent.stop(Duration::ZERO)).await {
-            // An aborted `terminate` is already logged. Tools that still run are reported.
+            // If `terminate` was aborted, the agent has already logged that. Only tools that are still running are
+            // reported.
             Ok(Err(error)) if matches!(&error, AgentError::Deadline { tools, .. } if !tools.is_empty()) => {
                 Some(error)
             }
             _ => None,
         };
-        // These events are already in the channel.
+        // Some events of the agent may still be in the channel.
         while let Some(Some(delivery)) = self.deliveries.next().now_or_never() {
             self.take(delivery);
         }
@@ -54,11 +55,11 @@ impl Task {
         if let Some(tenure) = self.tenure.take() {
             let left =
                 self.ends_by.map_or(limit, |ends_by| ends_by.saturating_duration_since(Instant::now()));
-            // From here on, the conversation can be opened elsewhere, although the lease has not expired.
+            // This releases the conversation before its lease expires, so that it can be opened elsewhere.
             let _ = timeout(left.max(CUTTING_OFF), tenure.end()).await;
         }
 
-        // An aborted run must not leave an uncommitted branch behind.
+        // If the run was aborted, its uncommitted branch must be removed.
         self.step(|core, _, effects| core.agent_ended(effects));
         let snapshot = Arc::new(self.last_snapshot());
         let unsaved = self.unsaved().or_else(|| self.missed());
@@ -66,15 +67,15 @@ impl Task {
             tracing::error!(id = %self.shared.id, nodes, error, %reason, "a session ended with unsaved changes");
         }
         if let Some(unsaved) = &unsaved {
-            // The cell is empty: it is set only here.
+            // This always succeeds, because the cell is set only here.
             let _ = self.shared.left_unsaved.set(Box::new(unsaved.clone()));
         }
         if let Some(error) = &cut_off {
-            // The cell is empty: it is set only here.
+            // This always succeeds, because the cell is set only here.
             let _ = self.shared.left_running.set(Box::new(error.clone()));
         }
         self.shared.termination.seal(End { reason, snapshot: Some(snapshot) });
-        // Subscribers see the end before the callers of `stop` continue.
+        // The task is dropped first, so that subscribers see the end before the callers of `stop` continue.
         drop(self);
         for stop in waiting {
             let _ = stop.reply.send(match &unsaved {
@@ -84,7 +85,8 @@ impl Task {
         }
     }
 
-    /// Ends the agent, processes its last events and saves, until everything is done or the deadline passes.
+    /// Ends the agent, processes its last events and saves all changes. Returns when everything is done or the deadline
+    /// has passed.
     async fn wind_down(
         &mut self,
         commands: &mut mpsc::Receiver<Box<Command>>,
@@ -94,15 +96,15 @@ impl Task {
     ) {
         let agent: Agent = self.agent.clone();
         let mut stopping = Box::pin(async move {
-            // If its callbacks are aborted, the agent logs that. In any case, it has ended.
+            // The result does not matter: the agent has ended in any case, and logs it if its callbacks were aborted.
             let _ = agent.end_within(limit, in_flight).await;
         });
         let (mut stopped, mut heard_out, mut open) = (false, false, true);
         let mut deadline = self.ends_by.map(|ends_by| Box::pin(sleep_until(ends_by)));
-        // The agent may use all the time left. Meanwhile, saving continues and failed writes are repeated.
+        // The agent may use all the remaining time. Meanwhile, the session continues to save and repeats failed writes.
         self.step(Core::hurry);
         while !heard_out || !self.core.is_lost() && !self.is_saved() {
-            // Commands come last, so that many of them do not delay the end.
+            // Commands are polled last, so that many commands do not delay the end.
             tokio::select! {
                 biased;
                 delivery = self.deliveries.next(), if !heard_out => {
@@ -121,8 +123,8 @@ impl Task {
                 () = &mut stopping, if !stopped => stopped = true,
                 () = passed(&mut deadline) => break,
                 command = commands.recv(), if open => match command {
-                    // Further calls of `stop` wait together with the first call, until the nearest of their deadlines.
-                    // Every other command gets the end as its reply.
+                    // Further calls of `stop` wait together with the first call, and the nearest of their deadlines
+                    // applies. All other commands are answered with the reason of the end.
                     Some(command) => {
                         if let Command::Stop(stop) = *command {
                             let other = Instant::now().checked_add(stop.deadline);
@@ -141,8 +143,8 @@ impl Task {
         }
     }
 
-    /// Returns an error if the agent was busy and was aborted before all its events arrived. A turn may have been
-    /// complete.
+    /// Returns an error if events of the agent are missing because a busy agent was aborted. Its last turn may have
+    /// been complete.
     fn missed(&self) -> Option<Unsaved> {
         let last = self.agent.end().and_then(|end| end.snapshot).map(|snapshot| snapshot.last.number);
         let knows_all = match last {
@@ -155,12 +157,12 @@ impl Task {
         if knows_all { None } else { Some(Unsaved { nodes: 0, error: Some(error) }) }
     }
 
-    /// Returns the last snapshot.
+    /// Returns the session's last snapshot.
     fn last_snapshot(&self) -> crate::session::SessionSnapshot {
         let left = self.agent.end().and_then(|end| end.snapshot);
         let agent = match left {
             Some(snapshot) => Snapshot::clone(&snapshot),
-            // The agent was killed or does not end.
+            // The agent left no snapshot, because it was killed or has not ended.
             None => Snapshot {
                 last: self.core.seen(),
                 state: self.core.config().view(self.core.tree().history().clone()),

@@ -1,4 +1,5 @@
-//! The end of an idle session without controllers: after its time, or at once to make room for others.
+//! Ends an idle session without controllers, either after the time of the idle shutdown or at once to make room for
+//! other sessions.
 
 use std::{pin::Pin, time::Duration};
 
@@ -13,12 +14,12 @@ use crate::{
 /// The minimum time that a new session stays open, so that the code that started it can subscribe.
 const TIME_TO_SUBSCRIBE: Duration = Duration::from_millis(20);
 
-/// The wait until an agent has nothing left to do.
+/// The future that waits until an idle agent has no more input to process.
 pub(in crate::session) type Settling = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 impl Task {
-    /// Restarts the time of the idle shutdown if there is no controller and the agent is idle. Called at the start, and
-    /// when one of the two conditions becomes true.
+    /// Restarts the time of the idle shutdown, if there is no controller and the agent is idle. Called when the session
+    /// starts, when its last controller is dropped and when its agent becomes idle.
     pub(super) fn consider_idle_shutdown(&mut self) {
         if let Some(wait) = self.shared.setup.idle_shutdown
             && self.core.status() == Status::Idle
@@ -30,15 +31,15 @@ impl Task {
         }
     }
 
-    /// Ends the agent when the idle time is over. Returns whether the agent ended. It does not end if a controller has
-    /// come back, a run has started, or something is unsaved.
+    /// Ends the agent after the idle time, and returns whether the agent has ended. The agent is not ended if there is
+    /// a controller again, a run has started, or something is unsaved.
     pub(super) async fn is_unwanted(&mut self) -> bool {
         self.idle = None;
         if self.catch_up().await.is_err() || self.is_controlled() {
             return false;
         }
         if self.idle.is_some() {
-            // The agent has become idle again in the meantime. The idle time starts at that moment.
+            // The agent has been busy in the meantime and has become idle again, so the idle time has started again.
             return false;
         }
         if !self.is_saved() {
@@ -53,8 +54,8 @@ impl Task {
         retired
     }
 
-    /// Ends the agent if the session may end now, even if idle time is left. Returns whether the agent ended. If it did
-    /// not, nothing has changed.
+    /// Ends the agent if the session may end now, even before its idle time is over. Returns whether the agent has
+    /// ended. If not, nothing has changed.
     pub(super) async fn can_sleep(&mut self) -> bool {
         self.catch_up().await.is_ok()
             && !self.is_controlled()
@@ -62,7 +63,7 @@ impl Task {
             && matches!(self.owner.retire(Some(self.core.seen())).await, Ok(true))
     }
 
-    /// Notes that the session refused to sleep. The watcher is notified when another attempt may succeed.
+    /// Notes that the session has refused to sleep. Its watcher is notified when another attempt may succeed.
     pub(super) fn refuse_sleep(&mut self) {
         self.has_refused_sleep = true;
         if !self.is_controlled() && self.is_saved() {
@@ -70,19 +71,19 @@ impl Task {
         }
     }
 
-    /// Waits until the idle agent, which could not be retired, has handled its application events. They may start a
-    /// turn.
+    /// Starts to wait until the idle agent has processed its application events. These events may start a turn, so the
+    /// agent could not be ended.
     fn settle(&mut self) {
         if self.core.status() == Status::Idle && self.settling.is_none() {
             let agent = self.agent.clone();
             self.settling = Some(Box::pin(async move {
-                // The end of the agent is noticed elsewhere.
+                // An error means that the agent has ended. That is noticed elsewhere.
                 let _ = agent.wait_until_idle().await;
             }));
         }
     }
 
-    /// Notifies the watcher, if the session has refused to sleep, that everything is saved or handled now.
+    /// If the session has refused to sleep, notifies the watcher that another attempt may succeed now.
     pub(super) fn notify_settled(&mut self) {
         if std::mem::take(&mut self.has_refused_sleep)
             && let Some(watcher) = &self.shared.watcher

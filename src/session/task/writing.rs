@@ -1,4 +1,4 @@
-//! Writes to the store, which run concurrently with the session.
+//! Performs writes to the store, concurrently with the session's other work.
 
 use std::{
     future::poll_fn,
@@ -23,30 +23,31 @@ use crate::{
 /// The result of an attempt at a write.
 pub(in crate::session) type Written = Result<WriteOutcome, StoreError>;
 
-/// The outcome of a write that the store has decided.
+/// The outcome of a write that the store has performed or rejected because of a conflict.
 pub(in crate::session) enum WriteOutcome {
-    /// The write is done. If it created the conversation, the session now owns the conversation.
+    /// The write succeeded. If it created the conversation and the store supports owners, the session now owns the
+    /// conversation.
     Done(Version, Option<Tenure>),
-    /// Another writer was first. The store has this content now.
+    /// Another writer was first. The store now has this content.
     Conflict(StoreError, Box<Found>),
 }
 
 /// An attempt at a write.
 type Attempt = Pin<Box<dyn Future<Output = Written> + Send>>;
 
-/// The attempts at one write that are in flight: the first attempt, then the latest. Both have the same write id, so
-/// either of them may take effect.
+/// The attempts in flight for one write: at most the first attempt and the latest attempt. Both have the same write id,
+/// so either attempt may take effect.
 #[derive(Default)]
 pub(in crate::session) struct Attempts(Vec<Attempt>);
 
 impl Attempts {
     fn add(&mut self, attempt: Attempt) {
-        // The first attempt has had the most time, so a slow store is likely to finish it first.
+        // The first attempt is kept, because it started earliest and a slow store is likely to finish it first.
         self.0.truncate(1);
         self.0.push(attempt);
     }
 
-    /// Returns the first success or the last failure. A permanent failure counts at once.
+    /// Returns the first success, the first permanent failure, or the last of the transient failures.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Written> {
         let mut index = 0;
         while let Some(attempt) = self.0.get_mut(index) {
@@ -65,12 +66,14 @@ impl Attempts {
 }
 
 impl Task {
-    /// Starts an attempt at a write in a separate task, so that a store that blocks, hangs or panics does not harm the
-    /// session. An attempt that takes too long is aborted. Whether it took effect shows when the write is repeated.
+    /// Starts an attempt at a write in a separate task, so that the session is not affected if the store blocks, hangs
+    /// or panics. An attempt that takes too long is aborted. It may still have taken effect: this is noticed when the
+    /// write is repeated.
     pub(super) fn begin_write(&mut self, job: Arc<Job>) {
         self.retry = None;
         if matches!(*job, Job::Create(..)) {
-            // A creation also acquires the conversation, and a second acquisition ends the lease of the first.
+            // The creation of a conversation also acquires it. A second acquisition would end the lease of the first,
+            // so the earlier attempt is aborted.
             self.attempts = None;
         }
         let (store, id) = (Arc::clone(&self.store), self.shared.id.clone());
@@ -93,7 +96,7 @@ impl Task {
         self.attempts.get_or_insert_default().add(attempt);
     }
 
-    /// Handles the outcome of the write in flight.
+    /// Processes the outcome of the write in flight.
     pub(super) fn written(&mut self, mut outcome: Written) {
         (self.attempts, self.retry) = (None, None);
         if let Ok(WriteOutcome::Done(_, tenure @ Some(_))) = &mut outcome {
@@ -119,7 +122,7 @@ impl Task {
         self.step(Core::retry);
     }
 
-    /// Replies to the flushes whose changes are saved.
+    /// Replies to the flushes whose changes are now saved.
     pub(super) fn answer_flushes(&mut self) {
         let core = &self.core;
         for flush in self.flushes.extract_if(.., |flush| core.is_safe(flush.wanted)) {
@@ -128,7 +131,7 @@ impl Task {
     }
 }
 
-/// Starts a write in a separate task, which contains a panic of the store.
+/// Starts a write in a separate task. If the store panics, the write fails with an error.
 pub(in crate::session) fn contained<T: Send + 'static>(
     write: impl Future<Output = Result<T, StoreError>> + Send + 'static,
 ) -> impl Future<Output = Result<T, StoreError>> + Send {
@@ -139,7 +142,8 @@ pub(in crate::session) fn contained<T: Send + 'static>(
     }
 }
 
-/// A task that is aborted when nobody waits for it any more. So a session that has ended writes nothing.
+/// A task that is aborted when nobody waits for it any more. This ensures that a session writes nothing after it has
+/// ended.
 struct AbortOnDrop<T>(JoinHandle<T>);
 
 impl<T> Drop for AbortOnDrop<T> {
@@ -152,10 +156,10 @@ impl<T> Drop for AbortOnDrop<T> {
 enum Ownership {
     /// The session owns the conversation.
     Held(Arc<Held>),
-    /// The conversation does not exist yet. Its creator owns it, with a lease that the manager's keeper renews, if
-    /// there is one.
+    /// The conversation does not exist yet. This owner will own the conversation after it is created. If a manager's
+    /// keeper is given, that keeper renews the lease.
     New(Owner, Option<Arc<Keeper>>),
-    /// The store has no owners.
+    /// The session holds no lease, because the store has no owners.
     Free,
 }
 
@@ -164,7 +168,8 @@ async fn perform(store: &Arc<dyn Store>, id: &ConversationId, job: &Job, ownersh
     match write(store, id, job, ownership).await {
         Err(error @ StoreError::Conflict { .. }) => match find(&**store, id).await {
             Ok(found) => Ok(WriteOutcome::Conflict(error, Box::new(found))),
-            // The repeated write meets the same conflict. Loading the conversation may succeed then.
+            // The write is repeated after this error. It will fail with the same conflict, and loading the conversation
+            // may succeed then.
             Err(failure) if failure.is_transient() => Err(failure),
             Err(_) => Err(error),
         },
@@ -197,8 +202,8 @@ async fn write(
                 Err(StoreError::LeaseLost { .. }) => {
                     let lease = held.lease_after(lease.epoch).await?;
                     attempt(&**store, id, job, Some(&lease)).await.map_err(|error| match error {
-                        // The lease was renewed a moment ago, so nobody else had acquired the conversation. The next
-                        // attempt shows whether that has changed.
+                        // The lease was renewed a moment ago, so nobody else had acquired the conversation until then.
+                        // This error causes another attempt, which shows whether somebody has acquired it since.
                         StoreError::LeaseLost { id } => {
                             StoreError::failed(format!("writing conversation {id}"), RanOutAgain)
                         }
@@ -226,7 +231,7 @@ async fn attempt(
     }
 }
 
-/// Waits for the outcome of the write in flight. Waits forever if there is none.
+/// Waits for the outcome of the write in flight. If no write is in flight, waits forever.
 pub(super) async fn outcome(attempts: &mut Option<Box<Attempts>>) -> Written {
     match attempts {
         Some(attempts) => poll_fn(|cx| attempts.poll(cx)).await,

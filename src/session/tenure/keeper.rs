@@ -1,9 +1,10 @@
-//! Renews leases, on a separate thread, so that an application that blocks its own threads does not lose conversations.
+//! Renews leases on a separate thread, so that the conversations are not lost if an application blocks the threads of
+//! its runtime.
 //!
-//! The sessions of a manager share one keeper. A session without a manager has its own. A keeper renews its leases
-//! together when a third of their time has passed. A lease can expire if the store can't be reached or the process is
-//! suspended. An expired lease is renewed if its epoch shows that nobody else has acquired the conversation in the
-//! meantime.
+//! All sessions of a manager share one keeper. A session without a manager has its own keeper. When a third of the
+//! lease time has passed, a keeper renews all its leases together. A lease can expire if the store can't be reached or
+//! the process is suspended. If the epoch of an expired lease shows that nobody else has acquired the conversation in
+//! the meantime, the lease is renewed nevertheless.
 
 use std::{
     collections::HashMap,
@@ -28,23 +29,23 @@ use crate::{
     sync::lock,
 };
 
-/// The number of leases that are renewed in one call.
+/// The maximum number of leases that are renewed in one call.
 const TOGETHER: usize = 500;
 
-/// The shortest time between renewals. It applies even to shorter leases.
+/// The minimum time between renewals. It applies even if a lease is shorter.
 const OFTEN: Duration = Duration::from_millis(2);
 
-/// The longest wait after a failed renewal.
+/// The maximum wait after a failed renewal.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// The runtime of all keepers. Its thread runs as long as the process.
+/// The runtime of all keepers. Its thread runs until the process ends.
 static RUNTIME: Mutex<Option<Handle>> = Mutex::new(None);
 
-/// Renews leases of one store. Its task ends when the keeper is dropped.
+/// Renews the leases of one store. Its task ends after the keeper is dropped.
 pub(in crate::session) struct Keeper {
     store: Arc<dyn Store>,
-    /// The orders for the task, which starts with the first lease. Unbounded, because a session must be able to send
-    /// when it is dropped. It sends only a few orders in its life.
+    /// The channel for orders to the task. The task is started for the first lease. The channel is unbounded, because a
+    /// session must be able to send an order while it is dropped. A session sends only a few orders in its life.
     orders: OnceLock<mpsc::UnboundedSender<Order>>,
 }
 
@@ -53,7 +54,7 @@ type Reply = oneshot::Sender<Result<Lease, StoreError>>;
 pub(super) enum Order {
     /// Renew this lease from now on.
     Keep(Arc<Held>),
-    /// The lease with this epoch was rejected: find out why and reply.
+    /// The store has rejected the lease with this epoch. Find out why, and reply.
     Check(Arc<Held>, Epoch, Reply),
     /// Release this lease, then reply.
     Release(Arc<Held>, Option<oneshot::Sender<()>>),
@@ -64,7 +65,7 @@ impl Keeper {
         Self { store, orders: OnceLock::new() }
     }
 
-    /// Starts the task, unless it runs.
+    /// Starts the task, unless it is already running.
     ///
     /// # Errors
     ///
@@ -83,7 +84,7 @@ impl Keeper {
 
     pub(super) fn send(&self, order: Order) {
         if let Some(orders) = self.orders.get() {
-            // The receiver is dropped only when no sender is left.
+            // Sending cannot fail, because the task ends only after the last sender is dropped.
             let _ = orders.send(order);
         }
     }
@@ -109,16 +110,17 @@ fn runtime() -> Result<Handle, StoreError> {
     Ok(started.insert(handle).clone())
 }
 
-/// Identifies a lease. A process has at most one owner of a conversation at a time. But the next owner may start before
-/// the release of the previous lease arrives.
+/// Identifies a lease. A process owns a conversation at most once at a time. But the id alone is not enough, because
+/// the next session may acquire its lease before the release of the previous lease arrives.
 type Key = (ConversationId, Epoch);
 
-/// The task of a keeper. Its calls to the store do not delay its orders.
+/// The task of a keeper. It accepts orders while its calls to the store are in progress.
 struct Watch {
     store: Arc<dyn Store>,
-    /// The leases to renew.
+    /// The leases that are renewed regularly.
     held: HashMap<Key, Arc<Held>>,
-    /// The leases that are being revived, each with the senders for the callers that wait for the outcome.
+    /// The rejected leases that are being renewed. Each has a list of senders for the callers that wait for the
+    /// outcome.
     lapsed: HashMap<Key, Vec<Reply>>,
     work: FuturesUnordered<BoxFuture<'static, Done>>,
     is_renewing: bool,
@@ -126,12 +128,12 @@ struct Watch {
     due: Option<Instant>,
 }
 
-/// A finished call to the store.
+/// The outcome of a call to the store.
 enum Done {
-    /// The leases were renewed, except these leases, which are lost. After an error, the outcome for the other leases
-    /// is unknown.
+    /// The listed leases are lost, and the other leases were renewed. If there is an error, the outcome for the other
+    /// leases is unknown.
     Renewed(Vec<Key>, Result<(), StoreError>),
-    /// The renewal of an expired lease succeeded or failed.
+    /// The renewal of a rejected lease succeeded or failed.
     Revived(Arc<Held>, Epoch, Result<Lease, StoreError>),
     Released,
 }
@@ -194,7 +196,8 @@ impl Watch {
     fn keep(&mut self, held: Arc<Held>) {
         if let Ok(lease) = held.lease() {
             self.held.insert((held.id.clone(), lease.epoch), held);
-            // The other leases are already considered in `due`, and there may be many.
+            // Only the new lease can make the next renewal earlier. The other leases, which may be many, are already
+            // considered in `due`.
             let due = Instant::now() + third(lease.lasts.unwrap_or(AGAIN));
             self.due = Some(self.due.map_or(due, |other| other.min(due)));
         }
@@ -221,7 +224,8 @@ impl Watch {
         let limit = self.pace();
         let leases = self.held.values().filter_map(|held| Some((held.id.clone(), held.lease().ok()?)));
         let mut leases: Vec<(ConversationId, Lease)> = leases.collect();
-        // If there is not enough time for all leases, the order ensures that different leases are left out each time.
+        // If the time is too short for all leases, the random order ensures that not always the same leases are left
+        // out.
         leases.shuffle(&mut rand::rng());
         let store = Arc::clone(&self.store);
         self.due = Some(Instant::now() + limit);
@@ -238,7 +242,7 @@ impl Watch {
                             ids.iter().filter_map(lease).map(|(id, lease)| (id.clone(), lease.epoch)),
                         );
                     }
-                    // Some leases may be renewed although others fail.
+                    // The other chunks are still renewed, because the store may fail only for some leases.
                     Err(error) => failed = failed.and(Err(error)),
                 }
             }
@@ -246,8 +250,8 @@ impl Watch {
         }));
     }
 
-    /// Starts to find out whether a lease has expired or has passed to another owner. A renewal shows this. A renewal
-    /// does not harm another owner of the conversation, and it can be repeated.
+    /// Starts to find out whether a rejected lease has expired or whether another owner has acquired the conversation.
+    /// To find out, the lease is renewed. A renewal does not harm another owner, and it can be repeated.
     fn revive(&mut self, held: Arc<Held>, refused: Epoch, waiting: Vec<Reply>) {
         self.lapsed.insert((held.id.clone(), refused), waiting);
         let store = Arc::clone(&self.store);
@@ -299,7 +303,7 @@ impl Watch {
                     self.release(&held, None);
                 }
             }
-            // The outcome is unknown. The next renewal shows it.
+            // The outcome is unknown. The next renewal will determine it.
             Err(error) if error.is_transient() && !matches!(error, StoreError::Owned { .. }) => {
                 if !is_over {
                     self.held.insert((held.id.clone(), refused), held);
@@ -311,12 +315,12 @@ impl Watch {
     }
 }
 
-/// Returns the time after which a lease of this length is renewed.
+/// Returns how long to wait before a lease of this length is renewed.
 fn third(lasts: Duration) -> Duration {
     (lasts / 3).max(OFTEN)
 }
 
-/// Returns the reason why a lease is lost. It names the present owner of the conversation, if there is one.
+/// Returns the error for a lost lease. If the conversation has an owner now, the error names this owner.
 async fn lost(store: &dyn Store, id: ConversationId) -> StoreError {
     match in_time(PATIENCE, store.summary(&id)).await.map(|summary| summary.owner) {
         Ok(Some(owner)) => StoreError::Owned { id, owner },
@@ -324,14 +328,14 @@ async fn lost(store: &dyn Store, id: ConversationId) -> StoreError {
     }
 }
 
-/// Releases a conversation. If that fails, its lease expires.
+/// Releases a conversation. If the release fails, the conversation remains owned until its lease expires.
 async fn release_lease(store: &dyn Store, id: &ConversationId, lease: &Lease) {
     if let Err(error) = in_time(PATIENCE, store.release(id, lease)).await {
         tracing::warn!(%id, %error, "releasing a conversation failed; it is owned until its lease expires");
     }
 }
 
-/// Waits for a call to the store, which may hang or panic.
+/// Waits for a call to the store, up to the limit. The call may hang or panic.
 async fn in_time<T>(
     limit: Duration,
     call: impl Future<Output = Result<T, StoreError>>,

@@ -1,4 +1,4 @@
-//! The parts of a session that only the manager uses: the watcher, sleep, suggested titles and draining.
+//! Tests of the parts of a session that only the manager uses: the watcher, sleep, suggested titles and draining.
 
 use std::{
     sync::{
@@ -58,7 +58,7 @@ async fn noted(agent: crate::agent::AgentBuilder) -> (Session, Notes) {
     (session, notes)
 }
 
-/// Runs everything that can happen without time passing.
+/// Waits until all pending work that does not depend on the clock is done.
 async fn settle() {
     tokio::time::sleep(Duration::from_millis(1)).await;
 }
@@ -98,7 +98,7 @@ async fn finished_turns_are_reported_while_the_run_continues() {
 
 #[tokio::test(start_paused = true)]
 async fn end_is_reported_once_for_every_cause() {
-    // Two concurrent calls of `stop`.
+    // The session is ended by two concurrent calls of `stop`.
     let (session, notes) = noted(scripted([])).await;
     let (one, two) = tokio::join!(session.stop(AFTER), session.stop(AFTER));
     one.and(two).unwrap();
@@ -182,7 +182,7 @@ async fn watcher_panics_session_continues() {
     assert_eq!(session.ask("Again").await.unwrap().text(), "Two.");
     assert_eq!(session.tree().await.unwrap().len(), 4);
     session.stop(AFTER).await.unwrap();
-    // One notice for `left`, one for the title, three for each of two runs, and one for the end.
+    // The expected calls are one for `left`, one for the title, three for each of two runs, and one for the end.
     assert_eq!(calls.load(Ordering::SeqCst), 9);
 }
 
@@ -200,7 +200,7 @@ async fn sleep_without_controllers_or_work_ends_the_session() {
     drop(observer);
 }
 
-/// Checks that sleep is refused, and that the session does not end later.
+/// Checks that `sleep` is refused, and that the refused call does not end the session later.
 async fn refuses(session: &Session) {
     assert!(!answered(session.sleep()).await.unwrap());
     assert!(
@@ -257,7 +257,7 @@ async fn sleep_with_something_unsaved_is_refused() {
     refuses(&session).await;
     gate.open();
     session.flush(AFTER).await.unwrap();
-    // The earlier refusals have no effect.
+    // The refused call of `sleep` must not end the session now that everything is saved.
     refuses_nothing_later(&session).await;
     assert!(session.sleep().await.unwrap());
 }
@@ -288,7 +288,7 @@ async fn sleep_while_an_event_is_handled_is_refused() {
     assert!(session.sleep().await.unwrap());
 }
 
-/// Checks that refused calls of `sleep` do not end a session whose idle time has begun.
+/// Checks that `sleep` is refused during the idle time, and that the refused calls do not end the session.
 async fn idle_timer_survives(session: &Session, begun: Instant) {
     tokio::time::sleep(AFTER / 2).await;
     assert!(!session.sleep().await.unwrap());
@@ -301,7 +301,7 @@ async fn idle_timer_survives(session: &Session, begun: Instant) {
 
 #[tokio::test(start_paused = true)]
 async fn refused_sleep_does_not_restart_the_idle_time() {
-    // The title is unsaved until shortly before the idle time is over.
+    // In this case, `sleep` is refused because the title is unsaved until shortly before the idle time is over.
     let gate = Gate::new();
     let store = ScriptedStore::new([Act::Wait(gate.clone())]);
     let builder = Session::builder(store.as_dyn()).agent(parrot()).idle_shutdown(AFTER);
@@ -317,7 +317,8 @@ async fn refused_sleep_does_not_restart_the_idle_time() {
     let took = begun.elapsed();
     assert!(took <= AFTER, "the idle time was restarted: {took:?}");
 
-    // Handling the event takes until shortly before the idle time is over.
+    // In this case, `sleep` is refused because an application event is being processed until shortly before the idle
+    // time is over.
     let gate = Gate::new();
     let passing = gate.clone();
     let hooks = Hooks::new().on_event(move |_, _| {
@@ -342,7 +343,7 @@ async fn refused_sleep_does_not_restart_the_idle_time() {
 
 #[tokio::test(start_paused = true)]
 async fn sleep_before_the_end_of_the_run_is_processed_ends_the_session() {
-    // The session has not processed the end of the run when `sleep` is called.
+    // When `sleep` is called, the session may not have processed the end of the run yet.
     for _ in 0..20 {
         let session =
             on(scripted([Step::new().then_text(["Half"]).hang()])).idle_shutdown(AFTER).create().await;
@@ -402,7 +403,7 @@ async fn drained_session_finishes_its_run_and_refuses_new_prompts() {
         let error = result.unwrap_err();
         assert!(matches!(error, SessionError::Draining), "{error:?}");
     };
-    // A prompt that would only be staged is refused too.
+    // A run is active, so this prompt would be staged. It is refused too.
     refused(session.prompt("No").await.map(drop));
     refused(session.ask("No").await.map(drop));
     refused(session.ask_as::<String>("No").await.map(drop));
@@ -415,7 +416,7 @@ async fn drained_session_finishes_its_run_and_refuses_new_prompts() {
     session.set_title(Some("Talk")).await.unwrap();
     session.navigate(NodeId::new(2).unwrap()).await.unwrap();
     session.stop(AFTER).await.unwrap();
-    // After the end, the error gives the reason of the end instead.
+    // After the session has ended, the error states the reason of the end instead.
     assert!(matches!(session.prompt("No").await, Err(SessionError::Ended(EndReason::Stopped))));
 }
 

@@ -1,53 +1,55 @@
 //! Limits the cost of checking a value.
 //!
-//! `boon` applies the keywords of a schema by recursion, without a limit on the depth of the recursion. If a recursive
-//! schema has two alternatives that both look at the same property, the work doubles at each level of the value. A
-//! chain of references takes stack for each link. This module therefore keeps the schema's references as a graph. A
-//! schema that would be too expensive for every value is refused when it is compiled. If the cost depends on the value,
-//! the checker's visits are counted in advance.
+//! `boon` applies the keywords of a schema by recursion, and does not limit the recursion's depth. If a recursive
+//! schema has two alternatives that both check the same property, the work doubles at each level of the value. Each
+//! link of a chain of references also needs space on the stack. This module therefore represents the schema's
+//! references as a graph. A schema that would be too expensive for every value is refused when it is compiled. If the
+//! cost depends on the value, the visits that the checker will make are counted in advance.
 
 use std::collections::HashMap;
 
 use serde_json::Value;
 
-/// How many pairs of a subschema and a value one check may visit.
+/// The maximum number of pairs of a subschema and a value that one check may visit.
 const MAX_VISITS: usize = 200_000;
 
-/// How many nested visits one check may have.
+/// The maximum depth of nested visits in one check.
 const MAX_FRAMES: usize = 1_000;
 
-/// The number of nested visits that fit on any thread's stack. Each takes up to twenty kilobytes in a debug build.
+/// The depth of nested visits for which any thread's stack is large enough. Each visit needs up to twenty kilobytes in
+/// a debug build.
 const FEW_FRAMES: usize = 16;
 
-/// How many subschemas may apply to the same value. A subschema counts as often as it applies.
+/// The maximum number of subschemas that may apply to the same value. A subschema that applies several times is counted
+/// several times.
 const MAX_EXPANSION: usize = 1_000;
 
-/// How long a chain of subschemas that apply to the same value may be.
+/// The maximum length of a chain of subschemas that apply to the same value.
 const MAX_CHAIN: usize = 64;
 
 /// The part of a value to which a subschema is applied.
 pub(super) enum Edge {
     /// The same value.
     Same,
-    /// The property of this name.
+    /// The property with this name.
     Property(String),
     /// The properties whose names match a pattern.
     Pattern,
-    /// The properties that are not named.
+    /// The properties that are not listed by name.
     OtherProperty,
     /// The names of the properties.
     Name,
-    /// The next item that has no subschema yet.
+    /// The item at the next position of the prefix, which is the list of subschemas for the first items.
     Prefix,
-    /// The items after the prefix.
+    /// The items after the items of the prefix.
     OtherItem,
     /// All items.
     Item,
-    /// Nothing: the subschema is only stored here.
+    /// No part: the subschema is only defined here, for example in `$defs`.
     Nowhere,
 }
 
-/// The subschemas that a subschema applies, by index.
+/// The indices of the subschemas that a subschema applies, grouped by the part of the value to which they apply.
 #[derive(Default)]
 struct Node {
     same: Vec<usize>,
@@ -79,27 +81,28 @@ impl Node {
 #[derive(Default)]
 pub(super) struct CostModel {
     nodes: Vec<Node>,
-    /// The extent of the whole schema; `None` if the schema is recursive.
+    /// The extent of the whole schema, or `None` if the schema is recursive.
     extent: Option<Extent>,
 }
 
-/// The subschemas that can be reached from a subschema.
+/// The number of subschemas that can be reached from a subschema, and the depth of their nesting.
 #[derive(Clone, Copy)]
 struct Extent {
-    /// The number of subschemas, each counted as often as it applies.
+    /// The number of reachable subschemas, including the subschema itself. A subschema that applies several times is
+    /// counted several times.
     size: usize,
-    /// The length of the longest chain of these subschemas.
+    /// The length of the longest chain of subschemas.
     chain: usize,
 }
 
-/// How to run a check.
+/// How a check has to be performed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// On the caller's own stack.
+    /// The check fits on the caller's own stack.
     Shallow,
-    /// On a large stack.
+    /// The check needs a thread with a large stack.
     Deep,
-    /// Not at all: the check is too expensive.
+    /// The check is too expensive and must not be performed.
     TooMuch,
 }
 
@@ -142,7 +145,7 @@ impl CostModel {
         Ok(self)
     }
 
-    /// Returns the extent of each node along these edges, or `None` if there is a cycle.
+    /// Returns the extent of each node if only these edges are followed. Returns `None` if the edges form a cycle.
     fn extents(&self, edges: impl Fn(&Node) -> Vec<usize>) -> Option<Vec<Extent>> {
         enum State {
             New,
@@ -150,7 +153,8 @@ impl CostModel {
             Done(Extent),
         }
         let mut states: Vec<State> = self.nodes.iter().map(|_| State::New).collect();
-        // Depth first without recursion: each node is visited twice, before and after its targets.
+        // This is a depth-first search without recursion. Each node is visited twice, once before and once after its
+        // targets.
         let mut open: Vec<usize> = (0..self.nodes.len()).collect();
         while let Some(&index) = open.last() {
             let targets = edges(&self.nodes[index]);
@@ -187,7 +191,7 @@ impl CostModel {
             .collect()
     }
 
-    /// Decides how to check `value`, which has `values` JSON values in total.
+    /// Decides how `value` has to be checked. `values` is the total number of JSON values in it.
     pub(super) fn judge(&self, value: &Value, values: usize) -> Verdict {
         if let Some(Extent { size, chain }) = self.extent
             && chain <= FEW_FRAMES
@@ -242,7 +246,8 @@ struct Walk<'v> {
 
 impl<'v> Walk<'v> {
     fn push(&mut self, nodes: &[usize], value: &'v Value, frames: usize) {
-        // Visits are counted here, so that the list of open visits stays within the limit as well.
+        // A visit is counted when it is added to the list of open visits, so that the list itself also stays within the
+        // limit.
         self.visits = self.visits.saturating_add(nodes.len());
         if self.visits <= MAX_VISITS {
             self.open.extend(nodes.iter().map(|&node| (node, value, frames + 1)));

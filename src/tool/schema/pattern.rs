@@ -2,20 +2,20 @@
 
 /// The cost of a regular expression.
 pub(super) struct Weight {
-    /// The approximate number of states that the engine will need.
+    /// The approximate number of states that the regular expression engine will need.
     pub(super) states: usize,
-    /// How often `boon` will parse the pattern again to rewrite a class such as `\d`.
+    /// The number of times that `boon` will parse the pattern again to rewrite a class such as `\d`.
     pub(super) rewrites: usize,
 }
 
 /// Estimates the cost of a pattern. Returns `None` if the pattern uses look-around or back-references, which the engine
 /// does not support.
 ///
-/// The estimate is rough. If it is too low, the engine's own size limit still applies, which is generous.
+/// The estimate is rough. If it is too low, the engine's own generous size limit still applies.
 pub(super) fn weigh(pattern: &str) -> Option<Weight> {
     let mut rewrites = 0;
-    // `groups` has the sum of finished atoms for each open group, the innermost last. `atom` is the atom that a
-    // quantifier would repeat.
+    // For each open group, `groups` contains the number of states of the finished atoms, with the innermost group last.
+    // `atom` is the number of states of the atom that a quantifier would repeat.
     let mut groups = vec![0_usize];
     let mut atom = 0_usize;
     let mut rest = pattern.chars();
@@ -84,7 +84,7 @@ fn skip_braces(rest: &mut std::str::Chars<'_>) {
     }
 }
 
-/// Reads a character class after its opening bracket. Returns its number of states.
+/// Reads the rest of a character class after its opening bracket. Returns the number of states of the class.
 fn class(rest: &mut std::str::Chars<'_>, rewrites: &mut usize) -> usize {
     let mut states = 4_usize;
     let mut depth = 1_usize;

@@ -1,5 +1,5 @@
-//! Prepares a schema for the compiler. Finds its subschemas, removes what can't be checked exactly, and refuses schemas
-//! that could take the compiler or the checker too long.
+//! Prepares a schema for the compiler. This finds the schema's subschemas, removes keywords that can't be checked
+//! exactly, and refuses a schema if the compiler or the checker could take too long.
 
 use std::collections::HashMap;
 
@@ -13,7 +13,7 @@ use super::{
 };
 use crate::text::clip;
 
-/// How many subschemas a schema may have. The compiler's work grows with the square of this number.
+/// The maximum number of subschemas in a schema. The compiler's work grows with the square of this number.
 const MAX_SUBSCHEMAS: usize = 4_096;
 
 /// The maximum size of all regular expressions together, in states of the engine.
@@ -22,10 +22,11 @@ const MAX_STATES: usize = 50_000;
 /// The maximum length of a regular expression in bytes.
 const MAX_PATTERN: usize = 4_096;
 
-/// How many classes such as `\d` a regular expression may have. The compiler parses the expression again for each.
+/// The maximum number of classes such as `\d` in a regular expression. For each class, the compiler parses the
+/// expression again.
 const MAX_REWRITES: usize = 100;
 
-/// How many such classes all regular expressions together may have.
+/// The maximum number of such classes in all regular expressions together.
 const MAX_ALL_REWRITES: usize = 2_000;
 
 pub(super) struct Prepared {
@@ -33,7 +34,7 @@ pub(super) struct Prepared {
     pub(super) cost: CostModel,
 }
 
-/// Prepares a schema whose depth was already checked.
+/// Prepares a schema. Its depth must already be checked.
 pub(super) fn prepare(schema: &Value) -> Result<Prepared, SchemaError> {
     let mut document = schema.clone();
     let root_id = reference::root_id(&document).map(ToOwned::to_owned);
@@ -42,7 +43,7 @@ pub(super) fn prepare(schema: &Value) -> Result<Prepared, SchemaError> {
     while let Some((index, path)) = work.open.pop() {
         match document.pointer_mut(&path) {
             Some(Value::Object(schema)) => work.visit(index, &path, schema)?,
-            // The compiler reports values that are not schemas.
+            // This value is not a schema. The compiler will report that.
             Some(_) => {}
             None => return refuse(format!("`$ref` points to {:?}, which does not exist", clip(&path, 200))),
         }
@@ -58,10 +59,10 @@ fn refuse<T>(reason: impl Into<String>) -> Result<T, SchemaError> {
 #[derive(Default)]
 struct Work {
     id_keywords: &'static [&'static str],
-    /// The schema's id. References that use it are rewritten to references within the document.
+    /// The schema's id. A reference that contains this id is rewritten to a reference within the document.
     root_id: Option<String>,
     cost: CostModel,
-    /// The subschemas found so far, by JSON pointer.
+    /// The index of each subschema found so far, by JSON pointer.
     nodes: HashMap<String, usize>,
     open: Vec<(usize, String)>,
     states: usize,
@@ -90,7 +91,8 @@ impl Work {
     ) -> Result<(), SchemaError> {
         for keyword in self.id_keywords {
             if let Some(Value::String(id)) = schema.get(*keyword) {
-                // Some generators use the subschema's own place as its id. Such an id changes nothing about resolution.
+                // Some generators write a subschema's own JSON pointer as its id. Such an id does not change how
+                // references are resolved, so it is removed.
                 if !path.is_empty() && !id.starts_with('#') {
                     return refuse(format!("`{keyword}` is only supported at the top level"));
                 }
@@ -102,12 +104,13 @@ impl Work {
                 return refuse(format!("`{keyword}` is not supported; use `$ref`"));
             }
         }
-        // A check by `format` is never exact, and services define their own values for it. Drafts before 2019-09 would
-        // check it.
+        // `format` is removed, because a check of it is never exact and services define their own values for it. In
+        // drafts before 2019-09, the compiler would check it.
         if schema.get("format").is_some_and(Value::is_string) {
             schema.shift_remove("format");
         }
-        // In floating point, 19.99 is not a multiple of 0.01.
+        // A fractional `multipleOf` is removed, because floating-point arithmetic is not exact: 19.99 would not be a
+        // multiple of 0.01.
         if schema
             .get("multipleOf")
             .and_then(Value::as_f64)
@@ -146,7 +149,8 @@ impl Work {
         Ok(())
     }
 
-    /// Counts a regular expression towards the limits. Returns whether it can be checked.
+    /// Adds the cost of a regular expression to the totals and checks the limits. Returns whether the expression can be
+    /// checked.
     fn take_pattern(&mut self, pattern: &str) -> Result<bool, SchemaError> {
         let Some(weight) = Some(pattern).filter(|pattern| pattern.len() <= MAX_PATTERN).map(pattern::weigh)
         else {
@@ -162,10 +166,10 @@ impl Work {
     }
 }
 
-/// Returns how a subschema relates to the values of the schema that has the keyword.
+/// Returns to which part of a value a subschema applies, if the schema that contains the keyword applies to the value.
 ///
-/// Keywords of all drafts are read with their meaning, whatever the schema's draft. For some schemas this counts too
-/// much, but never too little.
+/// The keywords of all drafts are considered, whatever draft the schema uses. As a result, the estimated cost of some
+/// schemas is too high, but it is never too low.
 fn edge(keyword: &str, step: &Step<'_>) -> Edge {
     match (keyword, step) {
         ("properties", Step::Name(name)) => Edge::Property((*name).to_owned()),

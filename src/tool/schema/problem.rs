@@ -1,4 +1,4 @@
-//! Describes what is wrong with a value, for a model that will correct it.
+//! Describes what is wrong with a value. The text is for a model that will correct the value.
 
 use std::fmt::Write;
 
@@ -35,7 +35,7 @@ pub(super) fn describe(error: &ValidationError<'_, '_>) -> String {
     text
 }
 
-/// Collects the problems that a model has to correct, without the keywords that only contain them.
+/// Collects the problems that a model has to correct. Errors that only group other errors are left out.
 fn collect<'e, 's, 'v>(error: &'e ValidationError<'s, 'v>, found: &mut Vec<&'e ValidationError<'s, 'v>>) {
     let leads_on = matches!(
         error.kind,
@@ -50,7 +50,7 @@ fn collect<'e, 's, 'v>(error: &'e ValidationError<'s, 'v>, found: &mut Vec<&'e V
     }
 }
 
-/// Returns the place of the problem as a JSON pointer.
+/// Returns the JSON pointer to the part of the value that has the problem.
 fn place(error: &ValidationError<'_, '_>) -> String {
     let tokens = &error.instance_location.tokens;
     if tokens.is_empty() {
@@ -123,8 +123,8 @@ fn sentence(error: &ValidationError<'_, '_>) -> String {
     }
 }
 
-/// Describes why none of several alternatives matches. Shows only the problems of the alternatives that the value was
-/// probably meant for.
+/// Describes why the value matches none of several alternatives. Only the problems of the alternatives for which the
+/// value was probably meant are shown.
 fn alternatives(error: &ValidationError<'_, '_>) -> String {
     let depth = error.instance_location.tokens.len();
     let forms: Vec<Vec<_>> = error
@@ -155,7 +155,7 @@ fn alternatives(error: &ValidationError<'_, '_>) -> String {
     }
 }
 
-/// Returns whether a problem shows that the value was meant for another alternative: its tag or type differs.
+/// Returns whether a problem shows that the value was meant for another alternative, because its tag or type differs.
 fn is_other_form(problem: &ValidationError<'_, '_>, depth: usize) -> bool {
     let below = problem.instance_location.tokens.len().saturating_sub(depth);
     match problem.kind {
@@ -196,7 +196,7 @@ fn quote(text: &str) -> String {
     literal(&Value::from(&*clip(text, 100)))
 }
 
-/// Returns the JSON text of the value, clipped.
+/// Returns the value's JSON text, clipped to a maximum length.
 fn literal(value: &Value) -> String {
     clip(&value.to_string(), 120).into_owned()
 }

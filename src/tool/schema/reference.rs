@@ -1,4 +1,4 @@
-//! Resolves a schema's references, which may only point into the schema itself.
+//! Resolves the references in a schema. A reference may only point into the schema itself.
 
 use serde_json::Value;
 
@@ -16,7 +16,7 @@ pub(super) fn id_keywords(root: &Value) -> &'static [&'static str] {
     if draft.contains("draft-04") { &["$id", "id"] } else { &["$id"] }
 }
 
-/// Returns the schema's id. References may use it to point into the schema.
+/// Returns the schema's id. A reference may start with this id to point into the schema.
 pub(super) fn root_id(root: &Value) -> Option<&str> {
     let id = id_keywords(root).iter().find_map(|keyword| root.get(*keyword)?.as_str())?;
     Some(id.trim_end_matches('#')).filter(|id| !id.is_empty())

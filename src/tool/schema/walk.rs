@@ -1,17 +1,18 @@
-//! The parts of a JSON Schema: its subschemas, references and types. Used by all code that reads or rewrites schemas.
+//! Finds the parts of a JSON Schema: its subschemas, references and types. Used by all code that reads or rewrites
+//! schemas.
 
 use serde_json::{Map, Value};
 
-/// The place of a subschema in the value of its keyword.
+/// Where a subschema is within the value of its keyword.
 pub(crate) enum Step<'a> {
-    /// The subschema is the value itself.
+    /// The value of the keyword is itself the subschema.
     Only,
     Position(usize),
     Name(&'a str),
 }
 
 impl Step<'_> {
-    /// Returns the JSON pointer from the schema with the keyword to the subschema.
+    /// Returns the JSON pointer to the subschema, relative to the schema that contains the keyword.
     pub(crate) fn pointer(&self, keyword: &str) -> String {
         match self {
             Self::Only => format!("/{keyword}"),
@@ -21,9 +22,9 @@ impl Step<'_> {
     }
 }
 
-/// Returns the subschemas that a keyword holds.
+/// Returns the subschemas in the value of a keyword.
 ///
-/// Keywords of all drafts are read with their meaning, whatever the schema's draft.
+/// The keywords of all drafts are considered, whatever draft the schema uses.
 pub(crate) fn subschemas<'a>(keyword: &str, value: &'a Value) -> Vec<(Step<'a>, &'a Value)> {
     match (keyword, value) {
         ("allOf" | "anyOf" | "oneOf" | "prefixItems" | "items", Value::Array(list)) => {
@@ -60,7 +61,7 @@ fn is_schema(value: &Value) -> bool {
     value.is_object() || value.is_boolean()
 }
 
-/// Returns the references in a schema and its subschemas, each with the JSON pointer to its text.
+/// Returns the references in a schema and its subschemas, each with the JSON pointer to its `$ref`.
 pub(crate) fn references(schema: &Value) -> Vec<(String, &str)> {
     let mut found = Vec::new();
     let mut open = vec![(String::new(), schema)];
@@ -76,7 +77,8 @@ pub(crate) fn references(schema: &Value) -> Vec<(String, &str)> {
     found
 }
 
-/// Replaces each reference in a schema and its subschemas for which `moved` returns a new one.
+/// Replaces references in a schema and its subschemas. Calls `moved` for each reference, and replaces the reference if
+/// `moved` returns a new one.
 pub(crate) fn redirect(schema: &mut Value, moved: impl Fn(&str) -> Option<String>) {
     let references = references(schema).into_iter();
     let changes: Vec<_> = references.filter_map(|(path, old)| Some((path, moved(old)?))).collect();
@@ -87,7 +89,7 @@ pub(crate) fn redirect(schema: &mut Value, moved: impl Fn(&str) -> Option<String
     }
 }
 
-/// Returns whether the schema's `type` includes this one. `None` if the schema has no `type`.
+/// Returns whether the schema's `type` includes the type `name`. Returns `None` if the schema has no `type`.
 pub(crate) fn includes_type(schema: &Map<String, Value>, name: &str) -> Option<bool> {
     match schema.get("type")? {
         Value::String(only) => Some(only == name),
@@ -96,12 +98,12 @@ pub(crate) fn includes_type(schema: &Map<String, Value>, name: &str) -> Option<b
     }
 }
 
-/// Returns the parts of a keyword whose value is a list.
+/// Returns the items of a keyword whose value is a list.
 pub(crate) fn parts<'a>(schema: &'a Map<String, Value>, keyword: &str) -> &'a [Value] {
     schema.get(keyword).and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default()
 }
 
-/// Adds a text to a schema's description, after this separator.
+/// Appends a text to a schema's description. If there is a description already, `separator` is written before the text.
 pub(crate) fn describe(schema: &mut Map<String, Value>, separator: &str, text: &str) {
     let before = schema.get("description").and_then(Value::as_str).filter(|before| !before.is_empty());
     let text = before.map_or_else(|| text.to_owned(), |before| format!("{before}{separator}{text}"));

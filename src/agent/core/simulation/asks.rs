@@ -10,9 +10,9 @@ use crate::{
 
 #[derive(Default)]
 pub(super) struct Asks {
-    /// The turns so far, while a caller of `ask` waits.
+    /// The responses of the turns so far, while a caller of `ask` waits.
     waiting: Option<Vec<Arc<Response>>>,
-    /// The response that the run's end discarded, if any.
+    /// The response that was discarded when the run ended, if any.
     discarded: Option<Arc<Response>>,
 }
 
@@ -33,7 +33,7 @@ impl Asks {
         }
     }
 
-    /// Checks a result for the caller of `ask`. `over` states whether the turns of the `ask` have ended.
+    /// Checks a result for the caller of `ask`. `over` states whether the turns that the `ask` waits for have ended.
     pub(super) fn resolve(
         &mut self,
         answer: Result<Arc<Response>, AgentError>,
@@ -42,7 +42,7 @@ impl Asks {
     ) -> Check {
         let turns = self.waiting.take().ok_or("a response without an ask")?;
         ensure!(over, "a response before the run is over");
-        // If the last turn of an interrupted run has nothing to keep, the turns before it are kept.
+        // If an interrupted run has nothing to keep from its last turn, it keeps the turns before that turn.
         let discarded = self.discarded.take().filter(|_| !interrupting || turns.is_empty());
         match (answer, discarded) {
             (Err(AgentError::Cancelled(told) | AgentError::Failed(_, told)), Some(discarded)) => {
@@ -68,7 +68,7 @@ impl Asks {
         Ok(())
     }
 
-    /// Checks that the caller of `ask` has its response before a staged prompt takes over.
+    /// Checks that the caller of `ask` gets its response before the staged prompt starts.
     pub(super) fn check_none(&self) -> Check {
         ensure!(self.waiting.is_none(), "a staged prompt takes over before the response to ask");
         Ok(())

@@ -1,4 +1,4 @@
-//! The model's view of a response while it is being streamed.
+//! A streamed response as the simulation's model sees it.
 
 use super::{
     Check, ensure,
@@ -9,10 +9,10 @@ use crate::{
     message::{Attachment, Content, Message, ProviderItem, Text, Thinking, ToolUse, ToolUseId},
 };
 
-/// A block as its events describe it.
+/// A block of a response, as described by its events.
 pub(super) struct Block {
     kind: Kind,
-    /// The text, or the JSON text of a tool use's input.
+    /// The text of the block, or the JSON text of a tool use's input.
     text: String,
     ended: Option<Content>,
 }
@@ -39,8 +39,8 @@ impl Block {
         matches!(self.kind, Kind::Text).then_some(self.text.as_str())
     }
 
-    /// Returns whether an interrupt must keep the block and a message can consist of this block alone, as far as its
-    /// events show.
+    /// Returns whether the block's events show that an interrupt must keep the block, even if it is the only block of
+    /// the message.
     pub(super) fn is_kept(&self) -> bool {
         match self.kind {
             Kind::Text => !self.text.trim().is_empty(),
@@ -49,7 +49,7 @@ impl Block {
         }
     }
 
-    /// Returns whether the block may have become `content`.
+    /// Returns whether `content` can be the final content of the block.
     fn becomes(&self, content: &Content) -> bool {
         let same = match (&self.kind, content) {
             (Kind::Text, Content::Text(Text { text, .. }))
@@ -74,8 +74,8 @@ impl Block {
     }
 }
 
-/// Returns whether `content` is a tool use without input that counted as complete when its block ended, but counted as
-/// cut off when the response's stop reason arrived.
+/// Returns whether `content` is a tool use without input that counted as complete when its block ended, but as cut off
+/// when the response's stop reason arrived.
 fn is_cut(ended: &Content, content: &Content) -> bool {
     match (ended, content) {
         (Content::ToolUse(ended), Content::ToolUse(tool_use)) => {
@@ -85,7 +85,7 @@ fn is_cut(ended: &Content, content: &Content) -> bool {
     }
 }
 
-/// Checks that the message consists of its blocks: all of them, or those that an interrupt keeps.
+/// Checks that the message consists of all its blocks, or, if it was cut off, of the blocks that an interrupt keeps.
 pub(super) fn check_answer(blocks: &[Block], message: &Message, cut: bool) -> Check {
     let mut content = message.content.iter();
     if !cut {
@@ -99,7 +99,7 @@ pub(super) fn check_answer(blocks: &[Block], message: &Message, cut: bool) -> Ch
     }
     let mut next = content.next();
     for block in blocks {
-        // No event shows whether an item has ended.
+        // Whether an item has ended is not visible in the events, so items count as whole.
         let whole = block.ended.is_some() || matches!(block.kind, Kind::Attachment(_) | Kind::Item(_));
         if whole && next.is_some_and(|next| block.becomes(next)) {
             let unsigned = matches!(next, Some(Content::Thinking(thinking)) if !thinking.is_signed());

@@ -126,7 +126,7 @@ impl World {
         Ok(Accepted::Staged { replaced: self.model.staged.clone() })
     }
 
-    /// Passes the result of a prompt to the model.
+    /// Records an accepted prompt in the model.
     pub(super) fn accepted(&mut self, prompt: Prompt, accepted: &Accepted) {
         match accepted {
             Accepted::Started => self.model.starting = Some(Arc::new(prompt)),
@@ -235,7 +235,7 @@ impl World {
         self.perform_all(effects)
     }
 
-    /// Replaces the history as `set_state` does.
+    /// Replaces the history in the same way as `set_state`.
     fn set_history(&mut self) -> Check {
         let allowed = self.core.ensure_idle();
         ensure!(

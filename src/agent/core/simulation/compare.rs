@@ -9,7 +9,7 @@ use crate::{
     subscription::EventId,
 };
 
-/// A snapshot of an earlier moment with the later events applied.
+/// An earlier snapshot to which the later events are applied.
 pub(super) struct Kept(Snapshot);
 
 fn snapshot(core: &Core, config: &Config) -> Snapshot {
@@ -22,7 +22,7 @@ impl Kept {
         Self(snapshot(core, config))
     }
 
-    /// Applies a callback's edit of the configuration, which emits no event.
+    /// Applies a callback's edit of the configuration. This edit emits no event.
     pub(super) fn configured(&mut self, config: &Config) {
         self.0.state.max_steps = config.max_steps;
     }
@@ -54,7 +54,7 @@ fn read_again(history: &History) -> Check<History> {
 }
 
 impl World {
-    /// Removes the models of prompts, which are never serialised.
+    /// Removes the models of prompts, because these models are never serialised.
     fn forget_models(&mut self) {
         self.core.set_model();
         self.model.named_for_run = None;
@@ -66,7 +66,7 @@ impl World {
         }
     }
 
-    /// Serialises the core, and continues with the deserialised one.
+    /// Serialises the core, and continues with the deserialised core.
     pub(super) fn write_down_and_take_up(&mut self) -> Check {
         self.note(|| "serialised and deserialised".to_owned());
         self.forget_models();
@@ -74,7 +74,7 @@ impl World {
         let mut taken_up: Core = if self.rng.percent(50) {
             serde_json::from_str(&json).map_err(|error| error.to_string())?
         } else {
-            // As in a store that keeps JSON values.
+            // Deserialise from a JSON value, as a store that keeps JSON values does.
             let value: serde_json::Value = serde_json::from_str(&json).map_err(|error| error.to_string())?;
             serde_json::from_value(value).map_err(|error| error.to_string())?
         };

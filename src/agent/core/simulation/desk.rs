@@ -12,7 +12,7 @@ use crate::{
     tool::{Decision, ToolSet},
 };
 
-/// The state of the last response's tool uses.
+/// The state of the tool uses in the last response.
 #[derive(Default)]
 pub(super) struct Desk {
     uses: Vec<ToolUse>,
@@ -23,7 +23,7 @@ pub(super) struct Desk {
     /// The results that `handle_tool_result` returned.
     reviewed: Vec<ToolResult>,
     told: usize,
-    /// All idempotency keys so far.
+    /// All idempotency keys that were used so far.
     keys: HashSet<Arc<str>>,
 }
 
@@ -104,7 +104,7 @@ impl Desk {
         Ok(())
     }
 
-    /// Returns the result that a decision gave or a tool returned.
+    /// Returns the unreviewed result, which was given by a decision or returned by a tool.
     fn unreviewed(&self, index: usize, tool_use: &ToolUse) -> Option<ToolResult> {
         match self.decisions.get(index)? {
             Decision::Reject(reason) => Some(ToolResult::error(tool_use, reason.as_str())),
@@ -184,7 +184,8 @@ impl Desk {
         Ok(())
     }
 
-    /// Checks that a result's event contains the input that the tool ran with, if it differs from the model's.
+    /// Checks that a result's event contains the input with which the tool ran, if this input differs from the model's
+    /// input.
     fn ran_with(&self, index: usize, input: Option<&Value>) -> Check {
         let ran_with = match &self.decisions[index] {
             Decision::ExecuteWith(input) => Some(input),

@@ -1,4 +1,4 @@
-//! The model's view of how turns and runs end.
+//! How turns and runs end, as the simulation's model sees it.
 
 use std::sync::Arc;
 
@@ -58,11 +58,11 @@ impl Model {
         let reason = &response.stop_reason;
         let step = turn.reason.as_ref().ok_or("a turn ends without a step")?;
         let own = match (turn.place, step) {
-            // The desk checks which tool uses are open.
+            // The desk checks which tool uses remain open.
             (TurnStage::Deciding, _) => StopReason::ToolUse,
             (TurnStage::Closed, StopReason::Refusal) => StopReason::Refusal,
             (TurnStage::Closed, _) | (TurnStage::Complete, StopReason::Pause) => StopReason::MaxSteps,
-            // No tool is left to run, so the service's reason would be wrong.
+            // No tool remains to be run, so the stop reason of the service would be wrong.
             (TurnStage::Complete, StopReason::ToolUse) => StopReason::Stop,
             (TurnStage::Complete, other) => other.clone(),
             (TurnStage::Asking | TurnStage::Answered, _) => {
@@ -123,7 +123,7 @@ impl Model {
 }
 
 impl Turn {
-    /// Stores the decided results in the last response of a turn that leaves tool uses open.
+    /// Stores the decided results in the last message of a turn whose remaining tool uses are left to the application.
     fn keep_decided(&mut self, response: &Response) {
         let Some(answer) = self.pending.last_mut().filter(|_| !response.decided.is_empty()) else {
             return;
@@ -145,7 +145,7 @@ pub(super) fn some_usage(number: usize) -> Usage {
         cache_write: number % 2,
         output: number * 2,
         reasoning: number % 5,
-        // Quarters add up exactly.
+        // Multiples of 0.25 can be added without rounding errors.
         cost: (!number.is_multiple_of(4)).then_some(0.25),
     }
 }

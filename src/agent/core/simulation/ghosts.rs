@@ -1,4 +1,4 @@
-//! Outcomes of operations that are over or never existed.
+//! Outcomes of operations that have already ended or never existed.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::{
 };
 
 impl World {
-    /// Checks that the outcome of an operation that the core does not wait for changes nothing.
+    /// Checks that the core ignores the outcome of an operation for which it does not wait.
     pub(super) fn ghost(&mut self) -> Check {
         let before = self.core.clone();
         let (op, live) = (self.rng.next() % (self.core.last_op + 2), self.live());
@@ -23,13 +23,14 @@ impl World {
         if let Some(Stage::Streaming { question: Some(question), .. }) = self.core.phase().stage()
             && self.rng.percent(50)
         {
-            // If the question is paused, its callback has already returned.
+            // If the question is paused, its callback has already returned, so its outcome is a ghost.
             (op, kind) = (question.op, self.rng.pick(&[6, 12]));
         }
         let tool_use = ToolUse::new("a", "search", json!({}));
         let result = ToolResult::ok(&tool_use, Text::new("ghost"));
         let slot = self.rng.below(4);
-        // A tool that has finished, never ran or does not exist, in an operation that the core waits for.
+        // The result of a tool that has finished, never ran or does not exist. The core waits for other tools of the
+        // same operation.
         if let Some((op, calls)) = &self.tasks
             && kind < 7
         {

@@ -1,4 +1,4 @@
-//! Checks the events alone: their order, the messages of a turn, the ends of runs.
+//! Checks the events on their own: their order, the messages of each turn, and the ends of runs.
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
@@ -9,11 +9,11 @@ use crate::{
     provider::{self, MessageDelta, StopReason},
 };
 
-/// The model of one agent.
+/// The model of one agent, which predicts the agent's events.
 #[derive(Default)]
 pub(super) struct Model {
     pub(super) status: Status,
-    /// An emitted status, whose cause must be the next event.
+    /// A status that was emitted. The next event must be the cause of this status.
     cause: Option<Status>,
     pub(super) committed: History,
     pub(super) turn: Option<Turn>,
@@ -29,41 +29,42 @@ pub(super) struct Model {
     /// The number of requests sent for the prompt.
     requests: u32,
     pub(super) limit: Option<u32>,
-    /// The prompt's own limit of requests.
+    /// The limit of requests that the prompt itself sets.
     brought: Option<u32>,
     /// Whether the limit was reached when `handle_turn` was called.
     pub(super) met: bool,
     pub(super) turn_timeout: Option<Duration>,
     /// The model of the prompt, unless a callback has set another model since.
     pub(super) named_for_run: Option<provider::Model>,
-    /// The failure that `handle_error` was called for.
+    /// The failure for which `handle_error` was called.
     pub(super) failure: Option<Failure>,
 
     // The state that the world sets.
     pub(super) input: Input,
-    /// The limits of the agent's configuration.
+    /// The limit of requests in the agent's configuration.
     own_limit: Option<u32>,
     own_timeout: Option<Duration>,
     pub(super) staged: Option<Arc<Prompt>>,
     /// A prompt of `handle_event` that waits behind the staged prompt.
     pub(super) behind: Option<Arc<Prompt>>,
-    /// An accepted prompt, which must start its turn at once.
+    /// An accepted prompt, whose turn must start at once.
     pub(super) starting: Option<Arc<Prompt>>,
-    /// A message that must start its turn at once, with these settings.
+    /// A message whose turn must start at once, and the settings of this turn.
     pub(super) answering: Option<(Arc<Message>, Prompt)>,
-    /// A replaced history, which must be emitted at once.
+    /// The history that replaced the previous one. A `state` event must report this history at once.
     pub(super) base: Option<History>,
     /// The history before the run, if the run uses another history and has committed nothing.
     pub(super) before: Option<History>,
-    /// The history before a discarded run, which must be emitted at once.
+    /// The history that was in use before a discarded run. A `state` event must report this history at once.
     pub(super) owed: Option<History>,
     pub(super) continuation: Option<Blocks>,
-    /// The sum of all usage that streams reported, and the sum in the events of ended turns and runs.
+    /// The sum of all usage that streams reported. The next field is the sum of the usage in the events of ended turns
+    /// and runs.
     pub(super) spent_usage: Usage,
     pub(super) told_usage: Usage,
 }
 
-/// The special property of an input.
+/// The special property of an input, if it has one.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) enum Input {
     #[default]
@@ -75,7 +76,7 @@ pub(super) enum Input {
     Ignored,
     /// `handle_error` stops the run.
     GivesUp,
-    /// The response that ends does not match the output schema and may be requested again.
+    /// The response that is ending does not match the output schema and may be requested again.
     Misfit,
 }
 
@@ -86,11 +87,11 @@ pub(super) enum TurnStage {
     Asking,
     /// The response was emitted, but its step was not.
     Answered,
-    /// The response's tool uses get their results, or stay open.
+    /// The response's tool uses are getting their results, or remain open.
     Deciding,
-    /// The turn has everything that it needs.
+    /// The turn needs no further step.
     Complete,
-    /// The response's tool uses have results, and no request follows.
+    /// The response's tool uses have results, but no further request is made.
     Closed,
 }
 
@@ -103,7 +104,7 @@ pub(super) struct Turn {
     pub(super) results: Vec<Content>,
     /// The stop reason of the last step.
     pub(super) reason: Option<StopReason>,
-    /// The usage of the earlier requests, and the usage of the current request.
+    /// The usage of the earlier requests. The next field is the usage of the current request.
     before: Usage,
     pub(super) current: Usage,
     /// The stop reason that the current stream reported.
@@ -162,9 +163,10 @@ impl Model {
         self.limit.is_some_and(|limit| self.step >= limit)
     }
 
-    // ---- inputs from the world ----
+    // ---- inputs from the simulated world ----
 
-    /// Applies a changed limit of the agent. It is not below the requests that were already sent or announced.
+    /// Applies a changed limit of the agent. The limit of the run is never lower than the number of requests that were
+    /// already sent or announced.
     pub(super) fn limited(&mut self, limit: Option<u32>) {
         self.own_limit = limit;
         if self.run && self.brought.is_none() {
@@ -186,7 +188,7 @@ impl Model {
         Ok(())
     }
 
-    /// Applies the message data of a stream.
+    /// Applies the message data that a stream reports.
     pub(super) fn told(&mut self, data: &MessageDelta) -> Check {
         let turn = self.turn()?;
         turn.current = data.usage.unwrap_or(turn.current);

@@ -19,7 +19,7 @@ impl World {
         self.call.is_some() || self.stream.is_some() || self.tasks.is_some() || self.delay.is_some()
     }
 
-    /// Finishes a random part of the work in progress, or advances it.
+    /// Finishes or advances a random part of the work in progress.
     pub(super) fn outcome(&mut self) -> Check {
         if let Some((limit, false)) = self.watch
             && !self.friendly
@@ -32,7 +32,7 @@ impl World {
         if self.friendly && self.model.waiting.is_some() {
             return self.resume();
         }
-        // A callback and a stream run concurrently while the provider waits for an answer.
+        // While the provider waits for an answer, a callback and a stream run concurrently.
         let stream_first = self.rng.percent(50);
         if self.stream.is_some() && (self.call.is_none() || stream_first) {
             return self.stream_outcome();
@@ -132,7 +132,7 @@ impl World {
         }
     }
 
-    /// Edits the configuration like a callback.
+    /// Edits the configuration as a callback does.
     fn edit(&mut self) {
         if self.friendly || !self.rng.percent(8) {
             return;
@@ -203,7 +203,7 @@ impl World {
         self.input(|core, cx| core.turn_decided(op, decision, cx))
     }
 
-    /// Polls `handle_event` for the first time, so that its event is no longer queued.
+    /// Simulates the first poll of `handle_event`, so its event is no longer queued.
     fn event_begins(&mut self, op: Op) -> Check {
         self.note(|| "handle_event begins".to_owned());
         self.begun = true;
@@ -213,7 +213,7 @@ impl World {
 
     fn event_handled(&mut self, op: Op, prompt: Option<Prompt>) -> Check {
         self.note(|| format!("handle_event: {prompt:?}"));
-        // The event returns any prompt.
+        // If the session accepts no prompts, any prompt is returned in the error event.
         let is_held = prompt.is_some() && self.rng.percent(20);
         self.hold = is_held.then_some("the store is behind");
         if let (Some(prompt), true) = (&prompt, is_held) {
@@ -224,7 +224,8 @@ impl World {
         } else if let Some(prompt) = &prompt {
             match self.expect(prompt, false) {
                 Err(_) => self.model.input = Input::EventFails,
-                // If the staged prompt were replaced, it could not be returned, so the new prompt waits behind it.
+                // A replaced staged prompt could not be returned to its sender, so the new prompt waits behind the
+                // staged prompt instead.
                 Ok(Accepted::Staged { replaced: Some(_) }) => {
                     ensure!(
                         self.model.behind.is_none(),

@@ -1,5 +1,5 @@
-//! Checks responses under an output schema: a response that does not match is requested again, within the limit, and is
-//! not part of the turn.
+//! Checks responses that must match an output schema. A response that does not match is requested again, within the
+//! limit, and is not part of the turn.
 
 use serde_json::json;
 
@@ -15,13 +15,13 @@ use crate::{
     tool::Schema,
 };
 
-/// The only response that matches.
+/// The only text of a response that matches the schema.
 pub(super) const FITS: &str = "7";
 
 /// The default number of times that a response is requested again.
 const RETRIES: u32 = 3;
 
-/// Returns options that require this response.
+/// Returns options that require the response to match `FITS`.
 pub(super) fn options() -> Options {
     let schema = Schema::new(json!({ "const": 7 })).expect("it is a schema");
     Options::default().with_output(OutputSchema::new("seven", schema))
@@ -34,11 +34,11 @@ pub(super) struct Outputs {
     pub(super) enforced: bool,
     /// The requirements for the current request's response.
     wanted: OutputRequirement,
-    /// Whether the response matches, if there is a schema.
+    /// Whether the response matches the schema, if there is a schema.
     fits: Option<bool>,
     /// The number of responses that were requested again.
     count: u32,
-    /// The number of those responses that the next request contains.
+    /// The number of responses that did not match and that the next request contains.
     carried: usize,
 }
 
@@ -71,7 +71,7 @@ impl Model {
         let Some(turn) = &mut self.turn else { return };
         turn.outputs.fits = None;
         let uses_tools = turn.blocks.iter().any(super::blocks::Block::is_tool_use);
-        // A pause at the limit of requests ends the response.
+        // If the limit of requests is reached, a pause ends the response.
         let paused = turn.told == Some(StopReason::Pause) && !exhausted;
         if turn.outputs.wanted.output.is_none() || uses_tools || paused || turn.told.is_none() {
             return;
@@ -102,7 +102,7 @@ impl Model {
         Ok(())
     }
 
-    /// Checks that the request contains the responses that did not match, after the conversation.
+    /// Checks that the request ends with the responses that did not match, after the messages of the conversation.
     pub(super) fn carries(&self, request: &History, conversation: usize) -> Check {
         let carried = self.turn.as_ref().map_or(0, |turn| turn.outputs.carried);
         let roles = request.iter().skip(conversation).map(|message| message.role);

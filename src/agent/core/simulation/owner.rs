@@ -1,4 +1,4 @@
-//! The history's owner: random histories, the expected results, and the model's view.
+//! Operations of the history's owner: random histories, the expected results, and the model's view of the operations.
 
 use std::sync::Arc;
 
@@ -35,8 +35,8 @@ impl World {
         }
     }
 
-    /// Returns a message to start a run on `base`. It is the message that follows `base`, another message of the
-    /// history, or a new message.
+    /// Returns a message that starts a run on `base`. The message is the one that follows `base`, another message of
+    /// the history, or a new message.
     fn random_message(&mut self, base: &History) -> Arc<Message> {
         if let Some(next) = self.model.committed.get(base.len()).filter(|_| self.rng.percent(40)) {
             return Arc::clone(next);
@@ -151,7 +151,7 @@ impl World {
 }
 
 impl Model {
-    /// Checks a `state` event: the history was replaced, or the previous one is restored.
+    /// Checks that a `state` event reports a history that was replaced or restored.
     pub(super) fn history_told(&mut self, told: &History) -> Check {
         ensure!(!self.run, "a history is emitted within a run");
         let begins = self.starting.is_some() || self.answering.is_some();

@@ -1,4 +1,4 @@
-//! Schedules that once broke the contract, as tests.
+//! Tests with schedules that once broke the contract.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::{
     tool::{Decision, ToolSet},
 };
 
-/// A core that is driven by hand.
+/// A core that a test drives step by step.
 struct Bench {
     core: Core,
     config: Config,
@@ -173,7 +173,7 @@ fn resume_late_for_a_call_of_an_earlier_turn_is_stale() {
 
 #[test]
 fn resume_late_for_a_generated_id_is_stale() {
-    // An empty id is replaced by an id that is the same in each response.
+    // An empty id is replaced with a generated id, which is the same in each response.
     let mut bench = Bench::new();
     bench.prompt("hi");
     for _ in 0..2 {

@@ -36,7 +36,7 @@ enum Next {
     End,
 }
 
-/// There are only a few ids, so that they repeat. One is empty, and some look like generated ids.
+/// There are only a few ids, so ids repeat. One id is empty, and some look like generated ids.
 const IDS: [&str; 6] = ["a", "b", "c", "", "a_1", "a_1_0"];
 const NAMES: [&str; 7] = ["search", "search", "search", "write", "unknown", "ask_user", "pick"];
 
@@ -66,7 +66,7 @@ impl Stream {
             37..39 => Next::Delta(self.refused(rng)),
             39..60 if self.blocks.len() < 4 => Next::Delta(self.start(rng)),
             60..70 if !self.blocks.is_empty() => {
-                // The block may have ended already, which is an error.
+                // If the block has already ended, this delta is an error.
                 Next::Delta(Delta::End { index: self.blocks.len() - 1 })
             }
             _ => self.extend(rng).map_or_else(|| Next::Delta(self.start(rng)), Next::Delta),
@@ -177,7 +177,7 @@ impl World {
             self.question = Some(tool_use.clone());
             return self.input(|core, cx| core.asked(op, tool_use, cx));
         }
-        // The shell would not do this, but a second question must not replace the first.
+        // The shell would not report a second question. If it did, the second question must not replace the first.
         let ((), effects) = self.feed(|core, cx| core.asked(op, tool_use, cx));
         super::ensure!(effects.is_empty(), "a second question is processed: {effects:?}");
         Ok(())

@@ -1,4 +1,4 @@
-//! The world around the core: the shell's state, and the loop that plays a schedule.
+//! The simulated world around the core: the shell's state, and the loop that plays a schedule.
 
 use std::{sync::Arc, time::Duration};
 
@@ -25,21 +25,21 @@ pub(super) struct World {
     clock: u64,
     /// The running callback.
     pub(super) call: Option<(Op, Call)>,
-    /// Whether a requested `handle_event` has begun.
+    /// Whether the requested call of `handle_event` has begun.
     pub(super) begun: bool,
     pub(super) stream: Option<Stream>,
-    /// The provider's question, until it is answered.
+    /// The provider's question that has not been answered yet.
     pub(super) question: Option<ToolUse>,
-    /// The decision about the question, before it reaches the provider.
+    /// The decision about the question that has not reached the provider yet.
     pub(super) answer: Option<Decision>,
-    /// The tools that still run.
+    /// The tools that are still running.
     pub(super) tasks: Option<(Op, Vec<ToolCall>)>,
     pub(super) delay: Option<Op>,
     /// The delay that `handle_error` returned.
     pub(super) retry_after: Option<Duration>,
     /// The turn's time limit, and whether its clock is stopped.
     pub(super) watch: Option<(Duration, bool)>,
-    /// Whether the clock was set during this input.
+    /// Whether the clock was set while this input was processed.
     watches: bool,
     pub(super) model: Model,
     pub(super) desk: Desk,
@@ -48,10 +48,10 @@ pub(super) struct World {
     /// The number of queued application events.
     pub(super) notices: usize,
     pub(super) prompts: u32,
-    /// The percentages of inputs that are commands, and of callbacks that panic.
+    /// The percentage of inputs that are commands. The next field is the percentage of callbacks that panic.
     commands: usize,
     pub(super) panics: usize,
-    /// Whether all parts cooperate to reach the end.
+    /// Whether all parts cooperate, so that every operation in progress ends.
     pub(super) friendly: bool,
     trace: Option<Vec<String>>,
 }
@@ -98,7 +98,7 @@ pub(super) fn tools() -> ToolSet {
 }
 
 thread_local! {
-    /// Schemas are compiled once, because this takes longer than a schedule.
+    /// Schemas are compiled only once, because compiling them takes longer than playing a schedule.
     static TOOLS: ToolSet = tools();
     static CONFIG: Config = config();
     pub(super) static OUTPUT: Options = super::outputs::options();
@@ -158,7 +158,7 @@ impl World {
         }
     }
 
-    /// Plays the schedule, and then lets everything in progress end.
+    /// Plays the schedule, and then lets all operations in progress end.
     pub(super) fn play(&mut self) -> Check {
         for _ in 0..4 + self.rng.below(60) {
             self.play_one()?;
@@ -180,7 +180,7 @@ impl World {
         if self.rng.percent(5) {
             self.kept = Kept::new(&self.core, &self.config);
         }
-        // While tools run and questions wait, more faults are possible.
+        // While tools run or a question waits, more faults are possible.
         let busy = self.tasks.is_some() || self.question.is_some();
         if self.rng.percent(if busy { 25 } else { 5 }) {
             return self.ghost();
@@ -332,7 +332,7 @@ impl World {
         }
     }
 
-    /// Checks that the work in progress is exactly what the phase waits for.
+    /// Checks that the work in progress is exactly the work for which the phase waits.
     fn check_hands(&self) -> Check {
         let calling = |op: Op| self.call.as_ref().is_some_and(|(called, _)| *called == op);
         let phase = self.core.phase();

@@ -1,4 +1,4 @@
-//! Writes that conflict with another writer's.
+//! Writes that fail because another writer has changed the conversation.
 
 use std::sync::Arc;
 
@@ -12,8 +12,9 @@ use crate::{
     tree::Tree,
 };
 
-/// The maximum number of writes that others may make between two writes of a session. A conversation that is created
-/// later with the same id starts at a random version, so its distance is greater.
+/// The maximum number of writes that other writers may make between two writes of a session. If the conversation was
+/// deleted and created again with the same id, its version starts at a random number, so the difference is greater than
+/// this.
 const WRITES_BETWEEN: u64 = 256;
 
 /// The conversation in the store after another writer has changed it.
@@ -25,9 +26,9 @@ pub(in crate::session) struct Found {
 }
 
 impl Core {
-    /// Handles the `error` of the write in flight: another writer was first. `found` is the conversation as that writer
-    /// left it. If only the title differs, the session adopts the title and continues. Otherwise the session has lost
-    /// its place.
+    /// Processes a write in flight that failed with `error` because another writer was first. `found` is the
+    /// conversation as that writer left it. If only the title differs, the session adopts the title and continues.
+    /// Otherwise, the session has lost its place in the store.
     pub(in crate::session) fn conflicted(
         &mut self,
         error: &StoreError,
@@ -48,14 +49,15 @@ impl Core {
         self.saver.state_is_due = !self.saver.has(&self.config, self.title.as_ref());
         self.save(env, effects);
         if self.saver.attempt.is_none() {
-            // The rejected write contained only the title. The store keeps the title of the other writer.
+            // Nothing is left to write, because the rejected write contained only the title. The other writer's title
+            // stays in the store.
             self.saver.report = None;
             let report = StoreReport::Saved { what: SavedPart::State, version, through: None };
             effects.push(Effect::Emit(SessionEvent::Store(report)));
         }
     }
 
-    /// Adopts the title that another writer has stored, unless a title was set by hand and is not stored yet. A
+    /// Adopts the title that another writer has stored. A title that was set by hand and is not stored yet is kept. A
     /// generated title is always replaced.
     fn take_title(&mut self, title: Option<Arc<str>>, effects: &mut Effects) {
         let is_stored = self.title == self.saver.title;
@@ -70,13 +72,13 @@ impl Core {
 }
 
 impl Saver {
-    /// Returns whether this version is only a few writes later than the version that the session knows.
+    /// Returns whether this version is only a few writes later than the last version that the session knows.
     fn is_followed_by(&self, version: Version) -> bool {
         let writes = self.version.and_then(|known| version.get().checked_sub(known.get()));
         writes.is_some_and(|writes| (1..=WRITES_BETWEEN).contains(&writes))
     }
 
-    /// Returns whether the session knows this state as the stored one. The title is ignored.
+    /// Returns whether this is the state that the session last knew to be stored. The title is ignored.
     fn holds(&self, state: &StoredState) -> bool {
         match (&self.config, &self.replaced) {
             (Some(config), _) => persistable(config, None) == *state,

@@ -13,7 +13,7 @@ use crate::{
 };
 
 impl Core {
-    /// Handles the outcome of the write in flight.
+    /// Processes the outcome of the write in flight.
     pub(in crate::session) fn written(
         &mut self,
         outcome: Result<Version, StoreError>,
@@ -42,18 +42,18 @@ impl Core {
                 if !creates {
                     saver.stored = Some(Box::new(attempt.tree));
                 }
-                // A first save that needs several writes is reported once, when its last write is done. Until then, an
-                // earlier failure remains the last report.
+                // If a first save needs several writes, it is reported as saved only once, after the last write. Until
+                // then, the report of an earlier failure stays in place.
                 if !(creates && self.saver.stored.is_some()) {
-                    // The write may have succeeded before another owner acquired the conversation. The report of the
-                    // loss remains.
+                    // If the loss of the conversation is already reported, that report stays in place. The write may
+                    // still have succeeded, before the other owner acquired the conversation.
                     if self.saver.loss.is_none() {
                         self.saver.report = None;
                     }
                     let report = StoreReport::Saved { what, version, through };
                     effects.push(Effect::Emit(SessionEvent::Store(report)));
                 }
-                // The state may have changed during the write, or before a failed write was repeated.
+                // The state may have changed during the write, or between a failed attempt and this one.
                 let due = !self.saver.has(&self.config, self.title.as_ref());
                 self.saver.state_is_due = due;
                 self.save(env, effects);
@@ -100,15 +100,16 @@ impl Core {
 
 #[cfg(test)]
 impl Core {
-    /// Returns whether the write in flight would be divided.
+    /// Returns whether the write in flight would be divided if the store rejected it permanently.
     pub(in crate::session::core) fn divides(&self) -> bool {
         self.saver.attempt.as_ref().and_then(|attempt| attempt.divided()).is_some()
     }
 }
 
 impl Attempt {
-    /// Returns the number of portions to write together after the store has rejected this write permanently, or `None`
-    /// if the write can't be divided. The number is halved each time, so that few writes find the rejected portion.
+    /// Returns how many portions the next write may contain after the store has rejected this write permanently.
+    /// Returns `None` if the write can't be divided. The number is halved each time, so that the rejected portion is
+    /// found with few writes.
     pub(super) fn divided(&self) -> Option<usize> {
         match &*self.job {
             Job::Commit(_, commit) if self.portions > 1 || commit.state.is_some() => {

@@ -1,4 +1,4 @@
-//! The time between the attempts at a write.
+//! The waits between the attempts at a write.
 
 use std::{sync::Arc, time::Duration};
 
@@ -7,21 +7,21 @@ use crate::session::core::{Core, Effect, Effects, Env};
 
 /// The first and the longest wait before a failed write is repeated.
 const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
-/// During an end or a flush, the longest wait as a share of the time left.
+/// During an end or a flush, the longest wait is the time left divided by this number.
 const WAIT_SHARE: u32 = 8;
-/// During an end or a flush, the share of the time left after which a write without a result is started once more.
+/// During an end or a flush, a write without a result is started again after the time left divided by this number.
 const SILENCE_SHARE: u32 = 4;
-/// The same share for the creation of a conversation. Before a creation is started once more, its earlier attempt is
-/// aborted, because two attempts that acquire the conversation at the same time could end each other's lease. So an
-/// attempt gets more time.
+/// The same divisor for the creation of a conversation. Two concurrent attempts that acquire the conversation could end
+/// each other's lease. Therefore, the earlier attempt is aborted before the creation is started again, and each attempt
+/// gets more time.
 const SILENT_CREATION_SHARE: u32 = 2;
-/// The shortest of these waits. Without it, the shares of the time left would become shorter and shorter, and the waits
-/// would never end.
+/// The minimum of these waits. Without it, the waits would become shorter and shorter as the deadline approaches, and
+/// the number of attempts would have no limit.
 const SHORTEST: Duration = Duration::from_millis(50);
 
 impl Core {
-    /// Saves all changes for an end or a flush that has just started. The waits between attempts start again. A write
-    /// in flight gets a share of the time left for its result.
+    /// Saves all changes for an end or a flush that has just started. The waits between attempts become short again. If
+    /// a write is in flight, it gets a share of the time left to return a result.
     pub(in crate::session) fn hurry(&mut self, env: &Env<'_>, effects: &mut Effects) {
         let is_lost = self.is_lost();
         if let Some(attempt) = self.saver.attempt.as_mut().filter(|_| !is_lost) {
@@ -33,8 +33,8 @@ impl Core {
         self.save(env, effects);
     }
 
-    /// Continues after a requested wait. A failed write is repeated. A write without a result is started once more if
-    /// an end or a flush still waits for it.
+    /// Continues when a requested wait is over. A failed write is repeated. A write without a result is started again
+    /// if an end or a flush is still waiting for it.
     pub(in crate::session) fn retry(&mut self, env: &Env<'_>, effects: &mut Effects) {
         match &self.saver.attempt {
             Some(attempt) if attempt.under_way => {
@@ -53,13 +53,13 @@ pub(super) fn begin(job: &Arc<Job>, env: &Env<'_>, effects: &mut Effects) {
     effects.extend(silence(job, env).map(Effect::RetryIn));
 }
 
-/// Returns how long a write may take before it is started once more.
+/// Returns how long a write may take before it is started again, or `None` if no end or flush is in progress.
 fn silence(job: &Job, env: &Env<'_>) -> Option<Duration> {
     let share = if matches!(job, Job::Create(..)) { SILENT_CREATION_SHARE } else { SILENCE_SHARE };
     env.left.map(|left| (left / share).max(SHORTEST))
 }
 
-/// Returns the wait before a failed write is repeated, after this number of earlier failures.
+/// Returns how long to wait before a failed write is repeated. The wait grows with the number of earlier failures.
 pub(super) fn wait(failures: u32, left: Option<Duration>) -> Duration {
     let (first, longest) = RETRY;
     let wait = first.saturating_mul(1 << failures.min(16)).min(longest);

@@ -29,7 +29,7 @@ pub(in crate::session) fn saved(state: &StoredState) -> SavedConfig {
     }
 }
 
-/// Returns whether the saved parts of both are equal.
+/// Returns whether the saved parts of both configurations are equal.
 pub(super) fn same(a: &Arc<Config>, b: &Arc<Config>) -> bool {
     Arc::ptr_eq(a, b) || a.saves_as(b)
 }

@@ -1,4 +1,4 @@
-//! A simulated agent as the session sees it: its events, in order.
+//! A simulated agent, reduced to what the session sees of an agent: its events, in order.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
@@ -12,17 +12,18 @@ use crate::{
     subscription::EventId,
 };
 
-/// An event that the session has not processed yet, with the configuration at that time and, for a message, with the
-/// settings of the prompt in flight.
+/// An event that the session has not processed yet, and the configuration at that time. If the event is a message, it
+/// also has the settings of the prompt in flight.
 pub(super) type AgentEvent = (EventId, Arc<Event>, Arc<Config>, Option<Arc<Prompt>>);
 
 pub(super) struct Agent {
     pub(super) config: Arc<Config>,
     /// The committed messages.
     history: History,
-    /// The committed messages before a run that started on another history and has not committed anything yet.
+    /// The committed messages before the current run, if the run started on another history and has not committed
+    /// anything yet.
     before: Option<History>,
-    /// Messages of the turn in flight.
+    /// The messages of the turn in flight.
     pending: Vec<Arc<Message>>,
     /// The settings of the prompt in flight.
     settings: Option<Arc<Prompt>>,
@@ -34,11 +35,11 @@ pub(super) struct Agent {
 }
 
 fn message(role: Role, content: Vec<Content>) -> Arc<Message> {
-    // The timestamp must not depend on the clock, so that a seed always produces the same messages.
+    // The timestamp must not come from the clock, so that a seed always produces the same messages.
     Arc::new(Message { timestamp: Timestamp(0), ..Message::new(role, content) })
 }
 
-/// Returns a prompt with results for the open tool uses of `history`.
+/// Returns a user message with a text and with results for the open tool uses of `history`.
 fn prompt(number: u32, history: &History) -> Arc<Message> {
     let results = history.open_tool_uses().map(|open| ToolResult::ok(open, Text::new("done")).into());
     let text = Text::new("?".repeat(1 + number as usize % 200)).into();
@@ -51,7 +52,7 @@ fn answer(number: u32, rng: &mut Rng) -> Arc<Message> {
     message(Role::Assistant, if rng.percent(30) { vec![text, tool_use] } else { vec![text] })
 }
 
-/// Returns the settings of a prompt, if it has any.
+/// Returns random settings for a prompt, or `None` if they are all unset.
 pub(super) fn random_settings(rng: &mut Rng) -> Option<Prompt> {
     let steps = rng.pick(&[None, None, Some(2), Some(7)]);
     let tokens = rng.pick(&[None, None, Some(10), Some(20)]);
@@ -62,7 +63,7 @@ pub(super) fn random_settings(rng: &mut Rng) -> Option<Prompt> {
     Some(settings).filter(Prompt::has_settings)
 }
 
-/// Returns the messages of a complete turn on this history.
+/// Returns the messages of a complete turn that continues this history.
 pub(super) fn random_turn(number: u32, history: &History, rng: &mut Rng) -> [Arc<Message>; 2] {
     [prompt(number, history), answer(number, rng)]
 }
@@ -105,7 +106,7 @@ impl Agent {
         self.emit(Event::State(Arc::new(self.config.view(self.history.clone()))))
     }
 
-    /// Makes the agent's next step. Returns whether a run is active afterwards.
+    /// Performs the agent's next step. Returns whether a run is active afterwards.
     pub(super) fn act(&mut self, rng: &mut Rng) -> bool {
         if self.runs {
             self.go_on(rng);
@@ -134,7 +135,7 @@ impl Agent {
         }
         self.messages += 1;
         let Some(last) = self.pending.last().cloned() else {
-            // The turn after a continued one belongs to the same prompt or to a staged prompt.
+            // The previous turn was continued. This turn belongs to the same prompt or to a staged prompt.
             if rng.percent(50) {
                 self.settings = random_settings(rng).map(Arc::new);
             }
@@ -162,7 +163,7 @@ impl Agent {
         self.emit(Event::Message { message, step: 0 });
     }
 
-    /// Starts a run with a prompt, or with a message that gets another response.
+    /// Starts a run with a new prompt, or with the given message, which then gets another response.
     fn begin(&mut self, anew: Option<Arc<Message>>) {
         self.messages += 1;
         self.runs = true;
@@ -171,7 +172,7 @@ impl Agent {
         self.add(message);
     }
 
-    /// Moves to another history as the agent's owner requests, and starts a run on it if there is an opening.
+    /// Replaces the history, as the agent's owner requests, and starts a run on the new history if an opening is given.
     pub(super) fn move_to(&mut self, history: History, run: Option<Opening>) -> EventId {
         let before = std::mem::replace(&mut self.history, history);
         let with = self.emit_state();
@@ -224,7 +225,7 @@ impl Agent {
         }
     }
 
-    /// Kills the agent: its last events may be lost.
+    /// Kills the agent. Its last events may be lost.
     pub(super) fn die(&mut self, rng: &mut Rng) {
         let arrives = rng.below(self.undelivered.len() + 1);
         self.undelivered.truncate(arrives);

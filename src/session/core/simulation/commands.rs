@@ -1,4 +1,4 @@
-//! Random commands and checks of their outcomes.
+//! Random commands, and checks of their results.
 
 use std::{sync::Arc, time::Duration};
 
@@ -40,7 +40,7 @@ impl World {
         Ok(())
     }
 
-    /// The timer of a retry fires.
+    /// Simulates that the timer for repeating a write fires.
     pub(super) fn retry(&mut self) -> Check {
         self.note(|| "retry".to_owned());
         let silent = self.ledger.under_way().cloned().filter(|_| self.left.is_some() && !self.ledger.lost);
@@ -48,7 +48,8 @@ impl World {
         let begun = effects.iter().filter(|effect| matches!(effect, Effect::Write(_))).count();
         ensure!(silent.is_none() || begun == 1, "a write without a result is started {begun} times");
         if let Some(job) = silent {
-            // One of the two attempts gets an outcome. The store may perform the other one later, or never.
+            // The session receives the outcome of only one of the two attempts. The store may perform the other attempt
+            // later, or never.
             self.ghosts.push((job, true));
         }
         ensure!(self.ledger.waiting().is_none(), "the failed write is not repeated");
@@ -63,7 +64,7 @@ impl World {
         Ok(())
     }
 
-    /// Starts a flush with or without a deadline, which replaces an earlier flush.
+    /// Starts a flush with or without a deadline. The flush replaces an earlier flush.
     pub(super) fn flush(&mut self) -> Check {
         self.left =
             self.rng.pick(&[None, Some(1), Some(100), Some(3000), Some(60_000)]).map(Duration::from_millis);
@@ -75,7 +76,7 @@ impl World {
         Ok(())
     }
 
-    /// Returns any node or none, and sometimes a node that does not exist.
+    /// Returns a random node or none. The node sometimes does not exist.
     fn random_node(&mut self) -> Option<NodeId> {
         let nodes: Vec<NodeId> = self.model.shown.nodes().map(Node::id).collect();
         if nodes.is_empty() || self.rng.percent(10) {
@@ -84,7 +85,7 @@ impl World {
         Some(self.rng.pick(&nodes))
     }
 
-    /// Processes the agent's events so far. If the agent is idle then, moves it.
+    /// Processes the agent's events so far. If the agent is then idle, executes a random command that moves the path.
     fn move_path(&mut self) -> Check {
         if self.rng.percent(self.haste) {
             while self.agent.runs && self.agent.act(&mut self.rng) {}
@@ -132,7 +133,7 @@ impl World {
         random_settings(&mut self.rng).unwrap_or_default()
     }
 
-    /// Makes the agent move, and start a run if there is an opening.
+    /// Makes the agent move to a new history and, if an opening is given, start a run there.
     fn set_out(&mut self, Base { history, then }: Base, run: Option<Opening>) -> Check {
         history.check().map_err(|error| format!("the agent refuses the base: {error}"))?;
         if let Some(Opening::Message(message, _)) = &run {
@@ -140,10 +141,10 @@ impl World {
             whole.check_sendable().map_err(|error| format!("the agent refuses the message: {error}"))?;
         }
         if self.rng.percent(20) {
-            // A run starts in the agent before the move arrives.
+            // The agent starts a run before the request to move arrives.
             while self.agent.act(&mut self.rng) {}
             if self.rng.percent(50) {
-                // The agent refuses the move, because the session does not know of the run.
+                // The agent refuses to move, because the session did not know of the run when it sent the request.
                 return Ok(());
             }
         }
@@ -159,7 +160,7 @@ impl World {
     }
 }
 
-/// Checks that the core's reply equals the model's. Returns the reply unless it is an error.
+/// Checks that the core's reply equals the reply of the model. Returns the reply, or `None` if it is an error.
 fn same<T: PartialEq + std::fmt::Debug>(
     expected: Result<T, SessionError>,
     given: Result<T, SessionError>,

@@ -1,4 +1,5 @@
-//! The rules of saving: which writes are made, what is reported about them, and what is in the store afterwards.
+//! The rules of saving: which writes the session makes, what it reports about them, and what the store contains
+//! afterwards.
 
 mod stored;
 
@@ -21,42 +22,42 @@ use crate::{
 
 #[expect(clippy::struct_excessive_bools, reason = "the flags are independent of each other")]
 pub(super) struct Ledger {
-    /// Everything that had to be stored, in order of time.
+    /// The contents that had to be stored so far, in order of time. Each entry is a moment.
     moments: Vec<Content>,
     /// The conversation that is certainly in the store.
     pub(super) acked: Option<Stored>,
     /// The content of that conversation, for comparison.
     pub(super) acked_content: Option<Content>,
-    /// The write that is in flight or waits to be repeated.
+    /// The write that is in flight or is waiting to be repeated.
     open: Option<Open>,
     /// The ids of all writes.
     ids: HashSet<WriteId>,
-    /// Whether something happened that has to be stored. The initial state alone need not be stored.
+    /// Whether anything has happened that has to be stored. The initial state on its own does not have to be stored.
     touched: bool,
-    /// Whether the session was loaded with a state that differs from the state that it was started with. The core does
-    /// not know the stored state then, so the next state is always written.
+    /// Whether the session was started with a state that differs from the stored state. The core then has no stored
+    /// configuration to compare with, so the next state is always written.
     replaced: bool,
     pub(super) lost: bool,
-    /// Whether a permanently rejected commit is being written in parts.
+    /// Whether a commit that was permanently rejected is now being written in parts.
     divided: bool,
     behind: bool,
     tickets: Vec<Ticket>,
-    /// The wait that the core must request.
+    /// The wait that the core must request next.
     wait: Option<Duration>,
-    /// The report that must follow the outcome of the last write.
+    /// The report that the core must emit about the outcome of the last write.
     due_report: Option<(SavedPart, Option<NodeId>, Result<Version, String>)>,
 }
 
 struct Open {
     job: Arc<Job>,
     moment: usize,
-    /// Whether the store has everything of the moment once the write is done.
+    /// Whether the store contains everything of the moment when the write is done.
     is_whole: bool,
     failures: u32,
     under_way: bool,
 }
 
-/// A caller that waits until everything of a moment is saved.
+/// A caller that is waiting until everything up to a moment is saved.
 struct Ticket {
     wanted: u64,
     moment: usize,
@@ -83,7 +84,8 @@ impl Ledger {
         })
     }
 
-    /// Notes what has to be stored now. `touched` means that something happened that has to be stored.
+    /// Notes the content that has to be stored now. `touched` means that the input caused something that has to be
+    /// stored.
     pub(super) fn note(&mut self, model: &Model, touched: bool) {
         let now = (model.stable().clone(), model.state());
         if self.moments.last() != Some(&now) {
@@ -101,7 +103,7 @@ impl Ledger {
         self.open.as_ref().filter(|open| open.under_way).map(|open| &open.job)
     }
 
-    /// Returns the write that waits to be repeated.
+    /// Returns the write that is waiting to be repeated.
     pub(super) fn waiting(&self) -> Option<&Arc<Job>> {
         self.open.as_ref().filter(|open| !open.under_way && !self.lost).map(|open| &open.job)
     }
@@ -132,7 +134,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Checks that a new write contains everything that has to be stored, and nothing twice.
+    /// Checks that a new write contains everything that has to be stored, and nothing that is already stored.
     fn check_job(&self, job: &Job) -> Check {
         let (tree, state) = self.now();
         let (Some(acked), Some((acked_tree, acked_state))) = (&self.acked, &self.acked_content) else {
@@ -175,12 +177,13 @@ impl Ledger {
         Ok(())
     }
 
-    /// Returns whether a tree with these nodes and this head once had to be stored. Its cursors may differ.
+    /// Returns whether a tree with this number of nodes and this head had to be stored at some moment. Its cursors may
+    /// differ.
     fn is_part(&self, tree: &Tree) -> bool {
         self.moments.iter().any(|(once, _)| (once.head(), once.len()) == (tree.head(), tree.len()))
     }
 
-    /// Returns the maximum number of parts of a divided commit.
+    /// Returns the maximum number of parts into which a commit is divided.
     pub(super) fn parts(&self) -> usize {
         if self.divided { self.moments.len() } else { 0 }
     }
@@ -194,7 +197,8 @@ impl Ledger {
         sizes.collect::<HashSet<_>>().len()
     }
 
-    /// Handles a permanent rejection of the write in flight. `divides` means that the session writes it in parts.
+    /// Processes a permanent rejection of the write in flight. `divides` means that the session will write the commit
+    /// in parts.
     pub(super) fn refused(&mut self, divides: bool) -> Check {
         let state = match self.under_way().map(|job| &**job) {
             Some(Job::Commit(_, commit)) => commit.state.is_some(),
@@ -210,13 +214,13 @@ impl Ledger {
         Ok(())
     }
 
-    /// Handles the loss of the conversation to another owner, without an outcome of a write.
+    /// Processes the loss of the conversation to another owner that is noticed without the outcome of a write.
     pub(super) fn taken(&mut self, error: &StoreError) {
         self.lost = true;
         self.due_report = Some((SavedPart::State, None, Err(words(error))));
     }
 
-    /// Returns whether only the title differs in the store, as far as the session can know.
+    /// Returns whether the stored conversation differs only in its title, as far as the session can know.
     pub(super) fn is_retitled(&self, stored: &Stored) -> Check<bool> {
         let (Some(acked), Some(known)) = (&self.acked, &self.acked_content) else {
             return Ok(false);
@@ -225,12 +229,12 @@ impl Ledger {
         Ok(!self.lost && (1..=256).contains(&writes) && same_but_title(&content(stored)?, known))
     }
 
-    /// Returns the stored title that the session knows.
+    /// Returns the title that the session knows to be stored.
     pub(super) fn acked_title(&self) -> Option<Arc<str>> {
         self.acked_content.as_ref()?.1.title.as_deref().map(Arc::from)
     }
 
-    /// Handles a rejected write after which the session found another title in the store.
+    /// Processes a rejected write after which the session found a different title in the store.
     pub(super) fn retitled(&mut self, stored: &Stored, model: &Model) -> Check {
         self.open = None;
         self.note(model, false);
@@ -247,7 +251,7 @@ impl Ledger {
         self.acked_content.as_ref() == Some(self.now()) && !self.replaced
     }
 
-    /// Handles the outcome of a write. Returns the kind of event that must be emitted.
+    /// Processes the outcome of a write. Returns the kind of event that must be emitted, or `Agent` if none must be.
     pub(super) fn comes_back(
         &mut self,
         outcome: &Result<Version, StoreError>,
@@ -255,7 +259,7 @@ impl Ledger {
         left: Option<Duration>,
     ) -> Check<Kind> {
         if self.lost && outcome.is_err() {
-            // The loss is already reported.
+            // No event is expected, because the loss is already reported.
             let open = self.open.as_mut().ok_or("no write is in flight")?;
             open.under_way = false;
             return Ok(Kind::Agent);
@@ -268,7 +272,8 @@ impl Ledger {
         self.due_report = Some((what, through, outcome.as_ref().copied().map_err(words)));
         match outcome {
             Ok(version) => {
-                // Every write replaces the unknown state, except a write of a part of a commit.
+                // A successful write replaces the stored state that differs, unless it writes only a part of a divided
+                // commit.
                 self.replaced &= self.divided && matches!(*open.job, Job::Commit(..));
                 let acked = match (self.acked.take(), &*open.job) {
                     (None, Job::Create(_, state)) => Stored::new(*version, Timestamp(0), state.clone()),
@@ -281,7 +286,7 @@ impl Ledger {
                 self.acked_content = Some(content(&acked)?);
                 self.acked = Some(acked);
                 if matches!(*open.job, Job::Create(..)) && !tree.is_empty() {
-                    // The write for which the conversation was created follows.
+                    // No event is expected yet. The conversation was created for a commit, and that write follows now.
                     self.due_report = None;
                     return Ok(Kind::Agent);
                 }
@@ -312,7 +317,7 @@ impl Ledger {
         }
     }
 
-    /// Checks the report of a write.
+    /// Checks that a report describes the outcome of the last write.
     pub(super) fn report(&mut self, report: &StoreReport) -> Check {
         let due = self.due_report.take().ok_or("a report without an outcome of a write")?;
         let fits = match report.clone() {
@@ -326,7 +331,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Starts a flush with this much time.
+    /// Notes that a flush with this much time has started.
     pub(super) fn hurry(&mut self, left: Option<Duration>) {
         if let Some(open) = self.open.as_mut().filter(|_| !self.lost) {
             open.failures = 0;
@@ -354,7 +359,7 @@ impl Ledger {
         }
     }
 
-    /// Checks everything after an input.
+    /// Checks all rules after an input.
     pub(super) fn check(&mut self, core: &Core, vault: &Vault, limit: usize) -> Check {
         ensure!(self.wait.is_none(), "a failed write is not repeated");
         ensure!(self.due_report.is_none(), "the outcome of a write is not reported");
@@ -362,7 +367,8 @@ impl Ledger {
         let saved = core.is_safe(core.wanted());
         let done = self.open.is_none() && !self.lost;
         self.divided &= !done;
-        // The write that was in flight at the time of the loss may have been the last one that was needed.
+        // If the conversation is lost, everything may still be saved: the write in flight at that time may have been
+        // the last one needed.
         ensure!(
             saved == done || saved && self.lost,
             "everything is saved: {saved}, a write is open: {}",
@@ -391,7 +397,7 @@ impl Ledger {
         self.check_tickets(core, vault)
     }
 
-    /// Checks that everything reported as saved is in the store if the process dies now.
+    /// Checks that everything reported as saved would survive if the process died now.
     fn check_tickets(&mut self, core: &Core, vault: &Vault) -> Check {
         let (safe, rest): (Vec<_>, _) =
             std::mem::take(&mut self.tickets).into_iter().partition(|ticket| core.is_safe(ticket.wanted));
@@ -405,27 +411,27 @@ impl Ledger {
         Ok(())
     }
 
-    /// Checks that no caller still waits for the changes that the last write stored.
+    /// Checks that no caller is still waiting for changes that the last write stored.
     pub(super) fn check_answered(&self, written: usize) -> Check {
         let late = self.tickets.iter().find(|ticket| ticket.moment <= written);
         ensure!(late.is_none(), "moment {written} is stored, but not reported as saved");
         Ok(())
     }
 
-    /// Returns the moment that the write in flight stores, if it stores all of it.
+    /// Returns the moment of the write in flight, if the write stores all content of that moment.
     pub(super) fn brings(&self) -> Option<usize> {
         let open = self.open.as_ref()?;
         open.is_whole.then_some(open.moment)
     }
 }
 
-/// Returns how long a write may take without a result during a flush with this much time left.
+/// Returns how long a write may remain without a result during a flush with this much time left.
 fn silence(job: &Job, left: Option<Duration>) -> Option<Duration> {
     let share = if matches!(job, Job::Create(..)) { 2 } else { 4 };
     Some((left? / share).max(Duration::from_millis(50)))
 }
 
-/// Returns an error with its cause. The errors here have at most one.
+/// Returns the text of an error and its cause. The errors in the simulation have at most one cause.
 fn words(error: &StoreError) -> String {
     let cause = std::error::Error::source(error).map(|cause| format!(": {cause}"));
     format!("{error}{}", cause.unwrap_or_default())

@@ -1,4 +1,4 @@
-//! The visible state of a session, as the contract defines it.
+//! A model of a session: the visible state that the contract demands after each input.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -19,7 +19,7 @@ use crate::{
     tree::{Node, NodeId, Tree},
 };
 
-/// The kinds of events that an input must emit, in order.
+/// A kind of event. Each input must emit certain kinds in a certain order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Agent,
@@ -33,16 +33,17 @@ pub(super) enum Kind {
 
 pub(super) struct Model {
     pub(super) shown: Tree,
-    /// The tree before a branch without a commit, and the user node that gets another response.
+    /// While a branch has no commit: the tree before the branch, and the user node that gets another response, if there
+    /// is one.
     branch: Option<(Tree, Option<NodeId>)>,
     /// The agent's committed history, derived from its events alone.
     committed: History,
-    /// The committed history before the branch.
+    /// The agent's committed history before the branch.
     before: Option<History>,
     /// The messages of the turn in flight.
     pub(super) pending: Vec<Arc<Message>>,
     pub(super) moving: Option<(EventId, Move)>,
-    /// The settings of the prompt in flight, and the settings that the user messages were sent with.
+    /// The settings of the prompt in flight, and the settings with which the user messages were sent.
     prompted: Option<Prompt>,
     settings: BTreeMap<NodeId, Prompt>,
     /// The assistant messages that ended a turn and left tool uses open.
@@ -76,12 +77,12 @@ impl Model {
         }
     }
 
-    /// Returns the tree to store. It is also the tree that returns if a branch gets no commit.
+    /// Returns the tree that has to be stored. If a branch ends without a commit, the session returns to this tree.
     pub(super) fn stable(&self) -> &Tree {
         self.branch.as_ref().map_or(&self.shown, |(before, _)| before)
     }
 
-    /// Returns the state to store with the tree.
+    /// Returns the state that has to be stored with the tree.
     pub(super) fn state(&self) -> StoredState {
         let model = &self.config.model;
         let mut state = StoredState::default().with_model(model.fallback_for().unwrap_or(model.name()));
@@ -94,7 +95,7 @@ impl Model {
         state
     }
 
-    /// Processes an event of the agent. Returns the events to emit, and whether there may be something to save.
+    /// Processes an event of the agent. Returns the kinds of events to emit, and whether the event may require a save.
     pub(super) fn event(&mut self, id: EventId, event: &Event, config: &Arc<Config>) -> (Vec<Kind>, bool) {
         self.seen = id;
         match event {
@@ -157,7 +158,7 @@ impl Model {
         }
     }
 
-    /// Sets a title by hand, or suggests one. Returns whether the title changed.
+    /// Sets a title by hand or as a suggestion. Returns whether the title changed.
     pub(super) fn set_title(&mut self, title: Option<Arc<str>>, is_suggested: bool) -> bool {
         if is_suggested && self.title.is_some() {
             return false;
@@ -168,8 +169,8 @@ impl Model {
         changes
     }
 
-    /// Handles a title that another writer has stored over the `known` title. The session adopts it, unless a title was
-    /// set by hand and is not stored yet.
+    /// Processes a title that another writer has stored in place of the `known` title. The session adopts the stored
+    /// title, unless a title was set by hand and is not stored yet.
     pub(super) fn take_title(&mut self, known: Option<&Arc<str>>, stored: Option<Arc<str>>) -> Option<Kind> {
         let keeps = self.title.as_ref() != known && !(self.is_title_generated && stored.is_some());
         if keeps || self.title == stored {
@@ -180,7 +181,7 @@ impl Model {
         Some(Kind::Title)
     }
 
-    /// Notes the settings of the prompt that the next message belongs to. Keys are not kept.
+    /// Notes the settings of the prompt to which the next message belongs. Keys are not kept.
     pub(super) fn prompted(&mut self, settings: &Prompt) {
         let mut settings = settings.clone();
         settings.options.set_api_key(None);
@@ -198,7 +199,7 @@ impl Model {
         Some(Kind::Tree)
     }
 
-    /// Handles a new subscriber. The event about the fallback is emitted once in each life.
+    /// Processes a new subscriber. The event about the fallback model is emitted only once per life.
     pub(super) fn joined(&mut self) -> Vec<Kind> {
         let is_told = self.config.model.fallback_for().is_some() && !self.is_fallback_reported;
         self.is_fallback_reported |= is_told;
@@ -246,7 +247,7 @@ impl Model {
         Ok(Base { history: self.messages_to(base), then })
     }
 
-    /// Returns the message that started a turn, and the node above it.
+    /// Returns a message that started a turn, and the parent of its node.
     fn prompt_at(&self, id: NodeId) -> Result<(Option<NodeId>, Arc<Message>), SessionError> {
         let message = self.message(id)?;
         if message.role == Role::Assistant {
@@ -302,8 +303,8 @@ impl Model {
     }
 }
 
-/// Returns the assistant messages of a stored tree that ended a turn and left tool uses open. If a turn closes its tool
-/// uses itself, it ends with their results, and no assistant message follows these.
+/// Returns the assistant messages of a stored tree that ended a turn and left tool uses open. If the turn itself
+/// answered the tool uses, it ended with their results, and no assistant message follows the results.
 fn left_open(tree: &Tree) -> HashSet<NodeId> {
     let is_last = |node: &&Node| node.usage().is_some() && node.message().tool_uses().next().is_some();
     let is_closed = |node: &Node| {
@@ -322,7 +323,7 @@ fn go(tree: &mut Tree, node: Option<NodeId>) {
     }
 }
 
-/// Checks that both have identical messages.
+/// Checks that both sequences contain identical messages.
 pub(super) fn same_messages<'a>(
     one: impl IntoIterator<Item = &'a Arc<Message>>,
     other: impl IntoIterator<Item = &'a Arc<Message>>,

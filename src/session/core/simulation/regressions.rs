@@ -1,4 +1,4 @@
-//! Short schedules of errors that the simulator found.
+//! Short schedules that reproduce errors found by the simulator.
 
 use std::sync::Arc;
 
@@ -24,8 +24,8 @@ fn reports(effects: &[Effect]) -> Vec<&StoreReport> {
     effects.iter().filter_map(report).collect()
 }
 
-/// A creation is not reported if a turn still has to be written after it. A reader of the events therefore does not see
-/// that the creation succeeded, and a fresh snapshot must not show it either.
+/// If a turn still has to be written after the conversation is created, the creation is not reported. A reader of the
+/// events therefore does not see that the creation succeeded, and a fresh snapshot must not show it either.
 #[test]
 fn late_creation_keeps_reported_failure_until_turn_is_saved() {
     let config = config();

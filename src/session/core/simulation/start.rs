@@ -1,4 +1,4 @@
-//! The initial state of a session.
+//! The state in which a simulated session starts.
 
 use std::sync::Arc;
 
@@ -39,7 +39,7 @@ pub(super) fn config() -> Arc<Config> {
     })
 }
 
-/// Returns a changed configuration. The change is in the saved part, in the rest, or nowhere.
+/// Returns a randomly changed configuration. The change is in the saved part or in the rest. Sometimes nothing changes.
 pub(super) fn random_config(before: &Arc<Config>, rng: &mut Rng) -> Arc<Config> {
     let mut config = Config::clone(before);
     match rng.below(8) {
@@ -54,7 +54,7 @@ pub(super) fn random_config(before: &Arc<Config>, rng: &mut Rng) -> Arc<Config> 
     Arc::new(config)
 }
 
-/// Puts a conversation into the store. Its node ids may have gaps.
+/// Puts a random conversation into the store. Its node ids may have gaps.
 pub(super) fn put_random(vault: &mut Vault, state: StoredState, rng: &mut Rng) {
     let mut tree = Tree::new();
     for number in 0..rng.pick(&[0, 1, 2, 5, 9]) {

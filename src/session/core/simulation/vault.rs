@@ -1,4 +1,4 @@
-//! A store for one conversation, which follows the contract of the trait literally.
+//! A store for one conversation. It follows the contract of the `Store` trait literally.
 
 use super::{Check, ensure};
 use crate::{
@@ -8,26 +8,26 @@ use crate::{
     tree::Tree,
 };
 
-/// The id of all writes by others.
+/// The id of all writes by other writers.
 const NOBODY: WriteId = WriteId::from_bytes([255; 16]);
 
 #[derive(Default)]
 pub(super) struct Vault {
     pub(super) stored: Option<Stored>,
-    /// The base, the id and the first result of each write.
+    /// For each write, the version on which it is based, its id and the version that it produced.
     writes: Vec<(Option<Version>, WriteId, Version)>,
-    /// The number of conversations that were created.
+    /// The number of conversations that have been created.
     created: u64,
     /// Whether another writer has written to the conversation or has deleted it.
     pub(super) is_foreign: bool,
-    /// Whether another writer has changed the title, and the session may not know the new title.
+    /// Whether another writer has changed the title. The session may not know the new title yet.
     pub(super) is_retitled: bool,
 }
 
 /// The content of a conversation.
 pub(super) type Content = (Tree, StoredState);
 
-/// Returns the stored content that matters to a session.
+/// Returns the parts of a stored conversation that matter to a session.
 pub(super) fn content(stored: &Stored) -> Check<Content> {
     let Stored { nodes, head, cursors, state, .. } = stored.clone();
     let ascending = nodes.is_sorted_by(|a, b| a.id() < b.id());
@@ -39,7 +39,7 @@ pub(super) fn content(stored: &Stored) -> Check<Content> {
     Ok((tree, state))
 }
 
-/// Returns whether both are equal apart from the title.
+/// Returns whether both contents are equal apart from their titles.
 pub(super) fn same_but_title(a: &Content, b: &Content) -> bool {
     let untitled = |state: &StoredState| StoredState { title: None, ..state.clone() };
     a.0 == b.0 && untitled(&a.1) == untitled(&b.1)
@@ -112,7 +112,8 @@ impl Vault {
         }
     }
 
-    /// Changes the conversation's state as another writer, or creates a conversation with this id.
+    /// Acts as another writer: changes the state of the conversation, or creates a conversation with this id if there
+    /// is none.
     pub(super) fn meddle(&mut self) {
         self.is_foreign = true;
         if let Some(stored) = &self.stored {
@@ -125,7 +126,7 @@ impl Vault {
         }
     }
 
-    /// Changes the title as another writer.
+    /// Acts as another writer that changes the title.
     pub(super) fn retitle(&mut self, title: Option<&str>) {
         self.is_retitled = true;
         self.change(StateChange::Title(title.map(str::to_owned)));

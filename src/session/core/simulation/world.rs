@@ -1,4 +1,4 @@
-//! The world around the core: the state of the session's task, and the loop that plays a schedule.
+//! The world around the core. It simulates the session's task, and plays the inputs of a schedule.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
@@ -30,24 +30,25 @@ pub(super) struct World {
     pub(super) model: Model,
     pub(super) ledger: Ledger,
     pub(super) vault: Vault,
-    /// A snapshot of an earlier moment, to which all events since then were applied.
+    /// A snapshot from an earlier moment. All events since then have been applied to it.
     kept: SessionSnapshot,
-    /// The agent's snapshot at the last processed event.
+    /// The agent's snapshot after the last event that the session has processed.
     agent_now: Snapshot,
-    /// Writes that the session no longer waits for but that may still reach the store, and whether this process made
-    /// them.
+    /// Writes for which the session no longer waits, but which may still reach the store. The flag is true if this
+    /// process made the write.
     pub(super) ghosts: Vec<(Arc<Job>, bool)>,
     limit: usize,
     write_ids: u64,
-    /// The percentages of inputs in which a write gets its outcome, a write fails, and another writer interferes.
+    /// Three percentages: how often a write in flight gets its outcome, how often it fails, and how often another
+    /// writer interferes.
     store_speed: usize,
     pub(super) trouble: usize,
     pub(super) foes: usize,
-    /// The time left for a flush.
+    /// The time left for the current flush.
     pub(super) left: Option<Duration>,
-    /// The percentage of moves before which the agent finishes its run.
+    /// How often, in percent, the agent finishes its run before it is moved.
     pub(super) haste: usize,
-    /// The percentage of inputs that are commands.
+    /// How often, in percent, an input is a command.
     commands: usize,
     lives: u64,
     /// Whether the agent has ended.
@@ -133,7 +134,7 @@ impl World {
         self.trace.as_deref().unwrap_or_default()
     }
 
-    /// Notes an input if the trace is requested.
+    /// Adds an input to the trace, if a trace is requested.
     pub(super) fn note(&mut self, words: impl FnOnce() -> String) {
         if let Some(trace) = &mut self.trace {
             trace.push(words());
@@ -146,7 +147,7 @@ impl World {
         let (tree, history) = start::read(&self.vault)?;
         let stored = self.vault.stored.clone().ok_or("nothing is stored")?;
         self.note(|| format!("loaded at {}:\n{tree}", stored.version));
-        // The settings of the new process may replace the stored ones.
+        // The agent of the new process may have other settings than the stored ones.
         let config = if self.rng.percent(60) {
             Arc::clone(&self.agent.config)
         } else {
@@ -176,7 +177,7 @@ impl World {
         };
     }
 
-    /// Plays the schedule, and then lets everything end.
+    /// Plays the schedule, and then ends the agent and saves everything.
     pub(super) fn play(&mut self) -> Check {
         for _ in 0..8 + self.rng.below(100) {
             self.play_one()?;
@@ -238,7 +239,8 @@ impl World {
         self.ledger.note(&self.model, false);
         self.input(kinds, |core, _, effects| core.agent_ended(effects))?;
         self.save()?;
-        // The write in flight, a creation, the changes made meanwhile, and a write that conflicts with a changed title.
+        // At most four undivided writes are needed: the write in flight, the creation of the conversation, the changes
+        // made meanwhile, and a write that conflicts with a changed title.
         for _ in 0..4 + self.ledger.parts() {
             if self.ledger.under_way().is_some() {
                 self.comes_back(true)?;
@@ -283,7 +285,7 @@ impl World {
 
     // ---- performing ----
 
-    /// Passes an input to the core, which must emit exactly these events, and checks everything afterwards.
+    /// Passes an input to the core and checks everything afterwards. The core must emit exactly these kinds of events.
     pub(super) fn input(
         &mut self,
         kinds: Vec<Kind>,

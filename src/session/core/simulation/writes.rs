@@ -1,4 +1,4 @@
-//! The outcomes of writes: of the write in flight, of abandoned writes, and of writes by other writers.
+//! The outcomes of the write in flight and of abandoned writes, and the writes of other writers.
 
 use std::sync::Arc;
 
@@ -24,12 +24,12 @@ impl World {
         let outcome = match self.rng.below(4) {
             _ if !fails => self.vault.write(&job),
             0 => {
-                // The write was done, and its reply is lost.
+                // The write succeeds, but its reply is lost.
                 let _ = self.vault.write(&job);
                 Err(self.random_failure(&job))
             }
             1 | 2 => {
-                // The write took too long. The store performs it later, or never.
+                // The write takes too long. The store may perform it later, or never.
                 if self.rng.percent(70) {
                     self.ghosts.push((Arc::clone(&job), true));
                 }
@@ -48,7 +48,7 @@ impl World {
             outcome => outcome,
         };
         if matches!(outcome, Err(StoreError::Unstorable { .. })) {
-            // No attempt at this write succeeds later.
+            // The store rejects this write permanently, so no other attempt at it may succeed later.
             self.ghosts.retain(|(ghost, _)| vault::write_id(ghost) != vault::write_id(&job));
         }
         self.note(|| format!("outcome of write {}: {outcome:?}", vault::write_id(&job)));
@@ -80,13 +80,14 @@ impl World {
         brings.map_or(Ok(()), |moment| self.ledger.check_answered(moment))
     }
 
-    /// Delivers a conflict of the write in flight, with the conversation as the other writer left it.
+    /// Reports that the write in flight has failed with a conflict, and passes on the conversation as the other writer
+    /// left it.
     fn conflicted(&mut self, error: &StoreError) -> Check {
         let stored = self.vault.stored.clone().ok_or("a conflict without a stored conversation")?;
         let (tree, state) = vault::content(&stored)?;
         let found = Found { version: stored.version, tree, state };
         let kinds = if self.ledger.is_retitled(&stored)? {
-            // From here on, the session knows everything that is stored.
+            // From here on, the session knows all stored content.
             self.vault.is_foreign = false;
             let title = found.state.title.as_deref().map(Arc::from);
             let known = self.ledger.acked_title();
@@ -104,8 +105,8 @@ impl World {
         self.input(kinds, |core, env, effects| core.conflicted(error, found, env, effects))
     }
 
-    /// Another owner acquires the conversation, and a renewal of the lease reports this. The write in flight may be
-    /// done by then, with its reply still on the way.
+    /// Simulates that another owner acquires the conversation, and that a renewal of the lease reports this. The write
+    /// in flight may already have succeeded by then, although its reply has not arrived.
     pub(super) fn taken(&mut self) -> Check {
         if let Some(job) = self.ledger.under_way().cloned()
             && self.rng.percent(50)
@@ -120,7 +121,7 @@ impl World {
         self.input(vec![Kind::Lost], |core, _, effects| core.lost(&error, effects))
     }
 
-    /// Returns a failure after which the write has to be repeated.
+    /// Returns a random failure of a write. Usually, the write has to be repeated after it.
     fn random_failure(&mut self, job: &Job) -> StoreError {
         let place = || "the place".to_owned();
         let cause = || std::io::Error::other("the cause");
@@ -136,7 +137,7 @@ impl World {
         }
     }
 
-    /// Lets an abandoned write reach the store.
+    /// Simulates that an abandoned write reaches the store after all.
     pub(super) fn ghost(&mut self) -> Check {
         let place = self.rng.below(self.ghosts.len());
         let (job, own) = self.ghosts.swap_remove(place);
@@ -145,14 +146,14 @@ impl World {
         let outcome = self.vault.write(&job);
         self.note(|| format!("write {} arrives late: {outcome:?}", vault::write_id(&job)));
         if !own && version(&self.vault) != before {
-            // To this process, its predecessor is another writer.
+            // This write was made by a process that has died. For the current process, that process is another writer.
             self.vault.is_foreign = true;
         }
         self.ledger.check_stored(&self.vault)?;
         self.check()
     }
 
-    /// Writes to the conversation or deletes it as another writer.
+    /// Acts as another writer that writes to the conversation or deletes it.
     pub(super) fn interfere(&mut self) {
         if self.vault.stored.is_some() && self.rng.percent(60) {
             let title = self.rng.pick(&[None, Some("theirs"), Some("one")]);
@@ -163,13 +164,13 @@ impl World {
             self.vault.meddle();
         } else {
             self.note(|| "another writer deletes the conversation".to_owned());
-            // A conversation that was not reported as stored may disappear.
+            // If the conversation was never reported as stored, it may disappear without a trace.
             self.vault.is_foreign |= self.ledger.acked.is_some();
             self.vault.delete();
         }
     }
 
-    /// Kills the process and continues in another.
+    /// Kills the process and continues in another process.
     pub(super) fn die_and_load(&mut self) -> Check {
         self.note(|| "the process dies".to_owned());
         for ghost in &mut self.ghosts {

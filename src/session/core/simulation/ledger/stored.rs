@@ -10,7 +10,8 @@ use super::{
 use crate::tree::Node;
 
 impl Ledger {
-    /// Returns the latest moment whose content is in the store. A conversation is created without its tree.
+    /// Returns the latest moment whose content is in the store, if there is one. There may be none, because a
+    /// conversation is created without its tree.
     pub(super) fn moment_of(&self, vault: &Vault) -> Check<Option<usize>> {
         let Some(stored) = &vault.stored else {
             return Ok(None);
@@ -19,7 +20,8 @@ impl Ledger {
         Ok(self.moments.iter().rposition(|moment| is_as(moment, &content, vault)))
     }
 
-    /// Checks that the session once wanted to store exactly this content, and that the session can continue from it.
+    /// Checks that the session wanted to store exactly this content at some moment, and that the session can continue
+    /// from this content.
     pub(in crate::session::core::simulation) fn check_stored(&self, vault: &Vault) -> Check {
         let Some(stored) = vault.stored.as_ref().filter(|_| !vault.is_foreign) else {
             return Ok(());
@@ -42,7 +44,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Checks that everything is stored at the end, when the store works again.
+    /// Checks that everything is stored at the end of the schedule, when the store works again.
     pub(in crate::session::core::simulation) fn check_end(&self, vault: &Vault) -> Check {
         if self.lost || !self.touched {
             return Ok(());
@@ -60,7 +62,8 @@ impl Ledger {
     }
 }
 
-/// Returns whether the stored content is that of the moment. If another writer has changed the title, it is ignored.
+/// Returns whether the stored content is the content of this moment. If another writer has changed the title, the title
+/// is ignored.
 fn is_as(moment: &Content, stored: &Content, vault: &Vault) -> bool {
     if vault.is_retitled { same_but_title(moment, stored) } else { moment == stored }
 }

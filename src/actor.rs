@@ -22,8 +22,8 @@ use tokio::sync::{Notify, mpsc, oneshot};
 
 use crate::subscription::{End, EndReason};
 
-/// The end of an actor, as its handles see it: the reason as soon as it accepts no more commands, and its end
-/// afterwards.
+/// The end of an actor, as its handles see it. The reason is available as soon as the actor accepts no more commands,
+/// and the complete [`End`] afterwards.
 #[derive(Debug)]
 pub(crate) struct Termination<S> {
     closing: OnceLock<EndReason>,
@@ -43,27 +43,27 @@ impl<S> Termination<S> {
         self.end.get()
     }
 
-    /// Returns the reason why the actor accepts no more commands, if that is so.
+    /// Returns the reason why the actor accepts no more commands, or `None` while it accepts commands.
     pub(crate) fn closing(&self) -> Option<&EndReason> {
         self.closing.get()
     }
 
-    /// Records that the actor accepts no more commands. Its end follows. The first reason counts.
+    /// Records that the actor accepts no more commands and will end. Only the first reason is kept.
     pub(crate) fn close(&self, reason: EndReason) {
         if self.closing.set(reason).is_ok() {
             self.ended.notify_waiters();
         }
     }
 
-    /// Records the actor's end. The first call counts.
+    /// Records the actor's end. Only the first call has an effect.
     pub(crate) fn seal(&self, end: End<S>) {
         let _ = self.closing.set(end.reason.clone());
         let _ = self.end.set(end);
         self.ended.notify_waiters();
     }
 
-    /// Waits until the actor accepts no more commands, and returns the reason. Its channels close a moment before or
-    /// after that. So a caller that finds a channel closed gets the reason here.
+    /// Waits until the actor accepts no more commands, and returns the reason. The actor's channels close a moment
+    /// before or after that, so a caller that finds a channel closed gets the reason here.
     pub(crate) async fn closed(&self) -> EndReason {
         self.wait(|| self.closing.get().cloned()).await
     }
@@ -75,7 +75,8 @@ impl<S> Termination<S> {
 
     async fn wait<T>(&self, look: impl Fn() -> Option<T>) -> T {
         loop {
-            // Created before the check, so that a notification in between is not missed.
+            // The future is created before the check, so that a notification between the check and the wait is not
+            // missed.
             let notified = self.ended.notified();
             if let Some(found) = look() {
                 return found;
@@ -124,7 +125,8 @@ pub(crate) async fn call_weakly<C, T, S>(
     let commands = commands?;
     commands.send(command(reply)).await.ok()?;
     drop(commands);
-    // As in `call`, where the channel reports the end.
+    // As in `call`, waiting for the reply alone could take forever. Here `termination` reports the actor's end, whereas
+    // in `call` the channel does.
     tokio::select! {
         biased;
         answer = &mut answer => answer.ok(),
@@ -139,8 +141,8 @@ pub(crate) async fn call<C, T>(
 ) -> Option<T> {
     let (reply, mut answer) = oneshot::channel();
     commands.send(command(reply)).await.ok()?;
-    // A command that is sent while the receiver is being dropped stays in the channel as long as a handle exists, and
-    // its reply with it. So waiting for the reply alone could take forever.
+    // A command that is sent while the receiver is being dropped stays in the channel as long as a handle exists. Its
+    // reply sender stays there too, so waiting for the reply alone could take forever.
     tokio::select! {
         biased;
         answer = &mut answer => answer.ok(),
@@ -148,7 +150,7 @@ pub(crate) async fn call<C, T>(
     }
 }
 
-/// Waits for a future such as a timer. Waits forever for `None`.
+/// Waits for an optional future, such as a timer. If there is no future, waits forever.
 pub(crate) async fn passed<F: Future<Output = ()> + ?Sized>(timer: &mut Option<Pin<Box<F>>>) {
     match timer {
         Some(timer) => timer.as_mut().await,

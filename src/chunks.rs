@@ -34,8 +34,7 @@ impl<T> Clone for Tier<T> {
     }
 }
 
-/// Returns the position, among the children of a branch `level` levels above the leaves, of the subtree that holds a
-/// leaf.
+/// Returns the index of the child that contains a leaf, in a branch `level` levels above the leaves.
 const fn child(leaf: usize, level: u32) -> usize {
     (leaf >> ((level - 1) * BITS)) % WIDTH
 }
@@ -102,7 +101,7 @@ impl<T> Chunks<T> {
 
     /// Calls `visit` with every leaf that may differ between this sequence and `earlier`, up to the length of
     /// `earlier`. The arguments are the index of the first value, the current values and the earlier values. Subtrees
-    /// that both share are skipped.
+    /// that the two sequences share are skipped.
     pub(crate) fn differing<'a>(
         &'a self,
         earlier: &'a Self,
@@ -147,7 +146,7 @@ impl<T: Clone> Chunks<T> {
     pub(crate) fn push(&mut self, value: T) {
         let tail = Arc::make_mut(self.tail.get_or_insert_default());
         if tail.len() == tail.capacity() && tail.len() >= WIDTH / 2 {
-            // A copied tail has no spare capacity. Doubling would reserve more than a leaf can use.
+            // A copied tail has no spare capacity. Doubling its capacity would reserve more than a leaf can use.
             tail.reserve_exact(WIDTH - tail.len());
         }
         tail.push(value);
@@ -159,7 +158,7 @@ impl<T: Clone> Chunks<T> {
         self.len += 1;
     }
 
-    /// Adds a full leaf after those in `root`.
+    /// Adds a full leaf after the leaves in `root`.
     fn push_leaf(&mut self, leaf: Tier<T>) {
         let index = self.len / WIDTH;
         self.root = Some(Arc::new(match self.root.as_deref() {
@@ -197,8 +196,8 @@ fn chain<T>(leaf: Tier<T>, height: u32) -> Tier<T> {
     (0..height).fold(leaf, |tier, _| Tier::Branch([tier].into()))
 }
 
-/// Returns `tier`, which is `height` levels above the leaves, with `leaf` at leaf index `index`, behind its
-/// other leaves.
+/// Returns a copy of `tier` with `leaf` as its last leaf, at leaf index `index`. The tier is `height` levels above the
+/// leaves.
 fn with_leaf<T>(tier: &Tier<T>, height: u32, index: usize, leaf: Tier<T>) -> Tier<T> {
     let Tier::Branch(children) = tier else {
         return leaf;

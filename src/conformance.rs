@@ -14,7 +14,7 @@ pub struct ConformanceReport {
     pub skipped: Vec<&'static str>,
 }
 
-/// Whether a check was made.
+/// The outcome of a check that did not fail.
 pub(crate) enum CheckOutcome {
     Made,
     Skipped,
@@ -36,7 +36,7 @@ pub(crate) use checks;
 ///
 /// # Panics
 ///
-/// Panics after all checks ran if one of them failed.
+/// If a check failed, panics after all checks have run.
 pub(crate) async fn run<S, T: ?Sized>(
     checks: &[(&'static str, Check<T>)],
     mut make: impl AsyncFnMut() -> S,

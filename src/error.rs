@@ -1,14 +1,15 @@
-//! Errors that several layers share, and error chains: printing one, and keeping it free of repetitions.
+//! Errors that several layers share, and functions for error chains without repeated texts.
 
 use std::error::Error;
 
-/// The maximum number of causes that are followed, for errors whose causes form a cycle.
+/// The maximum number of causes to follow, because the causes of an error may form a cycle.
 const MAX_CAUSES: usize = 32;
 
 /// Returns the text of an error and of all its causes, joined by colons.
 ///
-/// A cause is skipped if the text before it already contains the cause's text. The `Display` text of this crate's
-/// errors ends with the text of their cause, so that it names the first reason. This function adds the deeper ones.
+/// A cause is skipped if the text before it already contains the cause's text. The `Display` text of each error of this
+/// crate ends with the text of its direct cause, so this text alone names the first reason. This function adds the
+/// deeper causes.
 ///
 /// ```
 /// use omni_agent::{agent::Agent, error_chain};
@@ -33,8 +34,8 @@ pub fn error_chain(error: &(dyn Error + 'static)) -> String {
     text
 }
 
-/// Returns the `source` of an error with this text and cause: the first error of the chain that the text does
-/// not include.
+/// Returns the `source` of an error with this text and cause. It is the first error of the chain that the text does not
+/// include.
 pub(crate) fn source_after<'e>(
     text: &str,
     cause: &'e (dyn Error + 'static),
@@ -45,12 +46,12 @@ pub(crate) fn source_after<'e>(
     }
 }
 
-/// Returns whether the text includes that of the error or of one of its causes.
+/// Returns whether `text` includes the text of `cause` or of one of its causes.
 pub(crate) fn names(text: &str, cause: &(dyn Error + 'static)) -> bool {
     last_included(text, cause).is_some()
 }
 
-/// Returns the innermost error of the chain whose own text is included in this text.
+/// Returns the innermost error of the chain whose text is included in `text`.
 fn last_included<'e>(text: &str, cause: &'e (dyn Error + 'static)) -> Option<&'e (dyn Error + 'static)> {
     let chain = std::iter::once(cause).chain(causes(cause));
     chain.filter(|error| text.contains(&error.to_string())).last()
@@ -67,7 +68,7 @@ fn causes<'e>(error: &'e (dyn Error + 'static)) -> impl Iterator<Item = &'e (dyn
     .take(MAX_CAUSES)
 }
 
-/// The reason why a text is not an id.
+/// The reason why a text is not a valid id.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidId {
@@ -80,7 +81,8 @@ pub enum InvalidId {
         /// The length of the text in bytes.
         len: usize,
     },
-    /// A conversation id must not begin or end with a dot: it would be a hidden file, or lead out of the folder.
+    /// A conversation id must not begin or end with a dot. Otherwise it could name a hidden file or a path outside of
+    /// the folder.
     #[error("a conversation id neither begins nor ends with a dot")]
     DotAtEdge,
     /// A conversation id must not contain a character that is special in a path, a query or a URL.
@@ -88,9 +90,9 @@ pub enum InvalidId {
         "a conversation id has ASCII letters, digits, `-`, `.`, `_` and `~` only, not {character:?} (at byte {at})"
     )]
     Character {
-        /// The first such character.
+        /// The first invalid character.
         character: char,
-        /// The byte offset of the character.
+        /// The byte offset of the invalid character.
         at: usize,
     },
     /// A conversation id must not be a name that Windows reserves for a device.

@@ -17,7 +17,7 @@
 //!
 //! # Layers
 //!
-//! Each layer uses only the layers above it, and is useful alone.
+//! Each layer uses only the layers above it, and can be used without the layers below it.
 //!
 //! | module | contents |
 //! | --- | --- |
@@ -31,10 +31,10 @@
 //! | [`session`] | a conversation with an id, a tree and a store, as an actor |
 //! | [`manager`] | many sessions by id |
 //!
-//! The [`guides`] explain them step by step, beginning with [getting started](guides::getting_started).
+//! The [`guides`] explain the layers step by step, beginning with [getting started](guides::getting_started).
 //!
-//! The types of a first program are also at the root. So are the crates that it needs in the versions of this crate:
-//! [`macro@async_trait`], [`schemars`] and [`serde_json`].
+//! The crate root re-exports the types that a first program needs. It also re-exports the crates that such a program
+//! needs, in the versions that this crate uses: [`macro@async_trait`], [`schemars`] and [`serde_json`].
 //!
 //! ```
 //! # #[cfg(feature = "test-util")]
@@ -87,14 +87,15 @@
 //!
 //! # Errors
 //!
-//! Each layer has one error type. `Display` includes the direct cause, and [`error_chain`] adds the causes below it.
-//! [`AgentError::provider_error`](agent::AgentError::provider_error) returns the error of a failed request. Predicates such
-//! as [`ManagerError::is_not_found`](manager::ManagerError::is_not_found) map errors to statuses of a service: 404, 409, 503.
+//! Each layer has one error type. Its `Display` text includes the direct cause, and [`error_chain`] adds the deeper
+//! causes. [`AgentError::provider_error`](agent::AgentError::provider_error) returns the error of a failed request.
+//! Predicates such as [`ManagerError::is_not_found`](manager::ManagerError::is_not_found) help a service to map errors
+//! to HTTP statuses: 404, 409, 503.
 //!
 //! # Panics
 //!
-//! Panics in tools, callbacks and providers are contained, which needs `panic = "unwind"`, the default. With
-//! `panic = "abort"` the first panic ends the process.
+//! Panics in tools, callbacks and providers are contained. This needs `panic = "unwind"`, the default. With `panic =
+//! "abort"`, the crate does not compile.
 
 #![warn(unreachable_pub)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -104,7 +105,7 @@ compile_error!(
     "omni-agent contains panics of tools, callbacks and providers, which needs `panic = \"unwind\"`"
 );
 
-// Unit tests share helpers with the integration tests, which name the crate.
+// Unit tests share helpers with the integration tests. These helpers refer to the crate by its name.
 #[cfg(test)]
 extern crate self as omni_agent;
 

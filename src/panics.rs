@@ -1,4 +1,4 @@
-//! Protection against panics of code outside the crate.
+//! Protection against panics in code outside the crate.
 
 use std::{
     any::Any,
@@ -10,14 +10,14 @@ use futures_util::FutureExt;
 
 use crate::text::clip;
 
-/// Runs `work`. The error is the message of its panic.
+/// Runs `work`. If `work` panics, returns the panic message as the error.
 #[inline]
 pub(crate) fn contained<T>(work: impl FnOnce() -> T) -> Result<T, String> {
-    // State that the closure left half changed is not used after a panic.
+    // After a panic, state that the closure has only partly changed is not used.
     catch_unwind(AssertUnwindSafe(work)).map_err(panic_message)
 }
 
-/// Runs `work` to its end. The error is the message of its panic.
+/// Runs `work` to its end. If `work` panics, returns the panic message as the error.
 ///
 /// # Cancel safety
 ///

@@ -1,7 +1,8 @@
-//! Setters of public fields, for structs that may get more fields and therefore have no literal outside the crate.
+//! Setters of public fields, for structs that may get more fields. Code outside the crate can't create such a struct
+//! with a literal.
 
-/// Defines setters that take and return the value. `some T` sets an optional field,
-/// and `into T` accepts whatever converts into the field's type.
+/// Defines setters that take `self` and return it. `some T` sets an optional field, and `into T` accepts any value that
+/// converts into the field's type.
 macro_rules! setters {
     (@ $type:ident $with:ident $field:ident some $value:ty) => {
         impl $type {

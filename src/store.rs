@@ -1,7 +1,7 @@
 //! Stores keep conversations between runs of a program.
 //!
-//! A [`Store`] keeps conversations by [`ConversationId`]. Each has a [`StoredState`] (its model, system prompt, options
-//! and title), the nodes of its tree, its head and its cursors. The crate contains these stores:
+//! A [`Store`] keeps conversations by [`ConversationId`]. Each conversation has a [`StoredState`] (its model, system
+//! prompt, options and title), the nodes of its tree, its head and its cursors. The crate contains these stores:
 //!
 //! | store | keeps conversations in | use it for |
 //! | --- | --- | --- |
@@ -10,16 +10,17 @@
 //! | `SqliteStore` (feature `sqlite`) | one file | one machine (recommended) |
 //! | `PostgresStore` (feature `postgres`) | a database | many machines |
 //!
-//! An application passes a store to a [session](crate::session) or a [manager](crate::manager), which call its methods.
-//! To write a store, implement [`Store`] and check it with the suite in `conformance` (feature `test-util`).
+//! An application passes a store to a [session](crate::session) or a [manager](crate::manager), which then calls the
+//! store's methods. To write a store, implement [`Store`] and check it with the suite in `conformance` (feature
+//! `test-util`).
 //!
 //! Each change is a [`Write`] on a [`Version`], so that two processes can't overwrite each other's changes. A
-//! [`Commit`] adds nodes and moves the head, a [`StateChange`] replaces the state. [`Store::load`] returns a whole
+//! [`Commit`] adds nodes and moves the head. A [`StateChange`] replaces the state. [`Store::load`] returns a whole
 //! conversation as [`Stored`], and [`Store::list`] returns a [`Page`] of [`Summary`] entries. A [`Lease`] shows which
-//! process has a conversation open. All methods fail with a [`StoreError`].
+//! process has a conversation open. Methods that fail return a [`StoreError`].
 //!
-//! [`copy`] copies all conversations to another store. [`export_json`] and [`import_json`] convert one conversation to
-//! a readable document and back.
+//! [`copy`] copies all conversations to another store. [`export_json`] converts a conversation to a readable document,
+//! and [`import_json`] converts such a document back.
 //!
 //! ```
 //! use omni_agent::{
@@ -86,7 +87,7 @@ use async_trait::async_trait;
 
 /// A place that keeps conversations.
 ///
-/// The example is a store that wraps another store and counts its commits:
+/// The example shows a store that wraps another store and counts its commits:
 ///
 /// ```
 /// use std::sync::atomic::{AtomicU64, Ordering};
@@ -146,18 +147,19 @@ use async_trait::async_trait;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// To wrap a store with ownership, also delegate the methods from [`acquire`](Store::acquire) on.
+/// To wrap a store with ownership, also delegate [`acquire`](Store::acquire) and all methods after it.
 ///
 /// # Requirements for implementations
 ///
 /// **A write is all or nothing**, even after a crash, on a full disk, when its future is dropped, or when a connection
-/// breaks. If a write returns `Ok`, it survives a crash of the process. In a store that is meant to be durable, it also
-/// survives a crash of the machine. If a write returns an error, nothing has changed. Its cost depends on the written
-/// content, not on the size of the conversation.
+/// breaks. If a write returns `Ok`, the write survives a crash of the process. In a store that is meant to be durable,
+/// it also survives a crash of the machine. If a write returns an error, nothing has changed. The cost of a write
+/// depends on the written content, not on the size of the conversation.
 ///
 /// **The writes to one conversation form a sequence.** [`create`](Store::create) returns the first [`Version`], and
-/// each write that takes effect returns the [`next`](Version::next) version. A [`Write`] names the version that it
-/// builds on. The store compares this base with the current version and writes in one transaction or under one lock:
+/// each write that takes effect returns the [`next`](Version::next) version. A [`Write`] contains its base, which is
+/// the version on which it builds. In one transaction or under one lock, the store compares this base with the current
+/// version and writes:
 ///
 /// 1. If the base is the current version, the write takes effect. Its result is the version after it.
 /// 2. If the base is an earlier version, and the write that followed it has the same [`WriteId`], then this is a
@@ -167,54 +169,58 @@ use async_trait::async_trait;
 ///    version, and nothing changes. A base beyond the current version is a conflict, too.
 ///
 /// Any number of writers may try at the same time, from any number of handles and processes. Writes to different
-/// conversations do not disturb each other.
+/// conversations do not affect each other.
 ///
 /// **First versions are random** ([`Version::first`]). So a writer that still holds a version of a deleted conversation
-/// can't write into a later conversation with the same id.
+/// can't write to a later conversation with the same id.
 ///
 /// **Content is returned exactly as it was written.** Messages are equal to the written messages and encode to the same
-/// bytes. They are kept as the JSON text from `serde_json`, because formats that interpret JSON may reject U+0000,
-/// reorder keys or change numbers. Nodes are returned in the order in which they were committed, cursors with their
-/// latest values, and state and head as last written. A store does not need to interpret nodes: the writer ensures that
-/// parents exist and ids ascend, and the tree checks this when it is loaded. [`Stored`] applies writes one by one, for
-/// stores that keep the writes themselves.
+/// bytes. They are stored as the JSON text from `serde_json`, because formats that interpret JSON may reject U+0000,
+/// reorder keys or change numbers. Nodes are returned in the order in which they were committed. Cursors are returned
+/// with their latest values, and state and head as they were last written. A store does not need to interpret nodes.
+/// The writer ensures that parents exist and that ids ascend, and the tree checks this when it is loaded. For stores
+/// that keep the writes themselves, [`Stored`] can apply the writes one by one.
 ///
-/// **Secrets are not stored.** All stored state has passed through [`StoredState::without_secrets`].
+/// **Secrets are not stored.** Every state that is stored has passed through [`StoredState::without_secrets`].
 ///
-/// **Nothing is skipped silently.** Unreadable content is reported as [`StoreError::Damaged`], with its place. The only
-/// exception is a write that a crash interrupted, which was therefore never acknowledged. It is dropped as a whole, and
-/// the next write is sound. Damage to one conversation does not affect other conversations. A list reports damage in
-/// [`Summary::damage`], if listing finds it.
+/// **Nothing is skipped silently.** Unreadable content is reported as [`StoreError::Damaged`], with the place of the
+/// damage. The only exception is a write that was interrupted by a crash, and was therefore never acknowledged. Such a
+/// write is dropped as a whole, and the next write succeeds. Damage to one conversation does not affect other
+/// conversations. If listing a conversation detects damage, the list reports it in [`Summary::damage`].
 ///
-/// **The store sets the times.** The created and updated times come from its clock, and `updated` never goes back.
+/// **The store sets the times.** The created and updated times come from the store's clock, and `updated` never
+/// decreases.
 ///
 /// # Ownership
 ///
-/// Versions alone keep writers from mixing their histories. Ownership shows a second process early that another process
-/// has the conversation open. It also lets a process take the conversation over from an owner that is gone.
+/// Versions alone prevent writers from mixing their histories. In addition, ownership shows a second process early that
+/// another process has the conversation open. It also allows a process to take the conversation over from an owner that
+/// no longer exists.
 ///
-/// The methods from [`acquire`](Store::acquire) on belong together. A store without them relies on versions alone. A
-/// store with them gives a [`Lease`] with an [`Epoch`] to one owner at a time, for a limited time, by the store's own
-/// clock. If a lease ran out or passed to another owner, every write with its epoch is rejected with
-/// [`StoreError::LeaseLost`], in the same transaction that would write it. A write without an epoch is not checked.
+/// [`acquire`](Store::acquire) and the methods after it belong together. A store without them relies on versions alone.
+/// A store with them gives a [`Lease`] with an [`Epoch`] to one owner at a time, for a limited time, measured by the
+/// store's own clock. If a lease has expired or passed to another owner, every write with its epoch is rejected with
+/// [`StoreError::LeaseLost`]. The check is part of the transaction that would write. A write without an epoch is not
+/// checked.
 ///
-/// Each acquisition raises the epoch: by one, or by a random number in a store that may forget the last epoch, such as
-/// a database that fails over to a replica. A lease that ran out keeps its epoch until another owner acquires the
-/// conversation, so it can be renewed until then.
+/// Each acquisition raises the epoch by one. In a store that may forget the last epoch, such as a database that fails
+/// over to a replica, it raises the epoch by a random number. Until another owner acquires the conversation, an expired
+/// lease keeps its epoch and can be renewed.
 ///
 /// Sessions acquire the conversations that they open. A thread of this crate renews their leases, even while the
-/// application's own threads are busy. So these methods must make progress on the runtime that they are called on,
-/// without help from any other runtime.
+/// application's own threads are busy. So the methods for leases must make progress on the runtime on which they are
+/// called, without help from any other runtime.
 ///
 /// # Cancel safety
 ///
-/// Every future may be dropped at any time. A write whose future was dropped has taken effect, will take effect
-/// shortly, or never will, but always as a whole. To find out, repeat it with the same [`WriteId`], which is safe.
+/// Every future may be dropped at any time. If the future of a write was dropped, the write has taken effect, will take
+/// effect shortly, or will never take effect, but always as a whole. To find out, repeat the write with the same
+/// [`WriteId`], which is safe.
 ///
 /// # Checking an implementation
 ///
-/// Implement `conformance::StoreUnderTest` and run `conformance::check` (feature `test-util`). The suite checks each of the
-/// requirements above that a test can check.
+/// Implement `conformance::StoreUnderTest` and run `conformance::check` (feature `test-util`). The suite checks all
+/// requirements above that can be checked by a test.
 #[async_trait]
 pub trait Store: Send + Sync + 'static {
     /// Creates a conversation with this state and no nodes.
@@ -224,7 +230,8 @@ pub trait Store: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// Fails with [`StoreError::AlreadyExists`] if the id is taken, or if the store can't be written to.
+    /// Fails with [`StoreError::AlreadyExists`] if a conversation with this id exists. Also fails if the store can't be
+    /// written to.
     async fn create(
         &self,
         id: &ConversationId,
@@ -272,15 +279,15 @@ pub trait Store: Send + Sync + 'static {
     /// Fails with [`StoreError::NotFound`], or if the store can't be read. Damage is reported in the summary.
     async fn summary(&self, id: &ConversationId) -> Result<Summary, StoreError>;
 
-    /// Lists conversations by their last write, newest first, then by id. It does not read whole conversations.
+    /// Lists conversations by their last write, newest first, then by id. Does not read whole conversations.
     ///
-    /// A page shows the list at the moment of the call. A write to a conversation moves it to the front, which shifts
-    /// pages with an offset: a conversation may then appear twice, and if other conversations are deleted, a
-    /// conversation may be missed. Pages [`after`](Page::after) a conversation contain each conversation exactly once
-    /// if nobody writes to it. This holds even if the conversation that they continue from was deleted or moved. To
-    /// list all conversations as of one moment, request one page of `usize::MAX`.
+    /// A page shows the list at the moment of the call. A write to a conversation moves the conversation to the front
+    /// of the list, which shifts pages with an offset. So a conversation may appear on two such pages, and if other
+    /// conversations are deleted, a conversation may be missed. Pages [`after`](Page::after) a conversation contain
+    /// each conversation exactly once if nobody writes to it. This is true even if the conversation after which a page
+    /// begins was deleted or moved. To list all conversations as of one moment, request one page of `usize::MAX`.
     ///
-    /// If the store has an index, a page after a conversation costs the same at the end of a list as at its beginning.
+    /// If the store has an index, a page after a conversation costs the same anywhere in the list.
     ///
     /// # Errors
     ///
@@ -295,7 +302,7 @@ pub trait Store: Send + Sync + 'static {
     /// Fails if the store can't be written to.
     async fn delete(&self, id: &ConversationId) -> Result<(), StoreError>;
 
-    /// Returns whether the conversation exists, readable or not.
+    /// Returns whether the conversation exists, even if it can't be read.
     ///
     /// # Errors
     ///
@@ -310,20 +317,20 @@ pub trait Store: Send + Sync + 'static {
 
     /// Makes `owner` the owner of the conversation.
     ///
-    /// This succeeds if the conversation has no owner, if its owner's lease ran out, or if its owner has the same name.
-    /// In the last case, the owner gets a new epoch and the old one ends.
+    /// This succeeds if the conversation has no owner, if its owner's lease has expired, or if its owner has the same
+    /// name. If the owner has the same name, the new lease gets a new epoch and the old lease ends.
     ///
     /// # Errors
     ///
-    /// Fails with [`StoreError::Owned`], which names the current owner, with [`StoreError::NotFound`], or if the store
-    /// can't be reached.
+    /// Fails with [`StoreError::Owned`], which contains the current owner, or with [`StoreError::NotFound`]. Also fails
+    /// if the store can't be reached.
     async fn acquire(&self, id: &ConversationId, owner: &Owner) -> Result<Lease, StoreError> {
         let _ = (id, owner);
         Ok(Lease::unlimited())
     }
 
-    /// Extends a lease: the lease starts anew, with its original duration. A lease that ran out continues with its
-    /// epoch, unless another owner has acquired the conversation since.
+    /// Extends a lease, which then starts anew with its original duration. An expired lease continues with its epoch,
+    /// unless another owner has acquired the conversation in the meantime.
     ///
     /// # Errors
     ///
@@ -334,15 +341,15 @@ pub trait Store: Send + Sync + 'static {
         Ok(lease.clone())
     }
 
-    /// Renews several leases and returns the conversations whose lease is lost. Each lease is tried, whether or not the
-    /// others succeed.
+    /// Renews several leases and returns the conversations whose leases are lost. If the renewal of one lease fails,
+    /// the other leases are still renewed.
     ///
-    /// A store implements this method if it can renew many leases more cheaply than one by one.
+    /// A store should implement this method if it can renew many leases together at a lower cost than one by one.
     ///
     /// # Errors
     ///
-    /// If the store can't be reached for all or some of the leases, returns the first such error. The other leases are
-    /// renewed nevertheless. Lost leases are reported when the call is repeated.
+    /// If the store can't be reached for some or all of the leases, returns the first such error. The other leases are
+    /// still renewed. To find out which leases are lost, repeat the call.
     async fn renew_all(&self, leases: &[(ConversationId, Lease)]) -> Result<Vec<ConversationId>, StoreError> {
         let (mut lost, mut failed) = (Vec::new(), None);
         for (id, lease) in leases {
@@ -356,21 +363,21 @@ pub trait Store: Send + Sync + 'static {
         failed.map_or(Ok(lost), Err)
     }
 
-    /// Deletes the conversation as [`delete`](Store::delete) does, if this lease holds it.
+    /// Deletes the conversation in the same way as [`delete`](Store::delete), if this lease is still valid.
     ///
-    /// An owner that was paused for longer than its lease must not delete the later work of another owner, nor a new
-    /// conversation with the same id.
+    /// This prevents an owner that was paused for longer than its lease from deleting the later work of another owner,
+    /// or a new conversation with the same id.
     ///
     /// # Errors
     ///
-    /// Fails with [`StoreError::LeaseLost`] if the conversation exists and the lease no longer holds it, or if the
-    /// store can't be written to.
+    /// Fails with [`StoreError::LeaseLost`] if the conversation exists and the lease is no longer valid. Also fails if
+    /// the store can't be written to.
     async fn delete_under(&self, id: &ConversationId, lease: &Lease) -> Result<(), StoreError> {
         let _ = lease;
         self.delete(id).await
     }
 
-    /// Ends a lease before its time. Releasing a lease that has already ended succeeds.
+    /// Ends a lease before it expires. Releasing a lease that has already ended succeeds.
     ///
     /// # Errors
     ///
@@ -382,7 +389,8 @@ pub trait Store: Send + Sync + 'static {
 }
 
 /// Converts the argument of [`Session::builder`](crate::session::Session::builder) and
-/// [`Manager::builder`](crate::manager::Manager::builder): a store, an `Arc` of one, or an `Arc<dyn Store>`.
+/// [`Manager::builder`](crate::manager::Manager::builder) to a shared store. The argument is a store, an `Arc` of a
+/// store, or an `Arc<dyn Store>`.
 pub trait IntoStore {
     /// Returns the shared store.
     fn into_store(self) -> Arc<dyn Store>;

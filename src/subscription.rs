@@ -1,20 +1,21 @@
-//! Subscriptions: a snapshot, then numbered events, without a gap and without an overlap.
+//! Subscriptions, which consist of a snapshot and then numbered events, without a gap and without an overlap.
 //!
-//! Agents, sessions and the manager are *actors*: tasks that own a state and emit events when it changes. Their
-//! `subscribe` methods return a [`Subscription`], or for a session a
-//! [`SessionSubscription`](crate::session::SessionSubscription), which wraps one.
+//! Agents, sessions and the manager are *actors*: tasks that own a state and emit events when the state changes. Their
+//! `subscribe` methods return a [`Subscription`]. Only a session's method returns a
+//! [`SessionSubscription`](crate::session::SessionSubscription), which wraps a [`Subscription`].
 //!
 //! # Main types
 //!
 //! - [`Subscription`] starts with a snapshot and yields [`Update`]s with [`next`](Subscription::next) or as a stream.
-//! - [`Update::Event`] contains the next event with its [`EventId`]. An id can be stored, and a reader can resume after
-//!   it, for example a browser with server-sent events.
+//! - [`Update::Event`] contains the next event with its [`EventId`]. A reader can store an id and resume after it. For
+//!   example, a browser does this with server-sent events.
 //! - [`Update::Resync`] contains a fresh snapshot. A reader that is too slow gets it instead of the events that it
-//!   missed. The next event follows that snapshot. A slow reader never blocks the actor.
-//! - [`Update::Closed`] is the last update. It contains the [`End`]: the reason and the last snapshot.
+//!   missed. The next event follows the fresh snapshot. A slow reader never blocks the actor.
+//! - [`Update::Closed`] is the last update. It contains the [`End`], which consists of the reason and the last
+//!   snapshot.
 //! - [`FeedLimits`] sets how many events are buffered for slow readers and for readers that resume.
 //!
-//! A [`Subscription`] does not keep its actor alive. A `SessionSubscription` does, if it belongs to a
+//! A [`Subscription`] does not keep its actor alive. A `SessionSubscription` keeps its session alive if it belongs to a
 //! [controller](crate::session::Mode).
 //!
 //! # Example
@@ -63,13 +64,15 @@ use tokio_util::sync::ReusableBoxFuture;
 use crate::error::InvalidId;
 use crate::setters::setters;
 
-/// The id of an event: the incarnation of the actor, and the event's number in it, from 1.
+/// The id of an event. It consists of the actor's incarnation and the event's number in this incarnation, counted from
+/// 1.
 ///
-/// The text form is `incarnation-number`, with the incarnation in hexadecimal. It can be the id of a server-sent event.
+/// The text form is `incarnation-number`, with the incarnation in hexadecimal. It can be used as the id of a
+/// server-sent event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub struct EventId {
-    /// The incarnation of the actor, which differs after each start.
+    /// The incarnation of the actor, which is different after each start of the actor.
     pub incarnation: u64,
     /// The number of the event in this incarnation. 0 is the position before the first event.
     pub number: u64,
@@ -163,7 +166,7 @@ impl<E> Clone for Numbered<E> {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// The JSON form has a `type` field, like the events:
+/// The JSON form has a `type` field, as events do:
 ///
 /// ```
 /// # #[cfg(feature = "test-util")]
@@ -188,13 +191,14 @@ impl<E> Clone for Numbered<E> {
 pub enum Update<S, E> {
     /// The next event.
     Event(Numbered<E>),
-    /// The reader missed events. This snapshot replaces them, and the next event follows it.
+    /// The reader missed events. This snapshot includes the effects of the missed events, and the next event follows
+    /// this snapshot.
     Resync(#[serde(serialize_with = "with_name")] Arc<S>),
     /// The actor has ended. This is the last update.
     Closed(End<S>),
 }
 
-/// Serialises a snapshot as a field, since its own fields would mix with the tag.
+/// Serialises a snapshot as a field, because otherwise the snapshot's own fields would mix with the tag.
 fn with_name<T: Serialize, S: Serializer>(snapshot: &Arc<T>, serializer: S) -> Result<S::Ok, S::Error> {
     let mut resync = serializer.serialize_struct("Resync", 1)?;
     resync.serialize_field("snapshot", snapshot)?;
@@ -207,7 +211,7 @@ fn with_name<T: Serialize, S: Serializer>(snapshot: &Arc<T>, serializer: S) -> R
 pub struct End<S> {
     /// The reason for the end.
     pub reason: EndReason,
-    /// The last snapshot. `None` if the task was killed before it could leave a snapshot.
+    /// The last snapshot. `None` if the task was killed before it could store a snapshot.
     pub snapshot: Option<Arc<S>>,
 }
 
@@ -228,7 +232,7 @@ pub enum EndReason {
     /// The last handle of the actor was dropped.
     #[error("its last handle was dropped")]
     HandlesDropped,
-    /// The session was unused for its idle time: nothing kept it open, and nothing was in progress.
+    /// The session was unused for the whole idle time: nothing kept it open, and nothing was in progress.
     #[error("nothing kept it open and nothing was in progress")]
     Idle,
     /// The session's agent ended.
@@ -249,18 +253,18 @@ type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// Gives a subscription access to its actor without keeping the actor alive.
 pub(crate) trait Source<S, E>: Send + Sync {
-    /// Returns a new position in the stream: after `after` if the events that follow it are still buffered, otherwise
-    /// with a snapshot.
+    /// Returns a new position in the stream. If the events that follow `after` are still buffered, the position is
+    /// directly after `after`. Otherwise the position includes a snapshot.
     ///
     /// # Errors
     ///
-    /// The actor's end, if it has ended.
+    /// If the actor has ended, the error is the actor's end.
     fn attach(&self, after: Option<EventId>) -> BoxFuture<Result<Attachment<S, E>, End<S>>>;
 }
 
 /// A position in an actor's event stream.
 pub(crate) struct Attachment<S, E> {
-    /// The snapshot at this position. `None` if the backlog contains all missed events.
+    /// The snapshot at this position. `None` if the backlog contains all events that the reader missed.
     pub(crate) snapshot: Option<Arc<S>>,
     /// The id of the last event before the backlog.
     pub(crate) last: EventId,
@@ -270,8 +274,9 @@ pub(crate) struct Attachment<S, E> {
 
 /// A snapshot of an actor, and the events that follow it.
 ///
-/// The order is complete: the first event follows the snapshot, and no event is missing without an [`Update::Resync`].
-/// The [module documentation](self) explains the updates. A subscription is also a [`Stream`] of updates.
+/// The sequence is complete. The first event directly follows the snapshot, and if events are missing, an
+/// [`Update::Resync`] replaces them. The [module documentation](self) explains the updates. A subscription is also a
+/// [`Stream`] of updates.
 ///
 /// ```
 /// # #[cfg(feature = "test-util")]
@@ -302,17 +307,17 @@ pub(crate) struct Attachment<S, E> {
 pub struct Subscription<S, E> {
     snapshot: Option<Arc<S>>,
     last: EventId,
-    /// `None` while `waiting` contains the reader.
+    /// The reader, or `None` while the future in `waiting` owns it.
     reader: Option<Reader<S, E>>,
-    /// The wait for the next update, which a poll of the stream started. It is kept afterwards so that its memory is
-    /// reused.
+    /// The future that waits for the next update. It is created when the stream is polled. After the wait, it is kept
+    /// so that its memory can be reused.
     waiting: Option<Waiting<S, E>>,
 }
 
 /// The position of a subscription in the actor's events.
 struct Reader<S, E> {
     source: Box<dyn Source<S, E>>,
-    /// A snapshot that is the next update, and the last event that it includes.
+    /// The snapshot to return as the next update, and the id of the last event that this snapshot includes.
     resync: Option<(Arc<S>, EventId)>,
     last: EventId,
     backlog: VecDeque<Numbered<E>>,
@@ -323,7 +328,8 @@ type Waiting<S, E> = ReusableBoxFuture<'static, (Reader<S, E>, Option<Update<S, 
 
 enum ReaderState<E> {
     Live(broadcast::Receiver<Numbered<E>>),
-    /// A new position must be requested: after the last event, or with a snapshot.
+    /// The reader has lost its position and must request a new one. If `replay` is set, it requests the position after
+    /// the last event, otherwise a position with a snapshot.
     Lost {
         replay: bool,
     },
@@ -337,8 +343,8 @@ impl<S: Send + Sync + 'static, E: Send + Sync + 'static> Subscription<S, E> {
         Self { snapshot, last, reader: Some(reader), waiting: None }
     }
 
-    /// Creates a subscription that continues after `seen`, the last event that its reader saw. If it needs a snapshot,
-    /// the snapshot is its first update.
+    /// Creates a subscription that continues after `seen`, the last event that its reader saw. If the reader needs a
+    /// snapshot, the snapshot is the first update.
     pub(crate) fn resumed(
         source: Box<dyn Source<S, E>>,
         seen: EventId,
@@ -346,20 +352,20 @@ impl<S: Send + Sync + 'static, E: Send + Sync + 'static> Subscription<S, E> {
     ) -> Self {
         let Attachment { snapshot, last, backlog, live } = attachment;
         let resync = snapshot.map(|snapshot| (snapshot, last));
-        // Until the reader gets the snapshot, it has seen nothing newer.
+        // Until the reader gets the snapshot, the last event that it has seen is `seen`.
         let reader = Reader { source, resync, last: seen, backlog, state: ReaderState::Live(live) };
         Self { snapshot: None, last: seen, reader: Some(reader), waiting: None }
     }
 
-    /// Returns the snapshot at the start of the subscription. `None` if the subscription was resumed from an event,
-    /// because the missed events or a resync then come as updates.
+    /// Returns the snapshot at the start of the subscription. Returns `None` if the subscription was resumed from an
+    /// event, because then the missed events or a resync arrive as updates.
     pub fn snapshot(&self) -> Option<&Arc<S>> {
         self.snapshot.as_ref()
     }
 
-    /// Returns the id of the last event that this reader has seen, in an update or as part of a snapshot. Resuming from
-    /// this id never skips an event: a resumed subscription returns the id that it was resumed from until
-    /// [`next`](Subscription::next) has returned something newer.
+    /// Returns the id of the last event that this reader has seen, either in an update or as part of a snapshot.
+    /// Resuming from this id never skips an event. A resumed subscription first returns the id from which it was
+    /// resumed. After [`next`](Subscription::next) has returned something newer, it returns the newer id.
     pub fn last_id(&self) -> EventId {
         self.last
     }
@@ -371,7 +377,7 @@ impl<S: Send + Sync + 'static, E: Send + Sync + 'static> Subscription<S, E> {
     /// Dropping the future loses no update.
     pub async fn next(&mut self) -> Option<Update<S, E>> {
         let Some(reader) = &mut self.reader else {
-            // A poll of the stream began to wait.
+            // An earlier poll of the stream has started to wait, so this call continues that wait.
             return poll_fn(|cx| Pin::new(&mut *self).poll_next(cx)).await;
         };
         let update = reader.next().await;
@@ -421,7 +427,8 @@ impl<S, E: Send + Sync + 'static> Reader<S, E> {
                         return Some(Update::Event(event));
                     }
                     Err(RecvError::Lagged(_)) => self.state = ReaderState::Lost { replay: false },
-                    // Either the actor has ended, or the channel was replaced. The actor knows which.
+                    // Either the actor has ended, or the channel was replaced. A new position must be requested from
+                    // the actor to find out.
                     Err(RecvError::Closed) => self.state = ReaderState::Lost { replay: true },
                 },
                 ReaderState::Lost { replay } => {
@@ -452,25 +459,26 @@ impl<S, E> fmt::Debug for Subscription<S, E> {
     }
 }
 
-/// The limits of the events that an actor buffers for subscribers, by count and bytes.
+/// The limits on the number and the size of the events that an actor buffers for subscribers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FeedLimits {
-    /// The number of events that a subscriber may lag behind before it is resynced. The value is raised to at least 256
-    /// and rounded up to a power of two.
+    /// The number of events that a subscriber may lag behind before it is resynced. The number is raised to at least
+    /// 256 and rounded up to a power of two.
     pub lag: usize,
-    /// The number of events that are buffered for subscribers that resume after the last event they saw. The value is
-    /// raised to at least that of `lag`.
+    /// The number of events that are buffered for subscribers that resume after the last event they saw. The number is
+    /// raised to at least the value of `lag`.
     pub replay: usize,
-    /// The approximate number of bytes that are buffered for both. The newest events may exceed it. A stalled
-    /// subscriber can hold up to the same amount again until it continues or is dropped.
+    /// The approximate number of bytes that are buffered for lagging and resuming subscribers together. The newest
+    /// events may exceed this limit. A stalled subscriber can hold up to the same number of bytes in addition, until it
+    /// continues or is dropped.
     pub bytes: usize,
 }
 
 setters!(FeedLimits: with_lag(lag: usize), with_replay(replay: usize), with_bytes(bytes: usize));
 
 impl Default for FeedLimits {
-    /// Returns 256 events of lag, 1,024 events of replay and 4 MiB.
+    /// Returns a lag of 256 events, a replay of 1,024 events, and 4 MiB.
     fn default() -> Self {
         Self { lag: 256, replay: 1024, bytes: 4 * 1024 * 1024 }
     }
@@ -478,14 +486,15 @@ impl Default for FeedLimits {
 
 impl FeedLimits {
     fn effective(self) -> Self {
-        // The broadcast channel's length is a power of two, and the channel panics above a maximum.
+        // The capacity of a broadcast channel is a power of two, and creating a channel above the maximum capacity
+        // panics.
         let lag = self.lag.clamp(256, 1 << 20).next_power_of_two();
         Self { lag, replay: self.replay.max(lag), bytes: self.bytes }
     }
 }
 
-/// The actor's side of its subscriptions: numbers the events and sends them to all subscribers. Until the first
-/// subscriber, an event costs one increment of a counter.
+/// The actor's side of its subscriptions. It numbers the events and sends them to all subscribers. Before the first
+/// subscriber arrives, each event only increments a counter.
 pub(crate) struct Feed<E> {
     last: EventId,
     live: Option<Box<Live<E>>>,
@@ -494,10 +503,11 @@ pub(crate) struct Feed<E> {
 struct Live<E> {
     limits: FeedLimits,
     sender: broadcast::Sender<Numbered<E>>,
-    /// The newest events. They include the events that wait in the channel, so that their bytes bound both.
+    /// The newest events, with their sizes. The ring includes the events that wait in the channel, so that a single
+    /// limit on the bytes bounds both.
     ring: VecDeque<(Numbered<E>, usize)>,
     bytes: usize,
-    /// The events since the actor last checked whether its readers keep up.
+    /// The number of events since the actor last checked whether its readers keep up.
     unread: usize,
     unread_bytes: usize,
 }
@@ -511,12 +521,12 @@ impl<E: Send + Sync + 'static> Feed<E> {
         self.last
     }
 
-    /// Returns whether there is a subscriber, so that events must be created.
+    /// Returns whether events must be created, because somebody has subscribed.
     pub(crate) fn is_listened_to(&self) -> bool {
         self.live.is_some()
     }
 
-    /// Uses the next number without an event, since there is no subscriber.
+    /// Uses the next number without an event, because nobody has subscribed.
     pub(crate) fn skip(&mut self) {
         self.last.number += 1;
     }
@@ -531,12 +541,12 @@ impl<E: Send + Sync + 'static> Feed<E> {
         numbered
     }
 
-    /// Closes the channel. Subscribers then get the end from the actor.
+    /// Closes the channel. The subscribers then get the end of the actor from the actor.
     pub(crate) fn close(&mut self) {
         self.live = None;
     }
 
-    /// Returns the current position in the stream, with a snapshot of this moment.
+    /// Returns the current position in the stream, with this snapshot of the current state.
     pub(crate) fn join<S>(&mut self, limits: FeedLimits, snapshot: S) -> Attachment<S, E> {
         let live = self.live.get_or_insert_with(|| Box::new(Live::new(limits)));
         Attachment {
@@ -547,7 +557,7 @@ impl<E: Send + Sync + 'static> Feed<E> {
         }
     }
 
-    /// Returns the position after `after`, if all events that follow it are still buffered.
+    /// Returns the position directly after `after`, if all events that follow `after` are still buffered.
     pub(crate) fn replay<S>(&mut self, limits: FeedLimits, after: EventId) -> Option<Attachment<S, E>> {
         if after.incarnation != self.last.incarnation {
             return None;
@@ -559,17 +569,17 @@ impl<E: Send + Sync + 'static> Feed<E> {
         Some(Attachment { snapshot: None, last: after, backlog, live: live.sender.subscribe() })
     }
 
-    /// Returns whether the actor must yield to its readers: since the last call it sent so many events that still wait
-    /// in the channel that even a fast reader could be overrun. Readers do not necessarily run while the actor waits
-    /// for something.
+    /// Returns whether the actor must yield to its readers. This is the case if it has sent so many events since the
+    /// last call that even a fast reader could be overrun, and these events still wait in the channel. Readers do not
+    /// necessarily run while the actor waits for something.
     pub(crate) fn is_flooded(&mut self) -> bool {
         let Some(live) = &mut self.live else {
             return false;
         };
         let many = live.limits.lag / 4;
         if live.unread_bytes >= (live.limits.bytes / 4).max(1) {
-            // This applies even if the channel is empty: the channel may have been replaced while its readers are on
-            // their way to the new one.
+            // The channel is not checked here. It may be empty because it has just been replaced and its readers have
+            // not yet attached to the new channel.
             (live.unread, live.unread_bytes) = (0, 0);
             return true;
         }
@@ -581,8 +591,8 @@ impl<E: Send + Sync + 'static> Feed<E> {
     }
 }
 
-/// The number of events that the ring keeps regardless of their size: as many as an actor may send at once before its
-/// readers can run.
+/// The number of events that the ring keeps regardless of their size. An actor may send this many events at once before
+/// its readers can run.
 const AT_ONCE: usize = 16;
 
 impl<E: Send + Sync + 'static> Live<E> {
@@ -603,7 +613,7 @@ impl<E: Send + Sync + 'static> Live<E> {
         self.unread_bytes += weight;
         self.bytes += weight;
         self.ring.push_back((event.clone(), weight));
-        // An error means that there is no receiver. The event is then kept for subscribers that resume.
+        // An error means that there is no receiver. In that case, the ring keeps the event for subscribers that resume.
         let _ = self.sender.send(event);
         if self.ring.len() > self.limits.replay {
             self.drop_oldest();
@@ -613,14 +623,14 @@ impl<E: Send + Sync + 'static> Live<E> {
         }
     }
 
-    /// Drops old events until half of the byte limit is free, so that this happens rarely.
+    /// Drops old events until half of the byte limit is free, so that events have to be dropped only rarely.
     fn make_room(&mut self) {
         while self.bytes > self.limits.bytes / 2 && self.ring.len() > AT_ONCE {
             self.drop_oldest();
         }
-        // A reader is behind the ring, so the channel still holds events that the ring dropped. A new channel frees
-        // them. Fast readers read the old channel to its end, attach again, and get the missed events from the ring.
-        // The slow reader is resynced when it continues.
+        // If a reader lags further behind than the ring reaches, the channel still holds events that the ring has
+        // dropped. Replacing the channel frees these events. Fast readers read the old channel to its end, attach
+        // again, and get the missed events from the ring. The slow reader is resynced when it continues.
         if self.sender.len() > self.ring.len() {
             self.sender = broadcast::channel(self.limits.lag).0;
         }

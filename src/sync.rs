@@ -1,8 +1,9 @@
-//! Locks that ignore poisoning.
+//! Locking that ignores poisoning.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Locks a mutex. After a panic under the lock, the data is used as it is: no code of this crate leaves it invalid.
+/// Locks a mutex. If a thread panicked while it held the lock, the data is used anyway, because no code of this crate
+/// panics while the data is invalid.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,9 +1,9 @@
 //! Tools for tests of applications that use this crate (feature `test-util`).
 //!
 //! A [`ScriptedProvider`] is a provider without a network. It answers each request with the next [`Step`] of its
-//! script, or with the result of a function of the request, and it records the requests that it got. Steps stream text,
-//! thinking and tool uses; at any delta they can wait, ask for a decision, fail or break off. A [`Gate`] blocks a
-//! script, a tool or a callback until the test opens it, so that no test has to sleep.
+//! script, or with the step that a function returns for the request. It also records the requests that it receives.
+//! Steps stream text, thinking and tool uses. At any delta, a step can wait, ask for a decision, fail or break off. A
+//! [`Gate`] blocks a script, a tool or a callback until the test opens it, so that no test has to sleep.
 //!
 //! ```
 //! use omni_agent::provider::Request;
@@ -48,7 +48,8 @@ use crate::{
     tool::Decision,
 };
 
-/// Parts that the crate's own tests and fuzz targets need. They are not part of the API and may change at any time.
+/// Parts of the crate that its own tests and fuzz targets need. They are not part of the API and may change at any
+/// time.
 #[doc(hidden)]
 pub mod internals {
     pub use crate::provider::fold::Fold;
@@ -56,10 +57,10 @@ pub mod internals {
     pub use crate::provider::http::framing::Framer;
 }
 
-/// Decodes a complete response in a wire format as an endpoint does, without a network. The pieces of its body may be
-/// split anywhere.
+/// Decodes a complete response in a wire format as an endpoint does, without a network. The body may be split into
+/// pieces anywhere.
 ///
-/// A test of a [`Dialect`] gives it recorded bytes. [`fold`] joins the deltas into the message.
+/// A test of a [`Dialect`] passes recorded bytes to this function. [`fold`] then joins the deltas into the message.
 ///
 /// ```
 /// use omni_agent::provider::{Request, dialect::ChatCompletions};
@@ -77,7 +78,7 @@ pub mod internals {
 ///
 /// # Errors
 ///
-/// The error with which the response would fail, for example because it is invalid or incomplete.
+/// Fails with the error that the response would cause, for example because the response is invalid or incomplete.
 #[cfg(feature = "http")]
 pub fn decode<'a>(
     dialect: &dyn Dialect,
@@ -102,22 +103,22 @@ pub fn decode<'a>(
     Ok(deltas)
 }
 
-/// Joins the deltas of a response into its message.
+/// Joins the deltas of a response into the message of the response.
 ///
 /// # Errors
 ///
-/// The first delta that does not fit, or a response without an end.
+/// Fails at the first delta that does not fit the deltas before it, or if the response has no end.
 pub fn fold(deltas: impl IntoIterator<Item = Delta>) -> Result<Completion, ProviderError> {
     let mut fold = Fold::default();
     deltas.into_iter().try_for_each(|delta| fold.apply(delta))?;
     fold.finish(Timestamp::now())
 }
 
-/// A provider that answers from a script. Clones share the script and the record.
+/// A provider that answers from a script. Clones share the script and the recorded requests.
 ///
 /// A step may be refused, or may break off before it has streamed content. If the error is retryable, the request is
-/// repeated as [`RetryPolicy`](crate::provider::RetryPolicy) specifies, and the repetition takes the next step of the
-/// script. For a test that should get the error at once, set
+/// repeated as [`RetryPolicy`](crate::provider::RetryPolicy) specifies, and the repetition uses the next step of the
+/// script. If a test needs the error without a retry, set
 /// [`Options::max_retries`](crate::provider::Options::max_retries) to 0.
 #[derive(Clone)]
 pub struct ScriptedProvider {
@@ -127,7 +128,7 @@ pub struct ScriptedProvider {
 
 struct ScriptState {
     script: Mutex<VecDeque<Step>>,
-    /// Answers the requests after the end of the script.
+    /// A function that answers the requests after the end of the script.
     beyond: Option<Mutex<Beyond>>,
     requests: Mutex<Vec<Request>>,
     decisions: Mutex<Vec<Decision>>,
@@ -174,12 +175,12 @@ impl ScriptedProvider {
         Self { name: "test".into(), shared: Arc::new(shared) }
     }
 
-    /// Returns the same provider with another name than `test`, for a registry that holds several.
+    /// Returns the same provider with this name instead of `test`, for a registry with several providers.
     pub fn named(self, name: impl Into<Arc<str>>) -> Self {
         Self { name: name.into(), ..self }
     }
 
-    /// Returns the model `scripted` of this provider. The provider serves any other id as well.
+    /// Returns the model `scripted` of this provider. The provider accepts any other model id as well.
     pub fn model(&self) -> Model {
         Model::new(Arc::new(self.clone()), "scripted")
     }
@@ -189,7 +190,7 @@ impl ScriptedProvider {
         lock(&self.shared.script).push_back(step);
     }
 
-    /// Returns the requests so far, including those that were refused.
+    /// Returns all requests so far, including requests that were refused.
     pub fn requests(&self) -> Vec<Request> {
         lock(&self.shared.requests).clone()
     }
@@ -199,12 +200,13 @@ impl ScriptedProvider {
         lock(&self.shared.requests).last().cloned()
     }
 
-    /// Returns the number of responses that are streaming: started, and neither read to the end nor dropped.
+    /// Returns the number of responses that are streaming. These responses have started, and have neither been read to
+    /// the end nor dropped.
     pub fn streaming(&self) -> usize {
         self.shared.open.load(Ordering::SeqCst)
     }
 
-    /// Returns the decisions that [`Step::decide`] got so far.
+    /// Returns the decisions that steps with [`Step::decide`] have received so far.
     pub fn decisions(&self) -> Vec<Decision> {
         lock(&self.shared.decisions).clone()
     }
@@ -244,7 +246,7 @@ impl Provider for ScriptedProvider {
                 match actions.next()? {
                     Action::Delta(delta) => break Ok(delta),
                     Action::Fail(error) => {
-                        // Nothing follows an error.
+                        // The stream ends after an error.
                         actions = Vec::new().into_iter();
                         break Err(error);
                     }
@@ -290,8 +292,8 @@ impl fmt::Debug for ScriptedProvider {
 
 /// A response of a [`ScriptedProvider`].
 ///
-/// A step is built from left to right, and [`stop`](Step::stop) ends it. A step without an end breaks off there, like a
-/// connection that is cut.
+/// A step is built from left to right, and [`stop`](Step::stop) ends it. A step without an end breaks off after its
+/// last action, like a connection that is cut.
 ///
 /// ```
 /// use omni_agent::testing::Step;
@@ -322,7 +324,7 @@ enum Action {
 }
 
 impl Step {
-    /// Creates a response without content and without an end, to build on.
+    /// Creates an empty response without an end, to which content can be added.
     pub fn new() -> Self {
         Self::default()
     }
@@ -332,7 +334,8 @@ impl Step {
         Self::new().then_text([text.into()]).stop()
     }
 
-    /// Creates a complete response with one value, as a service sends it that enforces the output schema itself.
+    /// Creates a complete response with one value, like the response of a service that enforces the output schema
+    /// itself.
     pub fn output(value: &Value) -> Self {
         let enforced = MessageDelta { output_enforced: true, ..MessageDelta::default() };
         Self::new().data(enforced).then_text([value.to_string()]).stop()
@@ -343,13 +346,13 @@ impl Step {
         Self::new().then_tool_use(id, name, input).stop()
     }
 
-    /// Creates a request that is refused before it streams. Anything added to this step is not reached.
+    /// Creates a step that refuses the request before anything is streamed. Anything added to this step has no effect.
     pub fn error(error: ProviderError) -> Self {
         Self { refuse: Some(error), ..Self::default() }
     }
 
-    /// Creates a response that depends on the request. Anything added to this step is not reached: add to the step that
-    /// `make` returns.
+    /// Creates a response that depends on the request. Anything added to this step has no effect. Instead, add it to
+    /// the step that `make` returns.
     pub fn from_fn(make: impl FnOnce(&Request) -> Step + Send + 'static) -> Self {
         Self { make: Some(Box::new(make)), ..Self::default() }
     }
@@ -370,12 +373,12 @@ impl Step {
         self
     }
 
-    /// Adds data of the message as a whole, such as the model's name or a warning.
+    /// Adds data that concerns the message as a whole, such as the model's name or a warning.
     pub fn data(self, data: MessageDelta) -> Self {
         self.delta(Delta::Message(Box::new(data)))
     }
 
-    /// Adds a text block, with one delta per piece. The block does not end explicitly; it ends with the message.
+    /// Adds a text block, with one delta per piece. The block has no explicit end. It ends with the message.
     pub fn then_text<T: Into<String>>(self, pieces: impl IntoIterator<Item = T>) -> Self {
         let parts = pieces.into_iter().map(|piece| Part::Text(piece.into()));
         self.block(BlockStart::Text, parts)
@@ -387,7 +390,7 @@ impl Step {
         self.delta(Delta::Extend { index, part })
     }
 
-    /// Adds a thinking block that ends explicitly. It is signed if `signature` is not empty.
+    /// Adds a thinking block with an explicit end. The block is signed if `signature` is not empty.
     pub fn then_thinking(self, text: &str, signature: &str) -> Self {
         let mut parts = vec![Part::Text(text.to_owned())];
         if !signature.is_empty() {
@@ -398,7 +401,7 @@ impl Step {
         step.delta(Delta::End { index })
     }
 
-    /// Adds reasoning that the service does not show, in a block that ends explicitly.
+    /// Adds reasoning that the service does not show, in a block with an explicit end.
     pub fn then_redacted_thinking(self, payload: &str) -> Self {
         let step = self.block(BlockStart::Thinking, [Part::Redacted(payload.to_owned())]);
         let index = step.blocks - 1;
@@ -418,32 +421,32 @@ impl Step {
         self.block(start, pieces.iter().map(|piece| Part::Input((*piece).to_owned())))
     }
 
-    /// Adds the usage of the request so far.
+    /// Adds the usage of the request up to this point.
     pub fn usage(self, usage: Usage) -> Self {
         self.data(MessageDelta { usage: Some(usage), ..MessageDelta::default() })
     }
 
-    /// Waits for this time.
+    /// Adds a wait of this duration.
     pub fn wait(mut self, delay: Duration) -> Self {
         self.actions.push(Action::Wait(delay));
         self
     }
 
-    /// Waits until the gate is opened.
+    /// Adds a wait until the gate is opened.
     pub fn gate(mut self, gate: &Gate) -> Self {
         self.actions.push(Action::Gate(gate.clone()));
         self
     }
 
     /// Asks the agent for a decision on a tool that the service runs itself. [`ScriptedProvider::decisions`] returns
-    /// the decisions.
+    /// the agent's decisions.
     pub fn decide(mut self, tool_use: ToolUse) -> Self {
         self.actions.push(Action::Decide(tool_use));
         self
     }
 
-    /// Ends the response in the ordinary way: with [`StopReason::ToolUse`] if it uses tools, otherwise with
-    /// [`StopReason::Stop`].
+    /// Ends the response in the ordinary way. The stop reason is [`StopReason::ToolUse`] if the response uses tools,
+    /// otherwise [`StopReason::Stop`].
     pub fn stop(self) -> Self {
         let reason = if self.uses_tools { StopReason::ToolUse } else { StopReason::Stop };
         self.stop_with(reason)
@@ -454,31 +457,31 @@ impl Step {
         self.delta(Delta::stop(reason))
     }
 
-    /// Breaks off with an error.
+    /// Breaks the response off with an error.
     pub fn fail(mut self, error: ProviderError) -> Self {
         self.actions.push(Action::Fail(error));
         self
     }
 
-    /// Stays silent for ever.
+    /// Lets the response wait forever without a further delta.
     pub fn hang(mut self) -> Self {
         self.actions.push(Action::Hang);
         self
     }
 
-    /// Panics with this message.
+    /// Lets the response panic with this message.
     pub fn panic(mut self, words: &str) -> Self {
         self.actions.push(Action::Panic(words.to_owned()));
         self
     }
 
-    /// Returns the number of deltas, waits and other actions.
+    /// Returns the number of actions in this step, such as deltas and waits.
     pub fn actions(&self) -> usize {
         self.actions.len()
     }
 
-    /// Breaks off after this number of [`actions`](Step::actions), without an end, like a connection that is cut. A
-    /// [`fail`](Step::fail) after it puts an error in place of the removed actions.
+    /// Cuts the response off after this number of [`actions`](Step::actions), without an end, like a connection that is
+    /// cut. To replace the removed actions by an error, call [`fail`](Step::fail) afterwards.
     pub fn cut_after(mut self, actions: usize) -> Self {
         self.actions.truncate(actions);
         self
@@ -491,7 +494,7 @@ impl fmt::Debug for Step {
     }
 }
 
-/// Blocks a script, a tool or a callback until a test opens it. Clones are the same gate.
+/// Blocks a script, a tool or a callback until a test opens it. All clones are the same gate.
 ///
 /// ```
 /// use omni_agent::{agent::{Agent, Status}, testing::{Gate, ScriptedProvider, Step}};
@@ -524,7 +527,7 @@ impl Gate {
         Self(Arc::new((Semaphore::new(0), Semaphore::new(0))))
     }
 
-    /// Lets one caller of [`pass`](Gate::pass) through, now or when it arrives.
+    /// Lets one caller of [`pass`](Gate::pass) through. The caller may already be waiting or arrive later.
     pub fn open(&self) {
         self.0.0.add_permits(1);
     }
@@ -542,7 +545,8 @@ impl Gate {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future does not use up an opening. Its arrival still counts for [`reached`](Gate::reached).
+    /// Dropping the future does not use up an opening. The arrival of its caller still counts for
+    /// [`reached`](Gate::reached).
     pub async fn pass(&self) {
         self.0.1.add_permits(1);
         take(&self.0.0).await;

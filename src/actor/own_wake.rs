@@ -12,11 +12,12 @@ use std::{
 
 use futures_util::task::AtomicWaker;
 
-/// A yield that ends when the runtime has polled all other ready tasks, and not before.
+/// A yield that ends only after the runtime has polled all other ready tasks.
 ///
-/// tokio wakes a yielding task after all others, and after the future that it blocks on. But other wakers can wake the
-/// task earlier. In a fast stream, the connection's task does that at every chunk. On a runtime with one thread the two
-/// tasks would keep each other running while the reader waits. So this yield waits for its own waker.
+/// When a task yields, tokio wakes it after all other tasks, and after the future on which the runtime blocks. But
+/// other wakers can wake the task earlier. In a fast stream, the connection's task wakes it at every chunk. On a
+/// runtime with one thread, these two tasks would keep each other running while the reader waits. So this yield waits
+/// for its own waker.
 #[derive(Default)]
 pub(crate) struct OwnWake {
     over: AtomicBool,
@@ -34,18 +35,18 @@ impl OwnWake {
     pub(crate) fn begin() -> Arc<Self> {
         let own_wake = Arc::new(Self::default());
         let waker = Waker::from(Arc::clone(&own_wake));
-        // The first poll registers the waker with the runtime. Nothing else is needed of this future.
+        // The first poll registers the waker with the runtime. After that, the future is no longer needed.
         let _ = pin!(tokio::task::yield_now()).poll(&mut Context::from_waker(&waker));
         own_wake
     }
 
-    /// Ready when the runtime has finished its round.
+    /// Returns `Ready` when the runtime has polled all other ready tasks.
     pub(crate) fn poll(&self, cx: &Context<'_>) -> Poll<()> {
         self.task.register(cx.waker());
         if self.over.load(Ordering::Acquire) { Poll::Ready(()) } else { Poll::Pending }
     }
 
-    /// Waits until the runtime has finished its round.
+    /// Waits until the runtime has polled all other ready tasks.
     pub(crate) async fn over(&self) {
         std::future::poll_fn(|cx| self.poll(cx)).await;
     }

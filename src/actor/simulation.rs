@@ -21,7 +21,7 @@ pub(crate) use ensure;
 
 /// A simulated environment of a core, created from a seed.
 pub(crate) trait Simulated {
-    /// Creates the environment. If `trace` is set, it records its inputs.
+    /// Creates the environment. If `trace` is set, the environment records its inputs.
     fn begin(seed: u64, trace: bool) -> Self;
 
     /// Runs the whole schedule. Returns an error if an invariant breaks.
@@ -31,8 +31,8 @@ pub(crate) trait Simulated {
     fn lines(&self) -> &[String];
 }
 
-/// Runs as many schedules as the environment variable `OMNI_SCHEDULES` specifies, or only the one with the seed in
-/// `OMNI_SEED`. `tests` is the test filter for replaying a schedule.
+/// Runs as many schedules as the environment variable `OMNI_SCHEDULES` specifies, or only the schedule with the seed in
+/// `OMNI_SEED`. The panic message contains a command that replays the schedule, with `tests` as the test filter.
 ///
 /// # Panics
 ///

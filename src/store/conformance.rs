@@ -1,9 +1,10 @@
 //! A suite of checks for implementations of [`Store`] (feature `test-util`).
 //!
-//! Implement [`StoreUnderTest`] for a type that holds a new store and whatever the tests need to simulate crashes, damage and
-//! time. An `Arc` of a store implements it without such abilities. Then call [`check`] in a test. It runs each check on a
-//! new store and panics if one fails. Otherwise it returns a [`ConformanceReport`] with the checks that passed, and those
-//! that were skipped because the test lacks an ability.
+//! Implement [`StoreUnderTest`] for a type that holds a new store and whatever the tests need to simulate crashes,
+//! damage and time. An `Arc` of a store already implements [`StoreUnderTest`], but without these abilities. Then call
+//! [`check`] in a test. It runs each check on a new store and panics if a check fails. Otherwise it returns a
+//! [`ConformanceReport`] with the checks that passed, and the checks that were skipped because the test lacks an
+//! ability.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -42,14 +43,14 @@ pub trait StoreUnderTest: Send + Sync + 'static {
     /// Returns the store.
     fn store(&self) -> Arc<dyn Store>;
 
-    /// Returns a second handle to the same conversations, as another process would have it. By default, the suite uses
-    /// the same handle twice.
+    /// Returns a second handle to the same conversations, such as another process would have. By default, the suite
+    /// uses the same handle twice.
     async fn another(&self) -> Arc<dyn Store> {
         self.store()
     }
 
-    /// Changes the last write to the conversation, which is a commit, as a crash in the middle of that write would.
-    /// Returns `false` if no crash can do this.
+    /// Changes the last write to the conversation as a crash in the middle of that write would. The last write is a
+    /// commit. Returns `false` if no crash can do this.
     async fn tear(&self, id: &ConversationId) -> bool {
         let _ = id;
         false
@@ -62,7 +63,7 @@ pub trait StoreUnderTest: Send + Sync + 'static {
         false
     }
 
-    /// Ends the lease on the conversation now, as if its time had passed. Returns `false` if this is impossible.
+    /// Ends the lease on the conversation now, as if the lease had expired. Returns `false` if this is impossible.
     async fn run_out(&self, id: &ConversationId) -> bool {
         let _ = id;
         false
@@ -107,7 +108,7 @@ checks! {
 ///
 /// # Cancel safety
 ///
-/// Content that was stored so far remains.
+/// If the future is dropped, the content that was already stored remains.
 pub async fn check<S: StoreUnderTest>(make: impl AsyncFnMut() -> S) -> ConformanceReport {
     run(CHECKS, make, |under_test| under_test).await
 }
@@ -120,7 +121,7 @@ fn conversation(id: &str) -> ConversationId {
     ConversationId::new(id).expect("the suite's own ids are valid")
 }
 
-/// Returns a path of messages with the ids from `first` to `last`, below the node before.
+/// Returns a path of messages with the ids from `first` to `last`. The parent of each node has the preceding id.
 fn path(first: u64, last: u64) -> impl Iterator<Item = Node> {
     (first..=last).map(|number| {
         let text = format!("message {number}");
@@ -129,7 +130,7 @@ fn path(first: u64, last: u64) -> impl Iterator<Item = Node> {
     })
 }
 
-/// Returns a commit of such a path.
+/// Returns a commit that adds the path from `first` to `last`.
 fn turn(first: u64, last: u64) -> Commit {
     Commit::new(Some(node_id(last))).with_nodes(path(first, last))
 }

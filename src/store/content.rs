@@ -83,7 +83,7 @@ impl StoredState {
     }
 }
 
-/// A change of the [`StoredState`].
+/// A change to the [`StoredState`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -108,8 +108,8 @@ impl StateChange {
 
 /// The changes that one turn, or one move in the tree, makes to a conversation. A store writes all of them or none.
 ///
-/// Later versions of this crate may add parts to a commit, which must be stored too. The JSON form of a commit contains
-/// all parts, so a store that keeps this form does not need to know them.
+/// Later versions of this crate may add parts to a commit, and a store must keep these parts too. The JSON form of a
+/// commit contains all parts, so a store that keeps this form does not need to know them.
 ///
 /// ```
 /// use omni_agent::{message::Message, store::Commit, tree::Tree};
@@ -129,7 +129,7 @@ impl StateChange {
 pub struct Commit {
     /// The new last node of the path.
     pub head: Option<NodeId>,
-    /// The cursors that changed, each as a node and its child that was active last.
+    /// The cursors that changed. Each pair contains a node and its child that was last active.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cursors: Vec<(NodeId, NodeId)>,
     /// The new state, if it changed with this commit.
@@ -177,8 +177,8 @@ impl From<Changes> for Commit {
 ///
 /// To get its tree, call `Tree::hydrate(stored.nodes, stored.head, stored.cursors)`.
 ///
-/// A store that keeps a list of writes can load a conversation with this type: it starts with [`Stored::new`] and
-/// applies the writes in order.
+/// A store that keeps a list of writes can use this type to load a conversation. The store starts with [`Stored::new`]
+/// and applies the writes in order.
 ///
 /// ```
 /// use omni_agent::{message::Timestamp, store::{StateChange, Stored, StoredState, Version}};
@@ -200,7 +200,7 @@ pub struct Stored {
     pub state: StoredState,
     /// The last node of the path.
     pub head: Option<NodeId>,
-    /// The child that was last active, for nodes with children, as far as commits recorded it.
+    /// The child that was last active, for each node for which a commit recorded it.
     pub cursors: BTreeMap<NodeId, NodeId>,
     /// All nodes, in the order in which they were committed.
     pub nodes: Vec<Node>,
@@ -220,7 +220,7 @@ impl Stored {
         }
     }
 
-    /// Applies a commit. The store itself advances version and time.
+    /// Applies a commit. The version and the time do not change, because the store itself advances them.
     pub fn commit(&mut self, commit: Commit) {
         let Commit { head, cursors, state, nodes } = commit;
         self.head = head;
@@ -231,7 +231,7 @@ impl Stored {
         self.nodes.extend(nodes);
     }
 
-    /// Applies a change of the state. The store itself advances version and time.
+    /// Applies a change of the state. The version and the time do not change, because the store itself advances them.
     pub fn change_state(&mut self, change: StateChange) {
         match change {
             StateChange::Whole(state) => self.state = state.without_secrets(),
@@ -256,7 +256,7 @@ pub struct Summary {
     pub version: Version,
     /// The current owner, if the store supports ownership.
     pub owner: Option<Owner>,
-    /// The reason why the conversation can't be loaded, if listing it found one.
+    /// The reason why the conversation can't be loaded, if damage was found when the list was made.
     pub damage: Option<String>,
 }
 
@@ -299,9 +299,9 @@ impl From<&Summary> for Position {
 
 /// A part of a list of conversations.
 ///
-/// Pages by [`offset`](Page::from) shift while others write, and the store has to skip all conversations before them.
-/// Pages [`after`](Page::after) a conversation avoid both problems: each conversation that nobody writes to is on
-/// exactly one of these pages.
+/// Pages by [`offset`](Page::from) shift while others write, and the store has to skip all conversations before the
+/// page. Pages [`after`](Page::after) a conversation avoid both problems: each conversation that is not written to in
+/// the meantime is on exactly one of these pages.
 ///
 /// ```
 /// use omni_agent::store::{MemoryStore, Page, Store};
@@ -343,21 +343,21 @@ impl Page {
         self
     }
 
-    /// Returns a page of the same size that begins after this position, such as that of the last [`Summary`] on the
+    /// Returns a page of the same size that begins after this position. The position can be the last [`Summary`] on the
     /// previous page. Sets the offset to 0.
     #[must_use]
     pub fn after(self, position: impl Into<Position>) -> Self {
         Self { offset: 0, after: Some(position.into()), ..self }
     }
 
-    /// Returns the page after this page, by offset.
+    /// Returns the page after this page, by increasing the offset.
     #[must_use]
     pub const fn next(mut self) -> Self {
         self.offset = self.offset.saturating_add(self.limit);
         self
     }
 
-    /// Returns the part of a list of these conversations that is on this page.
+    /// Sorts these conversations and returns those that are on this page.
     pub(super) fn cut<T>(self, mut all: Vec<(Timestamp, &ConversationId, T)>) -> Vec<T> {
         type Item<'a, T> = (Timestamp, &'a ConversationId, T);
 
@@ -369,7 +369,7 @@ impl Page {
                 *updated < after.updated || *updated == after.updated && **id > after.id
             });
         }
-        // Conversations behind the page need no sorting.
+        // Conversations after the page do not need to be sorted.
         let end = self.offset.saturating_add(self.limit);
         if end < all.len() {
             all.select_nth_unstable_by(end, order);

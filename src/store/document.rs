@@ -50,12 +50,12 @@ pub async fn export_json(store: &dyn Store, id: &ConversationId) -> Result<Strin
 /// Imports the messages and the title of an exported conversation, under its original id or another id.
 ///
 /// The document may come from an untrusted source. Its settings (model, system prompt, options with their extra members
-/// and backend settings, limits) would take effect in the next request, so they are ignored. The conversation then has
-/// the settings with which it is opened. [`import_json_with_settings`] imports the settings too. Messages keep their
-/// provider data, such as signatures and the session id of a coding agent.
+/// and backend settings, limits) would take effect in the next request, so they are ignored. Instead, the conversation
+/// has the settings with which it is opened. [`import_json_with_settings`] imports the settings too. Messages keep
+/// their provider data, such as signatures and the session id of a coding agent.
 ///
-/// Nothing is overwritten. Importing the same document again does nothing, as long as nobody has continued the
-/// conversation.
+/// The import overwrites nothing. If the conversation has not been continued, importing the same document again does
+/// nothing.
 ///
 /// ```
 /// use omni_agent::store::{ConversationId, MemoryStore, Store, StoredState, WriteId, export_json, import_json};
@@ -139,12 +139,12 @@ fn read(text: &str) -> Result<Document, StoreError> {
     Ok(document)
 }
 
-/// Checks that each path of a tree obeys the history law, and that the active path may be opened.
+/// Checks that each path of a tree obeys the history law, and that a conversation with the active path can be opened.
 fn check_law(tree: &Tree) -> Result<(), String> {
     for node in tree.nodes() {
         let parent = node.parent().and_then(|parent| tree.node(parent));
         if check_step(parent.map(|parent| &**parent.message()), node.message(), 0).is_err() {
-            // Checks the path again from the root, to find the number of the message.
+            // The path is checked again from the root, to find the number of the message.
             let path = tree.path_to(node.id()).unwrap_or_default();
             let history: History = path.into_iter().map(|node| Arc::clone(node.message())).collect();
             let problem = history.check_pairs().err().map(|error| error.to_string()).unwrap_or_default();

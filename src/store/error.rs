@@ -5,7 +5,7 @@ use crate::error::source_after;
 
 type Cause = Arc<dyn Error + Send + Sync>;
 
-/// An operation on a store failed. The operation has changed nothing, with one exception.
+/// An operation on a store failed. With one exception, the operation has changed nothing.
 ///
 /// The exception is a write whose outcome the store can't know, for instance because the connection broke. To find out,
 /// repeat the write unchanged, with the same id.
@@ -14,7 +14,7 @@ type Cause = Arc<dyn Error + Send + Sync>;
 pub enum StoreError {
     /// `create` was called with the id of an existing conversation.
     AlreadyExists {
-        /// The id that is taken.
+        /// The id of the existing conversation.
         id: ConversationId,
     },
     /// The conversation does not exist, or no longer exists.
@@ -37,15 +37,15 @@ pub enum StoreError {
         /// The current owner.
         owner: Owner,
     },
-    /// The lease of the write ran out or passed to another owner.
+    /// The lease of the write expired or passed to another owner.
     LeaseLost {
         /// The conversation's id.
         id: ConversationId,
     },
-    /// A lock or a connection stayed in use by others for longer than the store was set to wait.
+    /// A lock or a connection was in use by others for longer than the store's maximum waiting time.
     ///
     /// If this error persists, a process may have been stopped in the middle of a write (`SIGSTOP`, a debugger, a
-    /// paused container). Continue or end that process: its lock ends with it.
+    /// paused container). Let that process continue or end it. When the process ends, its lock is released.
     Busy {
         /// The part of the store that is busy.
         place: String,
@@ -68,7 +68,7 @@ pub enum StoreError {
         /// The latest version that this crate can read.
         known: u64,
     },
-    /// The store could not read this content back, so it rejects the write. Repeating the write is useless.
+    /// The store would not be able to read this content back, so it rejects the write. Repeating the write is useless.
     Unstorable {
         /// The conversation's id.
         id: ConversationId,
@@ -84,7 +84,7 @@ pub enum StoreError {
     },
     /// The store lacks a permission.
     Denied {
-        /// The file or table that the permission is for.
+        /// The file or table for which the permission is missing.
         place: String,
         /// The system's error.
         source: Cause,
@@ -105,7 +105,7 @@ pub enum StoreError {
     },
     /// The store failed for a different reason.
     Failed {
-        /// The action that failed, with its object.
+        /// The action that failed, and the object of the action.
         action: String,
         /// The reason for the failure.
         source: Cause,
@@ -164,7 +164,7 @@ impl fmt::Display for StoreError {
 }
 
 impl Error for StoreError {
-    /// Returns the part of the cause's chain that `Display` does not include.
+    /// Returns the rest of the chain of causes, which `Display` does not include.
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
             Self::Full { source, .. }
@@ -178,7 +178,7 @@ impl Error for StoreError {
 }
 
 impl StoreError {
-    /// Returns an error for a failure that no other variant describes.
+    /// Returns an error for a failure for which no other variant exists.
     pub fn failed(action: impl Into<String>, source: impl Error + Send + Sync + 'static) -> Self {
         Self::Failed { action: action.into(), source: Arc::new(source) }
     }
@@ -198,7 +198,8 @@ impl StoreError {
         matches!(self, Self::NotFound { .. })
     }
 
-    /// Returns whether the conversation exists, was changed by another writer, or belongs to another owner, like HTTP's 409.
+    /// Returns whether the conversation already exists, was changed by another writer, or belongs to another owner,
+    /// like HTTP's 409.
     pub fn is_conflict(&self) -> bool {
         matches!(
             self,
@@ -206,13 +207,14 @@ impl StoreError {
         )
     }
 
-    /// Returns whether the store can't be used now, like HTTP's 503: it is busy, full, unreachable, denied or failing.
+    /// Returns whether the store can't be used now, like HTTP's 503, because it is busy, full, unreachable or failing,
+    /// or denies access.
     pub fn is_unavailable(&self) -> bool {
         self.is_transient() && !self.is_conflict()
     }
 
-    /// Returns whether the same operation may succeed if it is repeated unchanged, either immediately or after somebody
-    /// has fixed the problem outside the program.
+    /// Returns whether the same operation may succeed if it is repeated unchanged. The repetition may succeed either
+    /// immediately or after somebody has fixed the problem outside the program.
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Owned { .. }

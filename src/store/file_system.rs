@@ -1,6 +1,6 @@
 //! Conversations in a folder, each in its own log.
 //!
-//! [`FileSystemStore`] is a [`Store`] for one machine whose files people can read. [`FileSystemStore::open`] opens or
+//! [`FileSystemStore`] is a [`Store`] for one machine. People can read its files. [`FileSystemStore::open`] opens or
 //! creates its folder. [`FileSystemStoreBuilder`] sets the [`Durability`] of writes and the waiting time for locks.
 //!
 //! ```
@@ -30,13 +30,14 @@
 //! | `ID.jsonl` | the log, which contains the whole conversation |
 //! | `ID.summary.json` | the entry in a list, so that lists need not open the log; it is rebuilt if it is missing, or if it names a different length than the log has |
 //!
-//! A file whose name ends in `.new` was written to replace another file. The store ignores all other files in the
-//! folder. Only the owner of a file can access it (mode 0600 on Unix). The same is true for the folder if the store
-//! creates it (0700).
+//! A file whose name ends in `.new` was created to replace another file. The store ignores all other files in the
+//! folder. Only the owner of a file can access it (mode 0600 on Unix). If the store creates the folder, only the owner
+//! of the folder can access it (mode 0700).
 //!
 //! # The log
 //!
-//! Each line is one JSON object. The first line describes the log itself, and each further line is one write, in order:
+//! Each line is one JSON object. The first line describes the log itself. Each further line is one write, in the order
+//! of the writes:
 //!
 //! ```text
 //! {"sum":"99c09ea4","len":       139,"record":{"format":"omni-agent conversation","format_version":1,"id":"…","created":1763769600000,"compactions":0}}
@@ -46,7 +47,7 @@
 //!
 //! `len` is the length of the record in bytes, padded with spaces to ten characters. `sum` is the CRC-32 of the record
 //! (as in zlib and PNG), in eight hexadecimal digits. Times are milliseconds since 1970. A record contains the version
-//! that the write led to, the write's id, and the last version that changed the state. Its `change` is one of:
+//! after the write, the write's id, and the last version that changed the state. Its `change` is one of:
 //!
 //! | change | content |
 //! | --- | --- |
@@ -55,40 +56,40 @@
 //! | `commit` | the head and, if present, changed cursors, the state, and new nodes (id, parent, message, usage) |
 //! | `compacted` | the combined effect of removed lines: state, head, all cursors, and the versions and writes of those lines |
 //!
-//! Any tool for lines of JSON can read a log: `jq '.record.change.commit.nodes[]?.message' ID.jsonl`.
+//! Any tool for JSON Lines can read a log: `jq '.record.change.commit.nodes[]?.message' ID.jsonl`.
 //!
 //! # Writes
 //!
 //! A write locks the log (`flock` on Unix), reads its first and last line, compares versions, appends its line, syncs
-//! it (`fdatasync`) and unlocks the log. This takes as long for a conversation of a thousand turns as for an empty one.
-//! Between writes, the store holds no descriptor, memory or lock. A write waits for another writer's lock, by default
-//! for five seconds, and then fails with [`StoreError::Busy`].
+//! it (`fdatasync`) and unlocks the log. The duration does not depend on the length of the conversation. Between
+//! writes, the store holds no descriptor, memory or lock. If another writer holds the lock, a write waits, by default
+//! for up to five seconds. Then it fails with [`StoreError::Busy`].
 //!
-//! A crash can leave an incomplete line at the end of the log. Such a write was never acknowledged, and the next write
-//! removes the line. Every other line that does not match its length and sum is [damage](StoreError::Damaged), and the
-//! error names file and line.
+//! A crash can leave an incomplete line at the end of the log. The write of such a line was never acknowledged, and the
+//! next write removes the line. Every other line that does not match its length and sum is
+//! [damage](StoreError::Damaged), and the error names the file and the line.
 //!
-//! A list reads a log without a summary once. If the log is damaged, or the summary can't be saved, the store remembers
-//! the list entry until the log is written to.
+//! If a log has no summary, the next list reads the log and saves a summary. If the log is damaged, or the summary
+//! can't be saved, the store keeps the list entry in memory until the log is written to.
 //!
-//! State, titles and moves in the tree that later lines replaced stay in the log at first. If loading finds that they
-//! outweigh the nodes, the log is rewritten without them, synced, and renamed into place. The new log is locked before
-//! the renaming, and until the folder is synced. A log that belongs to another user, or that is reached through a link,
-//! is never rewritten.
+//! State, titles and moves in the tree that later lines replaced stay in the log at first. If the store finds during
+//! loading that they outweigh the nodes, it rewrites the log without them, syncs the new log, and renames it into
+//! place. The new log is locked from before the renaming until the folder is synced. A log that belongs to another
+//! user, or that is reached through a link, is never rewritten.
 //!
-//! A delete removes both files, and remains of a crash under either name. Their bytes stay on the disk until the file
-//! system reuses them.
+//! A delete removes both files, and files with either name that a crash left. The bytes stay on the disk until the file
+//! system reuses their space.
 //!
 //! # Versions of the format
 //!
-//! The first line names the version of the format, now 1. Later versions of the crate can read it. A log with a later
-//! version is rejected with [`StoreError::UnknownFormat`].
+//! The first line names the version of the format, which is now 1. Later versions of the crate can read this version.
+//! If a log has a later version than the crate knows, it is rejected with [`StoreError::UnknownFormat`].
 //!
 //! # Requirements
 //!
-//! The folder must be on a local file system with locks. The store is tested on Linux. On a network file system it is
-//! as reliable as that system's locks. On a file system that ignores case, two ids that differ only in case can't exist
-//! together: creating the second id fails.
+//! The folder must be on a local file system with locks. The store is tested on Linux. On a network file system, the
+//! store is as reliable as that system's locks. On a file system that ignores case, two ids that differ only in case
+//! can't both exist: creating the second id fails.
 
 mod compact;
 mod format;
@@ -125,13 +126,13 @@ use super::{
     Write, WriteId,
 };
 
-/// A store that keeps conversations in a folder, for applications on one machine. Clones share everything.
+/// A store that keeps conversations in a folder, for applications on one machine. Clones share one store.
 ///
-/// Processes may share the folder. If one of them is stopped (`SIGSTOP`) in the middle of a write, the others can't
-/// write to that conversation until it continues or ends.
+/// Several processes may use the same folder. If a process is stopped (`SIGSTOP`) in the middle of a write, the other
+/// processes can't write to that conversation until the stopped process continues or ends.
 ///
-/// The store needs a tokio runtime of either kind, with its timer: it uses files on the runtime's blocking threads, and
-/// it waits for locks.
+/// The store needs a tokio runtime of either kind, with the timer enabled. It accesses files on the runtime's blocking
+/// threads, and it uses the timer to wait for locks.
 ///
 /// The [module](self) documents the layout of the folder and the format of the files.
 ///
@@ -156,17 +157,17 @@ struct Inner {
     findings: Findings,
 }
 
-/// The crashes that acknowledged writes survive.
+/// The kinds of crashes that acknowledged writes survive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Durability {
-    /// Writes survive a crash of the machine: every write is synced.
+    /// Writes survive a crash of the machine, because every write is synced.
     #[default]
     Machine,
     /// Writes survive a crash of the process. The operating system decides when to write to disk, so a write takes
-    /// microseconds instead of the milliseconds of a disk. A power failure can lose the latest writes of each
-    /// conversation. On file systems that do not preserve the order of writes, it can leave a log that is reported as
-    /// damaged.
+    /// microseconds instead of the milliseconds that a disk needs. A power failure can lose the latest writes of each
+    /// conversation. On file systems that do not preserve the order of writes, a power failure can leave a log that is
+    /// reported as damaged.
     Process,
 }
 
@@ -179,7 +180,7 @@ impl Durability {
     }
 }
 
-/// Settings with which a [`FileSystemStore`] is opened.
+/// Settings for opening a [`FileSystemStore`].
 #[derive(Clone, Debug)]
 pub struct FileSystemStoreBuilder {
     folder: PathBuf,
@@ -188,7 +189,8 @@ pub struct FileSystemStoreBuilder {
 }
 
 impl FileSystemStoreBuilder {
-    /// Sets the crashes that acknowledged writes survive. The default includes crashes of the machine.
+    /// Sets the kinds of crashes that acknowledged writes survive. By default, writes also survive a crash of the
+    /// machine.
     pub fn durability(mut self, durability: Durability) -> Self {
         self.durability = durability;
         self
@@ -233,7 +235,7 @@ fn create_folder(folder: &Path, durability: Durability) -> Result<(), StoreError
     #[cfg(unix)]
     std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
     builder.create(folder).map_err(|error| place::failed("creating", folder, error))?;
-    // Each new folder is an entry in its parent folder, which must be synced too.
+    // Each new folder is an entry in its parent folder, so the parent folder must be synced too.
     for above in folder.ancestors().skip(1) {
         place::sync_folder(above, durability)?;
         if Some(above) == there {
@@ -254,12 +256,12 @@ enum Tried<T, F> {
 }
 
 impl FileSystemStore {
-    /// Opens the store in this folder, which is created if it does not exist.
+    /// Opens the store in this folder. If the folder does not exist, creates it.
     ///
     /// # Errors
     ///
-    /// Fails with [`StoreError::Denied`], with [`StoreError::Unreachable`] if the path is not a folder, or with another
-    /// error of the system.
+    /// Fails with [`StoreError::Denied`] if a permission is missing, with [`StoreError::Unreachable`] if the path is
+    /// not a folder, or with another error of the system.
     ///
     /// # Cancel safety
     ///
@@ -282,9 +284,9 @@ impl FileSystemStore {
         &self.0.folder
     }
 
-    /// Runs an action on the log once it is locked. Returns `None` if the log does not exist.
+    /// Locks the log, then runs an action on the log. Returns `None` if the log does not exist.
     ///
-    /// Waiting for the lock can be cancelled. The action, once begun, runs to its end.
+    /// Waiting for the lock can be cancelled. Once the action has started, it runs to its end.
     async fn locked<T, F>(
         &self,
         id: &ConversationId,
@@ -318,7 +320,7 @@ impl FileSystemStore {
         }
     }
 
-    /// Runs an action with the conversation's files on a thread that may block.
+    /// Runs an action with the conversation's files, on a thread where blocking is allowed.
     async fn at<T: Send + 'static>(
         &self,
         id: &ConversationId,
@@ -367,7 +369,7 @@ impl Store for FileSystemStore {
         let created = self.locked(id, true, move |place, file, durability| {
             write::create(place, file, write, state, durability)
         });
-        // `None` is not expected: if the folder is missing, `locked` has already failed.
+        // `None` is not expected here. If the folder is missing, `locked` has already failed.
         created.await?.ok_or_else(|| StoreError::NotFound { id: id.clone() })
     }
 
@@ -397,7 +399,8 @@ impl Store for FileSystemStore {
         self.at(id, |place, _| {
             let seen = place.seen();
             let loaded = load(place).or_else(|error| match error {
-                // The reader may have seen an incomplete line that a writer was replacing.
+                // The log changed while it was read. The reader may have seen an incomplete line that a writer was
+                // replacing.
                 StoreError::Damaged { .. } if place.seen() != seen => load(place),
                 error => Err(error),
             });

@@ -6,9 +6,9 @@ use crate::error::InvalidId;
 
 /// The id of a conversation. Every id is safe to use in a path, a query and a URL.
 ///
-/// An id has 1 to 128 of the characters that need no escaping in a URL (RFC 3986, 2.3: ASCII letters, digits, `-`, `.`,
-/// `_`, `~`). It neither begins nor ends with a dot, and it is not a name that Windows reserves for a device. Ids are
-/// case-sensitive.
+/// An id consists of 1 to 128 characters that need no escaping in a URL (RFC 3986, 2.3: ASCII letters, digits, `-`,
+/// `.`, `_`, `~`). An id neither begins nor ends with a dot, and it is not a name that Windows reserves for a device.
+/// Ids are case-sensitive.
 ///
 /// ```
 /// use omni_agent::{InvalidId, store::ConversationId};
@@ -69,7 +69,7 @@ fn check(text: &str) -> Result<(), InvalidId> {
     Ok(())
 }
 
-/// Returns whether Windows interprets a file of this name, with any extension, as a device ("Naming Files, Paths, and
+/// Returns whether Windows interprets a file with this name and any extension as a device ("Naming Files, Paths, and
 /// Namespaces" in the Win32 documentation).
 fn is_device(stem: &str) -> bool {
     let stem = stem.to_ascii_uppercase();
@@ -136,7 +136,7 @@ impl<'de> Deserialize<'de> for ConversationId {
     }
 }
 
-/// The id of one write, by which a store recognizes a repetition of the write.
+/// The id of one write. A store uses it to recognize a repetition of the write.
 ///
 /// An id consists of 128 random bits. It is displayed as 22 characters of URL-safe base64.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -205,11 +205,11 @@ impl<'de> Deserialize<'de> for WriteId {
     }
 }
 
-/// RFC 4648, 5, without padding.
+/// The alphabet of RFC 4648, section 5. Ids are encoded without padding.
 const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 
 fn encode(bytes: [u8; 16]) -> String {
-    // 22 characters hold 132 bits. The last four bits are zero.
+    // 22 characters hold 132 bits, but an id has only 128. The last four bits are zero.
     let bits = u128::from_be_bytes(bytes);
     let digit = |place: u32| if place < 126 { bits >> (122 - place) } else { bits << 4 };
     (0..22).map(|place| char::from(ALPHABET[(digit(place * 6) & 63) as usize])).collect()
@@ -238,7 +238,8 @@ fn decode(text: &str) -> Option<[u8; 16]> {
         bits = bits << 6 | u128::from(value & 63);
     }
     let last = VALUES[usize::from(text[21])];
-    // Valid values have none of these bits. Of the last character, only the highest two of six bits are used.
+    // The value of a valid character has none of these bits. Of the last character's six bits, only the highest two are
+    // used.
     if (wrong | last) & 0xc0 != 0 || last & 15 != 0 {
         return None;
     }

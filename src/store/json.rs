@@ -1,11 +1,11 @@
-//! Limits on the nesting of stored JSON, and how stored JSON is read.
+//! Limits the nesting of stored JSON, and parses stored JSON.
 
 use serde::de::DeserializeOwned;
 
 use super::{ConversationId, StoreError};
 
-/// The maximum nesting that is written. It is twice the nesting of JSON from a model service, and far below the nesting
-/// that could exhaust the stack of a reading thread.
+/// The maximum nesting of JSON that is written. It is twice the nesting of JSON from a model service, and far below the
+/// nesting that could exhaust the stack of a thread that reads the JSON.
 pub(super) const MAX_DEPTH: usize = 256;
 /// The maximum nesting that `serde_json` reads by default.
 const PLAIN_DEPTH: usize = 127;

@@ -12,9 +12,9 @@ use super::{
 };
 use crate::{message::Timestamp, sync::lock};
 
-/// A store in the memory of this process. Its content is lost with the last clone of the store.
+/// A store in the memory of this process. Its content is lost when the last clone of the store is dropped.
 ///
-/// Clones share all content. Messages are shared with the writer instead of copied.
+/// Clones share all content. The store shares messages with the writer instead of copying them.
 ///
 /// ```
 /// use omni_agent::store::{ConversationId, MemoryStore, Store, StoredState, WriteId};
@@ -33,7 +33,8 @@ pub struct MemoryStore(Arc<Mutex<HashMap<ConversationId, Conversation>>>);
 
 struct Conversation {
     stored: Stored,
-    /// The write that created the conversation, and all later writes. The index of a write determines its version.
+    /// The write that created the conversation, followed by all later writes. The index of a write corresponds to its
+    /// version.
     writes: Vec<WriteId>,
 }
 
@@ -43,7 +44,8 @@ impl MemoryStore {
         Self::default()
     }
 
-    // Code under the lock can't panic halfway, so the data behind a poisoned lock is still valid.
+    // Code that holds the lock can't panic in the middle of a change, so the data behind a poisoned lock is still
+    // valid.
     fn lock(&self) -> MutexGuard<'_, HashMap<ConversationId, Conversation>> {
         lock(&self.0)
     }
@@ -154,7 +156,7 @@ impl Store for MemoryStore {
 
     async fn delete(&self, id: &ConversationId) -> Result<(), StoreError> {
         let removed = self.lock().remove(id);
-        // Dropping a long conversation takes time, so it happens without the lock.
+        // Dropping a long conversation takes time, so the conversation is dropped after the lock was released.
         drop(removed);
         Ok(())
     }

@@ -25,14 +25,15 @@
 //! # Layout
 //!
 //! The store owns one schema of the database, by default `omni_agent`. Opening the store creates or updates the schema.
-//! Several processes may do this at the same time. The table `migrations` lists the applied versions, now up to 2. A
-//! schema with a later version is rejected with [`StoreError::UnknownFormat`]. The user needs the right to create
-//! schemas in the database. If the schema is up to date, the right to use the schema and its tables is enough.
+//! Several processes may open the store at the same time. The table `migrations` lists the applied versions, the latest
+//! of which is now 2. A schema with a later version is rejected with [`StoreError::UnknownFormat`]. The user needs the
+//! right to create schemas in the database. If the schema is up to date, the right to use the schema and its tables is
+//! enough.
 //!
-//! Updating the schema waits for users of its tables, such as a dump, for up to five minutes. After that, it fails with
-//! [`StoreError::Busy`]. Meanwhile it blocks other users from these tables for two seconds at a time. Processes that
-//! opened version 1 of the schema continue to work next to processes that opened a later version. Until the last
-//! process with version 1 has ended, all leases should have the same duration.
+//! An update of the schema waits for users of its tables, such as a dump, for up to five minutes. Then it fails with
+//! [`StoreError::Busy`]. While the update waits, it blocks other users from these tables for two seconds at a time.
+//! Processes that opened version 1 of the schema continue to work next to processes that opened a later version. As
+//! long as processes with version 1 exist, all leases should have the same duration.
 //!
 //! | table | one row per |
 //! | --- | --- |
@@ -46,39 +47,39 @@
 //! WHERE content @> '{"content": [{"type": "tool_use", "name": "search"}]}';
 //! ```
 //!
-//! The database derives `nodes.content`. It is null if `jsonb` rejects the text (U+0000) or if the text is longer than
-//! 256 KiB. The store itself reads only the text.
+//! The database derives the column `nodes.content` from the text. The column is null if `jsonb` rejects the text
+//! (U+0000) or if the text is longer than 256 KiB. The store itself reads only the text.
 //!
 //! # Writes
 //!
-//! A write is one statement, which locks the conversation's row, compares version and lease, and writes. Only if it
-//! finds nothing to write to, a second statement finds the reason. `synchronous_commit` is raised from `off` to `on`,
-//! so an acknowledged write is on the server's disk.
+//! A write is one statement, which locks the conversation's row, compares version and lease, and writes. Only if this
+//! statement changes no row, a second statement finds the reason. If `synchronous_commit` is `off`, the store sets it
+//! to `on`, so an acknowledged write is on the server's disk.
 //!
-//! A delete removes the rows. Their bytes stay in the server's files until `VACUUM` and later writes have replaced
-//! them, and in its write-ahead log, replicas and backups as long as the server keeps those.
+//! A delete removes the rows. The bytes of the rows stay in the server's files until `VACUUM` and later writes have
+//! replaced them. They also stay in its write-ahead log, replicas and backups as long as the server keeps those.
 //!
 //! # Connections
 //!
-//! The store has a pool of connections, each with its prepared statements, and two more connections for renewing
-//! leases. The connections and all operations run on two threads of the store. So an operation may be called on any
-//! runtime, and continues while another runtime is blocked.
+//! The store has a pool of connections, and two more connections for renewing leases. Each connection has its own
+//! prepared statements. The connections and all operations run on two threads of the store. So an operation may be
+//! called on any runtime, and continues while that runtime is blocked.
 //!
 //! If a connection breaks, its operation is repeated on another connection. Nothing is written twice, because writes
 //! are recognized by their ids. If the database can't be reached, the operation fails with [`StoreError::Unreachable`],
-//! and the next operation tries again. If a lock or a connection is not available in time, the operation fails with
-//! [`StoreError::Busy`]. A connection without any response is abandoned. For a renewal this happens after a third of
-//! the lease, and the renewal is repeated on a new connection.
+//! and the next operation tries to connect again. If a lock or a connection is not available in time, the operation
+//! fails with [`StoreError::Busy`]. A connection on which no response arrives is abandoned. A renewal abandons its
+//! connection after a third of the lease, and is repeated on a new connection.
 //!
-//! The store relies on sessions of the database (prepared statements, timeouts). A connection pooler in front of the
-//! database must keep one session per connection.
+//! The store relies on database sessions, which hold its prepared statements and timeouts. A connection pooler in front
+//! of the database must keep one session per connection.
 //!
 //! # Ownership
 //!
-//! Leases are kept in the conversation's row and measured by the database's clock. If the clock is set back, a lease
-//! that would last for more than twice its duration has ended. A write and an acquisition lock the same row, so neither
-//! can miss the other. Epochs increase by random numbers: if another server takes over without the latest transactions,
-//! it does not assign the epochs of those transactions again.
+//! Leases are stored in the conversation's row and measured by the database's clock. If the clock is set back so far
+//! that a lease would last for more than twice its duration, the lease counts as ended. A write and an acquisition lock
+//! the same row, so each of them sees the result of the other. Epochs increase by random numbers. So if another server
+//! takes over without the latest transactions, it does not assign the epochs of those transactions again.
 
 mod error;
 mod hosts;
@@ -111,7 +112,7 @@ use super::{
     Version, Write, WriteId, rows::Change,
 };
 
-/// A store that keeps conversations in PostgreSQL, for applications on many machines. Clones share everything.
+/// A store that keeps conversations in PostgreSQL, for applications on many machines. Clones share one store.
 ///
 /// The [module](self) documents the layout of the schema.
 ///
@@ -135,7 +136,7 @@ struct Inner {
     threads: Threads,
 }
 
-/// Settings with which a [`PostgresStore`] is opened.
+/// Settings for opening a [`PostgresStore`].
 #[derive(Clone)]
 pub struct PostgresStoreBuilder {
     url: String,
@@ -152,8 +153,8 @@ impl PostgresStoreBuilder {
         self
     }
 
-    /// Sets the number of connections for conversations. The default is ten, and the minimum is one. Renewing leases
-    /// uses two more.
+    /// Sets the number of connections for conversations. The default is ten, and the minimum is one. The store uses two
+    /// more connections for renewing leases.
     pub fn connections(mut self, number: usize) -> Self {
         self.limits.connections = number.max(1);
         self
@@ -193,14 +194,14 @@ impl PostgresStoreBuilder {
         self
     }
 
-    /// Sets the certificates (PEM) to trust instead of those that the platform trusts, such as a provider's root
-    /// certificate.
+    /// Sets the certificates (PEM) to trust, such as a provider's root certificate. They replace the certificates that
+    /// the platform trusts.
     pub fn root_certificates(mut self, pem: impl Into<Vec<u8>>) -> Self {
         self.certificates = Some(pem.into());
         self
     }
 
-    /// Opens the store: connects, and creates or updates the schema.
+    /// Connects to the database, and creates or updates the schema.
     ///
     /// # Errors
     ///
@@ -218,7 +219,8 @@ impl PostgresStoreBuilder {
         let server = Arc::new(Server::new(config, &tls, &schema, limits)?);
         let threads = Threads::start()?;
         let (migrated, name) = (Arc::clone(&server), schema.clone());
-        // Pools do not belong to a runtime. Connections belong to the runtime on which they are made.
+        // The connections belong to the runtime on which they are created. So the store creates them on its own
+        // threads. The pools do not belong to a runtime.
         threads.run(async move { migrated.migrate(&name).await }).await?;
         Ok(PostgresStore(Arc::new(Inner { server, schema, threads })))
     }
@@ -241,18 +243,19 @@ struct InUrl(#[source] tokio_postgres::Error);
 impl PostgresStore {
     /// Opens the store in this database, in the schema `omni_agent`.
     ///
-    /// The URL has the form of `libpq`: `postgres://user:password@host:port/database?sslmode=require`, or pairs of keys
-    /// and values. It may name several hosts. The first host that can be reached and accepts writes is used.
+    /// The URL has the form that `libpq` uses: `postgres://user:password@host:port/database?sslmode=require`, or pairs
+    /// of keys and values. The URL may name several hosts. The store uses the first host that can be reached and
+    /// accepts writes.
     ///
-    /// With TLS, certificate and host name are always checked. Without `sslmode`, TLS is used if the server supports
-    /// it, except for connections within the machine. Those are connections whose host, and `hostaddr` if set, is a
-    /// loopback address, `localhost` or a socket.
+    /// With TLS, the certificate and the host name are always checked. Without `sslmode`, TLS is used if the server
+    /// supports it, except for connections within the machine. A connection is within the machine if its host is a
+    /// loopback address, `localhost` or a socket, and `hostaddr`, if set, is a loopback address.
     ///
     /// # Errors
     ///
-    /// Fails with [`StoreError::Misconfigured`] if the URL, the schema name or the certificates are invalid. Fails with
-    /// [`StoreError::Unreachable`], [`StoreError::Denied`], [`StoreError::UnknownFormat`], or another error of the
-    /// database. Neither these nor later errors contain the password.
+    /// Fails with [`StoreError::Misconfigured`] if the URL, the schema name or the certificates are invalid. Otherwise
+    /// fails with [`StoreError::Unreachable`], [`StoreError::Denied`], [`StoreError::UnknownFormat`], or another error
+    /// of the database. Neither these errors nor later errors contain the password.
     ///
     /// # Cancel safety
     ///
@@ -283,7 +286,8 @@ impl PostgresStore {
         &self.0.schema
     }
 
-    /// Runs an operation with its input on the store's threads, to its end. It may run again on another connection.
+    /// Runs an operation with its input on the store's threads until it is complete. If the connection breaks, the
+    /// operation may be repeated on another connection.
     async fn run<I: Send + Sync + 'static, T: Send + 'static>(
         &self,
         lane: Lane,
@@ -324,7 +328,8 @@ impl Store for PostgresStore {
         let turn = (id.clone(), *write, commit.clone());
         self.run(Lane::Conversations, Some(id), turn, |connection, server, (id, write, commit)| {
             Box::pin(async move {
-                // Encoded here, where it blocks no thread of the application.
+                // The commit is encoded on the store's threads, so that this does not block a thread of the
+                // application.
                 let change = Change::of_commit(id, commit.clone())?;
                 write::change(connection, server, id, write, &change).await
             })

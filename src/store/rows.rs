@@ -1,4 +1,4 @@
-//! Code that stores on databases share: it converts a write to rows, and rows back to content.
+//! Code that the database stores share. It converts writes to rows, and rows back to content.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ pub(super) struct Change {
     pub(super) cursors: Vec<(NodeId, NodeId)>,
 }
 
-/// The change of a column by a write.
+/// The new value of a column in a write, if the write changes the column.
 #[derive(Default)]
 pub(super) enum Column<T> {
     #[default]
@@ -56,7 +56,7 @@ impl Change {
     }
 
     pub(super) fn with_state(mut self, id: &ConversationId, state: StoredState) -> Result<Self, StoreError> {
-        // The title has its own column, because lists show it and it changes more often.
+        // The title has its own column, because it is shown in lists and changes more often than the rest of the state.
         let mut state = state.without_secrets();
         self.title = Column::Set(state.title.take());
         self.state = Column::Set(json::encode(id, &state)?);
@@ -75,7 +75,7 @@ impl NodeRow {
     }
 }
 
-/// The conversation and the database that rows come from, for error messages.
+/// The conversation and the database from which rows were read, for error messages.
 pub(super) struct Origin<'a> {
     pub(super) id: &'a ConversationId,
     /// The name of the database.
@@ -110,7 +110,7 @@ impl Origin<'_> {
     }
 
     /// Returns a reference to a node. An invalid reference is an error, because it must not be mistaken for a missing
-    /// one.
+    /// reference.
     fn reference(
         &self,
         number: Option<i64>,
@@ -140,8 +140,8 @@ impl Origin<'_> {
     }
 }
 
-/// Returns an id as databases keep it: with the same bits, as a signed number, because databases have no unsigned
-/// numbers.
+/// Returns an id in the form in which databases store it. The id becomes a signed number with the same bits, because
+/// the databases have no unsigned numbers.
 pub(super) fn number(id: NodeId) -> i64 {
     id.get().cast_signed()
 }

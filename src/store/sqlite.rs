@@ -24,8 +24,8 @@
 //!
 //! # Layout
 //!
-//! The schema of the file has a version (`PRAGMA user_version`, now 1), and `PRAGMA application_id` marks the file as
-//! one of this crate. Opening a file updates its schema. A file with a later schema version is rejected with
+//! The schema of the file has a version (`PRAGMA user_version`, now 1). `PRAGMA application_id` marks the file as a
+//! file of this crate. Opening a file updates its schema. A file with a later schema version is rejected with
 //! [`StoreError::UnknownFormat`].
 //!
 //! | table | one row per |
@@ -44,80 +44,83 @@
 //! WHERE conversations.id = 'holiday' ORDER BY nodes.version, place;
 //! ```
 //!
-//! Next to the file are its write-ahead log (`-wal`) and the log's index (`-shm`). Both belong to the file as long as a
-//! process has it open. To copy the file during that time, use `VACUUM INTO` or SQLite's backup. A process that has the
-//! store open must never open the file in another way, because closing it again would release SQLite's locks on it. If
-//! the store creates the file, only its owner can access it (mode 0600 on Unix).
+//! SQLite keeps two files next to the database file: its write-ahead log (`-wal`) and the log's index (`-shm`). As long
+//! as a process has the file open, both belong to its content. To copy the file during that time, use `VACUUM INTO` or
+//! SQLite's backup. A process that has the store open must never open the file in another way, because closing it again
+//! would release SQLite's locks on it. If the store creates the file, only its owner can access it (mode 0600 on Unix).
 //!
 //! # Writes
 //!
 //! A write is one transaction, which is synced before it is acknowledged (`synchronous = FULL`). One connection writes.
 //! Other connections read at the same time and never wait for the writer.
 //!
-//! Processes may share the file. One of them writes at a time, and the others wait for it, by default for five seconds.
-//! After that, the write fails with [`StoreError::Busy`]. Writes that were queued behind it fail too, because they have
-//! waited for the same time.
+//! Several processes may use the file. Only one of them writes at a time, and the others wait for it, by default for up
+//! to five seconds. After that, the write fails with [`StoreError::Busy`]. Writes of the same process that were queued
+//! behind it fail too, once they have waited for the same time.
 //!
-//! All work is done on the store's own threads, without a runtime. If the caller of a write stops waiting, the write is
-//! still completed if it has begun, and dropped otherwise.
+//! The store does all its work on its own threads, without a runtime. If the caller of a write stops waiting, the write
+//! is dropped unless it has already begun. A write that has begun is completed.
 //!
 //! If the file is removed or replaced while a store has it open, all operations fail with [`StoreError::Unreachable`]
-//! until the file is back or the store is opened again. A replaced file is detected on Unix only.
+//! until the original file is back or the store is opened again. A replaced file is detected on Unix only.
 //!
 //! # Read-only files
 //!
-//! If the process may read the file but not write to it, the store is opened for reading: loading, listing, exporting
-//! and copying work. Every write fails with [`StoreError::Denied`]. Acquiring a lease is a write, so sessions can't be
-//! opened. Once the file is writable, open the store again. If SQLite has created an index (`-shm`) next to the file in
-//! the meantime, the index has the file's old mode. In this case, delete the index first, while no process has the file
-//! open.
+//! If the process may read the file but not write to it, the store is opened for reading. Then loading, listing,
+//! exporting and copying work, and every write fails with [`StoreError::Denied`]. Acquiring a lease is a write, so
+//! sessions can't be opened. Once the file is writable, open the store again. If SQLite has created an index (`-shm`)
+//! next to the file in the meantime, the index has the file's old mode. In this case, delete the index first, while no
+//! process has the file open.
 //!
-//! The write-ahead log of such a file is read, too. If the log's index (`-shm`) is missing, SQLite needs permission to
-//! create it in the folder. Without this permission, opening fails with [`StoreError::Denied`].
+//! The store also reads the write-ahead log of such a file. If the log's index (`-shm`) is missing, SQLite needs
+//! permission to create it in the folder. Without this permission, opening the store fails with [`StoreError::Denied`].
 //!
-//! If neither log nor index exists, the store creates no file and locks nothing. If another process writes to the file
-//! later, reads fail with [`StoreError::Unreachable`] until the store is opened again.
+//! If such a file has neither a log nor an index, the store creates no files and locks nothing. If another process
+//! writes to the file later, reads fail with [`StoreError::Unreachable`] until the store is opened again.
 //!
 //! # Deletes
 //!
-//! A delete overwrites the conversation's pages with zeros (`secure_delete`) and empties the write-ahead log before it
-//! is acknowledged. So neither the file nor the log contains the deleted text afterwards. There are two exceptions:
+//! Before a delete is acknowledged, the store overwrites the conversation's pages with zeros (`secure_delete`) and
+//! empties the write-ahead log. So neither the file nor the log contains the deleted text afterwards. There are two
+//! exceptions:
 //!
 //! - A reader that began before the delete, in this process or another, needs the old log. The delete waits for such
-//!   readers for a fifth of a second. If they take longer, the log is emptied by a later delete, by another attempt
-//!   every ten seconds, when the file is opened next, or when the last process closes it.
+//!   readers for a fifth of a second. If the readers take longer, the log is emptied by the first of these events: a
+//!   later delete, another attempt (there is one every ten seconds), the next opening of the file, or the closing of
+//!   the file by the last process.
 //! - When SQLite moves rows between pages, it can leave a copy of a row of less than about 1,000 bytes in the unused
-//!   part of a page. `secure_delete` does not reach such copies. [`SqliteStore::vacuum`] removes them, together with
-//!   remains of deletes by other programs or earlier versions of this crate.
+//!   part of a page. `secure_delete` does not overwrite such copies. [`SqliteStore::vacuum`] removes them. It also
+//!   removes content that other programs or earlier versions of this crate have deleted but not overwritten.
 //!
-//! The store can't reach disk blocks that the file system has reclaimed, backups and snapshots.
+//! The store can't erase backups, snapshots, and disk blocks that the file system has reclaimed.
 //!
-//! The space of deleted conversations is reused. If it exceeds a quarter of the file, it is returned to the file
-//! system: 4096 pages at a time, between writes. If some reader is always active, the write-ahead log can grow. If it
-//! exceeds 64 MiB, it is reduced to 16 MiB by waiting for the readers, for a fifth of a second at a time.
+//! The space of deleted conversations is reused. If this space exceeds a quarter of the file, the store returns it to
+//! the file system: 4096 pages at a time, between writes. If there is always an active reader, the write-ahead log can
+//! grow. If the log exceeds 64 MiB, the store waits for its readers, for a fifth of a second at a time, and then
+//! reduces the log to 16 MiB.
 //!
 //! # Ownership
 //!
-//! Leases are kept in the file and measured by the machine's clock. Renewals are processed before waiting writes. A
-//! process that is stopped in the middle of a transaction keeps its lock, as described below.
+//! Leases are stored in the file and measured by the machine's clock. Renewals are processed before waiting writes. A
+//! process that is stopped in the middle of a transaction keeps the file's lock, as described below.
 //!
 //! # A stopped process
 //!
 //! A process that is stopped (`SIGSTOP`, a debugger, a paused container) in the middle of a write keeps the lock of the
-//! file. Until it continues or ends, no other process can write to any conversation in the file, take over its
-//! conversations, or open a session: these operations fail with [`StoreError::Busy`]. Reading and listing still work.
-//! Leases run out in the meantime. When the lock is free again, their owners can renew them, unless another process
-//! acquires the conversation first. Killing the stopped process frees the lock immediately, and its unfinished write is
-//! rolled back.
+//! file. Until the stopped process continues or ends, no other process can write to any conversation in the file, take
+//! over a conversation, or open a session. These operations fail with [`StoreError::Busy`]. Reading and listing still
+//! work. Leases expire in the meantime. When the lock is free again, the owners of expired leases can renew them,
+//! unless another process acquires the conversation first. Killing the stopped process frees the lock immediately, and
+//! its unfinished write is rolled back.
 //!
-//! The period in which this can happen is short: a write is encoded before its transaction begins, and the transaction
-//! only writes and syncs. If processes are often stopped, use `PostgresStore` (feature `postgres`).
+//! A process is affected only if it is stopped within a short period: a write is encoded before its transaction begins,
+//! and the transaction only writes and syncs. If processes are often stopped, use `PostgresStore` (feature `postgres`).
 //!
 //! # Requirements
 //!
 //! The file must be on a local file system, because the write-ahead log needs memory that processes share. Network file
-//! systems do not have it. SQLite itself is compiled in. A program that links a different SQLite must link version
-//! 3.51.3 or later. Otherwise opening a store fails with an error that explains this.
+//! systems do not support such memory. SQLite itself is compiled in. A program that links a different SQLite must link
+//! version 3.51.3 or later. Otherwise opening a store fails with an error that explains this.
 
 mod database;
 mod read;
@@ -149,10 +152,10 @@ use super::{
     rows::Change,
 };
 
-/// A store that keeps conversations in one SQLite file, for applications on one machine. Clones share everything.
+/// A store that keeps conversations in one SQLite file, for applications on one machine. Clones share one store.
 ///
-/// Processes may share the file. If one of them is stopped (`SIGSTOP`) in the middle of a write, the others can read
-/// but not write until it continues or ends.
+/// Several processes may use the same file. If a process is stopped (`SIGSTOP`) in the middle of a write, the other
+/// processes can read but not write until the stopped process continues or ends.
 ///
 /// The [module](self) documents the layout of the file.
 ///
@@ -176,7 +179,7 @@ pub struct SqliteStore(Arc<Inner>);
 struct Inner {
     database: Arc<Database>,
     readers: Workers,
-    /// The writer, or `None` if the file can only be read.
+    /// The writer and its upkeep, or `None` if the file can only be read.
     writing: Option<Writing>,
 }
 
@@ -185,7 +188,7 @@ struct Writing {
     upkeep: Arc<Upkeep>,
 }
 
-/// Settings with which a [`SqliteStore`] is opened.
+/// Settings for opening a [`SqliteStore`].
 #[derive(Clone, Debug)]
 pub struct SqliteStoreBuilder {
     file: PathBuf,
@@ -196,14 +199,14 @@ pub struct SqliteStoreBuilder {
 }
 
 impl SqliteStoreBuilder {
-    /// Sets the crashes that acknowledged writes survive. The default includes crashes of the machine. With
-    /// [`Durability::Process`], a power failure can lose the latest writes, but the file stays valid.
+    /// Sets the kinds of crashes that acknowledged writes survive. By default, writes also survive a crash of the
+    /// machine. With [`Durability::Process`], a power failure can lose the latest writes, but the file stays valid.
     pub fn durability(mut self, durability: Durability) -> Self {
         self.durability = durability;
         self
     }
 
-    /// Sets how long to wait for another process that writes. The default is five seconds. The value is rounded to
+    /// Sets how long to wait while another process writes. The default is five seconds. The value is rounded to
     /// milliseconds, and limited to 24 days.
     pub fn lock_wait(mut self, limit: Duration) -> Self {
         self.busy = limit.min(Duration::from_millis(i32::MAX.unsigned_abs().into()));
@@ -223,7 +226,7 @@ impl SqliteStoreBuilder {
         self
     }
 
-    /// Opens the store. Creates its file if it does not exist, and updates its schema.
+    /// Opens the store. Creates the file if it does not exist, and updates the file's schema.
     ///
     /// # Errors
     ///
@@ -242,7 +245,7 @@ impl SqliteStoreBuilder {
                     .map_err(|error| StoreError::failed("starting threads for SQLite", error))
             };
             let writing = |writer: Connection| {
-                // If a process ended right after a delete, the log still contains the deleted content.
+                // If the previous process ended right after a delete, the log still contains the deleted content.
                 if let Err(error) = upkeep::clear_log(&writer, Duration::ZERO) {
                     tracing::debug!(%error, "the write-ahead log could not be emptied when the SQLite file was opened");
                 }
@@ -260,20 +263,20 @@ impl SqliteStoreBuilder {
 }
 
 impl SqliteStore {
-    /// Opens the store in this file. Creates the file if it does not exist. Its folder must exist.
+    /// Opens the store in this file. If the file does not exist, creates it. The folder of the file must exist.
     ///
-    /// If the file exists and this process can't write to it, the store is opened for reading only: every write fails
-    /// with [`StoreError::Denied`].
+    /// If the file exists and this process can't write to it, the store is opened for reading only. Then every write
+    /// fails with [`StoreError::Denied`].
     ///
     /// Opening needs a tokio runtime. Afterwards, the store works on any runtime.
     ///
     /// # Errors
     ///
     /// Fails with [`StoreError::Unreachable`], [`StoreError::Denied`] or [`StoreError::Busy`]. Fails with
-    /// [`StoreError::Damaged`] if the file is not a database or belongs to another application; the file is not
-    /// changed. Fails with [`StoreError::UnknownFormat`] if a later version of this crate wrote the file. Fails with
-    /// [`StoreError::Misconfigured`] if the program is linked with a version of SQLite that can lose writes. Other
-    /// errors of SQLite are returned, too.
+    /// [`StoreError::Damaged`] if the file is not a database or belongs to another application. In this case, the file
+    /// is not changed. Fails with [`StoreError::UnknownFormat`] if a later version of this crate wrote the file. Fails
+    /// with [`StoreError::Misconfigured`] if the program is linked with a version of SQLite that can lose writes. Also
+    /// fails with other errors of SQLite.
     ///
     /// # Cancel safety
     ///
@@ -298,10 +301,10 @@ impl SqliteStore {
         &self.0.database.file
     }
 
-    /// Rewrites the file (`VACUUM`), without free space and without remains of deleted or replaced content.
+    /// Rewrites the file without free space and without remains of deleted or replaced content (`VACUUM`).
     ///
-    /// This takes as long as copying the file, and temporarily as much disk space. Until this is done, the file can be
-    /// read but not written to.
+    /// This takes as long as copying the file, and temporarily needs as much disk space as a copy. Until the file is
+    /// rewritten, it can be read but not written to.
     ///
     /// # Errors
     ///
@@ -309,7 +312,7 @@ impl SqliteStore {
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, the file is unchanged or completely rewritten. It is valid in both cases.
+    /// If the future is dropped, the file is either unchanged or completely rewritten. The file is valid in both cases.
     pub async fn vacuum(&self) -> Result<(), StoreError> {
         let upkeep = Arc::clone(&self.writing()?.upkeep);
         self.write_by(Urgency::Other, None, move |connection, _| {
@@ -379,8 +382,8 @@ impl SqliteStore {
         let job = move |connection: &mut Connection| {
             let done =
                 action(connection, &database).map_err(|fault| database.failed(doing, id.as_ref(), fault));
-            // The check follows the action, so that no write is acknowledged that went to a file which has been removed
-            // or replaced.
+            // The check follows the action. Otherwise a write to a file that has been removed or replaced could be
+            // acknowledged.
             database.still_there()?;
             done
         };
@@ -462,7 +465,7 @@ impl Store for SqliteStore {
 
     async fn renew_all(&self, leases: &[(ConversationId, Lease)]) -> Result<Vec<ConversationId>, StoreError> {
         let leases = leases.to_vec();
-        // Renewals come before waiting writes, so that many writes can't cost a lease.
+        // Renewals run before waiting writes, so that a lease does not expire because of many writes.
         let renew = move |connection: &mut Connection, database: &Database| {
             write::renew(connection, database, &leases)
         };

@@ -1,7 +1,7 @@
 //! Copies conversations from one store to another.
 //!
-//! A copy contains the nodes, head, cursors and state of a conversation. It does not contain the history of writes and
-//! the times, because the other store sets its own.
+//! A copy contains the nodes, head, cursors and state of a conversation. It contains neither the history of writes nor
+//! the times, because the target store sets its own.
 
 use std::{
     io,
@@ -13,30 +13,31 @@ use serde::Serialize;
 use super::{Commit, ConversationId, Page, Store, StoreError, Stored, Write, WriteId};
 use crate::tree::Node;
 
-/// The maximum size of a commit of a copy, in bytes of JSON, unless one message is larger. Every store accepts commits
-/// of this size, and a larger commit would cost the same per byte.
+/// The maximum size of a commit that is part of a copy, in bytes of JSON. Only a commit with a single large message may
+/// exceed it. Every store accepts commits of this size, and larger commits would not cost less per byte.
 const PORTION: usize = 4 * 1024 * 1024;
-/// Lists have times in whole milliseconds. After this pause, the next write has a later time.
+/// The pause after which the next write has a later time in a list. Lists have times in whole milliseconds.
 const TICK: Duration = Duration::from_micros(1100);
 
 /// The result of [`copy`].
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Copied {
-    /// The number of conversations that were written.
+    /// The number of conversations that were written to the target.
     pub copied: usize,
     /// The number of conversations that an earlier call had already copied in their current state.
     pub unchanged: usize,
     /// The conversations that could not be copied, each with its error. Examples are a damaged conversation, a file
-    /// without read permission, a different conversation with the same id in the target, or a conversation that has been
-    /// written to since it was copied. All other conversations were copied.
+    /// without read permission, a different conversation with the same id in the target, or a conversation that has
+    /// been written to after an earlier copy. All other conversations were copied.
     pub failed: Vec<(ConversationId, StoreError)>,
-    /// The error that ended the copying early, such as an unreachable database. Copying again continues from there.
+    /// The error that ended the copying early, such as an unreachable database. A new call of [`copy`] continues with
+    /// the remaining conversations.
     pub stopped: Option<StoreError>,
 }
 
 impl Copied {
-    /// Returns whether all conversations have been copied.
+    /// Returns whether all conversations were copied.
     pub fn is_complete(&self) -> bool {
         self.failed.is_empty() && self.stopped.is_none()
     }
@@ -44,12 +45,12 @@ impl Copied {
 
 /// Copies all conversations from one store to another.
 ///
-/// Conversations are copied one at a time, the oldest first, so that a list of the copies has the same order. Nothing
-/// is overwritten. A conversation that an earlier call has copied is skipped, so copying again completes an interrupted
-/// copy.
+/// Conversations are copied one at a time, the oldest first, so that a list of the copies has the same order as a list
+/// of the originals. Nothing is overwritten. A conversation that an earlier call has copied is skipped, so calling this
+/// again completes an interrupted copy.
 ///
 /// A long conversation is written in several commits of a few megabytes. Until the last commit is written, the copy has
-/// messages but no head. Copying again adds the rest.
+/// messages but no head. If the copying is interrupted before that, copying again adds the rest.
 ///
 /// `progress` is called after each conversation, with the number of finished conversations and the total number.
 ///
@@ -71,8 +72,8 @@ impl Copied {
 ///
 /// # Cancel safety
 ///
-/// Copied conversations remain in the target. The conversation that was being copied may have its state and only some
-/// of its nodes. Copying again completes it.
+/// Conversations that were already copied remain in the target. The conversation that was being copied may have its
+/// state and only some of its nodes. Copying again completes it.
 pub async fn copy(from: &dyn Store, to: &dyn Store, mut progress: impl FnMut(usize, usize)) -> Copied {
     let mut copied = Copied::default();
     let ids = match ids(from).await {
@@ -88,7 +89,8 @@ pub async fn copy(from: &dyn Store, to: &dyn Store, mut progress: impl FnMut(usi
         match copy_after(from, to, &id, &mut pace).await {
             Ok(true) => copied.copied += 1,
             Ok(false) => copied.unchanged += 1,
-            // A problem with one conversation must not stop the others, as long as both stores respond.
+            // A problem with one conversation must not prevent the copying of other conversations, as long as both
+            // stores respond.
             Err(error) if error.is_transient() && !(answers(from).await && answers(to).await) => {
                 copied.stopped = Some(error);
                 break;
@@ -100,15 +102,15 @@ pub async fn copy(from: &dyn Store, to: &dyn Store, mut progress: impl FnMut(usi
     copied
 }
 
-/// Keeps the order of a list while it is copied from its end.
+/// Keeps the order of a list whose conversations are copied from its end to its beginning.
 #[derive(Default)]
 struct Pace(Option<(ConversationId, Instant)>);
 
 impl Pace {
-    /// Waits until a write to `id` will be listed before the previous write.
+    /// Waits until a write to `id` would be listed before the previously copied conversation.
     async fn wait(&self, id: &ConversationId) {
         if let Some((last, written)) = &self.0
-            // Conversations that were written in the same millisecond are listed by id.
+            // Conversations with the same time are listed by id, so a smaller id needs no pause.
             && id > last
         {
             // No timer is used, because a store may run on a runtime without one.
@@ -138,22 +140,22 @@ async fn answers(store: &dyn Store) -> bool {
     store.list(Page::first(1)).await.is_ok()
 }
 
-/// Returns all ids, the oldest first. They come from one list: if the list were read in pages, deletions between two
-/// pages would hide other conversations.
+/// Returns all ids, the oldest first. All ids come from a single list. If the list were read in pages, deletions
+/// between two pages would hide other conversations.
 async fn ids(store: &dyn Store) -> Result<Vec<ConversationId>, StoreError> {
     let listed = store.list(Page::first(usize::MAX)).await?;
     Ok(listed.into_iter().rev().map(|summary| summary.id).collect())
 }
 
-/// Copies one conversation, as [`copy`] does with all.
+/// Copies one conversation in the same way as [`copy`].
 ///
-/// Returns `false` if the target already has it in the same state.
+/// Returns `false` if the target already has the conversation in the same state.
 ///
 /// # Errors
 ///
-/// Fails with [`StoreError::AlreadyExists`] if the target has a different conversation with this id, with
-/// [`StoreError::Conflict`] if either conversation was written to since it was copied, or if one of the stores can't be
-/// read or written to.
+/// Fails with [`StoreError::AlreadyExists`] if the target has a different conversation with this id. Fails with
+/// [`StoreError::Conflict`] if the original or the copy was written to after an earlier copy. Also fails if one of the
+/// stores can't be read or written to.
 ///
 /// # Cancel safety
 ///
@@ -162,7 +164,7 @@ pub async fn copy_one(from: &dyn Store, to: &dyn Store, id: &ConversationId) -> 
     put(to, id, from.load(id).await?).await
 }
 
-/// Writes a conversation. Returns `false` if the store already has it.
+/// Writes a conversation. Returns `false` if the store already has the conversation.
 pub(super) async fn put(to: &dyn Store, id: &ConversationId, stored: Stored) -> Result<bool, StoreError> {
     let Writes { create, portions, last } = Writes::of(id, &stored)?;
     let Stored { state, head, cursors, nodes, .. } = stored;
@@ -174,7 +176,7 @@ pub(super) async fn put(to: &dyn Store, id: &ConversationId, stored: Stored) -> 
     let mut version = to.create(id, create, &state).await?;
     let mut nodes = nodes.into_iter();
     for (len, write) in portions {
-        // These commits set no head, because a path that ends in the middle might be invalid.
+        // These commits set no head, because a path that ends with one of these nodes might be invalid.
         let commit = Commit::new(None).with_nodes(nodes.by_ref().take(len));
         version = to.commit(id, &Write::on(version).with_id(write), &commit).await?;
     }
@@ -185,18 +187,18 @@ pub(super) async fn put(to: &dyn Store, id: &ConversationId, stored: Stored) -> 
     }
     let written = to.commit(id, &Write::on(version).with_id(last), &commit).await?;
     match before {
-        // The conversation was copied earlier, and somebody has continued it.
+        // The conversation was copied earlier, and the copy has been continued since then.
         Some(current) if current > written => Err(StoreError::Conflict { id: id.clone(), current }),
         before => Ok(before != Some(written)),
     }
 }
 
-/// The ids of the writes that make a copy. They are derived from the copied content, so that copying again repeats the
-/// same writes, which a store recognizes.
+/// The ids of the writes that make a copy. They are derived from the copied content. So copying again repeats the same
+/// writes, and the store recognizes the repetitions.
 struct Writes {
     create: WriteId,
-    /// The commits before the last: the number of nodes in each, and its id. An id depends only on the commit's own
-    /// nodes and the nodes before them, so it stays the same when the conversation grows.
+    /// All commits except the last one, each with the number of its nodes and its id. An id depends only on the
+    /// commit's own nodes and on the nodes before them, so the id stays the same when the conversation grows.
     portions: Vec<(usize, WriteId)>,
     last: WriteId,
 }
@@ -220,17 +222,18 @@ impl Writes {
             len += 1;
             size += node;
         }
-        // No node has this JSON form, so the last commit has a different id than any portion.
+        // No node has the same JSON form as this tuple, so the id of the last commit differs from the ids of all
+        // portions.
         digest.json(&(&stored.state, stored.head, &stored.cursors)).map_err(failed)?;
         Ok(Self { create, portions, last: digest.write_id() })
     }
 }
 
-/// A hash of 128 bits over the written bytes (FNV-1a: draft-eastlake-fnv, 2 and 5).
+/// A hash with 128 bits of the bytes written to it (FNV-1a: draft-eastlake-fnv, 2 and 5).
 #[derive(Clone, Copy)]
 struct Digest {
     hash: u128,
-    /// The number of bytes so far.
+    /// The number of bytes that were added so far.
     len: usize,
 }
 

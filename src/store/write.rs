@@ -6,14 +6,15 @@ use super::WriteId;
 
 /// The version of a conversation. Each write that takes effect increases it by one.
 ///
-/// First versions are random, see [`Version::first`]. So a writer that still holds a version of a deleted conversation
-/// can't confuse it with a later conversation of the same id.
+/// First versions are random (see [`Version::first`]). So if a writer still holds a version of a deleted conversation,
+/// this version does not match a later conversation with the same id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Version(u64);
 
 impl Version {
-    /// The number of random bits in a first version: enough to avoid collisions, few enough to be readable.
+    /// The number of random bits in a first version. It is large enough to avoid collisions, and small enough for
+    /// readable versions.
     const FIRST_BITS: u32 = 40;
 
     /// Returns the random first version of a new conversation.
@@ -31,7 +32,7 @@ impl Version {
         self.0
     }
 
-    /// Returns the version after this one.
+    /// Returns the version that follows this version.
     pub const fn next(self) -> Self {
         Self(self.0.saturating_add(1))
     }
@@ -43,9 +44,9 @@ impl fmt::Display for Version {
     }
 }
 
-/// The version, id and epoch that every write to an existing conversation carries in addition to its content.
+/// The version, id and epoch that accompany the content of a write to an existing conversation.
 ///
-/// Make a new `Write` for each write. To repeat a write whose outcome is unknown, pass the same `Write` again.
+/// Create a new `Write` for each write. To repeat a write whose outcome is unknown, pass the same `Write` again.
 ///
 /// ```
 /// use omni_agent::store::{Version, Write};
@@ -57,17 +58,17 @@ impl fmt::Display for Version {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Write {
-    /// The version that the writer builds on.
+    /// The version on which the write is based.
     pub base: Version,
     /// The id of the write.
     pub id: WriteId,
-    /// The epoch of the writer's lease, if the writer acquired the conversation.
+    /// The epoch of the writer's lease. `None` if the writer has not acquired the conversation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epoch: Option<Epoch>,
 }
 
 impl Write {
-    /// Returns a new write on this version, with a new id.
+    /// Returns a new write with a new id, based on this version.
     pub fn on(base: Version) -> Self {
         Self { base, id: WriteId::generate(), epoch: None }
     }
@@ -78,20 +79,21 @@ impl Write {
         self
     }
 
-    /// Returns the same write, bound to this lease: the store rejects it after the lease has passed to another owner.
+    /// Returns the same write, bound to this lease. The store rejects the write if the lease has passed to another
+    /// owner.
     pub fn under(mut self, lease: &Lease) -> Self {
         self.epoch = Some(lease.epoch);
         self
     }
 }
 
-/// The owner of a conversation, shown to others that try to open it.
+/// The owner of a conversation. Others that try to open the conversation can see its owner.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Owner {
-    /// The name of the owner. Owners with the same name are the same owner.
+    /// The name of the owner. Two owners with the same name count as the same owner.
     pub name: String,
-    /// The address of the owner, in a form that the application chooses.
+    /// The address of the owner. The application chooses the form of the address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
 }
@@ -102,7 +104,7 @@ impl Owner {
         Self { name: name.into(), address: None }
     }
 
-    /// Returns an owner with a unique name, made of the process id and a random number.
+    /// Returns an owner with a unique name, which consists of the process id and a random number.
     pub fn unique() -> Self {
         Self::new(format!("{}-{:08x}", std::process::id(), rand::random::<u32>()))
     }
@@ -124,7 +126,7 @@ impl fmt::Display for Owner {
     }
 }
 
-/// A counter of the owners of a conversation. Each new owner has a higher epoch than all earlier owners.
+/// A counter of the acquisitions of a conversation. Each acquisition has a higher epoch than all earlier acquisitions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Epoch(pub u64);
@@ -133,10 +135,10 @@ pub struct Epoch(pub u64);
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Lease {
-    /// The epoch that each write of the owner carries.
+    /// The epoch of the lease, which each write of the owner contains.
     pub epoch: Epoch,
-    /// The duration of the lease, from when it was given or renewed. `None` in a store that relies on versions alone:
-    /// such a lease never ends, and excludes nobody.
+    /// The duration of the lease, counted from the moment when the lease was acquired or renewed. `None` in a store
+    /// that relies on versions alone. There, a lease never ends and excludes no other owner.
     pub lasts: Option<Duration>,
 }
 
@@ -146,7 +148,7 @@ impl Lease {
         Self { epoch: Epoch(0), lasts: None }
     }
 
-    /// Returns a lease that ends unless it is renewed.
+    /// Returns a lease that ends after this duration unless it is renewed.
     pub const fn lasting(epoch: Epoch, lasts: Duration) -> Self {
         Self { epoch, lasts: Some(lasts) }
     }

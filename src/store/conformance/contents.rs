@@ -60,7 +60,7 @@ pub(super) async fn cursors_keep_their_latest_values(subject: &dyn StoreUnderTes
     CheckOutcome::Made
 }
 
-/// Checks that these messages are returned equal, and that they encode to the same bytes.
+/// Checks that the store returns equal messages, and that they encode to the same bytes.
 async fn come_back(
     subject: &dyn StoreUnderTest,
     store: &dyn Store,
@@ -129,7 +129,8 @@ pub(super) async fn json_of_any_kind_is_preserved(subject: &dyn StoreUnderTest) 
         "numbers": [0, -1, u64::MAX, i64::MIN, 0.1, 1e300, 5e-324, 1.0, -0.0, 9_007_199_254_740_993_u64],
         "texts": ["1", "true", "null", "1e5"], "same": [[[[]]]], "flags": [true, false, null],
     });
-    // The deepest JSON that JSON parsers accept by default from a service, with room for what surrounds it.
+    // Nearly the deepest nesting that JSON parsers accept by default from a service. The remaining levels are for the
+    // JSON around this value.
     let deep =
         (0..110).fold(
             json!("deep"),
@@ -162,7 +163,7 @@ pub(super) async fn json_of_any_kind_is_preserved(subject: &dyn StoreUnderTest) 
 pub(super) async fn large_messages_are_preserved(subject: &dyn StoreUnderTest) -> CheckOutcome {
     const LARGE: usize = 10 * 1024 * 1024;
     let text = "0123456789abcdef".repeat(LARGE / 16);
-    // Every character of this text is escaped.
+    // Every character of this text is escaped in JSON.
     let escaped = "\0\n\"".repeat(LARGE / 30);
     let messages = vec![
         Message::user("small"),

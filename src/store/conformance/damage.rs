@@ -16,7 +16,7 @@ pub(super) async fn torn_write_is_dropped_completely(subject: &dyn StoreUnderTes
     assert_eq!(another.load(&id).await.expect("the complete writes can be read"), before);
     let summary = another.summary(&id).await.expect("the conversation exists");
     assert_eq!((summary.version, summary.damage), (second, None));
-    // Repeating the torn write writes it again.
+    // Repeating the torn write stores it, because nothing of the first attempt was kept.
     let third = another.commit(&id, &write, &turn(3, 4)).await.expect("the next write succeeds");
     assert_eq!(third, second.next());
     committed(&*another, &id, third, &turn(5, 6)).await;

@@ -122,11 +122,11 @@ pub(super) async fn list_after_a_conversation_during_writes_contains_each_unchan
         versions.push(created(&*store, &conversation(&format!("n{number}"))).await);
         tick().await;
     }
-    // Newest first: n11 to n0.
+    // The order is newest first: n11 to n0.
     let first = list(&*store, Page::first(4)).await;
     assert_eq!(ids(&first), ["n11", "n10", "n9", "n8"]);
-    // The last entry of the page moves to the front, one entry on the page and one behind it are deleted, and a new one
-    // is added.
+    // After the first page is read, its last entry moves to the front. Then one entry on the page and one entry after
+    // the page are deleted, and a new conversation is added.
     let other = subject.another().await;
     committed(&*other, &conversation("n8"), versions[8], &turn(1, 2)).await;
     for deleted in ["n10", "n6"] {
@@ -148,7 +148,8 @@ pub(super) async fn list_during_writes_contains_each_unchanged(subject: &dyn Sto
     for id in &quiet {
         created(&*store, id).await;
     }
-    // One new conversation per page: if they were created faster, the quiet ones would move away from the reader.
+    // One new conversation is created per page. If they were created faster, they would push the quiet conversations
+    // back before the reader reaches them.
     let pages = Arc::new(Semaphore::new(0));
     let permits = Arc::clone(&pages);
     let other = subject.another().await;

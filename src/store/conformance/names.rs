@@ -2,7 +2,7 @@ use super::{CheckOutcome, StoreUnderTest, created};
 use crate::error::InvalidId;
 use crate::store::{ConversationId, Page, StateChange, StoreError, StoredState, Write, WriteId};
 
-/// Returns valid ids that are difficult for stores which derive names from them.
+/// Returns valid ids that are difficult for stores that derive names from ids.
 fn strange() -> Vec<ConversationId> {
     let ids = [
         "a",
@@ -65,7 +65,7 @@ pub(super) async fn unusual_ids_do_not_collide(subject: &dyn StoreUnderTest) -> 
         assert!(store.exists(id).await.expect("the store responds"), "deleting {} also deleted {id}", ids[0]);
     }
 
-    // A store that can't distinguish cases must report it instead of mixing up the conversations.
+    // A store that can't distinguish upper and lower case must report this instead of mixing up the conversations.
     let (lower, upper) = (super::conversation("case"), super::conversation("CASE"));
     let version = created(&*store, &lower).await;
     match store.create(&upper, WriteId::generate(), &StoredState::default()).await {

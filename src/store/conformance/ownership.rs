@@ -75,7 +75,7 @@ pub(super) async fn expired_lease_can_be_acquired_by_another(subject: &dyn Store
     assert!(bens.epoch > lease.epoch, "{bens:?} after {lease:?}");
     let write = Write::on(version).under(&bens);
     let version = another.commit(&id, &write, &turn(1, 2)).await.expect("ben may write");
-    // The epoch is checked before the version. A repetition still returns its result.
+    // The epoch is checked before the version. Repeating a successful write still returns its first result.
     assert!(matches!(store.commit(&id, &under, &turn(1, 2)).await, Err(StoreError::LeaseLost { .. })));
     let renamed = store.save_state(&id, &Write::on(version).under(&lease), &title("Ann's again")).await;
     assert!(matches!(renamed, Err(StoreError::LeaseLost { .. })), "{renamed:?}");
@@ -195,7 +195,7 @@ pub(super) async fn write_after_a_release_is_rejected(subject: &dyn StoreUnderTe
 /// The number of races in a check.
 const RACES: usize = 50;
 
-/// Runs both futures at the same time. The first poll alternates between them.
+/// Runs both futures at the same time. Even rounds poll `a` first, odd rounds poll `b` first.
 async fn race<A, B>(round: usize, a: impl Future<Output = A>, b: impl Future<Output = B>) -> (A, B) {
     if round.is_multiple_of(2) {
         join(a, b).await
@@ -217,8 +217,8 @@ pub(super) async fn write_during_an_acquisition_precedes_it_or_is_rejected(
             return CheckOutcome::Skipped;
         }
         let take_over = async {
-            // In half of the rounds the owner has the same name, and its newer lease ends the older one without a
-            // release.
+            // In half of the rounds, the new owner has the same name as the old owner. Then the newer lease ends the
+            // older lease without a release.
             let owner = if round % 4 < 2 { "ann" } else { "ben" };
             if owner == "ben" {
                 store.release(&id, &lease).await.expect("releasing succeeds");

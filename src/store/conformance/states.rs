@@ -56,7 +56,7 @@ pub(super) async fn commit_with_state_writes_both(subject: &dyn StoreUnderTest) 
     let version =
         store.create(&id, WriteId::generate(), &StoredState::default()).await.expect("the id is free");
     let version = committed(&*store, &id, version, &turn(1, 2).with_state(full())).await;
-    // A commit without a state does not change the state.
+    // A commit that contains no state does not change the stored state.
     committed(&*store, &id, version, &turn(3, 4)).await;
     let stored = store.load(&id).await.expect("the conversation exists");
     assert_eq!((stored.nodes.len(), stored.state), (4, full()));

@@ -100,7 +100,7 @@ pub(super) async fn commit_returns_the_next_version(subject: &dyn StoreUnderTest
     CheckOutcome::Made
 }
 
-/// Checks that every kind of write on `base` is a conflict that changes nothing.
+/// Checks that every kind of write on `base` fails with a conflict and changes nothing.
 async fn conflicts(subject: &dyn StoreUnderTest, id: &ConversationId, base: Version) {
     let store = subject.store();
     let before = store.load(id).await.expect("the conversation exists");
@@ -190,7 +190,7 @@ pub(super) async fn write_repeated_after_others_returns_the_first_result(
     for (write, version) in &writes {
         let repeated = another.commit(&id, write, &turn(99, 99)).await;
         assert_eq!(repeated.expect("a late repetition succeeds"), *version);
-        // A different write on the same version.
+        // A different write on the same version is a conflict.
         if *version != before.version {
             let other = another.commit(&id, &Write::on(write.base), &turn(99, 99)).await;
             assert!(matches!(other, Err(StoreError::Conflict { .. })), "{other:?}");
@@ -218,7 +218,7 @@ pub(super) async fn concurrent_writes_form_one_sequence(subject: &dyn StoreUnder
             let mut base = first;
             let mut versions = Vec::new();
             while versions.len() < usize::try_from(COMMITS).expect("a small number") {
-                // The id shows the version that the node was based on.
+                // The node's id shows the version on which the commit was based.
                 let node = node_id(base.get() - first.get() + 1);
                 let parent = NodeId::new(node.get() - 1);
                 let message = crate::message::Message::user(writer.to_string());
@@ -259,7 +259,7 @@ pub(super) async fn write_with_a_dropped_future_is_all_or_nothing(
     for turns in 0..8 {
         let write = Write::on(version);
         let commit = turn(turns * 2 + 1, turns * 2 + 2);
-        // Polled at most once, then dropped.
+        // The future is polled at most once, then dropped.
         let _ = store.commit(&id, &write, &commit).now_or_never();
         let seen = store.load(&id).await.expect("the conversation exists").nodes.len() as u64;
         assert!(seen == turns * 2 || seen == turns * 2 + 2, "a write was stored partially: {seen} nodes");
@@ -271,7 +271,7 @@ pub(super) async fn write_with_a_dropped_future_is_all_or_nothing(
     CheckOutcome::Made
 }
 
-/// Returns the node with the timestamp that it has in `nodes`, because those were made at a different time.
+/// Returns a copy of the node with the timestamp of the same node in `nodes`. The two were created at different times.
 fn at(node: &Node, nodes: &[Node]) -> Node {
     let there = nodes.iter().find(|there| there.id() == node.id());
     let mut message = (**node.message()).clone();
@@ -311,7 +311,7 @@ pub(super) async fn create_after_delete_starts_empty(subject: &dyn StoreUnderTes
         (0, None, 0),
         "content of the deleted conversation came back"
     );
-    // The new conversation has as many writes as the old one had.
+    // With this commit, the new conversation has as many writes as the deleted conversation had.
     let new = committed(&*store, &id, new, &turn(1, 2)).await;
     for write in [Write::on(old), write] {
         let stale = store.commit(&id, &write, &turn(3, 4)).await;

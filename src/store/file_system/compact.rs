@@ -14,11 +14,12 @@ use super::{
 };
 use crate::store::StoreError;
 
-/// The number of replaceable bytes from which a compaction is worthwhile.
+/// The number of replaceable bytes above which a compaction is worthwhile.
 const WORTHWHILE: u64 = 64 * 1024;
 
-/// Called after a log was read. Rewrites the log if the lines without nodes outweigh the lines with nodes, and updates
-/// the summary. If another writer holds the lock or the medium is read-only, this is left to a later load.
+/// Rewrites the log if the lines without nodes outweigh the lines with nodes, and updates the summary. Called after the
+/// log was read. If another writer holds the lock or the medium is read-only, nothing changes, and a later load tries
+/// again.
 pub(super) fn tidy(log: &Log<'_>, replay: &Replay) {
     let header = log.header.compacted();
     let lines = outgrown(replay).then(|| compacted(log, &header, replay)).flatten();
@@ -56,7 +57,7 @@ fn outgrown(replay: &Replay) -> bool {
     replay.spare_bytes > WORTHWHILE.max(kept)
 }
 
-/// Returns the first and the last line of the new log, if they save enough.
+/// Returns the first and the last line of the new log, if the compaction saves enough.
 fn compacted(log: &Log<'_>, header: &Header, replay: &Replay) -> Option<(Vec<u8>, Vec<u8>)> {
     let stored = &replay.stored;
     let change = Change::Compacted(Box::new(Compacted {
@@ -69,9 +70,10 @@ fn compacted(log: &Log<'_>, header: &Header, replay: &Replay) -> Option<(Vec<u8>
     (last.len() as u64 <= replay.spare_bytes / 2).then(|| (header.encode(), last))
 }
 
-/// Replaces the old log. Returns the new log, locked, and its length.
+/// Replaces the old log. Returns the new log, which is locked, and its length.
 fn replace(log: &Log<'_>, replay: &Replay, first: &[u8], last: &[u8]) -> Result<(File, u64), StoreError> {
-    // A summary is matched to its log by length, and the new log may reach that length again.
+    // A summary is valid if it states the length of its log. The new log may later reach the length of the old one, so
+    // the old summary is removed.
     log.place.remove_summary()?;
     let mut len = 0;
     let replaced = log.place.replace_log(log.file, |new| {
@@ -89,8 +91,8 @@ fn replace(log: &Log<'_>, replay: &Replay, first: &[u8], last: &[u8]) -> Result<
         Ok(())
     });
     let new = replaced.map_err(|error| log.place.failed("compacting", error))?;
-    // The folder is synced before anybody can write to the log: an acknowledged write must not be in a log without a
-    // name.
+    // The folder is synced before anybody can write to the log. Otherwise a crash could remove the log's name after a
+    // write was acknowledged.
     log.place.sync_folder(Durability::Machine)?;
     Ok((new, len))
 }

@@ -1,4 +1,4 @@
-//! The records in a log, and the content of a summary. No input or output.
+//! The records in a log, and the content of a summary. This module does no input or output.
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
@@ -21,12 +21,12 @@ pub(super) struct Header {
     format_version: u64,
     pub(super) id: ConversationId,
     pub(super) created: Timestamp,
-    /// The number of times that the log was compacted. If it is not zero, lines may be missing, and the last compaction
-    /// lists them.
+    /// The number of times that the log was compacted. If the number is not zero, lines may be missing, and the line of
+    /// the last compaction lists them.
     pub(super) compactions: u64,
 }
 
-/// The members that identify the format version of any first line.
+/// The members that identify the format version in the first line of any version.
 #[derive(Deserialize)]
 struct AnyHeader {
     format: String,
@@ -64,15 +64,15 @@ impl Header {
     }
 }
 
-/// The record of every other line: one write.
+/// The record of any line except the first. Each record is one write.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Record<C = Change> {
-    /// The version that the write led to.
+    /// The version of the conversation after the write.
     version: Version,
     write: WriteId,
     time: Timestamp,
-    /// The last version that changed the state. Summaries of earlier versions have an old title.
+    /// The last version that changed the state. A summary of an earlier version has an old title.
     state_version: Version,
     pub(super) change: C,
 }
@@ -112,7 +112,7 @@ pub(super) enum Change {
 }
 
 impl Change {
-    /// Returns the title, if this changes the state.
+    /// Returns the new title, if this change replaces the title or the whole state.
     pub(super) fn title(&self) -> Option<&Option<String>> {
         match self {
             Self::Commit(commit) => commit.state.as_ref().map(|state| &state.title),
@@ -188,7 +188,7 @@ pub(super) struct SummaryFile {
     pub(super) created: Timestamp,
     pub(super) updated: Timestamp,
     pub(super) version: Version,
-    /// The length of the log at that version, in bytes.
+    /// The length of the log at the summary's version, in bytes.
     pub(super) log: u64,
 }
 

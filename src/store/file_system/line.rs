@@ -1,4 +1,5 @@
-//! The frame of a line: a checksum and a length around a record, which reveal incomplete lines. No input or output.
+//! The frame of a line, which consists of a checksum and a length around a record. The frame reveals incomplete lines.
+//! This module does no input or output.
 
 use std::ops::Range;
 
@@ -8,13 +9,13 @@ const SUM: Range<usize> = 8..16;
 const LEN: Range<usize> = 24..34;
 const LITERALS: [(usize, &[u8]); 3] = [(0, b"{\"sum\":\""), (16, b"\",\"len\":"), (34, b",\"record\":")];
 
-/// The maximum length of a line. Its record's length must fit into ten digits.
+/// The maximum length of a line. The length of the record in the line must fit into ten digits.
 pub(super) const LONGEST: usize = 9_999_999_999;
 
 /// The reason why a line is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Fault {
-    /// Whether an interrupted write can have left the line at the end of a log.
+    /// Whether the line may be the result of an interrupted write at the end of a log.
     pub(super) torn: bool,
     pub(super) problem: &'static str,
 }
@@ -38,7 +39,7 @@ pub(super) fn finish(mut line: Vec<u8>) -> Vec<u8> {
     line
 }
 
-/// Returns the record in a line. The line includes its line feed, if it has one, and begins at offset `at` in its file.
+/// Returns the record in a line. The line begins at offset `at` in its file. It includes its line feed, if it has one.
 pub(super) fn record(line: &[u8], at: u64) -> Result<&[u8], Fault> {
     let (content, ended) = match line.strip_suffix(b"\n") {
         Some(content) => (content, true),
@@ -47,7 +48,7 @@ pub(super) fn record(line: &[u8], at: u64) -> Result<&[u8], Fault> {
     let found = whole(content);
     match found {
         Ok(record) if ended => Ok(record),
-        // Only the line feed is missing.
+        // The record is complete. Only the line feed is missing.
         Ok(_) => Err(Fault { torn: true, problem: "it does not end in a line feed" }),
         Err(Flaw::Short) if !ended => Err(Fault { torn: true, problem: "it is incomplete" }),
         Err(_) if never_filled(line, at) => {
@@ -57,12 +58,12 @@ pub(super) fn record(line: &[u8], at: u64) -> Result<&[u8], Fault> {
     }
 }
 
-/// The smallest unit that a disk writes.
+/// The smallest number of bytes that a disk writes at once.
 const SECTOR: u64 = 512;
 
-/// Returns whether a line contains zeros as a power failure leaves them. JSON contains no zeros, but space that was
-/// allocated to the file and never filled contains only zeros: whole sectors, or the line's part of a sector. Any other
-/// zero is a changed byte.
+/// Returns whether the zeros in a line may result from a power failure. JSON contains no zeros. But space that was
+/// allocated to the file and never filled contains only zeros. Such space is either whole sectors, or the line's part
+/// of a sector. Any other zero is a changed byte.
 fn never_filled(line: &[u8], at: u64) -> bool {
     let edge = |place: usize| place == 0 || place == line.len() || (at + place as u64).is_multiple_of(SECTOR);
     let mut found = false;
@@ -79,7 +80,7 @@ fn never_filled(line: &[u8], at: u64) -> bool {
     found
 }
 
-/// Returns the length of the line that begins here, as stated in its frame, including the line feed.
+/// Returns the length of the line that begins here, as stated in the line's frame. The length includes the line feed.
 pub(super) fn stated_len(line: &[u8]) -> Option<usize> {
     len(line.get(LEN)?).map(|len| PREFIX + len + 2)
 }
@@ -132,7 +133,7 @@ fn whole(content: &[u8]) -> Result<&[u8], Flaw> {
     Ok(record)
 }
 
-/// Parses a checksum exactly as it is written, so that every changed byte is detected.
+/// Parses a checksum. Accepts only the form in which checksums are written, so that every changed byte is detected.
 fn sum(digits: &[u8]) -> Option<u32> {
     digits.iter().try_fold(0, |sum, digit| match digit {
         b'0'..=b'9' => Some(sum << 4 | u32::from(digit - b'0')),
@@ -141,7 +142,7 @@ fn sum(digits: &[u8]) -> Option<u32> {
     })
 }
 
-/// Parses a length, just as strictly.
+/// Parses a length. Accepts only the form in which lengths are written.
 fn len(padded: &[u8]) -> Option<usize> {
     let digits = padded.trim_ascii_start();
     let padding = padded.len() - digits.len();

@@ -1,4 +1,4 @@
-//! A log on disk: opening, locking, finding its end, and appending.
+//! A log on disk: how it is opened, locked, searched for its end, and appended to.
 
 use std::{
     fs::{File, OpenOptions, TryLockError},
@@ -27,14 +27,14 @@ pub(super) struct Log<'a> {
 pub(super) struct Tail {
     /// The offset at which the last complete line ends.
     pub(super) end: u64,
-    /// Whether an incomplete line follows, left by an interrupted write.
+    /// Whether the last complete line is followed by an incomplete line of an interrupted write.
     pub(super) torn: bool,
     pub(super) stamp: Stamp,
 }
 
 /// The result of an attempt to lock a log.
 pub(super) enum Lock {
-    /// The log, locked until the file is closed.
+    /// The log, which is locked until the file is closed.
     Held(File),
     /// Another process or handle holds the lock.
     Taken,
@@ -42,13 +42,13 @@ pub(super) enum Lock {
     Missing,
 }
 
-/// The number of bytes that are read first from either end of a log. Most lines fit.
+/// The number of bytes to read first from the beginning or the end of a log. Most lines fit into this number.
 const FIRST_READ: u64 = 4096;
-/// How often a log may be replaced between opening and locking before it counts as locked. The limit prevents an
-/// endless loop on a file system that reports a different file each time.
+/// The number of times that a log may be replaced between opening and locking. After that, the log counts as locked.
+/// The limit prevents an endless loop on a file system that reports a different file each time.
 const MOVES: usize = 16;
 
-/// Opens and locks the log without waiting. If it does not exist and `create` is set, creates an empty log.
+/// Opens and locks the log without waiting. If the log does not exist and `create` is set, creates an empty log.
 pub(super) fn lock(place: &ConversationFolder<'_>, create: bool) -> Result<Lock, StoreError> {
     for _ in 0..MOVES {
         if place.has_other_than_log()? {
@@ -105,7 +105,7 @@ pub(super) fn try_lock(place: &ConversationFolder<'_>, file: &File) -> Result<bo
 }
 
 impl<'a> Log<'a> {
-    /// Reads the first line. Returns `None` if it is incomplete.
+    /// Reads the first line. Returns `None` if the line is incomplete.
     pub(super) fn open(
         place: &'a ConversationFolder<'a>,
         file: &'a File,
@@ -114,7 +114,7 @@ impl<'a> Log<'a> {
         let name = place.line(1);
         let header = match line::record(&first, 0) {
             Ok(record) => Header::parse(record, &name)?,
-            // The incomplete line was the whole file, even if the file has grown since.
+            // When the line was read, it was the whole file and incomplete. The file may have grown since then.
             Err(Fault { torn: true, .. })
                 if !first.ends_with(b"\n") || len(place, file)? == first.len() as u64 =>
             {
@@ -161,7 +161,7 @@ impl<'a> Log<'a> {
         Ok(None)
     }
 
-    /// Returns the line, or the incomplete line, that ends at `end`, together with its offset.
+    /// Returns the complete or incomplete line that ends at `end`, together with the offset at which the line begins.
     fn last_line(&self, end: u64) -> Result<(u64, Vec<u8>), StoreError> {
         let mut wanted = FIRST_READ;
         loop {
@@ -179,7 +179,7 @@ impl<'a> Log<'a> {
         }
     }
 
-    /// Returns an error that names the line at `at` by its number.
+    /// Returns an error with the number of the line that begins at offset `at`.
     fn damaged_at(&self, at: u64, problem: impl Into<String>) -> StoreError {
         match lines_before(self.place, self.file, at) {
             Ok(lines) => StoreError::damaged(self.place.line(lines + 1), problem),
@@ -188,7 +188,7 @@ impl<'a> Log<'a> {
     }
 }
 
-/// Counts the lines that end before this offset, with a fixed amount of memory.
+/// Counts the lines that end before this offset. Uses a fixed amount of memory.
 fn lines_before(place: &ConversationFolder<'_>, mut file: &File, at: u64) -> Result<usize, StoreError> {
     const PIECE: usize = 64 * 1024;
 
@@ -228,7 +228,7 @@ fn first_line(place: &ConversationFolder<'_>, file: &File) -> Result<Vec<u8>, St
     }
 }
 
-/// Reads up to `len` bytes from `at` on. Returns fewer at the end of the file.
+/// Reads up to `len` bytes, beginning at offset `at`. At the end of the file, returns fewer bytes.
 fn read(place: &ConversationFolder<'_>, mut file: &File, at: u64, len: u64) -> Result<Vec<u8>, StoreError> {
     let mut bytes = Vec::with_capacity(usize::try_from(len).unwrap_or_default());
     file.seek(SeekFrom::Start(at))
@@ -237,7 +237,7 @@ fn read(place: &ConversationFolder<'_>, mut file: &File, at: u64, len: u64) -> R
     Ok(bytes)
 }
 
-/// Writes `lines` at `end`, the end of the valid content of the log. If this fails, the log is unchanged.
+/// Writes `lines` at `end`, where the valid content of the log ends. If the write fails, the log is unchanged.
 pub(super) fn append(
     place: &ConversationFolder<'_>,
     mut file: &File,
@@ -255,7 +255,7 @@ pub(super) fn append(
         durability.sync(file)
     };
     write().map_err(|error| {
-        // If this fails as well, an incomplete line remains, which the next write removes.
+        // If this call fails as well, an incomplete line remains. The next write removes that line.
         let _ = file.set_len(end);
         place.failed("writing", error)
     })

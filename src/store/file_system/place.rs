@@ -1,4 +1,4 @@
-//! The paths of a conversation's files, and errors on them.
+//! The paths of a conversation's files, and errors that concern these files.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -14,7 +14,7 @@ use crate::store::{ConversationId, StoreError};
 /// The suffix of a log's name.
 pub(super) const LOG: &str = ".jsonl";
 const SUMMARY: &str = ".summary.json";
-/// The additional suffix of a file that will replace another file.
+/// The additional suffix of a new file before it replaces another file.
 const NEW: &str = ".new";
 
 /// The files of one conversation in the store's folder.
@@ -49,7 +49,7 @@ impl<'a> ConversationFolder<'a> {
         self.log().display().to_string()
     }
 
-    /// Returns a line of the log for error messages, counted from 1.
+    /// Returns the name of a line of the log for error messages. Lines are counted from 1.
     pub(super) fn line(&self, number: usize) -> String {
         format!("{}, line {number}", self.log().display())
     }
@@ -64,12 +64,12 @@ impl<'a> ConversationFolder<'a> {
         failed(action, &self.log(), error)
     }
 
-    /// Fails if the folder does not exist, to distinguish this from a missing conversation.
+    /// Fails if the folder does not exist, so that a missing folder is not mistaken for a missing conversation.
     pub(super) fn check_folder(&self) -> Result<(), StoreError> {
         check_folder(self.folder)
     }
 
-    /// Returns whether the log's name belongs to something other than a file. Opening a pipe would wait forever for a
+    /// Returns whether the log's path exists but is not a file. For example, opening a pipe would wait forever for a
     /// writer.
     pub(super) fn has_other_than_log(&self) -> Result<bool, StoreError> {
         match fs::metadata(self.log()) {
@@ -84,9 +84,10 @@ impl<'a> ConversationFolder<'a> {
         sync_folder(self.folder, durability)
     }
 
-    /// Returns whether the log's name no longer leads to the open log.
+    /// Returns whether the log's path no longer leads to the open log.
     pub(super) fn is_gone(&self, log: &File) -> Result<bool, StoreError> {
-        // It is not enough that the open file has any name, because a backup may have given it a second one.
+        // It is not enough to check that the open file still has a name, because a backup may have given the file a
+        // second name.
         let gone = log.metadata().and_then(|open| match fs::metadata(self.log()) {
             Ok(named) => Ok(!is_same(&open, &named)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(true),
@@ -95,13 +96,13 @@ impl<'a> ConversationFolder<'a> {
         gone.map_err(|error| self.failed("reading", error))
     }
 
-    /// Replaces the summary. A crash may lose it, because it can be rebuilt.
+    /// Replaces the summary. A summary that is lost in a crash can be rebuilt.
     pub(super) fn replace_summary(&self, content: &[u8]) -> io::Result<()> {
         self.replace(SUMMARY, |file| file.write_all(content)).map(drop)
     }
 
-    /// Replaces the log in one step. The new log is locked before it can be found, and stays locked until the file is
-    /// closed.
+    /// Replaces the log in one step. The new log is locked before other processes can find it, and stays locked until
+    /// the file is closed.
     pub(super) fn replace_log(
         &self,
         old: &File,
@@ -115,14 +116,15 @@ impl<'a> ConversationFolder<'a> {
             keep_owner(&old, file)?;
             file.try_lock()?;
             write(file)?;
-            // This ignores the store's durability, because the replaced log may have been on disk for long.
+            // The new log is synced even if the store's durability does not require it, because the content of the old
+            // log may have been on disk for a long time.
             file.sync_all()
         })
     }
 
     fn replace(&self, suffix: &str, write: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<File> {
-        // Only the holder of the conversation's lock gets here, so one name is enough. Remains of an earlier crash
-        // under this name are overwritten.
+        // Only the holder of the conversation's lock reaches this code, so one name for the new file is enough. If an
+        // earlier crash left a file with this name, that file is overwritten.
         let new = self.file(&format!("{suffix}{NEW}"));
         let mut options = OpenOptions::new();
         options.write(true).create(true).truncate(true);
@@ -143,7 +145,7 @@ impl<'a> ConversationFolder<'a> {
         remove(&self.summary())
     }
 
-    /// Removes the summary, and the remains of a crash.
+    /// Removes the summary, and files that a crash left.
     pub(super) fn remove_beside(&self) -> Result<(), StoreError> {
         for suffix in [SUMMARY, &format!("{SUMMARY}{NEW}"), &format!("{LOG}{NEW}")] {
             remove(&self.file(suffix))?;
@@ -164,15 +166,16 @@ pub(super) struct Seen {
 }
 
 impl Seen {
-    /// File systems give equal times to writes that follow each other within this time. No file system has coarser
-    /// times.
+    /// The coarsest resolution of modification times on any file system. Two writes within this time may have the same
+    /// modification time.
     const COARSEST: Duration = Duration::from_secs(2);
 
     pub(super) fn of(file: &fs::Metadata) -> Option<Self> {
         Some(Self { len: file.len(), modified: file.modified().ok()? })
     }
 
-    /// Returns whether every later write will change this state. This is not certain right after a write.
+    /// Returns whether every later write is certain to change this state. Right after a write this is not certain,
+    /// because another write may have the same modification time.
     pub(super) fn is_settled(&self) -> bool {
         SystemTime::now().duration_since(self.modified).is_ok_and(|since| since > Self::COARSEST)
     }
@@ -224,7 +227,8 @@ pub(super) fn check_folder(folder: &Path) -> Result<(), StoreError> {
 }
 
 pub(super) fn sync_folder(folder: &Path, durability: Durability) -> Result<(), StoreError> {
-    // On other systems, a folder can't be opened as a file, and its entries are written through.
+    // On systems other than Unix, a folder can't be opened as a file, and changes of its entries are written to the
+    // disk at once.
     if cfg!(unix) && durability == Durability::Machine {
         let synced = File::open(folder).and_then(|folder| folder.sync_all());
         return synced.map_err(|error| failed("syncing", folder, error));
@@ -232,7 +236,7 @@ pub(super) fn sync_folder(folder: &Path, durability: Durability) -> Result<(), S
     Ok(())
 }
 
-/// Makes created files readable and writable only for their owner.
+/// Makes created files readable and writable only by their owner.
 pub(super) fn private(options: &mut OpenOptions) {
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::mode(options, 0o600);

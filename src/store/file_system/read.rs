@@ -15,18 +15,18 @@ use crate::store::{StoreError, Stored, StoredState, Version, WriteId};
 /// The number of bytes that are read from the file at a time.
 const CHUNK: usize = 128 * 1024;
 
-/// The complete lines of a log after the first.
+/// The complete lines of a log, without the first line.
 struct Lines<'a> {
     log: &'a Log<'a>,
-    /// Bytes that were read. The lines from `at` on have not been returned yet.
+    /// Bytes that were read from the file. The lines that begin at index `at` or later have not been returned yet.
     buffer: Vec<u8>,
     at: usize,
-    /// The number of bytes of the log that remain to be read. The log ends where it ended at first. Bytes that are
-    /// appended meanwhile are ignored, so a line is either complete or incomplete for good.
+    /// The number of bytes of the log that remain to be read. The length of the log is determined once, and bytes that
+    /// are appended later are ignored. So a line that is incomplete stays incomplete.
     left: u64,
     /// The number of the line that was returned last, counted from 1.
     number: usize,
-    /// The offsets in the file of the line that was returned last.
+    /// The range of offsets in the file of the line that was returned last.
     span: Range<u64>,
 }
 
@@ -56,12 +56,13 @@ impl<'a> Lines<'a> {
         }
     }
 
-    /// Returns the length of the next line, up to its line feed or the end of the log. The line is then in the buffer.
+    /// Returns the length of the next line, up to its line feed or the end of the log. Afterwards, the whole line is in
+    /// the buffer.
     fn len_of_next(&mut self) -> Result<usize, StoreError> {
         let mut seen = 0;
         loop {
             let there = &self.buffer[self.at..];
-            // A valid line states its length. Any other line is searched for its end.
+            // A valid line states its length. In any other line, the end is found by searching for the line feed.
             let stated = line::stated_len(there).filter(|len| there.get(len - 1) == Some(&b'\n'));
             let found = stated.or_else(|| {
                 let end = there[seen..].iter().position(|byte| *byte == b'\n');
@@ -77,12 +78,12 @@ impl<'a> Lines<'a> {
         }
     }
 
-    /// Reads more and drops the lines that were returned. Returns `false` at the end of the log.
+    /// Drops the lines that were returned, and reads more bytes. Returns `false` at the end of the log.
     fn fill(&mut self) -> Result<bool, StoreError> {
         self.buffer.drain(..self.at);
         self.at = 0;
         let before = self.buffer.len();
-        // Each time that a line does not fit, the buffer doubles.
+        // The buffer doubles each time that a line does not fit.
         let wanted = CHUNK.max(before);
         self.buffer.reserve(wanted);
         let wanted = self.left.min(wanted as u64);
@@ -106,11 +107,12 @@ pub(super) struct Replay {
     pub(super) end: u64,
     /// The offsets of the lines with nodes. Adjacent lines share one range.
     pub(super) kept: Vec<Range<u64>>,
-    /// The writes of all other lines, including those that earlier compactions removed.
+    /// The writes of all lines without nodes, including the lines that earlier compactions removed.
     pub(super) spare: Vec<(Version, WriteId)>,
-    /// The number of bytes in the other lines.
+    /// The number of bytes in the lines without nodes.
     pub(super) spare_bytes: u64,
-    /// The number of lines with nodes, and whether the lines removed by an earlier compaction are known.
+    /// `lines` is the number of lines with nodes. `whole` is whether the lines removed by an earlier compaction are
+    /// known.
     lines: u64,
     whole: bool,
 }
@@ -219,7 +221,7 @@ impl Replay {
         Ok(())
     }
 
-    /// Checks that the lines so far and the removed lines together are complete.
+    /// Checks that the lines read so far and the removed lines together include every version.
     fn check_compacted(&self, stamp: Stamp, compacted: &Compacted) -> Result<(), String> {
         let writes = &compacted.writes;
         let first = writes.iter().map(|(version, _)| *version).min();
@@ -251,20 +253,20 @@ impl Replay {
     }
 }
 
-/// Returns the write that created the conversation, and the version that it led to.
+/// Returns the write that created the conversation, and the version after this write.
 pub(super) fn first_write(log: &Log<'_>) -> Result<Option<(Version, WriteId)>, StoreError> {
     let mut first: Option<(Version, WriteId)> = None;
     writes(log, |version, write| {
         if first.is_none_or(|(first, _)| version < first) {
             first = Some((version, write));
         }
-        // Without compactions, this is the first line.
+        // If the log was never compacted, the first line is this write, and the search ends.
         log.header.compactions > 0
     })?;
     Ok(first)
 }
 
-/// Returns the id of the write that led to this version.
+/// Returns the id of the write that resulted in this version.
 pub(super) fn write_of(log: &Log<'_>, wanted: Version) -> Result<Option<WriteId>, StoreError> {
     let mut found = None;
     writes(log, |version, write| {
@@ -276,7 +278,8 @@ pub(super) fn write_of(log: &Log<'_>, wanted: Version) -> Result<Option<WriteId>
     Ok(found)
 }
 
-/// Visits the writes in a log until `visit` returns `false`. Parses only their stamps.
+/// Visits the writes in a log until `visit` returns `false`. Parses only the stamps of the lines, unless a line lists
+/// the lines removed by a compaction.
 fn writes(log: &Log<'_>, mut visit: impl FnMut(Version, WriteId) -> bool) -> Result<(), StoreError> {
     let mut lines = Lines::of(log)?;
     loop {
@@ -341,7 +344,8 @@ mod tests {
         },
     };
 
-    /// A line that is complete only later counts as incomplete, because the log ends where it ended at first.
+    /// A line that is completed while the log is read counts as incomplete, because reading stops at the length that
+    /// the log had at first.
     #[test]
     fn log_that_grows_while_it_is_read_ends_where_it_ended_at_first() {
         let id = ConversationId::generate();

@@ -25,11 +25,12 @@ use crate::{
 
 /// Reads the summary file, which may be out of date.
 pub(super) fn read(place: &ConversationFolder<'_>) -> Option<SummaryFile> {
-    // Opening a pipe would wait for a writer.
+    // If the path is a pipe, opening it would wait for a writer.
     if !fs::metadata(place.summary()).ok()?.is_file() {
         return None;
     }
-    // `fs::read` would query the length first and read once more at the end. A list reads many summaries.
+    // `fs::read` would query the length first and read once more at the end. These extra calls matter because a list
+    // reads many summaries.
     let mut file = File::open(place.summary()).ok()?;
     let mut text = vec![0; 1024];
     let mut len = 0;
@@ -42,7 +43,7 @@ pub(super) fn read(place: &ConversationFolder<'_>) -> Option<SummaryFile> {
     }
 }
 
-/// Saves a summary and returns whether this succeeded. A failure does not affect the write before it, because the
+/// Saves a summary and returns whether this succeeded. A failure does not affect the preceding write, because the
 /// summary can be rebuilt from the log. The log must be locked.
 pub(super) fn save(place: &ConversationFolder<'_>, summary: &SummaryFile) -> bool {
     let saved = place.replace_summary(&summary.encode());
@@ -54,12 +55,13 @@ pub(super) fn save(place: &ConversationFolder<'_>, summary: &SummaryFile) -> boo
 }
 
 /// Summaries that required reading a log and could not be saved: those of damaged logs, and those in a read-only
-/// folder. Each is valid until its log is written to. They save later lists from reading the log again.
+/// folder. Each summary is valid until its log is written to. With these summaries, later lists do not have to read the
+/// logs again.
 #[derive(Debug, Default)]
 pub(super) struct Findings(Mutex<HashMap<ConversationId, (Seen, Summary)>>);
 
 impl Findings {
-    // Code under the lock can't panic.
+    // No code that holds the lock can panic.
     fn lock(&self) -> MutexGuard<'_, HashMap<ConversationId, (Seen, Summary)>> {
         lock(&self.0)
     }
@@ -90,8 +92,8 @@ impl Findings {
     }
 }
 
-/// Returns the list entry of the conversation, if it exists. Outdated summaries are updated as long as `refresh` is not
-/// used up.
+/// Returns the list entry of the conversation, if the conversation exists. An outdated summary is updated if `refresh`,
+/// the number of updates that remain, is not zero.
 pub(super) fn summarise(
     place: &ConversationFolder<'_>,
     findings: &Findings,
@@ -99,7 +101,7 @@ pub(super) fn summarise(
 ) -> Result<Option<Summary>, StoreError> {
     let (len, mut seen) = match fs::metadata(place.log()) {
         Ok(log) if log.is_file() => (log.len(), Seen::of(&log)),
-        // Something other than a file, which is not a conversation.
+        // The path exists but is not a file, so it is not a conversation.
         Ok(_) => return Ok(None),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             place.check_folder()?;
@@ -118,7 +120,8 @@ pub(super) fn summarise(
     if let Err(StoreError::Damaged { .. }) = summary {
         let before = std::mem::replace(&mut seen, place.seen());
         if seen != before {
-            // The reader may have seen an incomplete line that a writer was replacing.
+            // The log changed while it was read. The reader may have seen an incomplete line that a writer was
+            // replacing.
             summary = from_log(place, saved.as_ref(), refresh);
         }
     }
@@ -151,7 +154,7 @@ fn unknown(place: &ConversationFolder<'_>) -> Summary {
 /// A summary that was built from the log.
 struct Found {
     summary: Summary,
-    /// Whether the whole log was read, and the next list would have to read it again.
+    /// Whether the whole log had to be read, and the next list would have to read it again.
     is_costly: bool,
 }
 
@@ -169,7 +172,7 @@ fn from_log(
     let Some(tail) = log.tail()? else {
         return Ok(None);
     };
-    // A commit makes the summary outdated, but its title stays correct.
+    // A commit without a state makes the summary outdated, but the title in the summary is still correct.
     let known =
         saved.filter(|saved| (tail.stamp.state_version..=tail.stamp.version).contains(&saved.version));
     let title = match known {
@@ -177,7 +180,8 @@ fn from_log(
         None => read::title(&log)?,
     };
     let summary = SummaryFile::new(&log.header, &tail.stamp, title, tail.end);
-    // Finding the title requires reading the log, which is so slow that the result is worth saving.
+    // Finding the title requires reading the whole log. This is so slow that the result is saved even if no updates
+    // remain.
     let wanted = known.is_none() || *refresh > 0;
     *refresh = refresh.saturating_sub(1);
     // If the summary can't be saved, it is still returned. For example, some file systems can't lock files that are
@@ -192,11 +196,11 @@ fn from_log(
     Ok(Some(Found { summary: summary.into_summary(), is_costly }))
 }
 
-/// The number of conversations per thread of a list, and the maximum number of threads.
+/// The number of conversations for each thread that makes a list, and the maximum number of threads.
 const SHARE: usize = 500;
 const MAX_THREADS: usize = 4;
-/// The number of summaries that each thread updates. Usually few conversations were written since the last list. The
-/// limit keeps a single list from updating all conversations that were never listed.
+/// The number of summaries that each thread updates. Usually few conversations were written to since the last list. The
+/// limit prevents a single list from updating the summaries of all conversations that were never listed.
 const REFRESHED: usize = 500;
 
 /// Returns the conversations in the folder that are on this page.
@@ -218,7 +222,7 @@ pub(super) fn list(folder: &Path, findings: &Findings, page: Page) -> Result<Vec
             let threads: Vec<_> = shares.map(spawn).collect();
             let shares = threads.into_iter().map(|(share, spawned)| match spawned {
                 Ok(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
-                // The process can't start more threads.
+                // The process can't start more threads, so this thread does the work.
                 Err(_) => summarise_all(folder, findings, share),
             });
             shares.collect::<Result<Vec<_>, _>>()
@@ -245,10 +249,12 @@ fn summarise_all(
     summaries.filter_map(Result::transpose).collect()
 }
 
-/// Returns the problem if it concerns only this conversation. Returns `None` for a lack of descriptors or memory, and
-/// for a problem with the folder, which has its own error.
+/// Returns the description of the problem if the problem concerns only this conversation. Returns `None` for a lack of
+/// descriptors or memory. Also returns `None` for a problem with the folder, because such a problem is reported as a
+/// separate error.
 fn problem(place: &ConversationFolder<'_>, error: &StoreError) -> Option<String> {
-    // Errors without a stable kind: too many open files, in this process or in the system.
+    // These errors have no stable kind in the standard library: too many open files, either in this process or in the
+    // system.
     const OF_ALL: [i32; 2] = if cfg!(unix) { [24, 23] } else { [4, 4] };
 
     let (StoreError::Failed { source, .. } | StoreError::Denied { source, .. }) = error else {

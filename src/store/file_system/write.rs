@@ -14,7 +14,7 @@ use crate::{
     store::{StoreError, StoredState, Version, Write, WriteId},
 };
 
-/// Fills a new log, or a log whose creation was interrupted. If this fails, nothing remains.
+/// Fills a new log, or a log whose creation was interrupted. If this fails, the log is removed.
 pub(super) fn create(
     place: &ConversationFolder<'_>,
     file: &File,
@@ -40,7 +40,7 @@ pub(super) fn create(
         };
     }
     fill(place, file, write, state, durability).inspect_err(|_| {
-        // The log was not acknowledged, and nobody else can use it while it is locked.
+        // The creation of the log was not acknowledged, and nobody else can use the log while it is locked.
         let _ = place.remove_log();
     })
 }
@@ -52,7 +52,8 @@ fn fill(
     state: StoredState,
     durability: Durability,
 ) -> Result<Version, StoreError> {
-    // Remains of an earlier conversation with this id must not be mistaken for files of this one.
+    // Files that remain from an earlier conversation with this id must not be mistaken for files of the new
+    // conversation.
     place.remove_beside()?;
     let header = Header::new(place.id().clone(), Timestamp::now());
     let version = Version::first();
@@ -102,7 +103,7 @@ pub(super) fn change(
     let stamp = Stamp {
         version,
         write: write.id,
-        // The clock may have been set back.
+        // The clock may have been set back since the previous write.
         time: Timestamp::now().max(tail.stamp.time),
         state_version: if title.is_some() { version } else { tail.stamp.state_version },
     };
@@ -115,13 +116,13 @@ pub(super) fn change(
     Ok(version)
 }
 
-/// Syncs a write that is already in the log. Its writer may have died before it was durable.
+/// Syncs a write that is already in the log. The process that wrote it may have died before the write was durable.
 fn settle(place: &ConversationFolder<'_>, file: &File, durability: Durability) -> Result<(), StoreError> {
     durability.sync(file).map_err(|error| place.failed("syncing", error))?;
     place.sync_folder(durability)
 }
 
-/// Deletes a conversation, readable or not.
+/// Deletes a conversation, even if it can't be read.
 pub(super) fn delete(
     place: &ConversationFolder<'_>,
     file: &File,
@@ -131,7 +132,7 @@ pub(super) fn delete(
         // The log belongs to a different id that the file system considers equal.
         return Ok(());
     }
-    // The log comes first, because the other files are meaningless without it.
+    // The log is removed first, because the other files are meaningless without it.
     place.remove_log()?;
     place.remove_beside()?;
     place.sync_folder(durability)

@@ -29,7 +29,8 @@ impl From<StoreError> for Fault {
     }
 }
 
-/// Whether the same operation may succeed immediately, on another connection or after a competing transaction.
+/// The way in which the same operation may succeed immediately: on another connection, after a competing transaction,
+/// or not at all.
 pub(super) enum Remedy {
     /// The connection is unusable. Another connection may work.
     Reconnect,
@@ -40,7 +41,7 @@ pub(super) enum Remedy {
 
 pub(super) fn remedy(error: &tokio_postgres::Error) -> Remedy {
     let Some(code) = error.code() else {
-        // Either the connection ended, or it returned an unexpected value.
+        // An error without a code means that the connection ended or returned an unexpected value.
         return if Value::of(error).is_some() { Remedy::None } else { Remedy::Reconnect };
     };
     match *code {
@@ -50,7 +51,7 @@ pub(super) fn remedy(error: &tokio_postgres::Error) -> Remedy {
         | SqlState::DATABASE_DROPPED
         | SqlState::IDLE_SESSION_TIMEOUT
         | SqlState::IDLE_IN_TRANSACTION_SESSION_TIMEOUT
-        // Another server took over, or a plan is from before a migration or was discarded.
+        // For these codes, either another server took over, or a query plan is older than a migration or was discarded.
         | SqlState::READ_ONLY_SQL_TRANSACTION
         | SqlState::INVALID_SQL_STATEMENT_NAME
         | SqlState::FEATURE_NOT_SUPPORTED => Remedy::Reconnect,
@@ -60,17 +61,17 @@ pub(super) fn remedy(error: &tokio_postgres::Error) -> Remedy {
     }
 }
 
-/// The problem with a value, if the connection works.
+/// The problem with a value, for errors that do not concern the connection.
 enum Value {
     /// The value can't be sent.
     Sent,
-    /// The stored value is not of the expected kind.
+    /// The stored value does not have the expected type.
     Found,
 }
 
 impl Value {
     fn of(error: &tokio_postgres::Error) -> Option<Self> {
-        // The driver reports the kind of an error only in its text.
+        // The driver reports the kind of an error only in the error's text.
         let kinds = [
             ("error serializing parameter", Self::Sent),
             ("error encoding message", Self::Sent),
@@ -85,7 +86,7 @@ fn io(error: &tokio_postgres::Error) -> bool {
     error.source().is_some_and(<dyn Error>::is::<std::io::Error>)
 }
 
-/// Converts an error of an operation on this database, and on this conversation if it concerns one.
+/// Converts an error of an operation on this database. `id` is the conversation that the operation concerns, if any.
 pub(super) fn failed(
     place: &str,
     limits: &Limits,
@@ -127,7 +128,8 @@ pub(super) fn failed(
         (SqlState::INSUFFICIENT_PRIVILEGE | SqlState::READ_ONLY_SQL_TRANSACTION, _) | (_, "28") => {
             StoreError::Denied { place, source: Arc::new(InFull(error)) }
         }
-        // Connection errors, a missing database, too many clients, a server that starts or stops, and missing tables.
+        // These codes stand for connection errors, a missing database, too many clients, a server that starts or stops,
+        // and missing tables.
         (
             SqlState::UNDEFINED_TABLE
             | SqlState::INVALID_SCHEMA_NAME
@@ -136,7 +138,8 @@ pub(super) fn failed(
             _,
         )
         | (_, "08" | "3D" | "57") => StoreError::Unreachable { place, source: Arc::new(InFull(error)) },
-        // Text outside the database's encoding, U+0000 in an owner's name, and limits of the database.
+        // These codes stand for text outside the database's encoding, U+0000 in an owner's name, and limits of the
+        // database.
         (SqlState::CHARACTER_NOT_IN_REPERTOIRE | SqlState::UNTRANSLATABLE_CHARACTER, _) | (_, "54")
             if id.is_some() =>
         {
@@ -151,7 +154,7 @@ pub(super) fn failed(
     }
 }
 
-/// Converts an error of the pool, which has this many connections.
+/// Converts an error of a pool with this number of connections.
 pub(super) fn no_connection(
     place: &str,
     limits: &Limits,
@@ -172,7 +175,7 @@ pub(super) fn no_connection(
         }
         PoolError::Backend(error) | PoolError::PostCreateHook(HookError::Backend(error)) => {
             match failed(place, limits, None, error) {
-                // Any other error also means that connecting failed.
+                // At this point, any other error also means that connecting failed.
                 StoreError::Failed { source, .. } => {
                     StoreError::Unreachable { place: place.to_owned(), source }
                 }
@@ -185,7 +188,8 @@ pub(super) fn no_connection(
     }
 }
 
-/// A driver's error with all its causes. Its own text is only `db error`; the causes contain the reason.
+/// An error of the driver, displayed with all its causes. The error's own text is only `db error`, and the causes
+/// contain the reason.
 #[derive(Debug)]
 struct InFull(tokio_postgres::Error);
 

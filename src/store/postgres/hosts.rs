@@ -12,9 +12,9 @@ use tokio_postgres::{
 };
 use tokio_postgres_rustls::MakeRustlsConnect;
 
-/// Connects to one host after another, each with its own time limit. The driver's own limit covers only the socket: a
-/// host that accepts the connection and does not respond, such as a stopped process, would keep all other hosts from
-/// being tried.
+/// Connects to one host after another, each with its own time limit. The driver's own limit covers only the socket.
+/// With that limit alone, a host that accepts the connection but does not respond, such as a stopped process, would
+/// prevent all other hosts from being tried.
 pub(super) struct InTurn {
     hosts: Vec<Config>,
     tls: MakeRustlsConnect,
@@ -23,7 +23,7 @@ pub(super) struct InTurn {
 }
 
 impl InTurn {
-    /// Returns a connector with `limit` for each host.
+    /// Returns a connector with the time limit `limit` for each host.
     pub(super) fn new(config: &Config, tls: MakeRustlsConnect, limit: Duration) -> Self {
         Self {
             hosts: (0..number(config)).map(|at| single(config, at)).collect(),
@@ -41,7 +41,8 @@ impl Connect for InTurn {
             if self.in_any_order {
                 hosts.shuffle(&mut rand::rng());
             }
-            // The last host gets the remaining time, because the pool's limit covers all hosts.
+            // The last host needs no limit here. It gets the remaining time, because the pool's limit covers all hosts
+            // together.
             let last = hosts.pop();
             for host in hosts {
                 match timeout(self.limit, connect(host, self.tls.clone())).await {
@@ -54,7 +55,7 @@ impl Connect for InTurn {
             }
             match last {
                 Some(last) => connect(last, self.tls.clone()).await,
-                // The driver reports the missing setting.
+                // Without a host, this call fails, and the driver's error names the missing setting.
                 None => connect(&Config::new(), self.tls.clone()).await,
             }
         })
@@ -71,7 +72,7 @@ async fn connect(host: &Config, tls: MakeRustlsConnect) -> Result<(Client, JoinH
     Ok((client, served))
 }
 
-/// Returns the number of hosts, which are given by name, by address or by both.
+/// Returns the number of hosts. Hosts are given by name, by address or by both.
 pub(super) fn number(config: &Config) -> usize {
     config.get_hosts().len().max(config.get_hostaddrs().len())
 }
@@ -91,8 +92,8 @@ fn port(config: &Config, at: usize) -> Option<u16> {
     config.get_ports().get(at).or(config.get_ports().first()).copied()
 }
 
-/// Returns whether the host at this index is this machine, by name and by address. If the name is elsewhere and the
-/// address is here, something on this machine forwards the connection over a network.
+/// Returns whether the host at this index is this machine, both by name and by address. If only the address is local,
+/// the connection may be forwarded over a network.
 fn is_local(config: &Config, at: usize) -> bool {
     let by_name = config.get_hosts().get(at).map(|host| match host {
         Host::Tcp(name) => {
@@ -112,7 +113,7 @@ fn single(config: &Config, at: usize) -> Config {
         (Some(Host::Tcp(name)), _) => drop(single.host(name)),
         #[cfg(unix)]
         (Some(Host::Unix(folder)), _) => drop(single.host_path(folder)),
-        // The host is also the name that its certificate is checked for.
+        // The address is also set as the host, because the certificate is checked for the name of the host.
         (None, Some(address)) => drop(single.host(address.to_string())),
         (None, None) => {}
     }
@@ -169,7 +170,7 @@ fn single(config: &Config, at: usize) -> Config {
 mod tests {
     use super::*;
 
-    /// Returns the mode for each host of these settings.
+    /// Returns the TLS mode for each host of these settings.
     fn modes(settings: &str) -> Vec<SslMode> {
         let config: Config = settings.parse().expect("settings");
         (0..number(&config)).map(|at| single(&config, at).get_ssl_mode()).collect()
@@ -207,7 +208,7 @@ mod tests {
     fn host_with_only_an_address_is_named_by_the_address() {
         let config: Config = "hostaddr=10.1.2.3,10.1.2.4 port=1,2".parse().expect("settings");
         assert_eq!([name(&config, 0), name(&config, 1)], ["10.1.2.3:1", "10.1.2.4:2"]);
-        // A certificate is checked for this address.
+        // The certificate is checked for this address.
         assert_eq!(single(&config, 1).get_hosts(), [Host::Tcp("10.1.2.4".to_owned())]);
         let config: Config = "host=db hostaddr=10.1.2.3".parse().expect("settings");
         assert_eq!(name(&config, 0), "db:5432");

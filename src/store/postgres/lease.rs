@@ -1,4 +1,4 @@
-//! Leases, measured by the database's clock.
+//! Leases, which are measured by the database's clock.
 
 use std::time::Duration;
 
@@ -12,7 +12,8 @@ use super::{
 };
 use crate::store::{ConversationId, Epoch, Lease, Owner, StoreError};
 
-/// Returns a duration in the form that the database expects. It is limited, so that the resulting date is valid.
+/// Returns a duration in the form that the database expects. The duration is limited, so that the resulting date is
+/// valid.
 fn seconds(lasts: Duration) -> f64 {
     /// 30 years.
     const LONGEST: f64 = 1e9;
@@ -20,8 +21,8 @@ fn seconds(lasts: Duration) -> f64 {
     lasts.as_secs_f64().min(LONGEST)
 }
 
-/// Returns a random increment of the epoch. A server that takes over from another may lack its last transactions. The
-/// increment keeps it from assigning the same epoch to a new owner.
+/// Returns a random increment of the epoch. If a server takes over from another server, it may lack the last
+/// transactions of that server. Because of the random increment, it does not assign the same epoch to a new owner.
 fn step() -> i64 {
     1 + i64::from(rand::random::<u32>())
 }
@@ -40,8 +41,8 @@ pub(super) async fn acquire(
         let row = row.ok_or_else(|| StoreError::NotFound { id: id.clone() })?;
         let epoch: i64 = row.try_get(0)?;
         let first = *first.get_or_insert(epoch);
-        // `owner` returns `None` if the lease ran out or was released. If the owner has the same name but acquired it
-        // during this loop, that acquisition is the newer one.
+        // `owner` returns `None` if the lease expired or was released. If an owner of the same name acquired the
+        // conversation during this loop, that acquisition is newer than this one, so this one fails.
         if let Some(other) = read::owner(&row, 1)?
             && (other.name != owner.name || epoch != first)
         {

@@ -8,18 +8,20 @@ use tokio_postgres::{Error, error::SqlState};
 use super::{error::Fault, sql::quote};
 use crate::store::StoreError;
 
-/// The migrations. Each updates the schema from the version that equals its index to the next version.
+/// The migrations. A migration updates the schema from the version that equals the migration's index to the next
+/// version.
 const MIGRATIONS: &[&str] = &[include_str!("migrations/1.sql"), include_str!("migrations/2.sql")];
 
-/// The total time to wait for others that migrate or use the tables.
+/// The total time to wait for other processes that migrate the schema or use its tables.
 const PATIENCE: Duration = Duration::from_mins(5);
 
-/// Returns whether the schema is up to date. A user without the right to create schemas can use it then.
+/// Returns whether the schema is up to date. If it is, a user without the right to create schemas can use it.
 pub(super) async fn is_current(connection: &Object, schema: &str, place: &str) -> Result<bool, Fault> {
     Ok(found(connection, schema, place).await? == MIGRATIONS.len())
 }
 
-/// Creates or updates the schema. If several processes do this at the same time, one does it and the others wait.
+/// Creates or updates the schema. If several processes call this at the same time, one of them does the work and the
+/// others wait.
 pub(super) async fn migrate(connection: &Object, schema: &str, place: &str) -> Result<(), Fault> {
     connection.batch_execute("BEGIN").await?;
     let done = migrate_locked(connection, schema, place).await;
@@ -32,13 +34,14 @@ pub(super) async fn migrate(connection: &Object, schema: &str, place: &str) -> R
 async fn migrate_locked(connection: &Object, schema: &str, place: &str) -> Result<(), Fault> {
     let begun = Instant::now();
     let failed = |error: Error| match error.code() {
-        // The time limits of operations do not apply to this waiting time.
+        // The time limits of operations do not apply here, so the error contains the time that has passed.
         code if is_in_use(&error) || code == Some(&SqlState::QUERY_CANCELED) => {
             Fault::Store(StoreError::Busy { place: place.to_owned(), waited: begun.elapsed() })
         }
         _ => Fault::Database(error),
     };
-    // Other processes may have much to migrate, and creating an index takes long.
+    // The time limits of operations would be too short, because other processes may have much to migrate and creating
+    // an index takes long.
     let patience = PATIENCE.as_millis();
     let limits = format!("SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = {patience}");
     connection.batch_execute(&limits).await?;
@@ -48,8 +51,8 @@ async fn migrate_locked(connection: &Object, schema: &str, place: &str) -> Resul
         .await
         .map_err(failed)?;
     let found = found(connection, schema, place).await?;
-    // While a change waits for users of a table, all new users of the table wait behind it. So the change waits only
-    // briefly, and pauses before the next attempt.
+    // While a schema change waits for the users of a table, all new users of the table wait for the schema change. So
+    // it waits only briefly, and pauses before the next attempt.
     connection.batch_execute("SET LOCAL lock_timeout = '2s'; SAVEPOINT before").await?;
     loop {
         match apply(connection, &quote(schema), found).await {
@@ -62,12 +65,12 @@ async fn migrate_locked(connection: &Object, schema: &str, place: &str) -> Resul
     }
 }
 
-/// Returns whether others had locked an affected table.
+/// Returns whether the change failed because other transactions had locked an affected table.
 fn is_in_use(error: &Error) -> bool {
     matches!(error.code(), Some(&SqlState::LOCK_NOT_AVAILABLE | &SqlState::T_R_DEADLOCK_DETECTED))
 }
 
-/// Applies the migrations after the first `found` ones.
+/// Applies all migrations except the first `found` ones.
 async fn apply(connection: &Object, quoted: &str, found: usize) -> Result<(), Error> {
     if found == 0 {
         let versions = format!(

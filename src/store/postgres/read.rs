@@ -15,14 +15,14 @@ use crate::{
     },
 };
 
-/// Reads a conversation in one transaction and one round trip, so that the result shows one moment.
+/// Reads a conversation in one transaction and one round trip. All parts of the result are from the same moment.
 pub(super) async fn load(connection: &Object, server: &Server, id: &ConversationId) -> Result<Stored, Fault> {
     let conversation = connection.prepare_cached(&server.sql.conversation).await?;
     let nodes = connection.prepare_cached(&server.sql.nodes).await?;
     let cursors = connection.prepare_cached(&server.sql.cursors).await?;
     let name = id.as_str();
     let params: [&(dyn tokio_postgres::types::ToSql + Sync); 1] = [&name];
-    // The statements are sent in this order, without waiting for one another.
+    // The statements are sent in this order. No statement waits for the result of an earlier one.
     let (begun, conversation, nodes, cursors, ended) = join5(
         connection.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"),
         connection.query_opt(&conversation, &params),
@@ -92,14 +92,14 @@ fn summarise(row: &Row, place: &str) -> Result<Summary, Fault> {
     })
 }
 
-/// Returns the owner whose name is in this column and whose address is in the next one.
+/// Returns the owner. This column contains the owner's name, and the next column contains its address.
 pub(super) fn owner(row: &Row, column: usize) -> Result<Option<Owner>, Fault> {
     let name: Option<String> = row.try_get(column)?;
     let address: Option<String> = row.try_get(column + 1)?;
     Ok(name.map(|name| Owner { address, ..Owner::new(name) }))
 }
 
-/// Returns the title, or the problem with it if another program has written it.
+/// Returns the title, or a description of the problem if another program has written an invalid title.
 fn title(row: &Row, column: usize) -> Result<Result<Option<String>, String>, Fault> {
     let title: Option<&str> = row.try_get(column)?;
     Ok(title.map(json::parse).transpose())
@@ -111,7 +111,7 @@ fn time(row: &Row, column: usize) -> Result<Timestamp, Fault> {
     Ok(Timestamp(u64::try_from(since.as_millis()).unwrap_or(u64::MAX)))
 }
 
-/// Returns the time for the database, limited to times that it supports.
+/// Returns the time in the form that the database expects, limited to times that the database supports.
 fn system_time(time: Timestamp) -> SystemTime {
     /// The year 10000, in seconds.
     const LATEST: u64 = 253_402_300_800;

@@ -17,11 +17,11 @@ use super::{
 };
 use crate::store::{ConversationId, StoreError};
 
-/// Time limits and numbers of connections.
+/// The time limits, and the number of connections.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     pub(super) connections: usize,
-    /// The limit for connecting to one host. In a pool, the limit for connecting to all hosts.
+    /// The time limit for connecting to one host. In a pool, the time limit for connecting to all hosts together.
     pub(super) connect: Duration,
     pub(super) pool_wait: Duration,
     pub(super) lock_wait: Duration,
@@ -30,8 +30,8 @@ pub(super) struct Limits {
 }
 
 impl Limits {
-    /// Returns how long to wait for a response. The server ends statements earlier, so a longer silence means that it
-    /// does not respond.
+    /// Returns how long to wait for a response. The server ends a statement earlier than that, so a longer silence
+    /// means that the server does not respond.
     pub(super) fn answer(&self) -> Duration {
         self.statement.saturating_add(Duration::from_secs(5))
     }
@@ -41,7 +41,8 @@ impl Limits {
 #[derive(Clone, Copy)]
 pub(super) enum Lane {
     Conversations,
-    /// Connections for renewals. They are separate, so that work on conversations never delays the renewal of a lease.
+    /// Connections for renewals. They are separate from the other connections, so that work on conversations never
+    /// delays the renewal of a lease.
     Leases,
 }
 
@@ -49,13 +50,13 @@ impl Lane {
     fn connections(self, limits: &Limits) -> usize {
         match self {
             Self::Conversations => limits.connections,
-            // While one connection waits for a locked row, the other one continues.
+            // Two connections are needed, so that one can continue while the other waits for a locked row.
             Self::Leases => 2,
         }
     }
 
-    /// Returns how long to wait for a response on a connection. A renewal must succeed while its lease lasts, even if
-    /// the first connection does not respond.
+    /// Returns how long to wait for a response on a connection. For renewals this time is short, because a renewal must
+    /// succeed before its lease expires, even if the first connection does not respond.
     fn patience(self, limits: &Limits) -> Duration {
         match self {
             Self::Conversations => limits.answer(),
@@ -64,7 +65,7 @@ impl Lane {
     }
 }
 
-/// The minimum waiting time before a connection is abandoned, even with short leases.
+/// The minimum time to wait for a response before a connection is abandoned, even if leases are short.
 const SHORTEST: Duration = Duration::from_secs(1);
 
 pub(super) struct Server {
@@ -76,8 +77,8 @@ pub(super) struct Server {
     leases: Pool,
 }
 
-/// The number of attempts of an operation. An operation is also repeated if it may have succeeded. This is safe for
-/// every operation. Writes are recognized by their ids.
+/// The number of attempts of an operation. An operation is repeated even if it may have succeeded. This is safe for
+/// every operation, because writes are recognized by their ids.
 const TRIES: usize = 3;
 
 impl Server {
@@ -96,7 +97,7 @@ impl Server {
             let manager = Manager::from_connect(
                 config.clone(),
                 InTurn::new(&config, tls.clone(), each),
-                // The pool detects an ended connection without a query.
+                // The pool detects without a query that a connection has ended.
                 ManagerConfig { recycling_method: RecyclingMethod::Fast },
             );
             let setup = setup(limits);
@@ -107,7 +108,7 @@ impl Server {
                 .create_timeout(Some(limits.connect))
                 .post_create(Hook::async_fn(move |client, _| {
                     let setup = setup.clone();
-                    // The pool's time limit for connecting no longer applies here.
+                    // The pool's time limit for connecting does not cover this hook, so the hook has its own limit.
                     Box::pin(async move {
                         match timeout(limits.connect, client.batch_execute(&setup)).await {
                             Ok(done) => done.map_err(HookError::Backend),
@@ -123,7 +124,7 @@ impl Server {
         Ok(Self { place, limits, sql: Sql::new(schema), conversations, leases })
     }
 
-    /// Runs an operation on a connection, and repeats it on another connection if the first one breaks.
+    /// Runs an operation on a connection. If the connection breaks, repeats the operation on another connection.
     pub(super) async fn run<I, T>(
         &self,
         lane: Lane,
@@ -140,7 +141,7 @@ impl Server {
                 discard(connection);
                 silences += 1;
                 if matches!(lane, Lane::Leases) && silences == 1 {
-                    // The idle connections may be interrupted for the same reason.
+                    // The idle connections may not respond either, for the same reason. So they are closed.
                     drop(self.leases.retain(|_, _| false));
                     continue;
                 }
@@ -165,10 +166,10 @@ impl Server {
         }
     }
 
-    /// Creates or updates the schema, however long it takes.
+    /// Creates or updates the schema, without a time limit for the migration.
     pub(super) async fn migrate(&self, schema: &str) -> Result<(), StoreError> {
         let connection = self.connection(Lane::Conversations).await?;
-        // Only the migration itself may exceed the time limit.
+        // Only the migration itself may exceed the time limit. This check may not.
         let looked = timeout(self.limits.answer(), is_current(&connection, schema, &self.place)).await;
         let done = match looked {
             Ok(Ok(true)) => return Ok(()),
@@ -200,7 +201,7 @@ fn discard(connection: Object) {
     drop(Object::take(connection));
 }
 
-/// Returns the statements that are sent first on a new connection.
+/// Returns the statements that are executed first on a new connection.
 fn setup(limits: Limits) -> String {
     let millis = |limit: Duration| limit.as_millis().clamp(1, i32::MAX.unsigned_abs().into());
     let (statement, lock) = (millis(limits.statement), millis(limits.lock_wait));
@@ -214,7 +215,7 @@ fn setup(limits: Limits) -> String {
     )
 }
 
-/// Fills in settings that the user did not set.
+/// Completes the settings with the store's own defaults.
 fn complete(settings: Settings, limits: Limits) -> tokio_postgres::Config {
     let Settings { mut config, sets_idle } = settings;
     if config.get_application_name().is_none() {
@@ -229,28 +230,28 @@ fn complete(settings: Settings, limits: Limits) -> tokio_postgres::Config {
     if !sets_idle {
         config.keepalives_idle(Duration::from_secs(30));
     }
-    // With several hosts, the store uses the one that accepts writes.
+    // If there are several hosts, the store uses the host that accepts writes.
     if hosts::number(&config) > 1 && config.get_target_session_attrs() == TargetSessionAttrs::Any {
         config.target_session_attrs(TargetSessionAttrs::ReadWrite);
     }
     config
 }
 
-/// Returns the time limit for connecting: the sum of the limits of all hosts.
+/// Returns the time limit for connecting, which is the sum of the limits of all hosts.
 fn connecting(config: &tokio_postgres::Config, limits: Limits) -> Duration {
     let hosts = u32::try_from(hosts::number(config)).unwrap_or(u32::MAX).max(1);
     config.get_connect_timeout().copied().unwrap_or(limits.connect).saturating_mul(hosts)
 }
 
-/// Returns the location of the database for errors, without the password.
+/// Returns the location of the database for error messages, without the password.
 fn place(config: &tokio_postgres::Config) -> String {
     let hosts: Vec<_> = (0..hosts::number(config)).map(|at| hosts::name(config, at)).collect();
     let database = config.get_dbname().or(config.get_user()).unwrap_or_default();
     format!("the PostgreSQL database {database:?} at {}", hosts.join(", "))
 }
 
-/// The threads that serve connections and run operations, separate from the application's runtime. They continue when
-/// the application's runtime is blocked, and serve operations from every runtime.
+/// The threads that serve connections and run operations, separate from the application's runtime. They continue to
+/// work while the application's runtime is blocked, and they serve operations from every runtime.
 pub(super) struct Threads(Option<runtime::Runtime>);
 
 impl Threads {
@@ -282,7 +283,7 @@ impl Threads {
 
 impl Drop for Threads {
     fn drop(&mut self) {
-        // This does not wait, so it may be called in any context.
+        // This call does not wait, so the store may be dropped in any context.
         if let Some(runtime) = self.0.take() {
             runtime.shutdown_background();
         }

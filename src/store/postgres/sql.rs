@@ -1,4 +1,4 @@
-//! The SQL statements. Times come from the database. Visible times are in milliseconds.
+//! The SQL statements. Times are measured by the database. Times that the store returns are in milliseconds.
 
 use crate::store::StoreError;
 
@@ -24,8 +24,8 @@ pub(super) struct Sql {
     pub(super) release: String,
 }
 
-/// Whether the conversation has an owner. If the clock is set back, a lease does not last longer by the same amount. A
-/// difference of less than one lease is accepted.
+/// Whether the conversation has an owner. If the clock was set back so far that a lease would last for more than twice
+/// its duration, the lease counts as ended. A smaller difference makes the lease last longer, which is accepted.
 const HELD: &str = "owner IS NOT NULL AND expires > clock_timestamp()
         AND coalesce(expires <= clock_timestamp() + 2 * lasts, true)";
 
@@ -45,7 +45,8 @@ SELECT version, write FROM {schema}.writes
 WHERE conversation = (SELECT key FROM {schema}.conversations WHERE id = $1)
 ORDER BY version LIMIT 1";
 
-/// A complete write in one statement. It locks the row, and compares version and lease under the lock.
+/// A complete write in one statement. The statement locks the row, and compares version and lease while it holds the
+/// lock.
 const WRITE: &str = "
 WITH written AS (
     UPDATE {schema}.conversations SET version = $3,
@@ -70,7 +71,7 @@ WITH written AS (
 )
 SELECT key FROM written";
 
-/// Finds the reason why a write found nothing to write to.
+/// Finds the reason why a write changed no row.
 const EXAMINE: &str = "
 SELECT version, epoch = $3 AND {held},
     (SELECT write FROM {schema}.writes WHERE conversation = key AND writes.version = $2)
@@ -92,7 +93,7 @@ SELECT id, version, created, updated, title,
     CASE WHEN {held} THEN owner END, owner_address
 FROM {schema}.conversations";
 
-/// Requires the epoch that was read before, so that a delayed statement does not affect an owner that acquired the
+/// Requires the epoch that was read before. This prevents a delayed statement from replacing an owner that acquired the
 /// conversation in the meantime.
 const ACQUIRE: &str = "
 UPDATE {schema}.conversations SET epoch = epoch + $6, owner = $2, owner_address = $3,
@@ -104,14 +105,14 @@ const OWNER: &str = "
 SELECT epoch, CASE WHEN {held} THEN owner END, owner_address
 FROM {schema}.conversations WHERE id = $1";
 
-/// Renews a lease, even if it ran out. The epoch shows whether another owner acquired the conversation.
+/// Renews a lease, even if it has expired. The epoch shows whether another owner acquired the conversation.
 const RENEW: &str = "
 UPDATE {schema}.conversations
 SET expires = clock_timestamp() + make_interval(secs => $3), lasts = make_interval(secs => $3)
 WHERE id = $1 AND epoch = $2 AND owner IS NOT NULL";
 
-/// Skips locked rows until the next renewal, so that one hanging transaction does not prevent the renewal of all other
-/// leases.
+/// Skips rows that are locked, which can be renewed by the next renewal. Otherwise one hanging transaction would
+/// prevent the renewal of all other leases.
 const RENEW_ALL: &str = "
 WITH wanted AS (
     SELECT id, epoch, lasts FROM unnest($1::text[], $2::bigint[], $3::float8[]) AS lease (id, epoch, lasts)
@@ -134,7 +135,7 @@ const DELETE_UNDER: &str = "
 DELETE FROM {schema}.conversations
 WHERE id = $1 AND epoch = $2 AND {held}";
 
-/// Also removes the duration, because processes of schema version 1 do not set it when they acquire.
+/// Also removes the duration, because processes with schema version 1 do not set it when they acquire a lease.
 const RELEASE: &str = "
 UPDATE {schema}.conversations
 SET owner = NULL, owner_address = NULL, expires = '-infinity', lasts = NULL
@@ -155,9 +156,9 @@ impl Sql {
             cursors: sql(CURSORS),
             summary: sql(SUMMARY) + " WHERE id = $1",
             list: sql(SUMMARY) + " ORDER BY updated DESC, id LIMIT $1 OFFSET $2",
-            // The query has two parts, so that each is a range of the index. A single part would scan all conversations
-            // with the same time. Each part has its own limit, $5 (limit plus offset), because the server would
-            // otherwise sort whole ranges.
+            // The query has two parts, so that each part reads one range of the index. A query with one part would scan
+            // all conversations with the same time. Each part has its own limit, $5 (limit plus offset), because
+            // otherwise the server would sort whole ranges.
             list_after: format!(
                 "({summary} WHERE updated = $3 AND id > $4 ORDER BY id LIMIT $5)
                  UNION ALL ({summary} WHERE updated < $3 ORDER BY updated DESC, id LIMIT $5)
@@ -176,14 +177,14 @@ impl Sql {
     }
 }
 
-/// Returns the name as a quoted identifier, with quotes inside doubled (PostgreSQL's documentation, 4.1.1).
+/// Returns the name as a quoted identifier. Quotes inside the name are doubled (PostgreSQL's documentation, 4.1.1).
 pub(super) fn quote(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
 }
 
 /// Rejects names that a schema can't have.
 pub(super) fn check_schema(name: &str) -> Result<(), StoreError> {
-    /// The number of bytes of a name that PostgreSQL keeps. It cuts off the rest (its documentation, 4.1.1).
+    /// The maximum number of bytes in a name. PostgreSQL cuts off the rest (PostgreSQL's documentation, 4.1.1).
     const LONGEST: usize = 63;
 
     #[derive(Debug, thiserror::Error)]

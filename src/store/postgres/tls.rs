@@ -1,4 +1,4 @@
-//! TLS with ring. Certificates are always checked.
+//! TLS with the crypto library ring. Certificates are always checked.
 
 use std::sync::Arc;
 
@@ -12,7 +12,8 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 
 use crate::store::StoreError;
 
-/// Returns a connector that trusts these certificates (PEM), or those that the platform trusts.
+/// Returns a connector that trusts these certificates (PEM). If none are given, it trusts the certificates that the
+/// platform trusts.
 pub(super) fn connector(trusted: Option<&[u8]>) -> Result<MakeRustlsConnect, StoreError> {
     let failed = |error| StoreError::failed("setting up TLS for PostgreSQL", error);
     let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
@@ -21,8 +22,8 @@ pub(super) fn connector(trusted: Option<&[u8]>) -> Result<MakeRustlsConnect, Sto
     let config = match trusted {
         None => match builder.clone().with_platform_verifier() {
             Ok(builder) => builder.with_no_client_auth(),
-            // If this machine has no certificates, connections without TLS must still work. Connections with TLS then
-            // fail because no certificate is trusted.
+            // Even if this machine has no certificates, connections without TLS must work. In that case, connections
+            // with TLS fail because no certificate is trusted.
             Err(_) => builder.with_root_certificates(RootCertStore::empty()).with_no_client_auth(),
         },
         Some(pem) => builder.with_root_certificates(roots(pem)?).with_no_client_auth(),

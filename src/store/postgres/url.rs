@@ -1,13 +1,14 @@
-//! Settings of a URL that the driver does not handle or report.
+//! Settings of a URL that the driver does not support or does not report.
 
 use std::ops::Range;
 
 use tokio_postgres::{Config, Error};
 
-/// The settings of a URL, or of pairs of keys and values.
+/// The settings of a URL, or of a text with pairs of keys and values.
 pub(super) struct Settings {
     pub(super) config: Config,
-    /// Whether `keepalives_idle` is set. The driver reports its default otherwise.
+    /// Whether the text sets `keepalives_idle`. This is kept because the driver reports its default if the setting is
+    /// missing.
     pub(super) sets_idle: bool,
 }
 
@@ -15,10 +16,12 @@ impl Settings {
     pub(super) fn parse(url: &str) -> Result<Self, Error> {
         let mut url = url.to_owned();
         let mut sets_idle = false;
-        // In reverse order, so that the ranges of earlier settings stay valid.
+        // The settings are visited in reverse order, so that a replacement does not change the ranges of the settings
+        // before it.
         for (key, value) in named(&url).into_iter().rev() {
             match (&url[key], &url[value.clone()]) {
-                // These are libpq's names for checking the certificate, which is always done here.
+                // These are libpq's names for modes that check the certificate. This store always checks the
+                // certificate.
                 ("sslmode", "verify-full" | "verify-ca" | "'verify-full'" | "'verify-ca'") => {
                     url.replace_range(value, "require");
                 }
@@ -30,7 +33,7 @@ impl Settings {
     }
 }
 
-/// Returns the ranges of the keys and of their values as written. For text that the driver rejects, the result is
+/// Returns the ranges of each key and its value, as written in the text. If the driver rejects the text, the result is
 /// arbitrary.
 fn named(url: &str) -> Vec<(Range<usize>, Range<usize>)> {
     if ["postgres://", "postgresql://"].iter().any(|scheme| url.starts_with(scheme)) {
@@ -40,7 +43,8 @@ fn named(url: &str) -> Vec<(Range<usize>, Range<usize>)> {
     }
 }
 
-/// Finds the settings after the question mark. A password may contain a question mark too.
+/// Finds the settings after the question mark of a URL. The search begins after the password, because a password may
+/// contain a question mark too.
 fn in_query(url: &str) -> Vec<(Range<usize>, Range<usize>)> {
     let behind_password = url.find('@').unwrap_or(0);
     let Some(question) = url[behind_password..].find('?') else { return Vec::new() };

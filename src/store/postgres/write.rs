@@ -1,4 +1,4 @@
-//! Writes, each in one statement. If the statement finds nothing to write to, a second statement finds the reason.
+//! Writes, each in one statement. If the statement changes no row, a second statement finds the reason.
 
 use std::{collections::BTreeMap, sync::OnceLock, time::Duration};
 
@@ -10,8 +10,8 @@ use crate::store::{
     rows::{Change, Column, number},
 };
 
-/// How often a statement may find nothing although the second statement finds no reason, because the conversation was
-/// deleted or created in between.
+/// The number of attempts if a statement changes no row and the second statement finds no reason. This happens if the
+/// conversation was deleted or created between the two statements.
 pub(super) const TRIES: usize = 5;
 
 pub(super) async fn create(
@@ -34,8 +34,8 @@ pub(super) async fn create(
                 &create,
                 &[
                     &id.as_str(),
-                    // The first epoch is as random as the version, so a lease of an earlier conversation with this id
-                    // is not valid for this one.
+                    // The first epoch equals the version, which is random. So a lease of an earlier conversation with
+                    // this id is not valid for the new conversation.
                     &first,
                     &encode_title(title.as_deref()),
                     &state,
@@ -85,7 +85,7 @@ pub(super) async fn change(
     let parents: Vec<_> = nodes.iter().map(|node| node.parent.map(number)).collect();
     let messages: Vec<_> = nodes.iter().map(|node| node.message.as_str()).collect();
     let usages: Vec<_> = nodes.iter().map(|node| node.usage.as_deref()).collect();
-    // Each cursor once, with its last value.
+    // The map contains each cursor once, with its last value.
     let cursors: BTreeMap<_, _> =
         cursors.iter().map(|(node, child)| (number(*node), number(*child))).collect();
     let (cursors, children): (Vec<_>, Vec<_>) = cursors.into_iter().unzip();
@@ -137,8 +137,8 @@ pub(super) async fn change(
     Err(restless(id).into())
 }
 
-/// Deletes a conversation. `found` is the row that was first found under this id, so that a repetition after a lost
-/// response does not delete a later conversation.
+/// Deletes a conversation. `found` is the key of the row that the first attempt found under this id. A repetition after
+/// a lost response uses this key, so it does not delete a later conversation.
 pub(super) async fn delete(
     connection: &Object,
     server: &Server,
@@ -160,7 +160,7 @@ pub(super) async fn delete(
     Ok(())
 }
 
-/// Deletes a conversation that this lease holds.
+/// Deletes a conversation whose owner holds this lease.
 pub(super) async fn delete_under(
     connection: &Object,
     server: &Server,
@@ -178,12 +178,12 @@ pub(super) async fn delete_under(
     }
 }
 
-/// Returns the error for a conversation that others create and delete faster than it can be examined.
+/// Returns the error for a conversation that other processes create and delete faster than its state can be read.
 pub(super) fn restless(id: &ConversationId) -> StoreError {
     StoreError::Busy { place: format!("conversation {id}"), waited: Duration::ZERO }
 }
 
-/// Returns a title in its stored form, because `text` can't contain U+0000.
+/// Returns a title as JSON, because the database type `text` can't contain U+0000.
 fn encode_title(title: Option<&str>) -> Option<String> {
     title.map(|title| serde_json::Value::from(title).to_string())
 }

@@ -17,14 +17,15 @@ use crate::{
     sync::lock,
 };
 
-/// The first version of SQLite in which resetting the write-ahead log can't lose writes ("WAL-reset bug" in its
-/// documentation, "Write-Ahead Logging").
+/// The first version of SQLite in which resetting the write-ahead log can't lose writes (see "WAL-reset bug" in
+/// SQLite's documentation, "Write-Ahead Logging").
 const OLDEST: (i32, &str) = (3_051_003, "3.51.3");
-/// The application id in the file's header, which marks the file as one of this crate.
+/// The application id in the file's header, which marks the file as a file of this crate.
 const APPLICATION: i32 = i32::from_be_bytes(*b"omni");
-/// The migrations. Each updates the schema from the version that equals its index to the next version.
+/// The migrations. A migration updates the schema from the version that equals the migration's index to the next
+/// version.
 const MIGRATIONS: &[&str] = &[include_str!("migrations/1.sql")];
-/// The size of the log's file after a checkpoint.
+/// The maximum size of the log's file after a checkpoint.
 pub(super) const LOG_LIMIT: u32 = 16 * 1024 * 1024;
 
 /// The settings of the database, and the state of its file when it was opened.
@@ -37,7 +38,7 @@ pub(super) struct Database {
     pub(super) lease: Duration,
     /// The identity of the file that was opened.
     opened: Option<FileId>,
-    /// The stamp of the file when it was opened, if the store assumes that the file does not change.
+    /// The stamp of the file when it was opened. Only set if the store assumes that the file does not change.
     unchanging: Option<Stamp>,
 }
 
@@ -75,8 +76,8 @@ impl Database {
         self.file.display().to_string()
     }
 
-    /// Opens the writing connection and this many reading connections. Creates the file and updates the schema if
-    /// necessary. If the file can't be written to, opens reading connections only.
+    /// Opens the writing connection and the given number of reading connections. Creates the file and updates the
+    /// schema if necessary. If the file can't be written to, opens reading connections only.
     pub(super) fn open(&mut self, readers: usize) -> Result<Connections, StoreError> {
         check_linked(rusqlite::version_number(), rusqlite::version())?;
         self.create_file()?;
@@ -98,7 +99,7 @@ impl Database {
     fn open_for_reading(&mut self, readers: usize) -> Result<Vec<Connection>, StoreError> {
         let is_unchanging = !read_only::has_log(&self.file);
         if is_unchanging {
-            // The stamp is taken before the file is read, so that no later change is missed.
+            // The stamp is taken before the file is read, so that a change during the reading is detected.
             self.unchanging = Some(Stamp::of(&self.found()?));
         }
         let connect = || self.connect_for_reading(is_unchanging);
@@ -131,12 +132,12 @@ impl Database {
         self.failed("writing to", None, refusal(ffi::SQLITE_READONLY, reason).into())
     }
 
-    /// Creates the file if it does not exist, for its owner only. SQLite would use the umask instead. The log gets the
-    /// file's mode.
+    /// Creates the file if it does not exist, so that only its owner can access it. SQLite would create the file
+    /// according to the umask instead. The write-ahead log gets the file's mode.
     fn create_file(&self) -> Result<(), StoreError> {
-        /// Closing a file releases all of the process's locks on it, including those of another store's connection
-        /// ("How To Corrupt An SQLite Database File", 2.2). So no store may connect before the creator of the file has
-        /// closed it.
+        /// When a process closes a file, all of its locks on the file are released, including those of another store's
+        /// connection ("How To Corrupt An SQLite Database File", 2.2). So no store may connect before the code that
+        /// creates the file has closed it.
         static CREATING: Mutex<()> = Mutex::new(());
 
         let _alone = lock(&CREATING);
@@ -153,14 +154,14 @@ impl Database {
         .map_err(|error| self.refused(error))
     }
 
-    /// Returns the metadata of the file that has the name now.
+    /// Returns the metadata of the file that the path names now.
     fn found(&self) -> Result<fs::Metadata, StoreError> {
         fs::metadata(&self.file).map_err(|error| self.refused(error))
     }
 
-    /// Fails if the name no longer leads to the open file, because writes to it would be lost with the last connection.
-    /// Also fails if somebody wrote to a file that was assumed not to change, because reads may then mix several
-    /// states.
+    /// Fails if the path no longer leads to the open file, because writes to the open file would be lost with the last
+    /// connection. Also fails if somebody wrote to a file that was assumed not to change, because reads may then return
+    /// a mix of several states.
     pub(super) fn still_there(&self) -> Result<(), StoreError> {
         #[derive(Debug, thiserror::Error)]
         #[error("another file has taken its place since the store was opened; open it anew")]
@@ -183,7 +184,7 @@ impl Database {
         }
     }
 
-    /// Converts an error of the system about the file.
+    /// Converts an error of the operating system that concerns the file.
     fn refused(&self, error: io::Error) -> StoreError {
         let (place, kind, source) = (self.place(), error.kind(), Arc::new(error));
         match kind {
@@ -199,8 +200,8 @@ impl Database {
         let begun = Instant::now();
         loop {
             match self.connect() {
-                // When two processes open a new file at the same time, switching to the write-ahead log does not wait
-                // for the other process.
+                // If two processes open a new file at the same time, the switch to the write-ahead log fails at once
+                // instead of waiting for the other process. So connecting is repeated here.
                 Err(Fault::Sqlite(error))
                     if error.sqlite_error_code() == Some(ErrorCode::DatabaseBusy)
                         && begun.elapsed() < self.busy =>
@@ -215,27 +216,29 @@ impl Database {
     fn connect(&self) -> Result<Connection, Fault> {
         let connection = Connection::open_with_flags(
             &self.file,
-            // No mutexes, because only one worker uses a connection. The path is never interpreted as a URI.
+            // SQLite needs no mutexes, because only one worker uses a connection. Without the URI flag, the path is
+            // never interpreted as a URI.
             OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX,
         )?;
         connection.busy_timeout(self.busy)?;
-        // SQLite opens an unwritable file for reading, and fails only at the first write.
+        // If a file can't be written to, SQLite opens it for reading and fails only at the first write.
         if connection.is_readonly("main")? {
             let reason = "the file can be read, but not written to";
             return Err(refusal(ffi::SQLITE_READONLY, reason).into());
         }
-        // The application id is checked before anything is written, so that another application's file and log stay
-        // unchanged.
+        // The application id is checked before anything is written, so that a file of another application and its log
+        // stay unchanged.
         connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
         self.version(&connection)?;
         connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, false)?;
-        // On macOS, a plain sync leaves writes in the disk's cache, where a power failure can lose them. On other
-        // systems, both settings have no effect.
+        // On macOS, a plain sync leaves writes in the disk's cache, where a power failure can lose them. These two
+        // settings prevent that. On other systems, they have no effect.
         connection.pragma_update(None, "fullfsync", true)?;
         connection.pragma_update(None, "checkpoint_fullfsync", true)?;
-        // Deleted content is overwritten with zeros, so that it can't be read from the file's free pages.
+        // With this setting, deleted content is overwritten with zeros, so that it can't be read from the file's free
+        // pages.
         connection.pragma_update(None, "secure_delete", true)?;
-        // This must be set before the file has content. Afterwards it would require rewriting the whole file.
+        // This must be set before the file has content. Setting it later would require rewriting the whole file.
         connection.pragma_update(None, "auto_vacuum", "INCREMENTAL")?;
         let mode: String =
             connection.pragma_update_and_check(None, "journal_mode", "WAL", |row| row.get(0))?;
@@ -258,7 +261,8 @@ impl Database {
         if self.version(connection)? == MIGRATIONS.len() {
             return Ok(());
         }
-        // If several processes open the file, the first one migrates.
+        // If several processes open the file, the first process migrates it. The version is therefore checked again
+        // within the transaction.
         let transaction = begin(connection)?;
         let found = self.version(&transaction)?;
         for migration in &MIGRATIONS[found..] {
@@ -275,8 +279,8 @@ impl Database {
 
     /// Returns the version of the schema, which is 0 for an empty file.
     fn version(&self, connection: &Connection) -> Result<usize, Fault> {
-        // One statement reads all values, because another process may be creating the schema and the header at this
-        // moment.
+        // A single statement reads all values, because another process may be creating the schema and the header at
+        // this moment.
         let header = "SELECT EXISTS (SELECT * FROM sqlite_schema), application_id, user_version
                       FROM pragma_application_id, pragma_user_version";
         let row = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?, row.get(2)?));
@@ -310,7 +314,7 @@ impl Database {
         let Some(error) = source.downcast_ref::<rusqlite::Error>() else {
             return StoreError::Failed { action: format!("{action} {place}"), source };
         };
-        // These errors mean that a different program has written to the file.
+        // These errors mean that another program has written to the file.
         if let rusqlite::Error::FromSqlConversionFailure(..)
         | rusqlite::Error::IntegralValueOutOfRange(..)
         | rusqlite::Error::InvalidColumnType(..)
@@ -331,20 +335,20 @@ impl Database {
             }
             Some(ErrorCode::DiskFull) => StoreError::Full { place, source },
             Some(ErrorCode::ReadOnly | ErrorCode::PermissionDenied) => StoreError::Denied { place, source },
-            // The file is not opened here to find the reason: closing it again would release the locks that this
-            // process has on it ("How To Corrupt An SQLite Database File", 2.2).
+            // To find the reason, the file would have to be opened. This is not done, because closing it again would
+            // release the locks that this process has on the file ("How To Corrupt An SQLite Database File", 2.2).
             Some(ErrorCode::CannotOpen) => StoreError::Unreachable { place, source },
             _ => StoreError::Failed { action: format!("{action} {place}"), source },
         }
     }
 }
 
-/// Returns an error in the form of SQLite's own errors.
+/// Returns an error in the same form as SQLite's errors.
 fn refusal(code: i32, reason: &str) -> rusqlite::Error {
     rusqlite::Error::SqliteFailure(ffi::Error::new(code), Some(reason.to_owned()))
 }
 
-/// Begins a transaction that excludes other writers from its beginning.
+/// Begins a transaction that immediately excludes other writers.
 pub(super) fn begin(connection: &mut Connection) -> Result<Transaction<'_>, rusqlite::Error> {
     connection.transaction_with_behavior(TransactionBehavior::Immediate)
 }
@@ -359,7 +363,7 @@ fn file_id(file: &fs::Metadata) -> FileId {
     (file.dev(), file.ino())
 }
 
-/// On other systems, an open file keeps its name.
+/// On systems other than Unix, an open file keeps its name, so no identity is needed.
 #[cfg(not(unix))]
 type FileId = ();
 
@@ -389,7 +393,7 @@ fn check_linked(number: i32, version: &str) -> Result<(), StoreError> {
     Err(StoreError::misconfigured("the SQLite of this program", TooOld { found: version.to_owned() }))
 }
 
-/// Returns the file's absolute path, so that the working directory may change.
+/// Returns the file's absolute path, so that later changes of the working directory have no effect.
 pub(super) fn absolute(file: &Path) -> Result<PathBuf, StoreError> {
     std::path::absolute(file).map_err(|error| StoreError::Unreachable {
         place: file.display().to_string(),

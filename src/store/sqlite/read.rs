@@ -1,4 +1,5 @@
-//! Reads, each in one transaction, so that the result shows one moment.
+//! Reads of conversations, summaries and lists. Each read is one transaction, so that all parts of its result are from
+//! the same moment.
 
 use rusqlite::{Connection, OptionalExtension, params};
 
@@ -53,13 +54,13 @@ pub(super) fn summary(connection: &mut Connection, id: &ConversationId) -> Resul
     Ok(Row::get(connection, id)?.into_summary(id.clone(), Timestamp::now()))
 }
 
-/// Returns the query that lists conversations by their last write.
+/// Returns the query that lists conversations, sorted by their last write.
 fn list_all() -> String {
     format!("SELECT {} FROM conversations ORDER BY updated DESC, id LIMIT ?1 OFFSET ?2", Row::COLUMNS)
 }
 
-/// Returns the query that lists conversations behind a position. It has two parts, so that each is a range of the
-/// index. A single part would scan all conversations with the same time.
+/// Returns the query that lists conversations after a position. The query has two parts, so that each part reads one
+/// range of the index. A query with one part would scan all conversations with the same time.
 fn list_after() -> String {
     let columns = Row::COLUMNS;
     format!(

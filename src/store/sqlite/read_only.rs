@@ -19,25 +19,26 @@ impl Stamp {
     }
 }
 
-/// Returns the path of the file with this ending that SQLite keeps next to the database.
+/// Returns the path of a file that SQLite keeps next to the database, given the ending of its name.
 pub(super) fn neighbour(file: &Path, ending: &str) -> PathBuf {
-    // SQLite follows links and uses the folder of the file itself.
+    // If the path is a link, SQLite follows the link and uses the folder of the linked file.
     let mut name = fs::canonicalize(file).map_or_else(|_| OsString::from(file), OsString::from);
     name.push(ending);
     name.into()
 }
 
-/// Returns whether the write-ahead log has content, or a process has the file open with a log.
+/// Returns whether the write-ahead log has content, or a process has opened the file with a log.
 pub(super) fn has_log(file: &Path) -> bool {
     let is_empty = fs::metadata(neighbour(file, "-wal")).map_or(true, |log| log.len() == 0);
     !is_empty || fs::symlink_metadata(neighbour(file, "-shm")).is_ok()
 }
 
-/// Opens a connection that only reads.
+/// Opens a connection that can only read.
 ///
-/// SQLite reads a file with a write-ahead log through additional files next to it, and creates them if necessary. They
-/// would get the mode of the file, so that nobody could write to them later. Without a log, the file is therefore
-/// opened as a file that nobody changes (`immutable`): nothing is created and nothing is locked.
+/// To read a database with a write-ahead log, SQLite uses additional files next to the database, and creates them if
+/// necessary. These files would get the mode of the database, so that nobody could write to them later. If there is no
+/// log, the database is therefore opened as a file that nobody changes (`immutable`). Then SQLite creates no files and
+/// locks nothing.
 pub(super) fn connect(file: &Path, is_unchanging: bool) -> rusqlite::Result<Connection> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     if is_unchanging {

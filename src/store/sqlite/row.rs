@@ -18,7 +18,7 @@ pub(super) struct Row {
     pub(super) updated: Timestamp,
     /// The title, or the error that prevents reading it.
     pub(super) title: Result<Option<String>, Utf8Error>,
-    /// The head's id as a number, unchecked.
+    /// The head's id as a number. The number has not been checked.
     pub(super) head: Option<i64>,
     pub(super) epoch: Epoch,
     owner: Option<Owner>,
@@ -32,7 +32,8 @@ impl Row {
         "key, id, version, created, updated, title, head, epoch, owner, owner_address, expires, lasts";
 
     pub(super) fn read(row: &rusqlite::Row<'_>) -> Result<Self, rusqlite::Error> {
-        // SQLite accepts any bytes as text. Invalid text of one conversation must not break a list of all.
+        // SQLite accepts any bytes as text. Invalid text in one conversation must not make a list of all conversations
+        // fail.
         let text = |column| row.get_ref(column).map(|value| value.as_bytes_or_null().ok().flatten());
         let lossy = |bytes| String::from_utf8_lossy(bytes).into_owned();
         let owner = text(8)?.map(|name| Owner::new(lossy(name)));
@@ -71,8 +72,8 @@ impl Row {
     }
 
     fn is_held(&self, now: Timestamp) -> bool {
-        // If the clock is set back, a lease does not last longer by the same amount. A difference of less than one
-        // lease is accepted.
+        // If the clock was set back so far that a lease would last for more than twice its duration, the lease counts
+        // as ended. A smaller difference makes the lease last longer, which is accepted.
         let furthest = now.0.saturating_add(self.lasts.saturating_mul(2));
         self.owner.is_some() && self.expires > now && self.expires.0 <= furthest
     }

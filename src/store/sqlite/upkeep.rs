@@ -1,4 +1,4 @@
-//! Background jobs that keep the file and its log small. They run after jobs that have a caller.
+//! Background jobs that keep the file and its write-ahead log small. They run after the jobs for which a caller waits.
 
 use std::{
     fs,
@@ -14,23 +14,24 @@ use rusqlite::{Connection, ErrorCode};
 
 use super::{database::LOG_LIMIT, read_only::neighbour, workers::Behind};
 
-/// The number of pages that are returned to the file system at a time. Returning a page costs as much as writing it.
+/// The number of pages that one job returns to the file system. Returning a page costs as much as writing it.
 const FREED: u32 = 4096;
-/// The number of free pages that may stay in the file for later conversations.
+/// The minimum number of free pages that stay in the file for later conversations.
 const SPARE: i64 = 1024;
 
-/// The size of the log, in bytes, at which the store waits for the readers of the log, so that the log can restart from
-/// its beginning. SQLite by itself restarts the log only at a moment without readers.
+/// The size of the log, in bytes, above which the store restarts the log from its beginning. To do this, the store
+/// waits for the readers of the log. SQLite by itself restarts the log only at a moment without readers.
 const LONG: u64 = 4 * LOG_LIMIT as u64;
-/// The maximum time to wait for the readers. New readers don't count, and nobody can write meanwhile.
+/// The maximum time to wait for the readers. Readers that begin during this time are not waited for, and nobody can
+/// write during this time.
 const PATIENCE: Duration = Duration::from_millis(200);
-/// The pause after an attempt to empty the log that readers blocked. With [`PATIENCE`], a reader that never ends costs
-/// writers a fiftieth of their time.
+/// The pause after an attempt to empty the log that was blocked by readers. With this pause and [`PATIENCE`], a reader
+/// that never ends costs writers a fiftieth of their time.
 const PAUSE: Duration = Duration::from_secs(10);
 
 pub(super) struct Upkeep {
     log: PathBuf,
-    /// The size of the log at which the store next waits for the readers of the log.
+    /// The size of the log at which the next restart of the log is due.
     due: AtomicU64,
     /// Whether a job is returning free pages to the file system.
     is_reclaiming: AtomicBool,
@@ -42,7 +43,7 @@ pub(super) struct Upkeep {
 }
 
 impl Upkeep {
-    /// Returns the upkeep of an existing file. The jobs run on the thread that writes to it.
+    /// Returns the upkeep of an existing file. Its jobs run on the thread that writes to the file.
     pub(super) fn new(file: &Path, behind: Behind) -> Arc<Self> {
         Arc::new(Self {
             log: neighbour(file, "-wal"),
@@ -58,31 +59,34 @@ impl Upkeep {
         fs::metadata(&self.log).map_or(0, |log| log.len())
     }
 
-    /// Called after each write. Queues a job that restarts the log if it has become long.
+    /// Queues a job that restarts the log if the log has become long. Called after each write.
     pub(super) fn look_at_log(self: &Arc<Self>) {
         if self.log_len() < self.due.load(Ordering::Relaxed) {
             return;
         }
-        // No other write may queue this job until it is done.
+        // Until this job is done, no other write may queue such a job.
         self.due.store(u64::MAX, Ordering::Relaxed);
         let upkeep = Arc::clone(self);
         self.behind.leave(move |connection| {
             let due = match restart_log(connection) {
                 Ok(false) => LONG,
-                // These readers take longer than `PATIENCE`: try again when the log has grown by this much.
+                // The current readers take longer than `PATIENCE`. The next attempt is due when the log has grown by
+                // `LOG_LIMIT`.
                 _ => LONG.max(upkeep.log_len().saturating_add(LOG_LIMIT.into())),
             };
             upkeep.due.store(due, Ordering::Relaxed);
-            // Readers do not block writers, so the jobs behind this job have not used up their waiting time.
+            // The readers for which this job waits do not block writers. So the waiting time of the jobs behind this
+            // job is not reduced.
             false
         });
     }
 
-    /// Called after a delete. Empties the log, which still contains the deleted pages. If readers block this for longer
+    /// Empties the log, which still contains the deleted pages. Called after a delete. If readers block this for longer
     /// than a short time, tries again at intervals.
     pub(super) fn clear(self: &Arc<Self>, connection: &Connection) {
         if self.clears.swap(true, Ordering::Relaxed) {
-            // A reader blocked the previous attempt. Many deletes must not wait for that reader one after another.
+            // A reader blocked the previous attempt. If there are many deletes, each of them would otherwise wait for
+            // that reader.
             if let Err(error) = clear_log(connection, Duration::ZERO) {
                 tracing::debug!(%error, "the write-ahead log could not be emptied after a delete");
             }
@@ -91,17 +95,18 @@ impl Upkeep {
         }
     }
 
-    /// Called after a delete. Returns unneeded free pages to the file system: some now, and the rest in turn with the
-    /// jobs of callers.
+    /// Returns unneeded free pages to the file system. Called after a delete. Some pages are returned immediately. The
+    /// rest are returned by further jobs, which take turns with the jobs of callers.
     pub(super) fn reclaim_pages(self: &Arc<Self>, connection: &Connection) {
-        // One chain of jobs serves all deletes. Several chains would do several steps between two writes.
+        // One chain of jobs serves all deletes. Several chains would return several batches of pages between two
+        // writes.
         if !self.is_reclaiming.swap(true, Ordering::Relaxed) {
             Reclaiming(Arc::clone(self)).run(connection);
         }
     }
 }
 
-/// Held by the single job that empties the log, and passed on to the next such job.
+/// A guard that is held by the single job that empties the log. The job passes it on to the next such job.
 struct Clearing(Arc<Upkeep>);
 
 impl Clearing {
@@ -115,7 +120,7 @@ impl Clearing {
             let (behind, pause) = (self.0.behind.clone(), self.0.pause);
             behind.leave_for(pause, move |connection| {
                 self.run(connection, PATIENCE);
-                // As with a long log, readers do not block writers.
+                // The readers for which this job waits do not block writers.
                 false
             });
         }
@@ -128,19 +133,19 @@ impl Drop for Clearing {
     }
 }
 
-/// Moves the content of the log into the file and empties the log. Returns whether readers or another writer blocked
-/// it.
+/// Moves the content of the log into the file and empties the log. Returns whether readers or another writer prevented
+/// this.
 pub(super) fn clear_log(connection: &Connection, patience: Duration) -> Result<bool, rusqlite::Error> {
     connection.busy_timeout(patience)?;
     connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get(0))
 }
 
-/// Held by the single job that returns free pages, and passed on to the next such job. Dropped when the chain of jobs
-/// ends for any reason.
+/// A guard that is held by the single job that returns free pages. The job passes it on to the next such job. It is
+/// dropped when the chain of jobs ends for any reason.
 struct Reclaiming(Arc<Upkeep>);
 
 impl Reclaiming {
-    /// Frees some pages. Returns whether others locked the file.
+    /// Frees some pages. Returns whether the file was locked by others.
     fn run(self, connection: &Connection) -> bool {
         match free_pages(connection) {
             Ok(true) => {
@@ -164,13 +169,13 @@ impl Drop for Reclaiming {
     }
 }
 
-/// Restarts the log. Returns whether readers or another writer blocked it.
+/// Restarts the log. Returns whether readers or another writer prevented this.
 fn restart_log(connection: &Connection) -> Result<bool, rusqlite::Error> {
     connection.busy_timeout(PATIENCE)?;
     connection.query_row("PRAGMA wal_checkpoint(RESTART)", [], |row| row.get(0))
 }
 
-/// Frees some pages if there are too many. Returns whether too many remain.
+/// Frees some pages if there are too many free pages. Returns whether too many remain.
 fn free_pages(connection: &Connection) -> Result<bool, rusqlite::Error> {
     let pragma = |name| connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
     let spare =
@@ -184,7 +189,8 @@ fn free_pages(connection: &Connection) -> Result<bool, rusqlite::Error> {
     let mut steps = vacuum.query([])?;
     while steps.next()?.is_some() {}
     let (free, enough) = spare()?;
-    // A file that another program created with other settings returns no pages.
+    // If another program created the file with other settings, no pages are returned. Then further jobs would be
+    // useless.
     Ok(free > enough && free < before)
 }
 
@@ -204,7 +210,7 @@ mod tests {
         sqlite::workers::{Urgency, Workers},
     };
 
-    /// A time that no test reaches.
+    /// A time limit that no test reaches.
     const BUSY: Duration = Duration::from_hours(1);
 
     struct Folder(PathBuf);
@@ -254,7 +260,8 @@ mod tests {
             }
             Ok(free(connection))
         });
-        // This job is queued before the job that the first one queues, which runs before the job queued here.
+        // This job is queued after the first job, but before the next step of the chain that the first job starts. So
+        // it runs in the middle of that chain.
         let next = Arc::clone(&upkeep);
         let next = workers.run(Urgency::Other, move |connection| {
             next.reclaim_pages(connection);
@@ -302,7 +309,7 @@ mod tests {
         assert!(workers.run(Urgency::Other, clear).await.expect("the job runs"), "a later attempt is queued");
         assert_ne!(upkeep.log_len(), 0, "the reader blocks the attempt");
         reader.execute_batch("COMMIT").expect("it has read");
-        // No other job runs meanwhile: the worker repeats the attempt by itself.
+        // No other job runs in the meantime, so the worker repeats the attempt without being woken by another job.
         while upkeep.log_len() != 0 {
             std::thread::yield_now();
         }

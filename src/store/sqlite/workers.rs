@@ -15,23 +15,24 @@ use tokio::sync::oneshot;
 
 use crate::{store::StoreError, sync::lock};
 
-/// A job. It returns whether others locked the file for as long as the job may wait.
+/// A job. It returns whether others kept the file locked for as long as the job was allowed to wait.
 type Job = Box<dyn FnOnce(&mut Connection) -> bool + Send>;
 type Done<T> = Result<Result<T, StoreError>, Box<dyn Any + Send>>;
 
 /// The priority of a job. Jobs of the same priority run in the order in which they were queued.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Urgency {
-    /// The renewal of leases, which run out while the job waits. One such job serves all leases, so these jobs do not
-    /// block the others.
+    /// The renewal of leases, which may expire while the job waits. One such job renews all leases, so these jobs do
+    /// not keep other jobs from running.
     Renewal,
     Other,
 }
 
-/// Threads that run jobs. They end when this is dropped and all queued jobs are done.
+/// Threads that run jobs. When `Workers` is dropped, the threads end after all queued jobs are done.
 ///
-/// Jobs do not depend on any runtime: a job starts and finishes even if the runtime of its caller is blocked. So a
-/// renewal from another thread never waits for a blocked runtime, as it would if a task on that runtime held a permit.
+/// Jobs do not depend on any runtime. A job starts and finishes even if the runtime of its caller is blocked. So a
+/// renewal from another thread never waits for a blocked runtime. It might have to wait if a task on that runtime held
+/// a permit.
 pub(super) struct Workers(Arc<Queue>);
 
 /// The jobs that wait for a worker. The queue is unbounded, for the same reason: a job that waited for room would block
@@ -40,15 +41,16 @@ pub(super) struct Workers(Arc<Queue>);
 #[derive(Default)]
 struct Queue {
     jobs: Mutex<Jobs>,
-    /// Notified when a job was added or the queue was closed.
+    /// Notified when a job is added or the queue is closed.
     changed: Condvar,
 }
 
 #[derive(Default)]
 struct Jobs {
-    /// Jobs with a caller, each with the time since which it waits.
+    /// Jobs with a caller, each with the time at which it was queued.
     waiting: BTreeMap<QueueKey, (Instant, Job)>,
-    /// Jobs without a caller, by the time from which they may run. The number distinguishes jobs with the same time.
+    /// Jobs without a caller, sorted by the time from which they may run. The number distinguishes jobs with the same
+    /// time.
     later: BTreeMap<(Instant, u64), Job>,
     given: u64,
     is_over: bool,
@@ -58,7 +60,7 @@ struct Jobs {
 type QueueKey = (Urgency, u64);
 
 impl Queue {
-    // Code under the lock can't panic.
+    // No code that holds the lock can panic.
     fn jobs(&self) -> MutexGuard<'_, Jobs> {
         lock(&self.jobs)
     }
@@ -73,12 +75,13 @@ impl Queue {
         place
     }
 
-    /// Waits for the next job. Returns it with the time since which it may run, or returns `None` if the queue is
-    /// closed and empty.
+    /// Waits for the next job. Returns the job with the time from which it was allowed to run, or `None` if the queue
+    /// is closed and empty.
     fn next(&self) -> Option<(Instant, Job)> {
         let mut jobs = self.jobs();
         loop {
-            // Delayed jobs come first, so that a queue that never empties does not delay them forever. They are few.
+            // Delayed jobs that are due run first, because otherwise a queue that never empties would delay them
+            // forever. There are only a few of them.
             let wait = match jobs.later.first_key_value().map(|(key, _)| *key) {
                 Some(first) if !jobs.is_over => match first.0.checked_duration_since(Instant::now()) {
                     Some(wait) if !wait.is_zero() => Some(wait),
@@ -102,11 +105,12 @@ impl Queue {
         }
     }
 
-    /// Runs all jobs until the queue is closed. A job waits at most `busy` for others to unlock the file.
+    /// Runs all jobs until the queue is closed. A job waits for at most `busy` until others unlock the file.
     fn work(&self, connection: &mut Connection, busy: Duration) {
         let mut is_held = false;
         while let Some((given, job)) = self.next() {
-            // While one job waited in vain, the jobs behind it waited too.
+            // If the previous job waited for the file in vain, this job has waited too. The time since it was queued
+            // counts as waiting time.
             let wait = if is_held { busy.saturating_sub(given.elapsed()) } else { busy };
             if let Err(error) = connection.busy_timeout(wait) {
                 tracing::debug!(%error, "the lock timeout of SQLite could not be set; the previous one stays in effect");
@@ -116,7 +120,7 @@ impl Queue {
     }
 }
 
-/// Removes a job from the queue when its caller stops waiting, unless the job has begun.
+/// Removes a job from the queue if its caller stops waiting before the job has begun.
 struct Waiting<'a> {
     queue: &'a Queue,
     place: QueueKey,
@@ -125,24 +129,25 @@ struct Waiting<'a> {
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         let job = self.queue.jobs().waiting.remove(&self.place);
-        // The job may hold much data, so it is dropped without the lock.
+        // The job may hold much data, so it is dropped after the lock was released.
         drop(job);
     }
 }
 
-/// A handle with which a job queues further jobs.
+/// A handle that a job uses to queue further jobs.
 #[derive(Clone)]
 pub(super) struct Behind(Weak<Queue>);
 
 impl Behind {
-    /// Queues a job without a caller, behind all jobs that wait now. Does nothing once the queue is closed.
+    /// Queues a job without a caller behind all jobs that are waiting now. If the queue is closed, does nothing.
     pub(super) fn leave(&self, job: impl FnOnce(&mut Connection) -> bool + Send + 'static) {
         if let Some(queue) = self.open_queue() {
             queue.push(Urgency::Other, contained(job));
         }
     }
 
-    /// Queues a job without a caller, to run after this pause. It never runs once the queue is closed.
+    /// Queues a job without a caller, which runs after this pause. If the queue is closed before then, the job never
+    /// runs.
     pub(super) fn leave_for(
         &self,
         pause: Duration,
@@ -163,16 +168,17 @@ impl Behind {
     }
 }
 
-/// Contains a panic of a job without a caller: it must not end its worker, and nobody could receive it.
+/// Contains a panic of a job without a caller. The panic must not end the worker, and there is no caller to which it
+/// could be passed.
 fn contained(job: impl FnOnce(&mut Connection) -> bool + Send + 'static) -> Job {
     Box::new(|connection| catch_unwind(AssertUnwindSafe(|| job(connection))).unwrap_or_default())
 }
 
 impl Workers {
-    /// Starts one thread per connection. The threads share the jobs, which wait this long for others to unlock the
-    /// file.
+    /// Starts one thread per connection. All threads take jobs from the same queue. A job waits for at most `busy`
+    /// until others unlock the file.
     pub(super) fn start(name: &str, connections: Vec<Connection>, busy: Duration) -> io::Result<Self> {
-        // If this fails, dropping `workers` ends the threads that were started.
+        // If starting a thread fails, `workers` is dropped, which ends the threads that were already started.
         let workers = Self(Arc::default());
         for mut connection in connections {
             let queue = Arc::clone(&workers.0);
@@ -181,12 +187,13 @@ impl Workers {
         Ok(workers)
     }
 
-    /// Returns a handle with which jobs queue further jobs.
+    /// Returns a handle that jobs use to queue further jobs.
     pub(super) fn behind(&self) -> Behind {
         Behind(Arc::downgrade(&self.0))
     }
 
-    /// Runs a job. Once begun, it runs to its end. If the caller stops waiting before, it does not begin.
+    /// Runs a job. Once the job has begun, it runs to its end. If the caller stops waiting before that, the job never
+    /// begins.
     pub(super) async fn run<T: Send + 'static>(
         &self,
         urgency: Urgency,
@@ -195,7 +202,7 @@ impl Workers {
         let (answer, answered) = oneshot::channel::<Done<T>>();
         let given = Instant::now();
         let job: Job = Box::new(move |connection| {
-            // A transaction that a panic interrupts is rolled back during unwinding.
+            // If a panic interrupts a transaction, the transaction is rolled back during unwinding.
             let mut done = catch_unwind(AssertUnwindSafe(|| job(connection)));
             let is_busy = if let Ok(Err(StoreError::Busy { waited, .. })) = &mut done {
                 *waited = given.elapsed();
@@ -233,7 +240,7 @@ mod tests {
 
     use super::*;
 
-    /// A time that no test reaches.
+    /// A time limit that no test reaches.
     const BUSY: Duration = Duration::from_hours(1);
 
     fn waits(connection: &Connection) -> Duration {
@@ -265,7 +272,7 @@ mod tests {
         });
         let fourth = workers.run(Urgency::Other, |connection| Ok(waits(connection)));
         let start = async {
-            // The jobs are queued in this order, and this future is polled last.
+            // The jobs are queued in this order. This future is polled last, so all jobs are queued now.
             all_wait.send(()).expect("the first one waits for it");
         };
         let (first, second, third, (fourth, ())) =

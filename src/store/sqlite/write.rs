@@ -37,8 +37,8 @@ pub(super) fn create(
     let (version, now) = (Version::first(), Timestamp::now());
     transaction
         .prepare_cached(
-            // The first epoch is as random as the version, so a lease of an earlier conversation with this id is not
-            // valid for this one.
+            // The first epoch equals the version, which is random. So a lease of an earlier conversation with this id
+            // is not valid for the new conversation.
             "INSERT INTO conversations (id, version, created, updated, epoch) VALUES (?1, ?2, ?3, ?3, ?2)",
         )?
         .execute(params![id.as_str(), version.get().cast_signed(), millis(now)])?;
@@ -74,7 +74,7 @@ pub(super) fn change(
     Ok(version)
 }
 
-/// Returns the id of the write that led to this version.
+/// Returns the id of the write that resulted in this version.
 fn written(transaction: &Transaction<'_>, key: i64, version: Version) -> Result<Option<WriteId>, Fault> {
     let write = transaction
         .prepare_cached("SELECT write FROM writes WHERE conversation = ? AND version = ?")?
@@ -182,7 +182,8 @@ pub(super) fn acquire(
     Ok(lease)
 }
 
-/// Renews leases, including leases that ran out while nobody else acquired the conversation. Returns the lost ones.
+/// Renews leases. An expired lease is also renewed if nobody else has acquired the conversation. Returns the
+/// conversations whose leases are lost.
 pub(super) fn renew(
     connection: &mut Connection,
     database: &Database,
@@ -224,7 +225,8 @@ fn term(now: Timestamp, lease: &Lease, database: &Database) -> (i64, i64) {
     (millis(Timestamp(now.0.saturating_add(lasts))), millis(Timestamp(lasts)))
 }
 
-/// Returns a time as it is stored. Times too large for the column are limited. No real clock reaches such times.
+/// Returns a time in the form in which it is stored. Times that are too large for the column are limited. No real clock
+/// reaches such times.
 pub(super) fn millis(time: Timestamp) -> i64 {
     i64::try_from(time.0).unwrap_or(i64::MAX)
 }

@@ -1,30 +1,30 @@
 //! Wire formats: the JSON shapes and the stream framing of one API family.
 //!
 //! A wire format translates a [`Request`] into a JSON body, and the events of the streamed response into [`Delta`]s.
-//! The translation is pure: it does no I/O and knows no address and no key. Those belong to an endpoint
-//! (`provider::http::Endpoint`), because many services share few wire formats.
+//! The translation is pure: it does no I/O and needs neither an address nor a key. The address and the key belong to an
+//! endpoint (`provider::http::Endpoint`), because many services share a few wire formats.
 //!
 //! # Types
 //!
-//! - [`Dialect`] is a wire format. It encodes requests, names the path and the headers, creates decoders, and
+//! - [`Dialect`] is a wire format. It encodes requests, determines the path and the headers, creates decoders, and
 //!   interprets error responses.
 //! - [`Encoded`] is an encoded request: the JSON body, and a warning for each option that could not be honoured.
-//! - [`Framing`] names how the bytes of a response are divided into events.
-//! - [`Frame`] is one such event, borrowed from those bytes.
+//! - [`Framing`] determines how the bytes of a response are divided into events.
+//! - [`Frame`] is one event of a response, borrowed from the bytes of the response.
 //! - [`Decoder`] turns the frames of one response into [`Delta`]s. Each response has its own decoder.
 //!
 //! For each attempt, an endpoint calls [`Dialect::encode`] and sends the body to [`Dialect::path`] with
-//! [`Dialect::headers`]. If the service refuses the request, [`Dialect::error`] interprets its reply. Otherwise the
-//! endpoint divides the body of the response into frames and passes each of them to the [`Decoder`], until the decoder
-//! is done or the body ends.
+//! [`Dialect::headers`]. If the service refuses the request, [`Dialect::error`] interprets the service's reply.
+//! Otherwise, the endpoint divides the body of the response into frames. It passes each frame to the [`Decoder`], until
+//! the decoder is done or the body ends.
 //!
 //! The wire formats of this crate are [`AnthropicMessages`], [`ChatCompletions`], [`OpenAiResponses`], [`GoogleGemini`]
 //! and [`OllamaChat`].
 //!
 //! # Example
 //!
-//! A small custom wire format. `Endpoint::custom("my-service", "https://llm.example.com", Lines)` makes a provider of
-//! it.
+//! This example is a small custom wire format. `Endpoint::custom("my-service", "https://llm.example.com", Lines)`
+//! creates a provider that uses it.
 //!
 //! ```
 //! use omni_agent::provider::{
@@ -165,19 +165,21 @@ use super::{CacheHint, Delta, ErrorKind, ProviderError, Request, UnsupportedAtta
 use crate::message::Attachment;
 use crate::setters::setters;
 
-/// A wire format: encodes requests, and creates decoders for their responses.
+/// A wire format, which encodes requests and creates decoders for their responses.
 pub trait Dialect: Send + Sync + 'static {
-    /// Returns the name of the wire format. It is the key of its entry in
+    /// Returns the name of the wire format. This name is the key of the wire format's entry in
     /// [`Message::provider_data`](crate::message::Message).
     fn name(&self) -> &'static str;
 
     /// Returns the path of the request, relative to the endpoint's base URL and version.
     fn path(&self, request: &Request) -> String;
 
-    /// Returns the HTTP headers that the wire format requires with this body, named in lower case.
+    /// Returns the HTTP headers that the wire format requires with this body. The names of the headers are in lower
+    /// case.
     ///
-    /// If the user sets a header of the same name, the user's header replaces it. `anthropic-beta` is a list: this
-    /// value is added to the user's.
+    /// If the user sets a header of the same name, the user's header replaces the wire format's header.
+    /// `anthropic-beta` is an exception: this header is a list, so the wire format's value is added to the user's
+    /// value.
     fn headers(&self, body: &Map<String, Value>) -> Vec<(&'static str, &'static str)> {
         let _ = body;
         Vec::new()
@@ -186,7 +188,7 @@ pub trait Dialect: Send + Sync + 'static {
     /// Returns how the events of a response are framed.
     fn framing(&self) -> Framing;
 
-    /// Encodes the request as a JSON body. The same request gives the same bytes.
+    /// Encodes the request as a JSON body. The same request always results in the same bytes.
     ///
     /// # Errors
     ///
@@ -216,7 +218,7 @@ pub enum Framing {
 pub struct Encoded {
     /// The JSON body.
     pub body: Map<String, Value>,
-    /// The warnings: one for each option that could not be honoured, in words.
+    /// The texts of the warnings, one for each option that could not be honoured.
     pub warnings: Vec<String>,
 }
 
@@ -233,20 +235,21 @@ setters!(Encoded: with_warnings(warnings: Vec<String>));
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Frame<'a> {
-    /// The name of the event. It is empty if the framing has no names or the service sends none.
+    /// The name of the event. The name is empty if the framing has no names or the service sends no name.
     pub event: &'a str,
     /// The data of the event.
     pub data: &'a str,
 }
 
 impl<'a> Frame<'a> {
-    /// Creates an event with this name, which may be empty, and this data.
+    /// Creates an event with this name and this data. The name may be empty.
     pub const fn new(event: &'a str, data: &'a str) -> Self {
         Self { event, data }
     }
 
-    /// Returns the name that the service gave the event, or an empty string if it gave none. Server-sent events without
-    /// a name are called `message`, and some services write that name out. It counts as no name.
+    /// Returns the name that the service gave the event, or an empty string if the service gave no name. Server-sent
+    /// events without a name are called `message`, and some services send this name explicitly. An event named
+    /// `message` is therefore treated as an event without a name.
     pub fn name(&self) -> &'a str {
         if self.event == "message" { "" } else { self.event }
     }
@@ -258,14 +261,15 @@ pub trait Decoder: Send {
     ///
     /// # Errors
     ///
-    /// The frame violates the wire format, or it reports an error. Either ends the response.
+    /// The frame violates the wire format, or it reports an error. In both cases, the response ends.
     fn decode(&mut self, frame: Frame<'_>, deltas: &mut Vec<Delta>) -> Result<(), ProviderError>;
 
-    /// Returns whether the terminal event of the wire format was decoded. Nothing after it is read.
+    /// Returns whether the terminal event of the wire format was decoded. Nothing after the terminal event is read.
     fn is_done(&self) -> bool;
 
-    /// Returns whether the response may end here, without a terminal event. The rest of the body, such as usage, is
-    /// awaited only briefly; then [`end`](Decoder::end) is called. Always `false` by default.
+    /// Returns whether the response may end here, without a terminal event. If so, the rest of the body, such as usage,
+    /// is awaited only briefly, and then [`end`](Decoder::end) is called. The default implementation always returns
+    /// `false`.
     fn is_complete(&self) -> bool {
         false
     }
@@ -279,7 +283,7 @@ pub trait Decoder: Send {
     fn end(&mut self, deltas: &mut Vec<Delta>) -> Result<(), ProviderError>;
 }
 
-/// Returns the mark of a text up to which Anthropic's models cache the prompt.
+/// Returns the mark for a text. Anthropic's models cache the prompt up to the marked text.
 fn cache_control(hint: CacheHint) -> Value {
     match hint {
         CacheHint::Short => json!({"type": "ephemeral"}),

@@ -4,21 +4,21 @@ use crate::provider::{Delta, MessageDelta};
 /// Picks one of several alternative responses, if a service sends more than the one that was requested.
 #[derive(Debug, Default)]
 pub(super) struct Alternatives {
-    /// The index of the response that is read: the first that arrived.
+    /// The index of the chosen response, which is the first response that arrived.
     index: Option<u64>,
     warned: bool,
 }
 
 impl Alternatives {
-    /// Picks the part that belongs to the chosen response from the parts of an event. The first part of another
-    /// response causes a warning.
+    /// Returns the part of an event that belongs to the chosen response. The first part of another response causes a
+    /// warning.
     pub(super) fn pick<T>(
         &mut self,
         parts: Vec<Option<T>>,
         index: impl Fn(&T) -> Count,
         deltas: &mut Vec<Delta>,
     ) -> Option<T> {
-        // Several alternatives in one event may be in any order.
+        // One event may contain several alternatives in any order, so the smallest index is chosen.
         if self.index.is_none() {
             self.index = parts.iter().flatten().map(|part| index(part).or_zero()).min();
         }

@@ -23,26 +23,28 @@ const NAME: &str = "anthropic_messages";
 
 /// The Anthropic Messages wire format. The default suits compatible services.
 ///
-/// The [catalogue](crate::provider::Catalogue) determines what each model supports. Models before Claude 4.6, and models other than Claude, think on a
-/// token budget; later Claude models think adaptively, at an effort. An unsupported combination of options is replaced
-/// by the nearest supported one, with a warning.
+/// The [catalogue](crate::provider::Catalogue) determines what each model supports. Claude models before 4.6, and
+/// models other than Claude, think within a token budget. Later Claude models think adaptively, at a given effort. An
+/// unsupported combination of options is replaced by the nearest supported one, with a warning.
 ///
 /// # Output schemas
 ///
-/// Older Claude models and all other models have no structured outputs. They return the value as the input of a tool.
-/// All models do so if structured outputs cannot express the schema: a recursive schema, a schema that contains a map
-/// or a value of any type, or a schema that combines alternatives with properties.
+/// Older Claude models, and models other than Claude, have no structured outputs. They return the value as the input of
+/// a tool. All other models do the same if structured outputs cannot express the schema. This is the case for a
+/// recursive schema, a schema that contains a map or a value of any type, or a schema that combines alternatives with
+/// properties.
 ///
 /// # Data that only the service understands
 ///
-/// Signatures carry two kinds of data that only this service understands and that it needs back: the citations of a
-/// text, one JSON value per line, and the caller of a tool use that a server tool made. All other private data, such as
-/// the uses of tools that the service runs itself, becomes provider items.
+/// Signatures carry two kinds of data that only this service understands and that have to be sent back to it. The first
+/// kind is the citations of a text, one JSON value per line. The second kind is the caller of a tool use, if a server
+/// tool made the use. All other private data, such as the uses of tools that the service runs itself, becomes provider
+/// items.
 ///
 /// # Thinking
 ///
-/// Claude 5.1 and later reject thinking that is sent back after a changed system prompt, changed tools or changed
-/// messages. [`with_block_binding`](Self::with_block_binding) lets the service drop such thinking instead.
+/// Claude 5.1 and later reject a request that sends thinking back after the system prompt, the tools or earlier
+/// messages have changed. [`with_block_binding`](Self::with_block_binding) lets the service drop such thinking instead.
 ///
 /// Claude 4.7 and later hide the text of their thinking unless `thinking.display` requests it. Set it through
 /// [`Options::extra`](crate::provider::Options::extra).
@@ -56,8 +58,8 @@ impl AnthropicMessages {
     ///
     /// The request then has the member `thinking.block_binding` and a beta header, which is added to the user's
     /// `anthropic-beta`. Anthropic and OpenCode accept the member. Gateways to other clouds may reject each request
-    /// that contains it, so it is not sent by default. It is never sent if the options or
-    /// [`Options::extra`](crate::provider::Options::extra) select a way of thinking that excludes it.
+    /// that contains the member, so it is not sent by default. It is never sent if the options or
+    /// [`Options::extra`](crate::provider::Options::extra) select a thinking mode that does not support it.
     pub fn with_block_binding(mut self) -> Self {
         self.block_binding = true;
         self
@@ -140,7 +142,8 @@ impl Output {
     }
 }
 
-/// Returns the request, with the output tool if it replaces the output schema.
+/// Returns the request. If its output schema is sent as the input of a tool, the returned request has the output tool
+/// instead.
 fn prepared(request: &Request) -> Cow<'_, Request> {
     let tool = match Output::of(request) {
         Output::Tool { forced } => Some(forced),

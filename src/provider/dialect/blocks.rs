@@ -1,8 +1,8 @@
-//! The blocks of a response whose wire format does not name them.
+//! The blocks of a response whose wire format does not identify them.
 
 use crate::provider::{BlockStart, Delta};
 
-/// The kinds of blocks that grow without a name.
+/// The kinds of growing blocks that the wire format does not identify.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Text,
@@ -21,8 +21,8 @@ pub(super) struct Blocks {
 
 impl Blocks {
     /// After this many blocks, text and thinking are appended to the last block of their kind instead of starting new
-    /// blocks. Otherwise, a service that alternates between the two with each token would exceed the limit of a
-    /// message.
+    /// blocks. Otherwise, a service that alternates between text and thinking with each token would exceed the limit of
+    /// blocks in a message.
     const MANY: usize = 256;
 
     pub(super) fn of(&mut self, kind: Kind, deltas: &mut Vec<Delta>) -> usize {
@@ -43,14 +43,14 @@ impl Blocks {
         }
     }
 
-    /// Returns the index for a complete block. The growing block stays open.
+    /// Returns the index for a new block that is already complete. The block that is growing stays open.
     pub(super) fn aside(&mut self) -> usize {
         self.count += 1;
         self.count - 1
     }
 
-    /// Returns the index for a block that arrives complete or that the wire format names. Text or thinking after it
-    /// starts a new block.
+    /// Returns the index for a block that arrives complete or that the wire format identifies. Text or thinking after
+    /// this block starts a new block.
     pub(super) fn item(&mut self) -> usize {
         self.open = None;
         self.count += 1;

@@ -1,7 +1,7 @@
 //! The OpenAI Chat Completions wire format, as OpenAI and the many compatible services implement it.
 //!
 //! Source: the API reference of OpenAI (<https://platform.openai.com/docs/api-reference/chat>) and the types of its
-//! official SDKs. Deviations of other services are named where they are handled.
+//! official SDKs. Deviations of other services are described in the code that supports them.
 
 mod cache;
 mod calls;
@@ -29,8 +29,8 @@ const NAME: &str = "chat_completions";
 
 /// The OpenAI Chat Completions wire format.
 ///
-/// The default suits most compatible services. The setters configure the deviations of a service, and
-/// [`with_model_rules`](Self::with_model_rules) those of some of its models, by their ids:
+/// The default suits most compatible services. The setters configure the deviations of a service.
+/// [`with_model_rules`](Self::with_model_rules) configures the deviations of individual models by their ids:
 ///
 /// ```
 /// use omni_agent::provider::dialect::{
@@ -70,7 +70,7 @@ pub struct ChatCompletions {
     tools_beside_effort: bool,
     members: Map<String, Value>,
     tool_members: Map<String, Value>,
-    /// The service whose rules for single models are built in.
+    /// The service whose built-in rules for individual models apply.
     service: Option<&'static str>,
     rules: Option<fn(&str, Self) -> Self>,
 }
@@ -129,8 +129,8 @@ impl ChatCompletions {
         self
     }
 
-    /// Does not request usage with `stream_options`. By default it is requested, because most services otherwise report
-    /// no usage.
+    /// Omits the request for usage in `stream_options`. By default, usage is requested, because most services otherwise
+    /// report no usage.
     pub fn without_stream_usage(mut self) -> Self {
         self.stream_usage = false;
         self
@@ -142,8 +142,8 @@ impl ChatCompletions {
         self
     }
 
-    /// In requests with tools, sends an output schema as [`OutputSupport::Tool`] does, for services that do not accept
-    /// `response_format` together with tools.
+    /// Sends output schemas as [`OutputSupport::Tool`] does if the request has tools. This is for services that do not
+    /// accept `response_format` together with tools.
     pub fn without_output_beside_tools(mut self) -> Self {
         self.output_beside_tools = false;
         self
@@ -151,8 +151,8 @@ impl ChatCompletions {
 
     /// Declares that the service guarantees that each response fits a [strict](OutputSupport::Strict) schema.
     ///
-    /// OpenAI guarantees this. Many services that accept a strict schema do not, so by default the value is also
-    /// searched for in surrounding text.
+    /// OpenAI guarantees this. Many other services accept a strict schema without this guarantee, so by default the
+    /// value is also searched for in surrounding text.
     pub fn with_enforced_output(mut self) -> Self {
         self.output_enforced = true;
         self
@@ -170,7 +170,7 @@ impl ChatCompletions {
         self
     }
 
-    /// Ignores `temperature` and `top_p` with a warning, for models that do not accept them.
+    /// Ignores `temperature` and `top_p`, with a warning, for models that do not accept them.
     pub fn without_sampling(mut self) -> Self {
         self.sampling = false;
         self
@@ -188,8 +188,8 @@ impl ChatCompletions {
         self
     }
 
-    /// Ignores the application's labels with a warning. By default they are sent as `metadata`. OpenAI accepts labels
-    /// only for responses that it is asked to store.
+    /// Ignores the application's labels, with a warning. By default, the labels are sent as `metadata`. OpenAI accepts
+    /// labels only if the request asks it to store the response.
     pub fn without_metadata(mut self) -> Self {
         self.metadata = false;
         self
@@ -201,37 +201,38 @@ impl ChatCompletions {
         self
     }
 
-    /// Sets the largest number of stop sequences. The default is 4, as at OpenAI.
+    /// Sets the largest number of stop sequences. The default is 4, which is OpenAI's limit.
     pub fn with_max_stop_sequences(mut self, count: usize) -> Self {
         self.max_stop_sequences = count;
         self
     }
 
-    /// Turns reasoning off, with a warning, in requests with tools, for those of OpenAI's models that need it.
+    /// Turns reasoning off, with a warning, in requests with tools to OpenAI's models that require this.
     ///
-    /// At OpenAI itself, models since GPT-5.4 use tools in Chat Completions only while they do not reason, and some of
-    /// them do not support tools there at all. For a model without tools in Chat Completions, the request fails with an
-    /// error that names the Responses wire format. By default, models may reason and use tools in one request.
+    /// At OpenAI itself, models since GPT-5.4 can use tools in Chat Completions only if they do not reason. Some of
+    /// these models do not support tools in Chat Completions at all. For such a model, a request with tools fails with
+    /// an error that names the Responses wire format. By default, models may reason and use tools in one request.
     pub fn without_tools_beside_effort(mut self) -> Self {
         self.tools_beside_effort = false;
         self
     }
 
-    /// Adds a member to each request body. It replaces the member of the same name that the wire format itself writes.
+    /// Adds a member to each request body. The added member replaces a member of the same name that the wire format
+    /// itself writes.
     pub fn with_member(mut self, name: impl Into<String>, value: impl Into<Value>) -> Self {
         self.members.insert(name.into(), value.into());
         self
     }
 
-    /// Sets the rules for deviations of single models, and replaces earlier rules. The function takes the model's id and
-    /// the wire format as configured for the service, and returns the wire format for this model. Rules that it sets are
-    /// not applied.
+    /// Sets the rules for deviations of individual models, and replaces earlier rules. The function takes the model's
+    /// id and the wire format as configured for the service, and returns the wire format for this model. If the
+    /// function itself sets rules on that wire format, these rules are not applied.
     pub fn with_model_rules(mut self, rules: fn(model: &str, chat: Self) -> Self) -> Self {
         self.rules = Some(rules);
         self
     }
 
-    /// Sets the service whose rules for single models are built in.
+    /// Sets the service whose built-in rules for individual models apply.
     #[cfg(feature = "http")]
     pub(in crate::provider) fn of_service(mut self, service: &'static str) -> Self {
         self.service = Some(service);
@@ -250,7 +251,8 @@ impl ChatCompletions {
         }
     }
 
-    /// Returns the request, with the output tool if it replaces the output schema.
+    /// Returns the request. If its output schema is sent as the input of a tool, the returned request has the output
+    /// tool instead.
     fn prepared<'a>(&self, request: &'a Request) -> Cow<'a, Request> {
         let is_tool = encode::output_support(self, request) == OutputSupport::Tool;
         let forced = encode::tool_choices(self, request) == ToolChoices::All;

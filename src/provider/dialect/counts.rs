@@ -15,7 +15,7 @@ pub(super) struct Counts<'v> {
 }
 
 impl<'v> Counts<'v> {
-    /// Reads the report that the response has at the member `name`.
+    /// Reads `report`, which is the value of the response's member `name`.
     pub(super) fn of(name: &str, report: &'v Value) -> Self {
         let unreadable = !report.is_null() && !report.is_object();
         Self { members: report.as_object(), unreadable: unreadable.then(|| name.to_owned()) }
@@ -66,7 +66,7 @@ impl<'v> Counts<'v> {
         None
     }
 
-    /// Emits a warning if a count could not be read. `warned` limits it to one warning per response.
+    /// Emits a warning if a count could not be read. `warned` limits the warnings to one per response.
     pub(super) fn warn(self, warned: &mut bool, deltas: &mut Vec<Delta>) {
         warn(self.unreadable.as_deref(), warned, deltas);
     }
@@ -123,7 +123,7 @@ impl LatestUsage {
         self.expected = false;
     }
 
-    /// Handles the early end of a stream. Emits a warning if a report was still expected.
+    /// Emits a warning if the stream ended before an expected usage report arrived.
     pub(super) fn end(&self, deltas: &mut Vec<Delta>) {
         if self.expected && self.usage.is_none() && !self.warned {
             let warning = "usage is unknown: the stream ended before the service reported it";
@@ -145,8 +145,8 @@ fn warn(unreadable: Option<&str>, warned: &mut bool, deltas: &mut Vec<Delta>) {
     }
 }
 
-/// Converts the number to a count, if it is a whole number. Counts stay far below the integers that a float cannot
-/// represent.
+/// Converts a float to a count, if it is a whole number. Actual counts are far below the integers that a float cannot
+/// represent exactly.
 pub(super) fn whole(number: f64) -> Option<u64> {
     let fits = (0.0..=f64::from(u32::MAX)).contains(&number) && number.fract() == 0.0;
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked above")]

@@ -1,4 +1,4 @@
-//! Reasoning efforts, the words that services use for them, and token budgets, with the conversions between them.
+//! Conversions between reasoning efforts, the words that services use for them, and token budgets.
 
 use serde::Deserialize;
 
@@ -9,7 +9,7 @@ use crate::{
 
 /// The words that a service uses for reasoning efforts, in `reasoning_effort` and similar members.
 ///
-/// Two efforts may share a word. A request whose effort is sent as the word of another effort gets a warning.
+/// Two efforts may share a word. If an effort is sent as the word of another effort, the request gets a warning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[non_exhaustive]
 pub struct EffortWords {
@@ -68,12 +68,13 @@ impl EffortWords {
     }
 }
 
-/// Returns the lowest of the supported efforts that is not below `wanted`, or else the highest.
+/// Returns the lowest of the supported efforts that is not below `wanted`. If all of them are below, returns the
+/// highest.
 pub(super) fn supported(efforts: &[Effort], wanted: Effort) -> Option<Effort> {
     efforts.iter().find(|effort| **effort >= wanted).or(efforts.last()).copied()
 }
 
-/// Returns the name of an effort in this crate.
+/// Returns this crate's name for an effort.
 pub(super) const fn name(effort: Effort) -> &'static str {
     EffortWords { minimal: "minimal", max: "max", ..EffortWords::COMMON }.word(effort)
 }
@@ -89,7 +90,7 @@ pub(super) const fn budget_of(effort: Effort) -> u32 {
     }
 }
 
-/// Returns the effort whose usual budget is nearest to this one.
+/// Returns the effort whose usual budget is nearest to `tokens`.
 pub(super) fn nearest(tokens: u32) -> Effort {
     let levels = [Effort::Minimal, Effort::Low, Effort::Medium, Effort::High, Effort::Max];
     let distance = |effort: &Effort| budget_of(*effort).abs_diff(tokens);

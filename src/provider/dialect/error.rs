@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use crate::provider::{ErrorKind, ProviderError, halves};
 
-/// The number of bytes of a service's text that an error message keeps.
+/// The largest number of bytes of a service's text that an error message contains.
 const MESSAGE_LIMIT: usize = 1000;
 
 /// Returns the error for an HTTP response with this status and body.
@@ -19,9 +19,10 @@ pub(crate) fn from_body(status: u16, body: &str) -> ProviderError {
     report.into_error(Some(status)).with_status(status).with_body(body)
 }
 
-/// Returns the error for an error object inside a response: the object itself or its envelope.
+/// Returns the error for an error object inside a response. `error` is the object itself or its envelope.
 ///
-/// The HTTP status of the response reported success. The status in the error object, if there is one, is used instead.
+/// The HTTP status of such a response reported success. If the error object contains a status, that status is used
+/// instead.
 pub(crate) fn from_value(error: &Value) -> ProviderError {
     let report = match error {
         Value::String(text) => ErrorBody::plain(text),
@@ -36,7 +37,7 @@ pub(crate) fn from_value(error: &Value) -> ProviderError {
     }
 }
 
-/// Returns the error that an event reports: the error object, its envelope, or a text.
+/// Returns the error that an event reports. The event contains an error object, its envelope, or a text.
 pub(crate) fn from_event(data: &str) -> ProviderError {
     let error = halves::read(data).unwrap_or_else(|_| Value::from(data));
     from_value(&error).with_body(data)
@@ -57,8 +58,8 @@ pub(crate) fn is_error(error: &Value) -> bool {
 #[derive(Default)]
 struct ErrorBody {
     message: String,
-    /// The types, codes and statuses that consist of words, reduced to lower-case letters and digits. Services write
-    /// the same word as `rate_limit_exceeded`, `RateLimitExceeded` and `RATE_LIMIT_EXCEEDED`.
+    /// The types, codes and statuses that are words, reduced to lower-case letters and digits. Services write the same
+    /// word in different ways, such as `rate_limit_exceeded`, `RateLimitExceeded` and `RATE_LIMIT_EXCEEDED`.
     words: Vec<String>,
     /// A number that can be an HTTP status.
     code: Option<u16>,
@@ -73,7 +74,7 @@ impl ErrorBody {
         Self { message: readable(text), ..Self::default() }
     }
 
-    /// Reads an envelope, or the content of one. `depth` counts the errors that quote this one.
+    /// Reads an envelope, or the content of an envelope. `depth` is the number of outer errors that quote this error.
     fn read(value: &Value, depth: usize) -> Self {
         let outer = match value {
             // Google's compatible endpoint wraps the envelope in a list.
@@ -186,7 +187,7 @@ impl ErrorBody {
         let kind = self.kind(status, &message);
         let text = if self.message.is_empty() { "the service gave no reason" } else { &self.message };
         let mut error = ProviderError::new(kind, text).with_retry_after(self.retry_after);
-        // A single request that exceeds the limit would exceed it again after any wait.
+        // A single request that exceeds the limit would exceed it again after any wait, so it is not retried.
         if kind == ErrorKind::RateLimit && message.contains("request too large") {
             error.retryable = false;
         }
@@ -202,8 +203,8 @@ impl ErrorBody {
             let hit = |part: &str| self.words.iter().any(|word| word.contains(part));
             rules.iter().find(|(part, _)| hit(part)).map(|(_, kind)| *kind)
         };
-        // OpenCode's word, sent with status 401, for a model that it does not have or does not offer in this wire
-        // format.
+        // OpenCode sends this word, with status 401, for a model that OpenCode does not have or does not offer in this
+        // wire format.
         let refused = status.is_none_or(|status| status < 500);
         if refused && self.words.iter().any(|word| word == "modelerror") {
             return ErrorKind::InvalidRequest;
@@ -212,7 +213,7 @@ impl ErrorBody {
         by_word(TELLING_WORDS)
             .or_else(|| find(PHRASES, message))
             .or_else(|| if may_be_request { find(TOO_LONG, message) } else { None })
-            // Many services call every rejected request invalid. The status is more precise.
+            // Many services describe every rejected request as invalid, so the status is more precise than the word.
             .or_else(|| status.filter(|status| (400..500).contains(status)).map(|s| by_status(s, message)))
             .or_else(|| by_word(VAGUE_WORDS))
             .unwrap_or_else(|| by_status(status.or(self.code).unwrap_or(500), message))
@@ -237,7 +238,7 @@ const TELLING_WORDS: &[(&str, ErrorKind)] = &[
     ("currentquota", ErrorKind::Quota),
     ("quotaexceeded", ErrorKind::Quota),
     ("billing", ErrorKind::Quota),
-    // OpenCode's words, with status 401.
+    // OpenCode sends these words with status 401.
     ("creditserror", ErrorKind::Quota),
     ("monthlylimiterror", ErrorKind::Quota),
     ("userlimiterror", ErrorKind::Quota),
@@ -253,14 +254,14 @@ const TELLING_WORDS: &[(&str, ErrorKind)] = &[
     ("accessdenied", ErrorKind::Auth),
     ("timeout", ErrorKind::Timeout),
     ("deadlineexceeded", ErrorKind::Timeout),
-    // A limit on bytes, in HTTP and at Anthropic. The conversation may still fit the model's context.
+    // In HTTP and at Anthropic, this word reports a limit on bytes. The conversation may still fit the model's context.
     ("requesttoolarge", ErrorKind::InvalidRequest),
     ("notsupportederror", ErrorKind::Unsupported),
     ("unimplemented", ErrorKind::Unsupported),
     ("unavailable", ErrorKind::Overloaded),
 ];
 
-/// Words that services also use when the status is more precise.
+/// Words that services also use for errors that the status describes more precisely.
 const VAGUE_WORDS: &[(&str, ErrorKind)] = &[
     ("invalid", ErrorKind::InvalidRequest),
     ("badrequest", ErrorKind::InvalidRequest),
@@ -269,12 +270,12 @@ const VAGUE_WORDS: &[(&str, ErrorKind)] = &[
     ("outofrange", ErrorKind::InvalidRequest),
     ("unprocessable", ErrorKind::InvalidRequest),
     ("unsupported", ErrorKind::InvalidRequest),
-    // OpenAI uses these inside a response: `image_too_large`, `failed_to_download_image`.
+    // OpenAI reports these errors inside a response: `image_too_large`, `failed_to_download_image`.
     ("image", ErrorKind::InvalidRequest),
     ("policy", ErrorKind::InvalidRequest),
 ];
 
-/// Parts of messages of services that report the reason only as text.
+/// Phrases in the messages of services that report the reason only as text.
 const PHRASES: &[(&str, ErrorKind)] = &[
     ("check your plan and billing", ErrorKind::Quota),
     ("credit balance", ErrorKind::Quota),
@@ -286,7 +287,7 @@ const PHRASES: &[(&str, ErrorKind)] = &[
     ("incorrect api key", ErrorKind::Auth),
 ];
 
-/// Parts of messages about a prompt that does not fit the model's context.
+/// Phrases in messages about a prompt that does not fit the model's context.
 const TOO_LONG: &[(&str, ErrorKind)] = &[
     ("maximum context length", ErrorKind::ContextTooLong),
     ("maximum prompt length", ErrorKind::ContextTooLong),
@@ -315,14 +316,14 @@ fn by_status(status: u16, message: &str) -> ErrorKind {
         403 if message.contains("flagged") => ErrorKind::InvalidRequest,
         401 | 403 | 407 => ErrorKind::Auth,
         402 => ErrorKind::Quota,
-        // 522 and 524 are from Cloudflare: the service behind it did not respond in time.
+        // Cloudflare sends 522 and 524 if the service behind it did not respond in time.
         408 | 504 | 522 | 524 => ErrorKind::Timeout,
         429 => ErrorKind::RateLimit,
         529 => ErrorKind::Overloaded,
         500..=503 if message.contains("overloaded") => ErrorKind::Overloaded,
         503 if message.contains("capacity") => ErrorKind::Overloaded,
         501 | 505 => ErrorKind::Unsupported,
-        // The official SDKs retry a request that failed because of a lock.
+        // A request that failed because of a lock can be retried, as the official SDKs do.
         409 | 425 => ErrorKind::Service,
         300..=499 => ErrorKind::InvalidRequest,
         _ => ErrorKind::Service,
@@ -333,7 +334,7 @@ fn text_at(object: &Map<String, Value>, key: &str) -> Option<String> {
     object.get(key).and_then(Value::as_str).filter(|text| !text.is_empty()).map(ToOwned::to_owned)
 }
 
-/// Returns the text of a message, which is a string or the list of problems that a validating server sends.
+/// Returns the text of a message. The message is a string, or the list of problems that a validating server sends.
 fn words_of(message: &Value) -> String {
     match message {
         Value::Null => String::new(),
@@ -353,13 +354,13 @@ fn words_of(message: &Value) -> String {
     }
 }
 
-/// Makes a text readable in a message: an HTML page is replaced by its title.
+/// Makes a text readable in an error message. An HTML page is replaced by its title.
 fn readable(text: &str) -> String {
     let text = text.trim();
     if !text.starts_with('<') {
         return cap(text);
     }
-    // The title is at the head of a page.
+    // The title is near the beginning of a page.
     let head = cut(text, 4096).to_ascii_lowercase();
     let title = head.find("<title").and_then(|at| {
         let start = at + head[at..].find('>')? + 1;
@@ -380,7 +381,7 @@ fn cap(text: &str) -> String {
     format!("{}…", cut(text, MESSAGE_LIMIT))
 }
 
-/// Returns the longest beginning of up to `limit` bytes.
+/// Returns the longest prefix of at most `limit` bytes.
 fn cut(text: &str, limit: usize) -> &str {
     let end = (0..=limit.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
     &text[..end.unwrap_or(0)]

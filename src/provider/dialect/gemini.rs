@@ -1,7 +1,7 @@
 //! Google's Gemini wire format, `models/*:streamGenerateContent`.
 //!
 //! Source: the API reference (<https://ai.google.dev/api/generate-content>) and its guides on thinking, function
-//! calling and structured output. Special cases are named where they are handled.
+//! calling and structured output. Special cases are described in the code that implements them.
 
 mod content;
 mod decode;
@@ -27,16 +27,18 @@ const SOURCES: [&str; 3] = ["groundingMetadata", "citationMetadata", "urlContext
 
 /// Google's Gemini wire format.
 ///
-/// The [catalogue](crate::provider::Catalogue) determines what each model supports. Models before Gemini 3 think on a
-/// token budget, and later models think at a level. A thought signature stays with the part that carried it (a tool
-/// use, a thought, or a text, which may be empty) and is sent back with that part. Gemini 3 requires a signature on
-/// tool uses. A tool use of another model is sent with the placeholder that Google documents for this case.
+/// The [catalogue](crate::provider::Catalogue) determines what each model supports. Models before Gemini 3 think within
+/// a token budget, and later models think at a given level. A thought signature is stored with the part that contained
+/// it (a tool use, a thought, or a text, which may be empty) and is sent back with that part. Gemini 3 requires a
+/// signature on tool uses. A tool use that another model made is sent with the placeholder that Google documents for
+/// this case.
 ///
 /// Models before Gemini 3 do not support an output schema together with tools. They return the value as the input of an
 /// additional tool.
 ///
-/// Code that the service runs itself, and the results of that code, become provider items in their places and are sent
-/// back. The sources of a response become a provider item at its end, which is not sent back.
+/// Code that the service runs itself, and the results of that code, become provider items. These keep their positions
+/// and are sent back. The sources of a response become a provider item at the end of the response, which is not sent
+/// back.
 ///
 /// Caching needs no setting. To use a cache that you created, set `cachedContent` through
 /// [`Options::extra`](crate::provider::Options::extra).
@@ -55,7 +57,7 @@ impl Dialect for GoogleGemini {
                 b'-' | b'_' | b'.' | b'~' | b'/' | b':' | b'0'..=b'9' | b'a'..=b'z' | b'A'..=b'Z' => {
                     path.push(char::from(byte));
                 }
-                // Percent-encoded, so that a question mark in an id does not begin a query.
+                // All other bytes are percent-encoded, so that a question mark in an id does not begin a query.
                 byte => write!(path, "%{byte:02X}").expect("writing to a string never fails"),
             }
         }
@@ -86,20 +88,22 @@ impl Dialect for GoogleGemini {
     }
 }
 
-/// Returns the request, with the output tool if it replaces the output schema.
+/// Returns the request. If its output schema is sent as the input of a tool, the returned request has the output tool
+/// instead.
 fn prepared(request: &Request) -> Cow<'_, Request> {
     output_tool::prepared(request, (!takes_output(request)).then_some(true))
 }
 
-/// Returns whether the request's output schema, if there is one, can be sent as such.
+/// Returns whether the request's output schema can be sent directly. Also returns true if the request has no output
+/// schema.
 fn takes_output(request: &Request) -> bool {
     request.options.output().is_none()
         || !output_tool::is_needed(request)
             && (request.tools.is_empty() || request.traits().gemini.schema_beside_tools)
 }
 
-/// Adjusts an error by its `google.rpc.QuotaFailure`. An exhausted daily quota is not retried, even if the error names
-/// a delay. Source: <https://ai.google.dev/gemini-api/docs/rate-limits>.
+/// Adjusts an error according to its `google.rpc.QuotaFailure`. An exhausted daily quota is not retried, even if the
+/// error names a retry delay. Source: <https://ai.google.dev/gemini-api/docs/rate-limits>.
 fn refined(mut error: ProviderError, body: &str) -> ProviderError {
     if error.kind == ErrorKind::RateLimit && body.contains("\"quotaId\"") && body.contains("PerDay") {
         error.kind = ErrorKind::Quota;

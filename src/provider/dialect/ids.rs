@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use crate::provider::{ErrorKind, ProviderError};
 
-/// The largest number of calls in one response. Only a broken server makes more.
+/// The largest number of calls in one response. Only a broken server sends more.
 pub(super) const MAX_CALLS: usize = 1024;
 
 /// The ids of the calls of one response, for wire formats in which calls arrive complete.
@@ -15,7 +15,7 @@ pub(super) struct CallIds {
 }
 
 impl CallIds {
-    /// Returns whether the response has made no call yet.
+    /// Returns whether the response has no call yet.
     pub(super) fn is_empty(&self) -> bool {
         self.count == 0
     }
@@ -24,7 +24,7 @@ impl CallIds {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Decoding`] if the response makes more than [`MAX_CALLS`] calls.
+    /// [`ErrorKind::Decoding`] if the response has more than [`MAX_CALLS`] calls.
     pub(super) fn next(&mut self, given: &str, answer: &str) -> Result<String, ProviderError> {
         if self.count >= MAX_CALLS {
             let message = format!("more than {MAX_CALLS} tool calls in one response");
@@ -35,9 +35,9 @@ impl CallIds {
         Ok(self.at(at, given, answer))
     }
 
-    /// Returns the id of the call at this position. It is the id `given` by the service, or else an id made from the
-    /// position and from `answer`, a text that identifies the response. The same response gives the same ids, and each
-    /// id is unique.
+    /// Returns the id of the call at this position. If the service sent an id, `given`, this id is returned. Otherwise,
+    /// the id is made from the position and from `answer`, a text that identifies the response. The same response
+    /// always gets the same ids, and each id is unique.
     pub(super) fn at(&mut self, at: usize, given: &str, answer: &str) -> String {
         let wanted = match given {
             "" if answer.is_empty() => format!("call_{at}"),
@@ -54,7 +54,7 @@ impl CallIds {
     }
 }
 
-/// The FNV-1a hash. It must never change, because it becomes part of stored conversations.
+/// The FNV-1a hash. The function must never change, because its results are part of stored conversations.
 pub(super) fn hash(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)

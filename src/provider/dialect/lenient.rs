@@ -1,5 +1,5 @@
-//! Lenient reading of scalars. Services omit members, set them to null or send another type. A value that cannot be
-//! understood counts as absent.
+//! Lenient reading of scalars. Services omit members, set them to null or send values of another type. A value that
+//! cannot be read is treated as absent.
 
 use std::{borrow::Cow, fmt, marker::PhantomData};
 
@@ -12,12 +12,12 @@ use serde_json::{Value, value::RawValue};
 use super::counts::whole;
 use crate::provider::halves;
 
-/// A text, borrowed if it has no escapes. A whole number is read as its digits; other types are ignored.
+/// A text, borrowed if it has no escapes. A whole number is read as its digits. Values of other types are ignored.
 #[derive(Default)]
 pub(super) struct Text<'a>(Option<Cow<'a, str>>);
 
 impl<'a> Text<'a> {
-    /// Returns the text, or an empty string if it is absent.
+    /// Returns the text, or an empty string if the text is absent.
     pub(super) fn as_str(&self) -> &str {
         self.0.as_deref().unwrap_or_default()
     }
@@ -34,7 +34,7 @@ impl<'a> From<Cow<'a, str>> for Text<'a> {
     }
 }
 
-/// The arguments of a call as JSON text. A service may send the text, or the JSON itself.
+/// The arguments of a call as JSON text. A service may send this text in a string, or send the JSON value itself.
 #[derive(Default)]
 pub(super) struct Arguments<'a>(Text<'a>);
 
@@ -58,7 +58,7 @@ impl<'a> JsonText<'a> {
     }
 }
 
-/// A number of things, or an index.
+/// A count or an index. It is `None` if it is absent or cannot be read.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Count(pub(super) Option<u64>);
 
@@ -68,7 +68,7 @@ impl Count {
     }
 }
 
-/// A value in a report. It may be unreadable.
+/// A value in a report, which may be unreadable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Reported<T> {
     #[default]
@@ -78,7 +78,7 @@ pub(super) enum Reported<T> {
 }
 
 impl<T> Reported<T> {
-    /// Returns this value, or `other` if it is absent.
+    /// Returns this value, or `other` if this value is absent.
     pub(super) fn or(self, other: Self) -> Self {
         if matches!(self, Self::Nothing) { other } else { self }
     }
@@ -91,7 +91,7 @@ impl<T> From<Option<T>> for Reported<T> {
     }
 }
 
-/// Describes how a value of an unexpected type is read.
+/// A JSON value of any type, for members whose type may be unexpected.
 pub(super) enum Scalar<'a> {
     None,
     Text(Cow<'a, str>),
@@ -216,8 +216,8 @@ impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
 }
 
 impl<'de: 'a, 'a> Deserialize<'de> for Arguments<'a> {
-    /// Keeps the JSON unchanged, with repeated keys and at any depth. A call that cannot be run does not fail the
-    /// response.
+    /// Keeps the JSON unchanged, including repeated keys, at any depth. Arguments that cannot be used do not cause the
+    /// response to fail.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let json = <&RawValue>::deserialize(deserializer)?.get();
         let text = match json.as_bytes() {
@@ -295,7 +295,7 @@ impl<'de> Deserialize<'de> for Reported<f64> {
     }
 }
 
-/// A part of a report.
+/// A part of a usage report.
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Reported<Box<T>> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_any(PartVisitor(PhantomData))

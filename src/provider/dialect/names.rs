@@ -1,7 +1,8 @@
-//! The names of tools as services accept them, for declared tools and for tool uses in a conversation.
+//! Conversion of tool names to names that services accept, for declared tools and for tool uses in a conversation.
 //!
-//! A model may have called a tool that was never declared, by a name that no tool could have. The call and its error
-//! stay in the history, and the service would reject every later request because of the name.
+//! A model may have called a tool that was never declared, with a name that is invalid for a tool. The call and its
+//! error stay in the history. Without the conversion, the service would reject every later request because of this
+//! name.
 
 use std::{borrow::Cow, collections::HashMap};
 
@@ -18,7 +19,7 @@ use crate::provider::{
 pub(super) struct ToolNames<'a> {
     limit: usize,
     also: &'static str,
-    /// Distinct names for declared tools whose names would otherwise be equal.
+    /// Distinct names for declared tools whose names on the wire would otherwise be equal.
     apart: HashMap<&'a str, String>,
 }
 
@@ -67,14 +68,15 @@ fn cleaned<'a>(name: &'a str, limit: usize, also: &str) -> Cow<'a, str> {
     Cow::Owned(clean)
 }
 
-/// A decoder that gives tools their declared names again.
+/// A decoder that restores the declared names of tools.
 pub(super) struct ToolNameDecoder<D> {
     inner: D,
-    /// Maps names on the wire to declared names, for the names that differ.
+    /// Maps names on the wire to declared names. Only names that differ are included.
     declared: HashMap<String, String>,
 }
 
-/// Wraps the decoder `inner` of the response to `request`, whose tools have the names of [`ToolNames`] on the wire.
+/// Wraps `inner`, which decodes the response to `request`. On the wire, the tools of the request have the names that
+/// [`ToolNames`] gives them.
 pub(super) fn named<D: Decoder>(
     inner: D,
     request: &Request,

@@ -19,16 +19,17 @@ const NAME: &str = "ollama_chat";
 
 /// Ollama's chat wire format.
 ///
-/// An option without a member is replaced by the nearest setting, with a warning if the replacement loses something:
+/// If the wire format has no member for an option, the option is replaced by the nearest setting. If the replacement
+/// loses something, it causes a warning:
 ///
 /// - A tool cannot be forced.
 /// - Thinking is either on or off. Only `gpt-oss` has levels.
 /// - A local server that enforces an output schema never calls tools. If a request has both a schema and tools, the
-///   value is given as the input of an additional tool, which cannot be forced.
+///   model returns the value as the input of an additional tool, which cannot be forced.
 /// - A hint for a long cache keeps the model loaded for an hour.
 ///
 /// The server truncates a prompt that does not fit the context window, without an error. The default window is small.
-/// Set its size through [`Options::extra`](crate::provider::Options::extra):
+/// Set the size of the window through [`Options::extra`](crate::provider::Options::extra):
 ///
 /// ```
 /// use omni_agent::provider::Options;
@@ -69,22 +70,22 @@ impl Dialect for OllamaChat {
     }
 }
 
-/// Returns whether the value for the output schema has to be given as the input of a tool. A local server that enforces
-/// a schema suppresses all tool calls (<https://github.com/ollama/ollama/issues/13750>).
+/// Returns whether the model has to return the value for the output schema as the input of a tool. A local server that
+/// enforces a schema suppresses all tool calls (<https://github.com/ollama/ollama/issues/13750>).
 fn answers_by_tool(request: &Request) -> bool {
     let tools_can_be_used =
         request.options.tool_choice() != Some(&ToolChoice::None) && !request.tools.is_empty();
     tools_can_be_used && request.options.output().is_some()
 }
 
-/// Adjusts the kind of an error by its text. Ollama's errors contain nothing but a text.
+/// Adjusts the kind of an error according to its text, because Ollama's errors contain only a text.
 fn refined(mut error: ProviderError) -> ProviderError {
     let message = error.message.to_lowercase();
     if message.contains("does not support") {
         error.kind = ErrorKind::Unsupported;
         error.retryable = false;
     } else if message.contains("usage limit") {
-        // The cloud limits usage per hour or per week. No retry waits that long.
+        // Ollama's cloud limits usage per hour or per week, which is longer than any retry waits.
         error.kind = ErrorKind::Quota;
         error.retryable = false;
     } else if message.contains("requires more system memory") {

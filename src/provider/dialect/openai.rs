@@ -95,11 +95,12 @@ pub(super) fn schema_name(output: &OutputSchema) -> String {
 pub(super) enum Format {
     /// As any object.
     Object,
-    /// As a value that fits this schema, either strictly or not.
+    /// As a value that fits this schema. The flag states whether the schema is strict.
     Schema(Value, bool),
 }
 
-/// Returns how an output schema is sent to the request's model, if the service generally accepts it as `support`.
+/// Returns how an output schema is sent to the request's model. `support` states how the service generally accepts
+/// output schemas.
 pub(super) fn supported(support: OutputSupport, request: &Request) -> OutputSupport {
     let support = match support {
         OutputSupport::Strict | OutputSupport::Schema if output_tool::is_needed(request) => {
@@ -133,17 +134,18 @@ pub(super) fn format(
                 warnings.push(
                     "`output` is sent without `strict`: strict mode cannot express the schema".to_owned(),
                 );
-                // The root has to be an object here too.
+                // The root has to be an object even without `strict`.
                 Format::Schema(wrapped(schema).unwrap_or_else(|| schema.clone()), false)
             }
         }
-        // The output tool replaces the schema, unless the schema cannot be the schema of a tool.
+        // A request with `Tool` still has an output schema only if the schema cannot be the schema of a tool.
+        // Otherwise, the output tool has replaced the schema.
         OutputSupport::Schema | OutputSupport::Tool => Format::Schema(schema.clone(), false),
     })
 }
 
-/// Returns how to decode the response to a request whose output schema is sent this way. `enforced` indicates whether
-/// the service guarantees that responses fit a strict schema.
+/// Returns how to decode the response to a request whose output schema is sent according to `support`. `enforced`
+/// indicates whether the service guarantees that responses fit a strict schema.
 pub(super) fn reading(support: OutputSupport, enforced: bool, request: &Request) -> Reading {
     let Some(output) = request.options.output() else {
         return Reading::default();

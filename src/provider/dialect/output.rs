@@ -1,5 +1,5 @@
-//! Decoding of responses under an output schema. No matter how a wire format requests the schema, the decoded response
-//! is a text that contains exactly the requested JSON.
+//! Decoding of responses to requests with an output schema. No matter how a wire format requests the schema, the
+//! decoded response is a text that contains exactly the requested JSON.
 
 use crate::provider::{
     BlockStart, Delta, MessageDelta, Part, ProviderError, StopReason,
@@ -9,7 +9,7 @@ use crate::provider::{
 /// How the response to a request is decoded.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Reading {
-    /// The tool whose input is the value.
+    /// The name of the tool whose input is the requested value.
     pub(super) tool: Option<String>,
     /// Whether the value is requested as the only member of an enclosing object.
     pub(super) wrapped: bool,
@@ -39,9 +39,9 @@ struct OutputDecoder<D> {
 enum Block {
     /// A block that is passed on unchanged.
     Other,
-    /// A text, which is unwrapped from its object if there is an unwrapper.
+    /// A text. If there is an unwrapper, the value is extracted from the object that encloses it.
     Text(Option<Unwrapper>),
-    /// A use of the output tool, which becomes a text.
+    /// A use of the output tool, which becomes a text block.
     Output { unwrapper: Option<Unwrapper>, empty: bool, ended: bool },
 }
 
@@ -87,7 +87,7 @@ impl<D: Decoder> OutputDecoder<D> {
                 *empty &= json.is_empty();
                 Part::Text(unwrapped(unwrapper.as_mut(), json))
             }
-            // A signature belongs to a tool use, but this block is a text now.
+            // A signature belongs to a tool use. This block is now a text, so the signature is dropped.
             (Some(Block::Output { .. }), _) => return,
             (Some(Block::Text(Some(unwrapper))), Part::Text(text)) => {
                 Part::Text(unwrapped(Some(unwrapper), text))
@@ -101,7 +101,7 @@ impl<D: Decoder> OutputDecoder<D> {
 
     fn end_block(&mut self, index: usize, deltas: &mut Vec<Delta>) {
         match self.blocks.get_mut(index) {
-            // The stop reason decides whether a missing input means an empty object.
+            // The stop reason decides whether a missing input means an empty object, so this block ends later.
             Some(Block::Output { empty: true, ended, .. }) => {
                 *ended = true;
                 return;

@@ -1,9 +1,10 @@
-//! The output tool: if a service does not support output schemas, an additional tool is declared whose input is the
-//! value, and the request forces that tool.
+//! The output tool. If a service does not support output schemas, an additional tool is declared, and the request
+//! forces that tool. The input of the tool is the requested value.
 //!
-//! If the model may use other tools too, the request forces the use of some tool. The model then calls the other tools
-//! first, and the output tool last. If a response uses both, the turn continues with the application's tools. The value
-//! stays in that response as a text, and the next step requests the value again.
+//! If the model may use other tools too, the request forces the use of a tool, but not of a specific one. The model
+//! then calls the other tools first, and the output tool last. If a response uses the output tool and other tools, the
+//! turn continues with the other tools. The value stays in that response as a text, and the next step requests the
+//! value again.
 
 use std::borrow::Cow;
 
@@ -17,14 +18,14 @@ use crate::{
 
 const DESCRIPTION: &str = "Gives the final answer. Call it once, when everything else is done.";
 
-/// Returns the request as it is sent. If the output tool replaces the output schema, `tool` is `Some` and states
-/// whether the service can be asked to force a tool.
+/// Returns the request as it is sent. If the output tool replaces the output schema, `tool` is `Some`. The content of
+/// `tool` states whether the service can be asked to force a tool.
 pub(super) fn prepared(request: &Request, tool: Option<bool>) -> Cow<'_, Request> {
     tool.and_then(|forced| with_tool(request, forced)).map_or(Cow::Borrowed(request), Cow::Owned)
 }
 
-/// Returns the request with the output tool in place of its output schema. `forced` states whether the service can be
-/// asked to force a tool. If the request allows no tools, the output tool is the only tool.
+/// Returns the request with the output tool instead of its output schema. `forced` states whether the service can be
+/// asked to force a tool. If the request forbids the use of tools, the output tool is the only tool.
 ///
 /// Returns `None` if the request has no output schema, or if the schema cannot be the schema of a tool.
 fn with_tool(request: &Request, forced: bool) -> Option<Request> {
@@ -63,7 +64,7 @@ pub(super) fn is_needed(request: &Request) -> bool {
     request.model_info.as_ref().is_some_and(|info| info.structured_output == Some(false))
 }
 
-/// Returns whether the request's model may use tools, as far as the catalogue knows.
+/// Returns whether the request's model may use tools. Also returns true if the catalogue does not know.
 pub(super) fn is_possible(request: &Request) -> bool {
     request.model_info.as_ref().is_none_or(|info| info.tools != Some(false))
 }
@@ -77,7 +78,7 @@ pub(super) fn reading(request: &Request) -> Reading {
     Reading { tool: Some(name(request, output)), wrapped, enforced: false }
 }
 
-/// Returns a name that no other tool has.
+/// Returns a name for the output tool that no other tool has.
 fn name(request: &Request, output: &OutputSchema) -> String {
     let stem = schema_name(output);
     let is_free = |name: &String| request.tools.get(name).is_none();

@@ -1,8 +1,8 @@
-//! The OpenAI Responses wire format, without state at the service: each request carries the whole conversation.
+//! The OpenAI Responses wire format, used without state at the service. Each request contains the whole conversation.
 //!
 //! Source: the API reference of OpenAI (<https://platform.openai.com/docs/api-reference/responses> and
 //! <https://platform.openai.com/docs/api-reference/responses-streaming>) and the types of its official SDKs. Deviations
-//! of other services are named where they are handled.
+//! of other services are described in the code that supports them.
 
 mod answer;
 mod decode;
@@ -26,14 +26,14 @@ const NAME: &str = "openai_responses";
 
 /// The OpenAI Responses wire format.
 ///
-/// The [catalogue](crate::provider::Catalogue) determines what each of OpenAI's models supports, whichever service runs
-/// it. An unsupported option is replaced by the nearest supported one, or ignored, with a warning.
+/// The [catalogue](crate::provider::Catalogue) determines what each of OpenAI's models supports, no matter which
+/// service runs the model. An unsupported option is ignored or replaced by the nearest supported one, with a warning.
 ///
 /// Nothing is stored at the service (`store: false`). Reasoning arrives with its encrypted payload and is sent back, as
 /// described in <https://platform.openai.com/docs/guides/reasoning#encrypted-reasoning-items>. The readable part of the
 /// reasoning becomes a thinking block, whose signature is the reasoning item itself. Items of tools that the service
-/// runs become provider items in their places. The signature of a text holds the other data that its part needs to be
-/// sent back: citations, the phase, or that the part is a refusal.
+/// runs become provider items and keep their positions. The signature of a text contains the other data that is needed
+/// to send its part back. This data is the citations, the phase, and the information that the part is a refusal.
 ///
 /// The default suits compatible services. The setters configure the deviations of a service:
 ///
@@ -60,12 +60,12 @@ pub struct OpenAiResponses {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ReasoningItems {
-    /// Items with an encrypted payload or readable reasoning, as they arrived.
+    /// Items with an encrypted payload or readable reasoning, unchanged.
     #[default]
     All,
-    /// Items with an encrypted payload, without their readable reasoning, which OpenAI rejects.
+    /// Items with an encrypted payload. Their readable reasoning is omitted, because OpenAI rejects it.
     Encrypted,
-    /// Items with readable reasoning, without their encrypted payload, for servers of open models.
+    /// Items with readable reasoning. Their encrypted payload is omitted, which suits servers of open models.
     Readable,
     /// No items.
     Never,
@@ -106,14 +106,14 @@ impl OpenAiResponses {
 
     /// Declares that the service guarantees that each response fits a [strict](OutputSupport::Strict) schema.
     ///
-    /// OpenAI guarantees this. Many services that accept a strict schema do not, so by default the value is also
-    /// searched for in surrounding text.
+    /// OpenAI guarantees this. Many other services accept a strict schema without this guarantee, so by default the
+    /// value is also searched for in surrounding text.
     pub fn with_enforced_output(mut self) -> Self {
         self.output_enforced = true;
         self
     }
 
-    /// Sets the words for `reasoning.effort`. `None` is for a service that does not have this member.
+    /// Sets the words for `reasoning.effort`. Use `None` for a service that does not have this member.
     pub fn with_effort(mut self, words: Option<EffortWords>) -> Self {
         self.effort = words;
         self
@@ -125,7 +125,7 @@ impl OpenAiResponses {
         self
     }
 
-    /// Requests no summaries of the reasoning, which is the default except for [`openai`](Self::openai).
+    /// Requests no summaries of the reasoning. This is the default, except for [`openai`](Self::openai).
     pub fn without_summaries(mut self) -> Self {
         self.summaries = false;
         self
@@ -137,15 +137,15 @@ impl OpenAiResponses {
         self
     }
 
-    /// Ignores the application's labels with a warning. By default they are sent as `metadata`.
+    /// Ignores the application's labels, with a warning. By default, the labels are sent as `metadata`.
     pub fn without_metadata(mut self) -> Self {
         self.metadata = false;
         self
     }
 
-    /// Sends cache hints, which are ignored by default. A hint becomes a `prompt_cache_key` that stays the same for a conversation. A
-    /// hint for a long time also becomes `prompt_cache_retention`, if the model supports it. Caching itself needs no
-    /// setting.
+    /// Sends cache hints, which are ignored by default. A hint is sent as a `prompt_cache_key` that stays the same for
+    /// a conversation. If the model supports long caching, a hint for long caching also sets `prompt_cache_retention`.
+    /// Caching itself needs no setting.
     pub fn with_cache_hints(mut self) -> Self {
         self.cache_hints = true;
         self
@@ -157,7 +157,8 @@ impl OpenAiResponses {
         self
     }
 
-    /// Returns the request, with the output tool if it replaces the output schema.
+    /// Returns the request. If its output schema is sent as the input of a tool, the returned request has the output
+    /// tool instead.
     fn prepared<'a>(&self, request: &'a Request) -> Cow<'a, Request> {
         let is_tool = openai::supported(self.output, request) == OutputSupport::Tool;
         output_tool::prepared(request, is_tool.then_some(true))

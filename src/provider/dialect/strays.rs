@@ -1,6 +1,6 @@
-//! Stray events: events that are not part of a response, such as keep-alives, prices, events of other wire formats, and
-//! failure reports. All wire formats treat them alike. A failure report is an error; all other stray events are
-//! skipped.
+//! Stray events, which are events that are not part of a response. Examples are keep-alives, prices, events of other
+//! wire formats, and failure reports. All wire formats treat stray events in the same way. A failure report is an
+//! error. All other stray events are skipped.
 
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
@@ -14,15 +14,15 @@ const QUOTE: usize = 200;
 /// The stray events of one response.
 #[derive(Debug, Default)]
 pub(super) struct Strays {
-    /// The first event that has members but does not name its kind. A gateway may send such an object instead of a
-    /// response.
+    /// The first stray event that has members but does not name its kind. A gateway may send such an object instead of
+    /// a response.
     first: Option<Box<str>>,
-    /// The number of events, up to 2.
+    /// The number of stray events. Counting stops at 2.
     count: u8,
 }
 
 impl Strays {
-    /// Skips an event, a JSON object, that has no member of a response.
+    /// Skips an event that is a JSON object without any member of a response.
     ///
     /// # Errors
     ///
@@ -62,7 +62,8 @@ impl Strays {
 ///
 /// # Errors
 ///
-/// The event may be part of the response (`what` is the message of the error), or it reports a failure.
+/// The event may be part of the response, or it reports a failure. If it may be part of the response, `what` is the
+/// message of the error.
 pub(super) fn skip_unreadable(
     frame: Frame<'_>,
     what: &str,
@@ -84,8 +85,8 @@ pub(super) fn skip_unreadable(
     Ok(())
 }
 
-/// Returns whether unparsable data, under a name that the wire format does not know, may still be part of the response:
-/// JSON of another shape, with half of a surrogate pair, or truncated.
+/// Returns whether unparsable data may still be part of the response, although the wire format does not know the
+/// event's name. Such data is JSON of another shape, JSON with half of a surrogate pair, or truncated JSON.
 pub(super) fn may_be_own(data: &str) -> bool {
     match serde_json::from_str::<IgnoredAny>(data) {
         Ok(_) => data.starts_with('{'),
@@ -99,7 +100,7 @@ fn is_report(event: &Map<String, Value>) -> bool {
     is_named_report(event) || name_of(event).is_none() && speaks()
 }
 
-/// Returns whether the members of an event name a failure.
+/// Returns whether the members of an event report a failure explicitly.
 fn is_named_report(event: &Map<String, Value>) -> bool {
     let has_errors = event.get("errors").and_then(Value::as_array).is_some_and(|errors| !errors.is_empty());
     has_errors
@@ -107,7 +108,7 @@ fn is_named_report(event: &Map<String, Value>) -> bool {
         || name_of(event).is_some_and(|name| name.to_ascii_lowercase().ends_with("error"))
 }
 
-/// Returns the name that the event gives its own kind.
+/// Returns the name of the event's kind, as stated in the event.
 fn name_of(event: &Map<String, Value>) -> Option<&str> {
     ["type", "object", "event"].iter().map(|key| text_at(event, key)).find(|name| !name.is_empty())
 }

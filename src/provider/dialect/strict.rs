@@ -8,7 +8,7 @@ use crate::{provider::output::takes_null, tool::walk::includes_type};
 /// A schema in the subset of JSON Schema that OpenAI's strict mode accepts.
 pub(super) struct Strict {
     pub(super) schema: Value,
-    /// Whether the value is requested as the only member of an object.
+    /// Whether the value is requested as the only member of an enclosing object.
     pub(super) wrapped: bool,
 }
 
@@ -16,15 +16,15 @@ pub(super) struct Strict {
 ///
 /// - Objects are closed and require every property. An optional property may be null instead of absent.
 /// - Keywords that the service rejects are removed.
-/// - A value that is not an object is wrapped in one.
+/// - A value that is not an object is wrapped in an object.
 ///
-/// Every value that fits the rewritten schema fits the original schema after nulls and the wrapping object are removed,
-/// except for the removed keywords. For every value of the original schema, without the members that only an open
-/// object allows, there is a value of the rewritten schema.
+/// If a value fits the rewritten schema, it fits the original schema after nulls and the wrapping object are removed.
+/// The removed keywords are an exception. Conversely, for every value of the original schema, there is a corresponding
+/// value of the rewritten schema. Members that only an open object allows are an exception.
 ///
-/// Returns `None` if the subset cannot express the schema: a map with free keys, a schema that allows anything, a
-/// combination other than alternatives, or alternatives next to properties. If those are closed, each excludes what the
-/// other requires.
+/// Returns `None` if the subset cannot express the schema. This is the case for a map with arbitrary keys, a schema
+/// that accepts any value, a combination other than alternatives, and alternatives next to properties. If alternatives
+/// and properties were both closed, each would exclude the members that the other requires.
 ///
 /// Source: <https://platform.openai.com/docs/guides/structured-outputs#supported-schemas> and `to_strict_json_schema`
 /// of OpenAI's Python SDK.
@@ -41,21 +41,22 @@ struct Rewriter<'a> {
     inlining: Inlining,
 }
 
-/// The largest number of references in one schema that are replaced by their targets. If references carry annotations,
-/// a few types that refer to each other would otherwise grow without end. Beyond this number, a reference loses its
-/// annotations.
+/// The largest number of references in one schema that are replaced by their targets. Without this limit, a few types
+/// that refer to each other would grow without end if their references have annotations. Beyond this number, a
+/// reference loses its annotations.
 const MAX_INLININGS: usize = 500;
 
 /// The references that are replaced by their targets.
 #[derive(Default)]
 pub(super) struct Inlining {
-    /// The references that led to the current schema.
+    /// The references whose replacement led to the current schema.
     open: Vec<String>,
     count: usize,
 }
 
 impl Inlining {
-    /// Begins to replace a reference, unless this would not end. After `true`, call [`end`](Self::end).
+    /// Begins the replacement of a reference, unless the replacement would not end. If this returns `true`, call
+    /// [`end`](Self::end) afterwards.
     pub(super) fn begin(&mut self, reference: &str) -> bool {
         let begins = self.count < MAX_INLININGS && !self.open.iter().any(|other| other == reference);
         if begins {
@@ -70,7 +71,7 @@ impl Inlining {
     }
 }
 
-/// Keywords that can be removed while a response keeps its shape.
+/// Keywords that can be removed without changing the shape of a response.
 const DROPPED: &[&str] = &[
     "$schema",
     "$id",
@@ -123,7 +124,7 @@ impl Rewriter<'_> {
             return self.reference(reference, schema);
         }
         if let Some(Value::Array(all)) = schema.get("allOf") {
-            // An `allOf` with a single part is an idiom for adding annotations to a reference.
+            // An `allOf` with a single part is often used to add annotations to a reference.
             let [part] = all.as_slice() else { return None };
             let merged = merged(part.as_object()?, without(schema, "allOf"))?;
             return self.schema(&Value::Object(merged));
@@ -144,7 +145,8 @@ impl Rewriter<'_> {
                 "format" if value.as_str().is_some_and(|format| FORMATS.contains(&format)) => {
                     out.insert(key.clone(), value.clone());
                 }
-                // The first three are written below.
+                // `properties`, `required` and `additionalProperties` are written below. An unsupported `format` is
+                // removed.
                 "properties" | "required" | "additionalProperties" | "format" => {}
                 key if DROPPED.contains(&key) => {}
                 key if KEPT.contains(&key) => {
@@ -230,8 +232,8 @@ fn is_words(key: &str) -> bool {
     matches!(key, "title" | "description") || DROPPED.contains(&key)
 }
 
-/// Returns the schema with more members, which replace its own annotations. `None` if both restrict a value by the same
-/// keyword in different ways.
+/// Returns the schema with additional members. These replace the schema's own annotations. Returns `None` if the schema
+/// and the additional members restrict a value by the same keyword in different ways.
 fn merged(
     schema: &Map<String, Value>,
     more: impl IntoIterator<Item = (String, Value)>,

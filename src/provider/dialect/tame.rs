@@ -1,5 +1,5 @@
-//! Rewriting of events that a strict parser rejects or reads with a loss, because of members that must not fail the
-//! response: the arguments of a call, and usage.
+//! Rewriting of events that a strict parser rejects, or from which it loses data, because of the arguments of a call or
+//! the usage. These members must not cause the response to fail.
 
 use std::{collections::HashMap, fmt};
 
@@ -9,11 +9,12 @@ use serde::{
 };
 use serde_json::value::RawValue;
 
-/// The greatest depth of an event at which arguments of a call are found.
+/// The greatest depth in an event at which the arguments of a call are found.
 const MAX_DEPTH: usize = 16;
 
-/// Rewrites the event: arguments that are JSON themselves and unreadable usage become strings. Arguments thereby keep
-/// repeated keys, and any depth. Of other repeated keys, the last counts. Returns `None` if the event is not JSON.
+/// Rewrites an event. Unreadable usage and arguments that are JSON values other than strings become strings. As a
+/// result, arguments keep repeated keys and any depth. If any other key is repeated, its last value is used. Returns
+/// `None` if the event is not JSON.
 pub(super) fn tamed(json: &str) -> Option<String> {
     let mut tame = String::with_capacity(json.len() + 64);
     write(serde_json::from_str(json).ok()?, 0, &mut tame)?;
@@ -54,28 +55,28 @@ fn write(value: &RawValue, depth: usize, to: &mut String) -> Option<()> {
     Some(())
 }
 
-/// Returns whether this member, in an object of this type, becomes a string.
+/// Returns whether the member `key` in an object of type `kind` becomes a string.
 fn is_text(key: &str, kind: Option<&str>, json: &str) -> bool {
     match key {
         "arguments" | "args" => matches!(kind, None | Some("function_call")) && is_bare(json),
-        // The calls of a service's own tools have inputs too, which are sent back unchanged.
+        // The calls of a service's own tools have inputs too, but these are sent back unchanged.
         "input" => kind == Some("tool_use") && is_bare(json) && !is_empty(json),
         "usage" | "usageMetadata" => serde_json::from_str::<serde_json::Value>(json).is_err(),
         _ => false,
     }
 }
 
-/// Returns whether these arguments are JSON themselves, and not a string or null.
+/// Returns whether these arguments are a JSON value other than a string or null.
 fn is_bare(json: &str) -> bool {
     !json.starts_with(['"', 'n'])
 }
 
-/// Returns whether this is an empty object, the usual placeholder for an input that follows.
+/// Returns whether this JSON is an empty object, which is the usual placeholder for an input that follows.
 fn is_empty(json: &str) -> bool {
     json.strip_prefix('{').is_some_and(|rest| rest.trim_start() == "}")
 }
 
-/// The members of an object in their order, each key once.
+/// The members of an object in their original order. Each key occurs once.
 struct Members<'a>(Vec<(String, &'a RawValue)>);
 
 impl<'de: 'a, 'a> Deserialize<'de> for Members<'a> {

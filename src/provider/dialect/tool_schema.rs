@@ -1,7 +1,7 @@
-//! Tool input schemas as services accept them: an object with all properties at the top level.
+//! The form of tool input schemas that services accept, which is an object with all properties at the top level.
 //!
-//! If the top level has alternatives or a reference, OpenAI and Anthropic reject every request with the tool, and
-//! servers of open models do not show the schema to their models.
+//! If the top level has alternatives or a reference, OpenAI and Anthropic reject every request that contains the tool,
+//! and servers of open models do not show the schema to their models.
 
 use std::fmt::Write as _;
 
@@ -16,15 +16,15 @@ use crate::tool::{
 /// Keywords that are not allowed at the top level. `properties`, `required` and the description express them instead.
 const REFUSED: [&str; 7] = ["$ref", "oneOf", "anyOf", "allOf", "enum", "const", "not"];
 
-/// The approximate largest number of bytes that describe alternatives.
+/// The approximate limit on the number of bytes that describe alternatives.
 const MAX_WORDS: usize = 4000;
 
-/// Returns the schema with the properties of its alternatives side by side at the top level. A property is required if
-/// all alternatives require it.
+/// Returns the schema with the properties of all its alternatives at the top level. A property is required if all
+/// alternatives require it.
 ///
-/// Every input that fits the original schema fits this one. The description states which properties belong together,
-/// and validation of the input finds violations. A schema that already has this form is returned unchanged, to the
-/// byte.
+/// Every input that fits the original schema fits the returned schema. The description states which properties belong
+/// together. Inputs that violate this are found later, when the input is validated. A schema that already has this form
+/// is returned unchanged, byte for byte.
 pub(super) fn tool_schema(schema: &Schema) -> &Value {
     schema.offered(as_object)
 }
@@ -41,7 +41,7 @@ fn as_object(schema: &Value) -> Option<Value> {
     }
 }
 
-/// Returns `None` if a reference leads nowhere, because its target cannot be included.
+/// Returns `None` if a reference cannot be resolved, because its target cannot be included.
 fn flat(root: &Value, map: &Map<String, Value>) -> Option<Value> {
     let members = members(root, root).unwrap_or_default();
     let mut out = resolved(root, map)?;
@@ -60,7 +60,8 @@ fn flat(root: &Value, map: &Map<String, Value>) -> Option<Value> {
     Some(with_targets(root, out.into()))
 }
 
-/// Returns the schema, or the target of its reference together with the keywords next to the reference.
+/// Returns the schema. If the schema is a reference, returns its target together with the keywords next to the
+/// reference.
 fn resolved(root: &Value, map: &Map<String, Value>) -> Option<Map<String, Value>> {
     let mut out = map.clone();
     while let Some(Value::String(reference)) = out.shift_remove("$ref") {
@@ -72,8 +73,9 @@ fn resolved(root: &Value, map: &Map<String, Value>) -> Option<Map<String, Value>
     Some(out)
 }
 
-/// Returns the members that a schema defines for an object. `None` if no object fits it. A reference never leads back
-/// to a schema that contains it, and few parts of a schema apply to one value: [`Schema::new`] rejects other schemas.
+/// Returns the members that a schema defines for an object. Returns `None` if no object fits the schema. A reference
+/// never leads back to a schema that contains it, and only few parts of a schema apply to one value, because
+/// [`Schema::new`] rejects all other schemas.
 fn members(root: &Value, schema: &Value) -> Option<Members> {
     let map = match schema {
         Value::Object(map) => map,
@@ -113,7 +115,7 @@ impl Words {
         words.text
     }
 
-    /// Describes the alternatives of a schema and of its parts, and the schemas that it forbids.
+    /// Describes the alternatives of a schema and of its parts, and the values that the schema forbids.
     fn add(&mut self, root: &Value, schema: &Map<String, Value>) {
         for (key, head) in [("oneOf", "Exactly one of these:"), ("anyOf", "At least one of these:")] {
             let described = |part| Some(line(&members(root, part)?, description(root, part)));
@@ -154,7 +156,8 @@ impl Words {
     }
 }
 
-/// Describes an alternative by its members. Optional members are marked, and constant members have their value.
+/// Describes an alternative by its members. Optional members are marked, and constant members are followed by their
+/// value.
 fn line(members: &Members, description: Option<&str>) -> String {
     let mut line = String::from("\n- {");
     let unsaid = members.required.iter().filter(|name| !members.properties.contains_key(*name));
@@ -174,7 +177,8 @@ fn line(members: &Members, description: Option<&str>) -> String {
     line
 }
 
-/// Returns the description or title of a schema or of its reference's target.
+/// Returns the description or title of a schema. If the schema has neither, returns that of the target of its
+/// reference.
 fn description<'a>(root: &'a Value, schema: &'a Value) -> Option<&'a str> {
     let mut schema = schema;
     loop {
@@ -186,7 +190,8 @@ fn description<'a>(root: &'a Value, schema: &'a Value) -> Option<&'a str> {
     }
 }
 
-/// Redirects references whose targets were removed to a copy of the schema among the definitions.
+/// Adds a copy of the original schema to the definitions if targets of references were removed. References to removed
+/// targets are redirected to the copy.
 fn with_targets(root: &Value, out: Value) -> Value {
     let is_lost = |reference: &str| target(&out, reference).is_none() && target(root, reference).is_some();
     if !references(&out).iter().any(|(_, reference)| is_lost(reference)) {

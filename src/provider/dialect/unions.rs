@@ -1,4 +1,4 @@
-//! Unions of several schemas: one schema that accepts every value that any of them accepts.
+//! Unions of schemas. A union accepts every value that at least one of its schemas accepts.
 
 use std::collections::HashSet;
 
@@ -14,7 +14,7 @@ pub(super) struct Members {
 }
 
 impl Members {
-    /// Returns the members that a schema itself defines, without its parts.
+    /// Returns the members that a schema itself defines. Members that only its parts define are not included.
     pub(super) fn of(schema: &Map<String, Value>) -> Self {
         let required = schema.get("required").and_then(Value::as_array).into_iter().flatten();
         let required: Vec<String> = required.filter_map(Value::as_str).map(ToOwned::to_owned).collect();
@@ -46,7 +46,7 @@ impl Members {
         }
     }
 
-    /// Combines the members of two schemas of which either may apply.
+    /// Combines the members of two alternative schemas.
     pub(super) fn or(mut self, other: Self) -> Self {
         for (name, schema) in other.properties {
             let either = match self.properties.get_mut(&name) {
@@ -61,7 +61,7 @@ impl Members {
     }
 }
 
-/// Returns the only value that a schema accepts.
+/// Returns the only value that a schema accepts, if there is exactly one.
 pub(super) fn constant(schema: &Value) -> Option<&Value> {
     match (schema.get("const"), schema.get("enum").and_then(Value::as_array).map(Vec::as_slice)) {
         (Some(value), _) | (None, Some([value])) => Some(value),
@@ -69,8 +69,8 @@ pub(super) fn constant(schema: &Value) -> Option<&Value> {
     }
 }
 
-/// Returns a schema for values that fit both. If both use the same keyword with different values, returns a schema for
-/// values that fit either.
+/// Returns a schema for values that fit both schemas. If both schemas use the same keyword with different values,
+/// returns a schema for values that fit at least one of them.
 fn both(mut first: Value, second: Value) -> Value {
     let (Value::Object(own), Value::Object(more)) = (&mut first, &second) else {
         return if first.is_object() { first } else { second };
@@ -86,7 +86,7 @@ fn both(mut first: Value, second: Value) -> Value {
     first
 }
 
-/// Returns a schema for values that fit either.
+/// Returns a schema for values that fit at least one of the two schemas.
 fn either(first: Value, second: Value) -> Value {
     let mut parts = alternatives(first);
     for other in alternatives(second) {
@@ -107,7 +107,8 @@ fn either(first: Value, second: Value) -> Value {
     }
 }
 
-/// Returns the alternatives of a schema that has nothing but alternatives.
+/// Returns the alternatives of a schema that consists only of alternatives. Any other schema is its own only
+/// alternative.
 fn alternatives(mut schema: Value) -> Vec<Value> {
     match schema.as_object_mut() {
         Some(map) if map.len() == 1 => match map.get_mut("anyOf").map(Value::take) {
@@ -119,8 +120,8 @@ fn alternatives(mut schema: Value) -> Vec<Value> {
     }
 }
 
-/// Joins two schemas into one without alternatives, if they differ only in annotations, or are lists of values of one
-/// type.
+/// Joins two schemas into one without alternatives. This is possible if they differ only in annotations, or if both are
+/// lists of values of one type.
 fn join(first: &Value, second: &Value) -> Option<Value> {
     if first == second {
         return Some(first.clone());

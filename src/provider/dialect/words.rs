@@ -1,4 +1,4 @@
-//! Words for the system prompt and for warnings, used where a service has no setting for an option.
+//! Texts for the system prompt and for warnings. They are used where a service has no setting for an option.
 
 use super::wrapping::wrapped;
 use crate::provider::OutputSchema;
@@ -6,12 +6,12 @@ use crate::provider::OutputSchema;
 /// The warning for a schema that is only part of the system prompt.
 pub(super) const UNENFORCED: &str = "`output` is not enforced: the schema is only part of the system prompt";
 
-/// The warning for a cache hint whose time cannot be expressed.
+/// The warning for a cache hint that asks for a time for which the service has no setting.
 pub(super) const NO_LONG_CACHE: &str =
     "`cache` is not extended: this service has no setting for the time that the prompt is kept";
 
 /// Returns the system prompt with an instruction to answer in the shape of the schema. If the value is not an object,
-/// it is requested within one: services that guarantee JSON guarantee an object.
+/// it is requested as a member of an object, because services that guarantee JSON guarantee an object.
 pub(super) fn with_schema(system: &str, output: &OutputSchema) -> String {
     let mut text = system.to_owned();
     if !text.is_empty() {

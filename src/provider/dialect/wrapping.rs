@@ -1,17 +1,17 @@
-//! Wrapping of values that are not objects: they are requested as the only member of an object if a service accepts
-//! nothing else.
+//! Wrapping of values that are not objects. If a service accepts only objects, such a value is requested as the only
+//! member of an object.
 
 use serde_json::{Value, json};
 
 use crate::{provider::output::WRAPPER, tool::walk::redirect};
 
-/// Returns the schema of an object that holds the value. `None` if the value is already an object.
+/// Returns the schema of an object that contains the value. Returns `None` if the value is already an object.
 pub(super) fn wrapped(schema: &Value) -> Option<Value> {
     if is_object(schema) {
         return None;
     }
     let mut inner = schema.clone();
-    // Shared definitions stay at the top.
+    // Shared definitions stay at the top level, so references to them do not change.
     redirect(&mut inner, |reference| {
         let pointer = reference.strip_prefix('#')?;
         let is_shared = ["/$defs/", "/definitions/"].iter().any(|shared| pointer.starts_with(shared));
@@ -32,17 +32,17 @@ pub(super) fn wrapped(schema: &Value) -> Option<Value> {
     Some(out)
 }
 
-/// Returns whether the schema accepts objects and nothing else.
+/// Returns whether the schema accepts only objects.
 pub(super) fn is_object(schema: &Value) -> bool {
     schema.get("type").is_some_and(|kind| kind == "object")
 }
 
-/// Extracts a value's JSON text from the object around it while the text streams in. A text that is not such an object
-/// passes unchanged.
+/// Extracts a value's JSON text from the object that encloses it, while the text is streamed. A text that is not such
+/// an object is returned unchanged.
 #[derive(Debug, Default)]
 pub(super) struct Unwrapper {
     state: State,
-    /// The text whose meaning is not known yet.
+    /// The text for which it is not yet known whether it belongs to the value.
     held: String,
 }
 
@@ -51,16 +51,16 @@ enum State {
     /// The beginning of the object may still follow.
     #[default]
     Before,
-    /// The text is within the value, or after it.
+    /// The text is inside the value or after the value.
     Inside,
-    /// The text is not such an object, or it has ended.
+    /// The text is not such an object, or the text has ended.
     Outside,
 }
 
 /// The name of the member as JSON text.
 const WRAPPER_TEXT: &str = "\"value\"";
 
-/// The largest number of bytes that are held back, of the object's beginning or end.
+/// The largest number of bytes that are held back because they may be the beginning or the end of the object.
 const MAX_HELD: usize = 1024;
 
 impl Unwrapper {
@@ -90,7 +90,7 @@ impl Unwrapper {
         }
     }
 
-    /// Ends the text and returns its rest. Only the closing brace does not belong to the value.
+    /// Ends the text and returns its rest, without the closing brace of the object.
     pub(super) fn finish(&mut self) -> String {
         let held = std::mem::take(&mut self.held);
         match std::mem::replace(&mut self.state, State::Outside) {
@@ -102,7 +102,7 @@ impl Unwrapper {
 
 /// How a text begins.
 enum Beginning {
-    /// The text begins like the object. Its value starts at this position.
+    /// The text begins with the object. The value in the object starts at this position.
     Object(usize),
     /// The text is too short to decide.
     Open,

@@ -25,7 +25,7 @@ type Object = Map<String, Value>;
 /// The image types that the service supports.
 const IMAGES: [&str; 4] = ["image/jpeg", "image/png", "image/gif", "image/webp"];
 
-/// The standard alphabet, with or without padding, so that an application need not know which form its file uses.
+/// The standard alphabet. Padding is optional, so that an application need not know whether its file is padded.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
     &STANDARD,
     GeneralPurposeConfig::new()
@@ -60,7 +60,7 @@ enum Kind {
     Opaque,
 }
 
-/// The thinking of a conversation that is sent back.
+/// Selects which thinking of a conversation is sent back to the service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kept {
     All,
@@ -84,7 +84,7 @@ impl Kept {
     }
 }
 
-/// Encodes the messages, with the thinking that is `kept`. Sets `cache` for the last block that may carry a cache
+/// Encodes the messages with the thinking that `kept` selects. Adds `cache` to the last block that may carry a cache
 /// breakpoint.
 pub(super) fn messages(
     request: &Request,
@@ -105,14 +105,14 @@ pub(super) fn messages(
         }
     }
     drop_unanswered(&mut turns);
-    // An assistant message must not end in thinking. If it does, the response was cut off there.
+    // An assistant message must not end in thinking. A message that does was cut off there.
     for turn in turns.iter_mut().filter(|turn| turn.role == Role::Assistant) {
         while turn.blocks.last().is_some_and(|block| block.kind == Kind::Thinking) {
             turn.blocks.pop();
         }
     }
     turns.retain(|turn| !turn.blocks.is_empty());
-    // A removed message may have separated two messages of the same role.
+    // A removed message may have separated two messages of the same role. These are merged.
     turns.dedup_by(|next, turn| {
         let same = next.role == turn.role;
         if same {
@@ -120,7 +120,7 @@ pub(super) fn messages(
         }
         same
     });
-    // Results come first in their message; otherwise the service does not find them. The sort is stable.
+    // Tool results come first in their message, because otherwise the service does not find them. The sort is stable.
     for turn in turns.iter_mut().filter(|turn| turn.role == Role::User) {
         turn.blocks.sort_by_key(|block| block.kind != Kind::ToolResult);
     }
@@ -147,8 +147,8 @@ impl Turn {
     }
 }
 
-/// Removes the white space at the end of a last assistant message, which the model is to continue. The service rejects
-/// such white space.
+/// Removes the white space at the end of an assistant message that ends the conversation and that the model continues.
+/// The service rejects such white space.
 fn trim_end(blocks: &mut [Block]) {
     if let Some(Block { kind: Kind::Plain, value }) = blocks.last_mut()
         && let Some(Value::String(text)) = value.get_mut("text")
@@ -158,8 +158,8 @@ fn trim_end(blocks: &mut [Block]) {
 }
 
 /// Removes uses of the service's own tools that have no results because the response was cut off there. The service
-/// rejects a conversation that continues after such a use. A use in the last message remains, and so does code that
-/// waits for a tool of the application, because the service continues both.
+/// rejects a conversation that continues after such a use. Two kinds of uses are kept, because the service continues
+/// them: uses in the last message, and code executions that wait for a tool of the application.
 fn drop_unanswered(turns: &mut [Turn]) {
     let Some((_, earlier)) = turns.split_last() else {
         return;
@@ -247,7 +247,7 @@ impl Encoder<'_> {
         let input = match &tool_use.input {
             input @ Value::Object(_) => input.clone(),
             Value::Null => json!({}),
-            // The service accepts only objects.
+            // The service accepts only objects as input.
             other => json!({"value": other}),
         };
         let id = self.ids.assign(&tool_use.id);
@@ -283,7 +283,8 @@ impl Encoder<'_> {
         Ok(value)
     }
 
-    /// Encodes an image, a PDF or a text file as the service supports it, or else its replacement.
+    /// Encodes an image, a PDF or a text file in the form that the service supports. Unsupported attachments are
+    /// replaced.
     fn attachment(&self, role: Role, attachment: &Attachment) -> Result<Option<Object>, ProviderError> {
         let full = attachment.media_type.to_ascii_lowercase();
         let media_type = full.split(';').next().unwrap_or_default().trim();
@@ -354,15 +355,15 @@ fn citations(signature: &str) -> Option<Value> {
 }
 
 /// The ids of tool uses on the wire. They consist of characters that the service supports, and each id is unique in a
-/// conversation. Earlier tool uses determine the ids of later ones, so that the beginning of a conversation stays the
-/// same as it grows.
+/// conversation. An id depends only on earlier tool uses, so that the encoded beginning of a conversation stays the
+/// same when the conversation grows.
 #[derive(Default)]
 struct ToolUseIds {
     taken: HashSet<String>,
-    /// How often each stem was requested.
+    /// How often each stem was requested. A stem is an id whose unsupported characters were replaced.
     stems: HashMap<String, usize>,
-    /// The id on the wire for each id of a tool use. If an id occurs again, the last use counts, because results follow
-    /// directly after their uses.
+    /// The id on the wire for each id of a tool use. If several uses have the same id, the last use is stored, because
+    /// results follow directly after their uses.
     sent: HashMap<ToolUseId, String>,
 }
 

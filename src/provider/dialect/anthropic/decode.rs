@@ -35,7 +35,7 @@ pub(super) struct MessagesDecoder {
     usage: Usage,
     /// Whether the warning about unreadable usage was emitted.
     usage_warned: bool,
-    /// The provider data of the message. Each change emits the complete data.
+    /// The provider data of the message. After each change, the complete data is emitted.
     data: Map<String, Value>,
     has_stop_reason: bool,
     /// The number of bytes collected for provider items.
@@ -62,20 +62,20 @@ struct Block {
 #[derive(Debug)]
 enum Kind {
     Text,
-    /// Thinking, with the signature in the start event, which counts unless a delta has a signature.
+    /// Thinking, with the signature of the start event. This signature is used only if no delta has a signature.
     Thinking(Option<String>),
     Redacted,
-    /// A tool use, with the input in the start event, which counts unless a delta has input.
+    /// A tool use, with the input of the start event. This input is used only if no delta has input.
     ToolUse(Option<String>),
-    /// Data that only the service understands, with everything that its deltas added.
+    /// Data that only the service understands, including everything that its deltas added.
     Item(Box<Item>),
 }
 
 impl Decoder for MessagesDecoder {
     fn decode(&mut self, frame: Frame<'_>, deltas: &mut Vec<Delta>) -> Decoded {
         let data = frame.data.trim_ascii();
-        // `[DONE]` ends the streams of another wire format. Some services that implement both wire formats send it in
-        // this one too.
+        // `[DONE]` ends the streams of another wire format. Some services that implement both wire formats also send
+        // `[DONE]` in this one.
         if self.is_done() || data.is_empty() || data == "[DONE]" {
             return Ok(());
         }
@@ -106,8 +106,8 @@ impl Decoder for MessagesDecoder {
 }
 
 impl MessagesDecoder {
-    /// Decodes an event of a known shape. The data of the event names its kind. The name of the event counts only if
-    /// the data names no kind.
+    /// Decodes an event of a known shape. The data of the event names its kind. If the data names no kind, the name of
+    /// the event is used.
     fn event(&mut self, name: &str, event: Event<'_>, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
         let kind = if event.kind.is_empty() { name } else { &*event.kind };
         let has_error = event.error.as_ref().is_some_and(error::is_error);
@@ -126,7 +126,8 @@ impl MessagesDecoder {
             "message_stop" => self.message_stop(data, deltas),
             "ping" => Ok(()),
             "error" => Err(service_error(data)),
-            // Some servers name the event `error` and send the bare error. Its type is then a word of the server.
+            // Some servers name the event `error` and send the bare error. The event's `type` is then an error type of
+            // the server.
             _ if name == "error" || has_error => Err(service_error(data)),
             "message" if self.phase == Phase::Before => self.whole(data, deltas),
             // Other servers send an unnamed event with the bare error instead of a response.
@@ -135,7 +136,8 @@ impl MessagesDecoder {
         }
     }
 
-    /// Decodes an event that is not JSON or has another shape: an error, or an event of another wire format.
+    /// Decodes an event that is not JSON or has an unknown shape. Such an event may be an error or belong to another
+    /// wire format.
     fn odd(&mut self, name: &str, data: &str) -> Decoded {
         let Ok(Value::Object(event)) = serde_json::from_str(data) else {
             return match name {
@@ -179,7 +181,7 @@ impl MessagesDecoder {
         Ok(())
     }
 
-    /// Stores the data about the end of the response, and the data that belongs to the message.
+    /// Stores the provider data about the message and about the end of its response.
     fn ending(&mut self, word: &str, members: [(&str, &Option<Value>); 2]) -> Option<StopReason> {
         for (key, value) in members {
             self.data.extend(value.clone().map(|value| (key.to_owned(), value)));
@@ -237,8 +239,8 @@ impl MessagesDecoder {
         Ok(())
     }
 
-    /// Handles a delta of an unknown kind, or for a block of an unknown kind. A provider item collects such deltas.
-    /// Other blocks ignore them.
+    /// Decodes a delta if its own kind or the kind of its block is unknown. A provider item collects such deltas. Other
+    /// blocks ignore them.
     fn unknown_delta(&mut self, index: usize, data: &str) -> Decoded {
         if !matches!(self.blocks[index].kind, Kind::Item(_)) {
             return Ok(());
@@ -297,7 +299,7 @@ impl MessagesDecoder {
         Ok(())
     }
 
-    /// Reads a usage report. Its counts are totals. A count that the report omits stays the same.
+    /// Reads a usage report. The counts of a report are totals. A count that the report omits stays the same.
     fn count(&mut self, report: &Value, deltas: &mut Vec<Delta>) -> Option<Usage> {
         let mut counts = Counts::of("usage", report);
         let Usage { input, cache_read, cache_write, output, reasoning, .. } = &mut self.usage;
@@ -321,7 +323,7 @@ impl MessagesDecoder {
     }
 }
 
-/// Encodes a citation for the signature of its text: one JSON value per line.
+/// Encodes a citation as one line of JSON for the signature of its text.
 fn citation(citation: &Value) -> Part {
     Part::Signature(format!("{citation}\n"))
 }

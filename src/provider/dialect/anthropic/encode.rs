@@ -17,14 +17,14 @@ use crate::provider::{
     },
 };
 
-/// The output limit of requests without one, because the wire format requires a limit. A thinking budget is added to
-/// it.
+/// The output limit that is sent if a request has none, because the wire format requires a limit. A thinking budget is
+/// added to this limit.
 const MAX_TOKENS: u32 = 4096;
 
 /// The smallest thinking budget that the service accepts.
 const MIN_BUDGET: u32 = 1024;
 
-/// The words for efforts.
+/// The wire format's words for efforts.
 const WORDS: EffortWords = EffortWords { max: "max", ..EffortWords::COMMON };
 
 /// Encodes a request. `block_binding` indicates whether the service supports the member of the same name.
@@ -136,10 +136,10 @@ impl Encoder<'_> {
     }
 
     /// Lets the service drop thinking whose preceding content has changed since the thinking was produced. Otherwise
-    /// the service would reject this request and every later one. Tools, system prompts and repeated steps change the
-    /// preceding content.
+    /// the service would reject this request and every later one. Changed tools, changed system prompts and repeated
+    /// steps change the preceding content.
     ///
-    /// Returns which thinking can be sent back. If the model thinks in another way than before, or does not think, no
+    /// Returns which thinking can be sent back. If thinking is turned off or set to a mode other than adaptive, no
     /// member lets the service drop thinking.
     fn unbind_thinking(&mut self, block_binding: bool) -> Kept {
         if !self.traits.bound_thinking {
@@ -154,7 +154,7 @@ impl Encoder<'_> {
             Some(_) => extra,
             None => self.body.get("thinking").and_then(|thinking| thinking.get("type")),
         };
-        // These models think adaptively by default.
+        // Models with bound thinking think adaptively by default.
         match kind.map(Value::as_str) {
             None | Some(Some("adaptive")) => {}
             Some(Some("disabled")) => return Kept::None,
@@ -176,8 +176,8 @@ impl Encoder<'_> {
             (None, budget) => (room, budget),
             (Some(limit), None) => (limit, None),
             (Some(limit), Some(budget)) if budget < limit => (limit, Some(budget)),
-            // The limit must not be exceeded, so the budget is lowered. It leaves a quarter of the limit to the rest of
-            // the response.
+            // The limit must not be exceeded, so the budget is lowered. The lowered budget leaves a quarter of the
+            // limit for the rest of the response.
             (Some(limit), Some(_)) if limit > MIN_BUDGET => {
                 let fitting = (limit - limit / 4).clamp(MIN_BUDGET, limit - 1);
                 self.warn(format!(
@@ -267,7 +267,7 @@ impl Encoder<'_> {
         let taken = self.traits.sampling;
         let mut set = false;
         if let Some(temperature) = self.options.temperature() {
-            // Every model accepts the default value, so it need not be sent.
+            // Every model accepts the default value, so the default value causes no warning.
             let is_default = (temperature - 1.0).abs() < f64::EPSILON;
             if taken == Sampling::Fixed {
                 if !is_default {

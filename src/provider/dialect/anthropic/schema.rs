@@ -33,9 +33,9 @@ const FORMATS: [&str; 10] =
 /// Returns the schema in the supported subset, and whether the rewriting closed an open object. A schema that is
 /// already in the subset is returned unchanged.
 ///
-/// Returns `None` if the subset cannot express the schema. The service rejects recursive references. It accepts only
-/// closed objects, so that a map would be empty, and alternatives and properties of one object would exclude each
-/// other.
+/// Returns `None` if the subset cannot express the schema. The service rejects recursive references and accepts only
+/// closed objects. A closed map would always be empty, and the alternatives and properties of one closed object would
+/// exclude each other.
 pub(super) fn output(schema: &Value) -> Option<(Value, bool)> {
     if is_recursive(schema) {
         return None;
@@ -50,7 +50,7 @@ pub(super) fn output(schema: &Value) -> Option<(Value, bool)> {
 }
 
 fn restrict(schema: &mut Value, closed: &mut bool) -> Option<()> {
-    // A schema that is not an object accepts anything, which the service cannot express.
+    // A schema that is not an object accepts any value. The supported subset cannot express this.
     let map = schema.as_object_mut()?;
     if let Some(one_of) = map.shift_remove("oneOf")
         && map.insert("anyOf".to_owned(), one_of).is_some()
@@ -64,7 +64,7 @@ fn restrict(schema: &mut Value, closed: &mut bool) -> Option<()> {
         }
         match map.insert("additionalProperties".to_owned(), Value::Bool(false)) {
             Some(Value::Bool(false)) => {}
-            // The schema is a map. All its values have free keys, which a closed object does not allow.
+            // The schema is a map. Its keys are arbitrary, which a closed object does not allow.
             Some(Value::Object(_)) => return None,
             None | Some(Value::Bool(true)) if is_empty(map.get("properties")) => return None,
             before => *closed |= before.is_some(),
@@ -81,7 +81,7 @@ fn restrict(schema: &mut Value, closed: &mut bool) -> Option<()> {
             ("properties" | "$defs" | "definitions", Value::Object(schemas)) => {
                 schemas.values_mut().try_for_each(|schema| restrict(schema, closed))?;
             }
-            // Each closed part would reject the properties of the others.
+            // Each part is a closed object and would reject the properties of the other parts.
             ("allOf", Value::Array(schemas)) if schemas.len() > 1 => return None,
             ("anyOf" | "allOf" | "prefixItems", Value::Array(schemas)) => {
                 schemas.iter_mut().try_for_each(|schema| restrict(schema, closed))?;
@@ -97,7 +97,7 @@ fn is_empty(properties: Option<&Value>) -> bool {
     properties.and_then(Value::as_object).is_none_or(Map::is_empty)
 }
 
-/// Returns whether a reference leads back to a schema that contains it, or nowhere.
+/// Returns whether the schema contains a reference that is recursive or that cannot be resolved.
 fn is_recursive(root: &Value) -> bool {
     let mut references = References { root, open: Vec::new(), done: HashSet::new() };
     references.lead_back(root)

@@ -1,8 +1,9 @@
 //! Assembly of tool calls from their fragments.
 //!
-//! According to the specification, a fragment names its call by index, and only the first fragment has an id and a
-//! name. Many servers deviate: all calls have index 0 and different ids (Ollama), fragments have no index (Gemini's
-//! compatible endpoint), each fragment has the id (Moonshot), or the first fragment has another index (SGLang).
+//! According to the specification, a fragment identifies its call by index, and only the first fragment has an id and a
+//! name. Many servers deviate. All calls have index 0 and different ids (Ollama), fragments have no index (Gemini's
+//! compatible endpoint), each fragment has the id (Moonshot), or the first fragment has a different index than the rest
+//! (SGLang).
 
 use std::borrow::Cow;
 
@@ -41,21 +42,21 @@ pub(super) struct Fragment<'a> {
     pub(super) id: Cow<'a, str>,
     pub(super) name: Cow<'a, str>,
     pub(super) arguments: Cow<'a, str>,
-    /// Data that is sent back with the call unchanged.
+    /// Data that is sent back unchanged with the call.
     pub(super) extra: Option<Box<Value>>,
 }
 
 struct Call {
     index: Option<u64>,
     place: Option<usize>,
-    /// The id that the service gave.
+    /// The id that the service assigned to the call.
     id: String,
     name: String,
     /// The block of the call, once it has started.
     block: Option<usize>,
     /// Arguments that arrived before the name.
     held: String,
-    /// Data that is sent back unchanged with the call. It is held until it is emitted.
+    /// Data that is sent back unchanged with the call. The data is held until the block of the call has started.
     extra: Option<String>,
     signed: bool,
     json: Nesting,
@@ -85,7 +86,7 @@ impl Calls {
             if self.list.len() >= MAX_CALLS {
                 return Err(broken(format!("more than {MAX_CALLS} tool calls in one response")));
             }
-            // Calls keep their order, as far as it is known.
+            // Blocks of earlier calls start first, if their names are known, so that the calls keep their order.
             self.start_named(answer, blocks, deltas);
             self.list.push(Call::new(fragment.index, fragment.place));
             self.list.len() - 1
@@ -103,7 +104,7 @@ impl Calls {
                 return Err(broken(format!("a tool's name is longer than {MAX_NAME} bytes")));
             }
         }
-        // Emitted once, as a whole. Some gateways repeat it.
+        // The extra data is emitted once, as a whole, because some gateways repeat it.
         if let Some(extra) = fragment.extra.filter(|_| !call.signed) {
             call.signed = true;
             let extra = extra.to_string();
@@ -159,7 +160,8 @@ impl Calls {
         if fragment.id.is_empty() {
             let candidate = match (fragment.index, by_index) {
                 (Some(_), Some(at)) => at,
-                // Only the first fragment of a call has a name. A fragment without a name continues an incomplete call.
+                // Only the first fragment of a call has a name, so a fragment without a name continues an incomplete
+                // call.
                 (None, None) if !named && fragment.place.is_some() => {
                     let placed = self.list.iter().rposition(|call| call.place == fragment.place);
                     return placed.or(Some(last));
@@ -192,7 +194,7 @@ impl Calls {
         }
     }
 
-    /// Returns whether a fragment with a name, which could continue the call at `at`, begins another call.
+    /// Returns whether a fragment with a name begins another call instead of continuing the call at `at`.
     fn is_another(&self, at: usize, name: &str) -> bool {
         let call = &self.list[at];
         let has_name = !call.name.is_empty();
@@ -260,8 +262,8 @@ impl Call {
         }
     }
 
-    /// Returns whether `name` only repeats the name of this call and does not begin another call. Its fragment has
-    /// neither an index nor an id.
+    /// Returns whether `name` only repeats the name of this call and does not begin another call. Called for a fragment
+    /// that has neither an index nor an id.
     fn repeats(&self, name: &str) -> bool {
         self.name.is_empty() || (self.name == name && !self.json.is_complete())
     }

@@ -132,7 +132,7 @@ impl ChatDecoder {
     }
 
     fn piece(&mut self, piece: Piece<'_>, deltas: &mut Vec<Delta>) -> Result<(), ProviderError> {
-        // Services that support both names send the same text under both.
+        // Services that support both `reasoning_content` and `reasoning` send the same text in both members.
         let reasoning = piece.reasoning_content.into_text().or(piece.reasoning.into_text());
         for thinking in
             [reasoning, piece.content.thinking.map(|text| Cow::Owned(text.into()))].into_iter().flatten()
@@ -146,8 +146,8 @@ impl ChatDecoder {
             self.annotations.add(*annotations)?;
         }
         let text = piece.content.text.into_text();
-        // When other content begins, the reasoning is complete. It is emitted at that moment, so that it is kept if the
-        // response breaks off.
+        // When other content begins, the reasoning details are complete. They are emitted at that moment, so that they
+        // are kept if the response breaks off.
         let begins = |text: &Cow<'_, str>| !text.is_empty();
         if text.as_ref().is_some_and(begins)
             || piece.tool_calls.as_ref().is_some_and(|calls| !calls.is_empty())
@@ -164,7 +164,7 @@ impl ChatDecoder {
         self.calls.next_chunk();
         let calls = piece.tool_calls.unwrap_or_default();
         let none = calls.iter().all(Option::is_none);
-        // If nothing else distinguishes several fragments, their positions do.
+        // The fragments of one chunk are distinguished by their positions if nothing else distinguishes them.
         let several = calls.len() > 1;
         for (place, call) in calls.into_iter().enumerate() {
             if let Some(call) = call {
@@ -250,7 +250,7 @@ impl ChatDecoder {
         self.usage.report(usage, &counts, deltas);
     }
 
-    /// Emits the entries of `reasoning_details` since the previous call, as a provider item.
+    /// Emits the entries of `reasoning_details` that arrived after the previous call, as a provider item.
     fn emit_details(&mut self, last: bool, deltas: &mut Vec<Delta>) {
         let Some(entries) = self.details.take(last) else {
             return;
@@ -348,7 +348,7 @@ fn finish_reason(word: &str) -> Result<Option<StopReason>, &'static str> {
         // `sensitive` is Z.ai's word.
         "content_filter" | "refusal" | "safety" | "sensitive" => StopReason::Refusal,
         "error" => return Err("the service ended the response with an unspecified error"),
-        // DeepSeek's word for a response that it broke off.
+        // DeepSeek's word for a response that DeepSeek broke off.
         "insufficient_system_resource" => return Err("the service ran out of resources"),
         // Z.ai's word for a failure at the service.
         "network_error" => return Err("the service lost its connection to the model"),
@@ -377,7 +377,7 @@ fn read_usage(usage: WireUsage, counts: &mut TypedCounts) -> Usage {
     let reasoning = counts.read("usage.completion_tokens_details.reasoning_tokens", reasoning).unwrap_or(0);
     let mut output = counts.read("usage.completion_tokens", usage.completion_tokens).unwrap_or(0);
     let total = counts.read("usage.total_tokens", usage.total_tokens);
-    // xAI counts reasoning separately from the completion. The total reveals this.
+    // xAI does not include the reasoning in the count of the completion. The total shows whether this is the case.
     if total.is_some() && total == prompt.checked_add(output).and_then(|sum| sum.checked_add(reasoning)) {
         output = output.saturating_add(reasoning);
     }

@@ -1,4 +1,4 @@
-//! Data that is collected next to the blocks of a response.
+//! Data that is collected in addition to the blocks of a response.
 
 use serde_json::{Map, Value};
 
@@ -10,15 +10,15 @@ use crate::{
 /// The largest number of entries in one response. Only a broken server sends more.
 const MAX_ENTRIES: usize = 512;
 
-/// The largest number of parts that are emitted before the end of the response. A service may alternate between text
-/// and details with each token.
+/// The largest number of parts that are emitted before the end of the response. Without this limit, a service that
+/// alternates between text and details with each token would cause a part for each token.
 const MAX_TOLD: usize = 16;
 
 /// The entries of `reasoning_details`, assembled from their fragments. They have to be sent back complete, unchanged
 /// and in order: <https://openrouter.ai/docs/use-cases/reasoning-tokens#preserving-reasoning-blocks>.
 ///
-/// They are emitted in parts, as soon as they are complete. A late fragment for an entry that was already emitted
-/// begins the next part. It is joined to its entry when the entries are sent back.
+/// The entries are emitted in parts, as soon as they are complete. A late fragment for an entry that was already
+/// emitted begins the next part. The fragment is joined to its entry when the entries are sent back.
 #[derive(Default)]
 pub(super) struct Details {
     entries: Vec<Value>,
@@ -49,8 +49,8 @@ impl Details {
         Ok(())
     }
 
-    /// Returns the entries since the previous call, if there are any. After [`MAX_TOLD`] parts, it returns entries only
-    /// if this is the `last` call.
+    /// Returns the entries that were added after the previous call, if there are any. After [`MAX_TOLD`] parts, entries
+    /// are returned only if `last` is true.
     pub(super) fn take(&mut self, last: bool) -> Option<Vec<Value>> {
         if self.entries.is_empty() || self.parts == MAX_TOLD && !last {
             return None;
@@ -100,7 +100,8 @@ impl Annotations {
 pub(super) fn append(entries: &mut Vec<Value>, part: &[Value]) {
     for entry in part {
         let rest = match entry {
-            // No decoder creates more entries than this. Each entry costs a search through all others.
+            // Each entry requires a search through all others, so the number of joined entries is limited. No decoder
+            // creates more entries than this.
             Value::Object(entry) if entries.len() <= MAX_ENTRIES => {
                 continued(entries, entry.clone()).map(Value::Object)
             }
@@ -110,7 +111,7 @@ pub(super) fn append(entries: &mut Vec<Value>, part: &[Value]) {
     }
 }
 
-/// Joins a fragment to the entry that it continues, or returns it if it continues no entry.
+/// Joins a fragment to the entry that the fragment continues. Returns the fragment if there is no such entry.
 fn continued(entries: &mut [Value], fragment: Map<String, Value>) -> Option<Map<String, Value>> {
     let count = entries.len();
     let goes_on = |(at, entry): &(usize, &mut Value)| {
@@ -125,10 +126,10 @@ fn continued(entries: &mut [Value], fragment: Map<String, Value>) -> Option<Map<
     }
 }
 
-/// Returns whether a fragment belongs to an entry: they share the type, and the index or the id. A fragment with
-/// neither continues the last entry.
+/// Returns whether a fragment belongs to an entry. The fragment and its entry have the same type, and the same index or
+/// id. A fragment without an index and an id continues the last entry.
 fn continues(entry: &Map<String, Value>, fragment: &Map<String, Value>, is_last: bool) -> bool {
-    // `None` if one of them has no value.
+    // The result is `None` if the entry or the fragment has no value.
     let same = |key| value_of(entry, key).zip(value_of(fragment, key)).map(|(one, other)| one == other);
     let named = ["id", "index"].iter().any(|key| value_of(fragment, key).is_some());
     let together = match (same("id"), same("index")) {
@@ -136,7 +137,7 @@ fn continues(entry: &Map<String, Value>, fragment: &Map<String, Value>, is_last:
         (Some(true), _) | (_, Some(true)) => true,
         (None, None) => is_last && !named,
     };
-    // An encrypted payload arrives complete. If a payload is repeated, it is the same payload.
+    // An encrypted payload arrives complete. A repeated payload of the same entry is identical.
     let whole = |data| entry.get("data") == Some(data);
     same("type") == Some(true) && together && value_of(fragment, "data").is_none_or(whole)
 }

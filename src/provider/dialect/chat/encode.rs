@@ -16,7 +16,7 @@ use crate::provider::{
 pub(super) fn encode(chat: &ChatCompletions, request: &Request) -> Result<Encoded, ProviderError> {
     let traits = match chat.thinking {
         ThinkingField::Effort(_) => &request.traits().openai,
-        // A service with its own thinking member converts it to what the model supports.
+        // A service that has its own member for thinking converts the value to one that the model supports.
         _ => &Traits::unknown().openai,
     };
     let output = output_support(chat, request);
@@ -60,7 +60,7 @@ pub(super) fn output_support(chat: &ChatCompletions, request: &Request) -> Outpu
     let support = match chat.output {
         OutputSupport::None => OutputSupport::None,
         _ if !chat.output_beside_tools && !request.tools.is_empty() => OutputSupport::Tool,
-        // Alibaba's error: "Json mode response is not supported when enable_thinking is true".
+        // Alibaba reports this error: "Json mode response is not supported when enable_thinking is true".
         OutputSupport::Object if thinks(chat, request) => OutputSupport::Tool,
         output => output,
     };
@@ -70,14 +70,14 @@ pub(super) fn output_support(chat: &ChatCompletions, request: &Request) -> Outpu
 /// Returns the tool choices that are supported together with the other options of the request.
 pub(super) fn tool_choices(chat: &ChatCompletions, request: &Request) -> ToolChoices {
     match chat.tool_choices {
-        // Alibaba's error: "The tool_choice parameter does not support being set to required or object in
+        // Alibaba reports this error: "The tool_choice parameter does not support being set to required or object in
         // thinking mode".
         ToolChoices::All if thinks(chat, request) => ToolChoices::Unforced,
         choices => choices,
     }
 }
 
-/// Returns whether the model thinks, for services where this restricts other options.
+/// Returns whether the model thinks. Always returns false for services where thinking does not restrict other options.
 fn thinks(chat: &ChatCompletions, request: &Request) -> bool {
     match chat.thinking {
         ThinkingField::Enable { off: false, .. } => true,

@@ -13,8 +13,8 @@ use crate::{
     },
 };
 
-/// The number of characters of a tool call's id that every service accepts. It is OpenAI's own limit for Chat
-/// Completions, from its error `string_above_max_length`.
+/// The largest number of characters in a tool call's id that every service accepts. This is OpenAI's own limit for Chat
+/// Completions, as stated in its error `string_above_max_length`.
 const ID_LIMIT: usize = 40;
 
 /// A part of a message's content.
@@ -69,8 +69,8 @@ impl<'a> Encoder<'a> {
         Ok(())
     }
 
-    /// Returns the text of a result. A tool message can contain only text, so attachments move to the user message
-    /// after it.
+    /// Returns the text of a tool result. A tool message can contain only text, so attachments move to the user message
+    /// that follows.
     fn tool_result(
         &self,
         result: &'a ToolResult,
@@ -130,7 +130,7 @@ impl<'a> Encoder<'a> {
             ReasoningReturn::Content | ReasoningReturn::ContentWithCalls if !reasoning.is_empty() => {
                 out.insert("reasoning_content".to_owned(), reasoning.join("\n\n").into());
             }
-            // An empty text counts as missing.
+            // The services treat an empty text as missing.
             ReasoningReturn::ContentWithCalls if !calls.is_empty() => {
                 out.insert("reasoning_content".to_owned(), " ".into());
             }
@@ -145,7 +145,7 @@ impl<'a> Encoder<'a> {
     }
 
     fn call(&self, tool_use: &ToolUse, native: bool) -> Value {
-        // If the model wrote invalid JSON or an invalid name, the request must still be valid.
+        // The request must be valid even if the model wrote invalid JSON or an invalid name.
         let arguments =
             if tool_use.malformed.is_some() { "{}".to_owned() } else { tool_use.input.to_string() };
         let name = self.names.get(&tool_use.name);
@@ -166,7 +166,7 @@ impl<'a> Encoder<'a> {
         for (key, value) in data.as_object().into_iter().flatten() {
             match key.as_str() {
                 "role" | "content" | "tool_calls" => {}
-                // A service that supports these members has written them. Other services reject them.
+                // These members were written by a service that supports them. Other services reject them.
                 "reasoning_details" | "annotations" if self.chat.reasoning != ReasoningReturn::Details => {}
                 _ => match (extra.get_mut(key), value) {
                     (Some(Value::Array(list)), Value::Array(more)) if key == "reasoning_details" => {
@@ -248,7 +248,7 @@ fn call_id(id: &str) -> Cow<'_, str> {
     Cow::Owned(format!("call_{:016x}", hash(id)))
 }
 
-/// Returns the content as a single string if it is only text, because the simplest servers require this.
+/// Returns the content as a single string if it consists only of text, because the simplest servers require a string.
 fn content(mut parts: Vec<Part<'_>>) -> Option<Value> {
     parts.retain(|part| !matches!(part, Part::Text(text) if text.trim().is_empty()));
     if parts.is_empty() {

@@ -1,5 +1,5 @@
-//! The deviations of single models at the services that this crate knows: data in `models.json`. The sources are in the
-//! files of the services.
+//! The deviations of individual models at the services that this crate knows. The data is in `models.json`. Its sources
+//! are named in the files of the services.
 
 use std::{collections::BTreeMap, sync::LazyLock};
 
@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use super::{CacheField, ChatCompletions, OutputSupport, ReasoningReturn, ThinkingField};
 use crate::provider::catalogue::{BUILT_IN, Family, find};
 
-/// The switches that a rule sets. All other switches stay as the service has them.
+/// The switches that a rule sets. All other switches keep the values that are configured for the service.
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields, bound(deserialize = "'de: 'static"))]
 pub(super) struct Switches {

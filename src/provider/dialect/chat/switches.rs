@@ -9,18 +9,18 @@ use crate::provider::dialect::EffortWords;
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum OutputSupport {
-    /// As a strict `json_schema`. The schema is rewritten to the subset that strict services accept. If it cannot be
-    /// rewritten, it is sent without `strict`.
+    /// Sent as a strict `json_schema`. The schema is rewritten to the subset that strict services accept. If the schema
+    /// cannot be rewritten, it is sent without `strict`.
     #[default]
     Strict,
-    /// As a `json_schema`, unchanged.
+    /// Sent as a `json_schema`, unchanged.
     Schema,
-    /// As a `json_object`, with the schema in the system prompt.
+    /// Sent as a `json_object`, with the schema in the system prompt.
     Object,
-    /// As the input of a tool, for services that support neither. The request forces the tool, or, if [no tool can be
-    /// forced](ToolChoices), asks for it in the system prompt.
+    /// Sent as the input of a tool, for services that support neither `json_schema` nor `json_object`. The request
+    /// forces the tool. If [no tool can be forced](ToolChoices), the system prompt asks the model to use the tool.
     Tool,
-    /// Only in the system prompt, with a warning: the service supports neither output schemas nor tools.
+    /// Sent only in the system prompt, with a warning, because the service supports neither output schemas nor tools.
     None,
 }
 
@@ -33,25 +33,26 @@ impl OutputSupport {
 
 /// How a request asks a service for thinking.
 ///
-/// A mode that the service cannot express is replaced by the nearest that it can, with a warning. A budget becomes the
-/// effort whose usual budget is nearest, an effort becomes its usual budget, and either becomes plain thinking.
+/// If the service cannot express a mode, the mode is replaced by the nearest supported one, with a warning. A budget
+/// becomes the effort whose usual budget is nearest. An effort becomes its usual budget. If the service supports
+/// neither efforts nor budgets, thinking is only turned on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case", bound(deserialize = "'de: 'static"))]
 #[non_exhaustive]
 pub enum ThinkingField {
-    /// The models do not think, and the service has no setting for it.
+    /// The models do not think, and the service has no setting for thinking.
     None,
-    /// The models always decide by themselves how much they think, and the service has no setting for it.
+    /// The models always decide by themselves how much they think, and the service has no setting for thinking.
     Always,
-    /// An effort in `reasoning_effort`: OpenAI, Groq, and most compatible services. OpenAI's models get only the words
-    /// that they support, according to the [catalogue](crate::provider::Catalogue).
+    /// An effort in `reasoning_effort`, as at OpenAI, Groq and most compatible services. OpenAI's models get only the
+    /// words that they support, according to the [catalogue](crate::provider::Catalogue).
     Effort(EffortWords),
-    /// An object `reasoning` with one of `effort`, `max_tokens` and `enabled: false`: OpenRouter.
+    /// An object `reasoning` with one of `effort`, `max_tokens` and `enabled: false`, as at OpenRouter.
     Reasoning(EffortWords),
-    /// `thinking: {"type": "enabled"}` or `"disabled"`: Moonshot, Z.ai, DeepSeek. If there are words, the effort is
-    /// sent in `reasoning_effort` as well.
+    /// `thinking: {"type": "enabled"}` or `"disabled"`, as at Moonshot, Z.ai and DeepSeek. If words are given, the
+    /// effort is sent in `reasoning_effort` as well.
     Type(Option<EffortWords>),
-    /// `enable_thinking`, with the number of tokens in `thinking_budget`: Alibaba.
+    /// `enable_thinking`, with the number of tokens in `thinking_budget`, as at Alibaba.
     ///
     /// While a model thinks, the service accepts neither a `json_object` nor a tool choice that forces a tool. The
     /// output schema is then sent as the input of a tool that is not forced, and a tool choice that forces a tool
@@ -76,31 +77,33 @@ impl Default for ThinkingField {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ReasoningReturn {
-    /// Reasoning is not sent back: most services reject or ignore it.
+    /// Reasoning is not sent back, because most services reject or ignore it.
     #[default]
     Never,
     /// The text of the reasoning, in the member `reasoning_content` of the assistant message.
     Content,
-    /// As [`Content`](Self::Content), with a blank text in messages that call tools and have no reasoning. Moonshot and
-    /// DeepSeek reject a conversation without it, even if another service began the conversation.
+    /// Like [`Content`](Self::Content), but messages that call tools and have no reasoning get a blank text as their
+    /// reasoning. Moonshot and DeepSeek reject a conversation without this text, even if another service began the
+    /// conversation.
     ContentWithCalls,
-    /// The opaque entries of the member `reasoning_details`, collected from the response, as OpenRouter requires. The
+    /// The opaque entries of the member `reasoning_details`, collected from the response. OpenRouter requires them. The
     /// `annotations` of the response are sent back too, so that the service need not read a file again.
     Details,
 }
 
-/// How a request asks a service to cache the prompt for the next request. If the service cannot keep a prompt for a
-/// long time, a hint that asks for this causes a warning.
+/// How a request asks a service to cache the prompt for the next request. If a hint asks for long caching and the
+/// service does not support it, the hint causes a warning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum CacheField {
-    /// No setting: the service caches prompts automatically, or not at all.
+    /// There is no setting. The service caches prompts automatically or not at all.
     #[default]
     None,
-    /// `prompt_cache_retention` for a long time, which OpenAI supports for some models. A short time needs no setting.
+    /// `prompt_cache_retention` for long caching, which OpenAI supports for some models. Short caching needs no
+    /// setting.
     Retention,
-    /// `cache_control` on the system prompt and on the last text: OpenRouter, for Anthropic's models.
+    /// `cache_control` on the system prompt and on the last text, as at OpenRouter for Anthropic's models.
     Breakpoints,
 }
 
@@ -113,24 +116,24 @@ pub enum ToolChoices {
     All,
     /// All tool choices that do not force a tool. A tool choice that forces a tool becomes `auto`, with a warning.
     Unforced,
-    /// Only `auto`. If the request allows no tool, no tools are sent.
+    /// Only `auto`. If the request forbids the use of tools, no tools are sent.
     Auto,
 }
 
-/// The attachments that a service supports, and how they are sent. Others cause an error or become a placeholder,
-/// depending on [`Options::unsupported_attachment`](crate::provider::Options::unsupported_attachment).
+/// The attachments that a service supports, and how they are sent. Unsupported attachments cause an error or become a
+/// placeholder, depending on [`Options::unsupported_attachment`](crate::provider::Options::unsupported_attachment).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Files {
-    /// Images by URL or as data, PDF files and audio as data: OpenAI.
+    /// Images by URL or as data, and PDF files and audio as data, as at OpenAI.
     #[default]
     Data,
-    /// As [`Data`](Self::Data), and PDF files by URL in the same member: OpenRouter.
+    /// Like [`Data`](Self::Data), and also PDF files by URL in the same member, as at OpenRouter.
     DataOrUrl,
-    /// Images by URL or as data, other files by URL in `file_url`: Z.ai.
+    /// Images by URL or as data, and other files by URL in `file_url`, as at Z.ai.
     FileUrl,
     /// Images by URL or as data.
     Images,
-    /// Images as data: Moonshot.
+    /// Images as data, as at Moonshot.
     ImageData,
 }

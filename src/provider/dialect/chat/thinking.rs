@@ -13,7 +13,7 @@ use crate::provider::{
     },
 };
 
-/// The wire format in which OpenAI's models support the options that they reject in Chat Completions.
+/// The wire format that supports the combinations of options that OpenAI's models reject in Chat Completions.
 const RESPONSES: &str = "the Responses wire format (`openai_responses`)";
 
 fn at_rest() -> String {
@@ -24,7 +24,7 @@ fn at_rest() -> String {
 }
 
 impl Encoder<'_> {
-    /// Called after the tools are encoded, because the result depends on them.
+    /// Must be called after the tools are encoded, because the result depends on the encoded tools.
     pub(super) fn thinking(&mut self, body: &mut Map<String, Value>) -> Result<(), ProviderError> {
         let with_tools = !self.chat.tools_beside_effort && body.contains_key("tools");
         match self.traits.chat_tools {
@@ -37,7 +37,7 @@ impl Encoder<'_> {
             }
             ChatTools::IfOff if with_tools => {
                 body.insert("reasoning_effort".to_owned(), "none".into());
-                // The model reasons by default.
+                // The model reasons by default, so the warning is also needed if the option is not set.
                 if self.request.options.thinking().is_none_or(ThinkingMode::is_on) {
                     self.warn(at_rest());
                 }
@@ -91,7 +91,8 @@ impl Encoder<'_> {
                     ThinkingMode::Off | ThinkingMode::Budget(_) => json!({"enabled": false}),
                 };
                 body.insert("reasoning".to_owned(), reasoning);
-                // Anthropic rejects the two together, and OpenRouter then drops the reasoning without an error.
+                // Anthropic rejects thinking together with a forced tool. OpenRouter then drops the reasoning without
+                // an error.
                 let choice = self.request.options.tool_choice();
                 let demanded = matches!(choice, Some(ToolChoice::Required | ToolChoice::Tool(_)));
                 let tools = !self.request.tools.is_empty();

@@ -1,7 +1,7 @@
-//! The JSON shapes of responses. Compatible servers omit members, set them to null or send another type. A value that
-//! cannot be understood counts as absent, unless the whole would lose its meaning.
+//! The JSON shapes of responses. Compatible servers omit members, set them to null or send values of another type. A
+//! value that cannot be read is treated as absent, unless the response would lose its meaning without the value.
 //!
-//! Rare members are boxed, because most of the time that a chunk takes is spent moving these structs.
+//! Rare members are boxed, because most of the time for decoding a chunk is spent on moving these structs.
 
 use std::{borrow::Cow, marker::PhantomData};
 
@@ -27,7 +27,7 @@ pub(super) struct Chunk<'a> {
     pub(super) error: Option<Box<Value>>,
 }
 
-/// Groq's own member. It carries usage even if the request did not ask for it.
+/// Groq's additional member. It contains the usage even if the request did not ask for usage.
 #[derive(Deserialize)]
 pub(super) struct XGroq {
     #[serde(default)]
@@ -42,14 +42,15 @@ pub(super) struct Choice<'a> {
     pub(super) index: Count,
     #[serde(borrow, default)]
     pub(super) delta: Option<Box<Piece<'a>>>,
-    /// Used instead of `delta` in a whole response. Some services repeat the response so far in it.
+    /// The message of a whole response, which has no `delta`. In a stream, some services repeat the response so far in
+    /// this member.
     #[serde(borrow, default)]
     pub(super) message: Option<Box<Piece<'a>>>,
     #[serde(borrow, default)]
     pub(super) finish_reason: Text<'a>,
     #[serde(default)]
     pub(super) error: Option<Box<Value>>,
-    /// The usage, which Moonshot reports here.
+    /// The usage. Moonshot reports it in this place.
     #[serde(default)]
     pub(super) usage: Reported<Box<Usage>>,
 }
@@ -84,7 +85,8 @@ pub(super) struct ToolCall<'a> {
     pub(super) id: Text<'a>,
     #[serde(borrow, default)]
     pub(super) function: Option<Function<'a>>,
-    /// Data that Google's compatible endpoint needs back with the call: its thought signature.
+    /// Data that has to be sent back with the call. Google's compatible endpoint sends its thought signature in this
+    /// member.
     #[serde(default)]
     pub(super) extra_content: Option<Box<Value>>,
 }
@@ -109,10 +111,10 @@ pub(super) struct Usage {
     pub(super) prompt_tokens_details: Reported<Box<PromptDetails>>,
     #[serde(default)]
     pub(super) completion_tokens_details: Reported<Box<CompletionDetails>>,
-    /// DeepSeek's count of tokens from the cache.
+    /// DeepSeek's count of the tokens that were read from the cache.
     #[serde(default)]
     pub(super) prompt_cache_hit_tokens: Reported<u64>,
-    /// Moonshot's count of tokens from the cache.
+    /// Moonshot's count of the tokens that were read from the cache.
     #[serde(default)]
     pub(super) cached_tokens: Reported<u64>,
     /// OpenRouter's price, in US dollars.
@@ -138,7 +140,7 @@ pub(super) struct CompletionDetails {
     pub(super) reasoning_tokens: Reported<u64>,
 }
 
-/// A text, or a list of parts that form one. Mistral sends such lists, with `text` and `thinking` parts.
+/// A text, or a list of parts that together form a text. Mistral sends such lists, with `text` and `thinking` parts.
 #[derive(Default)]
 pub(super) struct Parts<'a> {
     pub(super) text: Text<'a>,
@@ -176,7 +178,7 @@ fn gather(part: &Value, in_thinking: bool, text: &mut String, thinking: &mut Str
 
 /// Parses a chunk from its JSON text.
 pub(super) fn parse(data: &str) -> Result<Chunk<'_>, serde_json::Error> {
-    // A list would be parsed as a struct without member names.
+    // Without this check, a list would be parsed as a struct without member names.
     if !data.starts_with('{') {
         return Err(de::Error::custom("a JSON object was expected"));
     }

@@ -1,4 +1,4 @@
-//! Encoding of a history as contents.
+//! Encoding of a history as contents, which are the messages of this wire format.
 
 use std::{borrow::Cow, collections::HashMap};
 
@@ -28,11 +28,11 @@ pub(super) const NAME_LIMIT: usize = 64;
 /// The characters that a tool's name may contain in addition to letters, digits, `_` and `-`.
 pub(super) const NAME_SIGNS: &str = ".:";
 
-/// A content on the wire.
+/// A content on the wire, which is a message.
 struct Turn {
     role: Role,
     parts: Vec<Object>,
-    /// Whether it holds only results of tools.
+    /// Whether the content has only tool results.
     results: bool,
 }
 
@@ -72,8 +72,8 @@ struct Encoder<'a> {
 }
 
 impl<'a> Encoder<'a> {
-    /// Encodes a user message. Results form their own content, directly after the calls and in the order of the calls.
-    /// If ids do not match, the service matches results by name and order.
+    /// Encodes a user message. Tool results form a separate content, directly after the calls and in the order of the
+    /// calls. If the ids do not match, the service matches results by name and order.
     fn user(&mut self, message: &'a Message) -> Result<(), ProviderError> {
         let mut results: Vec<&ToolResult> = message.tool_results().collect();
         results.sort_by_key(|result| self.calls.get(&result.tool_use_id).map(|(place, _)| *place));
@@ -87,7 +87,7 @@ impl<'a> Encoder<'a> {
             match block {
                 Content::Text(text) => parts.extend(text_part(&text.text)),
                 Content::Attachment(attachment) => parts.push(self.attachment(attachment)?),
-                // Parts of this wire format that the application created.
+                // The application may create parts of this wire format itself.
                 Content::ProviderItem(item) if item.format == NAME => {
                     parts.extend(item.data.as_object().cloned());
                 }
@@ -98,7 +98,7 @@ impl<'a> Encoder<'a> {
         Ok(())
     }
 
-    /// Encodes a result. Its files move after all results.
+    /// Encodes a tool result. The files of the result are moved after all results.
     fn tool_result(&self, result: &'a ToolResult, moved: &mut Vec<Object>) -> Result<Object, ProviderError> {
         let mut texts: Vec<Cow<'_, str>> = Vec::new();
         let mut files = Vec::new();
@@ -128,7 +128,7 @@ impl<'a> Encoder<'a> {
         if result.is_error && text.is_empty() {
             "The tool failed without saying why.".clone_into(&mut text);
         }
-        // The members that the service documents for output and failure.
+        // The service documents these members for output and failure.
         let response = if result.is_error { json!({"error": text}) } else { json!({"output": text}) };
         let name = match self.calls.get(&result.tool_use_id) {
             Some((_, name)) => name.clone(),
@@ -167,14 +167,15 @@ impl<'a> Encoder<'a> {
                     None => continue,
                 },
                 Content::ToolUse(tool_use) => {
-                    // Of parallel calls, only the first is signed.
+                    // If there are parallel calls, only the first call is signed.
                     let missing = self.signed_calls && self.calls.is_empty();
                     let signature = given(&tool_use.signature).or(missing.then_some(NO_SIGNATURE));
                     (self.tool_use(tool_use), signature)
                 }
                 Content::Attachment(attachment) => (self.attachment(attachment)?, None),
                 Content::ProviderItem(item) if item.format == NAME => match &item.data {
-                    // The signature of a file. It is kept separately, because a file has no member for a signature.
+                    // This item is the signature of a file. The signature is stored separately, because a file has no
+                    // member for a signature.
                     Value::Object(data) if data.len() == 1 && data.contains_key("thoughtSignature") => {
                         if let Some(last) = parts.last_mut() {
                             last.extend(data.clone());
@@ -205,7 +206,7 @@ impl<'a> Encoder<'a> {
         let args = match &tool_use.input {
             input @ Value::Object(_) => input.clone(),
             Value::Null => json!({}),
-            // The service accepts only objects.
+            // The service accepts only objects as arguments.
             other => json!({"value": other}),
         };
         let name = self.names.get(&tool_use.name);
@@ -222,7 +223,7 @@ impl<'a> Encoder<'a> {
         }
     }
 
-    /// Encodes a file as the service supports it, or else its replacement.
+    /// Encodes a file in the form that the service supports. Unsupported files are replaced.
     fn attachment(&self, attachment: &Attachment) -> Result<Object, ProviderError> {
         let full = attachment.media_type.to_ascii_lowercase();
         let media_type = match full.split(';').next().unwrap_or_default().trim() {

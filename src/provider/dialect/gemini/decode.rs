@@ -24,10 +24,10 @@ use crate::{
 
 type Decoded = Result<(), ProviderError>;
 
-/// Decodes one response: a stream of chunks, or the whole response as one chunk or as a list of chunks.
+/// Decodes one response. The response is a stream of chunks, a single chunk, or a list of chunks.
 ///
-/// The wire format has no terminal event. A response is complete after a chunk with a finish reason, or with the reason
-/// why the prompt was blocked. Usage may follow.
+/// The wire format has no terminal event. A response is complete after a chunk with a finish reason or with the reason
+/// why the prompt was blocked. A usage report may follow.
 #[derive(Default)]
 pub(super) struct GeminiDecoder {
     alternatives: Alternatives,
@@ -36,9 +36,10 @@ pub(super) struct GeminiDecoder {
     ids: CallIds,
     /// The id of the response.
     id: String,
-    /// The provider data of the message. Each change emits the complete data. `None` before the data is first emitted.
+    /// The provider data of the message. After each change, the complete data is emitted. The field is `None` before
+    /// the data is first emitted.
     data: Option<Map<String, Value>>,
-    /// Whether some provider data is emitted only at the end.
+    /// Whether some provider data still has to be emitted at the end.
     has_more_data: bool,
     has_model: bool,
     usage: LatestUsage,
@@ -129,7 +130,8 @@ impl GeminiDecoder {
     }
 
     /// Adds a text part. A signed part becomes a separate block, because it has to be sent back unchanged:
-    /// <https://ai.google.dev/gemini-api/docs/thought-signatures>. All other text extends its block.
+    /// <https://ai.google.dev/gemini-api/docs/thought-signatures>. All other text is appended to the current block of
+    /// its kind.
     fn text(&mut self, text: &str, thought: bool, signature: &str, deltas: &mut Vec<Delta>) {
         let grow = |index| Delta::Extend { index, part: Part::Text(text.to_owned()) };
         if signature.is_empty() {
@@ -168,8 +170,8 @@ impl GeminiDecoder {
         Ok(())
     }
 
-    /// Adds a file that the model made. A file among its thoughts becomes a provider item, because it is not meant for
-    /// the reader.
+    /// Adds a file that the model created. A file in the model's thoughts becomes a provider item, because it is not
+    /// meant for the user.
     fn file(&mut self, file: Blob, thought: bool, signature: &str, deltas: &mut Vec<Delta>) {
         let signed = (!signature.is_empty()).then(|| ("thoughtSignature".to_owned(), Value::from(signature)));
         let Blob { mime_type, data } = file;
@@ -218,7 +220,7 @@ impl GeminiDecoder {
         deltas.push(Delta::Message(Box::new(message)));
     }
 
-    /// Stores details about the end of the response with the message, if there are any.
+    /// Stores details about the end of the response in the provider data, if there are any.
     fn keep<'k>(&mut self, members: impl IntoIterator<Item = (&'k str, Value)>) {
         let data = self.data.get_or_insert_default();
         data.extend(members.into_iter().map(|(key, value)| (key.to_owned(), value)));
@@ -256,7 +258,7 @@ impl GeminiDecoder {
             self.item(sources, deltas);
         }
         deltas.push(Delta::stop(match reason {
-            // Responses with calls end with STOP too.
+            // Responses with calls have the finish reason STOP too.
             StopReason::Stop if !self.ids.is_empty() => StopReason::ToolUse,
             reason => reason,
         }));
@@ -270,8 +272,8 @@ impl Decoder for GeminiDecoder {
         if self.done || data.is_empty() {
             return Ok(());
         }
-        // `[DONE]` ends the streams of another wire format. Some services that implement both wire formats send it in
-        // this one too.
+        // `[DONE]` ends the streams of another wire format. Some services that implement both wire formats also send
+        // `[DONE]` in this one.
         if data == "[DONE]" {
             return self.finish(deltas);
         }
@@ -301,8 +303,8 @@ impl Decoder for GeminiDecoder {
     }
 }
 
-/// Returns the meaning of a finish reason, or the kind of the failure that it reports as an error. Source:
-/// `FinishReason` in <https://ai.google.dev/api/generate-content>.
+/// Returns the stop reason for a finish reason. If the finish reason reports a failure, returns the kind of the failure
+/// as an error. Source: `FinishReason` in <https://ai.google.dev/api/generate-content>.
 fn finish_reason(word: &str) -> Result<Option<StopReason>, ErrorKind> {
     Ok(Some(match word {
         "" => return Ok(None),
@@ -326,8 +328,8 @@ fn finish_reason(word: &str) -> Result<Option<StopReason>, ErrorKind> {
     }))
 }
 
-/// Reads the usage. Cached tokens are part of the prompt. Thoughts, and the tokens that tools of the service add to the
-/// prompt, are counted separately.
+/// Reads the usage. The count of the prompt includes cached tokens. It does not include thoughts and the tokens that
+/// the service's own tools add to the prompt, which are counted separately.
 fn read_usage(usage: &WireUsage, counts: &mut TypedCounts) -> Usage {
     let mut count = |member, reported| counts.read(member, reported).unwrap_or(0);
     let prompt = count("usageMetadata.promptTokenCount", usage.prompt);

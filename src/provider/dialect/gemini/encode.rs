@@ -15,11 +15,11 @@ use crate::provider::{
 /// The number of stop sequences that the service supports.
 const STOP_LIMIT: usize = 5;
 
-/// The words for levels.
+/// The service's words for thinking levels.
 const WORDS: EffortWords = EffortWords { minimal: "minimal", ..EffortWords::COMMON };
 
 pub(super) fn encode(request: &Request) -> Result<Encoded, ProviderError> {
-    // The id is part of the path.
+    // The id of the model is part of the path.
     if request.model.split('/').any(|segment| segment.is_empty() || segment == "." || segment == "..") {
         let message =
             format!("the model id {:?} is invalid: it has an empty segment, `.` or `..`", request.model);

@@ -46,14 +46,14 @@ impl Restrictor<'_> {
     /// Rewrites a schema.
     fn schema(&mut self, schema: &Value) -> Value {
         let Value::Object(schema) = schema else {
-            // `true` allows anything, like a schema without keywords.
+            // `true` accepts any value, like a schema without keywords.
             return json!({});
         };
         if let Some(reference) = schema.get("$ref").and_then(Value::as_str) {
             return self.reference(reference, schema);
         }
         if let [Value::Object(part)] = parts(schema, "allOf") {
-            // An `allOf` with a single part is an idiom for adding annotations to a reference.
+            // An `allOf` with a single part is often used to add annotations to a reference.
             let mut merged = part.clone();
             merged.extend(without(schema, "allOf"));
             return self.schema(&Value::Object(merged));
@@ -114,13 +114,14 @@ impl Restrictor<'_> {
                 self.inlining.end();
                 restricted
             }
-            // A schema that cannot be expressed allows anything here. The response is validated later.
+            // A schema that cannot be expressed is replaced by a schema that accepts any value. The response is
+            // validated later.
             _ => place.map_or_else(|| json!({}), |place| json!({"$ref": format!("#{place}")})),
         }
     }
 }
 
-/// Returns the place of a subschema in the rewritten schema. `None` if the subset has no such place.
+/// Returns the JSON pointer of a subschema in the rewritten schema. Returns `None` if the subset has no such location.
 fn place(pointer: &str) -> Option<String> {
     let mut place = String::new();
     let mut steps = pointer.split('/').skip(1);

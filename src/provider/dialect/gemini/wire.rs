@@ -1,5 +1,5 @@
-//! The JSON shapes of responses. A value that cannot be understood counts as absent, unless the whole would lose its
-//! meaning.
+//! The JSON shapes of responses. A value that cannot be read is treated as absent, unless the response would lose its
+//! meaning without the value.
 
 use std::{fmt, marker::PhantomData};
 
@@ -139,7 +139,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Part<'a> {
     }
 }
 
-/// Parses the chunks in a JSON text. The text is a single chunk, or a list of chunks, which the service sends if the
+/// Parses the chunks in a JSON text. The text is a single chunk or a list of chunks. The service sends a list if the
 /// request did not ask for events.
 pub(super) fn parse(data: &str) -> Result<Vec<Chunk<'_>>, serde_json::Error> {
     // Without this check, a list would be parsed as a struct without member names.

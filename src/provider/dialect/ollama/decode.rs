@@ -22,13 +22,14 @@ use crate::{
     },
 };
 
-/// Decodes one response: lines up to the line with `done`, or one object.
+/// Decodes one response. The response is a stream of lines up to the line with `done`, or one object.
 #[derive(Default)]
 pub(super) struct OllamaDecoder {
     strays: Strays,
     blocks: Blocks,
     ids: CallIds,
-    /// The time at which the response began, by the server's clock. `None` before the first line of the response.
+    /// The time at which the response began, according to the server's clock. `None` before the first line of the
+    /// response.
     began: Option<String>,
     done: bool,
 }
@@ -100,9 +101,9 @@ impl OllamaDecoder {
 
     fn stop_reason(&self, word: &str) -> StopReason {
         match word {
-            // Responses with calls end with `stop` too. Servers before 0.3 send no reason.
+            // Responses with calls have the reason `stop` too. Servers before 0.3 send no reason.
             "" | "stop" if !self.ids.is_empty() => StopReason::ToolUse,
-            // The model was only loaded or unloaded. The reason is that the request had no prompt.
+            // With `load` or `unload`, the model was only loaded or unloaded, because the request had no prompt.
             "" | "stop" | "load" | "unload" => StopReason::Stop,
             "length" => StopReason::Length,
             other => StopReason::Other(other.to_owned()),

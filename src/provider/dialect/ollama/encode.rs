@@ -101,8 +101,8 @@ impl<'a> Encoder<'a> {
         Ok(())
     }
 
-    /// Returns the text of a result. Few models support images in results, so the images move to the user message after
-    /// it.
+    /// Returns the text of a tool result. Few models support images in tool results, so the images move to the user
+    /// message that follows.
     fn tool_result(&self, result: &'a ToolResult, moved: &mut Parts<'a>) -> Result<String, ProviderError> {
         let mut parts = Parts::default();
         for block in &result.content {
@@ -173,8 +173,8 @@ impl<'a> Encoder<'a> {
         Ok(())
     }
 
-    /// Encodes the tools. If the model may use no tools, none are sent, because the wire format has no other setting
-    /// for that.
+    /// Encodes the tools. If the request forbids the use of tools, no tools are sent, because the wire format has no
+    /// setting for this.
     fn tools(&mut self) -> Vec<Value> {
         let tools = self.request.tools.iter().map(|tool| {
             let mut schema = tool_schema(tool.schema()).clone();
@@ -263,13 +263,13 @@ fn call(tool_use: &ToolUse) -> Value {
     let arguments = match &tool_use.input {
         input @ Value::Object(_) => input.clone(),
         Value::Null => json!({}),
-        // The server accepts only objects.
+        // The server accepts only objects as arguments.
         other => json!({"value": other}),
     };
     json!({"id": tool_use.id, "function": {"name": tool_use.name, "arguments": arguments}})
 }
 
-/// Writes properties that accept anything as `{}`, because the server rejects `true` as a schema.
+/// Replaces the schemas of properties that accept any value with `{}`, because the server rejects `true` as a schema.
 fn plain_properties(schema: &mut Value) {
     let Some(Value::Object(properties)) = schema.get_mut("properties") else {
         return;

@@ -20,7 +20,7 @@ pub(super) struct Line<'a> {
     pub(super) done_reason: Text<'a>,
     #[serde(default)]
     pub(super) prompt_eval_count: Reported<u64>,
-    /// The part of the prompt's count that came from a cache.
+    /// The number of tokens in `prompt_eval_count` that were read from a cache.
     #[serde(default)]
     pub(super) prompt_eval_cached_count: Reported<u64>,
     #[serde(default)]
@@ -58,7 +58,7 @@ pub(super) struct Function<'a> {
 
 /// Parses a line from its JSON text.
 pub(super) fn parse(data: &str) -> Result<Line<'_>, serde_json::Error> {
-    // A list would be parsed as a struct without member names.
+    // Without this check, a list would be parsed as a struct without member names.
     if !data.starts_with('{') {
         return Err(de::Error::custom("a JSON object was expected"));
     }

@@ -1,4 +1,5 @@
-//! The items of a response so far: finds the item that an event belongs to, and applies the event to it.
+//! The items of a response so far. This module finds the item that an event belongs to, and applies the event to that
+//! item.
 
 use std::collections::HashMap;
 
@@ -21,7 +22,7 @@ type DecodeResult = Result<(), ProviderError>;
 #[derive(Debug, Default)]
 pub(super) struct ResponseItems {
     items: Vec<Item>,
-    /// The position of each item by its id.
+    /// Maps the id of each item to its position.
     ids: HashMap<String, usize>,
     /// The number of blocks so far.
     blocks: usize,
@@ -33,7 +34,7 @@ pub(super) struct ResponseItems {
 }
 
 impl ResponseItems {
-    /// Returns whether the response makes a call.
+    /// Returns whether the response contains a call.
     pub(super) fn has_calls(&self) -> bool {
         self.items.iter().any(|item| matches!(&item.state, State::Call(call) if call.is_emitted()))
     }
@@ -42,7 +43,7 @@ impl ResponseItems {
     pub(super) fn add(&mut self, whole: &Value, index: Option<u64>, deltas: &mut Vec<Delta>) -> DecodeResult {
         let place = ItemRef { id: text(whole, "id"), index };
         let known = match place.id {
-            // Without an id, an index identifies the item, unless the service sends no indices.
+            // If the service sends no id, the index identifies the item. Some services send no indices either.
             "" => self.items.iter().position(|item| {
                 index.is_some() && item.index == index && item.kind() == Kind::of(whole) && !item.done
             }),
@@ -51,7 +52,7 @@ impl ResponseItems {
         let Some(at) = known else {
             return self.push(whole, place, deltas).map(drop);
         };
-        // The arguments of the item may have arrived before it.
+        // The arguments of a call may have arrived before the item of the call.
         if let State::Call(call) = &mut self.items[at].state {
             call.start(whole, &mut Blocks { count: &mut self.blocks, deltas });
         }
@@ -95,7 +96,7 @@ impl ResponseItems {
         Ok(at)
     }
 
-    /// Returns the item that content of this kind belongs to. Starts a new item if there is no such item. Returns
+    /// Returns the item that content of this kind belongs to. If there is no such item, starts a new one. Returns
     /// `None` if the whole item was already emitted.
     fn open(
         &mut self,
@@ -122,8 +123,8 @@ impl ResponseItems {
         }
     }
 
-    /// Finds the item for an unknown id. Some services give an item another id in each event, while its index stays the
-    /// same. Other services send neither ids nor indices, or always the same index.
+    /// Finds the item for an unknown id. Some services give an item another id in each event but always the same index.
+    /// Other services send neither ids nor indices, or give all items the same index.
     fn unnamed(&self, place: ItemRef<'_>, kind: Kind) -> Option<usize> {
         let fits = |item: &Item| item.kind() == kind && !item.done;
         let at_index = self.items.iter().rposition(|item| place.index.is_some() && item.index == place.index);
@@ -132,7 +133,7 @@ impl ResponseItems {
             .or_else(|| self.items.iter().rposition(fits).filter(|_| place.index.is_none()))
     }
 
-    /// Appends to a message's text.
+    /// Appends text to a message.
     pub(super) fn text(
         &mut self,
         place: ItemRef<'_>,
@@ -152,7 +153,7 @@ impl ResponseItems {
         self.check_blocks()
     }
 
-    /// Completes the text of a message's part.
+    /// Completes the text of a part of a message.
     pub(super) fn whole_text(
         &mut self,
         place: ItemRef<'_>,
@@ -170,7 +171,7 @@ impl ResponseItems {
         self.check_blocks()
     }
 
-    /// Appends to the readable reasoning.
+    /// Appends text to the readable reasoning.
     pub(super) fn reasoning(
         &mut self,
         place: ItemRef<'_>,
@@ -187,7 +188,7 @@ impl ResponseItems {
         self.check_blocks()
     }
 
-    /// Appends to a call's arguments.
+    /// Appends text to a call's arguments.
     pub(super) fn arguments(
         &mut self,
         place: ItemRef<'_>,
@@ -223,7 +224,7 @@ impl ResponseItems {
         Ok(())
     }
 
-    /// Completes an item: emits the data that was not emitted yet.
+    /// Completes an item, and emits the data that was not emitted yet.
     pub(super) fn complete(
         &mut self,
         whole: &Value,
@@ -241,7 +242,7 @@ impl ResponseItems {
         self.fill(at, whole, deltas)
     }
 
-    /// Applies a complete item to its known part.
+    /// Adds the data of a complete item to the known item at this position.
     fn fill(&mut self, at: usize, whole: &Value, deltas: &mut Vec<Delta>) -> DecodeResult {
         let item = &mut self.items[at];
         if item.is_settled() || item.kind() != Kind::of(whole) {
@@ -269,7 +270,7 @@ impl ResponseItems {
         self.check_blocks()
     }
 
-    /// Completes the response: emits the data that was not emitted yet, and nothing twice.
+    /// Completes the response. Emits the data that was not emitted yet, and emits no data twice.
     pub(super) fn finish(&mut self, output: &[Value], deltas: &mut Vec<Delta>) -> DecodeResult {
         check_count("items", output)?;
         let streamed = self.items.len();
@@ -284,7 +285,8 @@ impl ResponseItems {
                 None => nameless.push(whole),
             }
         }
-        // An item with an unknown id was streamed under another id, unless no item of its kind was streamed.
+        // If an item of the same kind was streamed, an item with an unknown id was streamed under another id.
+        // Otherwise, the item was not streamed.
         for whole in nameless {
             let kind = Kind::of(whole);
             let at = (0..streamed).find(|at| !claimed[*at] && self.items[*at].kind() == kind);
@@ -306,8 +308,8 @@ impl ResponseItems {
         Ok(())
     }
 
-    /// Returns the streamed item with the same id. An item with the same id that makes another call is not the same
-    /// item.
+    /// Returns the streamed item with the same id. Two items with the same id but different call ids are different
+    /// items.
     fn named(&self, whole: &Value) -> Option<usize> {
         let at = self.ids.get(text(whole, "id")).copied()?;
         let (known, given) = (self.items[at].call_id.as_str(), text(whole, "call_id"));
@@ -338,7 +340,7 @@ impl ResponseItems {
         Ok(())
     }
 
-    /// Checks the limit of the message early, so that the data made from an event cannot grow without end.
+    /// Checks the limit of blocks in a message early, so that the deltas of an event cannot grow without end.
     fn check_blocks(&self) -> DecodeResult {
         if self.blocks > Fold::MAX_BLOCKS {
             return Err(broken(format!("more than {} blocks in one response", Fold::MAX_BLOCKS)));
@@ -347,7 +349,7 @@ impl ResponseItems {
     }
 }
 
-/// Rejects a list that is far beyond the limit of a message. The check comes before the list is read.
+/// Rejects a list that exceeds the limit of blocks in a message. The check is made before the list is read.
 fn check_count(what: &str, list: &[Value]) -> DecodeResult {
     if list.len() > Fold::MAX_BLOCKS {
         return Err(broken(format!("more than {} {what} in one response", Fold::MAX_BLOCKS)));

@@ -21,10 +21,10 @@ type Decoded = Result<(), ProviderError>;
 
 /// Decodes one response: a stream of events, or one object.
 ///
-/// The terminal event is `response.completed`, `response.incomplete` or `response.failed`. It repeats the whole
-/// response. Unknown events are skipped. A complete item, at its own end or at the end of the response, supplies the
-/// data that its deltas omitted: llama.cpp sends neither indices nor the end of arguments, and other servers send no
-/// deltas.
+/// The terminal event is `response.completed`, `response.incomplete` or `response.failed`. The terminal event repeats
+/// the whole response. Unknown events are skipped. Each item arrives complete at its own end or at the end of the
+/// response. The complete item supplies the data that the item's deltas omitted. For example, llama.cpp sends neither
+/// indices nor the end of arguments, and other servers send no deltas.
 #[derive(Debug, Default)]
 pub(super) struct ResponsesDecoder {
     answer: ResponseItems,
@@ -38,8 +38,8 @@ pub(super) struct ResponsesDecoder {
 impl Decoder for ResponsesDecoder {
     fn decode(&mut self, frame: Frame<'_>, deltas: &mut Vec<Delta>) -> Decoded {
         let data = frame.data.trim_ascii();
-        // `[DONE]` ends the streams of another wire format. Services that implement both wire formats send it in this
-        // one too.
+        // `[DONE]` ends the streams of another wire format. Services that implement both wire formats also send
+        // `[DONE]` in this one.
         if self.done || data.is_empty() || data == "[DONE]" {
             return Ok(());
         }
@@ -75,8 +75,8 @@ impl Decoder for ResponsesDecoder {
 }
 
 impl ResponsesDecoder {
-    /// Decodes an event. The data of the event names its kind. The name of the event counts only if the data names no
-    /// kind.
+    /// Decodes an event. The data of the event names its kind. If the data names no kind, the name of the event is
+    /// used.
     fn event(&mut self, name: &str, mut event: Event<'_>, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
         let kind = std::mem::take(&mut event.kind);
         let kind = if kind.as_str().is_empty() { name } else { kind.as_str() };
@@ -94,7 +94,8 @@ impl ResponsesDecoder {
                 let (part, more) = (event.summary_index.0, event.delta.as_str());
                 self.answer.reasoning(event.place(), Shown::Summary, part, more, deltas)
             }
-            // The second is the former name of the first. Some servers still use it.
+            // `response.reasoning.delta` is the former name of `response.reasoning_text.delta`. Some servers still use
+            // it.
             "response.reasoning_text.delta" | "response.reasoning.delta" => {
                 let (part, more) = (event.content_index.0, event.delta.as_str());
                 self.answer.reasoning(event.place(), Shown::Content, part, more, deltas)
@@ -126,7 +127,7 @@ impl ResponsesDecoder {
                 Ok(())
             }
             "response.completed" | "response.incomplete" | "response.failed" | "response.cancelled"
-            // A former name of the first.
+            // `response.done` is a former name of `response.completed`.
             | "response.done" => {
                 let Some(response) = event.response.filter(|response| response.is_object()) else {
                     return Err(bad("the terminal event has no response", data));
@@ -176,7 +177,7 @@ impl ResponsesDecoder {
                 let message = MessageDelta { usage: Some(usage), ..MessageDelta::default() };
                 deltas.push(Delta::Message(Box::new(message)));
             }
-            // Each response has one report.
+            // Each response has only one usage report, so there is at most one warning.
             counts.warn(&mut false, deltas);
         }
         let status = match text(response, "status") {

@@ -17,10 +17,10 @@ use crate::{
     },
 };
 
-/// The largest number of characters in a call's id, from OpenAI's error `string_above_max_length`.
+/// The largest number of characters in a call's id, as stated in OpenAI's error `string_above_max_length`.
 const ID_LIMIT: usize = 64;
 
-/// The media types, other than `text/*`, that can be sent as files, and the default name of such a file: the service
+/// The media types, other than `text/*`, that can be sent as files. Each has a default file name, because the service
 /// rejects a file without a name. Source: <https://platform.openai.com/docs/guides/file-inputs>.
 const FILES: [(&str, &str); 12] = [
     ("application/pdf", "document.pdf"),
@@ -43,8 +43,8 @@ pub(super) struct Input<'a> {
     names: &'a ToolNames<'a>,
     reasoning: ReasoningItems,
     ids: CallIds<'a>,
-    /// The callers of those calls in the last response that the model did not make itself. The results of these calls
-    /// must repeat their callers.
+    /// The callers of the calls that the model did not make itself. Only the calls of the last response are included.
+    /// The result of such a call must repeat its caller.
     callers: HashMap<&'a str, Value>,
     items: Vec<Value>,
 }
@@ -67,8 +67,8 @@ impl<'a> Input<'a> {
         Ok(Value::Array(input.items))
     }
 
-    /// Encodes a user message. Tool results come first, because nothing may separate them from their calls. Items of
-    /// this wire format follow, such as replies to requests that the service made in its response.
+    /// Encodes a user message. Tool results come first, because nothing may separate them from their calls. Provider
+    /// items of this wire format follow, such as replies to requests that the service made in its response.
     fn user(&mut self, message: &'a Message) -> Result<(), ProviderError> {
         for result in message.tool_results() {
             let output = self.tool_result(result)?;
@@ -96,7 +96,7 @@ impl<'a> Input<'a> {
 
     fn tool_result(&self, result: &ToolResult) -> Result<Value, ProviderError> {
         let mut parts = Vec::new();
-        // The wire format has no flag for failure.
+        // The wire format has no flag for failure, so the text of the result states it.
         let mut unmarked = result.is_error;
         for block in &result.content {
             match block {
@@ -125,7 +125,8 @@ impl<'a> Input<'a> {
         let native = message.is_native_to(NAME);
         let start = self.items.len();
         self.callers.clear();
-        // Reasoning items that wait for the item that follows them. Without that item, the service rejects them.
+        // Reasoning items that have to be sent together with the next item. The service rejects reasoning items without
+        // a following item.
         let mut waiting = Vec::new();
         for block in &message.content {
             let item = match block {
@@ -157,10 +158,11 @@ impl<'a> Input<'a> {
     }
 
     fn call(&mut self, tool_use: &'a ToolUse, native: bool) -> Value {
-        // If the model wrote invalid JSON or an invalid name, the request must still be valid.
+        // The request must be valid even if the model wrote invalid JSON or an invalid name.
         let arguments =
             if tool_use.malformed.is_some() { "{}".to_owned() } else { tool_use.input.to_string() };
-        // The item's own id is not sent, because the service would look for the reasoning that belongs to it.
+        // The item's own id is not sent. If it were sent, the service would look for the reasoning that belongs to the
+        // item.
         let id = self.ids.assign(tool_use.id.as_str());
         let name = self.names.get(&tool_use.name);
         let mut item = json!({"type": "function_call", "call_id": id, "name": name, "arguments": arguments});
@@ -203,7 +205,7 @@ impl<'a> Input<'a> {
     }
 }
 
-/// Returns the item of this wire format in the block, unchanged.
+/// Returns the block's item unchanged if it belongs to this wire format.
 fn own_item(block: &Content) -> Option<Value> {
     match block {
         Content::ProviderItem(item) if item.format == NAME && item.data.is_object() => {
@@ -217,7 +219,7 @@ fn input_text(text: &str) -> Value {
     json!({"type": "input_text", "text": text})
 }
 
-/// Returns a single string if there is only one text, because the simplest servers require this.
+/// Returns a single string if the only part is a text, because the simplest servers require a string.
 fn plain_or(mut parts: Vec<Value>) -> Value {
     match &mut parts[..] {
         [Value::Object(part)] if part["type"] == "input_text" => part["text"].take(),
@@ -235,7 +237,7 @@ fn assistant_message(part: Value, phase: Option<Value>) -> Value {
     Value::Object(item)
 }
 
-/// Adds a part to the previous message if it has the same phase. Returns the part if no message matches.
+/// Adds a part to the previous message if that message has the same phase. Otherwise, returns the part.
 fn join(last: Option<&mut Value>, part: Value, phase: Option<&Value>) -> Option<Value> {
     let same = last.filter(|item| item["type"] == "message" && item.get("phase") == phase);
     let Some(Value::Array(content)) = same.and_then(|item| item.get_mut("content")) else {
@@ -263,7 +265,7 @@ fn output_part(text: &Text, native: bool) -> Option<(Value, Option<Value>)> {
     Some((part, signature.remove("phase")))
 }
 
-/// Returns the item that the decoder put into the signature, and restores its text.
+/// Returns the reasoning item that the decoder stored in the signature, with its text restored.
 fn reasoning_item(thinking: &Thinking, wanted: ReasoningItems) -> Option<Value> {
     let mut item: Map<String, Value> = serde_json::from_str(thinking.signature.as_deref()?).ok()?;
     if item.get("type")? != "reasoning" {
@@ -293,13 +295,14 @@ fn reasoning_item(thinking: &Thinking, wanted: ReasoningItems) -> Option<Value> 
     goes.then_some(Value::Object(item))
 }
 
-/// The ids of calls on the wire. They are short enough, and each id is unique in a conversation. Earlier calls
-/// determine the ids of later ones, so that the beginning of a conversation stays the same as it grows.
+/// The ids of calls on the wire. Each id has a length that the service accepts and is unique in a conversation. An id
+/// depends only on earlier calls, so that the encoded beginning of a conversation stays the same when the conversation
+/// grows.
 #[derive(Default)]
 struct CallIds<'a> {
     taken: HashSet<String>,
-    /// For each id of a call, the id on the wire and the number of uses. If an id occurs again, the last use counts,
-    /// because results follow directly after their calls.
+    /// For each id of a call, the id on the wire and the number of uses. If several calls have the same id, the last
+    /// call is stored, because results follow directly after their calls.
     sent: HashMap<&'a str, (String, usize)>,
 }
 

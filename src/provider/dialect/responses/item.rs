@@ -1,4 +1,4 @@
-//! An item of a response, and the blocks that it makes.
+//! An item of a response, and the blocks that are created from it.
 
 use serde_json::{Map, Value};
 
@@ -45,7 +45,7 @@ impl Kind {
 pub(super) struct Item {
     /// The position of the item in the output, if the service sends it.
     pub(super) index: Option<u64>,
-    /// The id that the result of a function call names. Empty for other items.
+    /// The id with which a result refers to a function call. Empty for other items.
     pub(super) call_id: String,
     /// Whether the end of the item was received. Later content belongs to another item.
     pub(super) done: bool,
@@ -61,7 +61,7 @@ pub(super) enum State {
     Opaque { block: usize },
 }
 
-/// A part of a message. Each part makes a block.
+/// A part of a message. Each part becomes a block.
 #[derive(Debug)]
 pub(super) struct Section {
     /// The index of the part on the wire.
@@ -76,7 +76,8 @@ pub(super) struct Call {
     block: Option<usize>,
     received: Received,
     signed: bool,
-    /// Arguments that arrived before the name, or with the start of the item. They count unless other arguments arrive.
+    /// Arguments that arrived before the name, or with the start of the item. They are used unless other arguments
+    /// arrive.
     held: String,
 }
 
@@ -136,8 +137,8 @@ impl Item {
         }
     }
 
-    /// Returns whether nothing more can be added. Some services send a message's content, the encrypted payload of
-    /// reasoning, or a call's name only at the end of the response.
+    /// Returns whether nothing more can be added to the item. An item that has ended may still lack data: some services
+    /// send a message's content, the encrypted payload of reasoning, or a call's name only at the end of the response.
     pub(super) fn is_settled(&self) -> bool {
         self.done
             && match &self.state {
@@ -149,7 +150,7 @@ impl Item {
     }
 }
 
-/// Appends to a part of a message. `index` is the index of the part, if the service sends it.
+/// Appends text to a part of a message. `index` is the index of the part, if the service sends it.
 pub(super) fn grow_message(
     sections: &mut Vec<Section>,
     index: Option<u64>,
@@ -199,7 +200,8 @@ pub(super) fn complete_message(
             refusal => refusal,
         })
         .collect();
-    // A service may divide the text into other parts at the end. Nevertheless, it has sent the whole text.
+    // At the end, a service may divide the text into other parts than before. Therefore, the total length shows whether
+    // the whole text was received.
     let received: usize = sections.iter().map(|section| section.received.bytes()).sum();
     let mut repetition = Repetition::Fits;
     if received < texts.iter().map(|text| text.len()).sum() {
@@ -233,7 +235,7 @@ pub(super) fn is_refusal(item: &Value) -> bool {
     list(item, "content").iter().any(|part| text(part, "type") == "refusal")
 }
 
-/// Returns the data that a part needs, in addition to its text, to be sent back unchanged.
+/// Returns the data that has to be stored in addition to a part's text, so that the part can be sent back unchanged.
 fn signature(part: &Value, item: &Value) -> Option<String> {
     let mut kept = Map::new();
     if text(part, "type") == "refusal" {
@@ -263,7 +265,7 @@ impl Call {
         if self.block.is_some() || name.is_empty() {
             return;
         }
-        // If the call has no id, the id of the item identifies the call equally well.
+        // If the call has no id, the id of the item is used instead.
         let id = match text(item, "call_id") {
             "" => text(item, "id"),
             id => id,
@@ -273,8 +275,8 @@ impl Call {
         self.sign(block, item, blocks);
     }
 
-    /// Emits at once the data that has to be sent back with the call. Without it, the service would reject an
-    /// interrupted call.
+    /// Immediately emits the data that has to be sent back with the call. If the response were interrupted before this
+    /// data is emitted, the service would reject the call.
     fn sign(&mut self, block: usize, item: &Value, blocks: &mut Blocks<'_>) {
         if let Some(kept) = call_signature(item).filter(|_| !self.signed) {
             self.signed = true;
@@ -292,8 +294,8 @@ impl Call {
         }
     }
 
-    /// Appends the part of the complete arguments that was not received yet. Services also repeat arguments with
-    /// different white space, so a difference causes no warning: the received arguments are validated later.
+    /// Appends the part of the complete arguments that was not received yet. Some services repeat arguments with
+    /// different white space, so a difference causes no warning. The received arguments are validated later.
     pub(super) fn complete_arguments(&mut self, whole: &str, blocks: &mut Blocks<'_>) {
         match self.block {
             Some(block) => blocks.append_rest(block, &mut self.received, whole, Part::Input),
@@ -314,8 +316,8 @@ impl Call {
         blocks.end(block);
     }
 
-    /// Ends the call when the response ends, even if the call is not complete. The arguments that were held back are
-    /// used.
+    /// Ends the call at the end of the response, even if the call is not complete. The arguments that were held back
+    /// are used.
     ///
     /// # Errors
     ///
@@ -333,7 +335,7 @@ impl Call {
         }
     }
 
-    /// Returns whether the block of the call was emitted.
+    /// Returns whether the block of the call was started.
     pub(super) fn is_emitted(&self) -> bool {
         self.block.is_some()
     }

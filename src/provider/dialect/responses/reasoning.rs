@@ -16,8 +16,8 @@ const GAP: &str = "\n\n";
 #[derive(Debug, Default)]
 pub(super) struct Reasoning {
     block: Option<usize>,
-    /// The text that the block shows: the summary, or the reasoning itself. If a service sends both, the block shows
-    /// the text that arrives first.
+    /// The kind of text that the block contains: the summary or the reasoning itself. If a service sends both, the
+    /// block contains the kind that arrives first.
     shown: Option<Shown>,
     part: Option<u64>,
     received: Received,
@@ -45,7 +45,8 @@ impl Reasoning {
         self.ended
     }
 
-    /// Extends the summary or the reasoning itself. `part` is the index of the part, if the service sends it.
+    /// Appends text to the summary or to the reasoning itself. `part` is the index of the part, if the service sends
+    /// it.
     pub(super) fn grow(&mut self, shown: Shown, part: Option<u64>, more: &str, blocks: &mut Blocks<'_>) {
         if more.is_empty() || *self.shown.get_or_insert(shown) != shown {
             return;
@@ -84,8 +85,8 @@ impl Reasoning {
     }
 }
 
-/// Encodes a reasoning item for the signature of its block, if the item can be sent back. A part with the same text as
-/// the block is stored without its text.
+/// Encodes a reasoning item for the signature of its block, if the item can be sent back. A part whose text equals the
+/// block's text is stored without its text.
 fn keep(item: &Value, of_block: Option<&str>) -> Option<String> {
     let encrypted = item.get("encrypted_content").and_then(Value::as_str).filter(|it| !it.is_empty());
     let readable = list(item, "content");

@@ -1,7 +1,7 @@
 use crc32fast::Hasher;
 
-/// The text in the deltas of a block, stored as its length and its digest. It is compared with the whole text that the
-/// service repeats at the end, so the text itself need not be stored twice.
+/// The received text of a block, stored as its length and its digest. They are compared with the whole text that the
+/// service repeats at the end, so that the text itself need not be stored twice.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Received {
     bytes: usize,

@@ -1,5 +1,5 @@
 //! The shapes of the events. They borrow from the frame if possible. Compatible servers omit members, set them to null
-//! or send another type. A value that cannot be understood counts as absent.
+//! or send values of another type. A value that cannot be read is treated as absent.
 
 use std::borrow::Cow;
 
@@ -14,7 +14,7 @@ use crate::{
     },
 };
 
-/// Any event, with the members of all kinds. Also a whole response that was not streamed.
+/// An event of any kind, or a whole response that was not streamed. The struct has the members of all kinds.
 #[derive(Deserialize)]
 pub(super) struct Event<'a> {
     #[serde(rename = "type", borrow, default)]
@@ -47,8 +47,8 @@ pub(super) struct Event<'a> {
 }
 
 impl Event<'_> {
-    /// Returns whether the event contains the arguments of a call as JSON. Parsing them into a map would lose repeated
-    /// keys.
+    /// Returns whether the event contains the arguments of a call as a JSON object. Parsing such arguments into a map
+    /// would lose repeated keys.
     pub(super) fn has_whole_arguments(&self) -> bool {
         let has_arguments = |item: &Value| {
             text(item, "type") == "function_call" && item.get("arguments").is_some_and(Value::is_object)
@@ -59,7 +59,7 @@ impl Event<'_> {
             || self.object.as_str() == "response"
     }
 
-    /// Returns the item that the event belongs to, as far as the event names it.
+    /// Returns the id and the index of the item that the event belongs to, as far as the event contains them.
     pub(super) fn place(&self) -> ItemRef<'_> {
         ItemRef { id: self.item_id.as_str(), index: self.output_index.0 }
     }
@@ -81,7 +81,7 @@ pub(super) struct ItemRef<'a> {
 
 /// Parses an event from its JSON text.
 pub(super) fn parse(data: &str) -> Result<Event<'_>, serde_json::Error> {
-    // A list would be parsed as a struct without member names.
+    // Without this check, a list would be parsed as a struct without member names.
     if !data.starts_with('{') {
         return Err(de::Error::custom("a JSON object was expected"));
     }
@@ -103,8 +103,9 @@ pub(super) fn list<'a>(value: &'a Value, key: &str) -> &'a [Value] {
     value.get(key).and_then(Value::as_array).map_or(&[], Vec::as_slice)
 }
 
-/// Returns the data that a call needs, in addition to its name and arguments, to be sent back unchanged: the namespace
-/// of a tool that the service found by search, and the service's program that made the call.
+/// Returns the data that is needed, in addition to the name and the arguments, to send a call back unchanged. This data
+/// is the namespace of a tool that the service found by search, and the caller if a program of the service made the
+/// call.
 pub(super) fn call_signature(item: &Value) -> Option<String> {
     let namespace = Some(text(item, "namespace")).filter(|it| !it.is_empty()).map(Value::from);
     let caller = item.get("caller").filter(|it| !matches!(text(it, "type"), "" | "direct")).cloned();
@@ -114,7 +115,7 @@ pub(super) fn call_signature(item: &Value) -> Option<String> {
     (!kept.is_empty()).then(|| Value::Object(kept).to_string())
 }
 
-/// Returns the JSON text of a call's arguments. Some services send the JSON itself.
+/// Returns the JSON text of a call's arguments. Some services send the JSON value itself instead of a string.
 pub(super) fn arguments(item: &Value) -> Option<String> {
     match item.get("arguments")? {
         Value::Null => None,
@@ -123,7 +124,7 @@ pub(super) fn arguments(item: &Value) -> Option<String> {
     }
 }
 
-/// Returns the usage of a response. The count of the prompt includes the tokens from a cache.
+/// Returns the usage of a response. The service's count of the prompt includes the tokens from a cache.
 pub(super) fn usage(counts: &mut Counts<'_>) -> Option<Usage> {
     if counts.is_empty() {
         return None;

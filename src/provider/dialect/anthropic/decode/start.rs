@@ -40,10 +40,10 @@ impl MessagesDecoder {
                 message.usage = self.count(usage, deltas);
             }
         }
-        // Emitted even if it is empty, because it names the wire format of the message.
+        // The provider data is emitted even if it is empty, because it names the wire format of the message.
         message.provider_data = self.provider_data();
         deltas.push(Delta::Message(Box::new(message)));
-        // If a response continues from within a tool of the service, its start may already contain the complete
+        // If a response resumes inside a tool that the service runs, its start event may already contain the complete
         // message.
         let content = event.message.as_ref().filter(|_| first).and_then(|start| start.content.as_ref());
         for block in content.and_then(Value::as_array).into_iter().flatten() {
@@ -58,8 +58,8 @@ impl MessagesDecoder {
         Ok(())
     }
 
-    /// Decodes a message that arrives as one object, as services without streaming send it. The object is handled as
-    /// the start of a message that already contains all content.
+    /// Decodes a message that arrives as one object, which is how services without streaming send it. The object is
+    /// decoded as the start of a message that already contains all content.
     pub(super) fn whole(&mut self, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
         #[derive(Deserialize)]
         struct Probe<'a> {
@@ -67,7 +67,7 @@ impl MessagesDecoder {
             role: Str<'a>,
         }
 
-        // An event that is only named `message` is skipped like every unknown event.
+        // An event that has the name `message` but contains no message is skipped, like every unknown event.
         if !serde_json::from_str::<Probe<'_>>(data).is_ok_and(|message| &*message.role == "assistant") {
             return Ok(());
         }

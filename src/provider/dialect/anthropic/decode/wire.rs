@@ -5,7 +5,7 @@ use std::{borrow::Cow, fmt, ops::Deref};
 use serde::{Deserialize, Deserializer, de};
 use serde_json::{Map, Value};
 
-/// Any event, with the members of all kinds.
+/// An event of any kind. The struct has the members of all kinds.
 #[derive(Deserialize)]
 pub(super) struct Event<'a> {
     #[serde(rename = "type", borrow, default)]
@@ -16,7 +16,7 @@ pub(super) struct Event<'a> {
     pub(super) content_block: Option<Value>,
     #[serde(borrow)]
     pub(super) message: Option<MessageStart<'a>>,
-    /// Read leniently, member by member: unreadable usage never fails a response.
+    /// The usage, read leniently, member by member. Unreadable usage never causes a response to fail.
     pub(super) usage: Option<Value>,
     pub(super) error: Option<Value>,
 }
@@ -28,8 +28,8 @@ pub(super) fn parse(data: &str) -> Option<Event<'_>> {
 }
 
 impl Event<'_> {
-    /// Returns whether the event contains the input of a tool use as JSON. Parsing it into a map would lose repeated
-    /// keys.
+    /// Returns whether the event contains the input of a tool use as a JSON object. Parsing such an input into a map
+    /// would lose repeated keys.
     pub(super) fn has_whole_input(&self) -> bool {
         let has_input = |block: &Value| {
             let input = block.get("input").and_then(Value::as_object);
@@ -95,7 +95,7 @@ pub(super) struct MessageStart<'a> {
     #[serde(borrow, default)]
     pub(super) model: Str<'a>,
     pub(super) usage: Option<Value>,
-    /// The blocks that arrived complete.
+    /// The complete blocks that the start event already contains.
     pub(super) content: Option<Value>,
     #[serde(borrow, default)]
     pub(super) stop_reason: Str<'a>,
@@ -173,13 +173,14 @@ pub(super) fn is_unknown_delta(delta: &Map<String, Value>) -> bool {
     delta.get("type").and_then(Value::as_str).is_some_and(|kind| !kind.is_empty() && !known.contains(&kind))
 }
 
-/// Returns whether code, and not the model itself, made a tool use. Such a caller has to be sent back to the service.
+/// Returns whether a tool use was made by code and not by the model itself. The caller of such a use has to be sent
+/// back to the service.
 pub(super) fn is_foreign_caller(caller: &Value) -> bool {
     caller.get("type").and_then(Value::as_str).is_some_and(|kind| kind != "direct")
 }
 
-/// Returns the JSON text of the input in the start of a tool use. An empty input is the usual placeholder for the
-/// deltas that follow.
+/// Returns the JSON text of the input in the start of a tool use. An empty input is ignored, because it is the usual
+/// placeholder for an input that arrives in deltas.
 pub(super) fn whole_input(input: Option<&Value>) -> Option<String> {
     match input? {
         Value::Null => None,

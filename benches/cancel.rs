@@ -1,7 +1,7 @@
-//! The time from a call of `cancel` until a subscriber has received the event.
+//! The time from a call of `cancel` until a subscriber has received the event of the cancellation.
 //!
-//! Wall time on a runtime of one thread. It includes everything that happens first: the work of other tasks, and the
-//! earlier events that the subscriber still has to read.
+//! The figures are wall time on a runtime with one thread. They include everything that happens before the event is
+//! received: the work of other tasks, and the earlier events that the subscriber still has to read.
 #![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
 
 #[allow(dead_code)]
@@ -25,7 +25,7 @@ use support::{InMemory, head, on_this_thread, percentile, row, size};
 
 /// An endless answer.
 struct Endless {
-    /// The time between two deltas. `None` sends them without a pause.
+    /// The time between two deltas. If this is `None`, the deltas are sent without a pause.
     pause: Option<Duration>,
 }
 
@@ -71,7 +71,7 @@ fn report(what: &str, mut figures: Vec<f64>, goal: &str) {
     row(what, format!("p50 {half:.0}, p99 {most:.0} µs"), goal);
 }
 
-/// Reads until an event for which `wanted` returns true.
+/// Reads events until `wanted` returns true for an event.
 async fn read(events: &mut AgentSubscription, wanted: impl Fn(&Event) -> bool) {
     loop {
         match events.next().await {
@@ -82,7 +82,7 @@ async fn read(events: &mut AgentSubscription, wanted: impl Fn(&Event) -> bool) {
     }
 }
 
-/// Returns the microseconds from a call of `cancel` to its event.
+/// Returns the microseconds from a call of `cancel` until its event is received.
 async fn cancel(agent: &Agent, events: &mut AgentSubscription) -> f64 {
     let before = Instant::now();
     let (cancelled, ()) =
@@ -98,7 +98,7 @@ async fn streaming(count: usize, pause: Option<Duration>) -> Vec<f64> {
     let mut figures = Vec::new();
     for round in 0..count {
         agent.prompt("Go on.").await.expect("the agent is idle");
-        // Vary the point of the stream at which the run is cancelled.
+        // Each run is cancelled at another point of its stream.
         for _ in 0..3 + round % 5 {
             read(&mut events, |event| matches!(event, Event::TextDelta { .. })).await;
         }

@@ -1,18 +1,20 @@
-//! The cost of a commit of a turn, on the file system and in databases, compared with appending the same bytes to an
-//! open file and syncing it.
+//! The cost of committing a turn to the file system and to databases. It is compared with the cost of appending the
+//! same bytes to an open file and syncing this file.
 //!
 //! A turn is a question and an answer with usage, about one kilobyte of JSON. In each round, one conversation of the
 //! store receives a batch of turns. After each turn, the reference repeats the write: it appends the line that the
-//! store has just written to a file that stays open, and calls `fdatasync`. Therefore both see the same state of the
-//! disk. Wall time is the median of each side. CPU time is that of the process during its side of the batch,
-//! including the kernel's work. Bytes are the growth of the log. The rounds alternate between a new conversation and
-//! one of 10,000 turns. The last table is without syncing, which shows the cost of a commit without the disk.
-//! The databases (features `sqlite` and `postgres`) have two references: the JSON of the turn's messages, appended
-//! and synced, and one row with this JSON, inserted into the same database by the database's plain client. A commit
-//! does the work of this insert and more: it finds the conversation, compares its version, and adds four rows to
-//! three tables. The growth of the database's log is measured separately, over commits that are not timed.
+//! store has just written to a file that stays open, and calls `fdatasync`. Therefore the store and the reference see
+//! the same state of the disk. The wall time of each side is a median. The CPU time of each side is the time that the
+//! process used for this side of the batch, including the kernel's work. The bytes are the growth of the log. The
+//! rounds alternate between a new conversation and a conversation of 10,000 turns. The last table is measured without
+//! syncing. It shows the cost of a commit without the disk. The databases (features `sqlite` and `postgres`) have two
+//! references. The first reference appends the JSON of the turn's messages to a file and syncs it. The second reference
+//! inserts one row with this JSON into the same database with the database's plain client. A commit does the work of
+//! this insert and more: it finds the conversation, compares its version, and adds four rows to three tables. The
+//! growth of the database's log is measured separately, with commits that are not timed.
 //!
-//! The folder is `OMNI_BENCH_FOLDER`, or the system's folder for temporary files. It should be on a real disk.
+//! The files are written to the folder `OMNI_BENCH_FOLDER`, or to the system's folder for temporary files. The folder
+//! should be on a real disk.
 #![allow(clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
 
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
@@ -76,8 +78,8 @@ impl<'a> Talk<'a> {
     }
 }
 
-/// Returns a commit of a question and an answer after this many nodes. The ids always have the same length, so that
-/// the lines do too.
+/// Returns a commit of a question and an answer that follow this many nodes. The ids always have the same length, so
+/// that all lines of the log also have the same length.
 fn turn(nodes: u64) -> Commit {
     let id = |number: u64| NodeId::new(100_000 + number).expect("an id is not zero");
     let question = "What is the tallest mountain of each continent, and who climbed it first? ".repeat(3);
@@ -90,7 +92,7 @@ fn turn(nodes: u64) -> Commit {
     Commit::new(Some(id(nodes + 1))).with_nodes([question, answer])
 }
 
-/// Wall time and CPU time, in microseconds.
+/// The wall times and the total CPU time, in microseconds.
 #[derive(Default)]
 struct Spent {
     wall: Vec<f64>,
@@ -116,7 +118,7 @@ fn now() -> (Instant, Duration) {
     (Instant::now(), cpu())
 }
 
-/// Commits turns to the store and to the reference in turn. Also returns the bytes of the last turn.
+/// Commits turns alternately to the store and to the reference. Also returns the number of bytes of the last turn.
 async fn side_by_side(
     talk: &mut Talk<'_>,
     folder: &std::path::Path,

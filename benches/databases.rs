@@ -1,8 +1,8 @@
-//! The databases that are measured, and access to them without a store.
+//! The databases that the benchmarks measure, and access to these databases without a store.
 //!
-//! SQLite is a file in the benchmark's folder. PostgreSQL is the server named by `DATABASE_URL`, or one started from
-//! the installed binaries, in the system's folder for temporary files and on a Unix socket. Both sync each commit, as
-//! with default settings.
+//! The SQLite database is a file in the benchmark's folder. `DATABASE_URL` can name a PostgreSQL server. Otherwise, a
+//! server is started from the installed binaries. Its data is in the system's folder for temporary files, and it
+//! listens on a Unix socket. Both databases sync each commit, as they do with default settings.
 
 #[cfg(feature = "postgres")]
 #[allow(clippy::unwrap_used, dead_code, reason = "shared with the tests")]
@@ -16,16 +16,16 @@ use std::{path::Path, sync::Arc};
 
 use omni_agent::store::{ConversationId, Store};
 
-/// A store on a database, and the database.
+/// A store on a database, and access to the same database without the store.
 pub(crate) struct Subject {
     pub(crate) name: &'static str,
     pub(crate) store: Arc<dyn Store>,
-    /// The same store without waiting for the disk, if it supports that.
+    /// The same store, if possible without waiting for the disk.
     pub(crate) quick: Arc<dyn Store>,
     pub(crate) bare: Bare,
 }
 
-/// A database as a program without a store uses it.
+/// A database as a program uses it without a store.
 pub(crate) enum Bare {
     #[cfg(feature = "sqlite")]
     Sqlite { connection: rusqlite::Connection, file: std::path::PathBuf },
@@ -33,7 +33,7 @@ pub(crate) enum Bare {
     Postgres { client: tokio_postgres::Client, schema: String },
 }
 
-/// Returns the databases whose feature is enabled and whose server is available, with empty stores.
+/// Returns the databases whose feature is enabled and whose server is available. Their stores are empty.
 pub(crate) async fn subjects(folder: &Path) -> (Vec<Subject>, impl Sized) {
     std::fs::create_dir_all(folder).expect("the folder is created");
     let subjects = Vec::new();
@@ -67,7 +67,8 @@ async fn with_sqlite(mut subjects: Vec<Subject>, folder: &Path) -> Vec<Subject> 
     subjects
 }
 
-/// The server stops when it is dropped.
+/// Adds PostgreSQL if a server is available. If this function has started the server, it also returns the server, which
+/// stops when it is dropped.
 #[cfg(feature = "postgres")]
 async fn with_postgres(mut subjects: Vec<Subject>) -> (Vec<Subject>, Option<server::Server>) {
     let named = std::env::var("DATABASE_URL").ok();
@@ -102,7 +103,7 @@ impl Bare {
             }
             #[cfg(feature = "postgres")]
             Self::Postgres { client, schema } => {
-                // The text is part of the statement, which saves the round trip of preparing it.
+                // The text is part of the statement. This saves the round trip that a prepared statement needs.
                 let insert =
                     format!("INSERT INTO {schema}.bare (text) VALUES ('{}')", text.replace('\'', "''"));
                 client.batch_execute(&insert).await.expect("the table exists");
@@ -143,8 +144,8 @@ impl Bare {
         match self {
             #[cfg(feature = "sqlite")]
             Self::Sqlite { connection, file } => {
-                // Empty the log, so that its length is the number of written bytes. Otherwise it would be overwritten
-                // from its beginning from time to time.
+                // Empty the log first, so that its length is the number of written bytes. Otherwise, SQLite would start
+                // to overwrite the log from its beginning from time to time.
                 connection
                     .query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))
                     .expect("there are no other users");

@@ -1,13 +1,15 @@
 //! The CPU time of a delivery from one session to many subscribers. A delivery is one event received by one subscriber.
 //!
-//! The provider is in memory and answers with 1,000 deltas. *One by one*: it waits until every subscriber has
-//! received the previous delta, on one thread, so that each delivery is a separate wakeup. *A delta a millisecond*:
-//! the pace of a model. The cost of a timer of one millisecond is part of this figure, and is also shown separately.
-//! *A flood*: it never waits. All work of the process counts, including that of the session and the agent.
+//! The provider is in memory and answers with 1,000 deltas. It has three paces. With *one by one*, the provider waits
+//! on one thread until every subscriber has received the previous delta, so that each delivery is a separate wakeup. *A
+//! delta a millisecond* is the pace of a real model. The figure includes the cost of a timer of one millisecond, which
+//! is also shown separately. With *a flood*, the provider never waits. The figures include all work of the process,
+//! such as that of the session and the agent.
 //!
-//! Each subscriber checks that the numbers of its events have gaps only at a resync. A subscriber that reads nothing
-//! until the end gets a resync with the complete state. On one thread, no active reader gets a resync, because the
-//! agent yields to readers. On several threads, a flood may overrun readers. The number of resyncs is shown.
+//! Each subscriber checks the numbers of its events. Gaps in these numbers are allowed only at a resync. A subscriber
+//! that reads nothing until the end receives a resync with the complete state. On one thread, no active reader receives
+//! a resync, because the agent yields to readers. On several threads, readers may fall behind during a flood. The
+//! number of resyncs is shown.
 #![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
 
 #[allow(dead_code)]
@@ -30,13 +32,13 @@ use support::{cpu, cpu_each, head, median, model, on_this_thread, row, size};
 
 const DELTAS: usize = 1000;
 
-/// Streams `DELTAS` deltas at a pace.
+/// A provider that streams `DELTAS` deltas at the given pace.
 #[derive(Clone, Copy)]
 struct Words {
     pace: Pace,
 }
 
-/// The wait before each delta.
+/// How long the provider waits before each delta.
 #[derive(Clone, Copy, PartialEq)]
 enum Pace {
     OneByOne,
@@ -47,7 +49,8 @@ enum Pace {
 impl Pace {
     async fn wait(self) {
         match self {
-            // The first yield lets the session pass the event on. The second lets the subscribers receive it.
+            // During the first yield, the session passes the event on. During the second yield, the subscribers receive
+            // it.
             Self::OneByOne => {
                 tokio::task::yield_now().await;
                 tokio::task::yield_now().await;
@@ -84,7 +87,7 @@ struct Seen {
     resyncs: usize,
 }
 
-/// Reads until the turn is in the tree.
+/// Reads updates until the turn is in the tree.
 async fn read(events: &mut SessionSubscription) -> Seen {
     let mut seen = Seen::default();
     let mut last = events.last_id().number;
@@ -152,7 +155,7 @@ fn main() {
     }
 }
 
-/// Prints the median of the rounds, and returns the number of resyncs.
+/// Prints the median time of the rounds, and returns the total number of resyncs.
 fn tell(what: &str, rounds: impl Iterator<Item = (f64, usize)>) -> usize {
     let (times, resyncs): (Vec<f64>, Vec<usize>) = rounds.unzip();
     let resyncs = resyncs.iter().sum();

@@ -1,4 +1,4 @@
-//! Answers as services send them, in each of the five wire formats.
+//! Answers in the form in which services send them, for each of the five wire formats.
 
 use serde_json::{Value, json};
 
@@ -26,8 +26,8 @@ impl Format {
         }
     }
 
-    /// Returns the name of the format in a path. It differs from the last segment of every service's path, because
-    /// some clients remove such a segment.
+    /// Returns the name of the format for use in a path. The name differs from the last segment of every service's
+    /// path, because some clients remove this segment.
     pub(crate) fn slug(self) -> &'static str {
         match self {
             Self::Chat => "format-chat",
@@ -45,7 +45,7 @@ impl Format {
         }
     }
 
-    /// Returns the events of an answer with a text in pieces.
+    /// Returns the events of an answer with a text that is sent in these pieces.
     pub(crate) fn text(self, pieces: &[impl AsRef<str>]) -> Vec<String> {
         let pieces: Vec<&str> = pieces.iter().map(AsRef::as_ref).collect();
         match self {
@@ -57,7 +57,7 @@ impl Format {
         }
     }
 
-    /// Returns the events of an answer that uses a tool. The input is in pieces if the format supports it.
+    /// Returns the events of an answer that uses a tool. If the format supports it, the input is sent in these pieces.
     pub(crate) fn tool_use(self, name: &str, input: &[&str]) -> Vec<String> {
         match self {
             Self::Chat => chat::tool_use(name, input),
@@ -69,14 +69,14 @@ impl Format {
     }
 }
 
-/// Returns whether a request of any format contains the result of a tool.
+/// Returns whether a request contains the result of a tool. Works for all formats.
 pub(crate) fn brings_result(body: &[u8]) -> bool {
     let marks: [&[u8]; 4] =
         [b"\"role\":\"tool\"", b"\"tool_result\"", b"\"function_call_output\"", b"\"functionResponse\""];
     marks.iter().any(|mark| body.windows(mark.len()).any(|window| window == *mark))
 }
 
-/// Returns a server-sent event named after its `type`.
+/// Returns a server-sent event whose name is its `type`.
 fn named(data: &Value) -> String {
     format!("event: {}\ndata: {data}\n\n", data["type"].as_str().unwrap_or_default())
 }
@@ -187,7 +187,8 @@ mod responses {
         })
     }
 
-    /// Returns an answer with one item: its start, the events in between, and its end.
+    /// Returns the events of an answer with one item: the start of the item, the events in between, and the end of the
+    /// item.
     fn whole(start: &Value, between: impl IntoIterator<Item = Value>, end: &Value) -> Vec<String> {
         let usage = json!({ "input_tokens": 25, "input_tokens_details": { "cached_tokens": 0 },
             "output_tokens": 15, "output_tokens_details": { "reasoning_tokens": 0 }, "total_tokens": 40 });
@@ -248,7 +249,7 @@ mod responses {
     }
 }
 
-/// Events of Google's Gemini, without names and with Windows line ends.
+/// Events of Google's Gemini. They have no names, and their lines have Windows line endings.
 mod gemini {
     use super::{Value, json, parsed};
 

@@ -1,7 +1,7 @@
 //! The memory of 100,000 idle agents, before and after a first turn.
 //!
-//! Model, system prompt and tools are shared, as in an application. The figures are differences of resident memory.
-//! The messages of the first turn are measured separately, as a second copy of all of them.
+//! The model, the system prompt and the tools are shared, as in an application. The figures are differences of resident
+//! memory. The memory of the first turn's messages is measured separately, with a second copy of all these messages.
 #![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
 
 #[allow(dead_code)]
@@ -31,11 +31,11 @@ async fn measure() {
         let builder = Agent::builder().model(model.clone()).system(Arc::clone(&system)).tools(tools.clone());
         builder.start().await.expect("the agent starts")
     };
-    // Create shared data before the measurement.
+    // The first agent creates the shared data before the measurement.
     let first = start().await;
     first.ask("Hi").await.expect("the model answers");
 
-    // Copy all future messages before the heap has holes in which the copies could hide.
+    // The future messages are copied first. Later, the heap has holes, and copies in these holes would not be measured.
     let mut copies: Vec<Arc<Message>> = Vec::with_capacity(2 * count);
     copies.resize(2 * count, Arc::new(Message::user("Hi")));
     let before = resident();
@@ -45,7 +45,7 @@ async fn measure() {
     }
     let messages = resident() - before;
 
-    // Allocate the memory of the handles first, because applications store them.
+    // The memory for the handles is allocated before the measurement, because an application stores the handles itself.
     let mut agents: Vec<Agent> = Vec::with_capacity(count);
     agents.resize(count, first.clone());
     let before = resident();

@@ -1,13 +1,15 @@
 //! The memory of 100,000 idle sessions with their agents, before and after a first turn.
 //!
-//! As with idle agents, model, system prompt and tools are shared, the figures are differences of resident memory,
-//! and the messages of the first turn are measured separately. The store keeps nothing, so it adds no memory.
+//! As with idle agents, the model, the system prompt and the tools are shared, and the figures are differences of
+//! resident memory. The messages of the first turn are measured separately. The store keeps nothing, so it adds no
+//! memory.
 //!
-//! The second part measures sessions of a manager, in a separate process whose heap has no holes either. No handles
-//! or subscribers exist. After its turn, each session has a title and waits for its idle shutdown.
+//! The second part measures sessions of a manager. It runs in a separate process, so that the heap again has no holes.
+//! There are no handles and no subscribers. After its turn, each session has a title and waits for its idle shutdown.
 //!
-//! The last part measures the CPU time of a manager's shutdown per idle session, with 1,000 and with 100,000
-//! sessions, each in a separate process. `cargo bench --bench idle_sessions -- --shutdown` runs only this part.
+//! The last part measures the CPU time that a manager's shutdown needs per idle session. It does this with 1,000 and
+//! with 100,000 sessions, each in a separate process. `cargo bench --bench idle_sessions -- --shutdown` runs only this
+//! part.
 #![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
 
 #[allow(dead_code)]
@@ -69,10 +71,11 @@ impl Store for Nowhere {
     }
 }
 
-/// Makes this program measure sessions of a manager.
+/// If this environment variable is set, the program measures sessions of a manager.
 const MANAGED: &str = "OMNI_AGENT_BENCH_MANAGED";
 
-/// Makes this program measure the shutdown of this many sessions, and print the nanoseconds per session.
+/// If this environment variable is set, its value is a number of sessions. The program then measures the shutdown of
+/// these sessions, and prints the nanoseconds per session.
 const SHUTDOWN: &str = "OMNI_AGENT_BENCH_SHUTDOWN";
 
 fn main() {
@@ -99,7 +102,7 @@ fn this_program() -> Command {
     program
 }
 
-/// Returns a function that creates agents with the shared parts of an application.
+/// Returns a function that creates agents. The agents share the same parts as in an application.
 fn agents() -> impl Fn() -> AgentBuilder {
     let model = support::brief();
     let system: Arc<str> = "You are of help.".into();
@@ -115,8 +118,9 @@ async fn turn(session: &Session) {
     session.wait_until_idle().await.expect("the session is open");
 }
 
-/// Returns the memory of the messages of `count` turns. They are created before the heap has holes in which they
-/// could hide, and returned so that they stay allocated until after the measurement.
+/// Returns the messages of `count` turns and their memory. They are created first, because later the heap has holes,
+/// and messages in these holes would not be measured. The messages are returned so that they stay allocated until the
+/// end of the measurement.
 fn messages(count: usize) -> (Vec<Arc<Message>>, usize) {
     let mut copies: Vec<Arc<Message>> = Vec::with_capacity(2 * count);
     copies.resize(2 * count, Arc::new(Message::user("Hi")));
@@ -137,12 +141,12 @@ async fn alone() {
         let session = Session::builder(Arc::clone(&store)).agent(agent()).create().await;
         session.expect("the session starts")
     };
-    // Create shared data before the measurement.
+    // The first session creates the shared data before the measurement.
     let first = start().await;
     first.ask("Hi").await.expect("the model answers");
     let (_copies, messages) = messages(count);
 
-    // Allocate the memory of the handles first, because applications store them.
+    // The memory for the handles is allocated before the measurement, because an application stores the handles itself.
     let mut sessions: Vec<Session> = Vec::with_capacity(count);
     sessions.resize(count, first.clone());
     let before = resident();
@@ -193,10 +197,12 @@ fn report(title: &str, count: usize, idle: usize, messages: usize, after_turn: u
     row("idle, after a first turn, its messages apart", format!("{own:.0} B"), "≤ 7168 B");
 }
 
-/// Returns the CPU time of a shutdown per session in nanoseconds, for `count` idle sessions after one turn.
+/// Returns the CPU time of a shutdown in nanoseconds per session. Before the shutdown, there are `count` idle sessions
+/// with one turn each.
 async fn shutdown(count: usize) -> u128 {
     let agent = agents();
-    // All counts measure the same total number of sessions, except the largest.
+    // Small counts are measured in several rounds, so that about 10,000 sessions are measured in total. A count above
+    // 10,000 is measured once.
     let mut rounds: Vec<u128> = Vec::new();
     for _ in 0..(10_000 / count).clamp(1, 10) {
         let manager = Manager::builder(Arc::new(Nowhere)).build();

@@ -1,11 +1,11 @@
 //! 100,000 conversations in one store: creating, listing 50 at a time, opening and deleting them.
 //!
-//! Each conversation has a title and a turn. Operations on all conversations run concurrently, as with many users of
-//! an application. Their figure is the wall time divided by the number of conversations. Lists and loads run one
-//! after another, and their figures are medians. Files and databases are in the cache. The file system updates its
-//! summaries at the next list after a commit, so lists are measured with 1 % of the summaries outdated, and with all.
-//! Conversations are created without waiting for the disk, if the store supports that. Lists, loads and deletes use
-//! the default settings.
+//! Each conversation has a title and a turn. Operations on all conversations run concurrently, as in an application
+//! with many users. The figure of such an operation is the wall time divided by the number of conversations. Lists and
+//! loads run one after another, and their figures are medians. Files and databases are in the cache. On the file
+//! system, a list updates the summaries that commits have made outdated. Lists are therefore measured with 1 % and with
+//! all of the summaries outdated. Conversations are created without waiting for the disk, if the store supports this.
+//! Lists, loads and deletions use the default settings.
 #![allow(clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
 
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
@@ -88,7 +88,7 @@ async fn measure(name: &str, store: &dyn Store, quick: &dyn Store, goal: &str) {
     assert_eq!(store.list(Page::default()).await.expect("the list is read"), []);
 }
 
-/// Runs `work` on each item concurrently, and returns the results.
+/// Runs `work` concurrently on all items, and returns the results.
 async fn each<T, R>(what: &str, items: impl IntoIterator<Item = T>, work: impl AsyncFn(T) -> R) -> Vec<R> {
     let begun = Instant::now();
     let work = &work;
@@ -97,7 +97,7 @@ async fn each<T, R>(what: &str, items: impl IntoIterator<Item = T>, work: impl A
     done
 }
 
-/// Commits a turn to each conversation.
+/// Commits one turn to each conversation.
 async fn all(
     what: &str,
     store: &dyn Store,
@@ -118,7 +118,7 @@ async fn all(
 
 async fn list(what: &str, store: &dyn Store, offset: usize, goal: &str) {
     let mut figures = Vec::new();
-    // The first list updates outdated summaries in stores that have them.
+    // If the store has summaries, the first list updates the outdated ones.
     for _ in 0..size(10, 2) {
         let begun = Instant::now();
         let listed = store.list(Page::first(50).from(offset)).await.expect("the list is read");

@@ -1,13 +1,15 @@
-//! The time to load a conversation of 10,000 nodes, compared with reading and parsing its JSON.
+//! The time to load a conversation of 10,000 nodes, compared with the time to read and parse its JSON.
 //!
-//! The conversation has 5,000 turns of a question and an answer, about 280 bytes per message, as text only and with
-//! tools. The first reference reads and parses the stored JSON: it reads the log with `fs::read_to_string` and parses
-//! each line with `serde_json::from_str` into a type with the fields of the line and the nodes of the tree. It checks
-//! and sorts nothing. The second reference reads a file with only the messages, one per line, and parses them into
-//! shared `Message`s. CPU time of the whole process, medians of interleaved rounds. Files are in the page cache.
+//! The conversation has 5,000 turns of a question and an answer, with about 280 bytes per message. It is measured once
+//! with text only and once with tools. The first reference reads and parses the stored JSON: it reads the log with
+//! `fs::read_to_string` and parses each line with `serde_json::from_str`. The parsed type has the fields of the line
+//! and the nodes of the tree. This reference checks and sorts nothing. The second reference reads a file that contains
+//! only the messages, one per line, and parses them into shared `Message`s. The figures are CPU time of the whole
+//! process, as medians of interleaved rounds. All files are in the page cache.
 //!
-//! Databases (features `sqlite` and `postgres`) are compared with reading the same messages from the same database
-//! with one query of its plain client, and parsing them. Wall time, because PostgreSQL works in other processes.
+//! Databases (features `sqlite` and `postgres`) are compared with a reference that reads the same messages from the
+//! same database and parses them. The reference uses one query of the database's plain client. These figures are wall
+//! time, because PostgreSQL works in other processes.
 #![allow(clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
 
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
@@ -65,7 +67,7 @@ fn tools(number: u64) -> Message {
     }
 }
 
-/// The fields of a line of the log that loading needs.
+/// The fields of a line of the log that are needed to load the conversation.
 #[derive(Deserialize)]
 struct Line {
     record: Record,
@@ -93,7 +95,7 @@ fn id(number: u64) -> NodeId {
     NodeId::new(number).expect("an id is not zero")
 }
 
-/// Creates the conversation turn by turn.
+/// Creates the conversation, and commits it turn by turn.
 async fn fill(store: &dyn Store, name: &ConversationId, nodes: u64, message: fn(u64) -> Message) {
     let created = store.create(name, WriteId::generate(), &StoredState::default()).await;
     let mut version = created.expect("the id is free");

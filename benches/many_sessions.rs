@@ -1,10 +1,10 @@
-//! 1,000 sessions of one manager that stream at the same time from a local server in another process: whether all
-//! answers are complete and in order, and the peak memory of the client.
+//! 1,000 sessions of one manager stream at the same time from a local server in another process. The benchmark checks
+//! that all answers are complete and in order, and measures the peak memory of the client.
 //!
-//! The server begins every answer, and continues when all 1,000 answers have begun. Then it sends each answer in
-//! pieces of 2 KiB, cut at any byte, with a pause after each piece. All answers differ. Each session has one
-//! subscriber, which checks every delta. The committed text and the content of the file-system store are checked
-//! separately.
+//! The server begins every answer, and continues only when all 1,000 answers have begun. Then it sends each answer in
+//! pieces of 2 KiB, which may be cut at any byte, with a pause after each piece. All answers are different. Each
+//! session has one subscriber, which checks every delta. The committed text and the content of the file-system store
+//! are checked separately.
 #![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
 
 #[allow(dead_code)]
@@ -84,7 +84,7 @@ async fn measure(count: usize, url: &str) {
     let (used, took_all) = (cpu().checked_sub(before).unwrap(), begun.elapsed());
     let (peak, after) = (peak_resident(), resident());
 
-    // Load the stored conversations.
+    // Load the stored conversations, and check them.
     let mut stored = 0;
     for conversation in store.list(Page::first(count)).await.expect("the store answers") {
         stored += 1;
@@ -119,7 +119,8 @@ async fn converse(manager: Manager, agent: AgentBuilder, number: usize) -> usize
     deltas
 }
 
-/// Reads until the turn is in the tree, and compares each delta with the expected one.
+/// Reads updates until the turn is in the tree, and compares each delta with the expected delta. Returns the number of
+/// deltas.
 async fn read(mut events: SessionSubscription, prompt: &str) -> usize {
     let mut expected = pieces(prompt);
     let mut deltas = 0;

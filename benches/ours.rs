@@ -1,4 +1,4 @@
-//! The measured work, done by this crate.
+//! The work that the benchmarks measure, done with this crate.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use serde::Deserialize;
 
 use crate::formats::Format;
 
-/// Returns a model behind the local server at `url`.
+/// Returns a model that is served by the local server at `url`.
 pub(crate) fn model(format: Format, url: &str) -> Model {
     let endpoint = match format {
         Format::Chat => Endpoint::openai_compatible("local", url),
@@ -26,7 +26,7 @@ pub(crate) fn model(format: Format, url: &str) -> Model {
     Model::new(Arc::new(endpoint), "a-model")
 }
 
-/// Sends a prompt, and returns the number of text deltas that reach a subscriber.
+/// Sends a prompt, and returns the number of text deltas that a subscriber receives.
 pub(crate) async fn read(agent: &Agent) -> usize {
     let mut events = agent.subscribe().await.expect("the agent is running");
     agent.prompt("Go on.").await.expect("the agent is idle");
@@ -42,7 +42,7 @@ pub(crate) async fn read(agent: &Agent) -> usize {
             other => panic!("a reader that keeps up gets events, not {other:?}"),
         }
     }
-    // The next call must send the same request.
+    // The history is reset, so that the next call sends the same request.
     let reset = agent.set_state(|draft| {
         draft.history = History::new();
         Ok(())
@@ -57,7 +57,7 @@ struct Place {
     city: String,
 }
 
-/// Returns the tools of a run.
+/// Returns the tools that an agent run uses.
 pub(crate) fn tools() -> ToolSet {
     let weather = tool_fn("weather", "Tells the weather.", |place: Place, _| async move {
         Ok(format!("18 degrees in {}", place.city))

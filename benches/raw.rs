@@ -1,5 +1,5 @@
-//! The minimum that a program for a single format could do with an answer: reqwest, eventsource-stream (for Ollama,
-//! splitting lines), and serde types with only the fields that are read.
+//! The minimum that a program for a single format could do with an answer. It uses reqwest, eventsource-stream (for
+//! Ollama, it splits the body into lines instead), and serde types that contain only the fields that are read.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ async fn post(client: &reqwest::Client, url: &str) -> reqwest::Response {
     client.post(url).body("{}").send().await.expect("the server answers")
 }
 
-/// Reads an answer without parsing it, and returns the number of bytes.
+/// Reads an answer without parsing it, and returns the number of its bytes.
 pub(crate) async fn read_bytes(client: &reqwest::Client, url: &str) -> usize {
     let mut body = post(client, url).await.bytes_stream();
     let mut length = 0;
@@ -33,7 +33,7 @@ pub(crate) async fn read_bytes(client: &reqwest::Client, url: &str) -> usize {
     length
 }
 
-/// Reads the text of an answer, and returns the number of deltas.
+/// Reads the text of an answer, and returns the number of its deltas.
 pub(crate) async fn read_typed(client: &reqwest::Client, url: &str, format: Format) -> usize {
     let body = post(client, url).await.bytes_stream();
     let mut text = Text::default();
@@ -65,7 +65,7 @@ async fn read_lines<B: AsRef<[u8]>, E: std::fmt::Debug>(
     }
 }
 
-/// The text so far.
+/// The text that has arrived so far, and the number of its deltas.
 #[derive(Default)]
 struct Text {
     text: String,

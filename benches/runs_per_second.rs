@@ -1,8 +1,8 @@
-//! Agent runs per second against a local server. Each run is a new agent that calls a tool and gives its final
-//! answer, both streamed.
+//! The number of agent runs per second against a local server. In each run, a new agent calls a tool and gives its
+//! final answer. Both answers of the model are streamed.
 //!
-//! Wall time, because it limits the number of runs, with the client's CPU time per run in addition. The server is
-//! another process on the same cores. `benches/peers` compares the same runs with other libraries.
+//! The runs are measured in wall time, because wall time limits their number. The client's CPU time per run is also
+//! shown. The server is another process on the same cores. `benches/peers` compares the same runs with other libraries.
 #![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
 
 #[allow(dead_code)]
@@ -34,7 +34,7 @@ fn main() {
             let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
             let runtime = runtime.expect("the runtime starts");
             let figures = (0..size(7, 1)).map(|_| {
-                // Open the connections before the measurement.
+                // A short run opens the connections before the measurement.
                 runtime.block_on(race(at_once, time / 10, &run));
                 runtime.block_on(race(at_once, time, &run))
             });

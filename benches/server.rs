@@ -1,6 +1,6 @@
-//! A model service on a local socket in a separate process, so that only the client's work is measured.
+//! A model service on a local socket. It runs in a separate process, so that only the client's work is measured.
 //!
-//! It parses only what is necessary of a request, and answers with bytes prepared in advance.
+//! The server parses only the necessary parts of a request, and answers with bytes that were prepared in advance.
 
 use std::{
     io::{BufRead, BufReader, Write},
@@ -18,22 +18,23 @@ use tokio::{
 
 use crate::formats::{Format, brings_result};
 
-/// Set in the process of the server.
+/// The environment variable that is set in the process of the server.
 const ROLE: &str = "OMNI_AGENT_BENCH_SERVER";
 
 /// Returns the bytes of the answer to a request with this head and body.
 pub(crate) type Answer = dyn Fn(&str, &[u8]) -> Arc<[u8]> + Send + Sync;
 
-/// How answers are sent. By default they are sent whole.
+/// How answers are sent. By default, each answer is sent as a whole.
 #[derive(Clone, Default)]
 pub(crate) struct Pace {
-    /// Sends pieces of this many bytes, cut at any byte, with this pause after each.
+    /// If this is set, answers are sent in pieces of this many bytes. A piece may be cut at any byte, and this pause
+    /// follows each piece.
     pub(crate) pieces: Option<(usize, Duration)>,
-    /// After its first piece, an answer waits until this many answers have sent theirs.
+    /// After its first piece, each answer waits until this many answers have sent their first piece.
     pub(crate) together: usize,
 }
 
-/// The server's process, which is killed when this is dropped.
+/// The process of the server. It is killed when this value is dropped.
 pub(crate) struct Server {
     process: Child,
     pub(crate) address: SocketAddr,
@@ -46,12 +47,12 @@ impl Drop for Server {
     }
 }
 
-/// Starts the server in another process. In that process, it serves and never returns.
+/// Starts the server in another process. In that process, this function serves requests and never returns.
 pub(crate) fn start(answer: impl FnOnce() -> Box<Answer>) -> Server {
     start_at(&Pace::default(), answer)
 }
 
-/// Like [`start`], with this pace of answers.
+/// Like [`start`], but sends the answers at this pace.
 pub(crate) fn start_at(pace: &Pace, answer: impl FnOnce() -> Box<Answer>) -> Server {
     if std::env::var_os(ROLE).is_some() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -75,7 +76,7 @@ async fn serve(answer: Arc<Answer>, pace: &Pace) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
     println!("{}", listener.local_addr().expect("it is bound"));
     std::io::stdout().flush().expect("the parent reads the output");
-    // Ends together with the process that started it.
+    // The server ends together with the process that started it, because its input then ends.
     tokio::task::spawn_blocking(|| {
         let _ = std::io::stdin().lines().count();
         std::process::exit(0);
@@ -133,7 +134,8 @@ async fn converse(
     }
 }
 
-/// Returns a whole answer: the head, and the events in chunks of `size` bytes or with one chunk per event.
+/// Returns a whole answer: the head, and the events. The events are in chunks of `size` bytes, or in one chunk per
+/// event.
 pub(crate) fn streamed(format: Format, events: &[String], size: Option<usize>) -> Arc<[u8]> {
     let head = format!(
         "HTTP/1.1 200 OK\r\ncontent-type: {}\r\ntransfer-encoding: chunked\r\n\r\n",
@@ -153,11 +155,11 @@ pub(crate) fn streamed(format: Format, events: &[String], size: Option<usize>) -
     bytes.into()
 }
 
-/// The final text of [`runs`].
+/// The final text of the answers of [`runs`].
 pub(crate) const ANSWER: &str = "It is 18 degrees in Paris.";
 
-/// Returns answers in the format named in the path: to a question, a call of the tool `weather`; to the result of
-/// this call, a text.
+/// Returns answers in the format that the path names. The answer to a question is a call of the tool `weather`. The
+/// answer to the result of this call is a text.
 pub(crate) fn runs() -> Box<Answer> {
     let pieces: Vec<&str> = ANSWER.split_inclusive(' ').collect();
     let input = [r#"{"ci"#, r#"ty": "#, r#""Paris"}"#];

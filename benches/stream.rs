@@ -1,8 +1,9 @@
-//! A stream of 10,000 deltas from a local socket to a subscriber of an agent, compared with the minimum that a
-//! program for a single format could do: reqwest, eventsource-stream and typed serde.
+//! A stream of 10,000 deltas from a local socket to a subscriber of an agent. It is compared with the minimum that a
+//! program for a single format could do with reqwest, eventsource-stream and typed serde.
 //!
-//! CPU time of the client only, because the server is another process. Each round runs every contender once, so that
-//! changes in the machine's load affect all of them. The ratios are medians of the rounds' ratios.
+//! The figures are the CPU time of the client only, because the server is another process. In each round, every
+//! contender runs once, so that changes in the machine's load affect all contenders. The ratios are the medians of the
+//! ratios of the rounds.
 #![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
 
 #[allow(dead_code)]

@@ -1,4 +1,4 @@
-//! Shared parts of the benchmarks: clocks, a provider in memory, and table output.
+//! Shared parts of the benchmarks: clocks, a provider in memory, and the output of tables.
 
 use std::{
     future::Future,
@@ -16,13 +16,14 @@ use omni_agent::provider::{
 };
 use rustix::time::{ClockId, clock_gettime};
 
-/// Returns whether the benchmark should only prove that it works, as in `cargo test --benches`. `cargo bench` measures.
+/// Returns whether the benchmark only has to prove that it works, as in `cargo test --benches`. In `cargo bench`, it
+/// measures.
 pub(crate) fn smoke() -> bool {
     !std::env::args().any(|argument| argument == "--bench")
 }
 
-/// Returns the case and the number of repetitions of the arguments `--count CASE TIMES`. Then the case runs without a
-/// measurement, so that `scripts/instructions.sh` can count its instructions.
+/// Returns the case and the number of repetitions from the arguments `--count CASE TIMES`. With these arguments, the
+/// case runs without a measurement, so that `scripts/instructions.sh` can count its instructions.
 pub(crate) fn counted() -> Option<(String, usize)> {
     let mut arguments = std::env::args().skip_while(|argument| argument != "--count").skip(1);
     let case = arguments.next()?;
@@ -30,12 +31,12 @@ pub(crate) fn counted() -> Option<(String, usize)> {
     Some((case, times))
 }
 
-/// Returns `full` for a measurement, and `small` otherwise.
+/// Returns `full` if the benchmark measures, and `small` otherwise.
 pub(crate) fn size(full: usize, small: usize) -> usize {
     if smoke() { small } else { full }
 }
 
-/// Returns the CPU time that this process has used, including all threads and the kernel's work.
+/// Returns the CPU time that this process has used. It includes all threads and the kernel's work.
 pub(crate) fn cpu() -> Duration {
     let now = clock_gettime(ClockId::ProcessCPUTime);
     Duration::new(
@@ -69,7 +70,7 @@ pub(crate) fn median(mut figures: Vec<f64>) -> f64 {
     figures[figures.len() / 2]
 }
 
-/// Returns the value below which this part of the figures lies.
+/// Returns the value below which the given part of the figures lies.
 pub(crate) fn percentile(figures: &mut [f64], part: f64) -> f64 {
     figures.sort_by(f64::total_cmp);
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "an index of a small list")]
@@ -77,7 +78,7 @@ pub(crate) fn percentile(figures: &mut [f64], part: f64) -> f64 {
     figures[index.min(figures.len() - 1)]
 }
 
-/// Runs `work`, which does `count` operations, and returns the CPU time per operation in microseconds.
+/// Runs `work`, which performs `count` operations. Returns the CPU time per operation in microseconds.
 pub(crate) fn cpu_each(count: usize, work: impl FnOnce()) -> f64 {
     let before = cpu();
     work();
@@ -90,8 +91,8 @@ pub(crate) fn on_this_thread<F: Future>(work: F) -> F::Output {
     runtime.expect("the runtime starts").block_on(work)
 }
 
-/// Repeats `run` for this time with this many concurrent runs. Returns the runs per second, and the microseconds of
-/// CPU time per run.
+/// Repeats `run` for this time, with this many runs at once. Returns the number of runs per second, and the CPU time
+/// per run in microseconds.
 pub(crate) async fn race<F, R>(at_once: usize, time: Duration, run: &R) -> (f64, f64)
 where
     R: Fn() -> F + Clone + Send + 'static,
@@ -116,7 +117,7 @@ where
     (runs / began.elapsed().as_secs_f64(), cpu().saturating_sub(before).as_secs_f64() * 1e6 / runs)
 }
 
-/// Prints a row: the case, the figure and the goal.
+/// Prints a row of a table: the case, the figure and the goal.
 pub(crate) fn row(what: &str, figure: impl AsRef<str>, goal: &str) {
     println!("{what:<58} {:>22}   {goal}", figure.as_ref());
 }
@@ -128,7 +129,7 @@ pub(crate) fn head(title: &str) {
     row("----", "------", "----");
 }
 
-/// A provider in memory, whose answer is returned by the closure.
+/// A provider in memory. The closure returns its answer to each request.
 pub(crate) struct InMemory<F>(pub(crate) F);
 
 #[async_trait]
@@ -146,12 +147,12 @@ where
     }
 }
 
-/// Returns the model of a provider.
+/// Returns a model of this provider.
 pub(crate) fn model(provider: impl Provider) -> Model {
     Model::new(Arc::new(provider), "bench")
 }
 
-/// Returns a model that answers everything with one short text in one delta.
+/// Returns a model that answers every request with the same short text in one delta.
 pub(crate) fn brief() -> Model {
     model(InMemory(|_: &Request| text("Hello!")))
 }

@@ -1,7 +1,9 @@
-//! The cost of a step in a tool loop, and whether it grows with the length of the loop or of the history.
+//! The cost of a step in a tool loop. The benchmark shows whether this cost grows with the length of the loop or of the
+//! history.
 //!
-//! Each step is a request to a model in memory, a tool use, the call of the tool, and its result. The last step of a
-//! run is a text. CPU time of the whole process on a runtime of one thread, without subscribers.
+//! Each step consists of a request to a model in memory, a tool use, the call of the tool, and its result. In the last
+//! step of a run, the model answers with a text. The figures are CPU time of the whole process on a runtime with one
+//! thread and without subscribers.
 #![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
 
 #[allow(dead_code)]
@@ -64,7 +66,7 @@ fn main() {
     row("ratio, 10,000 to 10", format!("{:.2}", turns[2] / turns[0]), "about 1");
 }
 
-/// Returns the microseconds per step in `batch` runs of `length` steps.
+/// Returns the microseconds per step, measured in `batch` runs of `length` steps.
 async fn each_step(length: usize, batch: usize) -> f64 {
     let asked = Arc::new(AtomicUsize::new(0));
     let model = support::model(InMemory(move |_: &Request| {
@@ -91,7 +93,7 @@ async fn each_step(length: usize, batch: usize) -> f64 {
     cpu().checked_sub(before).unwrap().as_secs_f64() * 1e6 / (batch * length) as f64
 }
 
-/// Returns the microseconds per turn on a history of `messages`.
+/// Returns the microseconds per turn if the history has `messages` messages.
 async fn each_turn(messages: usize) -> f64 {
     const BATCH: usize = 100;
     let before = (0..messages)

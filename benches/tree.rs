@@ -1,11 +1,13 @@
-//! The cost of a tree with a million nodes: pushes, changes of branch along paths of 10,000 nodes, and snapshots.
+//! The cost of a tree with a million nodes. The benchmark measures pushes, moves from branch to branch along paths of
+//! 10,000 nodes, and snapshots.
 //!
-//! CPU time of the whole process on one thread. For pushes, all nodes share one message, so that the figures are
-//! those of the tree alone. For paths, each node has a separate message, because the history counts references. The
-//! million nodes are a root and 100 branches of 10,000 nodes. In one tree, the branches follow one another, as
-//! conversations create them. In the other, they are mixed node by node, so that a path is scattered over the memory.
-//! The path moves from branch to branch, either to a leaf, or to the first node of the branch and along the cursors
-//! to the leaf. Both visit 10,000 nodes and rebuild the history. Figures are medians of several rounds.
+//! The figures are CPU time of the whole process on one thread. In the measurement of pushes, all nodes share one
+//! message, so that only the cost of the tree is measured. In the measurement of paths, each node has a separate
+//! message, because the history counts references. The million nodes are a root and 100 branches of 10,000 nodes. In
+//! one tree, the branches follow one another, as in a tree that a conversation creates. In the other tree, the nodes of
+//! the branches alternate, so that the nodes of a path are scattered over the memory. The path moves from branch to
+//! branch in two ways: directly to a leaf, or to the first node of the branch and then along the cursors to the leaf.
+//! Both ways visit 10,000 nodes and rebuild the history. The figures are medians of several rounds.
 #![allow(clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
 
 #[allow(dead_code)]
@@ -27,7 +29,7 @@ fn main() {
     let rounds = size(15, 2);
     let message = hello();
 
-    // Measured first, because later allocations would reuse freed memory.
+    // This is measured first, because later allocations would reuse freed memory.
     head("memory of the tree, messages apart");
     let before = resident();
     let tree = grow(nodes, &message);
@@ -100,7 +102,7 @@ fn hello() -> Arc<Message> {
     Arc::new(Message::user("Hello!"))
 }
 
-/// Returns a tree with branches that follow one another.
+/// Returns a tree whose branches follow one another.
 fn in_a_row(depth: usize) -> Tree {
     let mut tree = Tree::new();
     tree.push(hello());
@@ -113,7 +115,7 @@ fn in_a_row(depth: usize) -> Tree {
     tree
 }
 
-/// Returns the same tree with its nodes added to each branch in turn.
+/// Returns the same tree, but its nodes were added to the branches in turn.
 fn mixed(depth: usize) -> Tree {
     let parent = |number: usize| match number {
         1 => None,
@@ -159,7 +161,7 @@ fn paths(mut tree: Tree, depth: usize, rounds: usize, goal: &str) {
     row("a point, navigate to a leaf, changes since", format!("{:.0} µs", median(shared)), goal);
 }
 
-/// Measures on a small and a large tree alternately.
+/// Measures `work` alternately on a small and on a large tree.
 fn compare(what: &str, small: &Tree, large: &Tree, mut work: impl FnMut(&mut Tree)) {
     const TIMES: usize = 1_000;
     let (mut on_small, mut on_large) = (Vec::new(), Vec::new());

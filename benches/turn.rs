@@ -1,6 +1,7 @@
-//! The cost of a whole turn: the prompt, a model in memory that answers in one delta, and the commit.
+//! The cost of a whole turn. A turn consists of the prompt, the answer of a model in memory in one delta, and the
+//! commit.
 //!
-//! CPU time of the whole process on a runtime of one thread. Each batch of turns uses a new agent.
+//! The figures are CPU time of the whole process on a runtime with one thread. Each batch of turns uses a new agent.
 #![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
 
 #[allow(dead_code)]
@@ -56,7 +57,7 @@ async fn agent() -> Agent {
     agent
 }
 
-/// Returns the CPU time per round of `turn` over `times` rounds, in microseconds. Runs on the current runtime.
+/// Runs `turn` `times` times on the current runtime. Returns the CPU time per round in microseconds.
 async fn each(times: usize, mut turn: impl AsyncFnMut()) -> f64 {
     let before = support::cpu();
     for _ in 0..times {

@@ -1,5 +1,5 @@
-//! The errors of all layers as a program prints them: `Display`, the chain of sources, and `Debug`, which `main`
-//! prints.
+//! The errors of all layers as a program prints them: `Display`, the chain of sources, and the `Debug` output, which
+//! Rust prints when `main` returns an error.
 
 #![allow(clippy::unwrap_used, reason = "a test's unwrap is its failure")]
 
@@ -50,7 +50,7 @@ impl fmt::Display for Inner {
 
 impl Error for Inner {}
 
-/// An error that repeats the text of its cause, as the errors of some drivers do.
+/// An error that repeats the text of its cause. The errors of some drivers do this.
 #[derive(Debug)]
 struct Repeating;
 
@@ -111,7 +111,7 @@ fn spent() -> ProviderError {
     ProviderError::new(ErrorKind::Quota, "the account is empty").with_source(Outer)
 }
 
-/// The texts of the chain: the error's own, then those of its sources.
+/// Returns the texts of the chain: the text of the error, and then those of its sources.
 fn sentences(error: &(dyn Error + 'static)) -> Vec<String> {
     let mut sentences = vec![error.to_string()];
     let mut next = error.source();
@@ -122,8 +122,9 @@ fn sentences(error: &(dyn Error + 'static)) -> Vec<String> {
     sentences
 }
 
-/// Checks the text and the sources of an error. `Display` contains the cause once, at the end. The sources are
-/// exactly `deeper`, and no text of the chain repeats an earlier one. `main` prints the cause in a few lines.
+/// Checks the text and the sources of an error. Its `Display` text contains the cause exactly once, at the end. The
+/// texts of its sources are exactly `deeper`, and no text of the chain repeats an earlier one. If `main` returns the
+/// error, its output contains the cause and has only a few lines.
 fn check(name: &str, error: &(dyn Error + 'static), cause: &str, deeper: &[&str]) {
     let shown = error.to_string();
     assert_eq!(shown.matches(cause).count(), 1, "{name}: {shown}");
@@ -229,7 +230,7 @@ async fn display_of_a_sessions_and_a_managers_first_failures_names_the_cause_onc
     let created = manager.create_with_id(&id("b"), Agent::builder().model("nobody:model")).await;
     check("model", &created.err().unwrap(), "add others with Registry::register", &[]);
 
-    // A file takes the place of the folder.
+    // The folder is replaced with a file.
     fs::remove_dir_all(&folder.0).unwrap();
     fs::write(&folder.0, "").unwrap();
     let created = Session::builder(Arc::clone(&store)).agent(parrot()).create_with_id(id("c")).await;
@@ -308,7 +309,7 @@ async fn debug_of_a_response_and_an_error_stays_short() {
     assert!(format!("{unsaved:?}").len() < 200);
 }
 
-/// Returns the HTTP status for an error, by its predicates.
+/// Returns the HTTP status for an error. The predicates of the error determine the status.
 macro_rules! status {
     ($error:expr) => {
         match &$error {

@@ -1,5 +1,6 @@
-//! Types of other crates in public signatures. `ARCHITECTURE.md` lists each of them with its reason. A new type needs a
-//! row there, because a new major version of its crate requires a new major version of this crate.
+//! Types of other crates in public signatures. `ARCHITECTURE.md` lists each of these types with the reason for it. Each
+//! new type must be added to that list, because a new major version of the type's crate requires a new major version of
+//! this crate.
 
 #![allow(clippy::unwrap_used, reason = "a test's unwrap is its failure")]
 
@@ -22,7 +23,7 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The dependencies, as they are named in code.
+/// The names of the dependencies as they appear in code.
 fn dependencies(root: &Path) -> BTreeSet<String> {
     let manifest = fs::read_to_string(root.join("Cargo.toml")).unwrap();
     let section = manifest.split("\n[dependencies]\n").nth(1).unwrap().split("\n[").next().unwrap();
@@ -46,7 +47,7 @@ fn tokens(code: &str) -> Vec<&str> {
     tokens
 }
 
-/// Adds the names that a `use` brings in, with their full paths.
+/// Adds the names that a `use` declaration imports, with their full paths.
 fn imports(tokens: &mut std::slice::Iter<'_, &str>, prefix: &str, found: &mut BTreeMap<String, String>) {
     let (mut path, mut name) = (prefix.to_owned(), String::new());
     while let Some(token) = tokens.next() {
@@ -84,8 +85,8 @@ fn public_parts(code: &str, types: &BTreeSet<String>) -> Vec<String> {
     while let Some(line) = lines.next() {
         let start = line.trim_start();
         let indent = line.len() - start.len();
-        // The whole body of an enum or a trait is public. Bodies of provided methods are recognised by their deeper
-        // indentation.
+        // The whole body of an enum or a trait is public, except the bodies of provided methods. These are recognised
+        // by their deeper indentation.
         let is_body = start.starts_with("pub enum ") || start.starts_with("pub trait ");
         if start.starts_with("pub use ") || !(start.starts_with("pub ") || start.starts_with("impl")) {
             continue;
@@ -115,10 +116,11 @@ fn public_parts(code: &str, types: &BTreeSet<String>) -> Vec<String> {
                 }
             }
         }
-        // For an implementation, the trait is listed if the type is public. Its methods are found by their own `pub`.
+        // An `impl` of a trait is listed with its trait if the type is public. The methods of other `impl` blocks are
+        // found by their own `pub`.
         let of = part.rsplit(" for ").next().unwrap();
         let is_trait = start.starts_with("impl") && part.contains(" for ") && types.contains(tokens(of)[0]);
-        // A tuple struct shows its fields only if they are `pub`.
+        // The fields of a tuple struct are public only if they are marked `pub`.
         if start.starts_with("pub struct ") && !part.contains("(pub ") && part.ends_with(';') {
             part.truncate(part.find('(').unwrap_or(part.len()));
         }

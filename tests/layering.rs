@@ -1,4 +1,4 @@
-//! Each layer uses only the layers before it: a file imports from its own layer and from earlier ones.
+//! Checks the layers: a file may import only from its own layer and from earlier layers.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The layers in order. A layer is a file of `src` with the folder of the same name.
+/// The layers in their order. A layer consists of a file in `src` and the folder of the same name.
 const LAYERS: &[&str] = &[
     "setters",
     "sync",
@@ -48,13 +48,13 @@ fn rust_files(folder: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// The layer of a file in `src`.
+/// Returns the layer to which a file in `src` belongs.
 fn layer_of(file: &Path, src: &Path) -> String {
     let first = file.strip_prefix(src).unwrap().components().next().unwrap();
     first.as_os_str().to_string_lossy().trim_end_matches(".rs").to_owned()
 }
 
-/// The layers that a file names in `crate::…` paths outside comments, including grouped imports.
+/// Returns the layers that occur in a file's `crate::…` paths, including grouped imports. Comments are ignored.
 fn layers_named(source: &str) -> Vec<String> {
     let code: String =
         source.lines().map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join("\n");

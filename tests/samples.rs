@@ -1,5 +1,5 @@
-//! The loops of the documentation's first programs, run with failing models, ended agents and slow readers. Each loop
-//! is the same in this file and in the documents, line by line.
+//! The loops from the first programs of the documentation. They are run with failing models, ended agents and slow
+//! readers. Each loop in this file is the same as in the documents, line by line.
 #![cfg(feature = "test-util")]
 #![allow(clippy::print_stdout, clippy::unwrap_used, reason = "the samples print, and the tests set them up")]
 
@@ -150,7 +150,7 @@ async fn samples_whose_agent_ends_return_the_reason() {
     assert_eq!(within_a_minute(read_session(events)).await, Err("stopped".to_owned()));
 }
 
-/// More events than a subscription holds for a stalled reader.
+/// Returns a model that causes more events than a subscription holds for a stalled reader.
 fn flood() -> Model {
     let pieces = (0..20_000).map(|number| format!("{number} "));
     ScriptedProvider::new([Step::new().then_text(pieces).stop()]).model()
@@ -172,14 +172,14 @@ async fn samples_that_fall_behind_end_with_the_snapshot() {
     assert_eq!(within_a_minute(read_session(events)).await, Ok(()));
 }
 
-/// The lines between `// sample: NAME` and `// end` of this file.
+/// Returns the lines of this file between `// sample: NAME` and `// end`.
 fn sample(name: &str) -> String {
     let this = include_str!("samples.rs");
     let begin = this.split_once(&format!("// sample: {name}\n")).expect("the sample exists").1;
     lines(begin.split_once("// end\n").expect("a sample has an end").0)
 }
 
-/// The lines without indentation and without the markers of doc comments.
+/// Returns the lines without their indentation and without the markers of doc comments.
 fn lines(text: &str) -> String {
     let bare = |line: &str| line.trim().trim_start_matches("//!").trim_start_matches("///").trim().to_owned();
     text.lines().map(bare).collect::<Vec<_>>().join("\n")

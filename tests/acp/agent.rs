@@ -1,5 +1,5 @@
-//! An agent built on the official Rust implementation. It is this test binary, started a second time. The prompts
-//! determine its actions.
+//! An agent built on the official Rust implementation. Its process is a second instance of this test binary. The
+//! prompts determine what the agent does.
 
 #![allow(clippy::print_stderr, reason = "the backend reads the standard error")]
 
@@ -61,7 +61,7 @@ type Update = Result<(), Error>;
 async fn serve(like: String) {
     let folder = PathBuf::from(env::var(FOLDER).unwrap());
     let mut pids = OpenOptions::new().create(true).append(true).open(folder.join("pids")).unwrap();
-    // A single write, because another agent may write at the same time.
+    // The line is written in a single write, because another agent may write to the file at the same time.
     pids.write_all(format!("{}\n", std::process::id()).as_bytes()).unwrap();
     let brain = Arc::new(Brain {
         like,
@@ -73,7 +73,7 @@ async fn serve(like: String) {
     let input = BufReader::new(tokio::io::stdin()).lines();
     let incoming =
         stream::unfold(input, async |mut input| Some((input.next_line().await.transpose()?, input)));
-    // The test harness uses the standard output.
+    // The agent writes to descriptor 3, because the test harness uses the standard output.
     let output = tokio::fs::File::from_std(File::options().write(true).open("/dev/fd/3").unwrap());
     let outgoing = sink::unfold(output, async |mut output: tokio::fs::File, line: String| {
         output.write_all(format!("{line}\n").as_bytes()).await?;

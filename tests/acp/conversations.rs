@@ -1,4 +1,4 @@
-//! Sessions on the backend: stopping, reopening, and two at the same time.
+//! Sessions on the backend: stopping a session, reopening it, and running two at the same time.
 
 use std::{sync::Arc, time::Duration};
 

@@ -58,7 +58,7 @@ fn runtime_that_has_shut_down_leaves_no_process() {
     drop(runtime);
     let after = runtime::Builder::new_current_thread().enable_all().build().unwrap();
     after.block_on(place.is_left());
-    // Terminating on another runtime succeeds.
+    // Terminating the session on another runtime succeeds.
     after.block_on(soon(session.terminate()));
     assert!(after.block_on(session.prompt(prompt("Hello"))).is_err());
     drop(agent);
@@ -103,7 +103,7 @@ async fn program_that_was_killed_between_two_turns_is_restarted() {
     assert_eq!(place.pids().len(), 2);
 }
 
-/// A script that starts a session and needs only a shell.
+/// A script that starts a session. Its only requirement is a shell.
 const HANDSHAKE: &str = r#"
 id() { sed 's/.*"id":\([0-9]*\),.*/\1/'; }
 answer() { read -r line; printf '{"jsonrpc":"2.0","id":%s,"result":%s}\n' "$(printf %s "$line" | id)" "$1"; }
@@ -134,7 +134,7 @@ async fn program_that_ends_leaves_no_child() {
     place.is_left().await;
 }
 
-/// Agents put their tools into separate process groups.
+/// Agents run their tools in separate process groups.
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn program_that_was_killed_leaves_no_child_outside_its_group() {
@@ -184,7 +184,8 @@ async fn agent_that_ignores_a_cancel_is_ended_within_the_limit() {
     place.is_left().await;
 }
 
-/// The variable that turns this test binary into an application with a program in the given folder.
+/// The environment variable that turns this test binary into an application. Its value is the folder in which the
+/// application runs a program.
 const APPLICATION: &str = "OMNI_ACP_APPLICATION";
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! Programs that are not agents, or that are faulty. Each program causes a clear error, and nothing hangs.
+//! Programs that are not agents, and faulty agents. Each program causes a clear error, and nothing hangs.
 
 use std::{os::unix::fs::PermissionsExt, path::Path, time::Duration};
 
@@ -65,14 +65,14 @@ async fn start_of_a_program_with_other_output_quotes_it() {
     says(&fails(script("exec >&-; sleep 600")).await, "closed its standard output");
 }
 
-/// A program that echoes returns each request, and then the error response to that request.
+/// An echoing program returns each request to its sender. It then also returns the error response to that request.
 #[tokio::test]
 async fn start_of_an_echo_is_an_error() {
     let error = fails(AcpBackend::new("acp", "cat")).await;
     assert!(matches!(error, BackendError::Unsupported(_)), "{error}");
 }
 
-/// Returns a script in which `answer` replies to the next request with a result, and `update` sends an update.
+/// Returns a script. In the script, `answer` replies to the next request with a result, and `update` sends an update.
 fn agent(version: &str, body: &str) -> AcpBackend {
     script(&format!(
         r#"
@@ -175,7 +175,7 @@ async fn prompt_to_a_program_that_stopped_reading_is_an_error() {
     says(&error, "stopped reading its input");
 }
 
-/// If nothing reads the updates, the program waits, but it can still end its turn.
+/// If the updates are not read, the program blocks on writing them, but it can still end its turn.
 #[tokio::test]
 async fn turn_that_is_not_read_can_be_cancelled() {
     let place = Place::new();

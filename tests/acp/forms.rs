@@ -8,8 +8,8 @@ use omni_agent::provider::{
 
 use crate::support::{asked, prompt, read, script, soon};
 
-/// Returns a script in which `next` reads a message and its id, and `answer` writes its argument with `ID` replaced
-/// by this id.
+/// Returns a script. In the script, `next` reads a message and its id. `answer` writes its argument, in which it
+/// replaces `ID` with this id.
 fn agent(body: &str) -> AcpBackend {
     script(&format!(
         r#"
@@ -132,7 +132,7 @@ END
     assert_eq!(asked(&*session, "Hello").await.text, text);
 }
 
-/// Some agents ignore messages while they begin a turn.
+/// Some agents ignore messages that arrive while a turn begins.
 #[tokio::test]
 async fn cancel_that_an_agent_misses_is_repeated() {
     let missing = r#"

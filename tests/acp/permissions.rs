@@ -1,4 +1,4 @@
-//! The agent's permission requests, and cancelled turns.
+//! The agent's permission requests, and the cancellation of turns.
 
 use async_trait::async_trait;
 use futures_util::StreamExt;
@@ -43,7 +43,7 @@ async fn permission_request_receives_the_decision() {
     place.is_left().await;
 }
 
-/// Sends a prompt, and returns the tool use for which the agent requests a decision.
+/// Sends a prompt, and returns the tool use for which the agent requests a permission.
 async fn paused(agent: &Agent) -> (ToolUse, omni_agent::agent::AgentSubscription) {
     let mut events = agent.subscribe().await.unwrap();
     agent.prompt("Delete").await.unwrap();

@@ -1,7 +1,7 @@
 //! An agent built on the official TypeScript implementation.
 //!
-//! These tests need Node and npm, which installs the SDK into the target folder. `OMNI_ACP_SDK` may name a folder
-//! with the SDK instead.
+//! These tests need Node, and npm to install the SDK into the target folder. `OMNI_ACP_SDK` can name a folder that
+//! already contains the SDK.
 
 use std::{
     env, fs,

@@ -1,4 +1,4 @@
-//! A folder for agents, backends that use it, and the state of their processes.
+//! A folder for agents, backends whose agents use this folder, and the state of their processes.
 
 use std::{
     env, fs,
@@ -27,10 +27,10 @@ use tokio::time::timeout;
 
 use crate::agent;
 
-/// The time limit for everything that must happen.
+/// The time limit for everything that the tests wait for.
 pub const LIMIT: Duration = Duration::from_secs(30);
 
-/// The folder in which an agent stores its sessions. Removed when it is dropped.
+/// The folder in which an agent stores its sessions. The folder is removed when this value is dropped.
 pub struct Place(PathBuf);
 
 impl Place {
@@ -48,7 +48,8 @@ impl Place {
 
     /// Returns a backend whose agent is this binary.
     pub fn agent(&self, like: &str) -> AcpBackend {
-        // Discards the output of the test harness. The agent writes to the pipe at descriptor 3.
+        // The script discards the test harness's output. The agent writes to descriptor 3, the original standard
+        // output.
         let script = "exec 3>&1 >/dev/null; exec \"$0\" \"$@\"";
         AcpBackend::new("acp", "sh")
             .with_arguments(["-c", script])
@@ -59,7 +60,7 @@ impl Place {
             .with_folder(&self.0)
     }
 
-    /// Returns the ids of all started agent processes, in order.
+    /// Returns the ids of all started agent processes in starting order.
     pub fn pids(&self) -> Vec<Pid> {
         let pids = fs::read_to_string(self.0.join("pids")).unwrap_or_default();
         pids.lines().map(|pid| Pid::from_raw(pid.parse().unwrap()).unwrap()).collect()
@@ -81,7 +82,7 @@ impl Drop for Place {
     }
 }
 
-/// Waits for a condition that another process brings about.
+/// Waits until another process has made the condition true.
 pub async fn until(what: &str, is_so: impl Fn() -> bool) {
     let wait = async {
         while !is_so() {
@@ -91,7 +92,7 @@ pub async fn until(what: &str, is_so: impl Fn() -> bool) {
     timeout(LIMIT, wait).await.unwrap_or_else(|_| panic!("this did not happen in time: {what}"));
 }
 
-/// Waits at most for the time limit.
+/// Waits for the future, at most until the time limit.
 pub async fn soon<T>(work: impl Future<Output = T>) -> T {
     timeout(LIMIT, work).await.expect("it ends within the time limit")
 }

@@ -87,7 +87,7 @@ async fn suite_passes_on_a_backend_that_keeps_the_contract() {
     assert_eq!((report.passed.len(), report.skipped.len()), (18, 0), "{report:?}");
 }
 
-/// A subject that provides only the backend.
+/// A test subject that provides only the backend.
 struct Plain(ScriptedBackend);
 
 impl conformance::BackendUnderTest for Plain {
@@ -126,14 +126,14 @@ macro_rules! breaches {
     )+};
 }
 
-/// Creates a backend with this turn for the prompt with a tool, and correct turns otherwise.
+/// Creates a backend that answers the prompt with a tool with this turn, and all other prompts with correct turns.
 macro_rules! looking {
     ($turn:expr) => {
         ScriptedBackend::whole(|prompt| if prompt == "Look" { Some($turn) } else { well(prompt) }, None)
     };
 }
 
-/// Creates a backend with this turn for the plain prompt, and correct turns otherwise.
+/// Creates a backend that answers the plain prompt with this turn, and all other prompts with correct turns.
 macro_rules! saying {
     ($turn:expr) => {
         ScriptedBackend::whole(|prompt| if prompt == "Say hello." { Some($turn) } else { well(prompt) }, None)

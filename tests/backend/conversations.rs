@@ -1,4 +1,4 @@
-//! Conversations that are stopped and reopened, that branch, and that are interrupted.
+//! Conversations that are stopped, reopened, branched or interrupted.
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -47,7 +47,7 @@ pub(crate) fn able() -> Capabilities {
     Capabilities::default().with_resume().with_fork()
 }
 
-/// Returns the message of the failed run's provider error.
+/// Returns the message of the provider error with which a run failed.
 pub(crate) fn words(error: &SessionError) -> String {
     match error {
         SessionError::Agent(error) => crate::faults::provider_error(error).message.clone(),
@@ -189,8 +189,8 @@ async fn branch_after_reopening_uses_a_fork() {
     let (session, backend) = reopened_and_branched(able()).await;
     assert_eq!(session.state().await.unwrap().history().last().unwrap().text(), "One | Other");
     session.stop(SECOND).await.unwrap();
-    // The session was terminated after its use. It was terminated again after it had been resumed and was found at
-    // another position.
+    // Session `s1` was terminated after its first use. For the branch it was resumed, was found at another position,
+    // and was terminated again.
     assert_eq!((backend.count("terminate s1"), backend.count("terminate s2")), (2, 1));
 }
 
@@ -268,7 +268,7 @@ async fn sessions_of_two_conversations_are_independent() {
     assert!(matches!(ended, SessionError::Ended(_)), "{ended:?}");
 }
 
-/// Reopens a conversation whose only answer was "One". Its provider has this reaction to lost sessions.
+/// Reopens a conversation whose only answer was "One". `reaction` determines how its provider reacts to lost sessions.
 async fn lost(backend: &ScriptedBackend, reaction: LostSession) -> Session {
     let store = store();
     let session = created(&store, backend).await;

@@ -20,7 +20,7 @@ use crate::{
     scripted::{Act, ScriptedBackend, Step, Turn},
 };
 
-/// A fault in the second turn after the backend has finished it.
+/// A fault that occurs in the second turn, after the backend has finished that turn.
 #[derive(Clone)]
 enum LateFault {
     Panics,
@@ -101,7 +101,7 @@ async fn answer_cancelled_during_an_output_retry_keeps_the_session() {
     assert_eq!(backend.count("start"), 1);
 }
 
-/// Asserts that a branch is rejected: the tree is unchanged, and the backend receives nothing.
+/// Asserts that a branch is rejected. The tree must be unchanged, and the backend must receive nothing.
 async fn is_refused(session: &Session, backend: &ScriptedBackend) {
     let before = backend.log();
     session.branch(Some(node(2)), "Other").await.unwrap();
@@ -179,7 +179,7 @@ async fn branch_before_an_interrupted_answer_without_fork_is_rejected() {
     assert_eq!(session.ask("Three").await.unwrap().text(), "One | Two | Three");
 }
 
-/// How a branch fails.
+/// The way in which a branch fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Failure {
     Cancelled,

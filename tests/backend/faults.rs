@@ -77,7 +77,7 @@ async fn breach_is_a_contract_error_and_the_agent_still_works() {
         assert!(failed.message.contains(&breach.to_string()), "{failed}");
         assert_eq!(cause(&error), BackendError::Contract(breach));
         assert!(agent.state().await.unwrap().history().is_empty());
-        // A session that still answers is kept, and remembers the prompt.
+        // If the session still answers, the agent keeps it, and the session remembers the prompt.
         let next = agent.ask("On").await.unwrap().text();
         assert_eq!(next, if kept { "Go | On" } else { "On" });
         assert_eq!(backend.count("cancel s1"), usize::from(kept));

@@ -1,4 +1,4 @@
-//! Backends: the adapter under agents and sessions, tested through the public API.
+//! Backends: the adapter that connects them to agents and sessions, tested through the public API.
 
 #![allow(clippy::unwrap_used, reason = "an unwrap is a failure of the test")]
 

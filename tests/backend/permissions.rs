@@ -1,4 +1,4 @@
-//! Permission requests of a backend, as questions to the agent.
+//! Permission requests of a backend, which the agent receives as questions.
 
 use std::time::Duration;
 
@@ -111,7 +111,7 @@ async fn permission_that_paused_waits_for_resume_without_a_limit() {
     let agent = paused(&backend).await;
     let pause = agent.snapshot().await.unwrap().pause.unwrap();
     assert_eq!((pause.tool_use, pause.reason), (shell(), json!("sure?")));
-    // Longer than the limit for silence.
+    // This is longer than the time limit for a silent backend.
     tokio::time::advance(Duration::from_hours(10)).await;
     assert_eq!(agent.status().await.unwrap(), Status::Paused);
     agent.resume("t1", Decision::Execute).await.unwrap();
@@ -160,7 +160,7 @@ async fn permission_before_its_tool_use_becomes_one_item() {
     );
 }
 
-/// Requests these permissions one after another without waiting for answers, and returns the result of the turn.
+/// Requests these permissions one after another, without waiting for the answers. Returns the result of the turn.
 async fn asked_at_once(ids: impl IntoIterator<Item = String>) -> Result<String, Breach> {
     let asking = ids.into_iter().map(|id| ToolUse::new(id, "shell", json!({})));
     let turn = asking.fold(Turn::new(), |turn, tool_use| turn.step(Step::AskOn(tool_use)));

@@ -42,13 +42,13 @@ pub(crate) enum Step {
     /// Sends all prompts that the session received so far.
     Recall,
     Ask(ToolUse, Vec<PermissionOption>),
-    /// Requests a permission, and continues without the answer.
+    /// Requests a permission, and continues without waiting for the answer.
     AskOn(ToolUse),
     /// Requests a permission, and withdraws the request when the gate opens.
     AskUntil(ToolUse, Gate),
     Gate(Gate),
     Wait(Duration),
-    /// Sends endless empty texts.
+    /// Sends an endless stream of empty texts.
     Chatter,
     Hang,
     Panic,
@@ -88,19 +88,19 @@ pub(crate) enum Fault {
     StreamsOn,
     /// Accepts prompts after the session was terminated.
     AnswersOn,
-    /// Leaves something running after the session is terminated or dropped.
+    /// Keeps something running after the session was terminated or dropped.
     RunsOn,
     /// Does not remember the earlier turns of the session.
     Forgets,
     /// Shares the prompts of each session with all sessions.
     MixesSessions,
-    /// Resumes a session as a new one.
+    /// Starts a new session instead of resuming the old one.
     ResumesAnew,
     /// Resumes sessions that never existed.
     ResumesAnything,
-    /// Forks at the end, instead of at the given position.
+    /// Forks the session at its end, instead of at the given position.
     ForksAtTheEnd,
-    /// Returns the same session instead of a fork.
+    /// Returns the same session instead of forking it.
     ForksNothing,
 }
 
@@ -123,7 +123,7 @@ struct Inner {
     acts: Mutex<BTreeMap<&'static str, VecDeque<Act>>>,
     log: Mutex<Vec<String>>,
     noted: Notify,
-    /// The number of prompts of each session at the end of its last finished turn.
+    /// The number of prompts that each session had at the end of its last finished turn.
     finished: Mutex<BTreeMap<String, usize>>,
     /// The prompts of each session.
     prompts: Mutex<BTreeMap<String, Vec<String>>>,
@@ -195,13 +195,13 @@ impl ScriptedBackend {
         }))
     }
 
-    /// Makes the next call of this method do this instead of its normal work.
+    /// Makes the next call of this method perform `act` instead of its normal work.
     pub(crate) fn act(self, call: &'static str, act: Act) -> Self {
         self.will(call, act);
         self
     }
 
-    /// Like [`act`](Self::act), for a backend in use.
+    /// Like [`act`](Self::act), for a backend that is already in use.
     pub(crate) fn will(&self, call: &'static str, act: Act) {
         lock(&self.0.acts).entry(call).or_default().push_back(act);
     }
@@ -228,12 +228,12 @@ impl ScriptedBackend {
         self.log().iter().filter(|noted| *noted == call).count()
     }
 
-    /// Waits for this call.
+    /// Waits until this call was made.
     pub(crate) async fn until(&self, call: &str) {
         self.until_some(|noted| noted == call).await;
     }
 
-    /// Waits for a prompt with this text in any session.
+    /// Waits until any session has received a prompt with this text.
     pub(crate) async fn until_prompted(&self, text: &str) {
         self.until_some(|noted| noted.starts_with("prompt ") && noted.ends_with(&format!(": {text}"))).await;
     }
@@ -458,7 +458,7 @@ async fn perform(
             }
             Step::AskOn(tool_use) => {
                 let (request, answer) = PermissionRequest::new(tool_use, []);
-                // Keeps the question open until the test ends.
+                // The task keeps the permission request open until the test ends.
                 tokio::spawn(answer);
                 return Some(BackendEvent::Permission(request));
             }
@@ -484,7 +484,7 @@ async fn perform(
     }
 }
 
-/// Returns a gate that opens when the answer arrives.
+/// Returns a gate that opens when the permission's answer arrives.
 fn answered(answer: tokio::sync::oneshot::Receiver<PermissionAnswer>, backend: ScriptedBackend) -> Gate {
     let gate = Gate::new();
     let opened = gate.clone();

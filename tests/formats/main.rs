@@ -1,5 +1,5 @@
-//! A table of scenarios for all five wire formats. Agents run each of them against a strict server that implements all
-//! formats. Other tests carry conversations from each format to every other format.
+//! A table of scenarios for all five wire formats. Agents run each scenario in each format against a strict server that
+//! implements all formats. Other tests transfer conversations from each format to every other format.
 //!
 //! `cargo test --test formats table -- --nocapture` prints the table.
 

@@ -1,9 +1,9 @@
-//! A conversation that begins in one format, continues in another, and returns to the first. This is tested for all
-//! pairs of formats, and for each format with the same service and with another service.
+//! A conversation begins in one format, continues in another, and returns to the first. These tests cover all pairs of
+//! formats. They also cover a conversation that stays in one format, both at the same service and at another service.
 //!
-//! The servers are strict and remember their answers. For parts that came from another service, a server accepts only
-//! content that any client could have written. Its own parts must come back unchanged, with signatures, reasoning and
-//! opaque items in place.
+//! The servers are strict and remember their answers. If a part came from another service, a server accepts it only if
+//! any client could have written its content. A server's own parts must be sent back unchanged, with signatures,
+//! reasoning and opaque items in place.
 
 use omni_agent::{
     agent::{Agent, AgentSubscription},
@@ -18,8 +18,8 @@ use crate::{
     server::Service,
 };
 
-/// Begins with every kind of content: thinking, opaque items, parallel calls, an image, an error and an interrupted
-/// answer.
+/// Begins a conversation with every kind of content: thinking, opaque items, parallel calls, an image, an error and an
+/// interrupted answer.
 async fn begin(agent: &Agent, events: &mut AgentSubscription, service: &mut Service, name: &str) {
     service.will(
         Answer::thinking(&format!("{name} thinks of cities."), &format!("{name}-sig-1"))
@@ -59,7 +59,7 @@ async fn go_on(agent: &Agent, service: &Service, name: &str, n: usize) {
     assert_eq!(response.text(), format!("{name} is done {n}."));
 }
 
-/// Leaves a call open on `from`, which the application answers on `to`.
+/// Ends a turn at `from` with an open tool call. The application then answers this call at `to`.
 async fn hand_over(agent: &Agent, from: (&Service, &str), to: (&Service, &str), model: Model) {
     let ((service, name), (next, next_name)) = (from, to);
     service.will(
@@ -92,7 +92,7 @@ async fn history(agent: &Agent) -> History {
     agent.state().await.unwrap().history().clone()
 }
 
-/// Asserts that the conversation has only grown: all earlier messages are unchanged.
+/// Asserts that messages were only added to the conversation: all earlier messages are unchanged.
 fn assert_grown(before: &History, now: &History) {
     assert!(now.len() > before.len());
     assert!(before.iter().eq(now.iter().take(before.len())));
@@ -118,7 +118,8 @@ async fn carry(from: Format, to: Format, at: At) {
 
     let other = if at == At::Same { None } else { Some(Rig::new(to).await) };
     let (first, second) = (&first.service, other.as_ref().map_or(&first.service, |rig| &rig.service));
-    // A signature is valid only at its service, and services of one format differ only by the name of the endpoint.
+    // A signature is valid only at the service that made it. The name of the endpoint is the only difference between
+    // two services of one format.
     let other_name =
         |endpoint: Endpoint| if at == At::Other { endpoint.with_name("other") } else { endpoint };
     let models = (from.model(&first.url()), to.model_with(&second.url(), other_name));
@@ -127,7 +128,7 @@ async fn carry(from: Format, to: Format, at: At) {
     let gone_on = history(&agent).await;
     assert_grown(&begun, &gone_on);
     let seen = second.last();
-    // The texts of the other service were sent, and its thinking was not.
+    // The request contains the other service's texts, but not its thinking.
     for text in ["first looks.", "first saw rain.", "first begins to"] {
         assert!(seen.has_said("assistant", text), "{from:?} to {to:?}: no {text:?} in {seen:?}");
     }

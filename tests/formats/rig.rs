@@ -24,11 +24,11 @@ use crate::server::{
     Seen, Service, Wire, chat::Chat, gemini::Gemini, messages::Messages, ollama::Ollama, responses::Responses,
 };
 
-/// The smallest files with the right first bytes.
+/// The smallest data with the correct first bytes for the file type.
 pub(crate) const PNG: &str = "iVBORw0KGgo=";
 pub(crate) const PDF: &str = "JVBERi0xLjQK";
 
-/// How long a server may send nothing. The clock is paused in tests that depend on it.
+/// How long a server may be silent. The clock is paused in tests that depend on this limit.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A wire format.
@@ -85,7 +85,7 @@ impl Format {
         };
         let timeouts = Timeouts::default().with_between_chunks(PATIENCE);
         let endpoint = endpoint.with_base_url(url).with_key("sk-test").with_timeouts(timeouts);
-        // These tests are about the formats, so the models have no entries in the catalogue.
+        // These tests check the formats and not the catalogue, so the models have no catalogue entries.
         Model::new(Arc::new(change(endpoint)), id).with_info(ModelInfo::new(id))
     }
 }
@@ -96,7 +96,7 @@ pub(crate) enum Cell {
     Works,
     /// The format can't express the request, and the caller gets a warning or an error.
     Unsupported,
-    /// The service has nothing of the kind to report.
+    /// The service does not report what the scenario checks.
     Absent,
 }
 
@@ -131,13 +131,13 @@ impl Rig {
         self.service.last()
     }
 
-    /// Returns whether the format is one of these.
+    /// Returns whether the rig's format is one of these formats.
     pub(crate) fn is(&self, formats: &[Format]) -> bool {
         formats.contains(&self.format)
     }
 }
 
-/// Asserts that a warning mentions `word`.
+/// Asserts that a warning contains `word`.
 #[track_caller]
 pub(crate) fn warned(warnings: &[String], word: &str) -> Cell {
     assert!(warnings.iter().any(|warning| warning.contains(word)), "no warning of {word}: {warnings:?}");
@@ -160,7 +160,7 @@ pub(crate) async fn next(events: &mut AgentSubscription) -> Arc<Event> {
     }
 }
 
-/// Waits until a text block has grown to this text.
+/// Waits until a text block contains exactly this text.
 pub(crate) async fn text_arrives(events: &mut AgentSubscription, text: &str) {
     let mut said = String::new();
     while said != text {
@@ -173,7 +173,7 @@ pub(crate) async fn text_arrives(events: &mut AgentSubscription, text: &str) {
     }
 }
 
-/// Fails after a minute, so that no test hangs.
+/// Fails if the test takes longer than a minute, so that no test hangs.
 pub(crate) async fn within_a_minute<T>(what: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_mins(1), what).await.expect("it ends within a minute")
 }
@@ -200,7 +200,7 @@ pub(crate) fn camera() -> impl Tool {
     })
 }
 
-/// A tool that the application answers itself.
+/// A tool whose calls the application answers itself.
 pub(crate) fn question() -> impl Tool {
     let schema = json!({"type": "object", "properties": {"text": {"type": "string"}}});
     declared_tool_with_schema("ask_user", "Asks the user.", Schema::new(schema).unwrap())

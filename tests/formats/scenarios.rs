@@ -22,7 +22,7 @@ impl Row {
     }
 }
 
-/// Defines a test for each scenario. It runs the scenario in each format and compares the result with the table.
+/// Defines a test for each scenario. The test runs the scenario in each format and compares the results with the table.
 macro_rules! scenarios {
     ($($module:ident::$name:ident $({$($format:ident: $cell:ident, $why:literal;)+})?)+) => {
         const TABLE: &[Row] = &[$(Row {
@@ -122,6 +122,6 @@ fn table() {
             }
         }
     }
-    // The lints reserve the print macros for debugging, so the table is written directly.
+    // The lints reserve the print macros for debugging, so the table is written directly to the standard output.
     std::io::stdout().write_all(format!("{text}\n\n{notes}").as_bytes()).unwrap();
 }

@@ -1,4 +1,4 @@
-//! The content of a model's answer and the faults during its transport, independent of the format.
+//! The content of a model's answer, and the faults in its transmission. Both are independent of the format.
 
 use omni_agent::message::Usage;
 use serde_json::Value;
@@ -18,11 +18,12 @@ pub(crate) enum Block {
         name: String,
         input: String,
     },
-    /// An action of the service that only the service understands, if the format has such items.
+    /// An action of the service in a form that only the service understands. It is omitted if the format has no such
+    /// items.
     Opaque(String),
 }
 
-/// Why the model stopped. Calls imply their own reason.
+/// The reason why the model stopped. An answer with tool calls has its own reason instead.
 #[derive(Clone, Debug, Default)]
 pub(crate) enum Stop {
     #[default]
@@ -85,7 +86,7 @@ impl Answer {
         self.blocks.iter().any(|block| matches!(block, Block::Call { .. }))
     }
 
-    /// Returns the answer with its end changed or omitted.
+    /// Returns a step that sends this answer with the given end.
     pub(crate) fn ending(self, end: End) -> Step {
         Step::Answer(self, end)
     }
@@ -94,15 +95,15 @@ impl Answer {
 /// How the stream of an answer ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
-    /// As the format requires.
+    /// The stream ends as the format requires.
     Whole,
-    /// Without the format's terminal event.
+    /// The stream ends without the format's terminal event.
     Truncated,
-    /// With the terminal event twice.
+    /// The stream ends with the terminal event twice.
     Twice,
-    /// Never: nothing follows the last block.
+    /// The stream stays open, but nothing follows the last block.
     Silent,
-    /// With an error event.
+    /// The stream ends with an error event.
     Failed,
 }
 
@@ -125,11 +126,11 @@ impl From<Fault> for Step {
     }
 }
 
-/// An error in place of an answer.
+/// An error that is sent instead of an answer.
 #[derive(Clone, Debug)]
 pub(crate) enum Fault {
     Auth,
-    /// With the number of seconds to wait.
+    /// A rate limit, with the number of seconds to wait.
     RateLimit(u32),
     Overloaded,
     Invalid(String),
@@ -137,7 +138,7 @@ pub(crate) enum Fault {
     Server,
 }
 
-/// Splits a text into a few pieces between characters.
+/// Splits a text into a few pieces at character boundaries.
 pub(crate) fn pieces(text: &str) -> impl Iterator<Item = &str> {
     let size = (text.len() / 3).max(1);
     let mut rest = text;

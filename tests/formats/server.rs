@@ -1,5 +1,5 @@
-//! A strict server for all five formats: a request that breaks the documented rules of its format is rejected with
-//! the status and body of the real service.
+//! A strict server for all five formats. If a request breaks the documented rules of its format, the server rejects it
+//! with the status and body of the real service.
 
 pub(crate) mod chat;
 pub(crate) mod gemini;
@@ -26,12 +26,13 @@ use crate::{
     script::{Answer, End, Fault, Step},
 };
 
-/// The error is a description of the broken rule.
+/// The result of checking a request. The error describes the broken rule.
 pub(crate) type Read<T> = Result<T, String>;
 
 /// A format as its service implements it.
 pub(crate) trait Wire: Send + Sync {
-    /// Reads a request by the rules of the format. `memory` contains the earlier answers of the service.
+    /// Reads a request, and checks it against the rules of the format. `memory` contains the earlier answers of the
+    /// service.
     fn read(&self, request: &Received, memory: &Memory) -> Read<Seen>;
 
     /// Writes an answer as events of the format.
@@ -40,10 +41,10 @@ pub(crate) trait Wire: Send + Sync {
     /// Returns the status and body of an error that is sent instead of an answer.
     fn fault(&self, fault: &Fault) -> (u16, Value);
 
-    /// Returns the event of an error inside an answer.
+    /// Returns the event for an error that occurs during an answer.
     fn failure(&self) -> Event;
 
-    /// Returns the part of a usage that the format can report.
+    /// Returns the part of the usage that the format can report.
     fn reported_usage(&self, usage: Usage) -> Usage;
 
     /// Returns whether events are lines of JSON.
@@ -52,10 +53,10 @@ pub(crate) trait Wire: Send + Sync {
     }
 }
 
-/// An event as it is sent.
+/// An event in the form in which it is sent.
 #[derive(Clone, Debug)]
 pub(crate) struct Event {
-    /// Empty if the format does not name its events.
+    /// The name of the event. It is empty if the format does not name its events.
     pub(crate) name: &'static str,
     pub(crate) data: String,
 }
@@ -72,7 +73,8 @@ pub(crate) struct Rendered {
     pub(crate) events: Vec<Event>,
     /// The number of events at the end that only mark the answer as complete.
     pub(crate) terminal: usize,
-    /// The parts of the answer that must be sent back with the conversation, in the form in which they must be sent.
+    /// The parts of the answer that must be sent back with the conversation. They must be sent back in exactly this
+    /// form.
     pub(crate) issued: Vec<Value>,
 }
 
@@ -88,9 +90,9 @@ pub(crate) struct Seen {
     pub(crate) thinks: Option<bool>,
     pub(crate) cached: bool,
     pub(crate) metadata: Option<Value>,
-    /// All texts except those of tool results, with their roles.
+    /// All texts and their roles, except the texts of tool results.
     pub(crate) said: Vec<(&'static str, String)>,
-    /// As base64 or URL.
+    /// The images, as base64 or URLs.
     pub(crate) images: Vec<String>,
     pub(crate) documents: Vec<String>,
     pub(crate) results: Vec<SeenResult>,
@@ -119,7 +121,7 @@ pub(crate) struct Service {
 struct State {
     wire: &'static dyn Wire,
     script: VecDeque<Step>,
-    /// How answers are sent. `None` alternates between all habits.
+    /// How answers are sent. If this is `None`, the server alternates between all habits.
     habit: Option<Habit>,
     memory: Memory,
     seen: Vec<Seen>,
@@ -177,7 +179,7 @@ impl Service {
         self.http.received().pop().expect("a request was received").json()
     }
 
-    /// Waits until the server has sent the available part of an answer that does not end.
+    /// Waits until the server stalls within an answer that does not end.
     pub(crate) async fn falls_silent(&mut self) {
         self.http.wait_for(http::Event::Stalled).await;
     }
@@ -237,7 +239,7 @@ impl State {
     }
 }
 
-/// Parses the body of a request into the types of a format, which reject unknown members.
+/// Parses a request body into the format's types. These types reject unknown members.
 pub(crate) fn typed<T: DeserializeOwned>(value: &Value) -> Read<T> {
     serde_json::from_value(value.clone()).map_err(|error| error.to_string())
 }

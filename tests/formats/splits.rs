@@ -1,4 +1,4 @@
-//! Answers with thinking, text and a call, split in two at every byte.
+//! Answers with thinking, text and a call. Each answer is split in two at every possible byte.
 
 use omni_agent::{
     provider::{Delta, Request, dialect::Dialect},
@@ -26,7 +26,7 @@ fn answer_with_thinking_and_calls_split_at_any_byte_gives_the_same_deltas() {
         let plain = HABITS[0].bytes(&events, wire.lines());
         let whole = deltas_of(&*dialect, [&plain, b""]);
         assert!(whole.iter().filter(|delta| matches!(delta, Delta::Start { .. })).count() >= 3, "{whole:?}");
-        // The most irregular way of sending: with a byte order mark, comments and Windows line ends.
+        // The most irregular way of sending events: with a byte order mark, comments and Windows line endings.
         let body = HABITS[HABITS.len() - 1].bytes(&events, wire.lines());
         for at in 0..=body.len() {
             let (begin, end) = body.split_at(at);

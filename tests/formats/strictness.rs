@@ -1,5 +1,5 @@
-//! Tests of the server's strictness. Each format has a request that the server accepts, and variants of it that the
-//! real service would reject.
+//! Tests of the server's strictness. For each format, the tests send a request that the server accepts, and variants of
+//! the request that the real service would reject.
 
 use omni_agent::{
     message::{Attachment, Content, History, Message, Text, ToolResult, ToolUse},
@@ -42,7 +42,7 @@ fn request() -> Request {
         .with_options(options)
 }
 
-/// A change that breaks a body: the place, and its new value. `None` removes the place.
+/// A change that makes a body invalid: the changed place, and its new value. `None` removes the place.
 type Break = (&'static str, Option<Value>);
 
 fn set(place: &'static str, value: Value) -> Break {
@@ -66,7 +66,8 @@ fn broken(body: &Value, (place, value): &Break) -> Value {
     body
 }
 
-/// Sends the request as it is, and then with each of these changes. Only the unchanged request may be accepted.
+/// Sends the request unchanged, and then once with each of these changes. The server may accept only the unchanged
+/// request.
 async fn refuses(format: Format, breaks: &[Break]) {
     let rig = Rig::new(format).await;
     let model = format.model(&rig.service.url());

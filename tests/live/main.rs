@@ -1,6 +1,7 @@
-//! The wire formats with a small real model, served by llama.cpp on this machine.
+//! Tests of the wire formats with a small real model, served by llama.cpp on this machine.
 //!
-//! `scripts/live-test.sh` prepares the servers and runs these tests. Without a server they are skipped with a message.
+//! `scripts/live-test.sh` prepares the servers and runs these tests. Without a server, the tests are skipped with a
+//! message.
 
 #![allow(clippy::unwrap_used, reason = "an unwrap is a failure of the test")]
 
@@ -23,7 +24,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use server::{Format, Live};
 
-/// Runs a scenario in each wire format, one after the other, because the server is small.
+/// Runs a scenario in each wire format. The scenarios run one after the other, because the server is small.
 macro_rules! on_each_format {
     ($($test:ident => $scenario:ident;)+) => {$(
         #[tokio::test]
@@ -98,7 +99,7 @@ async fn stream(live: &Live, format: Format) {
     let history = agent.state().await.unwrap().history().clone();
     assert_eq!(history.len(), 2);
     assert_eq!(history.check(), Ok(()));
-    // In a second turn, the service receives its own answer.
+    // In the second turn, the service receives its own first answer.
     let again = agent.ask("Go on.").await.unwrap();
     assert!(!again.text().is_empty());
 }
@@ -127,7 +128,7 @@ fn weather() -> impl Tool {
 
 async fn tool_round_trip(live: &Live, format: Format) {
     // The model must call a tool in each step. The second request contains the result of the first call. The calls of
-    // the second answer are beyond the limit of steps.
+    // the second answer are refused, because the limit of steps is reached.
     let options = options(40).with_tool_choice(ToolChoice::Required);
     let model = format.model(&live.tools);
     let builder = Agent::builder().model(model).options(options).tool(weather()).max_steps(2);
@@ -142,8 +143,8 @@ async fn tool_round_trip(live: &Live, format: Format) {
     let roles: Vec<Role> = response.messages.iter().map(|message| message.role).collect();
     assert_eq!(roles, [Role::User, Role::Assistant, Role::User, Role::Assistant, Role::User]);
     let [_, first, results, second, refused] = &response.messages[..] else { unreachable!() };
-    // The server enforces the schema, so complete calls are valid. But the grammar allows any number of calls, so the
-    // last call may have been cut off.
+    // The server enforces the schema, so every complete call is valid. However, its grammar allows any number of calls,
+    // so the token limit may have cut off the last call.
     for message in [first, second] {
         let whole: Vec<_> = message.tool_uses().filter(|call| call.malformed.is_none()).collect();
         assert!(!whole.is_empty(), "{format:?}: {message:?}");
@@ -160,8 +161,8 @@ async fn tool_round_trip(live: &Live, format: Format) {
     assert_eq!(agent.state().await.unwrap().history().check(), Ok(()));
 }
 
-/// A conversation begins in one format, continues in every other format, and returns to the first. The server accepts
-/// the parts from all formats.
+/// A conversation begins in one format, continues in every other format, and returns to the first format. The server
+/// must accept the parts from all formats.
 #[tokio::test]
 async fn conversation_with_tools_real_model_continues_in_each_format_and_returns() {
     let Some(live) = Live::get().await else { return };
@@ -210,7 +211,8 @@ async fn output_schema(live: &Live, format: Format) {
     let agent = agent(live, format, 100).start().await.unwrap();
     match (agent.ask_as::<Forecast>("What will the weather be in Rome?").await, format) {
         (Ok(forecast), _) => assert!(forecast.degrees <= 40),
-        // llama.cpp accepts no schema in these formats. The answer is still returned, together with its error.
+        // llama.cpp does not support an output schema in these formats. The answer is still returned, together with the
+        // error of its output.
         (Err(AgentError::Output(why, response)), Format::Responses | Format::Messages) => {
             assert!(!response.text().is_empty());
             assert_eq!(response.output_error.as_ref(), Some(&why));
@@ -220,8 +222,8 @@ async fn output_schema(live: &Live, format: Format) {
 }
 
 async fn cancel(live: &Live, format: Format) {
-    // As many requests as the server answers at the same time. If these requests were not cancelled, a further request
-    // would wait for minutes.
+    // The test sends as many requests as the server can answer at the same time. If these requests were not cancelled,
+    // a further request would wait for minutes.
     let mut busy = Vec::new();
     for _ in 0..2 {
         let agent = agent(live, format, 3000).start().await.unwrap();
@@ -265,8 +267,8 @@ async fn overflow(live: &Live, format: Format) {
 }
 
 async fn error_in_stream(live: &Live, format: Format) {
-    // This server's template supports only tools. It can't parse an answer without a tool call, and reports an error
-    // in a stream that began with status 200.
+    // This server's template supports only tools. The server can't parse an answer without a tool call. It then reports
+    // an error in a stream that began with status 200.
     let agent = Agent::builder().model(format.model(&live.tools)).options(options(16)).start().await.unwrap();
     let error = provider_error(agent.ask("Say hello.").await);
     assert_eq!(error.kind, ErrorKind::Service, "{format:?}: {error:?}");

@@ -1,4 +1,4 @@
-//! The servers for the live tests, if any.
+//! The servers for the live tests. They are optional.
 
 use std::{
     env,
@@ -13,7 +13,7 @@ use omni_agent::provider::{
 };
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-/// The base URLs of the servers. Only one test holds them at a time.
+/// The base URLs of the servers. Only one test at a time may use the servers.
 pub(crate) struct Live {
     /// Serves the model with its own template.
     pub(crate) chat: String,
@@ -26,11 +26,12 @@ static TURN: Semaphore = Semaphore::const_new(1);
 static SKIPPED: Once = Once::new();
 
 impl Live {
-    /// Returns the servers. Without them, prints how to start them and returns `None`.
+    /// Returns the servers. If they are not configured, prints how to start them and returns `None`.
     pub(crate) async fn get() -> Option<Self> {
         let url = |name| env::var(name).ok().filter(|url| !url.is_empty());
         let (Some(chat), Some(tools)) = (url("OMNI_LIVE_CHAT_URL"), url("OMNI_LIVE_TOOLS_URL")) else {
-            // Written directly, because the output of print macros is hidden if the test passes.
+            // The text is written directly to the standard error, because the output of print macros is hidden if the
+            // test passes.
             SKIPPED.call_once(|| {
                 let line = "live tests skipped: OMNI_LIVE_CHAT_URL and OMNI_LIVE_TOOLS_URL are not set; \
                             run scripts/live-test.sh, or eval \"$(scripts/local-model.sh start)\" before cargo test\n";
@@ -52,7 +53,7 @@ pub(crate) enum Format {
 }
 
 impl Format {
-    /// Returns the name of the format in a message's provider data.
+    /// Returns the name that identifies the format in a message's provider data.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::ChatCompletions => ChatCompletions::default().name(),
@@ -61,7 +62,7 @@ impl Format {
         }
     }
 
-    /// Returns the model behind a base URL in this format.
+    /// Returns a model of this format at the base URL.
     pub(crate) fn model(self, url: &str) -> Model {
         let endpoint = match self {
             Self::ChatCompletions => Endpoint::openai_compatible("local", url),

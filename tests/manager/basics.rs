@@ -1,4 +1,4 @@
-//! Opening, closing and listing.
+//! Opening, closing and listing sessions.
 
 use std::time::Duration;
 

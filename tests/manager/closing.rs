@@ -165,7 +165,7 @@ async fn delete_during_a_slow_write_is_not_undone_by_it() {
     let store = MoodyStore::new();
     let manager = store.manager().close_timeout(secs(5)).build();
     let one = manager.create(parrot()).await.unwrap();
-    // The first save creates the conversation, and arrives after the deletion.
+    // The first save would create the conversation, but it reaches the store only after the deletion.
     store.make(Call::Create, Act::Slow(secs(50)));
     one.session.ask("Hi").await.unwrap();
     manager.delete(one.session.id()).await.unwrap();
@@ -325,7 +325,7 @@ async fn rename_during_writes_of_others_is_repeated_until_it_is_stored() {
     let store = MoodyStore::new();
     let kept = store.put("kept").await;
     let manager = store.manager().build();
-    // Several times in a row, another process commits after the version was read and before the title is written.
+    // Five times in a row, another process commits between the reading of the version and the writing of the title.
     let (beneath, name) = (store.beneath().clone(), kept.clone());
     let mut left = 5;
     store.mood(move |call, _| {

@@ -1,8 +1,8 @@
-//! Several managers on one store with leases, as if in several processes. A conversation is open in at most one of
-//! them.
+//! Several managers share one store with leases, as if they were in several processes. A conversation is open in at
+//! most one manager.
 //!
-//! These tests run in real time: leases are renewed by a thread of the crate, to which a test's paused time does not
-//! apply.
+//! These tests run in real time. A thread of the crate renews the leases, and Tokio's paused time does not affect this
+//! thread.
 
 use omni_agent::{
     manager::{Manager, ManagerError, ManagerEvent, OpenOptions, OpenedSession, Presence, Titles},
@@ -94,7 +94,7 @@ async fn manager_restarted_with_its_owner_name_takes_over_its_conversations_imme
     let talk = created(&manager(&store, "one"), "talk").await;
     within(talk.session.ask("One")).await.unwrap();
     within(talk.session.flush(secs(30))).await.unwrap();
-    // Acts as if the first manager had crashed: the store still regards it as the owner.
+    // Simulates a crash of the first manager. The store still regards that manager as the owner.
     let again = manager(&store, "one");
     let opened = within(again.open(&id("talk"), parrot())).await.unwrap();
     assert_eq!(opened.session.tree().await.unwrap().len(), 2);
@@ -206,7 +206,7 @@ async fn delete_of_a_conversation_taken_meanwhile_is_refused() {
     let one = manager(&store, "one");
     drop(created(&one, "talk").await);
     within(one.close(&id("talk"))).await.unwrap();
-    // Acts as a process that is suspended between acquiring and deleting, for longer than its lease lasts.
+    // Simulates a process that is suspended between the acquisition and the deletion, until its lease has expired.
     store.ownership(Mood::Late);
     let deleting = tokio::spawn({
         let one = one.clone();

@@ -1,4 +1,4 @@
-//! A failing session does not affect any other.
+//! A failing session does not affect any other session.
 
 use std::time::Duration;
 
@@ -17,7 +17,8 @@ use crate::rig::{
     Act, Call, Do, Hooks, Lives, MoodyStore, Watch, held, id, in_time, parrot, scripted, secs, settle, tasks,
 };
 
-/// Sessions that run at the same time as the failing session. One is idle, and one is in the middle of a turn.
+/// Sessions that run at the same time as the failing session. One of them is idle, and the other is in the middle of a
+/// turn.
 struct Neighbours {
     idle: omni_agent::session::Session,
     busy: omni_agent::session::Session,
@@ -60,7 +61,7 @@ async fn failed(events: &mut SessionSubscription) {
     }
 }
 
-/// Checks that a failed run ends neither its session nor the others.
+/// Checks that a failed run ends neither its own session nor any other session.
 async fn run_fails(agent: AgentBuilder) {
     let store = MoodyStore::new();
     let manager = store.manager().build();

@@ -1,4 +1,4 @@
-//! The live feed agrees with the manager, no matter when a subscriber joins and what happens at the same time.
+//! The live feed agrees with the manager, no matter when a subscriber joins and what else happens at that time.
 
 use omni_agent::{
     manager::{Activity, Manager, ManagerEvent, OpenOptions, Shutdown},
@@ -255,7 +255,7 @@ async fn session_that_lost_its_conversation_is_closed_and_can_be_opened_again() 
     again.session.flush(secs(1)).await.unwrap();
 }
 
-/// How a session ends while another operation is in progress.
+/// The way in which a session ends while another operation is in progress.
 #[derive(Clone, Copy, Debug)]
 enum Ending {
     Stop,
@@ -272,7 +272,7 @@ enum Meanwhile {
     Rename,
 }
 
-/// Races each kind of end with each operation, one poll apart.
+/// Races each way of ending with each operation. From round to round, the operation starts one poll later.
 #[tokio::test(start_paused = true)]
 async fn any_race_gives_each_opened_event_one_closed_event() {
     use Ending::{AgentEnds, IdleShutdown, LosesPlace, Stop};
@@ -316,12 +316,12 @@ async fn race(ending: Ending, meanwhile: Meanwhile, polls: usize) {
             let opened =
                 in_time(manager.open(&name, OpenOptions::new(hooked()).idle_shutdown(None))).await.unwrap();
             settle().await;
-            // A session that was already open may have ended in the meantime. A session that this call has started has
-            // not.
+            // If the session was already open, it may have ended in the meantime. If this call has started the session,
+            // the session must not have ended.
             assert!(!opened.started || opened.session.end().is_none(), "{words}");
         }
         Meanwhile::Close => {
-            // After the conversation was lost, unsaved data can't be saved, so closing may fail.
+            // If the session has lost the conversation, its unsaved data can't be saved. Closing may therefore fail.
             let _ = in_time(manager.close(&name)).await;
             assert!(manager.get(&name).is_none(), "{words}");
         }
@@ -345,7 +345,7 @@ async fn race(ending: Ending, meanwhile: Meanwhile, polls: usize) {
     assert_eq!((tasks(), lives.living()), (0, 0), "{words}");
 }
 
-/// A session whose agent ends immediately, while it is still being opened.
+/// A session whose agent ends while the session is still being opened.
 #[tokio::test(start_paused = true)]
 async fn session_that_ends_during_open_is_closed_once_or_never_opened() {
     struct Brief;

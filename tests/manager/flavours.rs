@@ -1,4 +1,4 @@
-//! The manager on current-thread and multi-thread runtimes, in real time. With several threads, the sessions and
+//! The manager on current-thread and multi-thread runtimes, in real time. On a multi-thread runtime, the sessions and
 //! their manager run in parallel.
 
 use std::{future::Future, sync::Arc, time::Duration};
@@ -17,7 +17,7 @@ use crate::support::{alone, create, id, parrot, scripted, secs};
 /// The number of rounds of each race.
 const ROUNDS: usize = 30;
 
-/// Runs a test on one thread and on several, [`ROUNDS`] times each.
+/// Runs a test [`ROUNDS`] times on one thread, and [`ROUNDS`] times on several threads.
 fn on_both_flavours<F: Future<Output = ()>>(test: impl Fn() -> F) {
     for mut builder in [Builder::new_current_thread(), Builder::new_multi_thread()] {
         let runtime = builder.worker_threads(4).enable_all().build().unwrap();

@@ -1,4 +1,4 @@
-//! The turn in flight when its session is closed: its completed steps are stored, unless the caller uses
+//! A turn that is in flight when its session is closed. Its completed steps are stored, unless the caller uses
 //! `close_discarding`.
 
 use async_trait::async_trait;
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use crate::rig::{MoodyStore, id, in_time, scripted, secs, settle, tasks};
 
-/// Pauses before the tool `write`.
+/// Callbacks that pause the run before the tool `write`.
 struct Asking;
 
 #[async_trait]
@@ -25,7 +25,7 @@ impl AgentCallbacks for Asking {
     }
 }
 
-/// Returns a session that has run one tool and is paused before the next.
+/// Returns a session that has run one tool and is paused before the next tool.
 async fn paused_after_a_step(manager: &Manager, name: &str) -> Session {
     let steps = [Step::tool_use("t1", "echo", json!({})), Step::tool_use("t2", "write", json!({}))];
     let echo = tool_fn("echo", "Echoes.", |input: Value, _| async move { Ok(input) });

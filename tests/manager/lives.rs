@@ -1,4 +1,4 @@
-//! How long a session lives, and the effects of callers that are dropped.
+//! How long a session stays open, and the effects of callers that are dropped.
 
 use std::time::Duration;
 
@@ -117,8 +117,8 @@ async fn idle_shutdown_waits_for_a_turn_in_flight() {
     assert_eq!(manager.open(&name, parrot()).await.unwrap().session.tree().await.unwrap().len(), 2);
 }
 
-/// Drops the caller's future after a number of polls. No matter when it is dropped, nothing keeps the session open
-/// beyond the idle shutdown, and the id can be used again.
+/// Drops the caller's future after a number of polls. No matter when the future is dropped, the idle shutdown closes
+/// the session, and the id can be used again.
 #[tokio::test(start_paused = true)]
 async fn caller_dropped_at_any_stage_leaves_nothing_behind() {
     for act in [Act::Work, Act::Slow(secs(1))] {

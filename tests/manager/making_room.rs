@@ -1,5 +1,5 @@
-//! How room is made: for each waiting opening, one session is closed, and all of them at the same time. Openings are
-//! woken as soon as a session may be closed.
+//! How the manager makes room. For each waiting opening, it closes one session, and it closes all these sessions at the
+//! same time. As soon as a session may be closed, the waiting openings are woken.
 
 use std::time::Duration;
 
@@ -22,7 +22,8 @@ use crate::{
     },
 };
 
-/// A manager that may have `places` sessions open, and its store with these conversations.
+/// Returns the builder of a manager that may have `places` sessions open, and its store, which contains these
+/// conversations.
 async fn limited(places: usize, stored: &[&str]) -> (ManagerBuilder, CommandedStore) {
     let store = CommandedStore::default();
     let before = store.manager().build();
@@ -33,7 +34,7 @@ async fn limited(places: usize, stored: &[&str]) -> (ManagerBuilder, CommandedSt
     (store.manager().idle_shutdown(None).titles(Titles::Off).max_open(places), store)
 }
 
-/// An agent that takes this long to terminate.
+/// Returns an agent that takes this long to terminate.
 fn slow_to_end(time: Duration) -> AgentBuilder {
     parrot().terminate_timeout(secs(60)).callbacks(Hooks::default().terminate(rig::Act::Slow(time)))
 }
@@ -69,7 +70,7 @@ async fn second_opening_waits_during_a_slow_end_another_session_is_closed_for_it
     let first = opening(&manager, "x", alone(parrot()));
     tokio::time::sleep(secs(5)).await;
     let second = opening(&manager, "y", alone(parrot()));
-    // No other session is closed, whatever happens meanwhile.
+    // No further session is closed, no matter what happens in the meantime.
     tokio::time::sleep(secs(5)).await;
     manager.get(&id("c")).unwrap().ask("Hi").await.unwrap();
     assert_eq!(elapsed_of(vec![first, second]).await, secs(15));
@@ -92,7 +93,7 @@ async fn opening_dropped_while_a_session_ends_the_next_gets_its_place() {
     assert_eq!(open_ids(&manager), ["b", "y"]);
 }
 
-/// Waits for an opening that must finish at the moment when the gate opens.
+/// Waits for an opening that must finish at the moment at which the gate opens.
 async fn opens_with(gate: &Gate, opening: JoinHandle<Result<OpenedSession, ManagerError>>) -> OpenedSession {
     tokio::time::sleep(Duration::from_millis(10_033)).await;
     assert!(!opening.is_finished());
@@ -115,7 +116,7 @@ async fn session_is_saved_late_the_opening_is_woken_immediately() {
     opens_with(&gate, opening).await;
 }
 
-/// Waits at a gate in `handle_event`.
+/// Callbacks whose `handle_event` waits at a gate.
 struct HandlesSlowly(Gate);
 
 #[async_trait]
@@ -165,7 +166,7 @@ fn without_time_limit() -> ToolLimits {
     ToolLimits::default().with_timeout(Duration::MAX)
 }
 
-/// An agent whose tool opens another session, and whose model receives the result.
+/// Returns an agent whose tool opens another session, and whose model receives the result of this tool.
 fn opens_another(manager: &Manager) -> AgentBuilder {
     let manager = manager.clone();
     let tool = tool_fn("open", "Opens another session.", move |_: Value, _| {
@@ -180,7 +181,7 @@ fn opens_another(manager: &Manager) -> AgentBuilder {
         .tool_limits(without_time_limit())
 }
 
-/// The result of the tool call as the model receives it.
+/// Returns the result of the tool call as the model receives it.
 async fn result(session: &Session) -> String {
     let response = in_time(session.ask("Hi")).await.unwrap();
     let mut results = response.messages.iter().flat_map(|message| message.tool_results());
@@ -191,7 +192,7 @@ async fn result(session: &Session) -> String {
 async fn tool_opens_a_session_without_room_opening_fails_and_names_the_parent() {
     let (builder, _) = limited(2, &[]).await;
     let manager = builder.room_timeout(Some(secs(10))).build();
-    // A user holds the other place.
+    // A user's session holds the other of the two places.
     let _person = manager.create_with_id(&id("person"), parrot()).await.unwrap();
     let parent = create(&manager, "parent", opens_another(&manager)).await;
     let mut feed = Feed::of(&manager);
@@ -222,7 +223,7 @@ async fn no_tool_holds_a_place_openings_keep_waiting() {
     let (builder, _) = limited(1, &["x"]).await;
     let manager = builder.build();
     let person = manager.create_with_id(&id("person"), parrot()).await.unwrap();
-    // The user's session runs no tools at the moment.
+    // The user's session is not running a tool at the moment.
     person.session.ask("Hi").await.unwrap();
     let opening = opening(&manager, "x", parrot());
     tokio::time::sleep(secs(3000)).await;

@@ -1,4 +1,4 @@
-//! Creating and opening: each id is opened once, no matter how many callers there are and what fails.
+//! Creating and opening: each id is opened only once, no matter how many callers there are and what fails.
 
 use futures_util::future::join_all;
 use omni_agent::{
@@ -292,7 +292,7 @@ async fn create_with_id_during_an_unsuccessful_open_creates_it() {
     assert!(poll_times(&mut creating, 20).await.is_none());
     gate.open();
     assert!(in_time(creating).await.unwrap().started);
-    // The first caller either found nothing or tried again.
+    // The first caller either did not find the conversation or tried again, so its result may be an error or a session.
     let _ = looking.await.unwrap();
 }
 

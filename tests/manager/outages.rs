@@ -1,4 +1,5 @@
-//! A store that fails or hangs for a long time and recovers while the manager ends sessions: all of them are saved.
+//! A store fails or hangs for a long time, and recovers while the manager ends its sessions. All sessions must be
+//! saved.
 
 use std::time::Duration;
 
@@ -10,11 +11,11 @@ use tokio::time::Instant;
 
 use crate::rig::{Act, MoodyStore, id, parrot, secs};
 
-/// The length of the outage. By then, the delay between two attempts has grown to half a minute.
+/// The length of the outage. At its end, the delay between two attempts has grown to half a minute.
 const LONG: Duration = Duration::from_mins(10);
 
-/// Returns a manager with a session whose turn could not be saved for ten minutes. The store works again in two
-/// seconds.
+/// Returns a manager with a session whose turn could not be saved for ten minutes. The store starts to work again two
+/// seconds after this function returns.
 async fn after_an_outage(down: Act, store: &MoodyStore) -> Manager {
     let manager = store.manager().titles(Titles::Off).build();
     let talk = manager.create_with_id(&id("talk"), parrot()).await.unwrap();

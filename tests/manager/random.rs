@@ -1,5 +1,5 @@
-//! Random operations on several conversations by many tasks, with a store, agents and callers that fail in every way.
-//! An id has at most one session at any moment, and in the end the manager, its feed, the store and the tasks agree.
+//! Random operations on several conversations by many tasks. The store, the agents and the callers fail in every way.
+//! At any moment, an id has at most one session. In the end, the manager, its feed, the store and the tasks must agree.
 
 use std::{
     sync::{
@@ -22,7 +22,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::rig::{Act, Call, Do, Hooks, Lives, MoodyStore, Watch, id, poll_times, tasks};
 
-/// Random numbers, the same for the same seed. Clones draw from the same source.
+/// A source of random numbers. The same seed gives the same numbers. Clones share one source.
 #[derive(Clone)]
 struct Dice(Arc<AtomicU64>);
 
@@ -49,17 +49,17 @@ struct World {
     store: MoodyStore,
     lives: Lives,
     manager: Manager,
-    /// A short time; all other times are multiples of it.
+    /// A short time. All other times are multiples of it.
     unit: Duration,
-    /// Whether operations may hang. Only used with paused time, where waiting costs nothing.
+    /// Whether operations may hang. Set only in tests with paused time, in which waiting costs nothing.
     may_hang: bool,
 }
 
 impl World {
     fn new(seed: u64, unit: Duration, may_hang: bool) -> Self {
         let (dice, store) = (Dice::new(seed), MoodyStore::new());
-        // After this limit, nothing waits for the agent of a conversation that could not be created. In runs without
-        // hanging operations, even a busy machine must not reach the limit.
+        // If a conversation could not be created, the manager waits for its agent only up to this limit. If operations
+        // don't hang, the limit must be so long that even a busy machine does not reach it.
         let limit = if may_hang { unit * 15 } else { Duration::from_secs(20) };
         let mut builder = store.manager().close_timeout(limit);
         builder = builder.idle_shutdown((!dice.one_in(3)).then(|| {
@@ -75,9 +75,9 @@ impl World {
         let world = Self { dice, store, lives: Lives::default(), manager: builder.build(), unit, may_hang };
         let moody = world.clone();
         world.store.mood(move |call, _| match (call, moody.act(12)) {
-            // A panic during a list affects only the caller, so it is replaced by an error. A hanging creation is
-            // replaced too, because its agent gets only a limited time to end, and nothing waits for the agent
-            // afterwards.
+            // A panic while the store lists conversations affects only the caller, so an error replaces the panic. An
+            // error also replaces a creation that hangs. After a failed creation, the agent gets only a limited time to
+            // end, and nothing waits for it afterwards.
             (Call::List, Act::Panic) | (Call::Create, Act::Hang) => Act::Fail,
             (_, act) => act,
         });
@@ -88,7 +88,7 @@ impl World {
         self.unit * u32::try_from(self.dice.below(4)).unwrap()
     }
 
-    /// The result of an operation. The operation succeeds, except once in `many` times.
+    /// Returns the behaviour of an operation. The operation simply works, except in one of `many` cases.
     fn act(&self, many: u64) -> Act {
         if !self.dice.one_in(many) {
             return Act::Work;
@@ -123,7 +123,7 @@ impl World {
         if self.dice.one_in(4) { start.idle_shutdown(Some(self.time())) } else { start }
     }
 
-    /// Runs an operation to its end, runs it with a time limit, or drops it in the middle.
+    /// Runs an operation with a time limit, or drops it after a few polls.
     async fn call<T>(&self, operation: impl Future<Output = T>) -> Option<T> {
         if self.dice.one_in(4) {
             return poll_times(operation, usize::try_from(self.dice.below(12)).unwrap()).await;
@@ -173,7 +173,7 @@ impl World {
     }
 
     async fn use_it(&self, session: &Session) {
-        // The session may have ended, may refuse or may fail. It only has to answer.
+        // The session may have ended, or its reply may be an error. The only requirement is that it replies.
         match self.dice.below(8) {
             0 => drop(session.notify(Do::End).await),
             1 => drop(session.notify(Do::Panic).await),
@@ -185,11 +185,11 @@ impl World {
         }
     }
 
-    /// Checks, after all callers are gone, that the remaining sessions agree with the store and can be closed.
+    /// Checks that the remaining sessions agree with the store and can be closed. All callers have ended before.
     async fn assert_agrees(self, mut watch: Watch, before: usize) {
         self.store.mood(|_, _| Act::Work);
         let manager = &self.manager;
-        // Waits until started operations have ended and unused sessions are asleep.
+        // During this time, started operations end, and unused sessions are put to sleep.
         sleep(self.unit * 600).await;
         watch.assert_agrees(manager);
         self.lives.assert_sound();
@@ -223,7 +223,7 @@ impl World {
         assert_eq!(watch.view.open, []);
         let lives = self.lives.clone();
         drop((watch, self));
-        // The end of the last task is not reported, so it is polled.
+        // Nothing reports the end of the last task, so the number of tasks is polled.
         for _ in 0..1000 {
             if tasks() == before {
                 break;
@@ -235,7 +235,7 @@ impl World {
     }
 }
 
-/// Hides the intended panics from the test's output.
+/// Hides the intentional panics from the test's output.
 fn hush() {
     static HUSHED: std::sync::Once = std::sync::Once::new();
     HUSHED.call_once(|| {

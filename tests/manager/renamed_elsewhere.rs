@@ -1,4 +1,4 @@
-//! A conversation that is open in one manager is renamed by another, on a store without leases.
+//! A conversation is open in one manager, and another manager renames it. The store has no leases.
 
 use std::sync::Arc;
 

@@ -79,12 +79,12 @@ impl MoodyStore {
         *lock(&self.0.mood) = Box::new(mood);
     }
 
-    /// Sets the behaviour for this method from now on; all other calls work.
+    /// Sets the behaviour for all calls of this method from now on. Calls of all other methods work.
     pub(crate) fn make(&self, which: Call, act: Act) {
         self.mood(move |call, _| if call == which { act.clone() } else { Act::Work });
     }
 
-    /// Sets the behaviour for the next calls of this method; all other calls work.
+    /// Sets the behaviour for the next calls of this method. All other calls work.
     pub(crate) fn script(&self, which: Call, acts: impl IntoIterator<Item = Act>) {
         let mut acts = acts.into_iter().collect::<Vec<_>>().into_iter();
         self.mood(move |call, _| if call == which { acts.next().unwrap_or(Act::Work) } else { Act::Work });
@@ -102,7 +102,7 @@ impl MoodyStore {
         self.0.beneath.save_state(id, &Write::on(version), &StateChange::whole(state)).await.unwrap();
     }
 
-    /// The number of calls of this method.
+    /// Returns how often this method was called for this conversation.
     pub(crate) fn calls(&self, call: Call, id: &ConversationId) -> usize {
         lock(&self.0.calls).get(&(call, id.clone())).copied().unwrap_or_default()
     }
@@ -211,7 +211,8 @@ pub(crate) async fn settle() {
     tokio::time::sleep(Duration::from_millis(1)).await;
 }
 
-/// Polls a future this many times, and lets other tasks run in between. Returns its output if it finishes by then.
+/// Polls a future at most this many times, and lets other tasks run in between. Returns the output if the future
+/// finishes in time.
 pub(crate) async fn poll_times<F: Future>(future: F, times: usize) -> Option<F::Output> {
     let mut future = std::pin::pin!(future);
     for _ in 0..times {
@@ -223,7 +224,7 @@ pub(crate) async fn poll_times<F: Future>(future: F, times: usize) -> Option<F::
     None
 }
 
-/// An agent that answers each prompt with `re:` and the prompt.
+/// Returns an agent that answers each prompt with `re:` and the text of the prompt.
 pub(crate) fn parrot() -> AgentBuilder {
     let provider = ScriptedProvider::from_fn(|request| {
         Step::text(format!("re: {}", request.history.last().map(|said| said.text()).unwrap_or_default()))
@@ -236,12 +237,12 @@ pub(crate) fn scripted(steps: impl IntoIterator<Item = Step>) -> AgentBuilder {
     Agent::builder().model(ScriptedProvider::new(steps).model())
 }
 
-/// An answer that waits at a gate.
+/// Returns an answer that waits at a gate.
 pub(crate) fn held(gate: &Gate, text: &str) -> Step {
     Step::new().gate(gate).then_text([text]).stop()
 }
 
-/// Counts the living agents of each conversation. A conversation must never have two.
+/// Counts the living agents of each conversation. A conversation must never have two living agents.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Lives(Arc<Mutex<Ledger>>);
 
@@ -253,7 +254,7 @@ struct Ledger {
 }
 
 impl Lives {
-    /// The number of agents that this conversation has had.
+    /// Returns how many agents this conversation has had.
     pub(crate) fn begun(&self, id: &ConversationId) -> usize {
         lock(&self.0).begun.get(id).copied().unwrap_or_default()
     }
@@ -295,8 +296,8 @@ impl Drop for Life {
     }
 }
 
-/// Callbacks that fail on request in `init` or `terminate`. Their agent is counted from `init` to the end of
-/// `terminate` or the drop of the callbacks.
+/// Callbacks whose `init` or `terminate` can be made to fail. Their agent is counted as living from `init` until
+/// `terminate` returns or the callbacks are dropped.
 #[derive(Default)]
 pub(crate) struct Hooks {
     pub(crate) lives: Lives,
@@ -373,7 +374,7 @@ impl AgentCallbacks for Hooks {
     }
 
     async fn terminate(&mut self, _: &EndReason, _: &State) {
-        // The agent counts as ended when this method returns or is dropped.
+        // The agent counts as ended when this method returns or its future is dropped.
         let _life = self.life.take();
         let _ = perform(self.terminate.as_ref()).await;
     }
@@ -388,7 +389,7 @@ fn end(agent: &WeakAgent) {
     });
 }
 
-/// A snapshot built from the manager's events. It checks that each session is closed once after it was opened.
+/// A snapshot built from the manager's events. It also checks that each opened session is closed exactly once.
 pub(crate) struct Watch {
     pub(crate) events: Subscription<ManagerSnapshot, ManagerEvent>,
     pub(crate) view: ManagerSnapshot,
@@ -435,7 +436,7 @@ impl Watch {
 
     /// Applies the updates that are ready.
     pub(crate) fn catch_up(&mut self) {
-        // Does not yield, so that nothing else happens meanwhile.
+        // This does not yield, so nothing else happens at the same time.
         while self.end.is_none()
             && let Some(Some(update)) = unconstrained(self.events.next()).now_or_never()
         {
@@ -449,14 +450,14 @@ impl Watch {
         self.take(update);
     }
 
-    /// Applies the ready updates, and checks that the snapshot equals the manager's.
+    /// Applies the updates that are ready, and checks that the snapshot equals the manager's own snapshot.
     pub(crate) fn assert_agrees(&mut self, manager: &Manager) {
         self.catch_up();
         assert_eq!(self.view, *manager.subscribe().snapshot().unwrap().as_ref());
         assert_eq!(self.view.open, manager.list_open());
     }
 
-    /// The events of this conversation, in short.
+    /// Returns the events of this conversation in a short form.
     pub(crate) fn words(&self, id: &ConversationId) -> Vec<&'static str> {
         let word = |event: &ManagerEvent| match event {
             ManagerEvent::Opened { session } if session.id == *id => Some("opened"),

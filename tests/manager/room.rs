@@ -1,4 +1,4 @@
-//! The limit of open sessions: which session is put to sleep, and which opening waits.
+//! The limit of open sessions: which session is put to sleep, and which opening must wait.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,7 +18,7 @@ use crate::support::{
     scripted, secs, settle, waiting_ids,
 };
 
-/// A manager that may have `places` sessions open, and its store with these conversations.
+/// Returns a manager that may have `places` sessions open, and its store, which contains these conversations.
 async fn limited(places: usize, stored: &[&str]) -> (Manager, CommandedStore) {
     let store = CommandedStore::default();
     let before = store.manager().build();
@@ -49,7 +49,7 @@ async fn limit_is_met_the_least_recently_used_idle_session_is_put_to_sleep() {
 
 #[tokio::test(start_paused = true)]
 async fn session_opened_again_counts_as_recently_used() {
-    // The sessions are opened again: one without a subscription, and one with a controller that is dropped.
+    // The session is opened again, either without a subscription or with a controller that is dropped.
     for subscribe in [None, Some(Mode::Controller)] {
         let (manager, _) = limited(2, &["c"]).await;
         create(&manager, "a", parrot()).await;
@@ -123,7 +123,7 @@ async fn controlled_and_busy_sessions_stay_and_others_wait_in_order() {
     tokio::time::sleep(secs(1)).await;
     assert_eq!(waiting_ids(&manager), ["e"]);
     assert_eq!(open_ids(&manager), ["d", "c"]);
-    // A session is closed.
+    // One of the sessions is closed.
     manager.close(&id("d")).await.unwrap();
     settle().await;
     assert_eq!(open_ids(&manager), ["c", "e"]);
@@ -192,7 +192,7 @@ async fn opening_fails_its_place_is_released() {
     in_time(manager.create_with_id(&id("b"), parrot())).await.unwrap_err();
     let no_model = omni_agent::agent::Agent::builder();
     in_time(manager.create(no_model)).await.unwrap_err();
-    // A failed opening that had to wait gives up its place too.
+    // If an opening had to wait and then fails, it also releases its place.
     let a = manager.create_with_id(&id("a"), parrot()).await.unwrap();
     let mut feed = Feed::of(&manager);
     store.loads([Act::Fail]);
@@ -241,7 +241,7 @@ async fn session_deleted_slowly_makes_room_immediately() {
 
 // ---- runs ----
 
-/// Returns a manager with a limit of concurrent runs, and sessions whose answers wait at a gate.
+/// Returns a manager with a limit of concurrent runs, and its sessions. The answers in these sessions wait at a gate.
 async fn running(
     builder: omni_agent::manager::ManagerBuilder,
     sessions: &[(&str, &str)],
@@ -272,7 +272,7 @@ async fn runs_beyond_the_limit_are_queued_in_order() {
     let sessions = [("a", "t"), ("b", "t"), ("c", "t")];
     let (manager, made) = running(in_memory().max_turns(1), &sessions).await;
     let mut feed = Feed::of(&manager);
-    // The order differs from the order of opening.
+    // The sessions are prompted in another order than that in which they were opened.
     for nth in [1, 2, 0] {
         made[nth].0.prompt("Hi").await.unwrap();
         settle().await;
@@ -343,7 +343,8 @@ async fn paused_run_does_not_count_and_waits_before_it_continues() {
     assert_eq!(activities(&manager, ["a", "b"]), [Activity::Idle; 2]);
 }
 
-/// An agent whose tool opens another session with `start`, prompts that session and returns the session's answer.
+/// Returns an agent whose tool opens another session with `start`, prompts that session, and returns that session's
+/// answer.
 fn asking(
     manager: &Manager,
     name: &'static str,
@@ -374,7 +375,7 @@ async fn tool_prompts_another_session_under_a_limit_of_one_both_runs_complete() 
         assert_eq!(response.text(), "Done.");
         let results = response.messages.iter().flat_map(|message| message.tool_results());
         assert_eq!(results.map(omni_agent::message::ToolResult::text).collect::<Vec<_>>(), ["Done."]);
-        // While its tool runs, a run holds no place, so no run was queued.
+        // A run does not hold a place while its tool runs, so no run was queued.
         settle().await;
         assert!(feed.news().await.iter().all(|news| !news.ends_with("queued")));
     }
@@ -418,7 +419,8 @@ async fn one_tenant_does_not_starve_another() {
         session.prompt("Hi").await.unwrap();
         settle().await;
     }
-    // The other runs of the first tenant started to wait earlier, but they hold no place of the common limit.
+    // The other runs of the first tenant started to wait earlier, but they do not occupy the second place of the common
+    // limit.
     assert_eq!(activities(&manager, ["a1", "a2", "a3", "b1"]), [Busy, Queued, Queued, Busy]);
     made[0].1.open();
     settle().await;
@@ -481,7 +483,7 @@ async fn many_threads_open_and_leave_the_limit_holds_and_no_caller_waits_for_eve
     for user in users {
         tokio::time::timeout(secs(60), user).await.unwrap().unwrap();
     }
-    // Abandoned openings leave the queue as soon as their tasks notice.
+    // Abandoned openings leave the queue as soon as their tasks notice that the caller has gone.
     in_time(async {
         while !waiting_ids(&manager).is_empty() {
             tokio::task::yield_now().await;
@@ -507,7 +509,7 @@ fn runtime_dropped_its_places_are_free_again() {
     assert_eq!((open_ids(&manager), waiting_ids(&manager)), (vec![], vec![]));
     second.block_on(async {
         create(&manager, "x", parrot()).await;
-        // Room is made as before.
+        // The manager can still make room on the second runtime.
         in_time(manager.open(&id("c"), parrot())).await.unwrap();
         in_time(manager.shutdown(Shutdown::within(secs(1)).with_grace(secs(1)))).await.unwrap();
     });

@@ -1,4 +1,4 @@
-//! The end of all sessions, in order and within the deadline.
+//! The clean end of all sessions within the deadline.
 
 use std::{env, fs, sync::Arc, time::Duration};
 
@@ -56,7 +56,7 @@ async fn shutdown_without_sessions_returns_immediately() {
     manager.shutdown(Shutdown::within(secs(60)).with_grace(secs(60))).await.unwrap();
     assert_eq!(begun.elapsed(), Duration::ZERO);
     assert_eq!(feed.closed().await, [""; 0]);
-    // A subscriber that joins now receives the end.
+    // A subscriber that joins now still receives the end of the feed.
     let last = manager.subscribe().last_id();
     for mut late in [manager.subscribe(), manager.resume_from(last)] {
         loop {
@@ -230,7 +230,7 @@ async fn store_is_down_the_error_names_the_unsaved_conversations() {
     for (_, error) in incomplete(&error) {
         assert!(matches!(error, SessionError::Unsaved { nodes: 2, error: Some(_), .. }), "{error:?}");
     }
-    // The unsaved turn stays readable as long as a handle exists.
+    // The unsaved turn can be read as long as a handle exists.
     assert_eq!(lost.end().unwrap().snapshot.unwrap().unsaved.len(), 2);
     assert!(manager.list_open().is_empty());
     in_time(manager.shutdown(Shutdown::within(secs(10)).with_grace(secs(5)))).await.unwrap();
@@ -274,7 +274,7 @@ async fn shutdown_dropped_and_repeated_finishes() {
     assert_eq!(stored(store.beneath(), &id("a")).await.len(), 2);
 }
 
-/// Prompts itself without end.
+/// Callbacks with which the agent prompts itself endlessly.
 struct Driven;
 
 #[async_trait]
@@ -319,7 +319,7 @@ async fn controllers_receive_the_end() {
 
 // ---- in mid-flight, on the file system ----
 
-/// The number of committed messages of this session, counted until its end.
+/// Counts the committed messages of this session until the session ends.
 async fn committed(session: Session) -> (ConversationId, usize) {
     let mut events = session.subscribe(Mode::Observer).await.unwrap();
     let id = session.id().clone();
@@ -365,7 +365,7 @@ async fn shutdown_in_mid_flight_loses_no_committed_turn() {
             let start = alone(Agent::builder().model(provider.model()));
             let session = manager.create(start).await.unwrap().session;
             watched.push(tokio::spawn(committed(session.clone())));
-            // Prompts again and again without a pause, until the session refuses.
+            // Prompts the session again and again without a pause, until the session refuses a prompt.
             tokio::spawn(async move { while session.ask("And then?").await.is_ok() {} });
         }
         tokio::time::sleep(Duration::from_millis(5 + round % 10 * 3)).await;

@@ -26,7 +26,7 @@ pub(crate) async fn in_time<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_hours(1), future).await.expect("nothing came")
 }
 
-/// Runs everything that can happen without time passing.
+/// Runs everything that can run before time advances.
 pub(crate) async fn settle() {
     tokio::time::sleep(Duration::from_millis(1)).await;
 }
@@ -39,7 +39,7 @@ pub(crate) fn id(text: &str) -> ConversationId {
     ConversationId::new(text).unwrap()
 }
 
-/// An agent that answers each prompt with `re:` and the prompt.
+/// Returns an agent that answers each prompt with `re:` and the text of the prompt.
 pub(crate) fn parrot() -> AgentBuilder {
     let provider = ScriptedProvider::from_fn(|request| {
         Step::text(format!("re: {}", request.history.last().map(|said| said.text()).unwrap_or_default()))
@@ -52,14 +52,14 @@ pub(crate) fn scripted(steps: impl IntoIterator<Item = Step>) -> AgentBuilder {
     Agent::builder().model(ScriptedProvider::new(steps).model())
 }
 
-/// An agent whose answers wait at the gate after the first word.
+/// Returns an agent whose answers wait at the gate after the first word.
 pub(crate) fn held(gate: &Gate) -> AgentBuilder {
     let gate = gate.clone();
     let provider = ScriptedProvider::from_fn(move |_| Step::new().then_text(["Half"]).gate(&gate).stop());
     Agent::builder().model(provider.model())
 }
 
-/// Options that leave no controller behind.
+/// Returns options for opening a session without a controller.
 pub(crate) fn alone(agent: AgentBuilder) -> OpenOptions {
     OpenOptions::new(agent).subscribe(None)
 }
@@ -92,7 +92,7 @@ pub(crate) fn activity(manager: &Manager, name: &str) -> Option<Activity> {
     manager.list_open().into_iter().find(|open| open.id == id(name)).map(|open| open.activity)
 }
 
-/// A subscription, and the snapshot that its events add up to.
+/// A subscription, and the snapshot that was built from its events.
 pub(crate) struct Feed {
     events: Subscription<ManagerSnapshot, ManagerEvent>,
     pub(crate) view: ManagerSnapshot,
@@ -106,7 +106,8 @@ impl Feed {
         Self { events, view, manager: manager.clone() }
     }
 
-    /// The events since the last call, in a short form. Checks that the snapshot built from them equals the manager's.
+    /// Returns the events since the last call in a short form. Checks that the snapshot built from all events equals
+    /// the manager's own snapshot.
     pub(crate) async fn news(&mut self) -> Vec<String> {
         let mut news = Vec::new();
         while let Ok(update) = tokio::time::timeout(Duration::from_millis(1), self.events.next()).await {
@@ -119,7 +120,8 @@ impl Feed {
         news
     }
 
-    /// All events until the feed ends. Checks that the last snapshot equals the snapshot built from the events.
+    /// Returns all events until the feed ends. Checks that the manager's last snapshot equals the snapshot built from
+    /// the events.
     pub(crate) async fn closed(mut self) -> Vec<String> {
         let mut news = Vec::new();
         loop {
@@ -163,7 +165,7 @@ pub(crate) enum Act {
     Wait(Gate),
 }
 
-/// A store whose loads, writes and deletions follow the test's orders.
+/// A store whose loads, writes and deletions behave as the test commands.
 #[derive(Clone, Default)]
 pub(crate) struct CommandedStore(Arc<Orders>);
 
@@ -185,7 +187,7 @@ impl CommandedStore {
         &self.0.store
     }
 
-    /// Sets the behaviour of the next loads; later loads work.
+    /// Sets the behaviour of the next loads. Later loads work.
     pub(crate) fn loads(&self, acts: impl IntoIterator<Item = Act>) {
         self.0.loads.lock().unwrap().extend(acts);
     }
@@ -198,7 +200,7 @@ impl CommandedStore {
         self.0.deletes.lock().unwrap().extend(acts);
     }
 
-    /// Makes all writes fail from now on, or work again.
+    /// Makes all writes fail from now on, or makes them work again.
     pub(crate) fn writes_fail(&self, fail: bool) {
         *self.0.writes_fail.lock().unwrap() = fail;
     }

@@ -31,7 +31,7 @@ async fn title(session: &Session) -> Option<String> {
     session.title().await.unwrap().map(|title| title.to_string())
 }
 
-/// The heuristic title of a conversation whose first prompt is `first`.
+/// Returns the heuristic title of a conversation whose first prompt is `first`.
 async fn heuristic(first: impl Into<Prompt>) -> Option<String> {
     let manager = with(Titles::Heuristic);
     let session = create(&manager, "talk", parrot()).await;
@@ -54,7 +54,7 @@ async fn heuristic_uses_the_first_text_with_collapsed_white_space() {
 async fn heuristic_cuts_a_long_text_at_a_word() {
     let text = "Could you please tell me which of the islands is the nicest one to visit in spring?";
     assert_eq!(heuristic(text).await.unwrap(), "Could you please tell me which of the islands is…");
-    // One character more than fits.
+    // The text is one character longer than the limit.
     let text = "12345 789 12345 789 12345 789 12345 789 12345 78901";
     assert_eq!(heuristic(text).await.unwrap(), "12345 789 12345 789 12345 789 12345 789 12345…");
 }
@@ -80,7 +80,7 @@ async fn heuristic_without_a_text_waits_for_the_next_turn() {
     assert_eq!(title(&session).await.unwrap(), "What is it?");
 }
 
-/// Continues after its first turn.
+/// Callbacks that continue the run once, after its first turn.
 struct ContinuesOnce;
 
 #[async_trait]
@@ -106,7 +106,7 @@ async fn title_is_made_after_the_first_turn_while_the_run_continues() {
 
 // ---- by a model ----
 
-/// The title made from this answer of a model.
+/// Returns the title that is made from this answer of a model.
 async fn by_model(answer: Step) -> Option<String> {
     let provider = ScriptedProvider::new([answer]);
     let manager = with(Titles::Model(provider.model()));
@@ -208,7 +208,7 @@ impl Own {
         Arc::new(Self { script: Mutex::new(script), lengths: Mutex::default() })
     }
 
-    /// The lengths of the histories that the generator received.
+    /// Returns the lengths of the histories that the generator received.
     fn asked(&self) -> Vec<usize> {
         self.lengths.lock().unwrap().clone()
     }
@@ -233,7 +233,7 @@ impl TitleGenerator for Own {
     }
 }
 
-/// A session with a custom generator that follows this script.
+/// Returns a session with a custom generator that follows this script.
 async fn own(script: impl IntoIterator<Item = Make>) -> (Manager, Session, Arc<Own>) {
     let own = Own::new(script);
     let manager = with(Titles::Own(Arc::clone(&own) as _));
@@ -318,7 +318,7 @@ async fn title_from_the_options_is_kept() {
 
 #[tokio::test(start_paused = true)]
 async fn title_set_by_the_user_wins_every_race() {
-    // The title is set before a title is generated, through the session or through the manager.
+    // The user sets the title before a title is generated, through the session or through the manager.
     for through_manager in [false, true] {
         let (manager, session, made) = own([]).await;
         rename(&manager, &session, through_manager, Some("By hand")).await;
@@ -326,7 +326,7 @@ async fn title_set_by_the_user_wins_every_race() {
         assert_eq!(title(&session).await.unwrap(), "By hand");
         assert_eq!(made.asked(), [0; 0]);
     }
-    // Set while a title is made, and afterwards.
+    // The user sets the title while a title is being generated, or afterwards.
     for (through_manager, after) in [(false, false), (true, false), (false, true), (true, true)] {
         let gate = Gate::new();
         let (manager, session, _) = own([Make::Wait(gate.clone(), "Made")]).await;
@@ -342,7 +342,7 @@ async fn title_set_by_the_user_wins_every_race() {
         session.ask("Again").await.unwrap();
         assert_eq!(title(&session).await.unwrap(), "By hand");
     }
-    // Set at the same moment as the generated title.
+    // The user sets the title at the same moment at which the generated title is ready.
     for _ in 0..20 {
         let gate = Gate::new();
         let (manager, session, _) = own([Make::Wait(gate.clone(), "Made")]).await;
@@ -364,7 +364,8 @@ async fn rename(manager: &Manager, session: &Session, through_manager: bool, tit
 
 #[tokio::test(start_paused = true)]
 async fn title_set_by_the_user_while_the_conversation_is_closed_wins() {
-    // A generated title does not apply to a session that has ended, nor to the next session of the conversation.
+    // A generated title is not applied if its session has ended. It is not applied to the next session of the
+    // conversation either.
     let gate = Gate::new();
     let (manager, session, made) = own([Make::Wait(gate.clone(), "Made")]).await;
     session.ask("Hi").await.unwrap();
@@ -417,7 +418,7 @@ async fn session_ends_while_a_title_is_made_the_next_session_is_unaffected() {
     in_time(gate.reached()).await;
     manager.close(session.id()).await.unwrap();
     let again = manager.open(session.id(), alone(parrot())).await.unwrap().session;
-    // The next session makes its own title.
+    // The next session generates its own title.
     again.ask("Again").await.unwrap();
     assert_eq!(title(&again).await.unwrap(), "Anew");
     gate.open();
@@ -429,7 +430,7 @@ async fn session_ends_while_a_title_is_made_the_next_session_is_unaffected() {
 
 // ---- ends ----
 
-/// Returns a manager and its store, and the gate at which the first title waits.
+/// Returns a manager, its store, and the gate at which the generation of the first title waits.
 async fn waiting_title(idle_shutdown: Option<Duration>) -> (Manager, CommandedStore, Gate) {
     let (store, gate) = (CommandedStore::default(), Gate::new());
     let own = Own::new([Make::Wait(gate.clone(), "Made")]);

@@ -1,4 +1,4 @@
-//! Random histories: valid ones with a few random faults.
+//! Random histories: valid histories with a few random faults.
 
 use omni_agent::message::{Content, History, Message, Role, Timestamp, ToolResult, ToolUse};
 use proptest::{collection::vec, prelude::*};
@@ -10,7 +10,7 @@ pub(crate) fn uses(id: &str) -> ToolUse {
     ToolUse::new(id, "tool", json!({}))
 }
 
-/// A block of a draft. Each result and text gets a distinct text, so that blocks can be distinguished.
+/// A block of a draft. Each result and each text block has a different text, so that the blocks can be told apart.
 #[derive(Clone, Copy, Debug)]
 enum Block {
     Text,
@@ -28,8 +28,8 @@ fn block() -> impl Strategy<Value = Block> {
 
 type Draft = Vec<(Role, Vec<Block>)>;
 
-/// A valid exchange: a prompt, some tool uses, their results in any order and perhaps with some text, and perhaps an
-/// answer.
+/// Returns a valid exchange: a prompt, some tool uses, and their results in any order. There may be a text among the
+/// results, and an answer at the end.
 fn exchange() -> impl Strategy<Value = Draft> {
     let ids = Just(vec![0, 1, 2]).prop_shuffle();
     (ids, 0..=IDS.len(), 0usize..15, any::<bool>(), any::<bool>()).prop_map(
@@ -55,7 +55,7 @@ fn exchange() -> impl Strategy<Value = Draft> {
     )
 }
 
-/// A fault. Its positions are taken modulo the number of elements.
+/// A fault to add to a history. Its positions are taken modulo the number of elements.
 #[derive(Clone, Debug)]
 enum Harm {
     DropMessage(usize),

@@ -15,7 +15,7 @@ fn numbered(count: u64) -> Vec<Arc<Message>> {
     (0..count).map(message).collect()
 }
 
-/// Compares every way of reading.
+/// Compares the contents through every way of reading a history.
 fn assert_holds(history: &History, expected: &[Arc<Message>]) {
     assert_eq!(history.len(), expected.len());
     assert_eq!(history.is_empty(), expected.is_empty());
@@ -35,7 +35,7 @@ fn assert_holds(history: &History, expected: &[Arc<Message>]) {
 enum Step {
     Push,
     Extend(u16),
-    /// Keeps a clone, which is compared at the end.
+    /// Keeps a clone of the history. The clone is compared at the end.
     Keep,
     /// Continues with the n-th kept clone, and keeps the current history in its place.
     Swap(usize),
@@ -104,7 +104,8 @@ proptest! {
         for (history, expected) in &kept {
             assert_holds(history, expected);
         }
-        // Numbers are never used twice, so here equal content means the same messages.
+        // Each number is used only once, so two histories here have equal content only if they contain the same
+        // messages.
         for (a, numbers_a) in &kept {
             for (b, numbers_b) in &kept {
                 prop_assert_eq!(a == b, numbers_a == numbers_b);
@@ -173,7 +174,8 @@ fn clone_shares_every_message() {
     let clone = history.clone();
     assert!(clone.same(&history));
     assert!((0..5_000).all(|index| Arc::ptr_eq(clone.get(index).unwrap(), history.get(index).unwrap())));
-    // The trie is the only owner of each message, whatever the number of clones: not even the pointers were copied.
+    // The trie is the only owner of each message, no matter how many clones of the history exist. Cloning did not even
+    // copy the pointers to the messages.
     assert_eq!(Arc::strong_count(clone.get(0).unwrap()), 1);
     assert_eq!(Arc::strong_count(clone.get(4_999).unwrap()), 1);
 }

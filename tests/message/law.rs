@@ -1,4 +1,5 @@
-//! The rules of histories: which histories may be sent, which may be committed, and how an invalid history is repaired.
+//! The rules for histories: which histories may be sent, which may be committed, and how an invalid history is
+//! repaired.
 
 use std::sync::Arc;
 
@@ -24,8 +25,8 @@ fn history<const N: usize>(messages: [Message; N]) -> History {
     History::from_iter(messages)
 }
 
-/// The rules in their simplest form. The ids of the results in each message are the ids of the tool uses in the message
-/// before it, each exactly once. Every block is in a message of the right role.
+/// The rules in their simplest form. The results in a message and the tool uses in the message before it have the same
+/// ids, and each id occurs exactly once. Every block is in a message with the correct role.
 fn obeys_but_for_the_end(history: &History) -> bool {
     let used = |message: &Arc<Message>| {
         let mut ids: Vec<_> = message.tool_uses().map(|tool_use| tool_use.id.clone()).collect();
@@ -60,7 +61,7 @@ fn is_committed(history: &History) -> bool {
         }
 }
 
-/// All blocks in order, except those that the rules forbid at their place.
+/// Returns all blocks in their order, except those that the rules do not allow at their position.
 fn lawful_blocks(history: &History) -> Vec<(Role, Content)> {
     let mut lawful = Vec::new();
     let mut before: Option<&Arc<Message>> = None;
@@ -261,7 +262,7 @@ fn check_of_a_block_in_the_wrong_role_is_misplaced() {
     );
 }
 
-/// The results of a message: id, text, and whether it is an error.
+/// Returns the results of a message, each as its id, its text, and whether it is an error.
 fn results(message: &Message) -> Vec<(&str, String, bool)> {
     message
         .tool_results()

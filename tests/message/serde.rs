@@ -1,4 +1,4 @@
-//! The stored format: the exact bytes, lossless reading, and tolerance of unknown members.
+//! The stored format of messages: its exact bytes, its lossless reading, and its tolerance of unknown members.
 
 use omni_agent::message::{
     Attachment, Blocks, Content, History, Message, ProviderItem, Text, Thinking, Timestamp, ToolResult,
@@ -36,8 +36,8 @@ proptest! {
     }
 }
 
-/// Each kind of block, with as few and as many fields as possible, in the format of the stores. A change here is a
-/// change of the stored format.
+/// Each kind of block in the format of the stores, with as few fields as possible and with as many as possible. A
+/// change to these texts is a change to the stored format.
 fn golden() -> Vec<(Content, &'static str)> {
     let signed = |mut text: Text| {
         text.signature = Some("sig".into());

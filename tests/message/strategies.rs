@@ -17,7 +17,7 @@ pub(crate) fn value() -> impl Strategy<Value = Value> {
         any::<bool>().prop_map(Value::from),
         any::<i64>().prop_map(Value::from),
         any::<u64>().prop_map(Value::from),
-        // Fractions with a short decimal text; see `float_of_any_value_survives`.
+        // Fractions with a short decimal form. `float_of_any_value_survives` tests all other fractions.
         any::<i32>().prop_map(|n| Value::from(f64::from(n) / 8.0)),
         text().prop_map(Value::from),
     ];
@@ -110,7 +110,7 @@ pub(crate) fn message() -> impl Strategy<Value = Message> {
     )
 }
 
-/// A double with any bits that JSON can represent.
+/// A 64-bit float with any bits that JSON can represent.
 pub(crate) fn float() -> impl Strategy<Value = Value> {
     any::<u64>().prop_filter_map("not finite", |bits| Number::from_f64(f64::from_bits(bits)).map(Value::from))
 }

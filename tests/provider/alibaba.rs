@@ -1,4 +1,4 @@
-//! Requests to Alibaba and its answers.
+//! Requests to Alibaba and answers from Alibaba.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -136,7 +136,7 @@ async fn request_with_everything_sends_what_the_service_accepts() {
             "thinking_budget": 16_384,
         })
     );
-    // The cache hint and the metadata have a warning each.
+    // There is one warning for the cache hint and one for the metadata.
     assert_eq!(warnings.len(), 2, "{warnings:?}");
 }
 

@@ -1,4 +1,4 @@
-//! Anthropic's Messages format: helpers for its tests, and round trips of whole conversations.
+//! Anthropic's Messages format: helpers for its tests, and conversations that are encoded and decoded as a whole.
 #![allow(clippy::needless_pass_by_value, clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::{borrow::Cow, sync::Arc};
@@ -56,7 +56,7 @@ pub(crate) fn tools(tools: &[(&'static str, &'static str, Value)]) -> ToolSet {
 
 pub(crate) fn encode(mut request: Request, model: &str) -> Encoded {
     request.model = model.into();
-    // The settings with which requests go to Anthropic itself.
+    // Requests to Anthropic itself are encoded with these settings.
     AnthropicMessages::default().with_block_binding().encode(&request).unwrap()
 }
 
@@ -66,7 +66,7 @@ pub(crate) fn messages(history: impl IntoIterator<Item = Message>) -> Value {
     encode(request, "claude-sonnet-4-5").body["messages"].clone()
 }
 
-/// Decodes events that are named after their `type`.
+/// Decodes events. The name of each event is its `type`.
 pub(crate) fn decode(events: &[Value]) -> Result<Vec<Delta>, ProviderError> {
     let mut decoder = AnthropicMessages::default().decoder(&Request::default());
     let mut deltas = Vec::new();
@@ -114,7 +114,7 @@ pub(crate) fn end(stop_reason: &str) -> [Value; 2] {
     ]
 }
 
-/// Decodes and folds a complete answer with these events.
+/// Decodes a complete answer with these events, and folds it into a completion.
 pub(crate) fn answer(events: impl IntoIterator<Item = Value>, stop_reason: &str) -> Completion {
     let events: Vec<Value> = [start()].into_iter().chain(events).chain(end(stop_reason)).collect();
     fold(decode(&events).unwrap())

@@ -1,5 +1,5 @@
-//! The binding of thinking blocks to their prefix in requests in Anthropic's Messages format: which services get such
-//! requests, and how the binding combines with the user's own `thinking` setting.
+//! In Anthropic's Messages format, a request can bind thinking blocks to their prefix. These tests check which services
+//! receive such requests, and how the binding combines with the user's own `thinking` setting.
 
 use omni_agent::provider::{
     Effort, Request, ThinkingMode,

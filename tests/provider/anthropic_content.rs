@@ -124,7 +124,7 @@ fn encode_bound_thinking_is_omitted_without_a_binding_that_allows_dropping_it() 
     let disabled = json!({"type": "disabled"});
     let (off, none) = (Some(ThinkingMode::Off), None);
     for (model, mode, extra, expected) in [
-        // With this setting, the model still thinks between tools, and the service requires that the thinking of the
+        // With this setting, the model still thinks between tool calls. The service requires that the thinking of the
         // open turn is sent back.
         ("claude-sonnet-5-5", off, None, [false, true, true]),
         ("claude-haiku-5-5", Some(ThinkingMode::Budget(0)), None, [false; 3]),
@@ -158,7 +158,7 @@ fn encode_server_tool_use_without_a_result_is_omitted() {
     let found = result("web_search_tool_result", "srvtoolu_1");
     let answered = result("mcp_tool_result", "mcptoolu_1");
 
-    // An interrupted answer: the conversation continued without the result.
+    // An interrupted answer: the conversation continued without the result of the tool.
     let broken = Message::assistant(vec![Content::from("Let me look."), item(&search), item(&mcp)]);
     let encoded = messages([Message::user("a"), broken.clone(), Message::user("b")]);
     assert_eq!(
@@ -169,17 +169,17 @@ fn encode_server_tool_use_without_a_result_is_omitted() {
             {"role": "user", "content": [text("b")]},
         ])
     );
-    // An interrupted answer that contains nothing else.
+    // An interrupted answer that contains only the tool use.
     let alone = Message::assistant(vec![item(&search)]);
     let encoded = messages([Message::user("a"), alone.clone(), Message::user("b")]);
     assert_eq!(encoded, json!([{"role": "user", "content": [text("a"), text("b")]}]));
-    // A paused answer: the service continues it.
+    // A paused answer, which the service will continue.
     assert_eq!(messages([Message::user("a"), alone.clone()])[1]["content"], json!([search]));
     // A paused answer that was continued in a separate message.
     let rest = Message::assistant(vec![item(&found), "Found.".into()]);
     let encoded = messages([Message::user("a"), alone, rest, Message::user("b")]);
     assert_eq!(encoded[1]["content"], json!([search, found, text("Found.")]));
-    // Only the use without a result is omitted.
+    // Only the tool use without a result is omitted.
     let half = Message::assistant(vec![item(&search), item(&found), item(&mcp), "So.".into()]);
     let encoded = messages([Message::user("a"), half, Message::user("b")]);
     assert_eq!(encoded[1]["content"], json!([search, found, text("So.")]));

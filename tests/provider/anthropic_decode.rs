@@ -19,7 +19,7 @@ fn feed(decoder: &mut dyn Decoder, event: &str, data: &str) -> Vec<Delta> {
     deltas
 }
 
-/// Returns a decoder that has read the beginning of an answer.
+/// Returns a decoder that has already read the beginning of an answer.
 fn begun() -> Box<dyn Decoder> {
     let mut decoder = AnthropicMessages::default().decoder(&Request::default());
     feed(&mut *decoder, "message_start", &start().to_string());
@@ -241,7 +241,7 @@ fn decode_start_with_content_contributes_its_blocks_and_stop_reason() {
     let data = &folded.message.provider_data["anthropic_messages"];
     assert_eq!(data, &json!({"id": "msg_1", "container": {"id": "container_1"}}));
 
-    // The indices of blocks that stream in afterwards start at zero again.
+    // The indices of blocks that are streamed afterwards start at zero again.
     let [opened, grown, ended] = text_block();
     let folded = fold(decode(&[begin, opened, grown, ended, stop]).unwrap());
     assert_eq!(folded.message.content[..3], expected);

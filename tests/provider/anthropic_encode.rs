@@ -1,4 +1,4 @@
-//! Anthropic's Messages format: the parts of a request outside the messages.
+//! Anthropic's Messages format: the parts of a request other than the messages.
 
 use omni_agent::{
     message::Message,
@@ -11,7 +11,8 @@ use crate::anthropic::{encode, tools};
 
 const SONNET: &str = "claude-sonnet-4-5-20250929";
 
-/// Encodes a request and returns its warnings and its body, without the model, stream and messages, which never vary.
+/// Encodes a request and returns its body and its warnings. The model, the stream flag, the messages and the tools
+/// never vary, so they are removed from the body.
 fn body(model: &str, options: Options) -> (Value, Vec<String>) {
     let tools = tools(&[("add", "Adds.", json!({"type": "object"}))]);
     let encoded = encode(Request::prompt("Hi").with_tools(tools).with_options(options), model);
@@ -231,7 +232,7 @@ fn encode_thinking_bound_to_its_prefix_may_be_dropped() {
     for model in always {
         assert_eq!(body(model, thinking(ThinkingMode::Off)).0["thinking"], bound, "{model}");
     }
-    // The service accepts the binding only with adaptive thinking.
+    // The service accepts the binding only together with adaptive thinking.
     for (model, off) in [("claude-sonnet-5-5", "between_tools"), ("claude-haiku-5-5", "disabled")] {
         let (body, _) = body(model, thinking(ThinkingMode::Off));
         assert_eq!(body, json!({"max_tokens": 4096, "thinking": {"type": off}}), "{model}");

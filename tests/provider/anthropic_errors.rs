@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::anthropic::{block, decode, delta, start, stop};
 
-/// Returns the error for this event after the beginning of an answer with an open text block.
+/// Returns the error that this event causes if it follows the start of an answer with an open text block.
 fn failure(event: &str, data: &str) -> ProviderError {
     let mut decoder = AnthropicMessages::default().decoder(&Request::default());
     let mut deltas = Vec::new();
@@ -57,7 +57,7 @@ fn decode_errors_in_other_envelopes_are_errors() {
 
 #[test]
 fn decode_bare_error_in_event_named_error_is_that_error() {
-    // The event as llama.cpp sends it: `type` is the type of the error, not of the event.
+    // llama.cpp sends this event. Its `type` is the type of the error and not the type of the event.
     for extra in ["", r#","delta":7"#] {
         let data = format!(r#"{{"code":500,"message":"No match","type":"server_error"{extra}}}"#);
         let error = failure("error", &data);
@@ -77,7 +77,7 @@ fn decode_malformed_events_are_decoding_errors() {
     let text = || json!({"type": "text_delta", "text": "x"});
     let tool = json!({"type": "tool_use", "id": "t", "name": "n"});
     for event in [
-        // The index is invalid or belongs to no block.
+        // The index is invalid, or no block has this index.
         json!({"type": "content_block_delta", "delta": text()}),
         json!({"type": "content_block_delta", "index": -1, "delta": text()}),
         json!({"type": "content_block_delta", "index": "0", "delta": text()}),
@@ -90,7 +90,7 @@ fn decode_malformed_events_are_decoding_errors() {
         block(1 << 32, tool.clone()),
         block(Fold::MAX_BLOCKS as u64, tool.clone()),
         json!({"type": "content_block_start", "content_block": tool}),
-        // The block starts a second time, or its event has another shape.
+        // The block starts a second time, or the start event has an invalid shape.
         block(0, tool.clone()),
         block(1, Value::Null),
         block(1, json!("text")),
@@ -98,14 +98,15 @@ fn decode_malformed_events_are_decoding_errors() {
         block(1, json!({"type": 5})),
         block(1, json!({"type": "text", "text": 5})),
         block(1, json!({"type": "tool_use", "id": {}, "name": "n"})),
-        // The delta is for a block of another kind, or its event has another shape.
+        // The delta does not fit the kind of its block, or the delta event has an invalid shape.
         delta(0, json!({"type": "thinking_delta", "thinking": "x"})),
         delta(0, json!({"type": "signature_delta", "signature": "x"})),
         delta(0, json!({"type": "input_json_delta", "partial_json": "{}"})),
         delta(0, json!({"type": "text_delta", "text": 5})),
         delta(0, json!({"text": "x"})),
         delta(0, Value::Null),
-        // A second message, as sent by a gateway that repeated the request, or a start event without an id to compare.
+        // A second message starts, because a gateway repeated the request. Or a start event has no id that could be
+        // compared.
         json!({"type": "message_start", "message": {"id": "msg_2", "content": []}}),
         json!({"type": "message_start"}),
     ] {
@@ -169,7 +170,8 @@ fn decode_data_that_is_not_a_json_object_is_a_decoding_error_with_the_shortened_
 }
 
 #[rustfmt::skip] // one line per case
-/// Status, type, message, kind, and whether a retry can help. Source: <https://platform.claude.com/docs/en/api/errors>.
+/// The documented errors: status, type, message, kind, and whether a retry can help. Source:
+/// <https://platform.claude.com/docs/en/api/errors>.
 const DOCUMENTED: &[(u16, &str, &str, ErrorKind, bool)] = &[
     (400, "invalid_request_error", "messages: roles must alternate", ErrorKind::InvalidRequest, false),
     (400, "invalid_request_error", "prompt is too long: 210000 tokens > 200000 maximum", ErrorKind::ContextTooLong, false),
@@ -201,7 +203,7 @@ fn error_bodies_map_to_their_kind_before_and_inside_an_answer() {
     }
 }
 
-/// `message` is the default name of server-sent events.
+/// `message` is the default event name of server-sent events.
 #[test]
 fn decode_error_in_event_named_message_is_that_error() {
     let too_long = "prompt is too long: 200001 tokens > 200000 maximum";

@@ -1,4 +1,4 @@
-//! Anthropic's Messages format as other services deviate from it.
+//! Anthropic's Messages format with the deviations of other services.
 #![allow(clippy::needless_pass_by_value, clippy::unwrap_used, reason = "helpers of tests")]
 
 use omni_agent::{
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::anthropic::{decode, end, fold, start};
 
-/// Returns a message as a single object.
+/// Returns a whole message as a single JSON object.
 fn whole(content: Value, stop_reason: Value) -> Value {
     json!({"id": "msg_1", "type": "message", "role": "assistant", "model": "m", "content": content,
         "stop_reason": stop_reason, "stop_sequence": null, "usage": {"input_tokens": 5, "output_tokens": 9}})

@@ -1,4 +1,4 @@
-//! Anthropic's Messages format: any events in any order.
+//! Anthropic's Messages format: decoding of arbitrary events in any order.
 
 use omni_agent::{
     message::{History, Message, Timestamp},
@@ -69,7 +69,8 @@ proptest! {
             sent += data.len();
             let name = if named { event["type"].as_str().unwrap_or_default() } else { "" };
             let mut deltas = Vec::new();
-            // An event that fails returns an error. The test continues after it, to reach more states.
+            // If an event is invalid, the decoder returns an error. The test then continues, to reach more states of
+            // the decoder.
             let _ = decoder.decode(Frame::new(name, &data), &mut deltas);
             for delta in deltas {
                 prop_assert_eq!(fold.apply(delta), Ok(()));

@@ -1,4 +1,4 @@
-//! Response bodies with small faults, and how much of them can be read.
+//! Response bodies with small faults, and how much of each body can still be read.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -15,7 +15,7 @@ use crate::{
     wires::Wire,
 };
 
-/// Returns events with these texts, which are given as they appear in the JSON, and the final event.
+/// Returns events with these texts, followed by the final event. The texts must already be escaped for JSON.
 fn events(texts: &[&str]) -> String {
     let events = texts.iter().map(|text| format!("data: {{\"text\":\"{text}\"}}\n\n"));
     events.chain(["data: {\"stop\":true}\n\n".to_owned()]).collect()
@@ -26,7 +26,7 @@ async fn answer(reply: Reply) -> Answer {
     ask(&endpoint(&server.url())).await
 }
 
-/// Services in languages with UTF-16 strings may cut a text between the two halves of a character.
+/// A service whose language has UTF-16 strings may split a text between the two halves of a character.
 #[tokio::test]
 async fn halves_of_a_character_in_two_events_are_joined() {
     for (texts, whole) in [
@@ -47,7 +47,7 @@ async fn halves_of_a_character_in_two_events_are_joined() {
 #[tokio::test]
 async fn half_of_a_character_alone_is_replaced_and_the_answer_kept() {
     for (texts, whole) in [
-        // A limit may have cut off its other half.
+        // A token limit may have cut off the second half of the character.
         (&["a\\ud83d", "b"][..], "a\u{FFFD}b"),
         (&["a\\ud83d"], "a\u{FFFD}"),
         (&["a\\ud83d", "XX", "\\ude00b"], "a\u{FFFD}XX\u{FFFD}b"),
@@ -93,7 +93,7 @@ fn formats(url: &str) -> [Endpoint; 5] {
     ]
 }
 
-/// Gateways report such a failure in their own format, with status 200.
+/// Gateways report failures in their own format and with status 200.
 #[tokio::test]
 async fn json_that_is_not_an_answer_is_a_decoding_error_that_shows_it() {
     let key = "sk-live-topsecret";

@@ -1,4 +1,4 @@
-//! The built-in catalogue, and the search for a model in a catalogue.
+//! The built-in catalogue, and how a model is found in a catalogue.
 
 use std::collections::BTreeSet;
 
@@ -44,7 +44,7 @@ fn built_in_numbers_are_plausible() {
     }
 }
 
-/// Returns the names of the kinds of content, in their order.
+/// Returns the names of the kinds of content, in the order of the set.
 pub(crate) fn words(kinds: Option<&BTreeSet<Modality>>) -> String {
     let names: Vec<&str> = kinds.into_iter().flatten().map(|modality| modality.as_str()).collect();
     names.join(" ")

@@ -1,4 +1,4 @@
-//! Catalogues from files in the shape of models.dev's `api.json`.
+//! Catalogues read from files that have the same shape as models.dev's `api.json`.
 
 use std::error::Error;
 
@@ -21,7 +21,7 @@ fn entry(entry: &Value) -> ModelInfo {
     ModelInfo::clone(catalogue.get("p", "m").unwrap())
 }
 
-/// Imports a file with this invalid entry and returns why it was skipped.
+/// Imports a file with this invalid entry and returns the reason why the entry was skipped.
 fn reason(entry: &Value) -> String {
     let (catalogue, skipped) = read(&json!({"p": {"models": {"m": entry, "good": {}}}}));
     assert_eq!(catalogue.len(), 1, "{entry}");

@@ -12,7 +12,7 @@ use omni_agent::{
 };
 use serde_json::{Value, json};
 
-/// Returns the deltas of an answer with these events, after which the body ends.
+/// Returns the deltas of an answer with these events. The body ends after the last event.
 pub(crate) fn deltas_of<S: AsRef<str>>(
     chat: &ChatCompletions,
     events: &[S],
@@ -34,7 +34,8 @@ pub(crate) fn fold(deltas: Vec<Delta>) -> Completion {
     fold.finish(Timestamp(1)).unwrap()
 }
 
-/// Decodes and folds an answer of these chunks. A chunk that is not an object is sent as it is.
+/// Decodes an answer that consists of these chunks, and folds it into a completion. A chunk that is a JSON string is
+/// sent as its raw text.
 pub(crate) fn answer(chunks: &[Value]) -> Result<Completion, ProviderError> {
     let events: Vec<String> = chunks
         .iter()

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::chat::{answer, calls, delta, deltas_of, encode, finish};
 
-/// Returns the calls that result from these lists of fragments, one list per chunk.
+/// Returns the calls that result from these chunks. Each chunk is a list of call fragments.
 fn made(chunks: &[Value]) -> Vec<(String, String, Value)> {
     let mut events: Vec<Value> = chunks.iter().map(|calls| delta(json!({"tool_calls": calls}))).collect();
     events.extend([finish("tool_calls"), json!("[DONE]")]);
@@ -60,7 +60,8 @@ fn calls_with_odd_indices_stay_separate() {
         (json!(0), json!(0)),
         (json!({"odd": []}), json!(true)),
     ] {
-        // Complete calls in one chunk, in several chunks, and calls followed by their arguments.
+        // The calls arrive in three ways: both complete in one chunk, each complete in its own chunk, and each in one
+        // chunk followed by its arguments in another.
         let f = json!({"index": first, "id": "a", "function": {"name": "f", "arguments": "{\"x\":1}"}});
         let g = json!({"index": second, "id": "b", "function": {"name": "g", "arguments": "{\"y\":2}"}});
         assert_eq!(made(&[json!([f, g])]), two(), "{first} {second}");
@@ -131,8 +132,8 @@ fn calls_whose_first_index_differs_from_the_rest_are_assembled() {
 #[test]
 fn calls_without_ids_get_stable_and_distinct_ids() {
     for chunks in [
-        // The same calls in four ways: one chunk without an index, one chunk with one index, several chunks with one
-        // index, and several chunks without an index.
+        // The same calls arrive in four ways: in one chunk without indices, in one chunk in which both calls have the
+        // same index, in several chunks with the same index, and in several chunks without indices.
         vec![
             json!([{"function": {"name": "f", "arguments": {"x": 1}}}, {"function": {"name": "f", "arguments": {"y": 2}}}]),
         ],
@@ -249,7 +250,7 @@ fn calls_without_a_name_are_an_error() {
         delta(json!({"tool_calls": [{"index": 0, "id": "a", "function": {"arguments": "{\"x\":1}"}}]}));
     let error = answer(&[chunk.clone(), finish("tool_calls")]).unwrap_err();
     assert_eq!(error.kind, ErrorKind::Decoding);
-    // An answer that is cut off may end before the name of the call.
+    // If an answer is cut off, it may end before the name of the call.
     assert!(answer(&[chunk, finish("length")]).unwrap().message.content.is_empty());
 }
 
@@ -299,7 +300,8 @@ fn calls_with_extra_content_send_it_back_only_to_its_own_service() {
         vec![json!([signed(whole.clone(), "sig")])],
         vec![json!([signed(begun.clone(), "sig")]), json!([rest])],
         vec![json!([begun]), json!([signed(rest.clone(), "sig")])],
-        // A signature sent twice counts once. A signature sent after the arguments still belongs to its call.
+        // A signature that is sent twice counts once. A signature that arrives after the arguments still belongs to its
+        // call.
         vec![json!([signed(begun.clone(), "sig")]), json!([signed(rest, "sig")])],
         vec![json!([whole]), json!([signed(nothing, "sig")])],
     ] {

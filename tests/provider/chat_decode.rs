@@ -204,7 +204,7 @@ fn decode_finish_reason_maps_to_stop_reason() {
         ("sensitive", StopReason::Refusal),
         ("model_context_window_exceeded", StopReason::ContextLength),
         ("Moon_Phase", StopReason::Other("Moon_Phase".to_owned())),
-        // Without any tool call, the answer just ended.
+        // If the answer has no tool call, this reason means that the answer simply ended.
         ("tool_calls", StopReason::Stop),
     ] {
         assert_eq!(stop(word), expected, "{word}");
@@ -422,7 +422,7 @@ fn decode_reasoning_details_are_assembled_and_sent_back_if_enabled() {
         crate::chat::encode(&chat, &request)["messages"],
         json!([{"role": "assistant", "content": "Hi", "reasoning_details": gathered}])
     );
-    // Services without this member reject it, so it is omitted by default.
+    // By default, this member is omitted, because services that do not know it reject it.
     assert_eq!(
         crate::chat::encode(&ChatCompletions::default(), &request)["messages"],
         json!([{"role": "assistant", "content": "Hi"}])
@@ -449,7 +449,7 @@ fn decode_reasoning_details_are_identified_by_index_and_id() {
         ]),
         json!([text(json!(0), "aA"), text(json!(1), "bB")])
     );
-    // The entries are identified by id. Their index comes late, changes or is missing.
+    // The entries are identified by their id. Their index may arrive late, change or be missing.
     let summary = |id: &str, more: Value| {
         let mut entry = json!({"type": "reasoning.summary", "id": id});
         entry.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -468,7 +468,7 @@ fn decode_reasoning_details_are_identified_by_index_and_id() {
             summary("rs_1", json!({"summary": "c", "index": 1})),
         ])
     );
-    // Without an index and an id, pieces are appended until a piece has another type.
+    // Without an index and an id, the pieces are appended to one entry until a piece has another type.
     let bare = |text: &str| json!({"type": "reasoning.text", "text": text});
     let encrypted = |data: &str| json!({"type": "reasoning.encrypted", "id": "rs_1", "data": data});
     assert_eq!(

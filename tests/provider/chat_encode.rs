@@ -189,7 +189,7 @@ fn encode_thinking_maps_to_the_efforts_of_the_model() {
             assert_eq!(body["reasoning_effort"].as_str().unwrap_or_default(), word, "{model} {mode:?}");
         }
     }
-    // Models that reason accept no sampling options either.
+    // In addition, models that reason do not accept sampling options.
     let mut request = with(Options::default().with_temperature(0.5).with_thinking(Effort::High));
     for (model, effort, warned) in
         [("gpt-5", Some("high"), 1), ("gpt-4o", None, 1), ("new-model", Some("high"), 0)]
@@ -540,7 +540,7 @@ fn encode_output_schema_without_strict_follows_the_service() {
     }
 }
 
-/// Returns a schema of types that all refer to each other, with a description at each reference.
+/// Returns a schema with this many types. Every type refers to every other type, and each reference has a description.
 fn entangled(types: usize) -> Value {
     let fields = |_| {
         let field =

@@ -9,7 +9,7 @@ fn error(status: u16, body: &str) -> ProviderError {
 }
 
 #[rustfmt::skip] // one line per case
-/// Status, body, kind, whether a retry can help, and a part of the message.
+/// Error replies: the status, the body, the expected kind, whether a retry can help, and a part of the message.
 const BODIES: &[(u16, &str, ErrorKind, bool, &str)] = &[
     // OpenAI
     (401, r#"{"error":{"message":"Incorrect API key provided: sk-x.","type":"invalid_request_error","param":null,"code":"invalid_api_key"}}"#, Auth, false, "Incorrect API key"),

@@ -10,8 +10,8 @@ use serde_json::json;
 
 use crate::{endpoints::exchange, server::Reply};
 
-/// Returns a stream with a byte order mark, Windows line ends, keep-alive comments, null members, an event without
-/// data, several whole calls in one chunk, a finish chunk with content, usage without choices, and `[DONE]` twice.
+/// Returns a stream with a byte order mark, Windows line endings, keep-alive comments, null members, an event without
+/// data, several complete calls in one chunk, a finish chunk with content, usage without choices, and `[DONE]` twice.
 fn stream() -> String {
     let events = [
         json!({"id": null, "model": null, "object": null, "choices": null, "usage": null, "error": null}),

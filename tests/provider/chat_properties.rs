@@ -9,7 +9,7 @@ use omni_agent::{
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-/// Small values of every type, for members in which broken servers send arbitrary values.
+/// Small values of every type. The tests use them for members in which broken servers send arbitrary values.
 fn any_value() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(Value::Null),

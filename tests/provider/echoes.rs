@@ -1,4 +1,4 @@
-//! Servers that echo keys: no error shows them.
+//! Servers that echo keys. No error may show these keys.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -12,7 +12,7 @@ use crate::{
     server::{Reply, Server},
 };
 
-/// A function that writes a secret in another form.
+/// A function that encodes a secret in another form.
 type Form<'f> = &'f dyn Fn(&str) -> String;
 
 const TEXT: &str = "data: {\"text\":\"hi\"}\n\n";
@@ -49,7 +49,8 @@ async fn key_and_secret_headers_echoed_by_a_server_are_never_shown() {
         in_stream(&format!("{key} {token}")),
         Reply::sse().piece(format!("data: {key}\n\n")),
     ];
-    // The body of an error is cut at its limit, which may fall inside the key. Half of the key would show too much.
+    // The body of an error is cut off at its limit. The limit may lie inside the key, and even half of the key must not
+    // be shown.
     for room in [0, 10, 15, 20, 27] {
         replies.push(in_stream(&padded(ProviderError::BODY_LIMIT - room)));
         replies.push(Reply::new(500).piece(padded(ProviderError::BODY_LIMIT - room)));
@@ -62,7 +63,7 @@ async fn key_and_secret_headers_echoed_by_a_server_are_never_shown() {
         for part in ["sk-live-topsecret", "topsecret", "hush-hush"] {
             assert!(!shown.contains(part), "{part} in {shown}");
         }
-        // The key was really sent.
+        // This proves that the key was really sent.
         let received = server.received().remove(0);
         assert_eq!(received.header("authorization"), Some(&*format!("Bearer {key}")));
         assert_eq!(received.header("x-token"), Some(token));
@@ -107,7 +108,7 @@ async fn key_echoed_in_other_forms_is_never_shown() {
             for part in
                 [form(key), form(token), key[..8].to_owned(), key[10..18].to_owned(), key[26..34].to_owned()]
             {
-                // Also in the escaped forms of `Debug` and JSON.
+                // The secret must not occur in the escaped forms of `Debug` and JSON either.
                 for part in [part.clone(), part.replace('\\', "\\\\")] {
                     assert!(!shown.contains(&part), "{name}: {part} in {shown}");
                 }

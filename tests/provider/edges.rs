@@ -1,4 +1,4 @@
-//! Content that services reject, such as blank text: all formats avoid it.
+//! Content that services reject, such as blank text. No format may send such content.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use omni_agent::{
@@ -42,14 +42,14 @@ fn encode_blank_tool_result_is_replaced() {
     }
 }
 
-/// Asserts that no content at any depth is blank text.
+/// Asserts that no member at any depth contains blank text.
 fn assert_no_blank(value: &Value, dialect: &str) {
     match value {
         Value::Object(members) => {
             for (key, value) in members {
                 if let (Value::String(text), "text" | "content" | "output") = (value, key.as_str()) {
-                    // Gemini's results are JSON objects, in which an empty output is valid. Messages with tool calls
-                    // need no text.
+                    // Gemini's tool results are JSON objects, in which an empty output is valid. Messages with tool
+                    // calls may have blank text.
                     let may =
                         (dialect == "google_gemini" && key == "output") || members.contains_key("tool_calls");
                     assert!(may || !text.trim().is_empty(), "{dialect}: {value:?} as {key}");

@@ -1,4 +1,4 @@
-//! Answers whose service keeps the connection open after the finish reason.
+//! Answers after whose finish reason the service keeps the connection open.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -31,7 +31,7 @@ fn up_to_the_finish_reason(wire: Wire) -> String {
     events.iter().map(|event| wire.frame(event)).collect()
 }
 
-/// Returns the answer from a body that stalls, and the time that the reader waited for more data.
+/// Returns the answer from a body that stalls, and how long the reader waited for more data.
 async fn stalled(
     wire: Wire,
     reply: Reply,
@@ -100,7 +100,7 @@ async fn answer_left_open_after_its_finish_reason_ends_within_a_shorter_limit() 
     }
 }
 
-/// Without a finish reason, the full limit between two chunks applies.
+/// If no finish reason has arrived, the full limit for the time between two chunks applies.
 #[tokio::test]
 async fn answer_that_stalls_before_its_finish_reason_waits_for_the_whole_limit() {
     for wire in [Wire::Chat, Wire::Gemini] {

@@ -1,5 +1,5 @@
-//! A complete request to each known service: address, headers, body and answer. Also helpers for the tests of single
-//! services.
+//! A complete request to each known service: address, headers, body and answer. This file also contains helpers for the
+//! tests of individual services.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -16,7 +16,7 @@ use crate::{
     services::{CHAT, GEMINI, KEY, MESSAGES, OLLAMA, RESPONSES},
 };
 
-/// Returns a model of `endpoint`, with the server in place of the service's host. The rest of the address stays the
+/// Returns a model of `endpoint` with the test server instead of the service's host. The rest of the address stays the
 /// same.
 pub(crate) fn model(endpoint: &Endpoint, model: &str, server: &Server) -> Model {
     let (_, address) = endpoint.base_url().split_once("://").unwrap();
@@ -25,7 +25,7 @@ pub(crate) fn model(endpoint: &Endpoint, model: &str, server: &Server) -> Model 
     Model::new(Arc::new(endpoint), model)
 }
 
-/// Sends one request without retries. Returns the request as received, and the answer.
+/// Sends one request without retries. Returns the request that the server received, and the answer.
 pub(crate) async fn exchange(
     endpoint: &Endpoint,
     id: &str,
@@ -38,13 +38,13 @@ pub(crate) async fn exchange(
     (server.received().remove(0), answer)
 }
 
-/// Returns the body of a request in Chat Completions, and the warnings.
+/// Returns the body of a request in the Chat Completions format, and the warnings.
 pub(crate) async fn body(endpoint: &Endpoint, id: &str, request: Request) -> (Value, Vec<String>) {
     let (received, answer) = exchange(endpoint, id, request, Reply::sse().piece(CHAT)).await;
     (received.json(), answer.unwrap().warnings)
 }
 
-/// Returns what these options add to the body of a minimal request, and the warnings.
+/// Returns the members that these options add to the body of a minimal request, and the warnings.
 pub(crate) async fn said(endpoint: &Endpoint, id: &str, options: Options) -> (Value, Vec<String>) {
     let (mut body, warnings) = body(endpoint, id, Request::prompt("Hallo").with_options(options)).await;
     let members = body.as_object_mut().unwrap();
@@ -52,7 +52,7 @@ pub(crate) async fn said(endpoint: &Endpoint, id: &str, options: Options) -> (Va
     (body, warnings)
 }
 
-/// Returns an answer of these chunks.
+/// Returns a reply that consists of these chunks.
 pub(crate) fn chunks(chunks: &[Value]) -> Reply {
     let events = chunks.iter().map(|chunk| format!("data: {chunk}\n\n"));
     Reply::sse().piece(events.collect::<String>() + "data: [DONE]\n\n")
@@ -70,13 +70,13 @@ pub(crate) fn said_schema() -> String {
     format!("Answer with one JSON object and nothing else. It must fit this JSON Schema:\n{schema}")
 }
 
-/// Returns the output tool, whose input is an answer of the schema.
+/// Returns the output tool. Its input is an answer that fits the schema.
 pub(crate) fn output_tool() -> Value {
     let description = "Gives the final answer. Call it once, when everything else is done.";
     json!({"name": "place", "description": description, "parameters": schema().schema})
 }
 
-/// Returns the system prompt that asks for the output tool.
+/// Returns the system prompt that asks the model to call the output tool.
 pub(crate) fn said_tool() -> &'static str {
     "Give your final answer by calling the tool `place`, and in no other way."
 }
@@ -85,7 +85,7 @@ struct Case {
     endpoint: Endpoint,
     model: &'static str,
     address: &'static str,
-    /// The header that carries the key, and the prefix of its value.
+    /// The header that contains the key, and the prefix of the header's value.
     key: (&'static str, &'static str),
     body: Value,
     answer: &'static str,
@@ -259,7 +259,7 @@ async fn list_headers_of_a_format_are_merged_with_those_of_the_user() {
     assert_eq!(beta(Endpoint::anthropic(), free, own("a")).await.as_deref(), Some("a"));
     let with_header = Endpoint::anthropic().with_header("anthropic-beta", "c");
     assert_eq!(beta(with_header, bound, Options::default()).await, joined("c"));
-    // The header depends on the final body, after the hooks.
+    // The header depends on the final body, which the hooks have already changed.
     let without = Endpoint::anthropic().with_body_hook(|body, _| {
         body.shift_remove("thinking");
         Ok(())

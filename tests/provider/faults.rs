@@ -1,4 +1,5 @@
-//! Servers that fail, and hostile servers. Each causes a clear error, in time and in bounded memory.
+//! Servers that fail, and hostile servers. Each of them must cause a clear error, in limited time and with limited
+//! memory.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -19,7 +20,8 @@ use crate::{
 
 const TEXT: &str = "data: {\"text\":\"hi\"}\n\n";
 const KIB: usize = 1024;
-/// The number of bytes that the socket buffers of both sides can hold in addition to those that the client reads.
+/// An upper limit for the bytes that the socket buffers of both sides hold in addition to the bytes that the client
+/// reads.
 const SOCKETS: usize = 48 * KIB * KIB;
 
 /// Sends one request to a server with this reply, and returns the answer.
@@ -99,7 +101,8 @@ async fn silence_in_the_tls_handshake_is_a_connect_timeout() {
 #[tokio::test]
 async fn server_that_closes_during_the_tls_handshake_is_a_transport_error() {
     let server = Server::start([]).await;
-    // A plain HTTP server would wait for a request and never reply, so this one closes the connection.
+    // A plain HTTP server would wait for a request and would never reply. The listener in this test therefore closes
+    // the connection.
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("https://{}", listener.local_addr().unwrap());
     tokio::spawn(async move { drop(listener.accept().await) });
@@ -348,7 +351,7 @@ async fn invalid_utf8_and_invalid_json_are_decoding_errors() {
     }
 }
 
-/// `{"error":"prompt is too long"}`, compressed with gzip.
+/// `{"error":"prompt is too long"}` as compressed by gzip.
 const GZIP: &[u8] = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x02\xff\xabVJ-*\xca/R\xb2R*(\xca\xcf-(Q\xc8,V(\xc9\xcfW\xc8\xc9\xcfKW\xaa\x05\x00\xb0W:\xdd\x1e\x00\x00\x00";
 
 #[tokio::test]
@@ -370,14 +373,14 @@ async fn compressed_error_body_keeps_its_status_and_is_reported() {
         assert!(error.message.contains("compressed") && error.message.contains(&name), "{error}");
         assert_eq!((error.body, error.request_id.as_deref()), (None, Some("r1")));
     }
-    // Some proxies compress without a `content-encoding` header.
+    // Some proxies compress the body without setting a `content-encoding` header.
     let error = outcome(Reply::new(429).piece(GZIP)).await.error();
     assert_eq!((error.kind, error.body.as_deref()), (ErrorKind::RateLimit, None));
     assert!(error.message.contains("gzip"), "{error}");
     let error = outcome(Reply::new(500).piece(&b"\x00\x01\x02PNG\x00\xff\xfe\xfd"[..])).await.error();
     assert_eq!((error.kind, error.body.as_deref()), (ErrorKind::Service, None));
     assert!(error.message.contains("no text"), "{error}");
-    // An error text in another encoding is still shown in part.
+    // If the text of an error has another encoding, the readable part of the text is still shown.
     let error = outcome(Reply::new(400).piece(&b"requ\xeate trop longue"[..])).await.error();
     assert_eq!(error.body.as_deref(), Some("requ\u{fffd}te trop longue"));
 }

@@ -60,7 +60,7 @@ fn any_data() -> impl Strategy<Value = MessageDelta> {
         })
 }
 
-/// Deltas of which most are valid.
+/// Sequences of deltas. Most of the deltas are valid.
 fn any_deltas() -> impl Strategy<Value = Vec<Delta>> {
     let delta = prop_oneof![
         4 => any_start().prop_map(|block| start(usize::MAX, block)),
@@ -104,7 +104,7 @@ proptest! {
                 prop_assert_eq!(folded.usage, usage);
                 prop_assert_eq!(folded.message.content.len(), blocks.len());
                 assert_sound(&folded.message);
-                // The ids that subscribers saw during the stream equal the ids in the final message.
+                // The tool use ids that subscribers saw during the stream must equal the ids in the final message.
                 let seen = blocks.iter().filter_map(|block| match &block.content {
                     Content::ToolUse(tool_use) => Some(&tool_use.id),
                     _ => None,
@@ -148,7 +148,7 @@ proptest! {
         pieces in vec(vec("[a-zé]{1,5}", 0..8), 1..6),
         order in vec(any::<Index>(), 64),
     ) {
-        // Blocks with an even index are texts, and the others are tool uses.
+        // Blocks with an even index contain text. The other blocks are tool uses.
         let mut deltas = Vec::new();
         let mut expected = Vec::new();
         for (index, pieces) in pieces.iter().enumerate() {

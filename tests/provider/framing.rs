@@ -1,4 +1,4 @@
-//! The framing of answers: bytes to events.
+//! The framing of answers: how bytes are divided into events.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -13,7 +13,8 @@ use proptest::prelude::*;
 
 type Frames = Vec<(String, String)>;
 
-/// Returns the frames of a body that arrives in these chunks, up to its end or an error.
+/// Returns the frames of a body that arrives in these chunks. The result shows whether the body ended normally or with
+/// an error.
 fn frames(framing: Framing, limits: &Limits, chunks: &[&[u8]]) -> (Frames, Result<(), ProviderError>) {
     let mut framer = Framer::new(framing, limits);
     let mut found = Vec::new();
@@ -52,7 +53,7 @@ fn data(frames: &[(String, String)]) -> Vec<&str> {
     frames.iter().map(|(_, data)| data.as_str()).collect()
 }
 
-/// Cuts `body` at these places, each modulo the remaining length.
+/// Cuts `body` into chunks. The length of each chunk is the next number in `places`, modulo the remaining length.
 fn cut<'a>(body: &'a [u8], places: &[usize]) -> Vec<&'a [u8]> {
     let mut chunks = Vec::new();
     let mut rest = body;
@@ -103,7 +104,7 @@ fn sse_event_ended_by_carriage_returns_is_returned_immediately() {
     let mut framer = Framer::new(Framing::Sse, &Limits::default());
     framer.push("data: 1\r\r".into());
     assert_eq!(framer.next_frame().unwrap().unwrap().data, "1");
-    // The line feed belongs to the line that has already ended.
+    // The line feed belongs to the line that the carriage return has already ended.
     framer.push("\ndata: 2\r\n\r".into());
     assert_eq!(framer.next_frame().unwrap().unwrap().data, "2");
     framer.push("\n".into());
@@ -202,7 +203,7 @@ fn push_before_all_frames_are_taken_loses_nothing() {
     assert_eq!(framer.next_frame().unwrap(), None);
 }
 
-/// Lines as servers write them, and malformed ones.
+/// Lines as servers write them, and malformed lines.
 fn line() -> impl Strategy<Value = String> {
     prop_oneof![
         4 => "data: ?[a-zé€😀 {}\":]{0,12}",
@@ -237,8 +238,8 @@ fn limits() -> impl Strategy<Value = Limits> {
     ]
 }
 
-/// Decodes a body with an independent implementation. That implementation panics on a byte order mark and gives unnamed
-/// events a default name.
+/// Decodes a body with an independent implementation. Two differences are compensated: that implementation panics on a
+/// byte order mark, and it gives a default name to unnamed events.
 fn oracle(body: &str) -> Frames {
     let body = body.strip_prefix('\u{FEFF}').unwrap_or(body).to_owned();
     let events = stream::iter([Ok::<_, std::convert::Infallible>(body)]).eventsource();
@@ -271,7 +272,8 @@ proptest! {
 
     #[test]
     fn sse_frames_equal_those_of_an_independent_implementation(body in body()) {
-        // The other implementation drops an event that is cut off by the end of the body.
+        // The independent implementation drops an event that is cut off by the end of the body, so the test appends
+        // blank lines.
         let whole = body + "\n\n\n";
         prop_assert_eq!(sse(whole.as_bytes()), oracle(&whole));
     }

@@ -12,7 +12,7 @@ use omni_agent::{
 };
 use serde_json::{Map, Value, json};
 
-/// Returns the deltas of an answer with these events, after which the body ends.
+/// Returns the deltas of an answer with these events. The body ends after the last event.
 pub(crate) fn deltas_of<S: AsRef<str>>(events: &[S]) -> Result<Vec<Delta>, ProviderError> {
     let mut decoder = GoogleGemini::default().decoder(&Request::default());
     let mut deltas = Vec::new();
@@ -31,7 +31,7 @@ pub(crate) fn fold(deltas: Vec<Delta>) -> Completion {
     fold.finish(Timestamp(1)).unwrap()
 }
 
-/// Decodes and folds an answer of these chunks.
+/// Decodes an answer that consists of these chunks, and folds it into a completion.
 pub(crate) fn answer(chunks: &[Value]) -> Result<Completion, ProviderError> {
     let events: Vec<String> = chunks.iter().map(Value::to_string).collect();
     deltas_of(&events).map(fold)
@@ -76,7 +76,7 @@ fn round_trip_of_signed_thinking_and_tools_sends_everything_back_in_place() {
     assert_eq!(asked.stop_reason, StopReason::ToolUse);
     let uses: Vec<ToolUse> = asked.message.tool_uses().cloned().collect();
     let mut history = History::from_iter([Message::user("Weather?"), asked.message]);
-    // In another order than the calls.
+    // The results have another order than the calls.
     history.push(Message::user([
         Content::from(ToolResult::error(&uses[1], "no city given")),
         ToolResult::ok(&uses[0], "rain").into(),
@@ -149,7 +149,7 @@ fn conversation_begun_in_another_format_continues_without_its_private_data() {
         ]},
     ]);
     assert_eq!(said("gemini-2.5-pro"), expected);
-    // Gemini 3 rejects a first call without a signature.
+    // Gemini 3 rejects a request if the first call has no signature.
     expected[1]["parts"][1]["thoughtSignature"] = "skip_thought_signature_validator".into();
     for model in ["gemini-3.1-pro-preview", "gemini-flash-latest", "models/gemini-3-flash"] {
         assert_eq!(said(model), expected, "{model}");

@@ -217,7 +217,7 @@ fn decode_hostile_answers_stay_within_the_limits_of_a_message() {
     let nested = format!(r#"{{"candidates":[{{"content":{{"parts":[{{"executableCode":{deep}}}]}}}}]}}"#);
     assert_eq!(deltas_of(&[nested]).unwrap_err().kind, ErrorKind::Decoding);
 
-    // A JSON reader accepts this depth, but a message does not: the fold fails.
+    // A JSON reader accepts this depth, but a message does not. The fold therefore fails.
     let deep = format!("{}1{}", "[".repeat(90), "]".repeat(90));
     let nested = format!(r#"{{"candidates":[{{"content":{{"parts":[{{"executableCode":{deep}}}]}}}}]}}"#);
     let deltas = deltas_of(&[nested, finish("STOP").to_string()]).unwrap();
@@ -261,7 +261,7 @@ fn decode_bytes_split_anywhere_give_the_same_deltas() {
     }
 }
 
-/// Small values of every type, for members in which broken servers send arbitrary values.
+/// Small values of every type. The tests use them for members in which broken servers send arbitrary values.
 fn odd() -> impl Strategy<Value = Value> {
     prop_oneof![
         Just(json!(null)),

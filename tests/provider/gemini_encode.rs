@@ -365,7 +365,7 @@ fn encode_own_items_in_a_user_message_are_sent_in_their_place() {
     );
 }
 
-/// Returns a schema of types that all refer to each other, with a description at each reference.
+/// Returns a schema with this many types. Every type refers to every other type, and each reference has a description.
 fn entangled(types: usize) -> Value {
     let fields = |_| {
         let field =

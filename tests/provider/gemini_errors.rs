@@ -9,7 +9,7 @@ use serde_json::json;
 use crate::gemini::{answer, deltas_of, finish, parts};
 
 #[rustfmt::skip] // one line per case
-/// Status, body, kind, whether a retry can help, and a part of the message.
+/// Error replies: the status, the body, the expected kind, whether a retry can help, and a part of the message.
 const BODIES: &[(u16, &str, ErrorKind, bool, &str)] = &[
     (400, r#"{"error":{"code":400,"message":"Invalid JSON payload received. Unknown name \"x\"","status":"INVALID_ARGUMENT"}}"#, InvalidRequest, false, "Unknown name"),
     (400, r#"{"error":{"code":400,"message":"Function call is missing a thought_signature in functionCall parts.","status":"INVALID_ARGUMENT"}}"#, InvalidRequest, false, "thought_signature"),

@@ -1,4 +1,4 @@
-//! Requests to Groq and its answers.
+//! Requests to Groq and answers from Groq.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -66,7 +66,7 @@ async fn request_with_everything_sends_what_the_service_accepts() {
     );
     assert_eq!(warnings, ["`metadata` is ignored: this service does not support it"]);
 
-    // With other tools, the output tool is added to them.
+    // If the request has other tools, the output tool is added to them.
     let request = request.with_tools(tools(&[("weather", "Tells the weather.", json!({"type": "object"}))]));
     let (sent, warnings) = body(&Endpoint::groq(), "llama-3.3-70b-versatile", request).await;
     assert_eq!((sent.get("response_format"), &sent["tool_choice"]), (None, &json!("required")));
@@ -75,7 +75,7 @@ async fn request_with_everything_sends_what_the_service_accepts() {
     assert_eq!(sent["tools"][1]["function"], output_tool());
     assert_eq!(warnings, ["`metadata` is ignored: this service does not support it"]);
 
-    // Groq's compound systems run only their own tools.
+    // Groq's compound systems support only their own tools.
     let request = Request::prompt("Hallo").with_options(Options::default().with_output(schema()));
     let (sent, warnings) = body(&Endpoint::groq(), "groq/compound", request).await;
     assert_eq!((sent.get("response_format"), sent.get("tools")), (None, None));

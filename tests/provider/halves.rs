@@ -1,5 +1,5 @@
-//! Halves of surrogate pairs, each in a separate escape: within one text they are joined, elsewhere each becomes
-//! U+FFFD.
+//! Surrogate pairs whose two halves are in separate escapes. Within one text, the halves are joined. Elsewhere, each
+//! half becomes U+FFFD.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 

@@ -1,4 +1,4 @@
-//! Requests as an endpoint sends them, and how it reads a valid answer.
+//! How an endpoint sends requests, and how it reads a valid answer.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -23,7 +23,7 @@ fn answer() -> Reply {
     Reply::sse().piece(ANSWER)
 }
 
-/// Starts a server, sends one request through `endpoint`, and returns the request as the server received it.
+/// Starts a server and sends one request through `endpoint`. Returns the request that the server received.
 async fn sent(request: Request, endpoint: impl FnOnce(Endpoint) -> Endpoint) -> Received {
     let server = Server::start([answer()]).await;
     let endpoint = endpoint(self::endpoint(&server.url()));
@@ -106,7 +106,7 @@ async fn unusable_base_url_is_an_invalid_request() {
 
 #[tokio::test]
 async fn key_comes_from_the_request_then_the_endpoint_then_the_environment() {
-    // Cargo sets this variable for every test.
+    // Cargo sets this environment variable for every test.
     let variable = "CARGO_PKG_NAME";
     let keyed = |endpoint: Endpoint| endpoint.with_key_variable(variable);
     let authorization = |got: Received| got.header("authorization").unwrap().to_owned();
@@ -336,7 +336,7 @@ async fn connection_is_reused_although_the_body_ends_a_little_later() {
         assert_eq!(ask(&endpoint).await.text(), "hi");
         server.wait_for(Event::Stalled).await;
         gate.open();
-        // Gives the background task time to read the end of the body.
+        // This gives the background task time to read the end of the body.
         for _ in 0..200 {
             tokio::task::yield_now().await;
         }
@@ -403,13 +403,13 @@ fn request_after_one_of_another_runtime_opens_its_own_connection() {
     let ask_once = || async {
         let asked = timeout(Duration::from_secs(5), ask(&endpoint(&url))).await;
         let text = asked.expect("a connection of a runtime that is not running was used").text();
-        // Gives the connection time to return to its pool.
+        // This gives the connection time to return to its pool.
         for _ in 0..100 {
             tokio::task::yield_now().await;
         }
         text
     };
-    // The first runtime still exists and has its connection, but nothing runs the runtime.
+    // At the second request, the first runtime still exists and owns its connection, but nothing drives this runtime.
     let [first, second] =
         [(); 2].map(|()| runtime::Builder::new_current_thread().enable_all().build().unwrap());
     assert_eq!(first.block_on(ask_once()), "hi");

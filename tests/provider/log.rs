@@ -1,4 +1,4 @@
-//! The log messages of requests.
+//! The log messages that are written for requests.
 
 use base64::Engine;
 use omni_agent::provider::{CacheHint, Effort, ModelInfo, Options, Request, http::Endpoint};

@@ -1,4 +1,4 @@
-//! The provider layer through its public API.
+//! The provider layer, tested through its public API.
 
 #![allow(clippy::unwrap_used, reason = "an unwrap is a failure of the test")]
 

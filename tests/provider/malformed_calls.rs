@@ -1,5 +1,5 @@
-//! Arguments that are not a valid input for a tool. The answer has one malformed call with the model's text, and the
-//! other content is kept.
+//! Arguments that are not a valid input for a tool. The answer contains one malformed call with the text that the model
+//! wrote, and all other content is kept.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 
 use crate::wires::Wire;
 
-/// Returns the events of a call with these arguments, either as a JSON string or as plain JSON. Services that don't
-/// stream arguments send plain JSON.
+/// Returns the events of a call with these arguments. The arguments are sent either as a JSON string or as plain JSON.
+/// Services that don't stream arguments send plain JSON.
 fn call(wire: Wire, arguments: &str, as_text: bool) -> Vec<String> {
     let text = Value::from(arguments).to_string();
     let arguments = if as_text { &text } else { arguments };
@@ -123,7 +123,7 @@ async fn call_with_unreadable_usage_is_kept_whole() {
     }
 }
 
-/// Calls of the service's own tools are sent back unchanged, so their input must stay JSON.
+/// Calls of the service's own tools are sent back unchanged, so their input must remain JSON.
 #[tokio::test]
 async fn input_of_a_services_own_tool_stays_json() {
     let input = r#"{"query":"x"}"#;

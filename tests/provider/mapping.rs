@@ -1,5 +1,5 @@
-//! Compares `docs/services.md`, which shows what each service receives for each option, with what the endpoints
-//! really send. After a change, `OMNI_BLESS=1 cargo test --test provider mapping` rewrites the file.
+//! Compares `docs/services.md` with the requests that the endpoints really send. The file shows what each service
+//! receives for each option. After a change, `OMNI_BLESS=1 cargo test --test provider mapping` rewrites the file.
 
 mod change;
 mod page;

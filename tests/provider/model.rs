@@ -1,4 +1,4 @@
-//! A model that is used without an agent: whole answers, streams, and decisions that a provider requests during a
+//! A model that is used without an agent: complete answers, streams, and decisions that a provider asks for during a
 //! request.
 
 use std::{
@@ -23,7 +23,7 @@ use serde_json::json;
 
 use crate::deltas::{data, end, extend, signature, start, text};
 
-/// Returns the same answer to every request.
+/// A provider that returns the same answer to every request.
 struct Scripted {
     answer: Vec<Result<Delta, ProviderError>>,
     requests: AtomicUsize,

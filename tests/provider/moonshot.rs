@@ -1,4 +1,4 @@
-//! Requests to Moonshot and its answers.
+//! Requests to Moonshot and answers from Moonshot.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -71,7 +71,7 @@ async fn request_with_everything_sends_what_the_service_accepts() {
             "response_format": {"type": "json_object"},
         })
     );
-    // Each of the temperature, top-p and the tool choice causes a warning.
+    // There is one warning each for the temperature, for top-p and for the tool choice.
     assert_eq!(warnings.len(), 3, "{warnings:?}");
     let (sent, _) = body(&Endpoint::moonshot(), "moonshot-v1-8k", request).await;
     assert_eq!((&sent["temperature"], &sent["top_p"]), (&json!(0.5), &json!(0.9)));

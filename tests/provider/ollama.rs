@@ -14,7 +14,7 @@ use serde_json::{Map, Value, json};
 
 pub(crate) const BEGAN: &str = "2026-03-03T13:20:11.787576Z";
 
-/// Returns the deltas of an answer with these lines, after which the body ends.
+/// Returns the deltas of an answer with these lines. The body ends after the last line.
 pub(crate) fn deltas_of<S: AsRef<str>>(lines: &[S]) -> Result<Vec<Delta>, ProviderError> {
     let mut decoder = OllamaChat::default().decoder(&Request::default());
     let mut deltas = Vec::new();
@@ -33,7 +33,7 @@ pub(crate) fn fold(deltas: Vec<Delta>) -> Completion {
     fold.finish(Timestamp(1)).unwrap()
 }
 
-/// Decodes and folds an answer of these lines.
+/// Decodes an answer that consists of these lines, and folds it into a completion.
 pub(crate) fn answer(lines: &[Value]) -> Result<Completion, ProviderError> {
     let lines: Vec<String> = lines.iter().map(Value::to_string).collect();
     deltas_of(&lines).map(fold)

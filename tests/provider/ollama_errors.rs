@@ -9,7 +9,7 @@ use serde_json::json;
 use crate::ollama::{deltas_of, line};
 
 #[rustfmt::skip] // one line per case
-/// Status, body, kind, whether a retry can help, and a part of the message.
+/// Error replies: the status, the body, the expected kind, whether a retry can help, and a part of the message.
 const BODIES: &[(u16, &str, ErrorKind, bool, &str)] = &[
     (404, r#"{"error":"model 'nope' not found"}"#, InvalidRequest, false, "'nope' not found"),
     (400, r#"{"error":"registry.ollama.ai/library/gemma:2b does not support tools"}"#, Unsupported, false, "tools"),

@@ -1,4 +1,4 @@
-//! Options that depend on the model at OpenAI: an option that one model requires is rejected by another.
+//! Options that depend on the model at OpenAI. Some models require an option that other models reject.
 
 use omni_agent::{
     provider::{
@@ -21,7 +21,7 @@ fn look() -> ToolSet {
     tools(&[("look", "Looks.", json!({"type": "object", "properties": {}}))])
 }
 
-/// Returns the body, and the option that each warning is about.
+/// Returns the body of the request. Also returns, for each warning, the option that the warning names.
 fn said(format: &dyn Dialect, request: &Request) -> (Value, Vec<String>) {
     let encoded = format.encode(request).unwrap();
     let about = encoded.warnings.iter().map(|text| text.split('`').nth(1).unwrap_or_default().to_owned());
@@ -41,7 +41,7 @@ const LEVELS: [(ThinkingMode, &str); 6] = [
 const CAN_REST: [&str; 6] = ["none", "low", "low", "medium", "high", "max"];
 const NEVER_RESTS: [&str; 6] = ["", "low", "low", "medium", "high", "max"];
 
-/// The efforts of models that support `max`, in the Responses format.
+/// The effort that is sent for each level in the Responses format, for models that support `max`.
 const LATER: [(&str, [&str; 6]); 13] = [
     ("gpt-5.6", CAN_REST),
     ("gpt-5.6-sol", CAN_REST),
@@ -53,7 +53,7 @@ const LATER: [(&str, [&str; 6]); 13] = [
     ("gpt-6.1-sol", NEVER_RESTS),
     ("gpt-6.2-astra", NEVER_RESTS),
     ("gpt-6.2-sol", NEVER_RESTS),
-    // Unknown models get only the options that the strictest known model accepts.
+    // For unknown models, only options that the strictest known model accepts are sent.
     ("gpt-6-nova", NEVER_RESTS),
     ("gpt-7", NEVER_RESTS),
     ("ft:gpt-50.1-mini:acme", NEVER_RESTS),
@@ -67,7 +67,7 @@ fn encode_thinking_for_later_models_maps_to_their_efforts() {
             let (body, warnings) = said(&OpenAiResponses::openai(), &request);
             assert_eq!(body["reasoning"]["effort"].as_str().unwrap_or_default(), word, "{model} {mode:?}");
             assert_eq!(warnings.is_empty(), word == wanted, "{model} {mode:?}: {warnings:?}");
-            // The other format has no `max`.
+            // Chat Completions has no effort `max`.
             let word = if word == "max" { "xhigh" } else { word };
             let (body, warnings) = said(&ChatCompletions::openai(), &request);
             assert_eq!(body["reasoning_effort"].as_str().unwrap_or_default(), word, "{model} {mode:?}");
@@ -103,7 +103,7 @@ fn encode_sampling_for_later_models_is_sent_only_without_reasoning() {
     }
 }
 
-/// Returns the expected body of a request with a tool, with `more` members.
+/// Returns the expected body of a request with a tool. The body also contains the members of `more`.
 fn body(model: &str, more: &Value) -> Value {
     let function =
         json!({"name": "look", "description": "Looks.", "parameters": {"type": "object", "properties": {}}});
@@ -128,7 +128,7 @@ fn encode_tools_in_chat_are_sent_to_later_models_without_reasoning() {
     let none = json!({"reasoning_effort": "none"});
     for (model, options, more, warned) in [
         ("gpt-5.1", high(), json!({"reasoning_effort": "high"}), 0),
-        // This model rejects any effort together with tools. Without an effort it does not reason.
+        // This model rejects any effort together with tools. If no effort is sent, it does not reason.
         ("gpt-5.4", unasked(), json!({}), 0),
         ("gpt-5.4-mini", off(), json!({}), 0),
         ("gpt-5.4", high(), json!({}), 1),

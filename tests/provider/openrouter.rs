@@ -1,4 +1,4 @@
-//! Requests to OpenRouter and its answers.
+//! Requests to OpenRouter and answers from OpenRouter.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -22,8 +22,8 @@ use crate::{
 
 const CLAUDE: &str = "anthropic/claude-sonnet-4.6";
 
-/// Reasoning of Claude as the service streams it: with comments while the service waits, with the signature in a
-/// separate piece, and with the usage in an event whose choice is empty.
+/// Claude's reasoning as OpenRouter streams it. The stream contains comments while the service waits. The signature is
+/// in a separate piece, and the usage is in an event whose choice is empty.
 const THINKING: &str = concat!(
     ": OPENROUTER PROCESSING\n\n",
     r#"data: {"id":"gen-1","provider":"Anthropic","model":"anthropic/claude-sonnet-4.6","object":"chat.completion.chunk","#,
@@ -132,7 +132,7 @@ async fn thinking_is_an_effort_a_budget_or_off() {
         (ThinkingMode::Budget(0), json!({"enabled": false})),
         (ThinkingMode::Off, json!({"enabled": false})),
     ] {
-        // The service adapts the setting to each model.
+        // OpenRouter itself adapts the setting to each model.
         for model in [CLAUDE, "openai/gpt-5-pro", "openai/gpt-4o"] {
             let said = said(&Endpoint::openrouter(), model, Options::default().with_thinking(mode)).await;
             assert_eq!(said, (json!({"reasoning": expected}), Vec::new()));
@@ -180,7 +180,7 @@ async fn reasoning_of_an_interrupted_answer_is_sent_back_with_its_calls() {
         detail(signed.clone()),
         call("call_1", "{\"city\":"),
         call("", "\"Oslo\"}"),
-        // A late member of an entry that has already been sent, and a new entry.
+        // These two pieces arrive late: a further member of an entry that has already been returned, and a new entry.
         detail(json!({"type": "reasoning.text", "index": 0, "format": "f"})),
         detail(json!({"type": "reasoning.encrypted", "index": 1, "data": "xx"})),
         piece(json!({"content": "and"})),
@@ -238,7 +238,7 @@ async fn reasoning_is_sent_back_unchanged_with_its_message() {
             {"role": "user", "content": "Und?"},
         ])
     );
-    // A service without this member does not receive it.
+    // This member is not sent to a service that does not know it.
     let (body, _) = crate::endpoints::body(&Endpoint::groq(), "m", Request::new(history)).await;
     assert_eq!(body["messages"][1], json!({"role": "assistant", "content": "Grüß dich"}));
 }

@@ -1,4 +1,4 @@
-//! Options: merging, storing, and keeping secrets out of every output.
+//! Options: how they are merged and stored, and how their secrets are kept out of all output.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -53,7 +53,7 @@ fn set(sets: &[usize], n: u8) -> Options {
     sets.iter().fold(Options::default(), |options, &index| SETS[index].1(options, n))
 }
 
-/// Returns the options as JSON, including the secret ones.
+/// Returns the options as JSON, including the secret options.
 fn revealed(options: &Options) -> Value {
     let mut value = to_value(options).unwrap();
     if let Some(key) = options.api_key() {
@@ -222,7 +222,7 @@ fn scrub_of_a_short_value_leaves_the_text() {
     }
 }
 
-/// A key with characters that every encoding escapes.
+/// A key that contains the characters that the encodings escape.
 const LONG_KEY: &str = "sk-proj-Zq4+7f/xT_9wLm\"2-Rb8\\cVnE6/uH1=";
 
 fn percent(text: &str, all: bool) -> String {
@@ -237,7 +237,7 @@ fn percent(text: &str, all: bool) -> String {
         .collect()
 }
 
-/// Returns the forms in which services echo a value, with their names.
+/// Returns the forms in which services echo a value, each with its name.
 fn echoes(value: &str) -> Vec<(&'static str, String)> {
     let json_of = |text: &str| {
         let json = serde_json::to_string(text).unwrap();
@@ -279,7 +279,7 @@ fn scrub_replaces_the_value_in_every_form() {
         let scrubbed = secret.scrub(&format!("The key '{echo}' is wrong."));
         assert!(scrubbed.starts_with("The key '") && scrubbed.ends_with("' is wrong."), "{form}: {scrubbed}");
         assert!(scrubbed.contains("[secret]"), "{form}: {scrubbed}");
-        // In Base64, the encoded characters around the value are kept, so the text may be longer.
+        // In Base64, the encoded text around the value is kept, so the result may be longer.
         let most = if form.starts_with("base64") { 60 } else { 32 };
         assert!(scrubbed.len() <= most, "{form}: {scrubbed}");
     }
@@ -290,7 +290,8 @@ fn scrub_replaces_every_part_of_eight_characters() {
     let secret = Secret::new(LONG_KEY);
     for start in 0..LONG_KEY.len() - 8 {
         for length in [8, 11] {
-            // Parts with a backslash are skipped, because such a backslash can't be distinguished from an escape.
+            // Parts with a backslash are skipped, because the backslash of the value can't be distinguished from that
+            // of an escape.
             let part = LONG_KEY.get(start..start + length).filter(|part| !part.contains('\\'));
             let Some(part) = part else { continue };
             for (form, echo) in echoes(part) {
@@ -307,7 +308,7 @@ fn scrub_leaves_harmless_text() {
     let text = "Incorrect API key provided: sk-proj-****uH1=. Keys begin with sk-proj-, \\u0073k-proj- or sk-ant-api03-.";
     assert_eq!(Secret::new(LONG_KEY).scrub(text), text);
     assert_eq!(Secret::new("sk-ant-api03-Zq47fxT9wLm2").scrub(text), text);
-    // Half of a short value may be an ordinary word.
+    // Parts of a short value are not replaced, because half of it may be an ordinary word.
     assert_eq!(Secret::new("password-1").scrub("a password-2 and password-1"), "a password-2 and [secret]");
     let text = "Bearer tokens: 100%, \\\\, \\u, \\u12, %, %2, %zz, é\\u00e9 \\ud83d 日本";
     assert_eq!(Secret::new(format!("Bearer {LONG_KEY}")).scrub(text), text);

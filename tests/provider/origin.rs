@@ -1,4 +1,5 @@
-//! Signed and opaque content is sent back only to the service that made it, not to other services of the same format.
+//! Signed and opaque content is sent back only to the service that created it. Other services of the same format do not
+//! receive it.
 
 use omni_agent::{
     message::{Content, History, Message, ProviderItem, Thinking},
@@ -6,7 +7,7 @@ use omni_agent::{
 };
 use serde_json::{Value, json};
 
-/// Returns an answer with private content that is marked with this service, or with no service.
+/// Returns an answer with private content. The content is marked with this service, or with no service at all.
 fn answer(service: Option<&str>) -> Message {
     let mut thinking = Thinking::new("Hm.");
     thinking.signature = Some("c2ln".to_owned());
@@ -39,7 +40,7 @@ fn encode_answer_of_the_same_service_keeps_private_content() {
     for (service, to) in [
         (Some("anthropic"), Endpoint::anthropic()),
         (Some("mine"), renamed.clone()),
-        // Answers from before services were recorded.
+        // These answers are from versions that did not yet record the service.
         (None, Endpoint::anthropic()),
         (None, renamed),
     ] {

@@ -1,4 +1,4 @@
-//! `generate_as`: the answer of a model as a value, without an agent.
+//! `generate_as`, which returns a model's answer as a value without an agent.
 
 use omni_agent::{
     message::{Message, Usage},

@@ -1,4 +1,5 @@
-//! Output schemas that a service can't express. In every form in which they are sent, the original values remain valid.
+//! Output schemas that a service does not support. The schema may be sent in another form, but the original values must
+//! remain valid in every form.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -33,7 +34,8 @@ fn formats() -> [Box<dyn Dialect>; 3] {
     ]
 }
 
-/// Returns the schema that is sent, either as the service's output schema (`true`) or as that of a tool (`false`).
+/// Returns the schema that is sent. The second value is `true` if it is sent as the service's output schema, and
+/// `false` if it is sent as the schema of a tool.
 fn held_to(Encoded { body, .. }: &Encoded) -> (&Value, bool) {
     let body = |place: &str| {
         let (first, rest) = place.split_once('/')?;
@@ -44,7 +46,8 @@ fn held_to(Encoded { body, .. }: &Encoded) -> (&Value, bool) {
     own.iter().find_map(|place| body(place)).map(|schema| (schema, true)).or_else(tool).unwrap()
 }
 
-/// Returns whether the value can be given under this schema. The root of the schema must be an object.
+/// Returns whether the schema allows the value, either directly or wrapped in an object. The root of the schema must be
+/// an object.
 fn takes(schema: &Value, value: &Value) -> bool {
     assert_eq!(schema["type"], "object", "services accept no other root: {schema}");
     let schema = Schema::new(schema.clone()).unwrap();
@@ -92,7 +95,7 @@ struct Loose {
     more: Map<String, Value>,
 }
 
-/// Schemas, each with a value that uses all of its properties.
+/// Returns unusual schemas, each with a value that uses all of its properties.
 fn awkward() -> Vec<(Value, Value)> {
     let part =
         |name: &str| json!({"type": "object", "properties": {name: {"type": "integer"}}, "required": [name]});
@@ -117,7 +120,7 @@ fn awkward() -> Vec<(Value, Value)> {
         (json!({"type": "object", "patternProperties": {"^x": {"type": "integer"}}}), json!({"xy": 1})),
         (of::<Tree>(), json!({"name": "root", "children": [leaf]})),
         (of::<Vec<Tree>>(), json!([leaf])),
-        // A property whose name is a keyword contains a schema.
+        // Here, a property has the name of a keyword, and its value is a schema.
         (
             json!({"type": "array", "items": {"type": "object", "properties":
                 {"default": {"anyOf": [{"$ref": "#/items"}, {"type": "null"}]}}}}),
@@ -142,7 +145,7 @@ fn schema_that_a_service_can_not_express_accepts_the_original_values() {
     }
 }
 
-/// Source: the limits in the page on structured outputs of Anthropic's documentation.
+/// Source: the limits on the structured-outputs page of Anthropic's documentation.
 #[test]
 fn schema_beyond_structured_outputs_becomes_that_of_a_tool() {
     for (schema, _) in awkward() {
@@ -172,7 +175,8 @@ fn array_beyond_strict_mode_is_wrapped_in_an_object() {
     );
 }
 
-/// Objects with properties that belong to the object itself and properties that belong to an alternative.
+/// Object schemas that have their own properties and also alternatives with further properties. Each schema has a valid
+/// value.
 fn flattened() -> impl Strategy<Value = (Value, Value)> {
     let names = |letters: &'static str| prop::collection::btree_set(letters, 0..3);
     let alternatives = prop::collection::vec(names("[d-g]"), 1..4);

@@ -1,4 +1,4 @@
-//! Strict output schemas: the schema is translated for the service, and its answer is translated back.
+//! Strict output schemas. The schema is translated for the service, and the service's answer is translated back.
 
 use omni_agent::{
     provider::{
@@ -11,7 +11,7 @@ use omni_agent::{
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
-/// Schemas of objects and other values that strict mode can express.
+/// Schemas of objects and other values. Strict mode can express all of these schemas.
 fn any_schema() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(json!({"type": "string", "minLength": 1})),
@@ -47,7 +47,7 @@ fn takes_null(schema: &Value) -> bool {
     schema["type"] == json!(["boolean", "null"]) || parts.is_some_and(|parts| parts.iter().any(takes_null))
 }
 
-/// Returns a value of the schema, and its strict form, in which no property is missing.
+/// Returns a value that fits the schema, and the value's strict form. In the strict form, no property is missing.
 fn value(schema: &Value, bits: &mut dyn Iterator<Item = bool>) -> (Value, Value) {
     let both = |value: Value| (value.clone(), value);
     if let Some(parts) = schema.get("anyOf") {
@@ -89,7 +89,7 @@ fn value(schema: &Value, bits: &mut dyn Iterator<Item = bool>) -> (Value, Value)
     }
 }
 
-/// Returns a step with this text, decoded by the format.
+/// Returns a step with the deltas that the format decodes from this answer.
 fn answered(request: &Request, said: &Value) -> Step {
     let chunk =
         json!({"choices": [{"index": 0, "delta": {"content": said.to_string()}, "finish_reason": "stop"}]});
@@ -99,7 +99,7 @@ fn answered(request: &Request, said: &Value) -> Step {
     deltas.into_iter().fold(Step::new(), Step::delta)
 }
 
-/// Asserts the requirements of strict mode at every level of a schema.
+/// Asserts that a schema meets the requirements of strict mode at every level.
 fn assert_strict(schema: &Value) {
     match schema {
         Value::Object(map) => {

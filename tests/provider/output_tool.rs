@@ -1,4 +1,5 @@
-//! The output tool: formats without output schemas offer a tool with the schema, and read the answer from its use.
+//! The output tool. Formats without output schemas offer the model a tool with the schema, and read the answer from the
+//! call of this tool.
 
 use omni_agent::{
     message::{History, Message, Timestamp, ToolUse},
@@ -155,7 +156,7 @@ fn encode_schema_of_a_value_that_is_not_an_object_is_wrapped_in_one() {
     assert_eq!(encode(&responses, &request)["tool_choice"], json!({"type": "function", "name": "city"}));
 }
 
-/// Returns the text in two pieces, for each place to cut it.
+/// Returns all ways to cut the text into two pieces.
 fn splits(text: &str) -> impl Iterator<Item = [&str; 2]> {
     text.char_indices().map(|(at, _)| text.split_at(at).into())
 }

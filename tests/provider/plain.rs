@@ -1,7 +1,7 @@
-//! A minimal wire format, for tests of everything around wire formats.
+//! A minimal wire format. It serves to test everything around the wire formats.
 //!
-//! Events are JSON objects: `{"text": …}` extends the only text block of the answer, `{"stop": true}` ends the
-//! answer, and `{"error": …}` fails. Other members are ignored.
+//! Events are JSON objects: `{"text": …}` extends the only text block of the answer, `{"stop": true}` ends the answer,
+//! and `{"error": …}` makes it fail. Other members are ignored.
 
 use futures_util::StreamExt;
 use omni_agent::provider::{
@@ -72,7 +72,7 @@ impl Decoder for PlainDecoder {
             deltas.push(Delta::stop(StopReason::Stop));
         }
         match value["error"].as_str() {
-            // `with_body` cuts the text at the limit for bodies.
+            // `with_body` shortens the text to the limit for error bodies.
             Some(error) => Err(ProviderError::new(ErrorKind::Service, error.to_owned())
                 .with_body(error)
                 .with_source(std::io::Error::other(error.to_owned()))),
@@ -92,7 +92,7 @@ impl Decoder for PlainDecoder {
     }
 }
 
-/// An endpoint for the plain format at `url`, with server-sent events.
+/// Returns an endpoint at `url` for the plain format over server-sent events.
 pub(crate) fn endpoint(url: &str) -> Endpoint {
     Endpoint::custom("plain", url, Plain(Framing::Sse))
 }
@@ -103,7 +103,7 @@ pub(crate) fn request() -> Request {
     request
 }
 
-/// The text of an answer, its number of stop reasons, and its error.
+/// The text of an answer, the number of its stop reasons, and its error.
 #[derive(Debug, Default)]
 pub(crate) struct Answer {
     pub(crate) text: String,

@@ -1,4 +1,4 @@
-//! Requests that ask for decisions, and how this affects retries and timeouts.
+//! Requests during which the provider asks for decisions, and how these questions affect retries and timeouts.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ fn question() -> ToolUse {
     ToolUse::new("q1", "shell", json!({"command": "ls"}))
 }
 
-/// Starts a stream under the default policy. Its questions are answered after this delay.
+/// Starts a stream under the default retry policy. The provider's questions are answered after this delay.
 fn ask(
     script: [Step; 2],
     options: Options,

@@ -1,4 +1,4 @@
-//! Names of models, and the models that a registry returns for them.
+//! Names of models, and the models to which a registry resolves them.
 
 use std::sync::{
     Arc,
@@ -102,7 +102,7 @@ fn models_are_equal_by_name_and_provider_instance() {
     assert_ne!(model, Model::new(Arc::new(Named("alpha")), "m"));
 }
 
-/// Records the keys of requests.
+/// Gives access to the key of the last request.
 struct Asked(ScriptedProvider);
 
 impl Asked {

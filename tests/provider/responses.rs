@@ -12,7 +12,8 @@ use omni_agent::{
 };
 use serde_json::{Value, json};
 
-/// Returns the deltas of an answer with these events, named after their `type`. The body then ends.
+/// Returns the deltas of an answer with these events. The name of each event is its `type`. The body ends after the
+/// last event.
 pub(crate) fn decode(events: &[Value]) -> Result<Vec<Delta>, ProviderError> {
     let mut decoder = OpenAiResponses::default().decoder(&Request::default());
     let mut deltas = Vec::new();
@@ -32,7 +33,7 @@ pub(crate) fn fold(deltas: Vec<Delta>) -> Completion {
     fold.finish(Timestamp(1)).unwrap()
 }
 
-/// Decodes and folds an answer of these events.
+/// Decodes an answer that consists of these events, and folds it into a completion.
 pub(crate) fn answer(events: &[Value]) -> Completion {
     fold(decode(events).unwrap())
 }
@@ -254,7 +255,7 @@ fn round_trip_of_calls_with_namespace_or_caller_keeps_both() {
         done(1, looked.clone()),
         added(2, began(&found)),
         done(2, found.clone()),
-        // This call appears only in its final event.
+        // This call occurs only in its final event.
         done(3, plain.clone()),
         completed(output.clone()),
     ]);
@@ -277,7 +278,7 @@ fn round_trip_of_calls_with_namespace_or_caller_keeps_both() {
         ]);
         assert_eq!(sent, expected);
 
-        // Another service receives neither.
+        // Another service receives neither the caller nor the namespace.
         let mut foreign = folded.message;
         foreign.provider_data.clear();
         foreign.provider_data.insert("anthropic_messages".to_owned(), json!({}));
@@ -299,6 +300,6 @@ fn salvage_of_an_incomplete_call_with_a_namespace_drops_it() {
             fold.apply(delta).unwrap();
         }
     }
-    // A call that may be incomplete is dropped entirely.
+    // A call that may be incomplete is dropped as a whole.
     assert_eq!(fold.salvage(Timestamp(1)), None);
 }

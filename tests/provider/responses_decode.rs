@@ -56,7 +56,7 @@ fn decode_text_stream_emits_each_delta_and_folds() {
     assert_eq!(folded.usage, usage);
 }
 
-/// No matter which events are missing, the answer is the same and contains nothing twice.
+/// No matter which events are missing, the answer is the same, and nothing occurs in it twice.
 #[test]
 fn decode_with_any_events_missing_gives_the_same_answer() {
     let thought = reasoning("rs_1", &["Hm.", "Well."], "ZW5j");
@@ -87,8 +87,8 @@ fn decode_with_any_events_missing_gives_the_same_answer() {
     let whole = answer(&[&events[..], std::slice::from_ref(&end)].concat());
     assert_eq!(whole.message.text(), "Yes, so.");
     assert_eq!(whole.stop_reason, StopReason::ToolUse);
-    // The deltas of one text are either all kept or all dropped, because the text after a gap can't be distinguished
-    // from the missing text.
+    // The deltas of one text are either all kept or all dropped. If only some were missing, the decoder could not tell
+    // the text after the gap from the missing text.
     for left_out in 0_u32..1 << 11 {
         let bit = |at: u32| left_out >> at & 1 == 0;
         let keep = [
@@ -112,7 +112,8 @@ fn decode_with_any_events_missing_gives_the_same_answer() {
         let kept: Vec<Value> = kept.chain([end.clone()]).collect();
         let folded = answer(&kept);
         let mut content = folded.message.content;
-        // Reasoning that only the last event contains is placed at the position where it arrives.
+        // If only the last event contains the reasoning, its block is placed where it arrives. The blocks are therefore
+        // sorted before they are compared.
         content.sort_by_key(|block| match block {
             Content::Thinking(_) => 0,
             Content::Text(_) => 1,
@@ -323,7 +324,7 @@ fn decode_reasoning_keeps_what_must_be_sent_back() {
             json!({"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "ZW5j"})
         )
     );
-    // If there is only one part, its text is stored once, in the block.
+    // If there is only one part, its text is stored only in the block.
     assert_eq!(kept(reasoning("rs_1", &["Hm."], "ZW5j")).1["summary"], json!([{"type": "summary_text"}]));
     assert_eq!(
         kept(json!({"id": "rs_1", "type": "reasoning", "summary": [], "encrypted_content": "",
@@ -478,7 +479,7 @@ fn decode_content_only_in_the_last_event_is_emitted() {
     assert_eq!(calls(&folded), [("a".to_owned(), "f".to_owned(), json!({"x": 1}))]);
 }
 
-/// Feeds events to a decoder until it fails, and returns the error.
+/// Feeds events to a decoder until it returns an error, and returns this error.
 fn flood(event: impl Fn(u64) -> Value, most: u64) -> omni_agent::provider::ProviderError {
     let mut decoder = OpenAiResponses::default().decoder(&Request::default());
     let mut deltas = Vec::new();
@@ -517,7 +518,7 @@ fn decode_endless_items_parts_and_early_arguments_are_an_error() {
     }
 }
 
-/// A final text is used only if it continues the received deltas.
+/// The final text of an item is used only if it continues the text of the received deltas.
 #[test]
 fn decode_final_text_that_differs_from_its_deltas_keeps_the_deltas() {
     let begun = || {
@@ -592,7 +593,7 @@ fn decode_parts_with_other_indices_in_the_last_event_are_not_mixed() {
 #[test]
 fn decode_reasoning_that_differs_from_its_deltas_keeps_both() {
     let summary = |text: &str| json!({"type": "response.reasoning_summary_text.delta", "item_id": "rs_1", "output_index": 0, "delta": text});
-    // Without an index, the parts can't be distinguished, so the block has no separator between them.
+    // Without an index, the parts can't be told apart, so the text of the block has no separator between them.
     let whole = reasoning("rs_1", &["Hm, hm.", "Well."], "ZW5j");
     let folded = answer(&[summary("Hm, hm."), summary("We"), completed(json!([whole]))]);
     let (text, kept) = thinking(&folded);

@@ -158,7 +158,8 @@ fn encode_thinking_maps_to_the_efforts_of_the_model() {
     }
 }
 
-/// The efforts of OpenAI's models for all levels, from off to the maximum. An empty text means that none is sent.
+/// The efforts that are sent to OpenAI's models for all levels, from off to the maximum. An empty text means that no
+/// effort is sent.
 pub(crate) const OPENAI_WORDS: [(&str, [&str; 6]); 15] = [
     ("o3", ["", "low", "low", "medium", "high", "high"]),
     ("openai/o4-mini-2025-04-16", ["", "low", "low", "medium", "high", "high"]),
@@ -436,7 +437,7 @@ fn encode_ids_are_short_distinct_and_equal_in_call_and_output() {
     assert_eq!((ids[0], ids[6]), ("toolu_1", "x"));
     let kept = ToolUse::new("x".repeat(64), "f", json!({}));
     assert_eq!(plain([Message::assistant(Content::from(kept))])[0]["call_id"], "x".repeat(64));
-    // The encoding of the first messages does not change as the conversation grows.
+    // When the conversation grows, the encoding of its first messages does not change.
     let shorter = plain(history.into_iter().take(4).flatten());
     assert_eq!(shorter.as_array().unwrap()[..], encoded.as_array().unwrap()[..8]);
 }
@@ -480,7 +481,7 @@ fn encode_messages_without_content_are_omitted() {
     );
 }
 
-/// Returns an assistant message with this reasoning item and, unless empty, this text.
+/// Returns an assistant message with this reasoning item. If the text is not empty, the message also contains the text.
 fn reasoned(item: Value, text: &str) -> Message {
     let folded = answer(&[completed(json!([item]))]);
     let mut message = folded.message;
@@ -523,7 +524,7 @@ fn encode_reasoning_followed_by_nothing_is_omitted() {
     let item = json!({"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "ZW5j"});
     let sent = plain([reasoned(item.clone(), ""), Message::user("Well?")]);
     assert_eq!(sent, json!([{"type": "message", "role": "user", "content": "Well?"}]));
-    // Reasoning between two texts keeps the texts separate.
+    // Texts with reasoning between them stay separate.
     let mut message = Message::assistant("First.");
     message.content.extend(reasoned(item.clone(), "Second.").content);
     let sent = plain([message]);

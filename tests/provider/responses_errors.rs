@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 use crate::responses::{added, created, decode, delta, done, message};
 
 #[rustfmt::skip] // one line per case
-/// Status, body, kind, whether a retry can help, and a part of the message. Source:
-/// <https://platform.openai.com/docs/guides/error-codes>, and llama.cpp's server.
+/// Error replies: the status, the body, the expected kind, whether a retry can help, and a part of the message.
+/// Sources: <https://platform.openai.com/docs/guides/error-codes>, and llama.cpp's server.
 const BODIES: &[(u16, &str, ErrorKind, bool, &str)] = &[
     (401, r#"{"error":{"message":"Incorrect API key provided: sk-x.","type":"invalid_request_error","param":null,"code":"invalid_api_key"}}"#, Auth, false, "Incorrect"),
     (403, r#"{"error":{"message":"Country, region, or territory not supported","type":"request_forbidden","code":"unsupported_country_region_territory"}}"#, Auth, false, "Country"),
@@ -37,8 +37,8 @@ fn error_bodies_map_to_their_kind() {
 }
 
 #[rustfmt::skip] // one line per case
-/// Code and message of an error inside an answer, its kind, and whether a retry can help. The codes are those in
-/// <https://platform.openai.com/docs/api-reference/responses/object#responses/object-error>, and undocumented ones
+/// Errors inside an answer: the code, the message, the expected kind, and whether a retry can help. The codes are those
+/// in <https://platform.openai.com/docs/api-reference/responses/object#responses/object-error>, and undocumented codes
 /// that the service sends.
 const CODES: &[(&str, &str, ErrorKind, bool)] = &[
     ("server_error", "The model failed to generate a response.", Service, true),
@@ -147,7 +147,7 @@ fn events_that_violate_the_format_are_decoding_errors() {
     ] {
         assert_eq!(decode(&[created(), event.clone()]).unwrap_err().kind, Decoding, "{event}");
     }
-    // A delta for an item of another kind.
+    // Each delta is for an item of another kind.
     let call = added(0, json!({"id": "fc_1", "type": "function_call", "name": "f", "call_id": "c"}));
     for (kind, item) in [
         ("output_text", call.clone()),
@@ -185,7 +185,7 @@ fn error_about_summaries_explains_how_to_disable_them() {
     assert!(!asks_for_none.error(400, &body).message.contains("with_summaries"));
 }
 
-/// `message` is the default name of server-sent events.
+/// `message` is the default event name of server-sent events.
 #[test]
 fn decode_events_named_message_are_identified_by_their_data() {
     let decode = |data: Value| {

@@ -1,4 +1,4 @@
-//! The Responses format: any events in any order, in any pieces.
+//! The Responses format: decoding of arbitrary events in any order and in any pieces.
 
 use omni_agent::{
     message::{History, Message, Timestamp},
@@ -81,7 +81,8 @@ proptest! {
         let mut fold = Fold::default();
         for event in &events {
             let mut deltas = Vec::new();
-            // An event that fails returns an error. The test continues after it, to reach more states.
+            // If an event is invalid, the decoder returns an error. The test then continues, to reach more states of
+            // the decoder.
             let _ = decoder.decode(Frame::new("", &event.to_string()), &mut deltas);
             for delta in deltas {
                 prop_assert_eq!(fold.apply(delta), Ok(()));
@@ -116,7 +117,8 @@ proptest! {
         prop_assert!(message.trim().is_empty() || error.message.contains(message.trim()));
     }
 
-    /// Text and arguments are the same no matter how they are cut, and whether or not the last event repeats them.
+    /// Text and arguments are the same no matter how they are divided into deltas, and whether or not the last event
+    /// repeats them.
     #[test]
     fn decode_any_pieces_give_the_same_answer(
         pieces in vec("[a-z\"\\\\{}é]{0,6}", 0..8),

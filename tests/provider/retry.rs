@@ -1,4 +1,5 @@
-//! When a failed request is retried and when it is not. Time is paused, so that waits are measured without waiting.
+//! When a failed request is retried and when it is not. The clock is paused, so the tests can measure waiting times
+//! without really waiting.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -35,7 +36,7 @@ enum Try {
 struct Scripted {
     tries: Mutex<VecDeque<Try>>,
     asked: Mutex<Vec<Instant>>,
-    /// The counter is cloned into every open stream, so that the open streams can be counted.
+    /// Every open stream holds a clone of this pointer, so the number of clones shows how many streams are open.
     open: Arc<()>,
 }
 
@@ -127,7 +128,7 @@ fn stream_of(provider: &Arc<Scripted>, options: Options) -> DeltaStream {
     RetryPolicy::default().stream(provider, request, RequestContext::detached())
 }
 
-/// Returns the items of the answer, without the notices of retries.
+/// Returns the items of the answer, except the retry notices.
 async fn run(provider: &Arc<Scripted>, options: Options) -> Vec<Result<Delta, ProviderError>> {
     let is_answer = |item: &Result<Delta, ProviderError>| ready(!matches!(item, Ok(Delta::Retry { .. })));
     stream_of(provider, options).filter(is_answer).collect().await
@@ -312,7 +313,7 @@ async fn stream_dropped_during_a_wait_sends_no_more_requests() {
     assert_eq!(provider.requests(), 1);
     drop(stream);
     tokio::time::advance(Duration::from_mins(1)).await;
-    // A second request would find no script, and panic.
+    // A second request would panic, because no further outcome is scripted for it.
     assert_eq!((provider.requests(), Arc::strong_count(&provider)), (1, 1));
 }
 

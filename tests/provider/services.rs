@@ -1,4 +1,4 @@
-//! The endpoints of known services over a socket, each with its wire format.
+//! The endpoints of known services, tested over a socket and each with its wire format.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -101,7 +101,8 @@ fn event_end(endpoint: &Endpoint) -> &'static str {
     }
 }
 
-/// Returns each service's endpoint with a complete answer, and with an error that may replace the rest of the answer.
+/// Returns each service's endpoint, with a complete answer and with an error that may occur instead of the rest of an
+/// answer.
 fn services() -> [(Endpoint, &'static str, &'static str); 5] {
     let overloaded = r#"{"type":"error","error":{"type":"overloaded_error","message":"Overloaded"}}"#;
     let failed = r#"{"error":{"message":"Overloaded","type":"server_error","code":503}}"#;
@@ -122,7 +123,7 @@ fn once() -> Request {
     Request::prompt("Hallo").with_options(Options::default().with_max_retries(0))
 }
 
-/// Returns the text that arrived, and the error after it.
+/// Returns the text that arrived, and the error that followed the text.
 async fn broken(endpoint: Endpoint, reply: Reply) -> (String, ProviderError) {
     let server = Server::start([reply]).await;
     let mut stream = model(endpoint, &server).stream(once());

@@ -1,4 +1,4 @@
-//! Events that are not part of an answer, and further answers to one request.
+//! Events that are not part of an answer, and a second answer to the same request.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -20,7 +20,7 @@ async fn answer_with_unrelated_events_is_read_in_every_format() {
     ];
     for wire in Wire::ALL {
         for stray in strays.map(ToOwned::to_owned) {
-            // In this format, `message` is a member of the answer.
+            // In Ollama's format, `message` is a member of the answer.
             if wire == Wire::Ollama && stray.contains("message") {
                 continue;
             }
@@ -65,7 +65,7 @@ async fn stream_of_one_object_that_is_not_an_answer_is_a_decoding_error_that_sho
         let error = wire.answer(&format!("\n{detail}")).await.unwrap_err();
         assert_eq!((error.kind, error.retryable), (ErrorKind::Decoding, false), "{wire:?}: {error}");
         assert!(error.message.contains("You shall not pass"), "{wire:?}: {error}");
-        // An answer that had begun is truncated.
+        // If the answer had already begun, it counts as truncated.
         let begun = wire.frame(&wire.text(&["Hel"])[0]);
         let error = wire.answer(&(begun + &detail)).await.unwrap_err();
         assert_eq!((error.kind, error.retryable), (ErrorKind::Truncated, true), "{wire:?}: {error}");
@@ -87,7 +87,7 @@ async fn event_with_an_unknown_name_and_no_json_is_skipped_in_every_format() {
             let answer = answer.unwrap_or_else(|error| panic!("{wire:?} {data}: {error}"));
             assert_eq!(answer.message.text(), "Hello", "{wire:?} {data}");
         }
-        // If the event has no name or the default name, it belongs to the format and is malformed.
+        // If the event has no name or the default name, it is part of the format, so its data is malformed.
         for name in ["", "event: message\n"] {
             let body = format!("{name}data: still here\n\n{}", wire.body(&wire.text(&["Hello"])));
             assert_eq!(wire.answer(&body).await.unwrap_err().kind, ErrorKind::Decoding, "{wire:?} {name}");
@@ -95,7 +95,7 @@ async fn event_with_an_unknown_name_and_no_json_is_skipped_in_every_format() {
     }
 }
 
-/// A gateway may rename the events. Content in renamed events must not be lost silently.
+/// A gateway may rename the events. The content of a renamed event must not be lost silently.
 #[tokio::test]
 async fn event_with_an_unknown_name_and_content_is_read() {
     for wire in [Wire::Chat, Wire::Responses, Wire::Messages, Wire::Gemini] {

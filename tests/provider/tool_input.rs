@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::deltas::{end, finish, input, start, text, tool};
 
-/// Returns the only tool use of an answer with this input. The block of the tool use may have ended or not.
+/// Returns the only tool use of an answer with this input. If `ended` is set, the block of the tool use has ended.
 fn tool_use(json: &str, ended: bool, reason: StopReason) -> ToolUse {
     let mut deltas = vec![tool(0, "a"), input(0, json)];
     if ended {
@@ -75,7 +75,8 @@ fn deepest_accepted_input_can_be_read_again_inside_other_json() {
         .take_while(|tool_use| tool_use.malformed.is_none())
         .last()
         .unwrap();
-    // Such depth occurs, for example, as part of a state in a commit in a list of commits.
+    // A stored message can be this deep inside other JSON, for example in a state that is part of a commit in a list of
+    // commits.
     let mut value = serde_json::to_value(Message::assistant(accepted.clone())).unwrap();
     for _ in 0..16 {
         value = json!([{ "around": value }]);
@@ -98,7 +99,8 @@ fn input_that_is_missing_is_an_empty_object() {
 
 #[test]
 fn input_that_is_missing_in_a_cut_answer_is_malformed() {
-    // Services also end a block that they have cut off, so the end of a block proves nothing.
+    // Services also end a block that they have cut off. The end of a block therefore does not prove that the block is
+    // complete.
     for reason in
         [StopReason::Length, StopReason::ContextLength, StopReason::Refusal, StopReason::Other("?".into())]
     {
@@ -107,7 +109,7 @@ fn input_that_is_missing_in_a_cut_answer_is_malformed() {
             assert_eq!((tool_use.input, tool_use.malformed.as_deref()), (json!({}), Some("")), "{reason}");
         }
     }
-    // If there are several blocks, each block that has not ended may be the block that was cut off.
+    // If there are several blocks, any block that has not ended may be the one that was cut off.
     let uses = finish([tool(0, "a"), tool(1, "b"), end(1)], StopReason::Length).message;
     assert!(uses.tool_uses().all(|tool_use| tool_use.malformed.is_some()));
 }

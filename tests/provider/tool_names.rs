@@ -1,5 +1,5 @@
-//! Names of tools in a conversation. A model may have called a tool that does not exist; later requests with this
-//! call must still be valid.
+//! Names of tools in a conversation. A model may have called a tool that does not exist. Later requests that contain
+//! this call must still be valid.
 
 use std::{
     borrow::Cow,
@@ -24,7 +24,8 @@ use serde_json::{Value, json};
 
 use crate::anthropic::tools;
 
-/// Formats with rules for names: the maximum length, and the characters allowed besides letters, digits, `_` and `-`.
+/// The formats that restrict names: the maximum length of a name, and the characters that are allowed besides letters,
+/// digits, `_` and `-`.
 fn formats() -> [(Box<dyn Dialect>, usize, &'static str); 4] {
     [
         (Box::new(AnthropicMessages::default()), 128, ""),
@@ -34,7 +35,7 @@ fn formats() -> [(Box<dyn Dialect>, usize, &'static str); 4] {
     ]
 }
 
-/// Returns a request whose history has failed calls with these names.
+/// Returns a request whose history contains failed calls with these names.
 fn called(names: &[&str]) -> Request {
     let uses: Vec<ToolUse> = names
         .iter()
@@ -49,7 +50,7 @@ fn called(names: &[&str]) -> Request {
     request
 }
 
-/// Returns all names of calls and results in a body, in order.
+/// Returns the names of all calls and results in a body, in the order of the body.
 fn names(body: &Value) -> Vec<&str> {
     let mut found = Vec::new();
     match body {
@@ -80,7 +81,7 @@ fn invented_name_is_sent_back_in_valid_characters_and_length() {
             let all = (1..=limit).contains(&name.len()) && name.chars().all(fits);
             assert!(all, "{}: {name:?}", format.name());
         }
-        // Each result stays with its call, even if two names have become equal.
+        // Each result must stay with its call, even if the encoded names of two calls are equal.
         for at in 0..made_up.len() {
             let (call, result) = (format!("call_{at}\""), format!("no call_{at}"));
             let text = body.to_string();
@@ -105,7 +106,8 @@ fn valid_name_is_sent_back_unchanged() {
     }
 }
 
-/// Returns the body of a request that offers these tools, forces the first, and has a call of each in its history.
+/// Returns the body of a request that offers these tools and forces the first tool. The history of the request contains
+/// a call of each tool.
 fn offered(format: &dyn Dialect, tool_names: &[&'static str]) -> Value {
     let declared: Vec<_> = tool_names.iter().map(|name| (*name, "", json!({"type": "object"}))).collect();
     let choice = ToolChoice::Tool(tool_names[0].to_owned());
@@ -185,7 +187,7 @@ fn encoding_does_not_search_all_tools_for_each_call() {
     }
 }
 
-/// Returns an answer in each format that calls a tool named `NAME`.
+/// Returns one answer per format. Each answer calls a tool named `NAME`.
 fn answers() -> [Vec<Value>; 4] {
     let block = json!({"type": "tool_use", "id": "a", "name": "NAME", "input": {}});
     let messages = vec![
@@ -211,7 +213,7 @@ fn answers() -> [Vec<Value>; 4] {
     [messages, chat, responses, gemini]
 }
 
-/// Decodes such an answer with `NAME` replaced, and returns the names of its tool uses and its text.
+/// Decodes one of these answers, with `NAME` replaced by `name`. Returns the names of its tool uses, and its text.
 fn used(format: &dyn Dialect, request: &Request, events: &[Value], name: &str) -> (Vec<String>, String) {
     let (mut decoder, mut deltas, mut fold) = (format.decoder(request), Vec::new(), Fold::default());
     for event in events {
@@ -247,7 +249,7 @@ fn call_with_the_sent_name_is_returned_with_the_declared_name() {
         for (sent, declared) in sent.into_iter().zip(declared) {
             assert_eq!(used(&*format, &request, &events, sent).0, [declared], "{}", format.name());
         }
-        // A name that was not declared is unchanged.
+        // If a name was not declared, it is not changed.
         assert_eq!(used(&*format, &request, &events, "fs_write").0, ["fs_write"]);
     }
 }

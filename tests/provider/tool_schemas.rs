@@ -1,5 +1,5 @@
-//! Schemas of tool inputs: services accept an object with its properties at the top level, and reject each request
-//! that offers another kind of schema.
+//! Schemas of tool inputs. Services accept an object with its properties at the top level. If a request offers a tool
+//! with another kind of schema, they reject the request.
 
 use omni_agent::{
     provider::{
@@ -14,8 +14,8 @@ use serde_json::{Value, json};
 
 use crate::anthropic::tools;
 
-/// Returns the schema that is sent for a tool with this schema. It is the same in all formats except Gemini, which
-/// sends an equivalent one with fewer keywords.
+/// Returns the schema that is sent for a tool with this schema. All formats except Gemini send the same schema.
+/// Gemini's format sends an equivalent schema with fewer keywords.
 #[track_caller]
 fn offered(schema: &Value) -> Value {
     let formats: [(&dyn Dialect, &str); 4] = [

@@ -1,4 +1,4 @@
-//! Large requests that a service rejects before it has read them.
+//! Large requests that a service rejects before it has read the whole body.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -25,7 +25,7 @@ async fn generate_with_a_body_rejected_unread_returns_the_status() {
             stream.read_exact(&mut vec![0; read]).await.unwrap();
             stream.write_all(REFUSAL.as_bytes()).await.unwrap();
             stream.shutdown().await.unwrap();
-            // The connection stays open, and the rest of the request unread.
+            // The connection stays open, and the rest of the request is not read.
             _ = answered.await;
         });
         let options = Options::default().with_max_retries(0);

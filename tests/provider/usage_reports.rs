@@ -1,4 +1,4 @@
-//! Usage that is unreadable or missing: the result is a warning, and the answer is kept.
+//! Usage that is unreadable or missing. It causes a warning, and the answer is kept.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -90,7 +90,8 @@ async fn chat_stream_cut_before_its_usage_gives_a_warning() {
         (vec![], vec![UNKNOWN]),
         (vec![&usage], vec![]),
         (vec![&usage, &done], vec![]),
-        // After `[DONE]`, the service reports no more usage.
+        // If `[DONE]` arrives without usage, the service does not report usage. The stream was not cut off, so there is
+        // no warning.
         (vec![&done], vec![]),
     ] {
         let events = [vec![&text, &finish], end].concat();
@@ -101,7 +102,7 @@ async fn chat_stream_cut_before_its_usage_gives_a_warning() {
             ("Hello".to_owned(), warnings.into_iter().map(ToOwned::to_owned).collect())
         );
     }
-    // A part of the usage chunk, and then an answer that was not streamed.
+    // First a stream that ends within the usage chunk, and then an answer that was not streamed.
     let cut = [wire.frame(&text), wire.frame(&finish), format!("event: x\ndata: {}", &usage[..9])].concat();
     assert_eq!(wire.answer(&cut).await.unwrap_err().kind, omni_agent::provider::ErrorKind::Truncated);
     let whole = r#"{"choices":[{"message":{"content":"Hello"},"finish_reason":"stop"}]}"#;

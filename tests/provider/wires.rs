@@ -1,4 +1,4 @@
-//! The five formats as services stream them. Events are raw JSON texts, so that a test can damage them.
+//! The five formats as services stream them. Each event is a raw JSON text, so that a test can corrupt it.
 
 use omni_agent::provider::{Completion, ProviderError, Request, http::Endpoint};
 
@@ -27,7 +27,7 @@ impl Wire {
         }
     }
 
-    /// Returns the events before the first content.
+    /// Returns the events that precede the first content.
     pub(crate) fn begin(self) -> Vec<String> {
         let events: &[&str] = match self {
             Self::Messages => &[r#"{"type":"message_start","message":{"id":"m","model":"m","content":[]}}"#],
@@ -37,7 +37,7 @@ impl Wire {
         events.iter().map(ToString::to_string).collect()
     }
 
-    /// Returns the events of a text that arrives in these pieces, each written as in JSON.
+    /// Returns the events of a text that arrives in these pieces. The pieces must already be escaped for JSON.
     pub(crate) fn text(self, pieces: &[&str]) -> Vec<String> {
         let delta = |text: &&str| match self {
             Self::Chat => format!(r#"{{"id":"c","choices":[{{"index":0,"delta":{{"content":"{text}"}}}}]}}"#),
@@ -81,7 +81,7 @@ impl Wire {
         events.iter().map(ToString::to_string).collect()
     }
 
-    /// Returns the event in its frame.
+    /// Returns the event with the framing of the format.
     pub(crate) fn frame(self, event: &str) -> String {
         if self == Self::Ollama { format!("{event}\n") } else { format!("data: {event}\n\n") }
     }

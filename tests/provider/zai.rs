@@ -1,4 +1,4 @@
-//! Requests to Z.ai and its answers.
+//! Requests to Z.ai and answers from Z.ai.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -67,7 +67,7 @@ async fn request_with_everything_sends_what_the_service_accepts() {
             "response_format": {"type": "json_object"},
         })
     );
-    // Each of the second stop sequence and the forced tool causes a warning.
+    // There is one warning for the second stop sequence and one for the forced tool.
     assert_eq!(warnings.len(), 2, "{warnings:?}");
     let (sent, _) = body(&Endpoint::zai(), "glm-4.5", request.clone()).await;
     assert_eq!(sent.get("tool_stream"), None);
@@ -116,7 +116,7 @@ async fn files_are_sent_by_url() {
     assert!(error.message.contains("send the URL"), "{error}");
 }
 
-/// Returns the stop reason of a streamed answer with this finish reason.
+/// Returns the stop reason of a streamed answer with this finish reason from the service.
 async fn ended(reason: &str) -> Result<StopReason, omni_agent::provider::ProviderError> {
     let reply = chunks(&[
         json!({"id": "20260303", "created": 1, "model": GLM, "choices": [

@@ -23,7 +23,7 @@ use crate::{place::Place, rival};
 const NEVER: Duration = Duration::from_mins(2);
 
 /// The maximum time for which a process stays frozen. A frozen process may hold the store's own lock and block all
-/// others.
+/// other processes.
 const FROZEN: Duration = Duration::from_secs(6);
 
 /// The conversations that the processes compete for.
@@ -33,7 +33,7 @@ pub(crate) fn conversations() -> &'static [ConversationId] {
     &IDS
 }
 
-/// A line that a process has printed.
+/// A line that a process has printed, divided into its parts.
 struct Report {
     name: String,
     word: String,
@@ -59,7 +59,7 @@ pub(crate) struct Arena {
     spawned: usize,
     reports: mpsc::Receiver<Report>,
     sender: mpsc::Sender<Report>,
-    /// The texts that were reported as safe, by conversation.
+    /// The texts that were reported as safe, for each conversation.
     safe: BTreeMap<ConversationId, Vec<String>>,
     lost: usize,
 }
@@ -126,7 +126,7 @@ impl Arena {
         self.rivals.push(Rival { name, process });
     }
 
-    /// Handles the next line.
+    /// Waits for the next line, and processes it.
     fn next(&mut self, patience: Duration) -> Option<Report> {
         let report = self.reports.recv_timeout(patience).ok()?;
         match (report.word.as_str(), &report.id) {
@@ -140,7 +140,7 @@ impl Arena {
     }
 
     fn until_somebody_opens(&mut self) -> (String, ConversationId) {
-        // Skip lines from before.
+        // Skip the lines that were printed earlier.
         while self.next(Duration::ZERO).is_some() {}
         loop {
             let report = self.next(NEVER).expect("a process opens a conversation");
@@ -170,7 +170,7 @@ impl Arena {
         }
     }
 
-    /// Kills a process, and starts another in its place.
+    /// Kills a process, and starts another process in its place.
     fn kill(&mut self, victim: usize) {
         let mut rival = self.rivals.swap_remove(victim);
         rival.process.kill().unwrap();
@@ -178,7 +178,7 @@ impl Arena {
         self.spawn();
     }
 
-    /// Ends all processes, and handles their remaining lines.
+    /// Ends all processes, and processes their remaining lines.
     fn end(&mut self) {
         let mut rivals = std::mem::take(&mut self.rivals);
         for rival in &mut rivals {
@@ -193,8 +193,8 @@ impl Arena {
         while self.next(NEVER).is_some() {}
     }
 
-    /// Asserts that there is one history in which the turns of each visit are consecutive. So no process wrote after
-    /// another process had acquired the conversation.
+    /// Asserts that there is a single history in which the turns of each visit are consecutive. This proves that no
+    /// process wrote after another process had acquired the conversation.
     fn check(&self, id: &ConversationId, stored: Stored) {
         let nodes: Vec<_> = stored.nodes.clone();
         for (node, number) in nodes.iter().zip(1..) {
@@ -241,7 +241,7 @@ impl Arena {
 }
 
 impl Drop for Arena {
-    /// Leaves no process behind, even if a check failed.
+    /// Kills all processes, even if a check failed.
     fn drop(&mut self) {
         for rival in &mut self.rivals {
             let _ = rival.process.kill();

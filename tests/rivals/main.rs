@@ -1,7 +1,7 @@
-//! Processes that compete for the same conversations, while some of them are killed or frozen.
+//! Processes compete for the same conversations, while some of the processes are killed or frozen.
 //!
-//! A normal run kills or freezes six times. `OMNI_BLOWS=200 cargo test --release --all-features --test rivals` is a
-//! long run.
+//! In a normal run, processes are killed or frozen six times. `OMNI_BLOWS=200 cargo test --release --all-features
+//! --test rivals` is a long run.
 
 #![cfg(unix)]
 #![allow(

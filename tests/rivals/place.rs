@@ -1,39 +1,40 @@
-//! Stores that several processes open.
+//! Stores that several processes open at the same time.
 
 use std::{env, fs, path::PathBuf, sync::Arc};
 
 use omni_agent::store::{ConversationId, FileSystemStore, Store, file_system::Durability};
 
-/// The duration of leases. A process that is frozen for longer loses its conversations.
+/// The duration of leases. A process that is frozen for a longer time loses its conversations.
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 const LEASE: std::time::Duration = std::time::Duration::from_millis(700);
 
-/// The address of a store. Files created for it are removed when it is dropped.
+/// The address of a store. If files were created for the store, they are removed when this value is dropped.
 pub(crate) struct Place {
     address: String,
     made: Option<PathBuf>,
 }
 
 impl Place {
-    /// Returns the store at this address, which is not removed.
+    /// Returns the place at this address. Its store is not removed when the place is dropped.
     pub(crate) fn at(address: &str) -> Self {
         Self { address: address.to_owned(), made: None }
     }
 
-    /// A file-system store in a new folder.
+    /// Returns a file-system store in a new folder.
     pub(crate) fn folder() -> Self {
         let folder = temporary();
         Self { address: format!("folder {}", folder.display()), made: Some(folder) }
     }
 
-    /// A new SQLite file.
+    /// Returns a store in a new SQLite file.
     #[cfg(feature = "sqlite")]
     pub(crate) fn sqlite() -> Self {
         let folder = temporary();
         Self { address: format!("sqlite {}", folder.join("conversations").display()), made: Some(folder) }
     }
 
-    /// A new schema on a PostgreSQL server. Without a server, prints why and returns `None`.
+    /// Returns a store in a new schema on a PostgreSQL server. If there is no server, prints the reason and returns
+    /// `None`.
     #[cfg(feature = "postgres")]
     pub(crate) fn postgres() -> Option<Self> {
         let url = crate::server::url()?;

@@ -1,4 +1,4 @@
-//! A rival process: opens conversations, sends prompts, and prints which turns are safe.
+//! A rival process. It opens conversations, sends prompts, and prints which turns are safe.
 
 use std::{
     env,
@@ -23,14 +23,14 @@ use omni_agent::{
 
 use crate::{arena::conversations, place::Place};
 
-/// The variables with the name and the store of a rival.
+/// The environment variables that contain the name and the store of a rival.
 const NAME: &str = "OMNI_RIVAL";
 const PLACE: &str = "OMNI_RIVAL_PLACE";
 
-/// The maximum number of prompts before a rival closes a conversation.
+/// The maximum number of prompts that a rival sends before it closes a conversation.
 const PROMPTS: u64 = 4;
 
-/// How long a conversation may take to answer before the rival gives up.
+/// How long a rival waits for the answer of a conversation before it gives up.
 const PATIENCE: Duration = Duration::from_mins(1);
 
 /// Starts a rival with this name.
@@ -43,17 +43,18 @@ pub(crate) fn spawn(name: &str, place: &Place) -> Child {
 
 fn tell(what: &str) {
     let mut out = stdout().lock();
-    // The reader may have ended.
+    // The process that reads the output may already have ended.
     let _ = writeln!(out, "{what}").and_then(|()| out.flush());
 }
 
-/// The main loop of a rival. In a normal run of the tests it does nothing.
+/// The main loop of a rival. In a normal test run, this function does nothing.
 #[tokio::test]
 async fn rival_process() {
     let (Ok(name), Ok(place)) = (env::var(NAME), env::var(PLACE)) else {
         return;
     };
-    // The parent ends the rival by closing its input, which also happens if the parent dies.
+    // The parent process ends the rival by closing the rival's input. The input is also closed if the parent process
+    // dies.
     let over = Arc::new(AtomicBool::new(false));
     thread::spawn({
         let over = Arc::clone(&over);
@@ -84,8 +85,8 @@ async fn rival_process() {
     let _ = manager.shutdown(PATIENCE).await;
 }
 
-/// Returns whether another rival may have caused the error: because it was faster, or because it is frozen and holds
-/// a lock.
+/// Returns whether another rival may have caused the error, either because that rival was faster or because it is
+/// frozen and holds a lock.
 fn is_of_others(error: &ManagerError) -> bool {
     match error {
         ManagerError::Store(error) | ManagerError::Session(SessionError::Store(error)) => {

@@ -1,4 +1,4 @@
-//! The settings and the responses of `regenerate`, `edit` and `branch`.
+//! The settings that `regenerate`, `edit` and `branch` use, and the responses that they return.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ fn agent(provider: &ScriptedProvider) -> AgentBuilder {
     Agent::builder().model(provider.model()).tool(echo())
 }
 
-/// Returns a session whose first turn is nodes 1 and 2.
+/// Returns a session with one turn, which consists of nodes 1 and 2.
 async fn asked(provider: &ScriptedProvider, prompt: impl Into<Prompt>) -> Watched {
     let mut session = Watched::start(on(agent(provider))).await;
     in_time(session.session.ask(prompt)).await.unwrap();
@@ -217,7 +217,7 @@ async fn regenerate_with_settings_overrides_single_settings_of_its_prompt() {
     in_time(session.ask_regenerate(again)).await.unwrap();
     let sent = provider.last_request().unwrap().options;
     assert_eq!((sent.temperature(), sent.max_tokens()), (Some(0.5), Some(7)));
-    // The settings passed to one `regenerate` do not apply to the next call.
+    // The settings of one `regenerate` do not apply to the next call.
     in_time(session.ask_regenerate(node(1))).await.unwrap();
     assert_eq!(provider.last_request().unwrap().options.max_tokens(), Some(100));
 }

@@ -1,4 +1,4 @@
-//! A session from its first prompt until it is opened again and continued.
+//! The life of a conversation: from its first prompt until its session is opened again and continues.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,7 +10,7 @@ use omni_agent::{
     testing::{Gate, ScriptedProvider, Step},
 };
 
-/// The kind of an event, in short.
+/// Returns the kind of an event in a short form.
 pub(crate) fn word(event: &SessionEvent) -> String {
     match event {
         SessionEvent::Agent(event) => {

@@ -1,4 +1,5 @@
-//! Branches in the store: the first commit stores a branch as a whole, and nothing is stored before it.
+//! Branches in the store. The first commit stores a branch as a whole. Before this commit, nothing of the branch is
+//! stored.
 
 use omni_agent::{
     session::{Session, SessionError},
@@ -11,7 +12,7 @@ use crate::support::{
     Act, ScriptedStore, Wrote, assert_agree, created, failing, held, id, node, scripted, secs,
 };
 
-/// Returns a session with two saved turns: nodes 1 to 4.
+/// Returns a session with two saved turns, which consist of nodes 1 to 4.
 async fn two_turns(store: &ScriptedStore, steps: impl IntoIterator<Item = Step>) -> Session {
     let steps = [Step::text("Yes."), Step::text("No.")].into_iter().chain(steps);
     let session = created(store, "talk", scripted(steps)).await;
@@ -32,7 +33,7 @@ async fn regenerate_stores_nothing_before_its_first_commit_and_then_everything()
     session.flush(secs(1)).await.unwrap();
     assert_eq!(store.tried().len(), writes);
     assert_eq!(session.tree().await.unwrap().head(), None);
-    // A title set during the run is saved without the branch.
+    // If a title is set during the run, it is saved without the branch.
     session.set_title(Some("Talk")).await.unwrap();
     session.flush(secs(1)).await.unwrap();
     assert_eq!(store.tree(session.id()).await, before);
@@ -57,7 +58,7 @@ async fn branch_in_flight_earlier_slow_turns_are_stored_without_it() {
     session.ask("Two").await.unwrap();
     session.branch(Some(node(2)), "Three").await.unwrap();
     gate.reached().await;
-    // Both earlier turns become safe while the run on the branch continues.
+    // Both earlier turns are saved while the run on the branch continues.
     write.open();
     session.flush(secs(1)).await.unwrap();
     assert_eq!(store.tree(session.id()).await.head(), Some(node(4)));
@@ -90,7 +91,7 @@ async fn branch_cancelled_or_failed_leaves_no_trace_in_the_store() {
     session.wait_until_idle().await.unwrap();
     session.regenerate(node(1)).await.unwrap();
     gate.reached().await;
-    // No part of an answer has arrived yet, so nothing could be kept.
+    // No part of the answer has arrived yet, so the interruption has nothing to keep.
     session.interrupt().await.unwrap();
     session.wait_until_idle().await.unwrap();
     assert_agree(&session, &store).await;

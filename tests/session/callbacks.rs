@@ -19,7 +19,7 @@ fn session_of(state: &State) -> Option<Session> {
     state.extensions().get::<WeakSession>().unwrap().upgrade()
 }
 
-/// The text of the error, or `fine`.
+/// Returns the text of the error, or `fine` if there is none.
 fn tell<T>(outcome: Result<T, SessionError>) -> String {
     match outcome {
         Ok(_) => "fine".into(),
@@ -31,7 +31,7 @@ fn tell<T>(outcome: Result<T, SessionError>) -> String {
 #[derive(Debug, PartialEq)]
 struct Tenant(u32);
 
-/// The conversation's id and the tenant, as a callback or a tool sees them.
+/// Returns the conversation's id and the tenant as a callback or a tool sees them.
 fn seen(place: &str, extensions: &Extensions) -> String {
     let id = extensions.get::<ConversationId>().map(ConversationId::as_str);
     format!("{place}: {id:?} {:?}", extensions.get::<Tenant>())
@@ -188,7 +188,7 @@ fn six(reason: &str, error: &str) -> Vec<String> {
         .collect()
 }
 
-/// Checks that the session ends without waiting for anything.
+/// Checks that the session ends without any further wait.
 async fn ends_soon(session: &Session) -> EndReason {
     tokio::time::timeout(Duration::from_millis(200), session.ended())
         .await

@@ -1,4 +1,4 @@
-//! The cost of a conversation, for models with a known price.
+//! The cost of a conversation whose models have a known price.
 
 use std::sync::Arc;
 
@@ -34,7 +34,7 @@ async fn tree_sums_the_cost_of_its_turns_before_and_after_reopening() {
     assert_eq!(session.snapshot().await.unwrap().tree.usage(), whole);
 }
 
-/// Providers and price lists may contain any number.
+/// The costs and prices from providers and price lists may be any number.
 #[tokio::test(start_paused = true)]
 async fn ask_without_a_finite_cost_reports_none_and_the_session_continues() {
     let store: Arc<dyn Store> = Arc::new(MemoryStore::new());

@@ -1,4 +1,4 @@
-//! How sessions end, and the results of their operations during and after the end.
+//! How sessions end, and what their operations return during and after the end.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,7 +18,7 @@ fn node(number: u64) -> NodeId {
     NodeId::new(number).unwrap()
 }
 
-/// Checks that every operation returns immediately with the reason of the session's end.
+/// Checks that every operation immediately returns the reason for the end of the session.
 async fn all_ended(session: &Session, reason: &EndReason) {
     let none: Option<&str> = None;
     let errors = [
@@ -52,7 +52,7 @@ async fn all_ended(session: &Session, reason: &EndReason) {
 }
 
 /// Checks that the session has ended for this reason, that its subscriber has received the end, and that every
-/// operation returns the reason.
+/// operation returns this reason.
 async fn ended(mut session: Watched, reason: EndReason) {
     assert_eq!(session.closed().await, reason);
     let end = answered(session.session.ended()).await;
@@ -276,7 +276,7 @@ async fn another_writer_ends_the_session() {
     let end = in_time(session.session.ended()).await;
     assert_eq!(end.snapshot.unwrap().unsaved, [node(3), node(4)]);
     ended(session, EndReason::LostPlace).await;
-    // The other session is not affected.
+    // The other session continues to work.
     other.ask("Q4").await.unwrap();
     in_time(other.flush(Duration::from_secs(1))).await.unwrap();
     assert_eq!(store.load(&id).await.unwrap().nodes.len(), 6);
@@ -298,7 +298,7 @@ fn session_killed_with_its_runtime_reports_killed() {
     runtime().block_on(async {
         assert_eq!(session.ended().await.reason, EndReason::Killed);
         all_ended(&session, &EndReason::Killed).await;
-        // The unsaved part was lost with the runtime.
+        // The unsaved part of the conversation was lost with the runtime.
         let stopped = session.stop(Duration::from_secs(1)).await;
         assert!(matches!(stopped, Err(SessionError::Ended(EndReason::Killed))), "{stopped:?}");
         let end = loop {

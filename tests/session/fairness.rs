@@ -1,4 +1,4 @@
-//! Clients that query a session without pause do not prevent it from working.
+//! Clients that query a session without a pause do not prevent the session from working.
 
 use std::sync::{
     Arc,
@@ -9,15 +9,15 @@ use omni_agent::session::{Session, SessionEvent, StoreReport};
 
 use crate::support::{ScriptedStore, event, parrot, secs, watch};
 
-/// The number of queries that may be answered while one turn runs and is saved. The session serves 32 commands in a
-/// row, and a turn takes a few dozen other inputs.
+/// The number of queries that may be answered while one turn runs and is saved. The session answers up to 32 commands
+/// in a row, and one turn consists of a few dozen other inputs.
 const ENOUGH: usize = 2_000;
 
 /// The number of queries after which the clients give up, so that the test ends.
 const TOO_MANY: usize = 100_000;
 
-/// Prompts a session that `clients` tasks query without pause. Returns the number of queries answered until the first
-/// turn was saved.
+/// Prompts a session while `clients` tasks query it without a pause. Returns the number of queries that were answered
+/// until the turn was saved.
 async fn answered_until_saved(clients: usize) -> usize {
     let store = ScriptedStore::new([]);
     let session = Session::builder(store.as_dyn()).agent(parrot()).create().await.unwrap();

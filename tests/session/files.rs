@@ -1,4 +1,5 @@
-//! Sessions on the file system: several processes one after another, and two at the same time.
+//! Sessions on the file system: several processes use a conversation one after another, and two use it at the same
+//! time.
 
 use std::{env, fs, path::PathBuf, sync::Arc, time::Duration};
 
@@ -60,7 +61,7 @@ async fn reopen_finds_all_branches_and_cursors_as_they_were() {
     assert_eq!(tree, left.tree);
     assert_eq!(tree.head(), None);
     assert_eq!(again.title().await.unwrap().as_deref(), Some("Talk"));
-    // The cursors still lead to the same leaf.
+    // The saved cursors still lead to the same leaf.
     again.navigate(node(1)).await.unwrap();
     assert_eq!(again.tree().await.unwrap().head(), Some(node(4)));
     again.ask("Three").await.unwrap();

@@ -1,4 +1,4 @@
-//! `flush` returns when everything that existed at its call is safe.
+//! `flush` returns when everything that existed at the time of the call is safe.
 
 use std::time::Duration;
 
@@ -92,7 +92,7 @@ async fn flush_repeats_a_waiting_write_at_once() {
         store.arrival().await;
     }
     store.otherwise(|| Act::Work);
-    // The next regular attempt is almost half a minute away.
+    // Without the flush, the next attempt would start only in almost half a minute.
     let start = Instant::now();
     session.flush(secs(1)).await.unwrap();
     assert_eq!(start.elapsed(), Duration::ZERO);
@@ -145,7 +145,7 @@ async fn flush_dropped_while_waiting_has_no_effect() {
     session.ask("One").await.unwrap();
     gate.reached().await;
     for _ in 0..10_000 {
-        // The flush is dropped at its deadline.
+        // The flush reaches its deadline and is dropped.
         assert!(session.flush(Duration::ZERO).await.is_err());
     }
     assert_eq!(store.tried().len(), 1);

@@ -1,5 +1,5 @@
-//! The idle shutdown: its time starts when the last controller is dropped, and when the agent becomes idle without a
-//! controller.
+//! The idle shutdown. The idle time starts when the last controller is dropped. It also starts when the agent becomes
+//! idle and there is no controller.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,7 +18,7 @@ use crate::watch::{Hooks, answered, held, in_time, on, reached, scripted};
 
 const AFTER: Duration = Duration::from_mins(1);
 const ALMOST: Duration = Duration::from_secs(59);
-/// The remaining time after `ALMOST`.
+/// The part of the idle time that remains after `ALMOST`.
 const REST: Duration = Duration::from_secs(1);
 
 /// Returns a session with a controller. The returned handle does not keep the session open.
@@ -28,7 +28,7 @@ async fn open(agent: omni_agent::agent::AgentBuilder, after: Duration) -> (Sessi
     (session, controller)
 }
 
-/// Checks that the session ends as idle after this time.
+/// Checks that the idle shutdown ends the session after this time.
 async fn ends_in(session: &Session, after: Duration) {
     let begun = Instant::now();
     let end = in_time(session.ended()).await;
@@ -227,7 +227,7 @@ async fn prompt_within_the_time_restarts_it_after_its_turn() {
     lives(&session, ALMOST).await;
     session.ask("Q1").await.unwrap();
     lives(&session, ALMOST).await;
-    // A turn that takes longer than the idle time.
+    // This turn takes longer than the idle time.
     answered(session.prompt("Q2")).await.unwrap();
     reached(&gate).await;
     lives(&session, AFTER * 10).await;

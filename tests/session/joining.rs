@@ -1,4 +1,4 @@
-//! Joining at any moment, resuming, and falling behind.
+//! Subscribers that join at any moment, that resume, and that fall behind.
 
 use std::{sync::Arc, time::Duration};
 
@@ -19,14 +19,14 @@ use serde_json::json;
 
 use crate::watch::{Watched, answered, held, in_time, on, reached, scripted, word};
 
-/// An agent that gives the same answer to every prompt.
+/// Returns an agent that gives the same answer to every prompt.
 fn parrot(answer: &'static str) -> omni_agent::agent::AgentBuilder {
     Agent::builder().model(ScriptedProvider::from_fn(move |_| Step::text(answer)).model())
 }
 
 const MOMENT: Duration = Duration::from_millis(1);
 
-/// Applies updates until the snapshot is at `last`. Returns the number of resyncs.
+/// Applies updates until the snapshot has reached the event `last`. Returns the number of resyncs.
 async fn follow(events: &mut SessionSubscription, view: &mut SessionSnapshot, last: EventId) -> usize {
     let mut resyncs = 0;
     while view.last.number < last.number {
@@ -133,7 +133,7 @@ async fn resume_from_an_unavailable_id_resyncs_first() {
         let mut view = SessionSnapshot::clone(&snapshot);
         follow(&mut events, &mut view, truth.last).await;
         assert_eq!(view.tree, truth.tree);
-        // The subscription continues from there.
+        // The subscription then continues with events.
         session.ask("Q").await.unwrap();
         let truth = answered(session.snapshot()).await.unwrap();
         assert_eq!(follow(&mut events, &mut view, truth.last).await, 0);
@@ -167,7 +167,7 @@ async fn subscriber_far_behind_misses_no_turn() {
             session.ask(format!("Q{round}.{turn}")).await.unwrap();
             prompt.check().await;
         }
-        // Reads only the resync, and falls behind again.
+        // The subscriber reads only the resync, so it falls behind again in the next round.
         let some = EventId::new(view.last.incarnation, view.last.number + 1);
         let resyncs = follow(&mut slow, &mut view, some).await;
         assert_eq!(resyncs, 1);
@@ -295,7 +295,7 @@ async fn configuration_change_is_emitted_and_the_tree_is_unchanged() {
     session.check().await;
 }
 
-/// A store whose first write fails, and whose commits wait at the gate.
+/// A store whose first write fails. Its commits wait at the gate.
 #[derive(Debug)]
 pub(crate) struct Balky(MemoryStore, std::sync::atomic::AtomicBool, Gate);
 

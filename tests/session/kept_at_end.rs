@@ -1,4 +1,4 @@
-//! The turn in flight when its session ends: its completed steps are stored, unless the caller uses
+//! A turn that is in flight when its session ends. Its completed steps are stored, unless the caller uses
 //! `stop_discarding`.
 
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Opening a conversation: the parts that come from the store, and the parts that the caller provides.
+//! Opening a conversation: which parts come from the store, and which parts the caller provides.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ fn registry() -> Registry {
     Registry::empty().with(ScriptedProvider::new([]).named("known"))
 }
 
-/// Stores a conversation with this state.
+/// Returns a store that contains a conversation with this state.
 async fn stored(state: StoredState) -> ScriptedStore {
     let store = ScriptedStore::new([]);
     let beneath = store.beneath();
@@ -72,7 +72,7 @@ async fn open_persisted_model_unknown_fallback_answers_and_the_saved_name_stays_
     assert_eq!((state.model.as_deref(), state.system.as_deref()), (Some("gone:saved"), Some("Be brief.")));
     session.stop(secs(1)).await.unwrap();
 
-    // If the name resolves later, the saved model is used again.
+    // If the name of the saved model can be resolved later, the saved model is used again.
     let back = Registry::empty().with(ScriptedProvider::new([]).named("gone"));
     let builder = Session::builder(store.as_dyn()).agent(Agent::builder().registry(back));
     assert_eq!(config(&builder.open(id("talk")).await.unwrap()).await.model.name(), "gone:saved");
@@ -241,7 +241,7 @@ async fn open_missing_conversation_is_not_found() {
     assert!(!store.exists(&id("talk")).await.unwrap());
 }
 
-/// Writes this commit to an empty conversation and opens it.
+/// Writes this commit to an empty conversation, and then opens the conversation.
 async fn load_of(commit: Commit) -> Result<Session, SessionError> {
     let store = ScriptedStore::new([]);
     let beneath = store.beneath();
@@ -272,7 +272,7 @@ async fn open_invalid_path_is_an_error() {
     let refused = load_of(Commit::new(Some(node(3))).with_nodes(nodes.clone())).await;
     assert!(matches!(refused, Err(SessionError::Agent(AgentError::InvalidHistory(_)))), "{refused:?}");
 
-    // If the path does not lead through the invalid branch, everything except that branch is usable.
+    // If the path does not lead through the invalid branch, only that branch is unusable.
     let session = load_of(Commit::new(None).with_nodes(nodes)).await.unwrap();
     let refused = session.navigate(node(3)).await;
     assert!(matches!(refused, Err(SessionError::Agent(AgentError::InvalidHistory(_)))), "{refused:?}");

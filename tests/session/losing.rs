@@ -1,4 +1,4 @@
-//! Another writer on the same conversation. The session that writes second loses the conversation, and nothing else is
+//! Two writers on the same conversation. The session that writes second loses the conversation, and nothing else is
 //! affected.
 
 use omni_agent::{
@@ -62,7 +62,7 @@ async fn conversation_lost_while_a_turn_streams_ends_with_the_committed_tree() {
     session.ask("One").await.unwrap();
     session.regenerate(node(1)).await.unwrap();
     gate.reached().await;
-    // Acts as another process.
+    // The following write is made as another process would make it.
     let beneath = store.beneath();
     let Stored { version, mut state, .. } = beneath.load(&id("talk")).await.unwrap();
     state.system = Some("Be brief.".into());

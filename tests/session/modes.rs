@@ -1,4 +1,4 @@
-//! Controllers, observers, and guards without their subscriptions.
+//! Controllers, observers, and guards that were separated from their subscriptions.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use omni_agent::{
 
 use crate::watch::{answered, held, in_time, on, reached, scripted};
 
-/// Returns a session that is held only by this subscriber.
+/// Returns a session that only this subscriber keeps open.
 async fn held_by(mode: Mode, steps: impl IntoIterator<Item = Step>) -> (SessionSubscription, WeakSession) {
     let session = on(scripted(steps)).create().await.unwrap();
     let events = answered(session.subscribe(mode)).await.unwrap();
@@ -25,7 +25,7 @@ async fn closed(events: &mut SessionSubscription) -> EndReason {
     }
 }
 
-/// Whether the session still exists an hour later.
+/// Returns whether the session still exists an hour later.
 async fn lives(session: &WeakSession) -> bool {
     tokio::time::advance(Duration::from_hours(1)).await;
     let Some(session) = session.upgrade() else { return false };
@@ -160,7 +160,7 @@ async fn mode_while_the_session_ends_cannot_become_controller() {
     assert_eq!(closed(&mut events).await, EndReason::Stopped);
 }
 
-/// Lets each task that is ready now run once. In contrast, `yield_now` would wait until no task is ready.
+/// Lets each task that is ready now run once. `yield_now` is not used, because it would wait until no task is ready.
 async fn next_turn() {
     let mut is_over = false;
     std::future::poll_fn(|cx| {
@@ -180,7 +180,7 @@ async fn set_mode_to_controller_during_the_idle_shutdown_succeeds_only_if_the_se
     for rounds in 0..40 {
         let session = on(scripted([])).idle_shutdown(Duration::from_secs(5)).create().await.unwrap();
         let mut events = session.subscribe(Mode::Observer).await.unwrap();
-        // This runs in a task, so that it is scheduled between the session and its agent.
+        // The call is made in a separate task, so that this task is scheduled between the session and its agent.
         let asking = tokio::spawn(async move {
             tokio::time::sleep(Duration::from_secs(5)).await;
             for _ in 0..rounds {

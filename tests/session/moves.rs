@@ -15,7 +15,7 @@ fn node(number: u64) -> NodeId {
     NodeId::new(number).unwrap()
 }
 
-/// Returns a session with this tree, whose path leads through 5 and 6:
+/// Returns a session with this tree. The path leads through nodes 5 and 6:
 ///
 /// ```text
 /// 1 user: Q1
@@ -282,8 +282,8 @@ async fn moves_of_a_paused_branch_that_is_cancelled_are_rolled_back() {
     assert_eq!(session.view.tree, before);
 }
 
-/// While the session is busy or paused, every operation that needs an idle session fails with that status, whatever
-/// else is wrong.
+/// Checks that every operation that needs an idle session fails with the given status while the session is busy or
+/// paused. This status takes precedence over all other reasons for a failure.
 async fn all_busy(session: &Session, status: Status) {
     let errors = [
         answered(session.regenerate(node(1))).await.unwrap_err(),
@@ -326,7 +326,7 @@ async fn edit_after_an_interrupted_tool_continues_below_its_results() {
     ];
     let mut session = Watched::scripted(steps).await;
     session.session.prompt("Q1").await.unwrap();
-    // Waits until the tool results have arrived, and the next answer has not.
+    // Waits until the tool results have arrived. The next answer has not arrived yet.
     while session.session.snapshot().await.unwrap().agent.pending.len() < 3 {
         tokio::task::yield_now().await;
     }

@@ -1,4 +1,4 @@
-//! Prompts that reach the agent without the session's handle, while the session refuses new prompts.
+//! Prompts that reach the agent directly, without the session's handle, while the session refuses new prompts.
 
 use omni_agent::{
     agent::{AgentBuilder, AgentError, Event, Prompt, WeakAgent},
@@ -13,13 +13,13 @@ use crate::{
 
 const RETURNED: &str = "From the event";
 
-/// An agent whose `handle_event` returns a prompt.
+/// Returns an agent whose `handle_event` returns a prompt.
 fn agent(provider: &ScriptedProvider) -> AgentBuilder {
     let hooks = Hooks::new().on_event(|_, _| async { Some(Prompt::new(RETURNED)) });
     AgentBuilder::default().model(provider.model()).callbacks(hooks)
 }
 
-/// Returns a session with one turn that the store does not save.
+/// Returns a session with one turn that the store has not saved.
 async fn behind(store: &ScriptedStore, agent: AgentBuilder) -> Session {
     store.otherwise(|| Act::Hang);
     let session = Session::builder(store.as_dyn()).agent(agent).unsaved_limit(0).create().await.unwrap();
@@ -29,7 +29,7 @@ async fn behind(store: &ScriptedStore, agent: AgentBuilder) -> Session {
     session
 }
 
-/// Waits until the condition holds; other tasks run meanwhile.
+/// Waits until the condition holds. Other tasks run in the meantime.
 async fn until(holds: impl AsyncFn() -> bool) {
     for _ in 0..1000 {
         if holds().await {
@@ -40,7 +40,8 @@ async fn until(holds: impl AsyncFn() -> bool) {
     panic!("the condition never held");
 }
 
-/// Sends an application event. Returns the prompt and the reason of the error that follows.
+/// Sends an application event, and waits for the error that follows. Returns the prompt in this error and the reason
+/// for the error.
 async fn carried_back(session: &Session) -> (Prompt, String) {
     let mut events = watch(session).await;
     session.notify(()).await.unwrap();

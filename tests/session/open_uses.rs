@@ -1,4 +1,4 @@
-//! Turns that stopped for a tool without a handler, and turns that began with tool results.
+//! Turns that stopped because a tool has no handler, and turns that began with tool results.
 
 use omni_agent::{
     Tool,
@@ -16,12 +16,12 @@ use crate::{
     watch::{Hooks, Watched, echo, in_time, on},
 };
 
-/// A tool that the application answers.
+/// Returns a tool whose uses the application answers.
 fn declared(name: &str) -> impl Tool {
     declared_tool::<serde_json::Value>(name, "The application answers.")
 }
 
-/// An agent that declares `ask_user` and rejects each use of `echo`.
+/// Returns an agent that declares `ask_user` and rejects each use of `echo`.
 fn agent(provider: &ScriptedProvider) -> AgentBuilder {
     let hooks = Hooks::new().on_tool_use(|tool_use| match tool_use.name.as_str() {
         "echo" => ToolDecision::Reject("No.".into()),
@@ -30,7 +30,7 @@ fn agent(provider: &ScriptedProvider) -> AgentBuilder {
     AgentBuilder::default().model(provider.model()).tool(declared("ask_user")).tool(echo()).callbacks(hooks)
 }
 
-/// An answer that uses these tools, each given by id and name.
+/// Returns an answer that uses these tools. Each use is given by its id and the name of the tool.
 fn uses(uses: &[(&str, &str)]) -> Step {
     uses.iter().fold(Step::new(), |step, (id, name)| step.then_tool_use(id, name, json!({}))).stop()
 }
@@ -39,7 +39,7 @@ fn answer(id: &str, text: &str) -> Content {
     ToolResult::ok(&ToolUse::new(id, "ask_user", json!({})), text).into()
 }
 
-/// The tool results in the last message of a request.
+/// Returns the tool results in the last message of a request.
 fn results(request: &Request) -> Vec<String> {
     let last = request.history.last().unwrap();
     last.tool_results().map(|result| format!("{} {}", result.tool_use_id, result.text())).collect()
@@ -64,7 +64,8 @@ async fn open_after_a_declared_tool_sends_the_results_decided_before() {
     }
 }
 
-/// Returns a session in which `a` was left open (nodes 1 and 2). The next prompt answered it (nodes 3 and 4).
+/// Returns a session in which a turn left the tool use `a` open (nodes 1 and 2). The next prompt answered this tool use
+/// (nodes 3 and 4).
 async fn answered_open_use(after: impl IntoIterator<Item = Step>) -> (Watched, ScriptedProvider) {
     let steps = [uses(&[("a", "ask_user")]), Step::text("Fine.")].into_iter().chain(after);
     let provider = ScriptedProvider::new(steps);
@@ -100,7 +101,7 @@ async fn edit_of_a_turn_that_began_with_results_replaces_the_answers() {
     session.check().await;
     assert_eq!(session.path().len(), 4);
     assert_eq!(session.view.tree.children(node(2)).unwrap().count(), 2);
-    // A use without a result is answered with an error, as for a plain prompt.
+    // Without a result, the open tool use is answered with an error. A plain prompt has the same effect.
     in_time(session.session.ask_edit(node(3), "Never mind.")).await.unwrap();
     let sent = results(&provider.last_request().unwrap());
     assert!(sent[0].starts_with("a No result"), "{sent:?}");
@@ -121,8 +122,8 @@ async fn branch_below_an_answer_left_open_answers_its_uses() {
 async fn branch_at_results_within_a_turn_is_refused() {
     let asks = || Step::tool_use("t", "look", json!({}));
     let look = omni_agent::tool::tool_fn("look", "Looks.", |_: serde_json::Value, _| async { Ok("seen") });
-    // The first turn continues after its tool results. The second turn ends with its tool results, because of the limit
-    // of steps.
+    // The first turn continues after its tool results. The second turn ends with its tool results, because it reaches
+    // the limit of steps.
     let provider = ScriptedProvider::new([asks(), Step::text("Done."), asks(), Step::text("On.")]);
     let agent = AgentBuilder::default().model(provider.model()).tool(look);
     let mut session = Watched::start(on(agent)).await;

@@ -10,14 +10,14 @@ use omni_agent::{
 
 use crate::watch::{Watched, answered, in_time, reached, word};
 
-/// The first events of a run that moves the path.
+/// The first events of a run that changes the path.
 const BEGIN: [&str; 4] = ["tree", "state", "status(busy)", "message"];
 
 fn refusal() -> Step {
     Step::error(ProviderError::new(ErrorKind::InvalidRequest, "no"))
 }
 
-/// A move that starts a run.
+/// The operations that change the path and start a run.
 #[derive(Clone, Copy, Debug)]
 enum Begin {
     Regenerate,
@@ -27,7 +27,7 @@ enum Begin {
 
 const ALL: [Begin; 3] = [Begin::Regenerate, Begin::Branch, Begin::Root];
 
-/// Returns a session with two turns whose next answer is `step`.
+/// Returns a session with two turns. The next answer of its model is `step`.
 async fn two_turns(step: Step) -> (Watched, Vec<NodeId>) {
     let steps = [Step::text("A1"), Step::text("A2"), step, Step::text("Later")];
     let mut session = Watched::scripted(steps).await;
@@ -105,8 +105,8 @@ async fn branch_interrupted_with_nothing_to_keep_is_rolled_back() {
     }
 }
 
-/// Checks the events after a run that was rolled back. Tree and history are restored, nothing is stored, and the
-/// session continues from there.
+/// Checks the events after a run that was rolled back. The tree and the history must be restored, and nothing must be
+/// stored. The session must continue from there.
 async fn rolled_back(mut session: Watched, before: omni_agent::session::SessionSnapshot) {
     assert_eq!(word(&*session.next().await), "tree");
     assert_eq!(session.view.tree, before.tree);

@@ -1,5 +1,5 @@
-//! A store that fails or hangs for a long time and recovers while an end or a flush waits. If enough time is left,
-//! everything is saved.
+//! A store fails or hangs for a long time, and recovers while a flush or the end of a session waits. If enough time is
+//! left, everything is saved.
 
 use std::time::Duration;
 
@@ -11,21 +11,21 @@ use tokio::time::Instant;
 
 use crate::support::{Act, ScriptedStore, created, parrot, secs, tree_in};
 
-/// The length of the outage. By then, the delay between two attempts has grown to half a minute.
+/// The length of the outage. At its end, the delay between two attempts has grown to half a minute.
 const LONG: Duration = Duration::from_mins(10);
 
-/// The behaviour of a store that is down.
+/// The way in which a store behaves during an outage.
 #[derive(Clone, Copy, Debug)]
 enum Down {
     Fails,
     Hangs,
-    /// The store writes, and never answers.
+    /// The store writes, but never answers.
     IsMute,
 }
 
 const EVERY: [Down; 3] = [Down::Fails, Down::Hangs, Down::IsMute];
 
-/// Takes the store down until the given moment.
+/// Makes the store fail in this way until the given moment.
 fn break_down(store: &ScriptedStore, down: Down, back: Instant) {
     store.otherwise(move || match down {
         _ if Instant::now() >= back => Act::Work,
@@ -35,7 +35,8 @@ fn break_down(store: &ScriptedStore, down: Down, back: Instant) {
     });
 }
 
-/// Returns a session with a turn that could not be saved for ten minutes. The store works again in two seconds.
+/// Returns a session with a turn that could not be saved for ten minutes. The store starts to work again two seconds
+/// after this function returns.
 async fn after_an_outage(down: Down, builder: SessionBuilder, store: &ScriptedStore) -> Session {
     let session = builder.create_with_id(crate::support::id("talk")).await.unwrap();
     break_down(store, down, Instant::now() + LONG + secs(2));
@@ -107,8 +108,8 @@ async fn agent_ends_after_an_outage_saves_once_the_store_works() {
     }
 }
 
-/// When the idle time is over, the delays between attempts also restart, so that the session does not stay open for
-/// another half minute.
+/// When the idle time is over, the delays between attempts restart with a short delay. Otherwise, the session would
+/// stay open for another half minute.
 #[tokio::test(start_paused = true)]
 async fn idle_time_over_after_an_outage_saves_soon_once_the_store_works() {
     let store = ScriptedStore::new([]);
@@ -157,7 +158,7 @@ async fn flush_while_a_creation_hangs_repeats_it_with_its_id() {
     }
 }
 
-/// A slow write does not hang: its first attempt may use all the time until the deadline.
+/// A slow write is not treated as a hanging write: its first attempt may use all the time until the deadline.
 #[tokio::test(start_paused = true)]
 async fn stop_of_a_slow_store_uses_the_answer_of_the_first_attempt() {
     let store = ScriptedStore::new([]);
@@ -181,11 +182,11 @@ async fn stop_of_a_hanging_store_keeps_at_most_two_attempts() {
     let tried = store.tried();
     assert!((10..60).contains(&tried.len()), "{}", tried.len());
     assert!(tried.iter().all(|attempt| attempt.what == tried[0].what));
-    // An abandoned attempt is dropped when the runtime polls it. The next attempt may have begun by then.
+    // An abandoned attempt is dropped only when the runtime polls it. By then, the next attempt may have begun.
     assert!(store.most_at_once() <= 3, "{}", store.most_at_once());
 }
 
-/// When no flush waits any more, the usual delays apply again.
+/// When no flush is waiting, the usual delays apply again.
 #[tokio::test(start_paused = true)]
 async fn flush_over_delays_return_to_normal() {
     let store = ScriptedStore::new([]);
@@ -201,7 +202,7 @@ async fn flush_over_delays_return_to_normal() {
     session.flush(secs(1)).await.unwrap();
 }
 
-/// With an unlimited deadline, a hanging attempt is still abandoned and repeated.
+/// Even without a deadline, a hanging attempt is abandoned and repeated.
 #[tokio::test(start_paused = true)]
 async fn flush_without_a_deadline_repeats_failed_and_hanging_writes() {
     for down in EVERY {

@@ -1,4 +1,4 @@
-//! Answers under an output schema: a rejected answer is in neither the tree nor the store.
+//! Answers that must fit an output schema. A rejected answer is neither in the tree nor in the store.
 
 use omni_agent::{message::Usage, testing::Step};
 use schemars::JsonSchema;

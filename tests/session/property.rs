@@ -1,5 +1,5 @@
-//! Random operations on a conversation, over a store with random behaviour. The path equals the agent's history, the
-//! store has everything that the session reports as saved, and nothing acknowledged is lost.
+//! Random operations on a conversation whose store behaves randomly. The path must equal the agent's history. The store
+//! must contain everything that the session reports as saved, and nothing acknowledged may be lost.
 
 use std::{
     collections::VecDeque,
@@ -23,16 +23,16 @@ use serde_json::{Value, json};
 
 use crate::support::{Act, ScriptedStore, configure, secs, watch};
 
-/// How a turn ends.
+/// The way in which a turn ends.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Turn {
     Done,
     Tools,
-    /// Cancelled after some text, or before any.
+    /// Cancelled after some text (`true`) or before any text (`false`).
     Cancelled(bool),
     Interrupted(bool),
     Failed(bool),
-    /// The session is stopped during the turn, and opened again.
+    /// The session is stopped during the turn, and the conversation is opened again.
     Stopped,
 }
 
@@ -106,7 +106,7 @@ struct Life {
     id: ConversationId,
     session: Session,
     events: SessionSubscription,
-    /// The session's state, built from its events.
+    /// The snapshot of the session, built from the session's events.
     view: SessionSnapshot,
     /// Every tree that the session has reported.
     trees: Vec<Tree>,
@@ -158,7 +158,7 @@ impl Life {
         format!("text {}", self.texts)
     }
 
-    /// Plans the steps of a turn. If `held` is set, they wait at a gate, so that a prompt can be staged.
+    /// Plans the steps of a turn. If `held` is set, the steps wait at a gate, so that the test can stage a prompt.
     fn plan(&mut self, turn: Turn, held: bool) {
         let mut steps = VecDeque::new();
         let begin = |part: bool, text: String| if part { Step::new().then_text([text]) } else { Step::new() };
@@ -262,7 +262,7 @@ impl Life {
         }
     }
 
-    /// Checks that the session, its events and its agent agree.
+    /// Checks that the session, its events and its agent agree with each other.
     async fn check(&mut self) {
         let snapshot = self.session.snapshot().await.unwrap();
         while self.view.last != snapshot.last {
@@ -310,7 +310,7 @@ impl Life {
         let last = end.snapshot.unwrap();
         assert_eq!(self.view.tree, last.tree);
         assert_eq!(*last.tree.history(), last.agent.state.history);
-        // A write that was in progress when the session ended may still reach the store.
+        // If a write was in progress when the session ended, it may still reach the store.
         tokio::time::sleep(secs(100)).await;
         if self.store.beneath().exists(&self.id).await.unwrap() {
             self.session = builder(&self.store, &self.plan).open(self.id.clone()).await.unwrap();
@@ -385,7 +385,7 @@ impl Life {
             Op::Flush(seconds) => self.flush(secs(u64::from(seconds % 16))).await,
             Op::Stop(seconds) => self.stop(secs(u64::from(seconds % 16))).await,
             Op::Drop => {
-                // Another session takes the place of this session while it runs.
+                // Another session is stored in this field, so that the old session can be dropped while it runs.
                 let other = builder(&self.store, &self.plan).create().await.unwrap();
                 drop(std::mem::replace(&mut self.session, other));
                 self.load_again(false).await;

@@ -1,4 +1,4 @@
-//! Prompts and moves that race with turns started by application events.
+//! Prompts and moves that race with turns that application events have started.
 
 use std::time::Duration;
 
@@ -15,8 +15,8 @@ fn node(number: u64) -> NodeId {
     NodeId::new(number).unwrap()
 }
 
-/// Returns a session with two roots of one turn each. The path leads through the second. A handler answers each event
-/// with a prompt.
+/// Returns a session with two roots. Each root begins one turn, and the path leads through the second root. A handler
+/// answers each application event with a prompt.
 async fn two_roots() -> Watched {
     let provider =
         ScriptedProvider::from_fn(|_| Step::new().then_text(["A"]).wait(Duration::from_millis(1)).stop());
@@ -65,7 +65,7 @@ async fn act_raced_with_an_event_that_prompts_both_apply_in_one_order() {
             let done = in_time(acting).await.unwrap();
             session.rest().await;
             let path = session.path();
-            // The event's turn exists in every case.
+            // In every case, the path contains the turn that the event started exactly once.
             let event = ["user: From the event", "assistant: A"];
             assert_eq!(path.iter().filter(|message| *message == event[0]).count(), 1, "{act:?} {path:?}");
             let before = match (act, done.is_ok()) {
@@ -120,7 +120,7 @@ async fn moves_by_many_tasks_are_all_answered() {
     }
     assert!(moved >= 25, "{moved}");
     in_time(session.session.wait_until_idle()).await.unwrap();
-    // The old view is too far behind by now.
+    // The old subscription has fallen too far behind by now, so the test joins again.
     let mut session = Watched::of(&session.session).await;
     session.rest().await;
     let prompted = session.view.tree.nodes().filter(|node| node.message().text() == "From the event").count();

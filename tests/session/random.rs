@@ -1,5 +1,6 @@
-//! Random concurrent operations on a session with a slow and failing store. Every subscriber, whenever it joins,
-//! arrives at the session's snapshot. The path equals the agent's history, and in the end the store has everything.
+//! Random concurrent operations on a session whose store is slow and sometimes fails. No matter when a subscriber
+//! joins, the snapshot that it builds becomes equal to the session's snapshot. The path equals the agent's history, and
+//! in the end the store contains everything.
 
 use std::{
     sync::{
@@ -43,7 +44,7 @@ enum Op {
     Interrupt,
     Flush,
     Join,
-    /// A subscriber reads the updates that are ready.
+    /// A subscriber reads all updates that are ready.
     Read(usize),
     Rejoin(usize),
     /// All subscribers are compared with the session's snapshot.
@@ -75,7 +76,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Pseudo-random numbers from a seed.
+/// A source of pseudo-random numbers with a seed.
 #[derive(Clone, Debug)]
 struct Dice(Arc<AtomicU64>);
 
@@ -128,7 +129,7 @@ fn hooks(dice: &Dice) -> Hooks {
         })
 }
 
-/// A store that is slow and sometimes fails, either before the write or after it.
+/// A store that is slow and that sometimes fails. It may fail before or after the write.
 #[derive(Debug)]
 struct Rough(MemoryStore, Dice);
 
@@ -204,7 +205,7 @@ impl Store for Rough {
     }
 }
 
-/// A subscriber that applies the updates it receives to a snapshot.
+/// A subscriber that applies the updates that it receives to a snapshot.
 struct Reader {
     events: SessionSubscription,
     view: SessionSnapshot,
@@ -238,7 +239,8 @@ impl Reader {
         }
     }
 
-    /// Reads up to the session's snapshot and compares the snapshots, unless the reader is already further.
+    /// Reads all updates up to the session's snapshot, and compares the two snapshots. If the reader is already
+    /// further, nothing is compared.
     async fn see(&mut self, truth: &SessionSnapshot) {
         self.read_to(truth.last).await;
         if self.view.last == truth.last {
@@ -250,7 +252,7 @@ impl Reader {
     }
 }
 
-/// Checks the invariants of every snapshot.
+/// Checks the conditions that every snapshot must meet.
 fn check(snapshot: &SessionSnapshot) {
     assert_eq!(*snapshot.tree.history(), snapshot.agent.state.history, "{}", snapshot.tree);
     snapshot.agent.state.history.check().unwrap();
@@ -259,7 +261,7 @@ fn check(snapshot: &SessionSnapshot) {
     assert_eq!(again, snapshot.tree);
 }
 
-/// Returns whether this error is allowed. Other tasks act at the same time, so some errors are.
+/// Returns whether this error is allowed. Some errors are allowed because other tasks use the session at the same time.
 fn is_fair(error: &SessionError) -> bool {
     matches!(
         error,

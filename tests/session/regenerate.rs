@@ -13,7 +13,7 @@ use serde_json::json;
 
 use crate::watch::{Hooks, Watched, answered, brief, held, in_time, on, reached, scripted};
 
-/// The user messages of the path, in order.
+/// Returns the ids of the path's user messages, in order.
 fn users(session: &Watched) -> Vec<NodeId> {
     let users =
         session.view.tree.iter().filter(|node| node.message().role == omni_agent::message::Role::User);
@@ -69,7 +69,7 @@ async fn regenerate_on_another_branch_moves_there() {
 #[tokio::test(start_paused = true)]
 async fn regenerate_with_continuations_commits_each_turn() {
     let steps = ["A1", "B1", "B2", "B3"].map(Step::text);
-    // The turn before the regeneration has no continuation.
+    // The first turn, which is regenerated later, has no continuation.
     let mut first = true;
     let mut texts = vec!["C2", "C1"];
     let hooks = Hooks::new().on_turn(move |_, _| {
@@ -257,7 +257,7 @@ async fn regenerate_in_flight_snapshot_shows_the_message_once() {
     assert_eq!(shown.agent.partial.len(), 1);
     assert_eq!(shown.tree.len(), 4);
     session.see(&shown).await;
-    // A subscriber that joins now sees the same.
+    // A subscriber that joins now receives the same snapshot.
     let mut joined = Watched::of(&session.session).await;
     gate.open();
     session.rest().await;
@@ -283,7 +283,7 @@ async fn regenerate_never_stores_an_unanswered_prompt() {
     let stored = store.load(session.session.id()).await.unwrap();
     assert_eq!(stored.state.title.as_deref(), Some("A title"));
     assert_eq!((stored.nodes.len(), stored.head), (4, NodeId::new(4)));
-    // A run that the session's end discards leaves no trace.
+    // If the end of the session discards a run, the run leaves no trace.
     answered(session.session.stop_discarding(Duration::from_secs(1))).await.unwrap();
     let stored = store.load(session.session.id()).await.unwrap();
     assert_eq!((stored.nodes.len(), stored.head), (4, NodeId::new(4)));

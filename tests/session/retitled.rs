@@ -1,5 +1,5 @@
-//! Another writer changes the title of an open conversation, on a store without leases. The session adopts the title
-//! and continues.
+//! A store has no leases, and another writer changes the title of an open conversation in it. The session adopts the
+//! title and continues.
 
 use omni_agent::{
     session::{Mode, Session, SessionEvent, StoreReport},
@@ -52,7 +52,7 @@ async fn rename_elsewhere_before_a_turn_the_turn_is_stored_and_the_title_adopted
         }
     }
     assert_eq!(seen, ["Theirs".to_owned(), format!("{:?}", Some(node(4)))]);
-    // From here on, everything continues as usual.
+    // From here on, the session continues as usual.
     session.ask("Three").await.unwrap();
     assert_all_stored(&store, &session, Some("Theirs")).await;
     assert_eq!(store.words().len(), 4);
@@ -69,8 +69,8 @@ async fn titles_set_by_the_user_in_two_sessions_the_later_wins_and_both_continue
     assert_all_stored(&store, &second, Some("No, mine")).await;
     first.ask("One").await.unwrap();
     assert_all_stored(&store, &first, Some("No, mine")).await;
-    // A turn is different from a title: the second session lacks the first session's turn, so it loses the
-    // conversation.
+    // Turns are treated differently from titles. The second session does not have the first session's turn, so it loses
+    // the conversation.
     second.ask("Another one").await.unwrap();
     assert_eq!(second.ended().await.reason, EndReason::LostPlace);
     assert_eq!(store.tree(first.id()).await, first.tree().await.unwrap());
@@ -84,7 +84,7 @@ async fn generated_title_is_replaced_by_one_stored_meanwhile() {
     let mut events = watch(&session).await;
     assert!(session.suggest_title("Generated").await.unwrap());
     assert_all_stored(&store, &session, Some("Theirs")).await;
-    // Nothing was left to write. Subscribers are notified that everything is stored.
+    // There was nothing left to write, but subscribers are still notified that everything is stored.
     assert_eq!(store.words(), ["title"]);
     let stored = report(&mut events).await;
     let StoreReport::Saved { version, through: None, .. } = stored else { panic!("{stored:?}") };
@@ -137,7 +137,7 @@ async fn settings_changed_and_renamed_elsewhere_both_are_kept() {
     assert_eq!(kept(&store).await.state.system.as_deref(), Some("Be brief."));
 }
 
-/// The session knows the stored settings, although it was opened with other settings.
+/// The session knows the stored settings, even though it was opened with other settings.
 #[tokio::test(start_paused = true)]
 async fn rename_elsewhere_of_a_session_opened_with_other_settings_is_adopted() {
     let store = ScriptedStore::new([]);
@@ -168,7 +168,8 @@ async fn settings_changed_elsewhere_lose_the_conversation() {
     }
 }
 
-/// The new conversation has the same content and another title, but it is not the session's conversation.
+/// The new conversation has the same id and content and another title, but it is not the conversation that the session
+/// opened.
 #[tokio::test(start_paused = true)]
 async fn conversation_recreated_with_the_id_is_not_mistaken_for_a_renamed_one() {
     let store = ScriptedStore::new([]);

@@ -1,4 +1,4 @@
-//! Saving in parallel with the session's work: a store that is slow, hangs, fails, panics or blocks.
+//! Saving takes place in parallel with the session's work. The store is slow, hangs, fails, panics or blocks.
 
 use std::time::Duration;
 
@@ -40,7 +40,7 @@ async fn store_hangs_session_answers_and_continues() {
     let snapshot = session.snapshot().await.unwrap();
     assert_eq!(snapshot.unsaved, (1..=9).map(node).collect::<Vec<_>>());
     assert_eq!(store.tried().len(), 1);
-    // The hanging write is abandoned and repeated.
+    // The hanging write is now abandoned and repeated.
     assert_agree(&session, &store).await;
     assert_eq!(store.words(), ["create", "create", "commit with state"]);
 }
@@ -139,7 +139,8 @@ async fn write_takes_too_long_is_abandoned_and_repeated() {
     let StoreReport::Failed { error, .. } = report(&mut events).await else { panic!() };
     assert!(error.contains("7s"), "{error}");
     assert_eq!(start.elapsed(), secs(7));
-    // The creation that hangs had reached the store, so its repetition returns the first result.
+    // The first attempt to create the conversation hung after it had reached the store. The repetition therefore
+    // returns the result of the first attempt.
     let StoreReport::Failed { what: SavedPart::Tree, .. } = report(&mut events).await else { panic!() };
     assert_eq!(start.elapsed(), Duration::from_millis(14_500));
     let StoreReport::Saved { .. } = report(&mut events).await else { panic!() };
@@ -194,7 +195,7 @@ async fn store_slow_later_turns_are_written_together_and_reported_in_order() {
     assert_eq!(nodes, [vec![1, 2], vec![3, 4, 5, 6, 7, 8], vec![9, 10]]);
     assert_eq!(store.words(), ["commit", "commit with state", "commit"]);
 
-    // A report follows the trees that it covers, and the versions increase.
+    // Each report arrives after the trees that it covers, and the versions increase.
     let (mut grown, mut reports) = (0, Vec::new());
     while reports.len() < 3 {
         match &*event(&mut events).await {
@@ -235,7 +236,7 @@ async fn turn_saved_store_event_follows_its_tree() {
             words.push(word);
         }
     }
-    // The path already leads through node 2, so navigating to it emits nothing.
+    // The path already leads through node 2, so the navigation to node 2 emits nothing.
     let turn = ["turn", "tree", "store tree"];
     let rest = ["tree", "state", "store tree", "title", "store state"];
     assert_eq!(words, [&turn[..], &turn, &turn, &rest].concat());
@@ -249,7 +250,7 @@ async fn too_much_unsaved_refuses_prompts_until_the_store_catches_up() {
     let session = builder.create().await.unwrap();
     session.ask("Small").await.unwrap();
     session.ask("x".repeat(3_000)).await.unwrap();
-    // The agent reports the turn before the session has processed it.
+    // The agent reports the turn before the session has processed it. This query waits for the session.
     session.tree().await.unwrap();
     session.ask("y".repeat(3_000)).await.unwrap();
     session.tree().await.unwrap();

@@ -1,4 +1,4 @@
-//! How a conversation gets into the store: with its first save, or immediately if its id is given.
+//! How a conversation is created in the store: with its first save, or immediately if the caller provides its id.
 
 use std::sync::Arc;
 
@@ -129,7 +129,7 @@ async fn create_with_id_store_fails_returns_its_error_and_the_agent_ends() {
         .create_with_id(id("talk"));
     assert!(matches!(failed.await, Err(SessionError::Store(StoreError::Failed { .. }))));
     assert_eq!(inits.recv().await, Some(id("talk")));
-    // The callbacks are dropped with the agent.
+    // The callbacks were dropped together with the agent.
     assert_eq!(inits.recv().await, None);
     assert!(!store.exists(&id("talk")).await.unwrap());
 }
@@ -157,7 +157,7 @@ async fn open_with_a_history_is_an_error() {
     Session::builder(store).agent(parrot()).open(id("talk")).await.unwrap();
 }
 
-/// Callbacks that set a history in `init`.
+/// Callbacks whose `init` sets a history.
 struct Historian;
 
 #[async_trait::async_trait]
@@ -197,7 +197,7 @@ async fn open_or_create_creates_an_unknown_id_and_opens_a_known_one() {
 
 #[tokio::test(start_paused = true)]
 async fn open_or_create_twice_at_once_one_succeeds() {
-    // Each session first finds that the conversation does not exist. Then each session creates it.
+    // First, both sessions find that the conversation does not exist. Then both try to create it.
     let store = ScriptedStore::new([Act::Slow(secs(1)), Act::Slow(secs(1))]);
     let start = || Session::builder(store.as_dyn()).agent(parrot()).open_or_create(id("c"));
     let (one, other) = tokio::join!(start(), start());

@@ -1,4 +1,5 @@
-//! The part of a session's state that is saved: only storable settings, and only if they have changed.
+//! The part of a session's state that is saved. It consists only of storable settings, and it is saved only if it has
+//! changed.
 
 use async_trait::async_trait;
 use omni_agent::{
@@ -132,7 +133,7 @@ async fn state_changed_while_its_write_fails_both_are_written_in_order() {
     assert_agree(&session, &store).await;
 }
 
-/// Counts its turns in the system prompt.
+/// Callbacks that write the number of the current step into the system prompt.
 struct Counting(u32);
 
 #[async_trait]
@@ -160,7 +161,7 @@ async fn state_edited_by_a_callback_is_saved_with_the_commit() {
     let state = store.tried()[0].what.state().unwrap().clone();
     assert_eq!((state.system.as_deref(), state.options.max_tokens()), (Some("Step 1."), Some(1)));
 
-    // Edits made during a cancelled run are saved with the next commit.
+    // If settings are edited during a cancelled run, they are saved with the next commit.
     session.prompt("Two").await.unwrap();
     gate.reached().await;
     session.cancel().await.unwrap();

@@ -1,4 +1,4 @@
-//! The end of a session with unsaved data: the report of `stop`, and the data that is safe.
+//! The end of a session with unsaved data: what `stop` reports, and which data is safe.
 
 use std::time::Duration;
 
@@ -46,7 +46,7 @@ async fn stop_saves_unsaved_turns() {
     let end = session.end().unwrap();
     assert_eq!(end.reason, EndReason::Stopped);
     assert_eq!(end.snapshot.unwrap().unsaved, []);
-    // A second `stop` succeeds too.
+    // A second `stop` also succeeds.
     session.stop(secs(1)).await.unwrap();
     store.assert_sound();
 }
@@ -82,7 +82,7 @@ async fn stop_deadline_passes_reports_the_number_of_unsaved_messages() {
     assert_eq!(last.unsaved, [node(3), node(4)]);
     assert_eq!(last.tree.len(), 4);
     assert_eq!(store.tree(session.id()).await.len(), 2);
-    // The session has ended, and a later `stop` reports the same.
+    // The session has ended, but a later `stop` still reports the same unsaved data.
     assert_eq!(unsaved(session.stop(secs(1)).await), (2, secs(1), None));
 }
 
@@ -175,7 +175,7 @@ async fn stop_twice_at_once_both_return_the_same() {
     let session = created(&store, "talk", parrot()).await;
     session.ask("One").await.unwrap();
     let start = Instant::now();
-    // The earliest deadline applies.
+    // The earlier of the two deadlines applies to both calls.
     let (first, second) = tokio::join!(session.stop(secs(60)), session.stop(secs(3)));
     assert_eq!(unsaved(first).0, 2);
     assert_eq!(unsaved(second).0, 2);
@@ -283,7 +283,8 @@ async fn idle_shutdown_waits_for_saving() {
     assert!(session.end().is_none());
     let end = session.ended().await;
     assert_eq!(end.reason, EndReason::Idle);
-    // The turn is saved after half a minute, and the title half a second later. Then the idle time starts again.
+    // The turn is saved after half a minute, and the title is saved half a second later. Then the idle time starts
+    // again.
     assert_eq!(start.elapsed(), Duration::from_millis(31_500));
     assert_eq!(store.tree(&id("talk")).await, end.snapshot.unwrap().tree);
 }

@@ -1,4 +1,4 @@
-//! A tool that does not await when its session ends. `stop` reports the tool.
+//! A tool does not reach an `await` when its session ends. `stop` reports this tool.
 
 use std::{
     sync::{

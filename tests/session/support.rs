@@ -1,4 +1,4 @@
-//! Helpers for the tests of saving: a scripted store, and sessions that use it.
+//! Helpers for tests that save conversations: a scripted store, and sessions that use this store.
 
 use std::{
     collections::VecDeque,
@@ -36,16 +36,16 @@ pub(crate) enum Act {
     Slow(Duration),
     /// Fails without writing.
     Fail,
-    /// Fails for this reason.
+    /// Fails with this error.
     Refuse(StoreError),
     /// Writes, but returns an error.
     LoseWord,
     /// Never answers, and writes nothing.
     Hang,
-    /// Writes, and never answers.
+    /// Writes, but never answers.
     HangAfter,
     Panic,
-    /// Blocks its thread until the lock is opened, then works.
+    /// Blocks its thread until the lock is opened, and then works.
     Block(Lock),
 }
 
@@ -65,7 +65,7 @@ impl Lock {
     }
 }
 
-/// A write as the store received it.
+/// A write in the form in which the store received it.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Wrote {
     Create(WriteId, StoredState),
@@ -81,7 +81,7 @@ impl Wrote {
         }
     }
 
-    /// The nodes of the write.
+    /// Returns the numbers of the nodes in the write.
     pub(crate) fn nodes(&self) -> Vec<u64> {
         match self {
             Self::Commit(_, commit) => commit.nodes.iter().map(|node| node.id().get()).collect(),
@@ -89,7 +89,7 @@ impl Wrote {
         }
     }
 
-    /// The whole state, if the write contains it.
+    /// Returns the whole state, if the write contains it.
     pub(crate) fn state(&self) -> Option<&StoredState> {
         match self {
             Self::Create(_, state) => Some(state),
@@ -99,7 +99,7 @@ impl Wrote {
         }
     }
 
-    /// The kind of the write, in short.
+    /// Returns the kind of the write in a short form.
     pub(crate) fn word(&self) -> &'static str {
         match self {
             Self::Create(..) => "create",
@@ -120,7 +120,7 @@ pub(crate) struct Tried {
 
 type Otherwise = Box<dyn FnMut() -> Act + Send>;
 
-/// A store whose writes follow a script. When the script is used up, all writes work. The store checks that nothing
+/// A store whose writes follow a script. After the end of the script, all writes work. The store checks that nothing
 /// forbidden is written.
 #[derive(Clone)]
 pub(crate) struct ScriptedStore(Arc<Inner>);
@@ -130,10 +130,10 @@ struct Inner {
     script: Mutex<VecDeque<Act>>,
     otherwise: Mutex<Otherwise>,
     tried: Mutex<Vec<Tried>>,
-    /// One permit for each attempted write that no test has awaited yet.
+    /// The number of permits equals the number of attempted writes for which no test has waited yet.
     arrivals: Semaphore,
     wrongs: Mutex<Vec<String>>,
-    /// Held once by each write in progress.
+    /// Each write in progress holds one clone of this pointer.
     open: Arc<()>,
     /// The largest number of writes that were in progress at the same time.
     most: AtomicUsize,
@@ -149,7 +149,7 @@ impl ScriptedStore {
         Self::over(Arc::new(MemoryStore::new()), script)
     }
 
-    /// A scripted store over another store.
+    /// Returns a scripted store that writes to another store.
     pub(crate) fn over(store: Arc<dyn Store>, script: impl IntoIterator<Item = Act>) -> Self {
         Self(Arc::new(Inner {
             store,
@@ -173,7 +173,7 @@ impl ScriptedStore {
         Arc::new(self.clone())
     }
 
-    /// Makes loads fail from now on, or work again.
+    /// Makes loads fail from now on, or makes them work again.
     pub(crate) fn fail_loads(&self, fails: bool) {
         self.0.fails_loads.store(fails, Ordering::Relaxed);
     }
@@ -183,7 +183,7 @@ impl ScriptedStore {
         &self.0.store
     }
 
-    /// Waits for the next attempted write. Each attempt is returned once.
+    /// Waits for the next attempted write. Each attempt ends only one wait.
     pub(crate) async fn arrival(&self) {
         let arrival = tokio::time::timeout(secs(300), self.0.arrivals.acquire()).await;
         arrival.expect("no write was attempted").unwrap().forget();
@@ -198,12 +198,12 @@ impl ScriptedStore {
         self.0.most.load(Ordering::Relaxed)
     }
 
-    /// The kinds of the attempted writes, in short.
+    /// Returns the kinds of the attempted writes in a short form.
     pub(crate) fn words(&self) -> Vec<&'static str> {
         self.tried().iter().map(|tried| tried.what.word()).collect()
     }
 
-    /// The stored nodes as a tree.
+    /// Returns the stored nodes as a tree.
     pub(crate) async fn tree(&self, id: &ConversationId) -> Tree {
         tree_in(&**self.beneath(), id).await
     }
@@ -343,7 +343,7 @@ pub(crate) fn secs(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-/// An agent that answers each prompt with `re:` and the prompt.
+/// Returns an agent that answers each prompt with `re:` and the text of the prompt.
 pub(crate) fn parrot() -> AgentBuilder {
     let provider = ScriptedProvider::from_fn(|request| {
         Step::text(format!("re: {}", request.history.last().map(|said| said.text()).unwrap_or_default()))
@@ -361,12 +361,12 @@ pub(crate) fn held(gate: &Gate, text: &str) -> Step {
     Step::new().gate(gate).then_text([text]).stop()
 }
 
-/// A request that fails and is not retried.
+/// Returns a request that fails and is not retried.
 pub(crate) fn failing() -> Step {
     Step::error(ProviderError::new(ErrorKind::InvalidRequest, "no"))
 }
 
-/// Creates a conversation with this id outside the script, and opens it on the scripted store.
+/// Creates a conversation with this id, without using the script. Then opens the conversation on the scripted store.
 pub(crate) async fn created(store: &ScriptedStore, name: &str, agent: AgentBuilder) -> Session {
     let made =
         Session::builder(Arc::clone(store.beneath())).agent(parrot()).create_with_id(id(name)).await.unwrap();
@@ -375,7 +375,7 @@ pub(crate) async fn created(store: &ScriptedStore, name: &str, agent: AgentBuild
     Session::builder(store.as_dyn()).agent(agent).open(id(name)).await.unwrap()
 }
 
-/// Asserts that the tree's path equals the agent's history, and that the store has all of it.
+/// Asserts that the tree's path equals the agent's history, and that the store contains the whole tree.
 pub(crate) async fn assert_agree(session: &Session, store: &ScriptedStore) {
     session.flush(secs(3600)).await.unwrap();
     let snapshot = session.snapshot().await.unwrap();
@@ -421,7 +421,7 @@ pub(crate) async fn report(events: &mut SessionSubscription) -> StoreReport {
     }
 }
 
-/// Asserts that the session answers every query immediately, whatever the store does.
+/// Asserts that the session answers every query immediately, no matter how the store behaves.
 pub(crate) async fn assert_answers(session: &Session) {
     let start = Instant::now();
     session.status().await.unwrap();

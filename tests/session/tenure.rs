@@ -1,7 +1,7 @@
-//! Leases: in a store with leases, a conversation belongs to one session at a time.
+//! Stores with leases. In such a store, a conversation belongs to only one session at a time.
 //!
-//! These tests run in real time: leases are renewed by a thread of the crate, to which a test's paused time does not
-//! apply.
+//! These tests run in real time. A thread of the crate renews the leases, and Tokio's paused time does not affect this
+//! thread.
 
 use std::{sync::Arc, time::Duration};
 
@@ -115,7 +115,7 @@ async fn open_fails_lease_is_released() {
     let store = LeasingStore::new();
     let first = created(&store, "talk", ann()).await;
     within(first.stop(secs(30))).await.unwrap();
-    // An agent without a model, and a conversation without a saved model.
+    // The opening fails because neither the agent nor the stored conversation has a model.
     let agent = omni_agent::agent::Agent::builder();
     let failed = within(Session::builder(store.as_dyn()).agent(agent).owner(ann()).open(id("talk"))).await;
     assert!(failed.is_err());
@@ -228,7 +228,8 @@ async fn renewals_that_fail_hang_or_panic_are_tried_again() {
     assert_eq!(store.epoch(session.id()), 1);
 }
 
-/// Checks that every lease is renewed. An expired lease is owned again only after a renewal.
+/// Checks that every lease is renewed. After a lease has expired, the conversation has an owner again only if the lease
+/// is renewed.
 async fn all_are_renewed(store: &LeasingStore, sessions: &[Session]) {
     for session in sessions {
         store.run_out(session.id());
@@ -278,7 +279,7 @@ async fn lease_expired_before_a_write_the_write_follows_the_renewal() {
     let session = within(builder.create_with_id(id("talk"))).await.unwrap();
     session.prompt("One").await.unwrap();
     gate.reached().await;
-    // The session notices the expiry because the write is rejected, since renewals fail.
+    // All renewals fail, so the session notices the expiry only when its write is rejected.
     store.ownership(Mood::Fail);
     store.run_out(session.id());
     gate.open();
@@ -298,7 +299,7 @@ async fn lease_expired_again_before_the_repeated_write_session_continues() {
     let session = created(&store, "talk", ann()).await;
     let mut events = watch(&session).await;
     within(session.ask("One")).await.unwrap();
-    // The lease could be renewed, so no other owner has acquired the conversation.
+    // The session could still renew its lease, so no other owner has acquired the conversation.
     let StoreReport::Failed { .. } = within(report(&mut events)).await else { panic!() };
     within(session.flush(secs(30))).await.unwrap();
     assert_eq!(store.owner(session.id()), Some(ann()));
@@ -334,7 +335,7 @@ async fn conversation_taken_before_a_turn_is_saved_turn_stays_readable_but_is_no
     let session = within(builder.open(id("talk"))).await.unwrap();
     session.prompt("One").await.unwrap();
     gate.reached().await;
-    // The other owner acquires the conversation before this session's next renewal can reveal it.
+    // The renewal hangs, so the session does not notice yet that another owner has acquired the conversation.
     store.ownership(Mood::Hang);
     let theirs = store.take(session.id(), &ben());
     gate.open();
@@ -375,7 +376,7 @@ async fn conversation_taken_and_released_meanwhile_is_lost() {
     store.ownership(Mood::Work);
     store.run_out(session.id());
     assert_lost(&session, &[]).await;
-    // The session releases the lease, since it does not know the stored state.
+    // The session had acquired the lease again. It releases this lease, because it does not know the stored state.
     within(store.released(session.id())).await;
     assert_eq!(load(&store, "talk", ben()).await.unwrap().tree().await.unwrap().len(), 2);
 }
@@ -444,7 +445,7 @@ async fn lease_keeper_does_not_keep_a_dropped_store_alive() {
     let session = within(builder.create_with_id(ConversationId::new("talk").unwrap())).await.unwrap();
     within(session.stop(secs(30))).await.unwrap();
     drop((session, shared));
-    // The renewing thread drops the store a moment later.
+    // The thread that renews the leases drops the store a moment later.
     within(async {
         while weak.strong_count() > 0 {
             tokio::task::yield_now().await;

@@ -1,5 +1,5 @@
-//! Writes that the store can never accept. The turns before such a write are stored, and the session ends with the
-//! remaining turns readable.
+//! Writes that the store can never accept. The turns before such a write are stored. The session then ends, and its
+//! other turns can still be read.
 
 use std::sync::Arc;
 
@@ -18,7 +18,8 @@ use crate::support::{
     Act, ScriptedStore, configure, created, id, node, parrot, report, secs, tree_in, watch,
 };
 
-/// A store that refuses messages and system prompts with a certain word, and commits with too many nodes.
+/// A store that refuses messages and system prompts that contain a certain word, and commits that contain too many
+/// nodes.
 struct Picky {
     beneath: MemoryStore,
     most_nodes: usize,
@@ -96,7 +97,7 @@ impl Store for Picky {
     }
 }
 
-/// Returns a session whose first write waits at a gate, so that everything after that write is saved together.
+/// Returns a session whose first write waits at a gate. Everything that follows this write is therefore saved together.
 async fn held_up(most_nodes: usize) -> (Session, ScriptedStore, Gate) {
     let store = ScriptedStore::over(picky(most_nodes), []);
     let session = created(&store, "talk", parrot()).await;
@@ -126,7 +127,7 @@ async fn unstorable_turn_alone_ends_the_session_and_stays_readable() {
     assert_eq!(last.tree.node(node(3)).unwrap().message().text(), "poison");
     assert_eq!(last.store, Some(StoreReport::Lost { error }));
     assert_eq!(store.tree(session.id()).await.len(), 2);
-    // The unstorable commit was tried only once.
+    // The store was asked only once to store the unstorable commit.
     assert_eq!(store.words(), ["commit", "commit"]);
     let stopped = session.stop(secs(1)).await;
     let Err(SessionError::Unsaved { nodes: 2, error: Some(error), .. }) = stopped else {
@@ -153,18 +154,18 @@ async fn unstorable_turn_among_others_earlier_turns_are_written() {
     assert_eq!(kept.len(), 6);
     assert_eq!(kept.head(), Some(node(6)));
     let ids: Vec<_> = store.tried().iter().map(|tried| tried.what.nodes()).collect();
-    // A refused write is halved until one turn is left.
+    // If a write is refused, it is divided in half until it contains only one turn.
     let halves = [vec![3, 4, 5, 6], vec![7, 8, 9, 10], vec![7, 8]];
     assert_eq!(ids[..2], [vec![1, 2], (3..=10).collect()]);
     assert_eq!(ids[2..], halves);
     store.assert_sound();
-    // The conversation can be opened again, and continues.
+    // The conversation can be opened again, and it continues.
     let again = Session::builder(store.as_dyn()).agent(parrot()).open(id("talk")).await.unwrap();
     again.ask("Four").await.unwrap();
     again.flush(secs(1)).await.unwrap();
 }
 
-/// The store refuses the commit as a whole, but each of its turns is valid: nothing is lost.
+/// The store refuses the commit as a whole, but each turn in it is valid. Nothing is lost.
 #[tokio::test(start_paused = true)]
 async fn unstorable_together_all_turns_are_written_separately() {
     let (session, store, gate) = held_up(2).await;
@@ -191,7 +192,7 @@ async fn unstorable_together_all_turns_are_written_separately() {
     ) {}
     assert!(session.end().is_none());
     assert_eq!(session.snapshot().await.unwrap().unsaved, []);
-    // From here on, turns are written together again.
+    // From here on, several turns are written together again.
     let tried = store.tried().len();
     session.ask("Two").await.unwrap();
     session.flush(secs(10)).await.unwrap();
@@ -249,7 +250,7 @@ async fn unstorable_turn_before_the_store_fails_the_rest_is_written_when_it_work
     session.ask("One").await.unwrap();
     session.ask("Two").await.unwrap();
     session.tree().await.unwrap();
-    // The commit of both turns is refused, and then the store is down for a while.
+    // The store refuses the commit of both turns. It then fails for a while.
     let mut writes = 0;
     store.otherwise(move || {
         writes += 1;
@@ -262,7 +263,7 @@ async fn unstorable_turn_before_the_store_fails_the_rest_is_written_when_it_work
     assert!(tried[2..6].iter().all(|attempt| attempt.what == tried[2].what), "{tried:?}");
 }
 
-/// The part before the unstorable turn adds a branch that is not on the path.
+/// The changes before the unstorable turn add a branch that is not on the path.
 #[tokio::test(start_paused = true)]
 async fn unstorable_turn_after_a_move_between_branches_keeps_the_chosen_branch() {
     let (session, store, gate) = held_up(100).await;

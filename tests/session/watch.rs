@@ -1,4 +1,4 @@
-//! Test helpers: sessions whose events are checked as they arrive, and callbacks built from closures.
+//! Test helpers: sessions whose events are checked when they arrive, and callbacks that are built from closures.
 
 use std::{
     future::Future,
@@ -27,7 +27,7 @@ pub(crate) async fn in_time<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_hours(1), future).await.expect("nothing came")
 }
 
-/// The result of an operation that must be ready at once.
+/// Returns the result of an operation that must finish immediately.
 pub(crate) async fn answered<T>(operation: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_millis(10), operation).await.expect("the operation was not answered")
 }
@@ -37,13 +37,13 @@ pub(crate) async fn reached(gate: &Gate) {
     in_time(gate.reached()).await;
 }
 
-/// A session builder with a new store.
+/// Returns a session builder with a new store.
 pub(crate) fn on(agent: AgentBuilder) -> SessionBuilder {
     let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
     Session::builder(store).agent(agent)
 }
 
-/// An agent with a scripted model and an `echo` tool.
+/// Returns an agent with a scripted model and an `echo` tool.
 pub(crate) fn scripted(steps: impl IntoIterator<Item = Step>) -> AgentBuilder {
     Agent::builder().model(ScriptedProvider::new(steps).model()).tool(echo())
 }
@@ -52,12 +52,12 @@ pub(crate) fn echo() -> impl Tool {
     tool_fn("echo", "Echoes.", |input: Value, _| async move { Ok(input) })
 }
 
-/// An answer that waits at the gate after its first words, and then ends.
+/// Returns an answer that waits at the gate after its first word, and then ends.
 pub(crate) fn held(gate: &Gate) -> Step {
     Step::new().then_text(["Half"]).gate(gate).stop()
 }
 
-/// The kind of an event, in short.
+/// Returns the kind of an event in a short form.
 pub(crate) fn word(event: &SessionEvent) -> String {
     match event {
         SessionEvent::Agent(event) => match &**event {
@@ -73,7 +73,7 @@ pub(crate) fn word(event: &SessionEvent) -> String {
     }
 }
 
-/// A message in short.
+/// Returns a message in a short form.
 pub(crate) fn brief(message: &Message) -> String {
     let blocks = message.content.iter().map(|block| match block {
         Content::Text(text) => text.text.clone(),
@@ -88,7 +88,7 @@ pub(crate) fn briefs(history: &History) -> Vec<String> {
     history.iter().map(|message| brief(message)).collect()
 }
 
-/// A session and a view of it that is built from its events alone.
+/// A session, and a view of the session that is built only from its events.
 pub(crate) struct Watched {
     pub(crate) session: Session,
     pub(crate) events: SessionSubscription,
@@ -96,7 +96,7 @@ pub(crate) struct Watched {
 }
 
 impl Watched {
-    /// A new session whose agent has a scripted model.
+    /// Returns a new session whose agent has a scripted model.
     pub(crate) async fn scripted(steps: impl IntoIterator<Item = Step>) -> Self {
         Self::start(on(scripted(steps))).await
     }
@@ -111,8 +111,8 @@ impl Watched {
         Self { session: session.clone(), events, view }
     }
 
-    /// Applies the next event to the view and returns it. The event must survive serialization and have the next
-    /// number.
+    /// Applies the next event to the view and returns the event. The event must have the next number, and serialization
+    /// must preserve it.
     pub(crate) async fn next(&mut self) -> Arc<SessionEvent> {
         let update = in_time(self.events.next()).await;
         let Some(Update::Event(numbered)) = update else { panic!("expected an event, got {update:?}") };
@@ -124,8 +124,8 @@ impl Watched {
         numbered.event
     }
 
-    /// The names of the events up to and including the first event with this name. Events of the store are omitted,
-    /// because they may come at any time.
+    /// Returns the names of the events up to and including the first event with this name. Store events are omitted,
+    /// because they may arrive at any time.
     pub(crate) async fn until(&mut self, last: &str) -> Vec<String> {
         let mut seen = Vec::new();
         while seen.last().is_none_or(|seen| seen != last) {
@@ -137,7 +137,7 @@ impl Watched {
         seen
     }
 
-    /// Asks, and waits until the turn is in the tree.
+    /// Sends a prompt, and waits until its turn is in the tree.
     pub(crate) async fn ask(&mut self, prompt: &str) {
         in_time(self.session.ask(prompt)).await.unwrap();
         self.check().await;
@@ -149,7 +149,7 @@ impl Watched {
         self.check().await;
     }
 
-    /// Checks that the view equals the session's snapshot, and that the path equals the agent's history.
+    /// Checks that the view equals the session's snapshot, and that the tree's path equals the agent's history.
     pub(crate) async fn check(&mut self) {
         let truth = answered(self.session.snapshot()).await.unwrap();
         self.see(&truth).await;
@@ -162,13 +162,13 @@ impl Watched {
         assert_eq!(*truth.tree.history(), truth.agent.state.history, "{}", truth.tree);
         truth.agent.state.history.check().unwrap();
         let mut view = self.view.clone();
-        // A staged prompt emits no event. Only its sender is informed.
+        // A staged prompt emits no event. Only the sender of the prompt is informed.
         view.agent.staged.clone_from(&truth.agent.staged);
         view.agent.behind.clone_from(&truth.agent.behind);
         assert_eq!(view, *truth);
     }
 
-    /// The reason of the session's end. Checks that the view equals the last snapshot.
+    /// Waits for the end of the session and returns its reason. Checks that the view equals the last snapshot.
     pub(crate) async fn closed(&mut self) -> EndReason {
         loop {
             match in_time(self.events.next()).await {
@@ -186,12 +186,12 @@ impl Watched {
         }
     }
 
-    /// The messages of the path in short.
+    /// Returns the messages of the path in a short form.
     pub(crate) fn path(&self) -> Vec<String> {
         briefs(self.view.tree.history())
     }
 
-    /// The tree, drawn as text.
+    /// Returns the tree, drawn as text.
     pub(crate) fn drawn(&self) -> String {
         self.view.tree.to_string()
     }
@@ -207,7 +207,7 @@ type ToolUseHook = dyn FnMut(ToolUse) -> ToolDecision + Send;
 type EventHook = dyn FnMut(Box<dyn std::any::Any + Send>, State) -> Later<Option<Prompt>> + Send;
 type EndHook = dyn FnMut(EndReason, State) -> Later<()> + Send;
 
-/// Callbacks built from closures. A callback without a closure does what the trait's default does.
+/// Callbacks that are built from closures. If a callback has no closure, it does the same as the trait's default.
 #[derive(Default)]
 pub(crate) struct Hooks {
     turn: Option<Box<TurnHook>>,
@@ -229,7 +229,7 @@ impl Hooks {
         self
     }
 
-    /// Continues with these texts, one per turn, and then stops.
+    /// Continues the run with these texts, one after each turn, and then stops.
     pub(crate) fn continuing(self, texts: impl IntoIterator<Item = &'static str>) -> Self {
         let mut texts: Vec<_> = texts.into_iter().collect();
         texts.reverse();
@@ -292,7 +292,7 @@ impl AgentCallbacks for Hooks {
     }
 }
 
-/// A log that callbacks write to and tests read.
+/// A log that callbacks write and tests read.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Log(Arc<Mutex<Vec<String>>>);
 

@@ -1,4 +1,4 @@
-//! Compaction: a log is rewritten when outdated records take up more than the rest.
+//! Compaction: a log is rewritten when its outdated records use more space than its other records.
 
 use std::fs;
 
@@ -12,14 +12,14 @@ use crate::support::{Folder, commit, create, id, node, says};
 struct Grown {
     folder: Folder,
     store: FileSystemStore,
-    /// The write that created the conversation, and its version.
+    /// The write that created the conversation, and the version after this write.
     first: (WriteId, Version),
-    /// All other writes, each with the version that it led to.
+    /// All other writes, each with the version that it produced.
     writes: Vec<(Write, Version)>,
     stored: Stored,
 }
 
-/// Creates a conversation with a few nodes, and many titles, states and moves in between and afterwards.
+/// Creates a conversation with a few nodes. Between and after the nodes, many titles, states and moves are written.
 async fn grown(rounds: u64) -> Grown {
     let folder = Folder::new();
     let store = folder.quick_store().await;
@@ -48,12 +48,12 @@ async fn grown(rounds: u64) -> Grown {
         .unwrap();
         writes.push((write, version));
     }
-    // Load from the log before any compaction, as the value to compare with.
+    // This value is loaded before any compaction. The tests compare later loads with it.
     let stored = expected(&store, &id).await;
     Grown { folder, store, first, writes, stored }
 }
 
-/// Loads the conversation while its log is locked, so that nothing is written.
+/// Loads the conversation while its log is locked, so that the load does not write anything.
 async fn expected(store: &FileSystemStore, id: &ConversationId) -> Stored {
     let log = store.folder().join(format!("{id}.jsonl"));
     let held = fs::File::open(log).unwrap();
@@ -97,7 +97,7 @@ async fn write_repeated_after_compactions_returns_the_first_result() {
         let other = grown.store.commit(&id("a"), &Write::on(grown.first.1), &says(1, "never written")).await;
         assert!(matches!(other, Err(StoreError::Conflict { .. })), "{other:?}");
 
-        // Outgrow the log again.
+        // Let the log outgrow its compaction limit again.
         for round in 0..300 {
             let write = Write::on(grown.stored.version);
             let title = StateChange::Title(Some(format!("another title {round} {}", "long ".repeat(100))));
@@ -171,7 +171,7 @@ async fn compacted_log_with_a_line_missing_is_damaged() {
     }
 }
 
-/// Writers that arrive while the log is replaced must not write to the old one.
+/// Writers that arrive while the log is being replaced must not write to the old log.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn commits_during_compactions_are_all_kept() {
     let folder = Folder::new();
@@ -203,7 +203,7 @@ async fn commits_during_compactions_are_all_kept() {
     assert!(!log.lines().next().unwrap().ends_with("\"compactions\":0}}"), "no compaction happened");
 }
 
-/// The summary is old, as after a crash between the new log and its summary.
+/// The summary is out of date, as after a crash between the writing of the new log and that of its summary.
 #[tokio::test]
 async fn list_after_compaction_does_not_use_an_older_summary() {
     let folder = Folder::new();
@@ -216,13 +216,13 @@ async fn list_after_compaction_does_not_use_an_older_summary() {
     }
     let size = || fs::metadata(folder.log(&id)).unwrap().len();
     let old = size();
-    // Prevent new summaries from being saved.
+    // Prevent the store from saving new summaries.
     fs::create_dir(folder.path().join("a.summary.json.new")).unwrap();
     store.load(&id).await.unwrap();
     let compacted = size();
     assert!(compacted < old / 2, "{old} bytes became {compacted}");
 
-    // Choose a title so long that the log has the length of the old one.
+    // Choose the length of the title so that the new log becomes as long as the old log.
     let title = |len: u64| StateChange::title("n".repeat(usize::try_from(len).unwrap()));
     version = store.save_state(&id, &Write::on(version), &title(1)).await.unwrap();
     let line = size() - compacted;
@@ -247,7 +247,8 @@ async fn compaction_keeps_the_permissions_of_the_log() {
     let metadata = fs::metadata(&log).unwrap();
     assert_eq!(metadata.mode() & 0o777, 0o640);
     if others {
-        // A rewritten file would belong to this user, and the former owner could not read it.
+        // The log is not rewritten, because the new file would belong to this user and the former owner could not read
+        // it.
         assert_eq!((metadata.uid(), metadata.len()), (65_533, before));
     } else {
         assert!(metadata.len() < before / 2);

@@ -1,4 +1,4 @@
-//! Stored content is loaded unchanged: any tree, and JSON up to the maximum depth.
+//! Stored content is loaded unchanged. The tests use arbitrary trees, and JSON up to the maximum depth.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use serde_json::{Value, from_value, json, to_value};
 
 use crate::support::{Folder, create, id, node};
 
-/// A change of a tree between two commits.
+/// A change to a tree between two commits.
 #[derive(Clone, Debug)]
 enum Step {
     Turn(String, bool),
@@ -98,7 +98,7 @@ proptest! {
     }
 }
 
-/// Returns a commit of a message whose tool input has this many levels.
+/// Returns a commit of a message with a tool input. The input has this many levels.
 fn nested(levels: usize) -> Commit {
     let input = (1..levels).fold(json!({}), |inner, _| json!({"a": inner}));
     let message = Message::assistant(vec![Content::from(ToolUse::new("toolu_1", "deep", input))]);
@@ -109,7 +109,7 @@ fn nested(levels: usize) -> Commit {
 async fn commit_of_json_as_deep_as_services_send_is_loaded_unchanged() {
     let folder = Folder::new();
     let store = folder.quick_store().await;
-    // A service sends the arguments as text, which is parsed separately: up to 127 levels.
+    // A service sends the arguments as text. The text is parsed separately, so it may have up to 127 levels.
     let input: Value = serde_json::from_str(&("[".repeat(127) + &"]".repeat(127))).unwrap();
     assert!(serde_json::from_str::<Value>(&("[".repeat(128) + &"]".repeat(128))).is_err());
     let commit = nested(127);

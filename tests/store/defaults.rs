@@ -1,4 +1,4 @@
-//! The default methods of the trait `Store`.
+//! The default methods of the `Store` trait.
 
 use std::sync::Mutex;
 

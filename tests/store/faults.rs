@@ -1,4 +1,4 @@
-//! Faults of the file system: no space, no permission, no folder.
+//! Faults of the file system: no space is left, a permission is missing, or a folder is missing.
 
 use std::{fs, process::Command};
 
@@ -9,7 +9,7 @@ use crate::{
     support::{Folder, child, child_folder, commit, create, id, says},
 };
 
-/// The child: writes until the disk is full, and continues after space was freed.
+/// Child process: writes until the disk is full, and continues after space was freed.
 #[cfg(unix)]
 #[tokio::test]
 async fn child_writes_until_the_disk_is_full() {
@@ -21,7 +21,8 @@ async fn child_writes_until_the_disk_is_full() {
     let mut version = create(&store, &id("a")).await;
     let mut number = 1;
     version = commit(&store, &id("a"), version, number, "fits").await;
-    // Each commit is longer than the remaining space, so a part of it is written before the error.
+    // Each commit is longer than the space that remains at the end. A part of the last commit is therefore written
+    // before the error.
     let text = "x".repeat(40_000);
     let (write, error) = loop {
         let write = Write::on(version);
@@ -37,14 +38,14 @@ async fn child_writes_until_the_disk_is_full() {
     let stored = store.load(&id("a")).await.unwrap();
     assert_eq!((stored.version, stored.nodes.len() as u64), (version, number), "earlier commits were lost");
 
-    // A new conversation does not fit either, and leaves no file behind.
+    // A new conversation does not fit either, and its creation leaves no file behind.
     let state = omni_agent::store::StoredState::default().with_system("x".repeat(200_000));
     let created = store.create(&id("b"), omni_agent::store::WriteId::generate(), &state).await;
     assert!(matches!(created, Err(StoreError::Full { .. })), "{created:?}");
     assert!(!store.exists(&id("b")).await.unwrap());
     assert!(!folder.join("b.jsonl").exists());
 
-    // A small commit still fits, or fits after space was freed.
+    // A small commit fits, either immediately or after space was freed.
     let next = store.commit(&id("a"), &write, &says(number + 1, "short")).await;
     let next = match next {
         Err(StoreError::Full { .. }) => {
@@ -63,7 +64,7 @@ fn sees_all(mut command: Command) {
     assert!(text.contains("all checks passed"), "{text}");
 }
 
-/// Runs the command, and returns its output.
+/// Runs the command, asserts that it succeeds, and returns its output.
 fn succeeds(command: &mut Command) -> String {
     let output = command.output().unwrap();
     let text =
@@ -90,12 +91,12 @@ fn after(script: &str, child: &Command) -> Command {
 async fn write_beyond_a_file_size_limit_is_full_and_leaves_the_log_intact() {
     let folder = Folder::new();
     let child = child("faults::child_writes_until_the_disk_is_full", folder.path());
-    // The limit is 100 blocks of 512 bytes or 1 KiB, depending on the shell. Without the trap, the signal would end the
-    // child.
+    // The limit is 100 blocks of 512 bytes or of 1 KiB, depending on the shell. Without the trap, the signal for
+    // exceeding the limit would end the child.
     sees_all(after("trap '' XFSZ && ulimit -f 100", &child));
 }
 
-/// Returns whether this user may mount file systems in a separate namespace.
+/// Returns whether the current user may mount file systems in a separate namespace.
 #[allow(clippy::print_stdout, reason = "a skipped test prints the reason")]
 fn can_mount() -> bool {
     let tried = Command::new("unshare").args(["-rm", "mount", "-t", "tmpfs", "none", "/mnt"]).output();
@@ -122,7 +123,7 @@ async fn write_to_a_full_disk_is_full_and_leaves_the_log_intact() {
     sees_all(unshared);
 }
 
-/// The child: opens a folder that can only be read.
+/// Child process: opens a read-only folder.
 #[tokio::test]
 async fn child_finds_a_read_only_folder() {
     let Some(folder) = child_folder() else {
@@ -161,7 +162,7 @@ async fn write_to_a_read_only_folder_is_denied_and_reading_works() {
     let store = folder.store().await;
     let version = create(&store, &id("a")).await;
     commit(&store, &id("a"), version, 1, "Hi").await;
-    // If there is no summary, a list tries to write a new one.
+    // Without a summary, a list tries to write a new summary.
     fs::remove_file(folder.summary(&id("a"))).unwrap();
     let child = child("faults::child_finds_a_read_only_folder", folder.path());
     let script = "mount --bind \"$OMNI_CHILD\" \"$OMNI_CHILD\" && mount -o remount,bind,ro \"$OMNI_CHILD\"";
@@ -172,7 +173,7 @@ async fn write_to_a_read_only_folder_is_denied_and_reading_works() {
     sees_all(unshared);
 }
 
-/// The child: uses a file system that can't lock a file opened only for reading.
+/// Child process: uses a file system on which a file can't be locked if it was opened only for reading.
 #[tokio::test]
 async fn child_cannot_lock_what_it_reads() {
     let Some(folder) = child_folder() else {
@@ -186,14 +187,14 @@ async fn child_cannot_lock_what_it_reads() {
         return;
     }
     let version = commit(&store, &id("a"), version, 1, "Hi").await;
-    // The commit did not update the summary. A list tries to update it.
+    // The commit did not update the summary, so the list tries to update it.
     assert_eq!(store.list(Page::default()).await.unwrap()[0].version, version);
     assert_eq!(store.summary(&id("a")).await.unwrap().version, version);
     assert_eq!(store.load(&id("a")).await.unwrap().version, version);
     println!("\nall checks passed");
 }
 
-/// This is how NFS behaves on Linux: `flock` becomes a lock that requires the file to be open for writing.
+/// NFS on Linux behaves in this way: `flock` becomes a lock for which the file must be open for writing.
 #[cfg(target_os = "linux")]
 #[tokio::test]
 #[allow(clippy::print_stdout, reason = "a skipped test prints the reason")]
@@ -219,7 +220,7 @@ async fn list_on_a_file_system_without_read_locks_shows_all() {
     child.env("LD_PRELOAD", library);
     let text = succeeds(&mut child);
     if text.contains("\ncan be locked") {
-        // This happens on a file system mounted `noexec`, for example, or if the program is statically linked.
+        // This happens, for example, if the file system is mounted with `noexec` or the program is statically linked.
         println!("skipped: LD_PRELOAD has no effect on the program of the tests");
         return;
     }
@@ -275,7 +276,7 @@ async fn write_succeeds_if_its_summary_cannot_be_written() {
     let store = folder.store().await;
     let version = create(&store, &id("a")).await;
     fs::remove_file(folder.summary(&id("a"))).unwrap();
-    // A folder in its place prevents the rename.
+    // A folder with the name of the summary prevents the rename of the new summary.
     fs::create_dir_all(folder.summary(&id("a")).join("in the way")).unwrap();
     let title = StateChange::title("A talk");
     store.save_state(&id("a"), &Write::on(version), &title).await.unwrap();

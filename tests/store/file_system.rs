@@ -146,7 +146,7 @@ async fn write_while_another_holds_the_lock_continues_when_it_is_free() {
         let store = store.clone();
         async move { store.commit(&id("a"), &Write::on(version), &says(1, "Hi")).await }
     });
-    // Other conversations don't wait.
+    // Writes to other conversations don't wait.
     create(&store, &id("b")).await;
     other.unlock().unwrap();
     assert_eq!(waiting.await.unwrap().unwrap(), version.next());
@@ -202,7 +202,7 @@ async fn list_with_an_outdated_summary_shows_the_title() {
     let title = StateChange::title("A talk");
     let version = store.save_state(&id("a"), &Write::on(version), &title).await.unwrap();
     commit(&store, &id("a"), version, 1, "Hi").await;
-    // This is the state after a crash of the machine between the write and its summary.
+    // This is the state after a crash of the machine between a write and the update of its summary.
     fs::write(folder.summary(&id("a")), old).unwrap();
     assert_eq!(store.summary(&id("a")).await.unwrap().title.as_deref(), Some("A talk"));
 }

@@ -1,5 +1,5 @@
-//! Files of every released version of the format. Files in `golden/` never change and must remain readable. A new
-//! version of the format adds a folder.
+//! Files of every released version of the format. Files in `golden/` never change and must remain readable. For each
+//! new version of the format, a folder is added.
 
 use std::{
     fs,
@@ -25,7 +25,7 @@ fn golden(version: u64) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/store/golden/v{version}"))
 }
 
-/// The conversations of version 1. The expected content is in `NAME.expected.json`.
+/// The conversations of version 1. `NAME.expected.json` contains the expected content of a conversation.
 const NAMES: [&str; 4] = ["compacted", "empty", "talk", "torn"];
 
 #[tokio::test]
@@ -54,7 +54,7 @@ async fn load_of_version_1_returns_what_was_stored() {
             (stored.version, stored.updated, stored.created)
         );
         assert_eq!((&summary.title, &summary.damage), (&stored.state.title, &None));
-        // The conversation can be continued.
+        // The conversation can still be continued.
         let version = commit(&store, &id(name), stored.version, 1000, "more").await;
         assert_eq!(store.load(&id(name)).await.unwrap().version, version);
     }
@@ -62,7 +62,7 @@ async fn load_of_version_1_returns_what_was_stored() {
 
 #[tokio::test]
 async fn talk_of_version_1_has_the_expected_content() {
-    // This is the only version whose expected values come from code instead of a file.
+    // For this version, and only for this version, the expected values come from code instead of a file.
     let stored = fs::read(golden(1).join("talk.expected.json")).unwrap();
     let stored: Stored = serde_json::from_slice(&stored).unwrap();
     assert_eq!(stored.state, state());
@@ -139,7 +139,7 @@ fn nodes() -> Vec<Node> {
     nodes.collect()
 }
 
-/// Writes the files of the current version. Only for a version that is not released yet.
+/// Writes the files of the current version. May be run only while this version is not released.
 #[tokio::test]
 #[ignore = "writes into the sources; for a new version of the format"]
 async fn make_golden_files() {

@@ -1,4 +1,4 @@
-//! Contents that neither a crash nor a store would produce: handmade logs and unexpected kinds of files.
+//! Content that neither a crash nor a store produces: handmade logs, and unexpected kinds of files.
 
 use std::fs;
 
@@ -29,7 +29,7 @@ fn write(version: u64, change: &str) -> String {
     ))
 }
 
-/// Records with a correct checksum and invalid content, each with the line that the error must name.
+/// Records with a correct checksum and invalid content. The error must name the line of the record.
 #[tokio::test]
 async fn log_with_invalid_records_is_damaged_in_their_line() {
     let deep = |levels: usize| {
@@ -78,7 +78,8 @@ async fn log_with_invalid_records_is_damaged_in_their_line() {
             matches!(&loaded, Err(StoreError::Damaged { place, .. }) if place.ends_with(&expected)),
             "{shown}: {loaded:?}"
         );
-        // A write reads only the beginning and the end of the log. If both are sound, the write still has a conflict.
+        // A write reads only the beginning and the end of the log. If both are valid, the write fails only because of
+        // its conflict.
         let written = store.commit(&id("a"), &Write::on(Version::new(1)), &says(1, "")).await;
         match &written {
             Err(StoreError::Conflict { .. }) => {}
@@ -102,7 +103,7 @@ async fn log_that_is_not_text_is_damaged() {
     let mut log = (header(0) + &write(5, r#"{"create":{"title":"xx"}}"#)).into_bytes();
     let at = log.windows(2).position(|two| two == b"xx").unwrap();
     log[at] = 0xff;
-    // The checksum was computed from the changed bytes, so that only the text is invalid.
+    // The checksum is computed again from the changed bytes, so that only the text is invalid.
     let begin = log.iter().position(|byte| *byte == b'\n').unwrap() + 1;
     let record = begin + 44..log.len() - 2;
     let sum = format!("{:08x}", crc32fast::hash(&log[record]));
@@ -157,7 +158,7 @@ async fn create_of_an_unstorable_state_leaves_nothing_behind() {
     assert_eq!(folder.names(), [""; 0]);
 }
 
-/// One file with two names, as with ids that differ only in case on a file system that ignores case.
+/// One file has two names. This happens if two ids differ only in case and the file system ignores case.
 #[tokio::test]
 async fn operations_on_an_id_whose_file_belongs_to_another_leave_it_unchanged() {
     let folder = Folder::new();
@@ -185,9 +186,9 @@ async fn list_with_an_unreadable_log_reports_it_and_shows_the_others() {
     let folder = Folder::new();
     let store = folder.quick_store().await;
     create(&store, &id("sound")).await;
-    // Reading this file at an unmapped address is an input/output error.
+    // A read of this file at an unmapped address fails with an input/output error.
     std::os::unix::fs::symlink("/proc/self/mem", folder.log(&id("unreadable"))).unwrap();
-    // A symbolic link to itself.
+    // This symbolic link points to itself.
     std::os::unix::fs::symlink(folder.log(&id("loop")), folder.log(&id("loop"))).unwrap();
     fs::create_dir(folder.log(&id("folder"))).unwrap();
     let listed = store.list(Page::default()).await.unwrap();
@@ -207,7 +208,7 @@ async fn list_with_an_unreadable_log_reports_it_and_shows_the_others() {
     assert!(store.load(&id("unreadable")).await.is_err());
 }
 
-/// Only regular files are conversations. Opening some other kinds would block forever.
+/// Only regular files are conversations. If the store opened other kinds of files, some of them would block it forever.
 #[cfg(unix)]
 #[tokio::test]
 async fn operations_on_other_kinds_of_files_leave_them_unchanged() {

@@ -1,4 +1,4 @@
-//! Ids: which texts are valid, and the text form of write ids.
+//! Ids: which texts are valid ids, and how write ids are written as text.
 
 use std::collections::HashSet;
 
@@ -40,7 +40,7 @@ fn generate_returns_distinct_ids_of_22_characters() {
 
 #[test]
 fn write_id_is_written_as_url_safe_base64() {
-    // RFC 4648, section 5.
+    // The encoding is defined in RFC 4648, section 5.
     let id = WriteId::from_bytes([
         0xfb, 0xff, 0xbf, 0x00, 0x10, 0x83, 0x10, 0x51, 0x87, 0x20, 0x92, 0x8b, 0x30, 0xd3, 0x8f, 0x41,
     ]);

@@ -1,6 +1,6 @@
 //! `kill -9` of a process that commits without a pause.
 //!
-//! A normal run kills 50 times. `OMNI_KILLS=1000 cargo test --release --test store kill::` is a long run.
+//! A normal run kills the process 50 times. `OMNI_KILLS=1000 cargo test --release --test store kill::` is a long run.
 
 use std::{
     env,
@@ -15,8 +15,8 @@ use omni_agent::{
 
 use crate::support::{Folder, child, child_folder, commit, create, id, says};
 
-/// Returns the text that the child commits as node `number`. Some texts are so long that the system writes them in
-/// several pieces, so that a kill may fall between two of them.
+/// Returns the text that the child commits as node `number`. Some texts are so long that the operating system writes
+/// them in several pieces. A kill may then occur between two pieces.
 fn text(number: u64) -> String {
     let length = if number.is_multiple_of(3) { 1_500_000 } else { 200 };
     format!("{number} ").repeat(length / 4)
@@ -38,7 +38,7 @@ async fn child_commits_to_sqlite_until_it_is_killed() {
     }
 }
 
-/// The child: continues the conversation, and prints each commit when it is acknowledged.
+/// Child process: continues the conversation, and prints the number of each commit when the commit is acknowledged.
 #[allow(clippy::print_stdout, reason = "the parent reads the output")]
 async fn commit_until_killed(store: &dyn Store) {
     let id = id("killed");
@@ -54,7 +54,7 @@ async fn commit_until_killed(store: &dyn Store) {
     }
 }
 
-/// Kills a child some microseconds after its `after`th acknowledgement, and returns the last acknowledged number.
+/// Kills a child `micros` microseconds after acknowledgement number `after`. Returns the last acknowledged number.
 fn kill(part: &str, folder: &Folder, after: usize, micros: u64) -> Option<u64> {
     let mut child = child(part, folder.path()).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(|line| line.unwrap());
@@ -69,7 +69,7 @@ fn kill(part: &str, folder: &Folder, after: usize, micros: u64) -> Option<u64> {
         std::hint::spin_loop();
     }
     child.kill().unwrap();
-    // Output from before the kill counts.
+    // Acknowledgements that were printed before the kill also count.
     lines.for_each(&mut take);
     child.wait().unwrap();
     acknowledged
@@ -91,20 +91,21 @@ async fn kill_during_commits_to_sqlite_keeps_acknowledged_commits_and_leaves_no_
     survive_kills("kill::child_commits_to_sqlite_until_it_is_killed", open).await;
 }
 
-/// Repeatedly kills a child that runs this test, and checks the store each time.
+/// Repeatedly kills a child that runs the test `part`, and checks the store each time.
 async fn survive_kills(part: &str, open: impl AsyncFn(&Folder) -> Arc<dyn Store>) {
     let kills = env::var("OMNI_KILLS").map_or(50, |kills| kills.parse().unwrap());
     let mut folder = Folder::new();
     let mut id = start(&*open(&folder).await).await;
     let mut seen = 0;
     for round in 0..kills {
-        // Start a new conversation now and then, so that lengths up to some tens of megabytes occur.
+        // Start a new conversation from time to time, so that the lengths of the conversations vary up to some tens of
+        // megabytes.
         if round % 25 == 24 {
             folder = Folder::new();
             id = start(&*open(&folder).await).await;
             seen = 0;
         }
-        // Cover the whole duration of a commit, and a little more.
+        // The range of delays covers the whole duration of a commit, and a little more.
         let micros = u64::from(rand_below(12_000));
         let acknowledged = kill(part, &folder, round % 4, micros).unwrap_or(seen);
 
@@ -112,7 +113,7 @@ async fn survive_kills(part: &str, open: impl AsyncFn(&Folder) -> Arc<dyn Store>
         let stored = store.load(&id).await.unwrap_or_else(|error| panic!("round {round}: {error}"));
         let there = stored.nodes.len() as u64;
         assert!(there >= acknowledged, "round {round}: {there} commits of {acknowledged} acknowledged ones");
-        // The last commit may be complete, but not yet acknowledged.
+        // The last commit may be complete even if it was not acknowledged.
         assert!(there <= acknowledged + 1, "round {round}: {there} commits, {acknowledged} acknowledged");
         for (node, number) in stored.nodes.iter().zip(1..).skip(usize::try_from(seen).unwrap()) {
             assert_eq!(node.id().get(), number);
@@ -132,7 +133,7 @@ async fn start(store: &dyn Store) -> ConversationId {
     id
 }
 
-/// Returns a random number, so that the kill hits different moments.
+/// Returns a random number below `limit`, so that each kill happens at another moment.
 fn rand_below(limit: u32) -> u32 {
     let bytes = *WriteId::generate().as_bytes();
     u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]) % limit

@@ -1,4 +1,4 @@
-//! Values at the limits: they are loaded unchanged, or rejected without leaving anything behind.
+//! Values at the limits of a store. They are either loaded unchanged, or rejected without leaving anything behind.
 
 use omni_agent::{
     message::{Content, Message, ToolUse},
@@ -15,7 +15,7 @@ fn deep(levels: usize, is_list: bool) -> Value {
     (1..levels).fold(if is_list { json!([]) } else { json!({}) }, |inner, _| wrap(inner))
 }
 
-/// Stores messages and states with deeply nested JSON. Both add a few levels themselves.
+/// Stores messages and states with deeply nested JSON. A message and a state each add a few more levels.
 async fn values_at_the_limits_come_back_or_are_refused(store: &dyn Store) {
     let (mut taken, mut refused) = (0, 0);
     for (levels, is_list) in [(100, false), (245, false), (245, true), (257, false), (257, true), (500, true)]
@@ -85,7 +85,7 @@ async fn values_at_the_limits_in_postgres_are_kept_or_rejected() {
     values_at_the_limits_come_back_or_are_refused(&fresh(url).open().await.unwrap()).await;
 }
 
-/// Half of a surrogate pair, which some databases accept as JSON although it is not text. It must be reported as
+/// Half of a surrogate pair. It is not valid text, but some databases accept it as JSON. The store must report it as
 /// damage.
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 const HALF: &str = r#""\ud800""#;

@@ -14,7 +14,7 @@ use crate::support::{Folder, child, child_folder, commit, create, id};
 
 const MIB: u64 = 1024 * 1024;
 
-/// Creates a log of 24 MiB without a summary, last modified a minute ago.
+/// Creates a log of 24 MiB that has no summary and was last modified a minute ago.
 async fn long_log(folder: &Folder) {
     let store = folder.quick_store().await;
     let mut version = create(&store, &id("long")).await;
@@ -30,7 +30,7 @@ fn settle(folder: &Folder) {
     log.set_modified(SystemTime::now() - Duration::from_mins(1)).unwrap();
 }
 
-/// Overwrites a byte of the log, counted from its end.
+/// Overwrites the byte of the log that is `from_end` bytes before its end.
 fn damage(folder: &Folder, from_end: u64) {
     let log = OpenOptions::new().write(true).open(folder.log(&id("long"))).unwrap();
     log.write_all_at(b"#", log.metadata().unwrap().len() - from_end).unwrap();
@@ -38,21 +38,21 @@ fn damage(folder: &Folder, from_end: u64) {
     settle(folder);
 }
 
-/// Returns a number about this process from a file in `/proc/self`.
+/// Returns a number that a file in `/proc/self` reports about this process.
 fn counted(file: &str, name: &str) -> u64 {
     let text = fs::read_to_string(Path::new("/proc/self").join(file)).unwrap();
     let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap();
     line.trim_start_matches(':').trim().trim_end_matches(" kB").parse().unwrap()
 }
 
-/// Returns the only listed conversation, and the number of bytes read.
+/// Returns the only listed conversation, and the number of bytes that the list read.
 async fn list(store: &FileSystemStore) -> (Summary, u64) {
     let before = counted("io", "rchar");
     let mut listed = store.list(Page::default()).await.unwrap();
     (listed.remove(0), counted("io", "rchar") - before)
 }
 
-/// The child: its process reads nothing else.
+/// Child process: a separate process is needed because nothing else in it reads files.
 #[tokio::test]
 async fn child_lists_twice() {
     let Some(folder) = child_folder() else {
@@ -61,7 +61,7 @@ async fn child_lists_twice() {
     let store = FileSystemStore::open(folder).await.unwrap();
     let memory = counted("status", "VmHWM");
     let (first, read) = list(&store).await;
-    // The list reads the log once, and before that its last line in pieces of growing size.
+    // The list reads the log once. Before that, it reads the last line of the log in pieces of growing size.
     assert!(read < 30 * MIB, "the first list read {read} bytes");
     let memory = counted("status", "VmHWM") - memory;
     assert!(memory < 16 * 1024, "the first list took {memory} KiB");

@@ -1,4 +1,4 @@
-//! Stores: the conformance suite on each store, and tests for each kind of store.
+//! Stores: the conformance suite for each store, and tests of each kind of store.
 #![allow(clippy::unwrap_used, reason = "an unwrap is a failure of the test")]
 
 mod compaction;

@@ -1,5 +1,5 @@
-//! The PostgreSQL store: the conformance suite, settings and special values. Without a server, the tests are skipped
-//! with a message.
+//! The PostgreSQL store: the conformance suite, its settings, and special values. Without a server, the tests are
+//! skipped with a message.
 
 mod faults;
 mod golden;
@@ -37,7 +37,7 @@ struct Subject {
     store: Arc<PostgresStore>,
 }
 
-/// Returns the schema name, quoted for SQL.
+/// Returns the name of the store's schema, quoted for SQL.
 fn schema(store: &PostgresStore) -> String {
     format!("\"{}\"", store.schema().replace('"', "\"\""))
 }
@@ -55,7 +55,7 @@ impl conformance::StoreUnderTest for Subject {
 
     async fn damage(&self, id: &ConversationId) -> bool {
         let schema = schema(&self.store);
-        // The column `content` must remain JSON, so the message is replaced by JSON that is not a message.
+        // The column `content` must remain JSON, so the message is replaced with JSON that is not a message.
         let damage = format!(
             "UPDATE {schema}.nodes SET message = '[]' WHERE version = (
                  SELECT min(nodes.version) FROM {schema}.nodes JOIN {schema}.conversations ON key = conversation
@@ -78,7 +78,7 @@ async fn suite_on_postgres_store_passes() {
     let Some(url) = url() else { return };
     let make = async || Subject { url, store: Arc::new(fresh(url).open().await.unwrap()) };
     let report = conformance::check(make).await;
-    // A database has no torn writes.
+    // The database does not leave torn writes behind.
     assert_eq!(report.skipped, ["torn_write_is_dropped_completely"]);
 }
 
@@ -219,7 +219,7 @@ async fn load_of_a_row_with_a_missing_value_is_damaged() {
     );
 }
 
-/// The server forgets the prepared statements, like a pooler that resets connections between clients.
+/// The server drops the prepared statements, as it does behind a pooler that resets connections between clients.
 #[tokio::test]
 async fn write_over_a_connection_without_its_statements_uses_another() {
     let Some(url) = url() else { return };
@@ -318,7 +318,7 @@ async fn queries_among_many_conversations_use_indexes() {
     }
 }
 
-/// Renewals run in a separate thread, and must not wait for the application's threads.
+/// Renewals run in a separate thread. They must not wait for the application's threads.
 #[test]
 fn renew_while_the_runtime_of_others_is_blocked_succeeds() {
     let Some(url) = url() else { return };
@@ -327,11 +327,11 @@ fn renew_while_the_runtime_of_others_is_blocked_succeeds() {
     let (go_on, may_go_on) = mpsc::channel::<()>();
     let thread = std::thread::spawn(move || {
         application.block_on(async {
-            // All connections so far were opened on this runtime.
+            // All existing connections were opened on this runtime.
             let store = fresh(url).connections(2).open().await.unwrap();
             create(&store, &id("a")).await;
             let lease = store.acquire(&id("a"), &Owner::new("ann")).await.unwrap();
-            // Each of these operations has begun and waits for an answer, but nothing polls it.
+            // Each of these operations has started and is waiting for an answer, but the runtime does not poll it.
             let begun = (0..50).map(|number| {
                 let store = store.clone();
                 tokio::spawn(async move { create(&store, &id(&format!("n{number}"))).await })
@@ -350,7 +350,7 @@ fn renew_while_the_runtime_of_others_is_blocked_succeeds() {
     own.block_on(async {
         store.renew(&id("a"), &lease).await.unwrap();
         assert_eq!(store.renew_all(&[(id("a"), lease)]).await.unwrap(), []);
-        // All other operations work too.
+        // All other operations also work.
         let version = store.load(&id("a")).await.unwrap().version;
         store.save_state(&id("a"), &Write::on(version), &StateChange::title("A")).await.unwrap();
     });
@@ -379,7 +379,7 @@ async fn write_while_another_holds_the_row_is_busy_after_the_wait() {
         }
         other => panic!("{other:?}"),
     }
-    // Reads don't wait, other conversations don't wait, and other leases are renewed.
+    // Reads don't wait, operations on other conversations don't wait, and other leases are renewed.
     assert_eq!(store.load(&id("a")).await.unwrap().version, version);
     create(&store, &id("c")).await;
     assert_eq!(store.renew_all(&[(id("a"), lease), (id("b"), other_lease)]).await.unwrap(), []);

@@ -1,4 +1,4 @@
-//! Two processes that use one conversation.
+//! Two processes that use the same conversation.
 
 use std::io::{BufRead, BufReader, Read, Write as _};
 
@@ -8,7 +8,7 @@ use crate::support::{Folder, child, child_folder, commit, create, id, says};
 
 const COMMITS: u64 = 100;
 
-/// The child: commits on the current version, while another process commits too.
+/// Child process: makes commits while another process also makes commits.
 #[tokio::test]
 async fn child_commits_among_others() {
     let Some(folder) = child_folder() else {
@@ -17,12 +17,12 @@ async fn child_commits_among_others() {
     let store = FileSystemStore::open(folder).await.unwrap();
     println!("\nready");
     std::io::stdout().flush().unwrap();
-    // Both processes begin at the same time.
+    // The parent sends a byte, so that both processes start at the same time.
     std::io::stdin().read_exact(&mut [0]).unwrap();
     compete(&store, "child").await;
 }
 
-/// Commits nodes with this text until there are enough. The id of a node is its position.
+/// Makes `COMMITS` commits of one node with this text. The id of each node is its position in the history.
 async fn compete(store: &FileSystemStore, text: &str) -> u64 {
     let id = id("shared");
     let mut stored = store.load(&id).await.unwrap();
@@ -63,7 +63,7 @@ async fn commits_of_two_processes_form_one_history() {
     assert!(stored.nodes.iter().zip(1..).all(|(node, number)| node.id().get() == number));
 }
 
-/// The child: commits once and prints that it did.
+/// Child process: makes one commit, and prints a line afterwards.
 #[tokio::test]
 async fn child_commits_once() {
     let Some(folder) = child_folder() else {

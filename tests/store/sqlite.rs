@@ -1,4 +1,4 @@
-//! The SQLite store: the conformance suite, settings, locks and unexpected files.
+//! The SQLite store: the conformance suite, its settings, its locks, and unexpected files.
 
 mod damage;
 mod erasing;
@@ -31,7 +31,7 @@ pub(crate) fn file(folder: &Folder) -> PathBuf {
     folder.path().join("conversations.sqlite")
 }
 
-/// Opens a store that does not sync, for tests that don't depend on it.
+/// Opens a store that does not sync, for tests that don't depend on syncing.
 pub(crate) async fn quick(folder: &Folder) -> SqliteStore {
     SqliteStore::builder(file(folder)).durability(Durability::Process).open().await.unwrap()
 }
@@ -76,7 +76,7 @@ async fn suite_on_sqlite_store_passes() {
         Subject { folder, store }
     };
     let report = conformance::check(make).await;
-    // This store does not write SQLite's log itself. `damage.rs` tears that log.
+    // SQLite writes the log, not this store. The tests in `damage.rs` tear that log.
     assert_eq!(report.skipped, ["torn_write_is_dropped_completely"]);
 }
 
@@ -140,7 +140,7 @@ async fn open_of_another_kind_of_file_names_it_and_leaves_it_unchanged() {
     }
     assert_eq!(fs::read(file(&folder)).unwrap(), before);
 
-    // Databases of other applications: with tables, or with only their application id so far.
+    // These are databases of other applications. Some have tables, and some have only their application id so far.
     for made in [
         "CREATE TABLE customers (name TEXT)",
         "PRAGMA application_id = 7",
@@ -161,7 +161,7 @@ async fn open_of_another_kind_of_file_names_it_and_leaves_it_unchanged() {
     }
 }
 
-/// The database looks as after a crash: its newest writes are only in its log.
+/// The database is in the state after a crash: only its log contains the newest writes.
 #[tokio::test]
 async fn open_of_another_applications_database_leaves_its_log_unchanged() {
     let (made, left) = (Folder::new(), Folder::new());
@@ -248,7 +248,7 @@ async fn commit_size_is_constant_as_the_conversation_grows() {
     let mut version = create(&store, &id("a")).await;
     let state = omni_agent::store::StoredState::default().with_system("Be brief. ".repeat(10_000));
     version = store.save_state(&id("a"), &Write::on(version), &StateChange::whole(state)).await.unwrap();
-    // Empty the log before each commit, so that its size is that of one commit.
+    // The log is emptied before each commit, so that it contains only that commit.
     let observer = raw(&folder);
     let empty = || observer.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())).unwrap();
     let log = folder.path().join("conversations.sqlite-wal");
@@ -259,7 +259,7 @@ async fn commit_size_is_constant_as_the_conversation_grows() {
         added.push(fs::metadata(&log).unwrap().len());
     }
     let (first, last) = (added[..100].iter().max(), added[900..].iter().max());
-    // A B-tree grows by a level from time to time.
+    // A commit may be larger now and then, because a B-tree sometimes gets another level.
     assert!(last <= first.map(|first| first * 2).as_ref(), "{first:?} bytes at first, {last:?} at last");
 }
 
@@ -275,12 +275,12 @@ async fn lease_from_before_the_clock_was_set_back_expires_early() {
     };
     let (write, turn) = (Write::on(version).under(&lease), says(1, "Hi"));
 
-    // If the clock was set back by a little, the lease holds.
+    // If the clock was set back only a little, the lease is still valid.
     set_back("lasts / 2");
     let refused = store.acquire(&id("a"), &Owner::new("ben")).await;
     assert!(matches!(refused, Err(StoreError::Owned { .. })), "{refused:?}");
-    // If the clock was set back by an hour, the lease has expired. Its owner can renew it until another owner acquires
-    // it.
+    // If the clock was set back by an hour, the lease has expired. Its owner can still renew it, unless another owner
+    // has acquired it.
     set_back("3600000");
     assert_eq!(store.summary(&id("a")).await.unwrap().owner, None);
     let refused = store.commit(&id("a"), &write, &turn).await;
@@ -292,7 +292,7 @@ async fn lease_from_before_the_clock_was_set_back_expires_early() {
     assert_eq!(bens.epoch.0, lease.epoch.0 + 1);
 }
 
-/// Renewals run in a separate thread, and must not wait for the application's threads.
+/// Renewals run in a separate thread. They must not wait for the application's threads.
 #[test]
 fn renew_while_the_runtime_of_others_is_blocked_succeeds() {
     let folder = Folder::new();
@@ -310,7 +310,7 @@ fn renew_while_the_runtime_of_others_is_blocked_succeeds() {
     let other = store.clone();
     let thread = std::thread::spawn(move || {
         application.block_on(async {
-            // Each of these operations has begun and waits for an answer, but nothing polls it.
+            // Each of these operations has started and is waiting for an answer, but the runtime does not poll it.
             let begun = (0..100).map(|number| {
                 let store = other.clone();
                 tokio::spawn(async move { create(&store, &id(&format!("n{number}"))).await })

@@ -15,7 +15,7 @@ use omni_agent::{
     tree::{Node, NodeId},
 };
 
-/// A temporary folder that is removed when it is dropped.
+/// A temporary folder. The folder is removed when this value is dropped.
 pub(crate) struct Folder(PathBuf);
 
 impl Folder {
@@ -39,7 +39,7 @@ impl Folder {
         self.0.join(format!("{id}.summary.json"))
     }
 
-    /// Returns the names of the files in the folder, in order.
+    /// Returns the names of the files in the folder, sorted.
     pub(crate) fn names(&self) -> Vec<String> {
         let entries = fs::read_dir(&self.0).unwrap();
         let mut names: Vec<_> =
@@ -52,7 +52,7 @@ impl Folder {
         FileSystemStore::open(&self.0).await.unwrap()
     }
 
-    /// Opens a store that does not sync, for tests with many writes that don't depend on it.
+    /// Opens a store that does not sync, for tests that make many writes and don't depend on syncing.
     pub(crate) async fn quick_store(&self) -> FileSystemStore {
         FileSystemStore::builder(&self.0).durability(Durability::Process).open().await.unwrap()
     }
@@ -72,7 +72,7 @@ pub(crate) fn node(number: u64) -> NodeId {
     NodeId::new(number).unwrap()
 }
 
-/// Returns a commit of one node with this text, as a child of the previous node.
+/// Returns a commit of one node with this text. The node is a child of the previous node.
 pub(crate) fn says(number: u64, text: &str) -> Commit {
     let message = Message::user(text);
     Commit::new(Some(node(number))).with_nodes([Node::new(node(number), NodeId::new(number - 1), message)])
@@ -92,7 +92,7 @@ pub(crate) async fn commit(
     store.commit(id, &Write::on(base), &says(number, text)).await.unwrap()
 }
 
-/// Returns a command that runs one test of this program, as the child of another test.
+/// Returns a command that runs one test of this program in a child process of another test.
 pub(crate) fn child(test: &str, folder: &Path) -> Command {
     let mut command = Command::new(env::current_exe().unwrap());
     command.args(["--exact", test, "--nocapture", "--test-threads=1"]);
@@ -100,8 +100,8 @@ pub(crate) fn child(test: &str, folder: &Path) -> Command {
     command
 }
 
-/// Returns the folder that a child works in. In a normal run it returns `None`, because the tests of children do
-/// nothing then.
+/// Returns the folder in which a child process works. In a normal run, returns `None`, because tests for child
+/// processes then do nothing.
 pub(crate) fn child_folder() -> Option<PathBuf> {
     env::var_os("OMNI_CHILD").map(PathBuf::from)
 }

@@ -1,4 +1,4 @@
-//! Logs that were torn by a crash, and damaged logs.
+//! Logs that were torn by a crash, and logs that are damaged.
 
 use std::fs;
 
@@ -6,8 +6,8 @@ use omni_agent::store::{Page, StateChange, Store, StoreError, StoredState, Write
 
 use crate::support::{Folder, commit, create, id, says};
 
-/// Creates a log of a state and three commits, the last one with multibyte characters. Returns it with the offsets of
-/// its lines.
+/// Creates a log of a state and three commits. The last commit has multibyte characters. Returns the log and the
+/// offsets of its lines.
 async fn log(folder: &Folder) -> (Vec<u8>, Vec<usize>) {
     let store = folder.quick_store().await;
     let state = StoredState::default().with_title("A talk");
@@ -21,7 +21,8 @@ async fn log(folder: &Folder) -> (Vec<u8>, Vec<usize>) {
     (log, begins)
 }
 
-/// Replaces the log with this content. The file is new, because overwriting makes some file systems wait for the disk.
+/// Replaces the log with a new file that has this content. The old file is not overwritten, because some file systems
+/// then wait for the disk.
 fn put(folder: &Folder, log: impl AsRef<[u8]>) {
     let _ = fs::remove_file(folder.log(&id("a")));
     fs::write(folder.log(&id("a")), log).unwrap();
@@ -41,7 +42,7 @@ async fn log_cut_at_any_byte_of_its_last_commit_drops_that_commit() {
         let summary = store.list(Page::default()).await.unwrap().remove(0);
         assert_eq!((summary.version, summary.damage), (stored.version, None));
         assert_eq!(fs::read(folder.log(&id("a"))).unwrap(), &log[..cut], "reads must not change the log");
-        // The next write, shorter or longer than the torn one.
+        // The next write may be shorter or longer than the torn write.
         for text in ["", "a text that is longer than what was torn off, and more than that"] {
             put(&folder, &log[..cut]);
             let version = commit(&store, &id("a"), stored.version, 3, text).await;
@@ -61,7 +62,7 @@ async fn log_with_an_unwritten_last_line_drops_that_line() {
     let last = fs::read(folder.log(&id("a"))).unwrap().len();
     commit(&store, &id("a"), version, 4, &"a text over several sectors ".repeat(100)).await;
     let log = fs::read(folder.log(&id("a"))).unwrap();
-    // After a power failure, a file may have its length and only some of its sectors.
+    // After a power failure, a file may have its full length, but only some of its sectors may have been written.
     let sector = (last + 1).next_multiple_of(512);
     for zeros in [
         vec![(last, log.len())],
@@ -90,7 +91,7 @@ async fn log_with_other_zeros_in_its_last_line_is_damaged() {
     let store = folder.quick_store().await;
     let version = store.load(&id("a")).await.unwrap().version;
     for at in begins[4]..log.len() {
-        // A zero that is alone in its sector looks like a sector that was never written.
+        // A zero that is alone in its sector looks like a sector that was never written, so this case is skipped.
         if (at == begins[4] && (at + 1) % 512 == 0) || (at + 1 == log.len() && at % 512 == 0) {
             continue;
         }

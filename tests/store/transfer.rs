@@ -1,4 +1,4 @@
-//! Copies between stores, and conversations as JSON documents.
+//! Copies of conversations between stores, and conversations as JSON documents.
 
 use std::{path::Path, time::Duration};
 
@@ -17,7 +17,7 @@ use serde_json::json;
 
 use crate::support::{Folder, commit, create, id, says};
 
-/// Creates a store with a conversation that uses every feature, and an empty one.
+/// Creates a store with an empty conversation and a conversation that uses every feature.
 async fn full(folder: &Folder) -> FileSystemStore {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/store/golden/v1");
     for name in ["empty", "talk"] {
@@ -26,7 +26,7 @@ async fn full(folder: &Folder) -> FileSystemStore {
     folder.quick_store().await
 }
 
-/// Returns the content that a copy preserves: everything except versions and times, which each store assigns.
+/// Returns the content that a copy preserves. Only versions and times are missing, because each store assigns its own.
 fn content(stored: &Stored) -> String {
     let nodes = serde_json::to_string(&stored.nodes).unwrap();
     format!("{:?} {:?} {:?} {nodes}", stored.state, stored.head, stored.cursors)
@@ -69,7 +69,7 @@ async fn copy_between_stores_keeps_everything() {
     copies(&*last, &back.quick_store().await).await;
 }
 
-/// A store whose newest conversation is deleted after each list.
+/// A store that deletes its newest conversation after each list.
 struct Shrinking(MemoryStore);
 
 #[async_trait]
@@ -134,7 +134,7 @@ async fn copy_during_deletes_misses_no_remaining_conversation() {
     }
 }
 
-/// Returns the ids of a store's list, in order.
+/// Returns the ids of all conversations in the order of the store's list.
 async fn listed(store: &dyn Store) -> Vec<String> {
     let list = store.list(Page::first(usize::MAX)).await.unwrap();
     list.into_iter().map(|summary| summary.id.to_string()).collect()
@@ -149,7 +149,7 @@ async fn keeps_the_order(from: &dyn Store, to: &dyn Store) {
 async fn copy_keeps_the_order_of_the_list() {
     let folders = [(); 2].map(|()| Folder::new());
     let from = MemoryStore::new();
-    // Several conversations are created in the same millisecond. Then their ids determine the order.
+    // Several conversations are created in the same millisecond. In this case, their ids determine the order.
     for number in 0..60 {
         create(&from, &id(&format!("n{}", number * 37 % 60))).await;
     }
@@ -164,7 +164,7 @@ async fn copy_keeps_the_order_of_the_list() {
     }
 }
 
-/// A store that rejects commits above a size, and fails after a number of commits.
+/// A store that rejects commits above a certain size, and fails after a certain number of commits.
 struct Limited {
     inner: MemoryStore,
     bytes: usize,
@@ -237,7 +237,7 @@ impl Store for Limited {
 async fn copy_larger_than_a_commit_is_completed_after_crashes() {
     let (from, to) = (MemoryStore::new(), Limited::new(1));
     let mut version = create(&from, &id("long")).await;
-    // 12 MiB, in commits of different sizes.
+    // The conversation has 12 MiB, in commits of different sizes.
     for (number, size) in (1..).zip([1, 2, 2, 4, 1, 1, 1]) {
         version = commit(&from, &id("long"), version, number, &"x".repeat(size << 20)).await;
     }
@@ -246,10 +246,10 @@ async fn copy_larger_than_a_commit_is_completed_after_crashes() {
         let stored = to.load(&id("long")).await.unwrap();
         assert_eq!((stored.head, stored.cursors.len()), (None, 0), "a partial copy must not have a path");
         assert!(!stored.nodes.is_empty());
-        // Repeated writes count too.
+        // Repeated writes also count as commits.
         *to.commits.lock().unwrap() = crash + 2;
     }
-    // Meanwhile the conversation is continued.
+    // In the meantime, the original conversation continues.
     commit(&from, &id("long"), version, 8, "more").await;
     *to.commits.lock().unwrap() = 100;
     let copied = copy(&from, &to, |_, _| {}).await;
@@ -265,7 +265,8 @@ async fn copy_that_was_interrupted_is_completed() {
     let folder = Folder::new();
     let (from, to) = (full(&folder).await, MemoryStore::new());
     copies(&from, &to).await;
-    // An interrupted copy leaves an empty conversation, so use a new one that has not been copied.
+    // An interrupted copy leaves an empty conversation. The test therefore uses a new conversation that has not been
+    // copied.
     let version = create(&from, &id("new")).await;
     copy_one(&from, &to, &id("new")).await.unwrap();
     assert!(!copy_one(&from, &to, &id("new")).await.unwrap(), "the conversation was copied before");
@@ -305,7 +306,7 @@ async fn copy_of_a_damaged_conversation_reports_it_and_continues() {
     assert!(matches!(copied.failed[0].1, StoreError::Damaged { .. }));
 }
 
-/// Creates the same conversations. The active path of `talk` ends in an answer, as a session leaves it.
+/// Creates the same conversations as `full`. The active path of `talk` ends in an answer, as it does after a session.
 async fn answered(folder: &Folder) -> FileSystemStore {
     let store = full(folder).await;
     let version = store.load(&id("talk")).await.unwrap().version;
@@ -383,7 +384,7 @@ async fn import_json_of_another_document_reports_the_reason() {
     let store = MemoryStore::new();
     create(&store, &id("a")).await;
     let version = store.load(&id("a")).await.unwrap().version;
-    // The node has a parent that does not exist.
+    // This node refers to a parent that does not exist.
     store.commit(&id("a"), &Write::on(version), &says(7, "lost")).await.unwrap();
     let broken = export_json(&store, &id("a")).await.unwrap();
     let later = broken.replacen("\"format_version\": 1", "\"format_version\": 9", 1);
@@ -436,7 +437,7 @@ async fn import_json_imports_only_messages_and_title() {
     assert_eq!(to.load(&id("whole")).await.unwrap().state, state);
 }
 
-/// Returns a document of a conversation with these nodes, whose active path ends in `head`.
+/// Returns a document of a conversation with these nodes. The active path ends in `head`.
 async fn document(nodes: &[(u64, Option<u64>, Message)], head: u64) -> String {
     let store = MemoryStore::new();
     let node = |id: u64| NodeId::new(id).unwrap();
@@ -457,7 +458,7 @@ async fn import_json_of_an_invalid_path_names_its_node() {
     let start = [(1, None, hi.clone()), (2, Some(1), hello.clone())];
     let with = |more: &[(u64, Option<u64>, Message)]| [&start[..], more].concat();
     let cases = [
-        // On a side path, the message after a tool use does not answer it.
+        // On a side path, the message that follows a tool use does not answer the tool use.
         (with(&[(3, Some(1), asks.clone()), (4, Some(3), hi.clone())]), 2, "node 4", "\"a\" is not answered"),
         (with(&[(3, Some(2), answers.clone())]), 2, "node 3", "answers no open tool use"),
         (with(&[(3, None, answers.clone()), (4, Some(3), hello.clone())]), 2, "node 3", "message 0"),
@@ -493,7 +494,7 @@ async fn import_json_of_an_invalid_path_names_its_node() {
     }
 }
 
-/// A file of another user is unreachable, for example.
+/// This happens, for example, if a file belongs to another user.
 #[cfg(unix)]
 #[tokio::test]
 async fn copy_of_an_unreachable_conversation_reports_it_and_continues() {

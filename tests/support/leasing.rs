@@ -1,4 +1,4 @@
-//! A store with leases that expire only when the test expires them.
+//! A store with leases. A lease expires only when the test makes it expire.
 
 use std::{
     collections::HashMap,
@@ -14,7 +14,7 @@ use omni_agent::store::{
 };
 use tokio::sync::watch;
 
-/// The reported duration of a lease. Leases are renewed after a third of it.
+/// The reported duration of a lease. Leases are renewed after a third of this duration.
 const LASTS: Duration = Duration::from_millis(30);
 
 /// The behaviour of calls that concern ownership.
@@ -25,7 +25,7 @@ pub(crate) enum Mood {
     Fail,
     Hang,
     Panic,
-    /// A conversation is acquired, but the answer comes only when the mood changes.
+    /// A conversation is acquired immediately, but the call returns only when the mood changes.
     Late,
 }
 
@@ -36,9 +36,9 @@ pub(crate) struct LeasingStore(Arc<Inner>);
 struct Inner {
     store: Arc<dyn Store>,
     rows: Mutex<Rows>,
-    /// Notifies a thread without a runtime.
+    /// Notifies threads that have no runtime.
     changed: Condvar,
-    /// Notifies tasks, with the number of renewals and calls so far.
+    /// Notifies tasks of the number of renewals and calls so far.
     count: watch::Sender<Count>,
 }
 
@@ -47,7 +47,7 @@ struct Rows {
     leases: HashMap<ConversationId, Row>,
     mood: Mood,
     renewals: u64,
-    /// The epochs of the accepted writes, or `None` for a write without a lease.
+    /// The epochs of the accepted writes. A write without a lease is recorded as `None`.
     writes: Vec<Option<Epoch>>,
 }
 
@@ -87,7 +87,7 @@ impl LeasingStore {
         Arc::new(self.clone())
     }
 
-    /// The current owner of the conversation.
+    /// Returns the current owner of the conversation.
     pub(crate) fn owner(&self, id: &ConversationId) -> Option<Owner> {
         let row = self.rows().leases.get(id).cloned()?;
         row.owner.filter(|_| !row.ran_out)
@@ -97,17 +97,17 @@ impl LeasingStore {
         self.rows().leases.get(id).map_or(0, |row| row.epoch)
     }
 
-    /// The epochs of all accepted writes except creations.
+    /// Returns the epochs of all accepted writes except creations.
     pub(crate) fn writes(&self) -> Vec<Option<u64>> {
         self.rows().writes.iter().map(|epoch| epoch.map(|Epoch(epoch)| epoch)).collect()
     }
 
-    /// Expires the lease of this conversation.
+    /// Makes the lease of this conversation expire.
     pub(crate) fn run_out(&self, id: &ConversationId) {
         self.rows().leases.get_mut(id).expect("the conversation has a lease").ran_out = true;
     }
 
-    /// Expires the lease and gives the conversation to another owner before the first one notices.
+    /// Makes the lease expire, and gives the conversation to another owner before the first owner notices.
     pub(crate) fn take(&self, id: &ConversationId, owner: &Owner) -> Lease {
         let mut rows = self.rows();
         let row = rows.leases.get_mut(id).expect("the conversation has a lease");
@@ -129,12 +129,12 @@ impl LeasingStore {
         }
     }
 
-    /// Waits until all leases were renewed this often from now on.
+    /// Waits until all leases have been renewed this many times, counted from now on.
     pub(crate) async fn renewed(&self, times: u64) {
         self.until(|count| count.renewals, times).await;
     }
 
-    /// Waits for this many calls that concern ownership from now on, whether they succeed or not.
+    /// Waits for this many calls that concern ownership, counted from now on. Failed calls also count.
     pub(crate) async fn tried(&self, times: u64) {
         self.until(|count| count.tries, times).await;
     }
@@ -153,7 +153,7 @@ impl LeasingStore {
         count.wait_for(|count| of(count) >= goal).await.expect("the store still exists");
     }
 
-    /// Blocks its thread until the leases were renewed this often.
+    /// Blocks the current thread until the leases have been renewed this many times.
     pub(crate) fn block_until_renewed(&self, times: u64) {
         let rows = self.rows();
         let goal = rows.renewals + times;
@@ -175,8 +175,8 @@ impl LeasingStore {
         }
     }
 
-    /// Refuses a write under an expired or replaced lease. The underlying test store writes immediately, so nothing
-    /// happens in between.
+    /// Refuses a write if its lease has expired or was replaced. The underlying test store writes immediately, so
+    /// nothing can happen between this check and the write.
     fn fence(&self, id: &ConversationId, write: &Write) -> Result<(), StoreError> {
         let mut rows = self.rows();
         if let Some(epoch) = write.epoch {

@@ -1,4 +1,4 @@
-//! Access to the log for tests.
+//! Access to log messages for tests.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -7,7 +7,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-/// A subscriber that keeps the fields of everything that is logged.
+/// A subscriber that keeps the fields of all log events.
 #[derive(Clone, Default)]
 pub struct Log(Arc<Mutex<String>>);
 
@@ -18,16 +18,16 @@ impl Log {
 
     /// Records the events of this thread until the guard is dropped.
     ///
-    /// If another thread logs at a call site for the first time at the same moment, that call site may be cached as
-    /// disabled. A default subscriber for all threads prevents this.
+    /// If another thread logs at a call site for the first time at the same moment, `tracing` may cache that call site
+    /// as disabled. A default subscriber for all threads prevents this.
     pub fn listen(&self) -> tracing::subscriber::DefaultGuard {
-        // Another test may already have set it.
+        // Another test may already have set the default subscriber.
         let _ = tracing::subscriber::set_global_default(Unsure);
         tracing::subscriber::set_default(self.clone())
     }
 }
 
-/// A subscriber that records nothing, and whose interest in a call site is never cached.
+/// A subscriber that records nothing. `tracing` never caches its interest in a call site.
 struct Unsure;
 
 impl tracing::Subscriber for Unsure {

@@ -1,4 +1,5 @@
-//! A scripted HTTP/1.1 server on the loopback interface, with faults on request. It sends one reply per request.
+//! A scripted HTTP/1.1 server on the loopback interface. It sends one reply per request, and the test can add faults to
+//! each reply.
 
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 #![allow(clippy::unwrap_used, reason = "part of tests")]
@@ -20,15 +21,15 @@ use tokio::{
     sync::{Semaphore, mpsc},
 };
 
-/// A request as the server received it.
+/// A request in the form in which the server received it.
 #[derive(Clone, Debug)]
 pub(crate) struct Received {
-    /// The method and the target.
+    /// The request method and the request target.
     pub(crate) line: String,
-    /// The header names are in lower case.
+    /// The headers. Their names are in lower case.
     pub(crate) headers: Vec<(String, String)>,
     pub(crate) body: Bytes,
-    /// The number of the connection, counted from 0.
+    /// The number of the request's connection, counted from 0.
     pub(crate) connection: usize,
 }
 
@@ -42,20 +43,20 @@ impl Received {
     }
 }
 
-/// An event on the server's side that a test can wait for.
+/// An event on the server's side. A test can wait for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     /// A connection was accepted.
     Connected,
     /// A request was read.
     Received,
-    /// The reply has reached a stall or a gate. Everything before it has been sent.
+    /// The reply has reached a stall or a gate. All earlier parts of the reply have been sent.
     Stalled,
     /// The client closed the connection.
     Closed,
 }
 
-/// A gate in a reply, opened by the test.
+/// A gate in a reply. The test opens it.
 #[derive(Clone, Debug)]
 pub(crate) struct Gate(Arc<Semaphore>);
 
@@ -64,7 +65,7 @@ impl Gate {
         Self(Arc::new(Semaphore::new(0)))
     }
 
-    /// Lets one reply pass.
+    /// Lets one reply pass the gate.
     pub(crate) fn open(&self) {
         self.0.add_permits(1);
     }
@@ -79,7 +80,7 @@ enum Step {
     Reset,
 }
 
-/// A reply, built step by step in the order in which it is sent.
+/// A reply. Its steps are added in the order in which they are executed.
 pub(crate) struct Reply {
     head: Option<String>,
     chunked: bool,
@@ -87,7 +88,7 @@ pub(crate) struct Reply {
 }
 
 impl Reply {
-    /// A reply with a body in chunks.
+    /// Returns a reply whose body is sent in chunks.
     pub(crate) fn new(status: u16) -> Self {
         Self { head: Some(format!("HTTP/1.1 {status} Scripted\r\n")), chunked: true, steps: Vec::new() }
     }
@@ -107,7 +108,7 @@ impl Reply {
         Self::new(status).header("content-type", "application/json").piece(body.to_owned())
     }
 
-    /// A reply without a head: the following pieces are sent unchanged.
+    /// Returns a reply without a head. All following pieces are sent unchanged.
     pub(crate) fn headless() -> Self {
         Self { head: None, chunked: false, steps: Vec::new() }
     }
@@ -118,7 +119,7 @@ impl Reply {
         self
     }
 
-    /// Sends the body without chunks. The end of the connection ends it.
+    /// Sends the body without chunked framing. The body ends when the connection is closed.
     pub(crate) fn until_close(mut self) -> Self {
         assert!(self.steps.is_empty(), "call `until_close` before the first piece");
         self.chunked = false;
@@ -137,7 +138,7 @@ impl Reply {
         body.chunks(size).fold(self, |reply, piece| reply.piece(Bytes::copy_from_slice(piece)))
     }
 
-    /// Adds bytes that are not framed as a chunk.
+    /// Adds bytes to the reply without framing them as a chunk.
     pub(crate) fn raw(mut self, bytes: impl Into<Bytes>) -> Self {
         self.steps.push(Step::Send(bytes.into()));
         self
@@ -185,14 +186,14 @@ impl Reply {
     }
 }
 
-/// The server. Its tasks end with the runtime.
+/// A running server. Its tasks end when the runtime ends.
 pub(crate) struct Server {
     address: SocketAddr,
     state: Arc<State>,
     events: mpsc::UnboundedReceiver<Event>,
 }
 
-/// Answers a request; `None` closes the connection.
+/// Returns the reply to a request. `None` closes the connection.
 type Answering = Box<dyn FnMut(&Received) -> Option<Reply> + Send>;
 
 struct State {
@@ -203,20 +204,21 @@ struct State {
 }
 
 impl Server {
-    /// Starts a server that answers requests with these replies, in order. On the next request it closes the
-    /// connection.
+    /// Starts a server that answers requests with these replies, in order. When no reply is left, the next request
+    /// closes its connection.
     pub(crate) async fn start(replies: impl IntoIterator<Item = Reply>) -> Self {
         let mut replies: VecDeque<Reply> = replies.into_iter().collect();
         Self::answering(move |_| replies.pop_front()).await
     }
 
-    /// Starts a server that answers each request with the result of `answering`; `None` closes the connection.
+    /// Starts a server that answers each request with the result of `answering`. If the result is `None`, the
+    /// connection is closed.
     pub(crate) async fn answering(
         answering: impl FnMut(&Received) -> Option<Reply> + Send + 'static,
     ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        // Unbounded, since a test does not read all events, and there are few.
+        // The channel is unbounded, because tests do not read all events. There are only a few events.
         let (sender, events) = mpsc::unbounded_channel();
         let state = Arc::new(State {
             answering: Mutex::new(Box::new(answering)),
@@ -236,17 +238,17 @@ impl Server {
         self.address.port()
     }
 
-    /// Waits for this event, and skips all events before it.
+    /// Waits for this event. All earlier events are skipped.
     pub(crate) async fn wait_for(&mut self, event: Event) {
         while self.events.recv().await.expect("the server is running") != event {}
     }
 
-    /// All requests so far.
+    /// Returns all requests received so far.
     pub(crate) fn received(&self) -> Vec<Received> {
         self.state.received.lock().unwrap().clone()
     }
 
-    /// The number of bytes that the server has sent so far.
+    /// Returns the number of bytes that the server has sent so far.
     pub(crate) fn sent(&self) -> usize {
         self.state.sent.load(Ordering::SeqCst)
     }
@@ -284,7 +286,7 @@ async fn serve(mut stream: TcpStream, state: &State, connection: usize) -> std::
     Ok(())
 }
 
-/// Sends a reply. Returns whether the connection can be used for another one.
+/// Sends a reply. Returns whether the connection can be used for a further request.
 async fn play(stream: &mut TcpStream, reply: Reply, state: &State) -> std::io::Result<bool> {
     let Reply { head, chunked, steps } = reply;
     let has_head = head.is_some();
@@ -304,7 +306,7 @@ async fn play(stream: &mut TcpStream, reply: Reply, state: &State) -> std::io::R
             }
             Step::Stall => {
                 _ = state.events.send(Event::Stalled);
-                // The client sends nothing more, so this loop ends when it disconnects.
+                // The client sends nothing more, so this loop ends only when the client disconnects.
                 while stream.read(&mut [0; 1024]).await? > 0 {}
                 return Ok(false);
             }

@@ -1,8 +1,8 @@
-//! Tests that need a program which this machine may not have.
+//! The skipping of tests that need a program that may not be installed on this machine.
 
 /// Reports that a test is skipped for `reason`.
 ///
-/// Some environments must run every test. They set `OMNI_NO_SKIPS`, which turns a skipped test into a failed one.
+/// Some environments must run every test. They set `OMNI_NO_SKIPS`. If it is set, a skipped test fails.
 ///
 /// # Panics
 ///

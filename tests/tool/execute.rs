@@ -1,4 +1,4 @@
-//! Executing a single tool: its output, and whether an error is due to the input or to the tool.
+//! Execution of a single tool: its output, and whether the input or the tool caused an error.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -75,7 +75,7 @@ async fn execute_invalid_input_is_reported_as_such_and_the_tool_is_not_run() {
     let rejected = execute(&order(), json!({ "pieces": 9 }), detached()).await.unwrap_err();
     assert_eq!((rejected.text(), rejected.is_invalid_input()), ("at most 8 pieces", true));
 
-    // The schema allows the input, but the type does not.
+    // The schema allows the input, but the input does not fit the Rust type.
     let schema = Schema::new(json!({ "type": "object" })).unwrap();
     let call = |_: Order, _| async move { Ok("run") };
     let unread = tool_fn_with_schema("order", "Orders.", schema, call);

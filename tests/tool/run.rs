@@ -49,7 +49,7 @@ fn poll_once<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
     future.poll(&mut Context::from_waker(Waker::noop()))
 }
 
-/// A tool whose result shows that it was called.
+/// Returns a tool whose result shows that the tool was called.
 fn strict() -> impl Tool {
     let schema = json!({ "type": "object", "properties": { "n": { "type": "integer" } }, "required": ["n"] });
     tool_fn_with_schema(
@@ -60,7 +60,7 @@ fn strict() -> impl Tool {
     )
 }
 
-/// A tool that calls the function and returns its future.
+/// A tool that calls the function and returns the function's future.
 struct Raw<F>(Schema, F);
 
 type Call<'a> = Pin<Box<dyn Future<Output = Result<ToolOutput, ToolError>> + Send + 'a>>;
@@ -191,7 +191,7 @@ async fn run_panic_with_any_payload_is_an_error_result() {
     assert!(error_of(&long, &raw_use()).await.len() < 1_000);
 }
 
-/// A future that panics when it is dropped, whether it has finished or not.
+/// A future that panics when it is dropped, whether or not it has finished.
 struct PanicsInDrop {
     ready: bool,
     dropped: Arc<AtomicBool>,
@@ -280,7 +280,7 @@ async fn run_timeout_of_the_tool_replaces_that_of_the_limits() {
             tokio::time::sleep(Duration::from_hours(1)).await;
             Ok("done")
         });
-        // A tool behind a pointer keeps its limit.
+        // A tool keeps its own time limit when it is behind a pointer.
         Box::new(Arc::new(tool.with_timeout(limit))) as Box<dyn Tool>
     };
     let tools = ToolSet::new().with(slow("patient", Duration::MAX)).unwrap();
@@ -396,7 +396,8 @@ async fn run_already_cancelled_does_nothing() {
     assert!(result.text().contains("cancelled"), "{}", result.text());
 }
 
-/// A tool that starts a task, which reports when it is cancelled. If `wait` is set, the tool itself never finishes.
+/// Returns a tool that starts a task. This task sends a report when it is cancelled. If `wait` is set, the tool itself
+/// never finishes.
 fn spawns(wait: bool) -> (ToolSet, mpsc::Receiver<&'static str>) {
     let (report, reports) = mpsc::channel(1);
     let tool = tool_fn("spawns", "Spawns.", move |_: Value, context: ToolContext| {
@@ -513,7 +514,7 @@ async fn run_absurdly_deep_input_is_an_error_result() {
     let deep = (0..100_000).fold(json!({}), |inner, _| Value::Array(vec![inner]));
     let tool_use = ToolUse::new("id", "echo", Value::Object([("a".to_owned(), deep)].into_iter().collect()));
     assert!(error_of(&echo, &tool_use).await.contains("nests deeper"));
-    // Dropping the value would use stack for each level.
+    // The value is leaked, because dropping it would need stack space for each level.
     std::mem::forget(tool_use);
 }
 

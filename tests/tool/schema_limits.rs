@@ -1,10 +1,10 @@
-//! No schema and no value makes compiling or checking hang or overflow the stack.
+//! No schema and no value may cause a hang or a stack overflow while a schema is compiled or a value is checked.
 
 use omni_agent::tool::Schema;
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
-/// A smaller stack than any thread of a runtime has.
+/// This stack is smaller than that of any thread of a runtime.
 const SMALL_STACK: usize = 512 * 1024;
 
 fn on_small_stack<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
@@ -19,7 +19,7 @@ fn array_of(levels: usize) -> Value {
     nested(levels, json!(1), |inner| Value::Array(vec![inner]))
 }
 
-/// Leaks a deep value, since dropping it would use stack for each level.
+/// Leaks a deep value, because dropping it would need stack space for each level.
 fn forget<T>(value: T) {
     std::mem::forget(value);
 }
@@ -71,7 +71,7 @@ fn validate_value_as_deep_as_the_schema_works_on_a_small_stack() {
         let schema = Schema::new(schema).unwrap();
         assert!(schema.validate(&array_of(120)).unwrap_err().ends_with("expected string, got number"));
 
-        // The deepest nesting that is still checked on the caller's stack.
+        // This is the deepest nesting for which the check still runs on the caller's stack.
         let schema = nested(15, json!({ "type": "string" }), |inner| json!({ "items": inner }));
         let schema = Schema::new(schema).unwrap();
         assert!(schema.validate(&array_of(15)).unwrap_err().ends_with("expected string, got number"));
@@ -234,7 +234,7 @@ fn any_json() -> impl Strategy<Value = Value> {
     })
 }
 
-/// Mostly valid schemas, with some invalid keywords.
+/// Schemas that are mostly valid, with some invalid keywords.
 fn any_schema() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         4 => Just(json!({ "type": "string" })),

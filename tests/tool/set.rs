@@ -25,7 +25,7 @@ fn names(set: &ToolSet) -> Vec<String> {
     set.iter().map(|tool| tool.name().to_owned()).collect()
 }
 
-/// A tool that counts the calls of `description`.
+/// A tool that counts how often its `description` is called.
 struct Counting {
     schema: Schema,
     described: AtomicUsize,

@@ -25,7 +25,7 @@ struct City {
     days: Option<u8>,
 }
 
-/// A tool with state: it counts its calls.
+/// A tool with state. It counts its calls.
 #[derive(Default)]
 struct Forecast {
     calls: AtomicU32,
@@ -214,7 +214,7 @@ fn output_from_each_supported_type() {
     assert_eq!(ToolOutput::blocks([image.clone()]).blocks, [ResultBlock::from(image)]);
 }
 
-/// An error with an optional cause, whose text it may repeat.
+/// An error with an optional cause. The text of the error may repeat the text of the cause.
 #[derive(Debug)]
 struct Layer(&'static str, Option<Box<Layer>>);
 

@@ -1,4 +1,4 @@
-//! The changes of a tree since an earlier state, and applying them to a copy.
+//! How the changes of a tree since an earlier state are found, and how they are applied to a copy.
 
 use omni_agent::{
     message::Usage,
@@ -153,7 +153,7 @@ fn apply_of_changes_that_do_not_fit_is_an_error_and_changes_nothing() {
 }
 
 proptest! {
-    /// A cost that is not equal to itself, such as NaN, would make two states of one tree look unrelated.
+    /// A cost such as NaN is not equal to itself. It must not make two states of one tree look unrelated.
     #[test]
     fn changes_since_a_turn_with_any_cost_are_found(costs in proptest::collection::vec(proptest::option::of(proptest::num::f64::ANY), 1..6)) {
         let mut tree = Tree::new();

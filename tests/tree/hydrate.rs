@@ -1,4 +1,4 @@
-//! Building trees from stored parts, valid and invalid.
+//! Building trees from stored parts. The parts are valid or invalid.
 
 use omni_agent::tree::{Node, NodeId, Tree, TreeError};
 
@@ -146,7 +146,7 @@ fn hydrate_with_an_id_too_large_is_an_error() {
     }
 }
 
-/// A chain of nodes with one shared message, whose parents are given by `parent`.
+/// Returns a chain of nodes that share one message. `parent` returns the parent of each node.
 fn chain(depth: u64, parent: impl Fn(u64) -> u64) -> impl Iterator<Item = Node> {
     let message = user("deep");
     (1..=depth).map(move |number| Node::new(id(number), NodeId::new(parent(number)), message.clone()))

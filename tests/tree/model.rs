@@ -1,4 +1,4 @@
-//! The tree compared with a naive model, which searches for everything.
+//! The tree is compared with a naive model, which searches all nodes for every query.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,7 +13,7 @@ use proptest::{collection::vec, prelude::*};
 
 use crate::support::{assistant, id, numbers, tokens, user};
 
-/// The documented rules of the tree, with every cursor recorded.
+/// A model that follows the documented rules of the tree. It records every cursor.
 #[derive(Clone, Debug, Default)]
 struct Model {
     nodes: Vec<Entry>,
@@ -72,7 +72,7 @@ impl Model {
         }
     }
 
-    /// Adds `by` to all ids from `from` on.
+    /// Adds `by` to each id that is at least `from`.
     fn renumber(&mut self, from: u64, by: u64) {
         let renumbered = |id: u64| if id >= from { id + by } else { id };
         for entry in &mut self.nodes {
@@ -117,7 +117,7 @@ impl Stored {
     }
 }
 
-/// Compares the results of all queries.
+/// Compares the results of all queries on the tree with those on the model.
 fn assert_agrees(tree: &Tree, model: &Model) {
     assert_eq!(tree.len(), model.nodes.len());
     assert_eq!(tree.head(), model.path.last().copied().map(id));
@@ -155,19 +155,19 @@ enum Step {
     Navigate(prop::sample::Index),
     Extend,
     Clear,
-    /// Adds a point to return to, and stores the changes since the last point.
+    /// Adds a point to which the test can return, and stores the changes since the last point.
     Mark,
-    /// Returns to a point and forgets the later ones.
+    /// Returns to an earlier point, and forgets all later points.
     Return(prop::sample::Index),
-    /// Continues with a tree loaded from the model's data.
+    /// Continues with a tree that is loaded from the model's data.
     Hydrate,
-    /// Does the same without cursors, except those that the path implies.
+    /// Continues with a tree that is loaded without the stored cursors. Only the cursors that the path implies remain.
     Forget,
-    /// Sends the tree through JSON.
+    /// Serializes the tree to JSON, and reads it from that JSON again.
     Serde,
-    /// Applies the changes since the last point to a clone from that time.
+    /// Applies the changes since the last point to the clone of the tree at that point.
     Apply,
-    /// Puts a gap between the ids.
+    /// Inserts a gap between two ids.
     Renumber(prop::sample::Index, u64),
 }
 
@@ -189,7 +189,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A point: the tree and the model at that time, and the content of a store that received the changes up to it.
+/// A point: the tree and the model at that time, and the content of a store that received all changes up to the point.
 type Point = (Tree, Model, Stored);
 
 struct World {
@@ -204,7 +204,7 @@ impl World {
         Self { tree: Tree::new(), model: Model::default(), points: vec![start] }
     }
 
-    /// Continues with a tree that shares nothing with the old one.
+    /// Continues with a tree that shares no data with the old tree.
     fn restart(&mut self, tree: Tree) {
         self.tree = tree;
         self.points = vec![(self.tree.clone(), self.model.clone(), self.model.stored())];
@@ -280,7 +280,7 @@ impl World {
                 *tree = copy;
             }
             Step::Renumber(index, by) if !model.nodes.is_empty() => {
-                // A later gap would leave no room for more ids.
+                // If the ids are already this large, another gap would leave no room for more ids.
                 if model.nodes.last().unwrap().id < 1 << 60 {
                     model.renumber(index.get(&model.nodes).id, *by);
                     let tree = model.stored().load();
@@ -291,7 +291,7 @@ impl World {
         }
     }
 
-    /// Checks the points too: they must be unchanged, whatever happened since.
+    /// Checks the tree and all points. The points must be unchanged, no matter what happened since they were added.
     fn check(&self) {
         assert_agrees(&self.tree, &self.model);
         for (tree, model, stored) in &self.points {
@@ -320,7 +320,7 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(16))]
 
-    /// More nodes than fit into one leaf or one branch.
+    /// These trees have more nodes than fit into one leaf or one branch of their data structure.
     #[test]
     fn tree_of_thousands_of_nodes_agrees_with_the_model(
         bursts in vec((0usize..700, any::<prop::sample::Index>(), step()), 1..6),
@@ -344,7 +344,8 @@ proptest! {
     }
 }
 
-/// Enough nodes for leaves, branches, and branches of branches. Snapshots of every stage stay unchanged.
+/// This tree has enough nodes for leaves, branches, and branches of branches in its data structure. The snapshots of
+/// all stages must stay unchanged.
 #[test]
 fn tree_of_forty_thousand_nodes_keeps_its_snapshots() {
     let mut tree = Tree::new();

@@ -1,4 +1,4 @@
-//! The text drawing of a tree.
+//! The drawing of a tree as text.
 
 use omni_agent::{
     message::{Attachment, Content, Message, ProviderItem, Thinking, ToolResult, ToolUse},
@@ -38,7 +38,7 @@ fn display_without_branches_does_not_indent() {
     assert_eq!(tree.to_string(), "  1 user: a\n  2 user: b\n  3 user: c");
 }
 
-/// The text after the role in the line of this message.
+/// Returns the text that follows the role in the line of this message.
 fn words(message: Message) -> String {
     let mut tree = Tree::new();
     let start = format!("> 1 {}", message.role);
@@ -92,7 +92,7 @@ fn display_cuts_at_a_word_within_sixty_characters() {
     assert!(words(Message::assistant(tool_use)).chars().count() < 70);
 }
 
-/// Branches at every level: the growing indentation is cut on the left.
+/// If there are branches at every level, the growing indentation is cut off on the left.
 #[test]
 fn display_of_many_nested_branches_stays_narrow() {
     let mut tree = Tree::new();

@@ -1,4 +1,4 @@
-//! The rules of the tree, one by one.
+//! The rules of the tree. Each test checks one rule.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! The serialized form, and rejected input.
+//! The serialized form of a tree, and input that is rejected.
 
 use omni_agent::{
     message::Usage,

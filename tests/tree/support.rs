@@ -11,7 +11,7 @@ pub(crate) fn id(number: u64) -> NodeId {
     NodeId::new(number).unwrap()
 }
 
-/// A message with timestamp 0, so that messages with equal content are equal.
+/// Returns the message with timestamp 0. Messages with equal content are then equal.
 pub(crate) fn timeless(mut message: Message) -> Arc<Message> {
     message.timestamp = Timestamp(0);
     Arc::new(message)
@@ -29,7 +29,7 @@ pub(crate) fn tokens(input: u64, output: u64) -> Usage {
     Usage::default().with_input(input).with_output(output)
 }
 
-/// A user node for `hydrate`.
+/// Returns a node with a user message, for use with `hydrate`.
 pub(crate) fn node(number: u64, parent: u64) -> Node {
     Node::new(id(number), NodeId::new(parent), user(&number.to_string()))
 }
@@ -38,7 +38,8 @@ pub(crate) fn numbers<'a>(nodes: impl IntoIterator<Item = &'a Node>) -> Vec<u64>
     nodes.into_iter().map(|node| node.id().get()).collect()
 }
 
-/// A tree of user messages, built from pairs of id and parent (0 for none), with this head (0 for none).
+/// Returns a tree of user messages. Each pair contains the id of a node and the id of its parent, or 0 if there is no
+/// parent. A `head` of 0 means an empty path.
 pub(crate) fn hydrate(pairs: &[(u64, u64)], head: u64, cursors: &[(u64, u64)]) -> Result<Tree, TreeError> {
     let nodes = pairs.iter().map(|(number, parent)| node(*number, *parent));
     let cursors = cursors.iter().map(|(parent, child)| (id(*parent), id(*child)));

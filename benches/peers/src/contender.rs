@@ -1,4 +1,4 @@
-//! The work that each library does.
+//! The work that each compared library does.
 
 use std::sync::Arc;
 
@@ -6,17 +6,17 @@ use async_trait::async_trait;
 
 use crate::{formats::Format, genai, omni, raw, rig, yoagent};
 
-/// A library that reads answers in a format from the local server.
+/// A library that reads the answers of the local server in one format.
 #[async_trait]
 pub(crate) trait Reader: Send + Sync {
     /// Sends a prompt, reads the answer event by event, and returns the number of text pieces.
     async fn read(&self) -> usize;
 }
 
-/// A library that supports a format, with the local server as the service.
+/// A library that supports one format and uses the local server as the service.
 #[async_trait]
 pub(crate) trait Contender: Reader {
-    /// Sends a prompt whose answer takes a tool call, streamed, and returns the final text.
+    /// Sends a prompt whose answer needs a tool call. All answers are streamed. Returns the final text.
     async fn run(&self) -> String;
 }
 
@@ -30,7 +30,7 @@ pub(crate) const ALL: [(&str, Make); 4] = [
     ("yoagent", yoagent::contender),
 ];
 
-/// The minimum that a program for a single format could do.
+/// The minimum work that a program for a single format could do.
 pub(crate) struct Raw {
     client: reqwest::Client,
     url: String,
@@ -50,7 +50,7 @@ impl Reader for Raw {
     }
 }
 
-/// Returns the name of a model that each library assigns to the service.
+/// Returns the name of a model. Each library must recognise from this name which service the model belongs to.
 pub(crate) fn model(format: Format) -> &'static str {
     match format {
         Format::Chat | Format::Responses => "gpt-4o-mini",

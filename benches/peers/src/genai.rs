@@ -1,4 +1,4 @@
-//! genai: a client without agents.
+//! genai, a client library without agents.
 
 use std::sync::Arc;
 
@@ -42,7 +42,7 @@ pub(crate) fn contender(format: Format, url: &str) -> Option<Arc<dyn Contender>>
         .with_service_target_resolver_fn(move |_: ServiceTarget| Ok(target.clone()))
         .build()
         .expect("the client is valid");
-    // Capture what an agent needs: the whole message, its calls and its usage.
+    // The stream captures everything that an agent needs: the whole message, its tool calls and its usage.
     let options = ChatOptions::default()
         .with_capture_content(true)
         .with_capture_tool_calls(true)
@@ -51,7 +51,7 @@ pub(crate) fn contender(format: Format, url: &str) -> Option<Arc<dyn Contender>>
 }
 
 impl Genai {
-    /// Streams an answer, and returns its end and the number of text pieces.
+    /// Streams an answer. Returns the end of the stream and the number of text pieces.
     async fn stream(&self, request: ChatRequest) -> (StreamEnd, usize) {
         let answer = self.client.exec_chat_stream(self.model, request, Some(&self.options)).await;
         let mut events = answer.expect("the server answers").stream;

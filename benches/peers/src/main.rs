@@ -1,11 +1,12 @@
-//! The same work, done by this crate and by comparable ones, in the same run against the same local server. The first
-//! part is a stream of 10,000 deltas from a socket to its reader, measured as CPU time of the client and compared
-//! with the minimum that a program for a single format could do. The second part is agent runs with a tool call and a
-//! final answer, both streamed, with 1, 16 and 64 runs at the same time (wall time).
+//! The same work is done by this crate and by comparable crates, in the same run and against the same local server. The
+//! first part is a stream of 10,000 deltas from a socket to its reader. It measures the CPU time of the client, and
+//! compares this time with the minimum that a program for a single format could need. The second part consists of agent
+//! runs with a tool call and a final answer, both streamed. It measures the wall time of 1, 16 and 64 runs at the same
+//! time.
 //!
-//! In each round, every library does the work once, so that changes in the machine's load affect all of them. Ratios
-//! are medians of the rounds' ratios. The libraries take turns at being first. Arguments select tables by parts of
-//! their titles. Without arguments, all tables are made.
+//! In each round, every library does the work once, so that changes in the machine's load affect all libraries. The
+//! ratios are the medians of the ratios of the rounds. Each library is the first one in some of the rounds. Arguments
+//! select tables by parts of their titles. Without arguments, all tables are printed.
 #![allow(clippy::print_stdout, clippy::cast_precision_loss)]
 
 mod contender;
@@ -88,14 +89,14 @@ fn is_wanted(title: &str) -> bool {
     names.peek().is_none() || names.any(|name| title.contains(&name))
 }
 
-/// The libraries by name. `None` if a library does not support the format.
+/// The libraries with their names. An entry is `None` if the library does not support the format.
 type Entries<T> = Vec<(&'static str, Option<Arc<T>>)>;
 
 fn contenders(format: Format, url: &str) -> Entries<dyn Contender> {
     ALL.map(|(name, make)| (name, make(format, url))).into()
 }
 
-/// Returns the indices of the libraries that support the format, beginning with another one in each round.
+/// Returns the indices of the libraries that support the format. Each round begins with another library.
 fn order<T: ?Sized>(contenders: &Entries<T>, round: usize) -> impl Iterator<Item = usize> {
     let speaking = (0..contenders.len()).filter(|index| contenders[*index].1.is_some());
     let count = speaking.clone().count();
@@ -133,7 +134,7 @@ async fn runs(contenders: &Entries<dyn Contender>, at_once: usize) {
                 let contender = Arc::clone(&contender);
                 async move { assert_eq!(contender.run().await, server::ANSWER) }
             };
-            // Open the connections before the measurement.
+            // A short run opens the connections before the measurement.
             race(at_once, time / 10, &run).await;
             figures[index].push(race(at_once, time, &run).await.0);
         }
@@ -142,7 +143,8 @@ async fn runs(contenders: &Entries<dyn Contender>, at_once: usize) {
     table(contenders, &figures, |figure| format!("{figure:.0}"), |ours, theirs| ours / theirs);
 }
 
-/// Prints a row for each library: its median, and the lead of this crate as the median of the rounds' ratios.
+/// Prints a row for each library. The row contains the library's median, and the lead of this crate as the median of
+/// the ratios of the rounds.
 fn table<T: ?Sized>(
     contenders: &Entries<T>,
     figures: &[Vec<f64>],

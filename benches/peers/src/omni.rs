@@ -1,4 +1,4 @@
-//! This crate as a contender.
+//! This crate as one of the compared libraries.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! rig: agents over many services.
+//! rig, a library for agents that supports many services.
 
 use std::sync::Arc;
 
@@ -43,7 +43,7 @@ async fn tell_weather(city: String) -> Result<String, ToolExecutionError> {
     Ok(weather(&city))
 }
 
-/// Sends a prompt, and returns the number of pieces of the final text, and this text.
+/// Sends a prompt. Returns the final text and the number of pieces in which it arrived.
 async fn answer(agent: &Agent, prompt: &str) -> (usize, String) {
     let mut items = agent.prompt(prompt).max_turns(3).stream();
     let mut pieces = 0;

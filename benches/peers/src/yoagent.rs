@@ -1,4 +1,4 @@
-//! yoagent: an agent loop.
+//! yoagent, a library with an agent loop.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ pub(crate) fn contender(format: Format, url: &str) -> Option<Arc<dyn Contender>>
         Format::Messages => ModelConfig::anthropic(model, model),
         Format::Responses => ModelConfig::openai_responses(model, model),
         Format::Gemini => ModelConfig::google(model, model),
-        // It supports Ollama only through Chat Completions.
+        // yoagent supports Ollama only through Chat Completions.
         Format::Ollama => return None,
     };
     config.base_url = if format == Format::Gemini { url.to_owned() } else { format!("{url}/v1") };

@@ -76,7 +76,7 @@ pub(super) async fn system_prompt(rig: &mut Rig) -> Cell {
     Cell::Works
 }
 
-/// The server accepts its own answers only unchanged, including their signatures.
+/// The server accepts its own answers only if they are unchanged, including their signatures.
 pub(super) async fn thinking_comes_back_over_two_turns(rig: &mut Rig) -> Cell {
     let options = Options::default().with_max_retries(0).with_thinking(Effort::High);
     let agent = rig.builder().options(options).tool(weather()).start().await.unwrap();

@@ -13,7 +13,7 @@ use crate::{
     script::{Answer, End, Fault},
 };
 
-/// Returns the error of a prompt, and asserts that it leaves nothing behind and that the agent still works.
+/// Returns the error of a prompt. Asserts that the prompt left nothing in the history and that the agent still works.
 async fn failed(rig: &Rig, agent: &Agent) -> ProviderError {
     let error = provider_error(agent.ask("Hello?").await);
     assert!(agent.state().await.unwrap().history().is_empty());

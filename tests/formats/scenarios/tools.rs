@@ -76,7 +76,7 @@ pub(super) async fn unknown_tool(rig: &mut Rig) -> Cell {
     Cell::Works
 }
 
-/// Names that no service accepts. They are called in an answer of another service.
+/// No service accepts these names. The calls are part of an answer from another service.
 pub(super) async fn made_up_names(rig: &mut Rig) -> Cell {
     let long = "x".repeat(200);
     let uses = ["functions.read", "a b.c", &long, ""];

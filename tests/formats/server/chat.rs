@@ -1,5 +1,5 @@
-//! Chat Completions as implemented by OpenAI (<https://platform.openai.com/docs/api-reference/chat/create>), with one
-//! extension for reasoning that is sent back, OpenRouter's `reasoning_details`
+//! Chat Completions as implemented by OpenAI (<https://platform.openai.com/docs/api-reference/chat/create>). The server
+//! also supports OpenRouter's extension for reasoning that is sent back, `reasoning_details`
 //! (<https://openrouter.ai/docs/use-cases/reasoning-tokens>).
 
 #![allow(dead_code, reason = "listed members may be present, but are not read")]

@@ -215,8 +215,8 @@ impl Wire for Gemini {
             Event::unnamed(&json!({"candidates": [candidate], "usageMetadata": usage,
                 "modelVersion": "gemini-3-pro-preview", "responseId": format!("r{number}")}))
         };
-        // A thought has no signature itself. The signature is on the first call, on code, or on an empty text at the
-        // end. This model always signs the first call.
+        // A thought itself has no signature. The signature is on the first call, on code, or on an empty text at the
+        // end. The scripted model always signs the first call.
         let mut signature: Option<String> = None;
         let mut called = false;
         let mut issue = |mut part: Value, signature: Option<String>| {
@@ -294,7 +294,7 @@ impl Wire for Gemini {
     }
 
     fn reported_usage(&self, usage: Usage) -> Usage {
-        // Writes to the cache are not reported.
+        // Tokens written to the cache are not reported.
         usage.with_input(usage.input + usage.cache_write).with_cache_write(0)
     }
 }
@@ -306,7 +306,7 @@ fn contents(contents: Vec<Content>, memory: &Memory, seen: &mut Seen) -> Read<()
     for (at, Content { role, parts }) in contents.into_iter().enumerate() {
         must(!parts.is_empty(), || format!("contents[{at}].parts: must not be empty"))?;
         let results = parts.iter().any(|part| part.get("functionResponse").is_some());
-        // The user's text next to results is a separate entry of `contents`.
+        // The user's text that follows tool results is a separate entry of `contents`.
         let turn = match (&*role, results) {
             ("user", true) => "results",
             ("user", false) => "user",

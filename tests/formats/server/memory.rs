@@ -14,15 +14,15 @@ pub(crate) struct Memory {
 
 struct Issued {
     blocks: Vec<Value>,
-    /// Whether the answer was complete.
+    /// Whether the service sent the complete answer.
     whole: bool,
 }
 
-/// The properties of blocks that depend on the format.
+/// Functions that describe the blocks of a format.
 pub(crate) struct Traits {
-    /// Returns the part that identifies a block even if its signature differs: its text, or the id of a call.
+    /// Returns the part that identifies a block independently of its signature: its text, or the id of a call.
     pub(crate) anchor: fn(&Value) -> Option<String>,
-    /// Returns whether only the service itself can have written the block.
+    /// Returns whether the block is of a kind that only the service itself can write.
     pub(crate) private: fn(&Value) -> bool,
 }
 
@@ -31,8 +31,9 @@ impl Memory {
         self.answers.push(Issued { blocks, whole });
     }
 
-    /// Checks an answer in a request. The service's own answers must be unchanged, block by block. Other answers must
-    /// not contain blocks that only the service could have written, except for the rest of an interrupted answer.
+    /// Checks an answer in a request. A complete answer of this service must be unchanged, block by block. Any other
+    /// answer may contain blocks that only the service can write only if the service sent exactly these blocks, as in
+    /// an interrupted answer.
     pub(crate) fn check(&self, turn: &[Value], traits: &Traits) -> Read<()> {
         let anchors: HashSet<String> = turn.iter().filter_map(|block| (traits.anchor)(block)).collect();
         let is_it = |issued: &&Issued| {
@@ -55,7 +56,8 @@ fn show(blocks: &[Value]) -> String {
     Value::from(blocks).to_string()
 }
 
-/// The tool calls of a conversation. Each must be answered exactly once, directly after it was made.
+/// The tool calls of a conversation. Each call must be answered exactly once, and the answer must directly follow the
+/// call.
 #[derive(Default)]
 pub(crate) struct Calls {
     open: Vec<String>,

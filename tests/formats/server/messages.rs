@@ -1,5 +1,5 @@
-//! Anthropic's Messages: <https://platform.claude.com/docs/en/api/messages>, its pages on streaming, errors,
-//! extended thinking, tool use, structured outputs and prompt caching.
+//! Anthropic's Messages: <https://platform.claude.com/docs/en/api/messages>, and Anthropic's pages on streaming,
+//! errors, extended thinking, tool use, structured outputs and prompt caching.
 
 mod body;
 

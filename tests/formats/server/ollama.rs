@@ -1,4 +1,4 @@
-//! Ollama's chat: <https://docs.ollama.com/api/chat>, with `api/types.go` and the errors of
+//! Ollama's chat: <https://docs.ollama.com/api/chat>, with `api/types.go` and the errors from
 //! <https://github.com/ollama/ollama>.
 
 #![allow(dead_code, reason = "listed members may be present, but are not read")]
@@ -248,7 +248,7 @@ fn messages(messages: &[Value], memory: &Memory, seen: &mut Seen) -> Read<()> {
                 before = "assistant";
             }
             Message::Tool { content, tool_name, tool_call_id: id } => {
-                // Templates match results by their order or by name.
+                // Prompt templates match results to calls by their order or by name.
                 let (called, name) = if order.is_empty() { Default::default() } else { order.remove(0) };
                 must((&called, &name) == (&id, &tool_name), || format!("{id} is not the next call"))?;
                 calls.answer(&id)?;

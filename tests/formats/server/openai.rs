@@ -62,7 +62,7 @@ impl JsonSchema {
     }
 }
 
-/// Errors as in <https://platform.openai.com/docs/guides/error-codes>.
+/// Errors as described in <https://platform.openai.com/docs/guides/error-codes>.
 pub(super) fn fault(fault: &Fault) -> (u16, Value) {
     let (status, kind, code, message) = match fault {
         Fault::Auth => {
@@ -94,7 +94,7 @@ pub(super) fn fault(fault: &Fault) -> (u16, Value) {
     (status, json!({"error": {"message": message, "type": kind, "param": null, "code": code}}))
 }
 
-/// Returns the base64 of a data URL, or the URL itself.
+/// Returns the base64 data of a data URL, or any other URL unchanged.
 pub(super) fn data_of(url: String, media_type: &str) -> Read<String> {
     let Some(rest) = url.strip_prefix("data:") else { return Ok(url) };
     let (kind, data) = rest.split_once(";base64,").ok_or("a data URL without base64")?;

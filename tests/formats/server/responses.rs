@@ -1,5 +1,5 @@
-//! OpenAI's Responses: <https://platform.openai.com/docs/api-reference/responses/create>, its reference of streaming
-//! events, and <https://platform.openai.com/docs/guides/reasoning>.
+//! OpenAI's Responses: <https://platform.openai.com/docs/api-reference/responses/create>, OpenAI's reference of
+//! streaming events, and <https://platform.openai.com/docs/guides/reasoning>.
 
 #![allow(dead_code, reason = "listed members may be present, but are not read")]
 
@@ -208,7 +208,7 @@ impl Wire for Responses {
     }
 }
 
-/// The events of an answer so far, and its items.
+/// The events of an answer so far, and the items of the answer.
 #[derive(Default)]
 struct Output {
     rendered: Rendered,
@@ -222,7 +222,7 @@ impl Output {
         self.rendered.events.push(Event { name, data: data.to_string() });
     }
 
-    /// Adds the events of an item from its beginning to its end, with the events of `between` in the middle.
+    /// Adds the events of an item: its start, then the events that `between` adds, then its end.
     fn item(&mut self, begun: &Value, whole: &Value, between: impl FnOnce(&mut Self)) {
         let index = self.items.len();
         self.event("response.output_item.added", json!({"output_index": index, "item": begun}));
@@ -328,7 +328,7 @@ fn items(items: &[Value], memory: &Memory, seen: &mut Seen) -> Read<()> {
         }
         waits = matches!(item, Item::Reasoning { .. });
         if !matches!(item, Item::FunctionCallOutput { .. } | Item::FunctionCall { .. }) {
-            // Other items of the answer may stand between calls, but not between the last call and its result.
+            // Other items of the answer may occur between calls, but not between the last call and its result.
             must(!theirs || calls.must_be_answered().is_ok(), || {
                 "no tool output found for a function call".into()
             })?;

@@ -1,21 +1,21 @@
-//! How answers are sent. The rules are those of server-sent events
-//! (<https://html.spec.whatwg.org/multipage/server-sent-events.html>) and of JSON lines.
+//! How answers are sent. The rules are those for server-sent events
+//! (<https://html.spec.whatwg.org/multipage/server-sent-events.html>) and for JSON lines.
 
 use std::fmt::Write;
 
 use super::Event;
 
-/// A server's way of sending events.
+/// The way in which a server sends events.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Habit {
-    /// The number of bytes of a chunk.
+    /// The number of bytes per chunk.
     pub(crate) chunk: usize,
     line_end: &'static str,
     /// Adds comments, unneeded fields and blank lines.
     noise: bool,
-    /// Begins with a byte order mark.
+    /// Begins the stream with a byte order mark.
     mark: bool,
-    /// Sends the names of events, and a space after each colon.
+    /// Sends the names of events, and writes a space after each colon.
     named: bool,
 }
 
@@ -32,12 +32,12 @@ pub(crate) const HABITS: [Habit; 7] = [
 ];
 
 impl Habit {
-    /// Returns the usual way of sending, with chunks of this many bytes.
+    /// Returns the usual way of sending events, with this many bytes per chunk.
     pub(crate) fn chunks(chunk: usize) -> Self {
         Self { chunk, ..PLAIN }
     }
 
-    /// Returns the bytes of the events. With `lines`, each event is a line of JSON.
+    /// Returns the bytes of the events. If `lines` is set, each event is a line of JSON.
     pub(crate) fn bytes(self, events: &[Event], lines: bool) -> Vec<u8> {
         let mut body = String::new();
         if lines {

@@ -1,4 +1,4 @@
-//! The text of `docs/services.md`: one table for all services, and a table for each service.
+//! Generates `docs/services.md`: one table for all services, and one table for each service.
 
 use std::fmt::Write as _;
 
@@ -10,7 +10,7 @@ use super::{
     rows::{Row, rows},
 };
 
-/// The models shown for each service. There are several if the service needs different requests for them.
+/// The models that are shown for each service. A service has several models if it needs different requests for them.
 const MODELS: [(&str, &[&str]); 12] = [
     ("anthropic", &["claude-opus-4-7", "claude-haiku-4-5"]),
     ("openai", &["gpt-5.1", "gpt-6-luna", "gpt-4.1"]),

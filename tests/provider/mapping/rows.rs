@@ -7,7 +7,7 @@ use omni_agent::{
 };
 use serde_json::json;
 
-/// A row: its name, and requests without and with its option.
+/// A row of a table: its name, a request without its option, and a request with its option.
 pub(crate) struct Row {
     pub(crate) name: &'static str,
     pub(crate) without: Request,

@@ -1,4 +1,4 @@
-//! Faults of the server and the network: acknowledged writes are neither lost nor duplicated, errors describe what
+//! Faults of the server and of the network. Acknowledged writes are neither lost nor duplicated, errors describe what
 //! happened, and the store recovers automatically.
 
 use std::{
@@ -48,7 +48,7 @@ async fn write_after_the_server_crashed_and_came_back_succeeds() {
     assert_eq!(store.load(&id("a")).await.unwrap().nodes.len(), 2);
 }
 
-/// Commits the nodes from 1 to `goal`, and repeats each commit until it is acknowledged.
+/// Commits the nodes from 1 to `goal`. Repeats each commit until it is acknowledged.
 async fn insist(
     store: PostgresStore,
     name: &'static str,
@@ -70,7 +70,7 @@ async fn insist(
     }
 }
 
-/// Waits until this many commits are done.
+/// Waits until the writers have made this many commits.
 async fn reach(done: &AtomicU64, number: u64, writers: &[JoinHandle<()>]) {
     while done.load(Ordering::Relaxed) < number {
         assert!(!writers.iter().all(JoinHandle::is_finished), "the writers have failed");
@@ -129,7 +129,7 @@ async fn operation_without_a_free_connection_is_busy_and_leases_are_renewed() {
         let store = store.clone();
         async move { store.commit(&id("a"), &Write::on(version), &says(1, "Hi")).await }
     });
-    // Wait until the only connection waits for the lock.
+    // Wait until the store's only connection is waiting for the lock.
     let waits = "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE $1";
     let query = format!("%{}%", schema(&store));
     let observer = raw(url).await;
@@ -147,7 +147,7 @@ async fn operation_without_a_free_connection_is_busy_and_leases_are_renewed() {
     store.load(&id("b")).await.unwrap();
 }
 
-/// An address that forwards connections to the server. Stopping it closes all of them.
+/// An address that forwards connections to the server. When it is stopped, all its connections are closed.
 struct Proxy(JoinHandle<()>);
 
 impl Proxy {
@@ -168,7 +168,7 @@ impl Proxy {
     }
 }
 
-/// Returns an address without a server that no other test has received.
+/// Returns an address that has no server and that no other test has received.
 pub(crate) fn free() -> SocketAddr {
     static GIVEN: Mutex<BTreeSet<SocketAddr>> = Mutex::new(BTreeSet::new());
 
@@ -203,7 +203,7 @@ async fn write_after_a_failover_of_the_address_goes_to_the_other_host() {
     assert_eq!(store.load(&id("a")).await.unwrap().nodes.len(), 2);
 }
 
-/// The first host behaves like one with a stopped process: the kernel still accepts connections for it.
+/// The first host behaves as if its server process were stopped: the kernel still accepts connections.
 #[tokio::test]
 async fn open_with_a_first_host_that_never_answers_uses_the_next() {
     let Some(server) = Server::start(FORGETFUL) else { return };

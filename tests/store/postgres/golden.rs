@@ -1,4 +1,4 @@
-//! A dump of every released version of the schema. Files in `golden/` never change and must remain readable.
+//! Dumps of every released version of the schema. Files in `golden/` never change and must remain readable.
 
 use std::{fs, path::PathBuf, process::Command};
 
@@ -45,7 +45,7 @@ async fn open_of_schema_version_1_by_many_at_once_updates_it_once() {
     let opened = (0..5).map(|_| tokio::spawn(builder.clone().open()));
     for store in futures_util::future::join_all(opened).await {
         let store = store.unwrap().unwrap();
-        // The duration of this lease is unknown.
+        // The store does not know the duration of this lease.
         assert_eq!(store.summary(&id("talk")).await.unwrap().owner, Some(Owner::new("ann")));
     }
     let versions = format!("SELECT version FROM \"{schema}\".migrations ORDER BY version");
@@ -67,13 +67,13 @@ async fn has_all(store: &PostgresStore) {
         let summary = store.summary(&id(name)).await.unwrap();
         assert_eq!((summary.version, &summary.title), (stored.version, &expected.state.title), "{name}");
         assert!(listed.contains(&summary), "{name}");
-        // The conversation can be continued.
+        // The conversation can still be continued.
         store.acquire(&id(name), &Owner::new("ann")).await.unwrap();
         commit(store, &id(name), stored.version, 1000, "more").await;
     }
 }
 
-/// Writes the dump of the current version. Only for a version that is not released yet.
+/// Writes the dump of the current version. May be run only while this version is not released.
 #[tokio::test]
 #[ignore = "writes into the sources; for a new version of the schema"]
 async fn make_golden_dump() {
@@ -90,7 +90,7 @@ async fn make_golden_dump() {
     dump.args(["--schema", DUMPED, "--inserts", "--no-owner", "--no-privileges", "--dbname", url]);
     let dumped = dump.output().unwrap();
     assert!(dumped.status.success(), "{}", String::from_utf8_lossy(&dumped.stderr));
-    // Newer versions of `pg_dump` add commands for psql around the dump. Remove them.
+    // Newer versions of `pg_dump` add psql commands around the dump. The test removes these commands.
     let lines = String::from_utf8(dumped.stdout).unwrap();
     let lines =
         lines.lines().filter(|line| !line.starts_with('\\') && !line.starts_with("--") && !line.is_empty());

@@ -1,4 +1,5 @@
-//! A server that does not answer: every operation ends with an error that describes this, and the next one succeeds.
+//! A server that does not answer. Every operation ends with an error that describes the missing answer, and the next
+//! operation succeeds.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -50,7 +51,7 @@ async fn write_whose_statement_hangs_is_busy_after_its_limit_and_succeeds_later(
     assert_eq!(store.commit(&id("a"), &write, &says(1, "Hi")).await.unwrap(), version.next());
 }
 
-/// The server can't even cancel the statement, because its process for the connection is stopped.
+/// The server process of the connection is stopped, so the server can't even cancel the statement.
 #[tokio::test]
 async fn write_to_a_frozen_process_is_unreachable_and_is_made_once_over_another_connection() {
     let Some(server) = Server::start(FORGETFUL) else { return };
@@ -76,7 +77,7 @@ async fn write_to_a_frozen_process_is_unreachable_and_is_made_once_over_another_
     assert!(matches!(error, StoreError::Unreachable { .. }), "{error:?}");
     assert!(error.to_string().ends_with(": it did not respond within 5.5s"), "{error}");
 
-    // The connection is dropped instead of awaited, so a pool of one connection can open another.
+    // The store drops the connection instead of waiting for it, so a pool of one connection can open a new connection.
     let written = loop {
         match store.commit(&id("a"), &write, &says(1, "Hi")).await {
             Err(StoreError::Busy { .. }) => {}
@@ -84,7 +85,7 @@ async fn write_to_a_frozen_process_is_unreachable_and_is_made_once_over_another_
         }
     };
     assert_eq!(written, version.next());
-    // The process continues, finds its statement, and notices that the statement comes too late.
+    // The server process continues, finds the old statement, and notices that the statement is too late.
     kill_process(pid, Signal::CONT).unwrap();
     let gone = "SELECT FROM pg_stat_activity WHERE pid = $1";
     while !observer.query(gone, &[&pid.as_raw_nonzero().get()]).await.unwrap().is_empty() {}
@@ -92,7 +93,7 @@ async fn write_to_a_frozen_process_is_unreachable_and_is_made_once_over_another_
     assert_eq!((stored.version, stored.nodes.len()), (version.next(), 1));
 }
 
-/// An abandoned request must not take the conversation from a later owner with the same name.
+/// An abandoned request to acquire a conversation must not take the conversation from a later owner with the same name.
 #[tokio::test]
 async fn acquire_that_resumes_after_another_owner_of_the_same_name_takes_nothing() {
     let Some(server) = Server::start(FORGETFUL) else { return };
@@ -124,7 +125,7 @@ async fn acquire_that_resumes_after_another_owner_of_the_same_name_takes_nothing
     store.renew(&id("a"), &lease).await.unwrap();
 }
 
-/// Even if one connection stops answering, the process must not lose its leases.
+/// Even if one connection stops answering, the client process must not lose its leases.
 #[tokio::test]
 async fn renewal_over_a_frozen_process_succeeds_over_another_connection() {
     let Some(server) = Server::start(FORGETFUL) else { return };
@@ -135,7 +136,7 @@ async fn renewal_over_a_frozen_process_succeeds_over_another_connection() {
     let observer = raw(&server.url()).await;
     let find = "SELECT pid FROM pg_stat_activity WHERE application_name = 'omni-agent' AND query LIKE $1";
     for together in [false, true] {
-        // The statement that a connection executed last identifies the connection.
+        // The connection is identified by the statement that it executed last.
         store.renew(&id("a"), &lease).await.unwrap();
         let pids = observer.query(find, &[&"%SET expires = clock_timestamp()%"]).await.unwrap();
         assert_eq!(pids.len(), 1, "leases have a separate connection");
@@ -152,9 +153,9 @@ async fn renewal_over_a_frozen_process_succeeds_over_another_connection() {
     }
 }
 
-/// Accepts connections, answers this many messages on each, and then never answers again.
+/// Accepts connections, answers the first `answers` messages on each connection, and then never answers again.
 async fn silent_after(answers: usize) -> SocketAddr {
-    /// `AuthenticationOk`, and `ReadyForQuery` ("Message Formats" in PostgreSQL's documentation).
+    /// The messages `AuthenticationOk` and `ReadyForQuery` (see "Message Formats" in PostgreSQL's documentation).
     const WELCOME: &[u8] = b"R\0\0\0\x08\0\0\0\0Z\0\0\0\x05I";
     const READY: &[u8] = b"Z\0\0\0\x05I";
     let listener = TcpListener::bind(free()).await.unwrap();
@@ -168,7 +169,7 @@ async fn silent_after(answers: usize) -> SocketAddr {
                     let _ = client.read(&mut buffer).await;
                     let _ = client.write_all(answer).await;
                 }
-                // Read and ignore everything that follows.
+                // All further messages are read and ignored.
                 while client.read(&mut buffer).await.is_ok_and(|bytes| bytes > 0) {}
             });
         }
@@ -179,8 +180,8 @@ async fn silent_after(answers: usize) -> SocketAddr {
 #[tokio::test]
 async fn open_of_a_server_that_stops_answering_is_unreachable() {
     let silences = [
-        // The server stops answering before the login, before the session's settings, or before the query of the
-        // schema version.
+        // The three cases: the server stops answering before the login, before the session's settings, or before the
+        // query of the schema version.
         (0, "no connection was established within 50ms"),
         (1, "no connection was established within 50ms"),
         (2, "it did not respond within 5.001s"),

@@ -1,4 +1,4 @@
-//! Leases after changes of the clock or the database.
+//! Leases after a change of the clock, the schema or the server.
 
 use omni_agent::store::{Owner, Store, StoreError, Write};
 
@@ -22,12 +22,12 @@ async fn lease_from_before_the_clock_was_set_back_expires_early() {
     };
     let (write, turn) = (Write::on(version).under(&lease), says(1, "Hi"));
 
-    // If the clock was set back by a little, the lease holds.
+    // If the clock was set back only a little, the lease is still valid.
     set_back("15 s").await;
     let refused = store.acquire(&id("a"), &Owner::new("ben")).await;
     assert!(matches!(refused, Err(StoreError::Owned { .. })), "{refused:?}");
-    // If the clock was set back by an hour, the lease has expired. Its owner can renew it until another owner acquires
-    // it.
+    // If the clock was set back by an hour, the lease has expired. Its owner can still renew it, unless another owner
+    // has acquired it.
     for together in [false, true] {
         set_back("1 hour").await;
         assert_eq!(store.summary(&id("a")).await.unwrap().owner, None);
@@ -47,7 +47,8 @@ async fn lease_from_before_the_clock_was_set_back_expires_early() {
     store.acquire(&id("a"), &Owner::new("ben")).await.unwrap();
 }
 
-/// A process that does not know the column `lasts` leaves its value unchanged.
+/// If a process uses schema version 1, it does not know the column `lasts` and leaves the value of this column
+/// unchanged.
 #[tokio::test]
 async fn acquire_by_schema_version_1_after_a_release_is_held_until_it_expires() {
     let Some(url) = url() else { return };
@@ -78,7 +79,7 @@ async fn lease_beyond_the_range_of_dates_is_granted_and_kept() {
     assert_eq!(store.summary(&id("a")).await.unwrap().owner, Some(Owner::new("ann")));
 }
 
-/// A replica that takes over may lack the last transactions of the former server.
+/// When a replica becomes the server, it may lack the last transactions of the former server.
 #[tokio::test]
 async fn lease_lost_in_a_failover_is_rejected_after_another_acquire() {
     let Some(url) = url() else { return };

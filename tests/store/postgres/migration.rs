@@ -1,4 +1,4 @@
-//! Updating the schema while others use it.
+//! The update of the schema while other programs use it.
 
 use std::{thread, time::Duration};
 
@@ -10,7 +10,8 @@ use super::{
     server::{raw, url},
 };
 
-/// Waits until the change of the table waits for a lock, and returns the process id of its server process.
+/// Waits until the statement that changes the table is waiting for a lock. Returns the process id of the server process
+/// that runs this statement.
 async fn waiting(observer: &Client, schema: &str) -> i32 {
     let waits = "SELECT pid FROM pg_stat_activity
         WHERE wait_event_type = 'Lock' AND query LIKE '%ADD COLUMN%' AND strpos(query, $1) > 0";
@@ -26,7 +27,7 @@ async fn waiting(observer: &Client, schema: &str) -> i32 {
 async fn open_of_an_earlier_schema_with_a_reader_does_not_block_others() {
     let Some(url) = url() else { return };
     let schema = restored(url, "postgres-1.sql").await;
-    // The reader behaves like a dump, or like an application that forgot its transaction.
+    // The reader behaves like a dump, or like an application that forgot to end its transaction.
     let mut reader = raw(url).await;
     let reading = reader.transaction().await.unwrap();
     reading.execute(&format!("SELECT FROM \"{schema}\".conversations"), &[]).await.unwrap();
@@ -34,7 +35,7 @@ async fn open_of_an_earlier_schema_with_a_reader_does_not_block_others() {
     let observer = raw(url).await;
     waiting(&observer, &schema).await;
 
-    // Writes of running processes wait only briefly for the change, although the reader still holds its lock.
+    // The reader still holds its lock, but writes of running processes wait only briefly for the schema change.
     let write = format!("SET lock_timeout = '30s'; UPDATE \"{schema}\".conversations SET owner = owner");
     observer.batch_execute(&write).await.unwrap();
     waiting(&observer, &schema).await;
@@ -52,7 +53,7 @@ async fn open_of_an_earlier_schema_that_was_cancelled_reports_how_long_it_waited
     let mut reader = raw(url).await;
     let reading = reader.transaction().await.unwrap();
     reading.execute(&format!("SELECT FROM \"{schema}\".conversations"), &[]).await.unwrap();
-    // The limits are so long that the reported wait can't be one of them.
+    // These limits are much longer than the wait that the error reports, so this wait does not depend on them.
     let limit = Duration::from_hours(1);
     let builder = PostgresStore::builder(url).schema(&schema).statement_timeout(limit).lock_wait(limit);
     let opened = tokio::spawn(builder.open());

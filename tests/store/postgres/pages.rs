@@ -1,4 +1,4 @@
-//! The cost of a page in a long list.
+//! The cost of reading one page of a long list.
 
 use omni_agent::store::{Page, Store};
 
@@ -7,7 +7,7 @@ use super::{
     server::{fresh, raw, url},
 };
 
-/// 10,000 conversations, of which 1,000 have the same time.
+/// Inserts 10,000 conversations, about 1,000 of which were updated at the same time.
 const MANY: &str = "
 INSERT INTO {schema}.conversations (id, version, created, updated, state, epoch)
 SELECT 'c' || lpad(n::text, 5, '0'), 1, to_timestamp(n),
@@ -22,7 +22,7 @@ async fn list_after_a_late_conversation_reads_no_more_of_the_index() {
     other.execute(&MANY.replace("{schema}", &schema), &[]).await.unwrap();
     other.batch_execute(&format!("ANALYZE {schema}.conversations")).await.unwrap();
 
-    // The statement that the store sends, as shown by the server.
+    // The server reports the statement that the store sends.
     let page = Page::first(50).after(&store.list(Page::first(1)).await.unwrap()[0]);
     assert_eq!(store.list(page).await.unwrap().len(), 50);
     let sent =
@@ -51,8 +51,8 @@ async fn list_after_a_late_conversation_reads_no_more_of_the_index() {
                 .collect();
             let plan = plan.join("\n");
             assert!(!plan.contains("Seq Scan"), "{id}, {mode}: {plan}");
-            // The server may sort a set that it expects to be a single row. No part of the plan has more rows than the
-            // page.
+            // The server may sort a set of rows if it expects only one row. No part of the plan returns more rows than
+            // the page needs.
             let rows = plan.split("actual rows=").skip(1).map(|rest| rest.split(' ').next().unwrap());
             let rows: Vec<u32> = rows.map(|rows| rows.parse().unwrap()).collect();
             assert!(!rows.is_empty() && rows.iter().all(|rows| *rows <= 51), "{id}, {mode}: {plan}");

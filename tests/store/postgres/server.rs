@@ -1,5 +1,5 @@
-//! A PostgreSQL server for tests: the one named by `DATABASE_URL`, or one started from the installed binaries, in a
-//! temporary folder and reachable only through a Unix socket.
+//! A PostgreSQL server for tests. `DATABASE_URL` can name an existing server. Otherwise, a server is started from the
+//! installed binaries. Its data is in a temporary folder, and it can be reached only through a Unix socket.
 
 use std::{
     env, fs,
@@ -14,10 +14,10 @@ use tokio_postgres::NoTls;
 
 use super::skip::skip;
 
-/// Returns the URL of a server that all tests share. Without one, prints why and returns `None`.
+/// Returns the URL of a server that all tests share. If there is no server, prints the reason and returns `None`.
 pub(crate) fn url() -> Option<&'static str> {
     static URL: OnceLock<Option<String>> = OnceLock::new();
-    // Never dropped. It ends together with this process.
+    // The server is never dropped. It ends together with this process.
     static SERVER: OnceLock<Server> = OnceLock::new();
     let url = URL.get_or_init(|| {
         if let Ok(url) = env::var("DATABASE_URL") {
@@ -29,7 +29,7 @@ pub(crate) fn url() -> Option<&'static str> {
     url.as_deref()
 }
 
-/// Returns the builder of a store in a schema that no other test uses.
+/// Returns the builder of a store whose schema no other test uses.
 pub(crate) fn fresh(url: &str) -> PostgresStoreBuilder {
     let schema = ConversationId::generate();
     PostgresStore::builder(url).schema(format!("Test \"{schema}\"")).connections(4)
@@ -42,18 +42,19 @@ pub(crate) async fn raw(url: &str) -> tokio_postgres::Client {
     client
 }
 
-/// A server for a single test, which can be killed and restarted.
+/// A server for a single test. The test can kill and restart it.
 pub(crate) struct Server {
     folder: PathBuf,
     shell: Child,
     words: Mutex<(ChildStdin, BufReader<ChildStdout>)>,
 }
 
-/// Settings of a server whose data need not survive: it does not sync.
+/// Settings for a server whose data may be lost in a crash. The server does not sync.
 pub(crate) const FORGETFUL: &str = "-c fsync=off";
 
-/// Starts and stops the server on command, and stops it finally at the end of its input, that is, when this process
-/// has ended for any reason. PostgreSQL refuses to run as root, so another user may run this script.
+/// Starts and stops the server on command. At the end of its input, the script stops the server for the last time. The
+/// input ends when this process has ended for any reason. PostgreSQL refuses to run as root, so the script may have to
+/// run as another user.
 const SCRIPT: &str = r#"
 folder=$1 binaries=$2 settings=$3
 "$binaries/initdb" -D "$folder/data" -U postgres -A trust -E UTF8 --locale=C -N >"$folder/log" 2>&1 || exit 1
@@ -73,13 +74,14 @@ cd / && rm -rf "$folder"
 "#;
 
 impl Server {
-    /// Starts a server with these settings for `pg_ctl --options`. Without binaries, prints why and returns `None`.
+    /// Starts a server with these settings, which are passed to `pg_ctl --options`. If PostgreSQL is not installed,
+    /// prints the reason and returns `None`.
     pub(crate) fn start(settings: &str) -> Option<Self> {
         let Some(binaries) = binaries() else {
             skip("DATABASE_URL is not set, and PostgreSQL is not installed (there is no initdb in PATH)");
             return None;
         };
-        // The path must be short enough for the name of a socket.
+        // The path of the folder must be short, because the path of a socket is limited.
         let folder = env::temp_dir().join(format!("pg-{}", &ConversationId::generate().as_str()[..12]));
         fs::create_dir(&folder).unwrap();
         let is_root = Command::new("id").arg("-u").output().is_ok_and(|id| id.stdout == b"0\n");
@@ -111,7 +113,8 @@ impl Server {
         self.folder.join(".s.PGSQL.5432")
     }
 
-    /// Stops the server. `fast` ends sessions cleanly, and `immediate` leaves everything as after a crash.
+    /// Stops the server. The mode `fast` ends all sessions cleanly. The mode `immediate` leaves the data as it would be
+    /// after a crash.
     pub(crate) fn stop(&self, mode: &str) {
         assert_eq!(self.tell(mode), "0\n");
     }
@@ -139,7 +142,7 @@ impl Drop for Server {
     }
 }
 
-/// Returns the folder with `initdb` and `pg_ctl`, from `PATH` or from the places that Debian uses.
+/// Returns the folder that contains `initdb` and `pg_ctl`. It is found in `PATH` or in the folders that Debian uses.
 fn binaries() -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let in_path = env::split_paths(&path).collect::<Vec<_>>();

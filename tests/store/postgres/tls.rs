@@ -1,4 +1,4 @@
-//! Encrypted connections: only explicitly configured certificates are trusted.
+//! Encrypted connections. Only certificates that were explicitly configured are trusted.
 
 use omni_agent::store::{PostgresStore, StoreError};
 
@@ -11,14 +11,14 @@ use crate::{
     support::{create, id},
 };
 
-/// Starts a server with a self-signed certificate for this address, and returns the certificate. Without a server or
-/// `openssl`, prints why and returns `None`.
+/// Starts a server with a self-signed certificate for its address. Returns the server, the address and the certificate.
+/// If there is no server or no `openssl`, prints the reason and returns `None`.
 async fn with_certificate() -> Option<(Server, std::net::SocketAddr, String)> {
     let address = free();
     let listening = format!("{FORGETFUL} -c listen_addresses={} -c port={}", address.ip(), address.port());
     let server = Server::start(&listening)?;
     let database = raw(&format!("postgres://postgres@{address}/postgres")).await;
-    // The server creates the certificate, because the key must belong to the server.
+    // The server itself creates the certificate, because the file of the key must belong to the server's user.
     let make = format!(
         "COPY (SELECT 1) TO PROGRAM 'openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=omni-agent \
              -addext subjectAltName=IP:{} -addext basicConstraints=critical,CA:FALSE \
@@ -52,11 +52,12 @@ async fn open_with_tls_trusts_only_the_configured_certificates() {
     assert!(all > 0);
     assert_eq!(encrypted, all);
 
-    // The platform does not know the certificate.
+    // The platform does not trust the certificate.
     let error = PostgresStore::open(&url).await.unwrap_err();
     assert!(matches!(error, StoreError::Unreachable { .. }), "{error:?}");
     assert!(format!("{error:?}").contains("UnknownIssuer"), "the error must name the reason: {error:?}");
-    // The certificate is not valid for another name of the same server, in both modes of verification.
+    // The server can also be reached by another name, for which the certificate is not valid. Both modes of
+    // verification detect this.
     for mode in ["require", "verify-full"] {
         let url = format!("postgres://postgres@localhost:{}/postgres?sslmode={mode}", address.port());
         let refused = PostgresStore::builder(url).root_certificates(certificate.clone()).open().await;
@@ -74,17 +75,19 @@ async fn open_with_tls_trusts_only_the_configured_certificates() {
 #[tokio::test]
 async fn open_of_several_hosts_needs_no_certificate_of_a_local_one() {
     let Some((_server, address, _)) = with_certificate().await else { return };
-    // Nothing trusts its certificate. The other host is remote, and is never contacted.
+    // The first host is local, so its certificate need not be trusted. The second host is remote, and is never
+    // contacted.
     let url = format!("postgres://postgres@{address},db.invalid:5432/postgres");
     let store = PostgresStore::open(url).await.unwrap();
     create(&store, &id("a")).await;
-    // Connects by a name and an address.
+    // This URL contains both a host name and an address.
     let of = |host: &str| {
         let (ip, port) = (address.ip(), address.port());
         PostgresStore::open(format!("host={host} hostaddr={ip} port={port} user=postgres dbname=postgres"))
     };
     of("localhost").await.unwrap();
-    // A local address may forward to a remote host, so the certificate is checked.
+    // The host name is remote and the address is local. A local address may forward to a remote host, so the
+    // certificate is checked.
     let error = of("db.invalid").await.unwrap_err();
     assert!(matches!(error, StoreError::Unreachable { .. }), "{error:?}");
     assert!(format!("{error:?}").contains("UnknownIssuer"), "{error:?}");

@@ -1,4 +1,4 @@
-//! Files as a crash or a defective disk leaves them.
+//! Files in the state in which a crash or a defective disk leaves them.
 
 use std::{collections::BTreeMap, fs};
 
@@ -16,7 +16,8 @@ async fn open_with_a_torn_log_drops_the_last_write_entirely() {
     let write = Write::on(second);
     store.commit(&id("a"), &write, &says(2, "torn")).await.unwrap();
 
-    // Copy the files as a crash of the machine leaves them: the file and part of its log, without the index of the log.
+    // Copy the files in the state in which a crash of the machine would leave them: the database file and a part of its
+    // log, but not the index of the log.
     let left = Folder::new();
     let log = |folder: &Folder| folder.path().join("conversations.sqlite-wal");
     fs::copy(file(&folder), file(&left)).unwrap();
@@ -25,7 +26,7 @@ async fn open_with_a_torn_log_drops_the_last_write_entirely() {
     let found = SqliteStore::open(file(&left)).await.unwrap();
     let stored = found.load(&id("a")).await.unwrap();
     assert_eq!((stored.version, stored.nodes.len()), (second, 1));
-    // Repeating the torn write writes it again.
+    // When the torn write is repeated, it is written again.
     assert_eq!(found.commit(&id("a"), &write, &says(2, "torn")).await.unwrap(), second.next());
     assert_eq!(found.load(&id("a")).await.unwrap().nodes.len(), 2);
 }
@@ -40,7 +41,7 @@ async fn load_from_a_damaged_file_names_it() {
     drop(store);
 
     let mut bytes = fs::read(file(&folder)).unwrap();
-    // All pages except the first two, which contain the schema, are lost.
+    // The first two pages contain the schema. All other pages are lost.
     bytes[2 * 4096..].fill(0xa5);
     fs::write(file(&folder), &bytes).unwrap();
     let found = match SqliteStore::open(file(&folder)).await {

@@ -1,4 +1,4 @@
-//! Deleted conversations leave no text in the database file or in the files next to it.
+//! The text of deleted conversations remains neither in the database file nor in the files next to it.
 
 use std::fs;
 
@@ -7,8 +7,9 @@ use omni_agent::store::{Page, SqliteStore, StateChange, Store, StoredState, Writ
 use super::{file, quick, raw};
 use crate::support::{Folder, child, child_folder, commit, create, id};
 
-/// Returns the markers found in any file of the folder. Reading the database as a plain file drops the locks of this
-/// process on it. Therefore nothing else may write in the meantime, and a reader no longer blocks later writes.
+/// Returns the markers that occur in any file of the folder. When the database is read as a plain file, this process
+/// loses its locks on it. Therefore nothing else may write in the meantime, and an open reader no longer blocks later
+/// writes.
 fn found<'a>(folder: &Folder, markers: impl IntoIterator<Item = &'a String>) -> Vec<String> {
     let files: Vec<_> =
         folder.names().iter().map(|name| fs::read(folder.path().join(name)).unwrap()).collect();
@@ -18,8 +19,8 @@ fn found<'a>(folder: &Folder, markers: impl IntoIterator<Item = &'a String>) -> 
     markers.into_iter().filter(|marker| is_there(marker)).cloned().collect()
 }
 
-/// Creates a conversation whose title, system prompt and messages contain its marker. Each of them is written a second
-/// time, so that old versions exist too.
+/// Creates a conversation whose title, system prompt and messages contain its marker. The title and the system prompt
+/// are written twice, so that old versions also exist.
 async fn marked(store: &SqliteStore, number: usize) -> String {
     let (id, marker) = (id(&format!("n{number}")), format!("marker-{number:03}-of-a-conversation"));
     let mut version = create(store, &id).await;
@@ -54,7 +55,7 @@ async fn delete_leaves_no_text_in_the_file_or_its_log() {
     }
     assert_eq!(found(&folder, &markers), [""; 0]);
     drop(store);
-    // The store stays open: closing it would remove files while they are read.
+    // The store stays open. If it were closed, it would remove files while they are read.
     let store = quick(&folder).await;
     store.list(Page::default()).await.unwrap();
     assert_eq!(found(&folder, &markers), [""; 0]);
@@ -70,12 +71,12 @@ async fn delete_during_a_read_keeps_the_text_in_the_log_until_the_reader_has_end
     store.delete(&id("n0")).await.unwrap();
     assert_eq!(found(&folder, &marker), marker, "the reader may still read it");
     reader.execute_batch("COMMIT").unwrap();
-    // Each delete tries again, even the delete of a missing conversation.
+    // Each deletion tries again to erase the text, even if the deleted conversation does not exist.
     store.delete(&id("nothing")).await.unwrap();
     assert_eq!(found(&folder, &marker), [""; 0]);
 }
 
-/// The child: deletes a conversation, and aborts before anything else is done.
+/// Child process: deletes a conversation, and then aborts immediately.
 #[tokio::test]
 async fn child_deletes_under_a_reader_and_is_killed() {
     let Some(folder) = child_folder() else {

@@ -1,4 +1,4 @@
-//! A file of every released version of the schema. Files in `golden/` never change and must remain readable.
+//! A database file of every released version of the schema. Files in `golden/` never change and must remain readable.
 
 use std::{fs, path::Path};
 
@@ -23,12 +23,12 @@ async fn load_from_schema_version_1_returns_what_was_stored() {
         assert_eq!(stored.state, expected.state, "{name}");
         assert_eq!((&stored.nodes, stored.head), (&expected.nodes, expected.head), "{name}");
         assert_eq!(stored.cursors, expected.cursors, "{name}");
-        // The conversation can be continued.
+        // The conversation can still be continued.
         commit(&store, &id(name), stored.version, 1000, "more").await;
     }
 }
 
-/// Writes the file of the current version. Only for a version that is not released yet.
+/// Writes the file of the current version. May be run only while this version is not released.
 #[tokio::test]
 #[ignore = "writes into the sources; for a new version of the schema"]
 async fn make_golden_file() {

@@ -1,4 +1,5 @@
-//! Paths to something other than the file of the store, including changes after it was opened.
+//! Paths that lead to something other than the store's file. Some of these paths change only after the store was
+//! opened.
 
 use std::fs;
 
@@ -25,7 +26,7 @@ async fn open_of_an_empty_file_creates_a_store_in_it() {
     assert!(quick(&folder).await.exists(&id("a")).await.unwrap());
 }
 
-/// The version of the schema and the application id are correct, but a table is missing.
+/// The schema version and the application id of the file are correct, but a table is missing.
 #[tokio::test]
 async fn load_from_a_file_without_a_table_names_the_file() {
     let folder = Folder::new();
@@ -61,7 +62,7 @@ async fn operations_after_the_file_was_removed_are_unreachable_until_it_returns(
         assert!(matches!(error, StoreError::Unreachable { .. }) && error.is_transient(), "{error:?}");
     }
     fs::rename(&aside, file(&folder)).unwrap();
-    // Whether or not the first attempt was written, the result is one node.
+    // The first attempt may or may not have been written. In both cases, the result is one node.
     assert_eq!(store.commit(&id("a"), &write, &says(1, "Hi")).await.unwrap(), version.next());
     assert_eq!(store.load(&id("a")).await.unwrap().nodes.len(), 1);
 }

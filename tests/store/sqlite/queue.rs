@@ -1,4 +1,4 @@
-//! Operations that wait for the only writing connection, while another program holds the file.
+//! Operations that wait for the only writing connection while another program has locked the file.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ async fn renewal_after_waiting_writes_is_made_before_them() {
     let (first, second) = (create(&store, &id("a")).await, create(&store, &id("b")).await);
     let lease = store.acquire(&id("b"), &Owner::new("ann")).await.unwrap();
     let mut other = raw(&folder);
-    // Triggers record in the file the order of the writes.
+    // Triggers record the order of the writes in the file.
     other
         .execute_batch(
             "CREATE TABLE seen (what TEXT);

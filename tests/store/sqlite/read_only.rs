@@ -1,7 +1,7 @@
 //! Files that can only be read.
 //!
-//! File modes don't restrict the superuser. Therefore each test has a child, which runs without the superuser's
-//! capabilities if necessary.
+//! File modes don't restrict the superuser. Each test therefore runs in a child process. If necessary, the child runs
+//! without the superuser's capabilities.
 
 use std::{
     fs,
@@ -25,7 +25,7 @@ fn set_mode(path: &Path, mode: u32) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
 }
 
-/// Runs this test in a child, which can't write to the file in the folder.
+/// Runs this test in a child process. The child can't write to the file in the folder.
 fn passes_in_child(name: &str, folder: &Folder) {
     const UNABLE: &str = "--bounding-set=-dac_override,-dac_read_search,-linux_immutable";
 
@@ -42,21 +42,21 @@ fn passes_in_child(name: &str, folder: &Folder) {
         command.env("OMNI_CHILD", folder.path());
     }
     let output = command.output().unwrap();
-    // Restore the mode, so that the folder can be removed.
+    // Restore the mode of the folder, so that it can be removed.
     set_mode(folder.path(), 0o755);
     let text =
         String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && text.contains("all checks passed"), "{text}");
 }
 
-/// Waits until the file is closed and its log is removed. The threads of a store close their connections after the
-/// store was dropped. If two close at the same moment, neither is the last connection, which would remove the log.
-/// Then another connection removes it.
+/// Waits until the file is closed and its log is removed. The last connection that closes removes the log. The threads
+/// of a store close their connections after the store was dropped. If two connections close at the same moment, neither
+/// is the last one. In this case, the connection that is opened here removes the log.
 async fn closed(file: &Path) {
     let beside = ["-wal", "-shm"].map(|ending| PathBuf::from(format!("{}{ending}", file.display())));
     while beside.iter().any(|path| path.exists()) {
         let connection = rusqlite::Connection::open(file).unwrap();
-        // A busy file is tried again.
+        // If the file is busy, the loop tries again.
         let _ = connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()));
         drop(connection);
         tokio::task::yield_now().await;
@@ -145,7 +145,7 @@ async fn child_reads_what_is_in_the_log() {
 async fn read_of_a_read_only_file_while_another_process_writes_includes_its_log() {
     let folder = Folder::new();
     let version = filled(&folder).await;
-    // This process has the file open. The child can't write to it.
+    // This process has the file open, and the child can't write to it.
     let store = quick(&folder).await;
     commit(&store, &id("a"), version, 2, "more").await;
     for name in folder.names() {
@@ -165,7 +165,7 @@ async fn child_fails_on_an_unreadable_log() {
     println!("\nall checks passed");
 }
 
-/// The files are a copy that was made while the database was open: the newest turn is only in the log.
+/// The files were copied while the database was open, so only the log contains the newest turn.
 #[tokio::test]
 async fn open_of_a_read_only_file_with_an_unreadable_log_is_denied() {
     let (made, folder) = (Folder::new(), Folder::new());
@@ -195,7 +195,7 @@ async fn child_reads_while_the_file_changes() {
         assert!(error.to_string().contains("open it anew"), "{error}");
     }
     drop(writer);
-    // It also fails after the writer has closed the file and its log was removed.
+    // The operation also fails after the writer has closed the file and the log was removed.
     closed(&file).await;
     store.load(&id("a")).await.unwrap_err();
     reads(&SqliteStore::open(&file).await.unwrap(), 2).await;

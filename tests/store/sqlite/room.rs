@@ -1,4 +1,4 @@
-//! The space that the file and its log take.
+//! The disk space that the database file and its log use.
 
 use futures_util::FutureExt;
 use omni_agent::store::{SqliteStore, Store, file_system::Durability};
@@ -18,17 +18,18 @@ async fn delete_of_a_large_conversation_frees_its_space_between_writes() {
     let version = create(&store, &id("large")).await;
     commit(&store, &id("large"), version, 1, "Hi").await;
     let other = raw(&folder);
-    // 80 MiB, about five times the amount that is freed at once. The first part is freed by the delete itself.
+    // The message has 80 MiB, about five times the amount that is freed at once. The deletion itself frees the first
+    // part.
     other.execute("UPDATE nodes SET message = hex(zeroblob(40 << 20))", []).unwrap();
     store.delete(&id("large")).await.unwrap();
-    // Before each write, at least one part is freed.
+    // At least one further part is freed before each write.
     for number in 0..8 {
         create(&store, &id(&format!("small{number}"))).await;
     }
     assert!(free_pages(&other) <= 1024, "{}", free_pages(&other));
 }
 
-/// A reader that always has an open transaction.
+/// A reader that has an open transaction at every moment.
 struct Reader {
     reading: Connection,
     next: Connection,
@@ -71,7 +72,7 @@ async fn log_of_a_linked_file_with_overlapping_readers_stays_bounded() {
     begins_anew_while_readers_overlap(&folder, &store).await;
 }
 
-/// Asserts that the log in this folder is restarted although readers overlap.
+/// Asserts that the log in this folder is restarted, even though the transactions of readers overlap.
 async fn begins_anew_while_readers_overlap(folder: &Folder, store: &SqliteStore) {
     const MIB: u64 = 1024 * 1024;
 
@@ -79,18 +80,18 @@ async fn begins_anew_while_readers_overlap(folder: &Folder, store: &SqliteStore)
     log.push("-wal");
     let len = || std::fs::metadata(&log).unwrap().len();
     let other = raw(folder);
-    // Set the limit of the store, so that this connection also truncates a log that it restarts.
+    // This connection uses the same limit as the store. If it restarts the log, it therefore also truncates the log.
     other.pragma_update(None, "journal_size_limit", 16 << 20).unwrap();
     other.execute_batch("CREATE TABLE ballast (content BLOB)").unwrap();
     let mut reader = Reader::begin(folder);
     for number in 0..20 {
-        // During each write there is a reader that began earlier. Therefore SQLite's automatic checkpoints can't
-        // restart the log.
+        // During each write, there is a reader that began before the write. Therefore SQLite's automatic checkpoints
+        // can't restart the log.
         reader.go_on();
         other.execute("INSERT INTO ballast VALUES (zeroblob(16 << 20))", []).unwrap();
         create(store, &id(&format!("n{number}"))).await;
-        // This operation ends after the work on the log that follows the previous write, and that work waits for
-        // readers.
+        // After the previous write, the store works on the log, and this work waits for readers. The following
+        // operation ends after this work.
         let mut behind = store.renew_all(&[]);
         while (&mut behind).now_or_never().is_none() {
             reader.go_on();

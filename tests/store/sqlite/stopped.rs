@@ -12,7 +12,7 @@ use rusqlite::{Connection, TransactionBehavior};
 use super::file;
 use crate::support::{Folder, child, child_folder, create, id, says};
 
-/// The child: begins a write, and ends it when its parent sends a byte.
+/// Child process: begins a write, and ends the write when the parent process sends a byte.
 #[tokio::test]
 async fn child_writes_for_as_long_as_its_parent_wants() {
     let Some(folder) = child_folder() else { return };
@@ -25,10 +25,10 @@ async fn child_writes_for_as_long_as_its_parent_wants() {
     transaction.rollback().unwrap();
 }
 
-/// Kills the child when it is dropped, even if the child is stopped.
+/// A child process that is writing. It is killed when this value is dropped, even if it is stopped.
 struct Writer {
     child: Child,
-    /// The child's output, which stays open so that the child can write to it.
+    /// The child's output. It stays open so that the child can write to it.
     _lines: Lines<BufReader<ChildStdout>>,
 }
 

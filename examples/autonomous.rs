@@ -1,14 +1,15 @@
-//! An autonomous agent: it works until it calls its completion tool, within a limit of requests.
+//! An autonomous agent: within a limit of requests, it works until it calls its completion tool.
 //!
 //! ```sh
 //! cargo run --example autonomous
 //! cargo run --example autonomous -- 'Find out which file in `src` has the most lines.'
 //! ```
 //!
-//! The completion tool has no handler, so its call ends the turn. Its input is the result, checked and typed. If the model
-//! stops without this call, `handle_turn` continues the run.
+//! The completion tool has no handler, so calling this tool ends the turn. The call's input is the result of the work,
+//! which the example checks by parsing it into a Rust type. If the model stops without this call, `handle_turn`
+//! continues the run.
 //!
-//! `support` picks the model and prints. In your own crate, name the model instead:
+//! The module `support` selects the model and prints the output. In your own crate, pass the model's name instead:
 //! `Agent::builder().model("anthropic:claude-opus-5")`.
 
 #![allow(clippy::print_stderr, reason = "this talks to the terminal")]
@@ -30,7 +31,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use support::{Printer, explain};
 
-/// How the work ends.
+/// The result with which the work ends.
 #[derive(Debug, Deserialize, JsonSchema)]
 struct Finish {
     /// A summary of the findings, for the user.
@@ -43,7 +44,7 @@ struct FilePath {
     path: String,
 }
 
-/// The tools only read, and only below the working directory.
+/// The tools can only read, and they can read only below the working directory.
 fn inside(path: &str) -> Result<&Path, ToolError> {
     let path = Path::new(path);
     let up = path
@@ -139,7 +140,7 @@ async fn work(model: &Model, options: &Options, goal: &str) -> Result<(), Box<dy
         };
         printer.event(&numbered.event);
         match &*numbered.event {
-            // The goal, and each continuation by `handle_turn`.
+            // This is either the goal or a message with which `handle_turn` continues the run.
             Event::Message { message, step } if message.role == Role::User && !message.text().is_empty() => {
                 printer.note(&format!("[request {step}] {}", message.text()));
             }

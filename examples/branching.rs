@@ -7,7 +7,7 @@
 //!
 //! The tree is drawn after each step: `*` marks the path, which is the current conversation, and `>` marks its end.
 //!
-//! `support` picks the model and prints. In your own crate, name the model instead:
+//! The module `support` selects the model and prints the output. In your own crate, pass the model's name instead:
 //! `Agent::builder().model("anthropic:claude-opus-5")`.
 
 #![allow(clippy::print_stderr, reason = "this talks to the terminal")]
@@ -94,7 +94,7 @@ struct Show {
 }
 
 impl Show {
-    /// Shows a run until its end.
+    /// Shows the events of a run until the run ends.
     async fn run(&mut self) -> Result<(), Box<dyn Error>> {
         while let Some(update) = self.events.next().await {
             let Update::Event(numbered) = update else { continue };

@@ -8,11 +8,11 @@
 //! echo 'What can you do?' | cargo run --example chat
 //! ```
 //!
-//! It shows how an application follows a session: one loop over the session's events, the lines that the user types
-//! and Ctrl-C. A line that is typed while the agent works is staged for the next turn. Ctrl-C interrupts the agent and
-//! keeps the response so far.
+//! This example shows how an application follows a session. One loop reads the session's events, the lines that the
+//! user types, and Ctrl-C. A line that is typed while the agent works is staged for the next turn. Ctrl-C interrupts
+//! the agent and keeps the response so far.
 //!
-//! `support` picks the model and prints. In your own crate, name the model instead:
+//! The module `support` selects the model and prints the output. In your own crate, pass the model's name instead:
 //! `Agent::builder().model("anthropic:claude-opus-5")`.
 
 #![allow(clippy::print_stderr, reason = "this talks to the terminal")]
@@ -60,7 +60,7 @@ async fn chat() -> Result<(), Box<dyn Error>> {
     let conversation = conversation::open(picked, &mut printer).await?;
     let mut chat = Chat { conversation, printer, runs: 0, waiting: None, unanswered: None, failed: None };
     let followed = chat.follow(&words).await;
-    // The conversation is saved after errors too.
+    // The conversation is saved even if the chat has ended with an error.
     conversation::close(chat.conversation, &mut chat.printer).await?;
     followed?;
     chat.failed.map_or(Ok(()), Err)
@@ -93,7 +93,7 @@ impl Chat {
         }
         let (mut ended, mut warned) = (false, false);
         self.show_prompt();
-        // After the end of the input, the response is still completed.
+        // When the input has ended, the loop still waits for the end of the current run.
         while !ended || self.runs > 0 {
             // Piped lines wait until the previous response is complete.
             let listens = !ended && (lines.interactive || self.runs == 0 || self.waiting.is_some());
@@ -122,7 +122,7 @@ impl Chat {
                         SessionEvent::Store(report) => self.report(report),
                         _ => {}
                     },
-                    // This terminal was too slow. Only output that it would have shown is lost.
+                    // This terminal was too slow. Only the output of the missed events is lost.
                     Some(Update::Resync(snapshot)) => {
                         self.runs = u32::from(snapshot.agent.status != Status::Idle);
                         self.waiting = snapshot.agent.pause.as_ref().map(|pause| pause.tool_use.clone());
@@ -154,7 +154,7 @@ impl Chat {
         Ok(())
     }
 
-    /// Shows the outcome of a write, unless the write succeeded.
+    /// Shows the outcome of a write if the write failed.
     fn report(&mut self, report: &StoreReport) {
         let Some(error) = report.error() else { return };
         // The report can arrive while the prompt is shown, so the prompt is shown again.
@@ -231,7 +231,7 @@ impl Chat {
         Ok(())
     }
 
-    /// Reads a line as the decision on the waiting tool use.
+    /// Interprets a line as the decision on the tool use that waits.
     async fn decide(&mut self, line: &str) -> Result<(), SessionError> {
         let (answer, rest) = line.split_once(' ').unwrap_or((line, ""));
         let decision = match answer {
@@ -239,7 +239,7 @@ impl Chat {
             "n" | "no" if rest.is_empty() => Decision::reject("The user said no."),
             "n" | "no" => Decision::reject(format!("The user said no: {rest}")),
             "e" | "edit" if !rest.is_empty() => Decision::ExecuteWith(json!({ "command": rest })),
-            // The question is asked again.
+            // The line is not a valid answer, so the question is asked again.
             _ => return Ok(()),
         };
         let Some(tool_use) = self.waiting.take() else { return Ok(()) };

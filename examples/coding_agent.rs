@@ -6,8 +6,8 @@
 //! echo 'What does this project do?' | cargo run --features acp --example coding_agent -- gemini --acp
 //! ```
 //!
-//! The agent works in the current folder. Its text, thinking, tools and plans are shown as they arrive, and you decide on its
-//! permission requests. Ctrl-C cancels the turn, and ends the chat between two turns.
+//! The agent works in the current folder. The example shows its text, thinking, tools and plans as they arrive, and you
+//! decide on its permission requests. Ctrl-C cancels the current turn. Between two turns, Ctrl-C ends the chat.
 
 #![allow(clippy::print_stderr, clippy::print_stdout, reason = "this talks to the terminal")]
 
@@ -87,7 +87,7 @@ async fn chat(backend: AcpBackend) -> Result<(), Box<dyn Error>> {
         failed: None,
     };
     let followed = chat.follow().await;
-    // The program ends with the agent; its current turn is cancelled.
+    // Stopping the agent cancels its current turn and ends the coding agent's program.
     agent.stop(Duration::from_secs(10)).await?;
     followed?;
     chat.failed.map_or(Ok(()), Err)
@@ -196,7 +196,7 @@ impl Chat {
 
     async fn decide(&self, tool_use: &ToolUse, decision: Decision) -> Result<(), AgentError> {
         match self.agent.resume(tool_use.id.clone(), decision).await {
-            // The question has been withdrawn.
+            // The coding agent has withdrawn the question, so the decision is not needed.
             Err(AgentError::NotPaused(_)) => Ok(()),
             other => other,
         }
@@ -217,7 +217,7 @@ impl Chat {
     }
 }
 
-/// Returns the decision of a line, if it is one.
+/// Returns the decision that a line expresses, or `None` if the line is not a decision.
 fn decision(line: &str, tool_use: &ToolUse, options: &[PermissionOption]) -> Option<Decision> {
     match line {
         "y" | "yes" => Some(Decision::Execute),

@@ -1,4 +1,4 @@
-//! A store written by an application, checked by the conformance suite, and a session that uses it.
+//! A store written by an application. The conformance suite checks the store, and a session uses it.
 //!
 //! ```sh
 //! cargo run --example custom_store   # the suite comes with the feature `test-util`
@@ -6,7 +6,7 @@
 //!
 //! [`Shelf`] is a minimal store: a map behind a lock. A database would use a transaction instead of the lock.
 //!
-//! `support` picks the model and prints. In your own crate, name the model instead:
+//! The module `support` selects the model and prints the output. In your own crate, pass the model's name instead:
 //! `Agent::builder().model("anthropic:claude-opus-5")`.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "this talks to the terminal")]
@@ -36,13 +36,14 @@ use omni_agent::{
 };
 use support::explain;
 
-/// Each conversation as `load` returns it, and its writes by the versions that they created.
+/// For each conversation, the value that `load` returns, and the id of each write by the version that the write
+/// created.
 #[derive(Clone, Default)]
 struct Shelf(Arc<Mutex<HashMap<ConversationId, Kept>>>);
 type Kept = (Stored, HashMap<Version, WriteId>);
 
 impl Shelf {
-    /// Performs a write if its base is the current version, or finds its first attempt.
+    /// Performs a write if its base is the current version. If the write was already performed, returns its version.
     fn write(
         &self,
         id: &ConversationId,
@@ -147,7 +148,7 @@ async fn custom_store() -> Result<(), Box<dyn Error>> {
         support::pick_model("A store written by an application, checked by the conformance suite.").await?;
 
     println!("\n1. The suite, which panics if a check fails. A test of the store would do the same.");
-    // Nothing can tear or damage what is in memory, so the other methods of `StoreUnderTest` are not needed.
+    // Content in memory can't be torn by a crash or damaged, so the other methods of `StoreUnderTest` are not needed.
     let report = conformance::check(async || Arc::new(Shelf::default())).await;
     println!("passed:  {}", report.passed.join("\n         "));
     println!("skipped: {}", report.skipped.join("\n         "));

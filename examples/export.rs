@@ -8,7 +8,7 @@
 //! cargo run --features sqlite,postgres --example export -- app.sqlite postgres://ada@db.example.com/app
 //! ```
 //!
-//! Nothing is overwritten, and existing conversations stay as they are. After an interruption, run it again.
+//! Nothing is overwritten, and existing conversations do not change. If a copy is interrupted, run the command again.
 
 #![allow(clippy::print_stderr, clippy::print_stdout, reason = "this talks to the terminal")]
 
@@ -98,7 +98,7 @@ fn has_ending(place: &str, ending: &str) -> bool {
     Path::new(place).extension().is_some_and(|extension| extension.eq_ignore_ascii_case(ending))
 }
 
-/// Opens a store that must exist. Opening alone would create it.
+/// Opens a store, and fails if the file or folder does not exist, because `open` would create it.
 async fn open_existing(place: &str) -> Result<Arc<dyn Store>, Box<dyn Error>> {
     if !is_url(place) && !Path::new(place).exists() {
         return Err(format!("{place} does not exist").into());
@@ -129,7 +129,7 @@ async fn open(place: &str) -> Result<Arc<dyn Store>, Box<dyn Error>> {
 
 async fn copy_all(from: &dyn Store, to: &dyn Store) -> Result<(), Box<dyn Error>> {
     let copied = copy(from, to, |done, all| {
-        // From time to time, and at the end.
+        // Shows the progress after every 100 conversations and at the end.
         if done % 100 == 0 || done == all {
             eprint!("\r{done} of {all}");
         }
@@ -147,7 +147,7 @@ async fn copy_all(from: &dyn Store, to: &dyn Store) -> Result<(), Box<dyn Error>
     }
 }
 
-/// Demonstrates everything with a new conversation.
+/// Demonstrates all functions with a new conversation.
 async fn show() -> Result<(), Box<dyn Error>> {
     let folder = env::temp_dir().join(format!("omni-agent-export-{}", ConversationId::generate()));
     let (from, to) = (folder.join("conversations"), folder.join("backup"));

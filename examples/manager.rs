@@ -6,10 +6,11 @@
 //! printf 'Why is the sky blue?\nWhat is a prime?\n' | cargo run --example manager
 //! ```
 //!
-//! At most four conversations are open and two are busy. The others are `waiting` to be opened or `queued` for a request. An
-//! idle conversation without controllers is closed for one that waits, and stays in the store.
+//! At most four conversations are open, and at most two of them are busy. The other conversations are `waiting` to be
+//! opened or `queued` for a request. If a conversation waits to be opened, an idle conversation without controllers is
+//! closed. The closed conversation stays in the store.
 //!
-//! `support` picks the model and prints. In your own crate, name the model instead:
+//! The module `support` selects the model and prints the output. In your own crate, pass the model's name instead:
 //! `Agent::builder().model("anthropic:claude-opus-5")`.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "this talks to the terminal")]
@@ -95,7 +96,7 @@ async fn conversations() -> Result<(), BoxError> {
     let ended =
         manager.shutdown(Shutdown::within(Duration::from_secs(10)).with_grace(Duration::from_secs(1))).await;
     drop(screen);
-    // The end of the manager's feed: the table shows everything before it.
+    // The table's task ends with the manager's feed, so everything is shown before the list below.
     table.await?;
     match &ended {
         Ok(()) => println!("\nShut down; everything is saved:"),
@@ -116,7 +117,8 @@ async fn conversations() -> Result<(), BoxError> {
     Ok(ended?)
 }
 
-/// A conversation of two questions. Its controller leaves afterwards, so it is closed when its room is needed.
+/// Asks two questions in a new conversation. Then the controller is dropped, so the manager can close the conversation
+/// when another one needs its place.
 async fn begin(
     manager: Manager,
     agent: AgentBuilder,

@@ -6,7 +6,7 @@
 //! cargo run --example models -- claude api.json      # with the models of a file from https://models.dev/api.json
 //! ```
 //!
-//! It needs neither a key nor a network.
+//! This example needs neither a key nor a network.
 
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "the purpose of the example")]
 
@@ -60,8 +60,8 @@ fn models() -> Result<(), Box<dyn Error>> {
         catalogue.merge(imported);
     }
 
-    // The models of the registered services, with the names that a program uses. A file may contain many more services:
-    // `catalogue.iter()` returns all.
+    // These are the models of the registered services, with the names that a program uses. A file may contain models of
+    // many more services. `catalogue.iter()` returns all models.
     let registry = Registry::default().with_catalogue(catalogue);
     let chosen = |name: &str| filters.iter().all(|filter| name.contains(filter.as_str()));
     let known = registry.models().filter(|model| chosen(model.name()) && model.info().is_some());
@@ -82,7 +82,7 @@ fn read(file: &str) -> Result<String, Box<dyn Error>> {
     fs::read_to_string(file).map_err(|error| format!("{file} can't be read: {error}").into())
 }
 
-/// Returns the text, or its beginning if it has more than `limit` characters.
+/// Returns the text. If it has more than `limit` characters, returns only its beginning.
 fn shortened(text: &str, limit: usize) -> String {
     if text.chars().count() <= limit {
         return text.to_owned();

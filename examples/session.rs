@@ -1,17 +1,17 @@
-//! A conversation that survives its process: two turns, a stop, and a continuation by its id.
+//! A conversation that survives its process. It has two turns, is stopped, and is continued by its id.
 //!
 //! ```sh
 //! cargo run --example session
 //! cargo run --example session -- --store conversations   # then look at the files in the folder
 //! ```
 //!
-//! A session is an agent with an id, a tree of messages and a store. It saves each turn in the background. Only `flush` and
-//! `stop` wait for the disk.
+//! A session is an agent with an id, a tree of messages and a store. The session saves each turn in the background.
+//! Only `flush` and `stop` wait for the disk.
 //!
-//! The store is a folder, so that you can look at its files. For an application on one machine, `SqliteStore` (feature `sqlite`)
-//! is recommended. It replaces `FileSystemStore` below without other changes.
+//! The store is a folder, so that you can look at its files. For an application on one machine, use `SqliteStore`
+//! (feature `sqlite`). It can replace `FileSystemStore` below without other changes.
 //!
-//! `support` picks the model and prints. In your own crate, name the model instead:
+//! The module `support` selects the model and prints the output. In your own crate, pass the model's name instead:
 //! `Agent::builder().model("anthropic:claude-opus-5")`.
 
 #![allow(clippy::print_stderr, reason = "this talks to the terminal")]
@@ -71,9 +71,9 @@ async fn session() -> Result<(), Box<dyn Error>> {
     }
 
     printer.line("\n3. Continued by its id.");
-    // System prompt and options come from the store, and so does the model if the registry knows its name. The model is
-    // given too, because no registry knows a model at a custom address. Tools and callbacks are never stored, so an
-    // agent gets them again here.
+    // The system prompt and the options come from the store. The model also comes from the store if the registry knows
+    // its name. The model is given here too, because no registry knows a model at a custom address. Tools and callbacks
+    // are never stored, so an agent that has them needs them again here.
     let agent = Agent::builder().model(picked.model).registry(support::models());
     let session = Session::builder(store).agent(agent).open(id).await?;
     let state = session.state().await?;

@@ -4,7 +4,7 @@
 //! cargo run --example steering
 //! ```
 //!
-//! `support` picks the model and prints. In your own crate, name the model instead:
+//! The module `support` selects the model and prints the output. In your own crate, pass the model's name instead:
 //! `Agent::builder().model("anthropic:claude-opus-5")`.
 
 #![allow(clippy::print_stderr, clippy::print_stdout, reason = "this talks to the terminal")]
@@ -24,8 +24,8 @@ use omni_agent::{
 };
 use support::{Printer, explain};
 
-/// Sends only the end of a long conversation. The agent's history stays complete. If the cut separates a tool use from its
-/// result, the request is repaired before it is sent.
+/// Sends only the last messages of a long conversation. The agent's history stays complete. If a tool use is cut off
+/// but its result is kept, the agent repairs the request before sending it.
 struct Trim {
     keep: usize,
 }
@@ -77,7 +77,7 @@ async fn steering() -> Result<(), Box<dyn Error>> {
     let accepted = agent.prompt(correction).await?;
     printer.note(&format!("[{accepted:?}]"));
     if works && accepted == Accepted::Started {
-        // With a fast model, the first run has already ended, and this prompt has started another run.
+        // The model was so fast that the first run had already ended. So this prompt has started another run.
         follow(&mut events, &mut printer, None).await?;
     }
     follow(&mut events, &mut printer, None).await?;
@@ -143,7 +143,7 @@ async fn follow(
     Err("the agent has ended".into())
 }
 
-/// Ignores that a run has ended by itself just before it is stopped.
+/// Ignores the error that occurs if a run has ended by itself just before it is stopped.
 fn unless_idle(stopped: Result<(), AgentError>) -> Result<(), AgentError> {
     match stopped {
         Err(AgentError::Idle) => Ok(()),

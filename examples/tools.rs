@@ -1,12 +1,12 @@
-//! Three kinds of tools: typed, closure and schema-only. Calls of one step run in parallel and report progress. At the end,
-//! the model returns a typed value.
+//! Three kinds of tools: typed, closure and schema-only. The tools of one step run in parallel and report their
+//! progress. At the end, the model returns a typed value.
 //!
 //! ```sh
 //! cargo run --example tools
 //! cargo run --example tools -- 'What is the weather in Lima, and what is 12 times 12?'
 //! ```
 //!
-//! `support` picks the model and prints. In your own crate, name the model instead:
+//! The module `support` selects the model and prints the output. In your own crate, pass the model's name instead:
 //! `Agent::builder().model("anthropic:claude-opus-5")`.
 
 #![allow(clippy::print_stderr, reason = "this talks to the terminal")]
@@ -28,7 +28,8 @@ use serde_json::json;
 use support::{Lines, Printer, explain};
 use tokio::time::{Instant, sleep};
 
-/// A typed tool has state and an input whose schema is derived. The model reads the doc comments of the input.
+/// A typed tool can have state. The schema of its input is derived from a Rust type, and the model reads the doc
+/// comments of that type.
 struct Weather {
     delay: Duration,
 }
@@ -76,7 +77,7 @@ struct Choice {
     question: String,
 }
 
-/// A typed response: its schema is sent with the request, and the response is checked against it.
+/// The type of a response. Its schema is sent with the request, and the response is checked against the schema.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[expect(dead_code, reason = "only shown")]
 struct Verdict {
@@ -110,7 +111,8 @@ async fn tools() -> Result<(), Box<dyn Error>> {
         .tool(tool_fn("multiply", "Multiplies two numbers.", |input: Factors, _| async move {
             Ok((input.a * input.b).to_string())
         }))
-        // A schema-only tool has no handler: the turn stops, and the application answers whenever it likes.
+        // A schema-only tool has no handler. If the model calls the tool, the turn ends, and the application answers at
+        // any later time.
         .tool(declared_tool::<Choice>("ask_user", "Asks the user a question and waits for the answer."))
         .max_steps(10)
         .start()
@@ -148,7 +150,7 @@ async fn tools() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Shows a run and returns its last response.
+/// Shows the events of a run and returns the run's last response.
 async fn follow(
     events: &mut AgentSubscription,
     printer: &mut Printer,
@@ -181,8 +183,8 @@ async fn follow(
     Err("the agent has ended".into())
 }
 
-/// Answers the open tool uses of the turn with a prompt of tool results. The agent adds the step's results that were
-/// decided before.
+/// Answers the open tool uses of the turn with a prompt of tool results. The agent adds the results of the same step
+/// that were known when the turn ended.
 async fn answer(response: &Response, printer: &mut Printer, lines: &mut Lines) -> Prompt {
     let mut results: Vec<Content> = Vec::new();
     for tool_use in &response.open_tool_uses {

@@ -118,7 +118,7 @@ impl Chat {
     /// Returns the last user message of the path.
     async fn last_question(&self) -> Result<Node, Box<dyn Error>> {
         let tree = self.conversation.session.tree().await?;
-        // Messages with tool results have the user's role too.
+        // Messages with tool results also have the role of the user.
         let asks = |node: &&Node| {
             node.message().role == Role::User && node.message().tool_results().next().is_none()
         };

@@ -1,4 +1,4 @@
-//! Opens the conversation, and closes it without losing anything unnoticed.
+//! Opens the conversation, and closes it. Reports messages that could not be saved.
 
 use std::{error::Error, sync::Arc, time::Duration};
 
@@ -25,21 +25,21 @@ pub struct Conversation {
 }
 
 impl Conversation {
-    /// Whether there are messages that will not be stored.
+    /// Returns whether the conversation has messages that will be lost because it is not stored in a folder.
     pub async fn is_lost_at_the_end(&self) -> Result<bool, SessionError> {
         Ok(self.folder.is_none() && !self.session.tree().await?.is_empty())
     }
 }
 
-/// Opens the conversation that the command line names and creates it if it does not exist. Without a name, creates a new
-/// one.
+/// Opens the conversation that the command line names. If it does not exist, creates it. Without a name, creates a new
+/// conversation.
 pub async fn open(picked: Picked, printer: &mut Printer) -> Result<Conversation, Box<dyn Error>> {
     let (id, place) = (picked.value(&SESSION), picked.value(&STORE));
     let folder = match (id, place) {
         (None, None) => None,
         _ => Some(Folder::given_or_of_the_user(place)?),
     };
-    // Everything works in memory too, but is not stored.
+    // Without a folder, the conversation is kept in memory. All commands still work, but nothing is stored.
     let store: Arc<dyn Store> = match &folder {
         Some(folder) => Arc::new(FileSystemStore::open(folder.path()).await?),
         None => Arc::new(MemoryStore::new()),
@@ -68,7 +68,7 @@ pub async fn open(picked: Picked, printer: &mut Printer) -> Result<Conversation,
     Ok(Conversation { session, store, folder })
 }
 
-/// Adds the parts of an agent that are not stored with a conversation.
+/// Returns an agent builder with the parts of an agent that are not stored with a conversation.
 fn common(picked: &Picked) -> AgentBuilder {
     Agent::builder()
         .model(picked.model.clone())
@@ -78,17 +78,18 @@ fn common(picked: &Picked) -> AgentBuilder {
         .max_steps(20)
 }
 
-/// Adds the parts that are stored. Setting them again would replace the stored ones.
+/// Returns an agent builder that also has the parts that are stored. It is only for new conversations, because in a
+/// stored conversation these parts would replace the stored ones.
 fn fresh(picked: &Picked) -> AgentBuilder {
     common(picked)
         .options(picked.options.clone())
         .system("You are a helpful assistant in a terminal. Be brief.")
 }
 
-/// Shows where a stored conversation continues.
+/// Shows the title, the model and the last messages of a stored conversation.
 async fn greet(session: &Session, picked: Picked, printer: &mut Printer) -> Result<(), SessionError> {
     if picked.is_named {
-        // The stored model wins, unless the user wants another one.
+        // The stored model is kept, unless the command line names another model.
         session
             .configure(move |config| {
                 (config.model, config.options) = (picked.model, picked.options);
@@ -102,7 +103,7 @@ async fn greet(session: &Session, picked: Picked, printer: &mut Printer) -> Resu
     show_end(session, printer).await
 }
 
-/// Shows the end of the path after a switch to another branch.
+/// Shows the last messages of the path, for example after a switch to another branch.
 pub async fn show_end(session: &Session, printer: &mut Printer) -> Result<(), SessionError> {
     let tree = session.tree().await?;
     // Tool results have no text to show.
@@ -114,12 +115,12 @@ pub async fn show_end(session: &Session, printer: &mut Printer) -> Result<(), Se
     Ok(())
 }
 
-/// Ends the session, and shows what could not be saved and how to open the conversation again.
+/// Ends the session. Shows the messages that could not be saved, and how to open the conversation again.
 pub async fn close(conversation: Conversation, printer: &mut Printer) -> Result<(), Box<dyn Error>> {
     let Conversation { session, folder, .. } = conversation;
     // Interrupts an active run and saves unsaved turns within this time.
     let stopped = session.stop(Duration::from_secs(5)).await;
-    // The session may have ended before, for example because another process has taken the conversation over.
+    // The session may have ended earlier, for example because another process has taken over the conversation.
     let end = session.ended().await;
     let last = end.snapshot.ok_or(end.reason.clone())?;
     for node in last.unsaved.iter().filter_map(|id| last.tree.node(*id)) {

@@ -23,7 +23,7 @@ pub fn run_command() -> impl Tool {
 
 async fn run(input: RunCommand, _: ToolContext) -> Result<String, ToolError> {
     let (shell, flag) = if cfg!(windows) { ("cmd", "/C") } else { ("sh", "-c") };
-    // If a call is cancelled or takes too long, its future is dropped, which ends the process.
+    // If a call is cancelled or takes too long, its future is dropped, and dropping the future kills the process.
     let output = Command::new(shell).arg(flag).arg(input.command).kill_on_drop(true).output().await?;
     let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
     if output.status.success() {

@@ -7,23 +7,23 @@ use serde_json::Value;
 
 use super::terminal::first_words;
 
-/// The items of a turn as they were shown.
+/// The items of a turn, as they were last shown.
 #[derive(Default)]
 pub struct Activity {
-    /// The last line of each item, by its index.
+    /// The last text shown for each item, by the item's index.
     shown: HashMap<usize, String>,
-    /// The possible answers of the questions, in order.
+    /// The possible answers to each question, in the order of the questions.
     options: Vec<(String, Vec<PermissionOption>)>,
 }
 
 impl Activity {
-    /// Returns the lines for the changes of an item.
+    /// Returns the lines to show for an item if they have changed.
     pub fn news(&mut self, index: usize, item: &Value) -> Vec<String> {
         let lines = match item["type"].as_str() {
             Some("tool") => self.tool(item),
             Some("plan") => plan(&item["data"]),
             Some("status") => match item["name"].as_str() {
-                // This item is long and describes no activity.
+                // Items with these names are long and describe no activity.
                 Some("commands" | "options") | None => return Vec::new(),
                 Some(name) => vec![format!("[{}: {}]", words(name), words(&item["data"].to_string()))],
             },
@@ -34,7 +34,8 @@ impl Activity {
         if before.as_ref() == Some(&line) { Vec::new() } else { lines }
     }
 
-    /// Returns the possible answers to the question about a tool use. Its id may have changed if it had waited before.
+    /// Returns the possible answers to the question about a tool use. If no question has the id of the tool use,
+    /// because the id has changed while the tool use waited, returns the answers to the last question.
     pub fn options(&self, tool_use: &str) -> Vec<PermissionOption> {
         let of = self.options.iter().rev().find(|(id, _)| id == tool_use).or(self.options.last());
         of.map(|(_, options)| options.clone()).unwrap_or_default()
@@ -49,7 +50,8 @@ impl Activity {
             self.options.push((text(&item["id"]), options));
         }
         if item["update"].is_null() {
-            // The result arrives at once; the question already shows the tool's input.
+            // No line is needed before the first update: a result will follow at once, and a question already shows the
+            // tool's input.
             return Vec::new();
         }
         let title = text(&item["update"]["title"]);
@@ -80,7 +82,7 @@ fn plan(entries: &Value) -> Vec<String> {
     entries.map(line).collect()
 }
 
-/// Returns the text shortened, on one line, and without control characters.
+/// Returns the beginning of the text on one line, without control characters.
 fn words(text: &str) -> String {
     first_words(text, 200)
 }

@@ -1,4 +1,5 @@
-//! A table of the manager's conversations. In a terminal it is redrawn in place; elsewhere each change is a line.
+//! A table of the manager's conversations. In a terminal, the table is redrawn in place. Otherwise, each change is
+//! printed as a line.
 
 use std::{
     env,
@@ -27,7 +28,7 @@ enum Said {
 impl Screen {
     /// Shows a line above the table.
     pub(super) fn note(&self, text: &str) {
-        // The table lives until the last `Screen` is dropped.
+        // The table's task runs until the last `Screen` is dropped.
         let _ = self.0.send(Said::Note(text.to_owned()));
     }
 
@@ -37,12 +38,12 @@ impl Screen {
     }
 }
 
-/// Returns the beginning of an id, which is enough to distinguish a few.
+/// Returns the beginning of an id, which is enough to tell a few conversations apart.
 pub(super) fn short(id: &ConversationId) -> String {
     id.as_str().chars().take(6).collect()
 }
 
-/// Shows a table until the manager has ended.
+/// Starts a task that shows a table until the manager has ended.
 pub(super) fn show(mut manager: Subscription<ManagerSnapshot, ManagerEvent>) -> (Screen, JoinHandle<()>) {
     let (sender, mut said) = mpsc::unbounded_channel();
     let task = tokio::spawn(async move {
@@ -167,13 +168,13 @@ impl Table {
             return;
         }
         self.erase();
-        // Without line wrapping, so that a row is one line on a narrow terminal too and can be redrawn.
+        // Line wrapping is turned off, because redrawing works only if each row is one line, even on a narrow terminal.
         print!("\x1b[?7l");
         println!("{}", dim(&format!("{:<7} {:<31} what it does", "id", "title")));
         for row in &self.rows {
             let title = first_words(row.title.as_deref().unwrap_or("—"), 30);
             let doing = first_words(&row.doing, 38);
-            // The last text fits into the rest of 80 columns.
+            // The streamed text is shortened to the columns that are left of 80.
             let room = 38_usize.saturating_sub(doing.chars().count().max(8) + 1);
             let from = row.words.char_indices().rev().nth(room.saturating_sub(1)).map_or(0, |(at, _)| at);
             let words = if room > 0 { dim(&first_words(&row.words[from..], room)) } else { String::new() };

@@ -1,8 +1,9 @@
-//! An offline demo model. It streams and calls tools on request, so that all examples work without a key. It is also a small
-//! example of a `Provider`.
+//! An offline demo model. It streams text and calls tools on request, so that all examples work without a key. It is
+//! also a small example of a `Provider`.
 //!
-//! It calls a tool if the prompt contains the tool's name (`get_weather Oslo`), or a word of the name together with the
-//! input that the tool needs ("What is the weather in Oslo and in Rome?"). "Then" starts another step.
+//! The model calls a tool if the prompt contains the tool's name (`get_weather Oslo`). It also calls a tool if the
+//! prompt contains a word of the tool's name together with the input that the tool needs ("What is the weather in Oslo
+//! and in Rome?"). The word "then" in a prompt starts another step.
 
 mod call;
 
@@ -29,7 +30,7 @@ use call::Call;
 pub(super) struct Demo {
     /// The pause between two words.
     pause: Duration,
-    /// The number of responses, so that the same prompt does not get the same words twice.
+    /// The number of responses so far. It varies the words, so that a repeated prompt does not get the same response.
     answers: AtomicUsize,
 }
 
@@ -60,7 +61,7 @@ impl Provider for Demo {
         let blocks = answer(&request, self.answers.fetch_add(1, Ordering::Relaxed));
         let mut usage = Usage::default().with_input(request.history.iter().map(|m| tokens(&m.text())).sum());
         usage.input += request.system.as_deref().map_or(0, tokens);
-        // Services count the input of an interrupted response too.
+        // The usage is sent first, because services also count the input of an interrupted response.
         let usage_so_far = MessageDelta::default().with_usage(usage);
         let mut deltas = vec![Delta::Message(Box::new(usage_so_far))];
         let mut stop = StopReason::Stop;
@@ -77,7 +78,7 @@ impl Provider for Demo {
                 }
                 Block::ToolUse(call) => {
                     stop = StopReason::ToolUse;
-                    // The history's length makes the ids unique in the conversation.
+                    // The length of the history makes the id unique in the conversation.
                     let id = ToolUseId::from(format!("demo-{}-{index}", request.history.len()));
                     let input = call.input.to_string();
                     usage.output += tokens(&input);
@@ -88,7 +89,7 @@ impl Provider for Demo {
             deltas.extend(Vec::into_iter(parts).map(|part| Delta::Extend { index, part }));
             deltas.push(Delta::End { index });
         }
-        // A response without a stop reason counts as truncated.
+        // The last delta has a stop reason, because a response without one counts as truncated.
         deltas
             .push(Delta::Message(Box::new(MessageDelta::default().with_usage(usage).with_stop_reason(stop))));
         let pause = self.pause;
@@ -101,15 +102,15 @@ impl Provider for Demo {
     }
 }
 
-/// The turn as the demo model sees it. Its only memory is the history.
+/// The current turn, as the demo model sees it. The model derives the turn from the history alone.
 struct Turn {
-    /// The text of the last user message with text.
+    /// The text of the last user message that has text.
     asked: String,
-    /// The tool results since that message.
+    /// The tool results since the last user message with text.
     results: Vec<String>,
-    /// The model's responses since that message.
+    /// The number of the model's responses since the last user message with text.
     steps: usize,
-    /// The number of earlier responses.
+    /// Whether the history contains a response of the model.
     met: bool,
 }
 
@@ -138,7 +139,7 @@ fn results(message: &Message) -> impl Iterator<Item = String> {
     })
 }
 
-/// Returns the blocks of the response to the `nth` request, counted from 0.
+/// Returns the blocks of the response to request number `nth`, counted from 0.
 fn answer(request: &Request, nth: usize) -> Vec<Block> {
     let turn = Turn::of(&request.history);
     let all: Vec<String> = request.history.iter().flat_map(|message| results(message)).collect();
@@ -168,7 +169,7 @@ fn answer(request: &Request, nth: usize) -> Vec<Block> {
     blocks
 }
 
-/// Returns a response with text only.
+/// Returns the text of a response without tool uses.
 fn talk(request: &Request, turn: &Turn, nth: usize) -> String {
     let lower = turn.asked.to_lowercase();
     let mut numbers =
@@ -204,7 +205,7 @@ fn talk(request: &Request, turn: &Turn, nth: usize) -> String {
     text
 }
 
-/// Returns the words, each with the white space after it.
+/// Returns the words of the text, each with the white space that follows it.
 fn words(text: &str) -> impl Iterator<Item = String> {
     text.split_inclusive(char::is_whitespace).map(str::to_owned)
 }

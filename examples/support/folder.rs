@@ -8,7 +8,7 @@ use std::{
 
 use super::Flag;
 
-/// The flag that names the folder.
+/// The flag that sets the folder.
 pub const STORE: Flag =
     Flag { name: "--store", value: "DIR", help: "the folder in which conversations are kept" };
 
@@ -60,7 +60,8 @@ impl Drop for Folder {
     }
 }
 
-/// Follows the XDG base directory specification, which ignores relative paths; `%LOCALAPPDATA%` on Windows.
+/// Returns the folder for the user's application data. This is `%LOCALAPPDATA%` on Windows. On other systems, it is the
+/// folder of the XDG base directory specification, which says to ignore relative paths.
 fn data_home() -> io::Result<PathBuf> {
     let variable = if cfg!(windows) { "LOCALAPPDATA" } else { "XDG_DATA_HOME" };
     let set = env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute());

@@ -1,4 +1,4 @@
-//! Selects the model of an example.
+//! Selects the model for an example.
 
 use std::{env, error::Error, sync::Arc, time::Duration};
 
@@ -12,7 +12,8 @@ use tokio::{
 
 use super::demo::Demo;
 
-/// Services whose key may be in the environment, and a current model of each. `--model` selects any other model.
+/// The services whose key is looked up in the environment, each with a current model. `--model` selects any other
+/// model.
 const SERVICES: [(&str, &str); 2] =
     [("ANTHROPIC_API_KEY", "anthropic:claude-sonnet-5"), ("OPENAI_API_KEY", "openai:gpt-5.2")];
 
@@ -41,7 +42,7 @@ const USAGE: &str = "  --model PROVIDER:ID   the model, for instance anthropic:c
 Without --model: a service whose key is in the environment (ANTHROPIC_API_KEY, OPENAI_API_KEY), then a local
 server on its default port (Ollama, llama.cpp, LM Studio), then an offline demo model, which is not an LLM.";
 
-/// A selected model and the command line's other values.
+/// A selected model, and the other values from the command line.
 pub struct Picked {
     /// The model.
     pub model: Model,
@@ -49,19 +50,19 @@ pub struct Picked {
     pub options: Options,
     /// Whether the command line names the model.
     pub is_named: bool,
-    /// The command line's other words.
+    /// The words of the command line that are not options.
     pub words: Vec<String>,
     values: Vec<(&'static str, String)>,
 }
 
 impl Picked {
-    /// Returns the value of one of the example's flags.
+    /// Returns the value that the command line gives for a flag of the example.
     pub fn value(&self, flag: &Flag) -> Option<&str> {
         self.values.iter().rev().find(|(name, _)| *name == flag.name).map(|(_, value)| value.as_str())
     }
 }
 
-/// A flag of an example. It takes a value.
+/// A flag of an example, which is followed by a value.
 pub struct Flag {
     /// The flag as it is typed.
     pub name: &'static str,
@@ -71,7 +72,7 @@ pub struct Flag {
     pub help: &'static str,
 }
 
-/// The command line is invalid or asks for help.
+/// The error for an invalid command line.
 #[derive(Debug)]
 struct Usage(String);
 
@@ -83,7 +84,7 @@ impl std::fmt::Display for Usage {
 
 impl Error for Usage {}
 
-/// Selects a model and shows which one and why. `about` describes the example in `--help`.
+/// Selects a model, and shows which model was selected and why. `about` describes the example in `--help`.
 pub async fn pick_model(about: &str) -> Result<Picked, Box<dyn Error>> {
     pick_model_with(about, &[]).await
 }
@@ -130,12 +131,12 @@ pub async fn pick_model_with(about: &str, flags: &'static [Flag]) -> Result<Pick
     Ok(Picked { model, options, is_named, words, values })
 }
 
-/// Returns the models that need no address: those of the services, and the demo model.
+/// Returns the models that need no address, which are the models of the services and the demo model.
 pub fn models() -> Registry {
     Registry::default().with(Demo::default())
 }
 
-/// Returns a model by its name, from those that need no address.
+/// Returns the model with this name, if it is one of the models that need no address.
 pub fn model_named(name: &str) -> Result<Model, Box<dyn Error>> {
     models().model(name).map_err(|error| {
         Usage(format!("{error}\nA server of your own needs its address: --model NAME:MODEL --base-url URL"))
@@ -150,7 +151,7 @@ pub fn missing_key(model: &Model) -> Option<&'static str> {
     env::var(variable).map_or(true, |key| key.trim().is_empty()).then_some(variable)
 }
 
-/// Returns a model at an address. A known provider keeps its wire format.
+/// Returns a model at an address. If the provider is known, the model uses the provider's wire format.
 fn model_at(name: &str, url: &str) -> Result<Model, Box<dyn Error>> {
     let Some((provider, id)) =
         name.split_once(':').filter(|(provider, id)| !provider.is_empty() && !id.is_empty())
@@ -183,12 +184,14 @@ async fn find() -> Result<(Model, Options, String), Box<dyn Error>> {
     Ok((Model::new(Arc::new(Demo::default()), "parrot"), thoughtful(), why))
 }
 
-/// Enables thinking, to show it. Not for local models, since several servers reject it for models without thinking.
+/// Returns options that enable thinking, so that the example can show it. Local models do not get these options,
+/// because several servers reject them for models without thinking.
 fn thoughtful() -> Options {
     Options::default().with_thinking(Effort::Low)
 }
 
-/// Returns the first model of a local server. One request needs no HTTP client.
+/// Returns the first model of a local server. The request is written by hand, because a single request does not need an
+/// HTTP client.
 async fn first_model(port: u16) -> Option<String> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).await.ok()?;
     let request =

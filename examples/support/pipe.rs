@@ -1,8 +1,8 @@
-//! Output into a pipe whose reader has gone, such as `| head`.
+//! Handles output into a pipe whose reader has ended, for example `| head`.
 
 use std::{panic, process};
 
-/// Ends the process quietly if `println!` writes to a closed pipe, which would panic otherwise.
+/// Ends the process without a message if `println!` writes to a closed pipe. Otherwise, `println!` would panic.
 pub fn quiet_on_broken_pipe() {
     let report = panic::take_hook();
     panic::set_hook(Box::new(move |info| {

@@ -1,5 +1,5 @@
-//! Shared code of the examples: selection of a model, the terminal, and an offline demo model. The library does not need any
-//! of it; read the examples first.
+//! Code that the examples share: the selection of a model, the terminal, and an offline demo model. The library does
+//! not need any of this code. Read the examples first.
 
 #![allow(dead_code, unused_imports, reason = "each example uses a part of it")]
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "this talks to the terminal")]

@@ -1,4 +1,4 @@
-//! Reading lines and Ctrl-C, showing events and errors.
+//! Reads lines and Ctrl-C, and shows events and errors.
 
 use std::{
     env,
@@ -19,12 +19,13 @@ use tokio::sync::mpsc;
 /// The lines of the standard input.
 pub struct Lines {
     lines: mpsc::Receiver<String>,
-    /// Whether a person types them.
+    /// Whether a person types the lines.
     pub interactive: bool,
 }
 
 impl Lines {
-    /// Reads on a separate thread, because a read can't be cancelled and would keep the runtime from ending.
+    /// Starts to read lines on a separate thread. A read can't be cancelled, so a read on the runtime would keep the
+    /// runtime from ending.
     pub fn new() -> Self {
         let (sender, lines) = mpsc::channel(1);
         thread::spawn(move || {
@@ -47,7 +48,7 @@ impl Lines {
 pub struct Interrupts(mpsc::Receiver<()>);
 
 impl Interrupts {
-    /// Starts to listen. From now on, Ctrl-C no longer ends the process.
+    /// Starts to listen for Ctrl-C. From now on, Ctrl-C no longer ends the process.
     pub fn new() -> Self {
         let (sender, receiver) = mpsc::channel(1);
         tokio::spawn(async move {
@@ -56,7 +57,7 @@ impl Interrupts {
         Self(receiver)
     }
 
-    /// Waits for the next press.
+    /// Waits for the next press of Ctrl-C.
     pub async fn next(&mut self) {
         if self.0.recv().await.is_none() {
             // This platform has no signals.
@@ -65,7 +66,7 @@ impl Interrupts {
     }
 }
 
-/// Returns the prompts: the words of the command line, or the lines of a piped standard input, or `default`.
+/// Returns the prompts: the words of the command line, the lines of a piped standard input, or `default`.
 pub fn prompts(words: &[String], default: &[&str]) -> Vec<String> {
     let mut prompts = Vec::new();
     if !words.is_empty() {
@@ -97,13 +98,13 @@ pub struct Printer {
 }
 
 impl Printer {
-    /// Shows one event. Skips events that are not useful to a reader, and errors, which the caller shows.
+    /// Shows one event. Skips events that are not useful to the user. Also skips errors, because the caller shows them.
     pub fn event(&mut self, event: &Event) {
         match event {
             Event::TextDelta { delta, .. } => self.write(&harmless(delta)),
             Event::ThinkingDelta { delta, .. } => self.write(&dim(&harmless(delta))),
             Event::TextEnd { .. } | Event::ThinkingEnd { .. } => self.end_line(),
-            // As JSON, which also escapes control characters.
+            // The input is shown as JSON, which also escapes control characters.
             Event::ToolUseEnd { content, .. } => self.note(&format!("→ {} {}", content.name, content.input)),
             Event::ToolProgress { data, .. } => self.note(&format!("  … {data}")),
             Event::ToolResult { result, .. } => self.note(&result_line(result)),
@@ -133,7 +134,7 @@ impl Printer {
         put(&format!("{text}\n"));
     }
 
-    /// Like [`line`](Self::line), in grey.
+    /// Shows a text on a separate line, like [`line`](Self::line), but in grey.
     pub fn note(&mut self, text: &str) {
         self.line(&dim(text));
     }
@@ -157,13 +158,14 @@ impl Printer {
     }
 }
 
-/// Writes and flushes. Errors of a closed terminal are ignored, so that the conversation is still saved.
+/// Writes a text and flushes the output. Errors of a closed terminal are ignored, so that the conversation is still
+/// saved.
 fn put(text: &str) {
     let mut out = io::stdout();
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
 }
 
-/// Returns the text without control characters, which could take over the terminal.
+/// Returns the text with its control characters replaced, because they could take control of the terminal.
 fn harmless(text: &str) -> String {
     text.replace(|c: char| c.is_control() && c != '\n' && c != '\t', "\u{fffd}")
 }
@@ -180,7 +182,8 @@ fn usage_line(response: &Response) -> String {
     let (usage, model, stop) = (response.usage, &response.model, &response.stop_reason);
     let cached = if usage.cache_read > 0 { format!(" ({} cached)", usage.cache_read) } else { String::new() };
     match usage.total() {
-        // Most services report usage at the end of a response, which an interrupted response does not reach.
+        // Most services report the usage at the end of a response. If a response was interrupted, this report is
+        // missing.
         0 => format!("[{model}: {stop}]"),
         _ => format!("[{model}: {} tokens in{cached}, {} out; {stop}]", usage.prompt(), usage.output),
     }
@@ -223,7 +226,7 @@ fn advice(kind: ErrorKind) -> Option<&'static str> {
     })
 }
 
-/// Returns the approximate age in words.
+/// Returns how long ago the time was, approximately and in words.
 pub fn ago(time: Timestamp) -> String {
     let seconds = Timestamp::now().0.saturating_sub(time.0) / 1000;
     let (count, unit) = match seconds {

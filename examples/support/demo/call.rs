@@ -14,7 +14,7 @@ pub(super) struct Call {
     pub(super) input: Value,
 }
 
-/// Returns the calls of this step. `known` contains the tool results so far.
+/// Returns the calls that the model makes in this step. `known` contains the tool results so far.
 pub(super) fn find(request: &Request, asked: &str, step: usize, known: &str) -> Vec<Call> {
     let choice = request.options.tool_choice().cloned().unwrap_or(ToolChoice::Auto);
     let mut tools = request.tools.declarations();
@@ -34,7 +34,7 @@ pub(super) fn find(request: &Request, asked: &str, step: usize, known: &str) -> 
     }
 }
 
-/// Returns the parts of a text between one "then" and the next.
+/// Splits a text at each word "then".
 fn clauses(text: &str) -> Vec<&str> {
     let lower = text.to_ascii_lowercase();
     let mut clauses = Vec::new();
@@ -61,7 +61,7 @@ fn find_word(text: &str, word: &str) -> Option<usize> {
 
 /// Returns the calls that one clause asks for, in the order in which it names the tools.
 fn in_clause(tools: &[ToolDeclaration], clause: &str, known: &str) -> Vec<Call> {
-    // ASCII only, so that positions are the same in both texts.
+    // Only ASCII letters are changed, so that each position is the same in both texts.
     let lower = clause.to_ascii_lowercase();
     let mut named: Vec<(usize, usize, &ToolDeclaration)> = tools
         .iter()
@@ -74,7 +74,7 @@ fn in_clause(tools: &[ToolDeclaration], clause: &str, known: &str) -> Vec<Call> 
         .collect();
     named.sort_by_key(|(at, ..)| *at);
     if named.is_empty() {
-        // The text contains no tool name, but perhaps a word of a name and the complete input.
+        // The text contains no tool name. But it may contain a word of a name and the complete input.
         let hinted = tools.iter().filter(|tool| {
             let mut words = tool.name.split(['_', '-']).filter(|word| word.len() > 2 && *word != "get");
             words.any(|word| find_word(&lower, &word.to_ascii_lowercase()).is_some())
@@ -86,7 +86,8 @@ fn in_clause(tools: &[ToolDeclaration], clause: &str, known: &str) -> Vec<Call> 
     for (place, &(at, end, tool)) in named.iter().enumerate() {
         let next = named.get(place + 1).map_or(clause.len(), |(at, ..)| *at);
         let after = &clause[end..next];
-        // The input follows the name or precedes it. Otherwise the whole text after the name may be the input.
+        // The input may follow the name or precede it. If neither is the case, the whole text after the name may be the
+        // input.
         let tries = [(after, false), (&clause[before..at], false), (after, true)];
         let found =
             tries.iter().map(|&(text, whole)| fill(tool, text, whole, known)).find(|calls| !calls.is_empty());
@@ -96,8 +97,8 @@ fn in_clause(tools: &[ToolDeclaration], clause: &str, known: &str) -> Vec<Call> 
     calls
 }
 
-/// Returns the calls of one tool whose input is in a text: several, if the input is one text and the text contains several.
-/// With `whole`, the whole text may be the input.
+/// Returns the calls of one tool whose inputs are found in a text. If the tool's input is a single string and the text
+/// contains several candidates, there are several calls. With `whole`, the whole text may be the input.
 fn fill(tool: &ToolDeclaration, text: &str, whole: bool, known: &str) -> Vec<Call> {
     let schema = tool.schema.as_value();
     let call = |input| Call { name: tool.name.clone(), input };
@@ -116,7 +117,7 @@ fn fill(tool: &ToolDeclaration, text: &str, whole: bool, known: &str) -> Vec<Cal
     calls
 }
 
-/// Returns a JSON object in the text.
+/// Returns the JSON object that the text contains, if any.
 fn whole_input(text: &str) -> Option<Value> {
     let start = text.find('{')?;
     let end = text.rfind('}')?;
@@ -126,9 +127,10 @@ fn whole_input(text: &str) -> Option<Value> {
 /// The candidates for a tool's input in a text.
 struct Evidence<'a> {
     text: &'a str,
-    /// Whether the whole text may be the input if it contains no candidate.
+    /// Whether the whole text may be the input if the text contains no candidate.
     whole: bool,
-    /// Quoted texts, if any. Otherwise capitalised words inside a sentence, with neighbours joined to one name.
+    /// The quoted parts of the text. If nothing is quoted, the capitalised words after the first word, with adjacent
+    /// words joined into one name.
     texts: VecDeque<String>,
     quoted: bool,
     numbers: VecDeque<f64>,
@@ -163,7 +165,7 @@ impl<'a> Evidence<'a> {
         Self { text, whole, texts, quoted, numbers }
     }
 
-    /// Returns an input for `schema` if all required members are found. `known` contains the tool results so far.
+    /// Returns an input that fits `schema` if all required members are found. `known` contains the tool results so far.
     fn object(&mut self, schema: &Value, known: &str) -> Option<Map<String, Value>> {
         let none = Map::new();
         let properties = schema["properties"].as_object().unwrap_or(&none);
@@ -225,12 +227,12 @@ impl<'a> Evidence<'a> {
     }
 }
 
-/// Property names whose values a model writes itself.
+/// Names of properties that the model fills with the tool results so far.
 const DIGESTS: [&str; 4] = ["summary", "report", "answer", "result"];
-/// Property names whose values are longer texts.
+/// Names of properties whose values are longer texts.
 const SENTENCES: [&str; 4] = ["command", "text", "question", "message"];
 
-/// Returns the type of a schema, or the first of several.
+/// Returns the type that a schema names, or the first type if the schema names several.
 fn kind(schema: &Value) -> &str {
     match &schema["type"] {
         Value::Array(kinds) => kinds.first().and_then(Value::as_str).unwrap_or_default(),
@@ -238,7 +240,7 @@ fn kind(schema: &Value) -> &str {
     }
 }
 
-/// Returns a value that fits most schemas, with `text` where a text fits.
+/// Returns a value that is valid for most schemas. Strings in the value are `text`.
 pub(super) fn sample(schema: &Value, text: &str) -> Value {
     if let Some(first) = schema["enum"].as_array().and_then(|choices| choices.first()) {
         return first.clone();

@@ -140,8 +140,10 @@ async fn work(model: &Model, options: &Options, goal: &str) -> Result<(), Box<dy
         };
         printer.event(&numbered.event);
         match &*numbered.event {
-            // This is either the goal or a message with which `handle_turn` continues the run.
-            Event::Message { message, step } if message.role == Role::User && !message.text().is_empty() => {
+            // The goal, and each continuation by `handle_turn`.
+            Event::Message { message, step, .. }
+                if message.role == Role::User && !message.text().is_empty() =>
+            {
                 printer.note(&format!("[request {step}] {}", message.text()));
             }
             Event::Turn(TurnOutcome::Stop { response, .. }) => {

@@ -26,12 +26,12 @@ mod support;
 #[path = "chat/tool.rs"]
 mod tool;
 
-use std::{error::Error, process::ExitCode};
+use std::{collections::VecDeque, error::Error, process::ExitCode};
 
 use conversation::Conversation;
 use omni_agent::{
-    agent::{Accepted, AgentError, Event, Response, Status, TurnOutcome},
-    message::{Role, ToolUse},
+    agent::{Accepted, AgentError, Decided, Event, Pause, Response, Status, TurnOutcome},
+    message::Role,
     provider::StopReason,
     session::{Mode, SessionError, SessionEvent, StoreReport},
     subscription::Update,
@@ -58,7 +58,15 @@ async fn chat() -> Result<(), Box<dyn Error>> {
     let mut printer = Printer::default();
     let words = picked.words.join(" ");
     let conversation = conversation::open(picked, &mut printer).await?;
-    let mut chat = Chat { conversation, printer, runs: 0, waiting: None, unanswered: None, failed: None };
+    let mut chat = Chat {
+        conversation,
+        printer,
+        user: std::env::var("USER").unwrap_or_else(|_| "user".to_owned()),
+        runs: 0,
+        waiting: VecDeque::new(),
+        unanswered: None,
+        failed: None,
+    };
     let followed = chat.follow(&words).await;
     // The conversation is saved even if the chat has ended with an error.
     conversation::close(chat.conversation, &mut chat.printer).await?;
@@ -69,10 +77,12 @@ async fn chat() -> Result<(), Box<dyn Error>> {
 struct Chat {
     conversation: Conversation,
     printer: Printer,
+    /// The name under which this terminal decides about tool uses.
+    user: String,
     /// The number of runs that have started and have not ended yet.
     runs: u32,
-    /// The tool use that waits for a decision.
-    waiting: Option<ToolUse>,
+    /// The tool uses that wait for decisions. The user is asked about the first of them.
+    waiting: VecDeque<Pause>,
     /// The last prompt that was cancelled or failed before it had a response.
     unanswered: Option<String>,
     /// The last run's failure, which decides the exit code of non-interactive use.
@@ -96,7 +106,7 @@ impl Chat {
         // When the input has ended, the loop still waits for the end of the current run.
         while !ended || self.runs > 0 {
             // Piped lines wait until the previous response is complete.
-            let listens = !ended && (lines.interactive || self.runs == 0 || self.waiting.is_some());
+            let listens = !ended && (lines.interactive || self.runs == 0 || !self.waiting.is_empty());
             tokio::select! {
                 biased;
                 () = interrupts.next() => {
@@ -125,7 +135,7 @@ impl Chat {
                     // This terminal was too slow. Only the output of the missed events is lost.
                     Some(Update::Resync(snapshot)) => {
                         self.runs = u32::from(snapshot.agent.status != Status::Idle);
-                        self.waiting = snapshot.agent.pause.as_ref().map(|pause| pause.tool_use.clone());
+                        self.waiting = snapshot.agent.pauses.iter().cloned().collect();
                         self.printer.note("[some output was skipped]");
                         self.show_prompt();
                     }
@@ -143,8 +153,9 @@ impl Chat {
                     None => ended = true,
                 },
             }
-            if ended && let Some(tool_use) = self.waiting.take() {
-                session.resume(tool_use.id, Decision::reject("nobody is there to allow it")).await?;
+            while ended && let Some(pause) = self.waiting.pop_front() {
+                let decision = Decision::reject("nobody is there to allow it");
+                session.resume_as(pause.tool_use.id, decision, &*self.user).await?;
             }
         }
         self.printer.line("");
@@ -171,10 +182,16 @@ impl Chat {
     fn event(&mut self, event: &Event) {
         self.printer.event(event);
         let staged = match event {
-            Event::Pause { tool_use, reason } => {
+            Event::Pause(pause) => {
+                let Pause { tool_use, reason, .. } = pause;
                 // As JSON, so that control characters from the model cannot hide the question.
                 self.printer.line(&format!("{} {} waits: {reason}", tool_use.name, tool_use.input));
-                self.waiting = Some(tool_use.clone());
+                self.waiting.push_back(pause.clone());
+                return self.show_prompt();
+            }
+            Event::Decided(decided) => {
+                self.waiting.retain(|pause| pause.tool_use.id != decided.tool_use_id);
+                self.printer.note(&decision_line(decided));
                 return self.show_prompt();
             }
             Event::Turn(TurnOutcome::Stop { response, staged }) => {
@@ -207,7 +224,7 @@ impl Chat {
             self.printer.note(&format!("[not sent: {text}]"));
         }
         self.runs = self.runs.saturating_sub(1);
-        self.waiting = None;
+        self.waiting.clear();
         self.show_prompt();
     }
 
@@ -231,7 +248,7 @@ impl Chat {
         Ok(())
     }
 
-    /// Interprets a line as the decision on the tool use that waits.
+    /// Reads a line as the decision on the first tool use that waits.
     async fn decide(&mut self, line: &str) -> Result<(), SessionError> {
         let (answer, rest) = line.split_once(' ').unwrap_or((line, ""));
         let decision = match answer {
@@ -242,19 +259,38 @@ impl Chat {
             // The line is not a valid answer, so the question is asked again.
             _ => return Ok(()),
         };
-        let Some(tool_use) = self.waiting.take() else { return Ok(()) };
+        let Some(pause) = self.waiting.pop_front() else { return Ok(()) };
         // The id makes sure that a late decision never applies to another tool use.
-        match self.conversation.session.resume(tool_use.id, decision).await {
-            Err(SessionError::Agent(AgentError::NotPaused(_))) => Ok(()),
+        match self.conversation.session.resume_as(pause.tool_use.id, decision, &*self.user).await {
+            Err(SessionError::Agent(AgentError::NotPaused(_) | AgentError::StaleResume { .. })) => Ok(()),
             other => other,
         }
     }
 
     fn show_prompt(&mut self) {
-        if self.waiting.is_some() {
-            self.printer.prompt("yes, no [REASON], or edit COMMAND? ");
+        if let Some(Pause { tool_use, .. }) = self.waiting.front() {
+            let question = match self.waiting.len() {
+                1 => String::new(),
+                count => format!("1 of {count}: {} {}: ", tool_use.name, tool_use.input),
+            };
+            self.printer.prompt(&format!("{question}yes, no [REASON], or edit COMMAND? "));
         } else if self.runs == 0 {
             self.printer.prompt("> ");
         }
+    }
+}
+
+/// Returns a line on who decided what.
+fn decision_line(decided: &Decided) -> String {
+    let what = match &decided.decision {
+        Decision::Execute => "allowed",
+        Decision::ExecuteWith(_) => "allowed with another input",
+        Decision::Reject(_) => "rejected",
+        _ => "answered",
+    };
+    match &decided.by {
+        Some(by) => format!("[{what} by {by}]"),
+        None if decided.expired => format!("[{what}, because nobody decided in time]"),
+        None => format!("[{what}]"),
     }
 }

@@ -24,7 +24,7 @@ use std::{env, error::Error, process::ExitCode, sync::Arc, time::Duration};
 use activity::Activity;
 use async_trait::async_trait;
 use omni_agent::{
-    agent::{Agent, AgentCallbacks, AgentError, Event, State, Status, ToolDecision, TurnOutcome},
+    agent::{Agent, AgentCallbacks, AgentError, Event, Pause, State, Status, ToolDecision, TurnOutcome},
     message::{ToolResult, ToolUse},
     provider::{
         Model,
@@ -127,7 +127,8 @@ impl Chat {
                     Some(Update::Event(numbered)) => self.event(&numbered.event),
                     Some(Update::Resync(snapshot)) => {
                         self.works = snapshot.status != Status::Idle;
-                        self.waiting = snapshot.pause.as_ref().map(|pause| (pause.tool_use.clone(), Vec::new()));
+                        self.waiting =
+                            snapshot.pauses.first().map(|pause| (pause.tool_use.clone(), Vec::new()));
                         self.printer.note("[some output was skipped]");
                         self.show_prompt();
                     }
@@ -155,7 +156,7 @@ impl Chat {
                 }
                 return;
             }
-            Event::Pause { tool_use, .. } => {
+            Event::Pause(Pause { tool_use, .. }) => {
                 let options = self.activity.options(tool_use.id.as_str());
                 // As JSON, so that control characters from the agent cannot hide the question.
                 self.printer.line(&format!("May it? {} {}", json!(tool_use.name), tool_use.input));

@@ -103,18 +103,19 @@ use std::{
 };
 
 pub use self::core::Accepted;
+use self::core::Resume;
 pub(crate) use admission::{Admission, Permit};
 pub use builder::AgentBuilder;
 pub use callbacks::{AgentCallbacks, ErrorDecision, ToolDecision, TurnDecision};
 pub(crate) use command::InFlight;
 use command::{Command, Reply, Stop};
 pub use error::{AgentError, Failure};
-pub use event::{Event, RunOutcome, Status, TurnOutcome};
+pub use event::{Decided, Event, RunOutcome, Status, TurnOutcome};
 pub(crate) use owner::{Asker, HistoryOwner, Moment, Opening};
 pub use response::Response;
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
-pub use snapshot::{Pause, Snapshot};
+pub use snapshot::{Expiry, Pause, Snapshot, ToolRun};
 pub(crate) use state::SavedConfig;
 pub use state::{Config, Prompt, State, StateEdit, StateView};
 use task::AgentShared;
@@ -273,16 +274,35 @@ impl Agent {
         }
     }
 
-    /// Sends the decision about the tool use for which a paused agent waits.
+    /// Sends the decision about a tool use that waits for one. If several tool uses of a step wait, they can be decided
+    /// in any order. The step's tools run after the last decision.
     ///
     /// # Errors
     ///
-    /// [`AgentError::NotPaused`] if the agent is not paused. [`AgentError::StaleResume`] if the agent waits for a
-    /// decision about another tool use. A decision therefore never applies to a different tool use than the one it was
-    /// made for. [`AgentError::Stopped`] if the agent has ended.
+    /// [`AgentError::NotPaused`] if the agent is not paused. [`AgentError::StaleResume`] if the tool use does not wait
+    /// for a decision, for example because somebody else has decided. A decision never applies to a newer tool use
+    /// than the one it was made for. [`AgentError::Stopped`] if the agent has ended.
     pub async fn resume(&self, tool_use: impl Into<ToolUseId>, decision: Decision) -> Result<(), AgentError> {
-        let id = tool_use.into();
-        self.call(|reply| Command::Resume(Box::new((id, decision, reply)))).await?
+        self.decide(Resume { tool_use: tool_use.into(), decision, by: None }).await
+    }
+
+    /// Like [`resume`](Self::resume), and names the decider. Subscribers see the name in [`Event::Decided`]. The
+    /// application chooses the name. It may be the id of a user, for example, with at most 256 bytes.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`resume`](Self::resume), and [`AgentError::LongName`].
+    pub async fn resume_as(
+        &self,
+        tool_use: impl Into<ToolUseId>,
+        decision: Decision,
+        by: impl Into<Arc<str>>,
+    ) -> Result<(), AgentError> {
+        self.decide(Resume { tool_use: tool_use.into(), decision, by: Some(by.into()) }).await
+    }
+
+    async fn decide(&self, resume: Resume) -> Result<(), AgentError> {
+        self.call(|reply| Command::Resume(Box::new((resume, reply)))).await?
     }
 
     /// Ends the run at once and discards the pending messages. The history is the same as before the turn. The

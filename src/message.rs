@@ -37,7 +37,7 @@ pub use content::{
     Attachment, Content, ProviderItem, ResultBlock, Source, Text, Thinking, ToolResult, ToolUse,
 };
 pub use history::History;
-pub use id::{Timestamp, ToolUseId};
+pub use id::{Timestamp, ToolUseId, TurnId};
 pub use law::HistoryError;
 pub use usage::Usage;
 

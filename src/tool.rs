@@ -126,7 +126,7 @@ pub use set::{ToolSet, ToolSetError};
 pub use typed::{TypedTool, declared_tool, declared_tool_with_schema, tool_fn, tool_fn_with_schema};
 
 use crate::message::ToolResult;
-use shared::WithTimeout;
+use shared::{WithApproval, WithTimeout};
 
 /// A function that a model can call.
 ///
@@ -224,8 +224,34 @@ pub trait Tool: Send + Sync + 'static {
         None
     }
 
-    /// Runs the tool. If the tool is called through a [`ToolSet`], the input has already been checked against the
-    /// schema.
+    /// Returns the same tool, whose every use needs an approval.
+    ///
+    /// An agent pauses before it runs the tool, until [`Agent::resume`](crate::Agent::resume) decides.
+    ///
+    /// ```
+    /// use omni_agent::tool::{Tool, tool_fn};
+    ///
+    /// let delete = tool_fn("delete_file", "Deletes a file.", |path: String, _| async move {
+    ///     std::fs::remove_file(path)?;
+    ///     Ok("Deleted.")
+    /// });
+    /// assert!(!delete.requires_approval());
+    /// assert!(delete.needs_approval().requires_approval());
+    /// ```
+    fn needs_approval(self) -> impl Tool
+    where
+        Self: Sized,
+    {
+        WithApproval(self)
+    }
+
+    /// Returns whether every use of this tool needs an approval. [`needs_approval`](Tool::needs_approval) makes a tool
+    /// that returns `true`.
+    fn requires_approval(&self) -> bool {
+        false
+    }
+
+    /// Runs the tool. If the call comes through a [`ToolSet`], the input is already checked against the schema.
     ///
     /// # Errors
     ///
@@ -258,6 +284,16 @@ impl Decision {
     pub fn reject(reason: impl Into<String>) -> Self {
         Self::Reject(reason.into())
     }
+
+    /// Returns the approximate size in bytes.
+    pub(crate) fn weight(&self) -> usize {
+        match self {
+            Self::Execute => 0,
+            Self::ExecuteWith(input) => crate::message::value_weight(input),
+            Self::Reject(reason) => reason.len(),
+            Self::Provide(result) => result.weight(),
+        }
+    }
 }
 
 /// The description of a tool that is sent to a model.
@@ -272,4 +308,7 @@ pub struct ToolDeclaration {
     pub schema: Schema,
     /// Whether the application can run the tool.
     pub has_handler: bool,
+    /// Whether every use of the tool needs an approval. The model does not see this.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub requires_approval: bool,
 }

@@ -32,7 +32,7 @@ impl Chat {
     pub async fn line(&mut self, line: &str) {
         let (command, rest) = line.split_once(' ').unwrap_or((line, ""));
         let done = match command {
-            _ if self.waiting.is_some() => self.decide(line).await.map_err(Into::into),
+            _ if !self.waiting.is_empty() => self.decide(line).await.map_err(Into::into),
             "" => Ok(()),
             _ if command.starts_with('/') => self.command(command, rest.trim()).await,
             _ => self.say(line).await.map_err(Into::into),

@@ -8,7 +8,7 @@ use omni_agent::{
     store::{ConversationId, FileSystemStore, MemoryStore, Store, StoreError},
 };
 
-use super::tool::{AskFirst, run_command};
+use super::tool::run_command;
 use crate::support::{self, Flag, Folder, Picked, Printer, STORE, first_words};
 
 const SESSION: Flag =
@@ -70,12 +70,7 @@ pub async fn open(picked: Picked, printer: &mut Printer) -> Result<Conversation,
 
 /// Returns an agent builder with the parts of an agent that are not stored with a conversation.
 fn common(picked: &Picked) -> AgentBuilder {
-    Agent::builder()
-        .model(picked.model.clone())
-        .registry(support::models())
-        .tool(run_command())
-        .callbacks(AskFirst)
-        .max_steps(20)
+    Agent::builder().model(picked.model.clone()).registry(support::models()).tool(run_command()).max_steps(20)
 }
 
 /// Returns an agent builder that also has the parts that are stored. It is only for new conversations, because in a

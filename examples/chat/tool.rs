@@ -1,14 +1,8 @@
 //! A tool that runs only if the user allows it.
 
-use async_trait::async_trait;
-use omni_agent::{
-    agent::{AgentCallbacks, State, ToolDecision},
-    message::ToolUse,
-    tool::{Tool, ToolContext, ToolError, tool_fn},
-};
+use omni_agent::tool::{Tool, ToolContext, ToolError, tool_fn};
 use schemars::JsonSchema;
 use serde::Deserialize;
-use serde_json::json;
 use tokio::process::Command;
 
 #[derive(Deserialize, JsonSchema)]
@@ -19,6 +13,7 @@ struct RunCommand {
 
 pub fn run_command() -> impl Tool {
     tool_fn("run_command", "Runs a command on the user's machine and returns its output.", run)
+        .needs_approval()
 }
 
 async fn run(input: RunCommand, _: ToolContext) -> Result<String, ToolError> {
@@ -30,18 +25,5 @@ async fn run(input: RunCommand, _: ToolContext) -> Result<String, ToolError> {
         Ok(text.into())
     } else {
         Err(ToolError::new(format!("{}: {text}", output.status)))
-    }
-}
-
-/// Pauses before each command, so that the user decides.
-pub struct AskFirst;
-
-#[async_trait]
-impl AgentCallbacks for AskFirst {
-    async fn handle_tool_use(&mut self, tool_use: &ToolUse, _: &mut State) -> ToolDecision {
-        match tool_use.name.as_str() {
-            "run_command" => ToolDecision::Pause(json!("it runs on your machine")),
-            _ => ToolDecision::Execute,
-        }
     }
 }

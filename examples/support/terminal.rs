@@ -181,11 +181,12 @@ fn result_line(result: &ToolResult) -> String {
 fn usage_line(response: &Response) -> String {
     let (usage, model, stop) = (response.usage, &response.model, &response.stop_reason);
     let cached = if usage.cache_read > 0 { format!(" ({} cached)", usage.cache_read) } else { String::new() };
+    let cost = usage.cost.map(|cost| format!(", ${cost:.4}")).unwrap_or_default();
     match usage.total() {
         // Most services report the usage at the end of a response. If a response was interrupted, this report is
         // missing.
         0 => format!("[{model}: {stop}]"),
-        _ => format!("[{model}: {} tokens in{cached}, {} out; {stop}]", usage.prompt(), usage.output),
+        _ => format!("[{model}: {} tokens in{cached}, {} out{cost}; {stop}]", usage.prompt(), usage.output),
     }
 }
 

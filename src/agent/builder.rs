@@ -1,4 +1,5 @@
 use std::{
+    collections::BTreeSet,
     fmt,
     sync::{Arc, atomic::Ordering},
     time::Duration,
@@ -59,6 +60,7 @@ pub struct AgentBuilder {
     credentials: Vec<Credentials>,
     max_steps: Option<u32>,
     turn_timeout: Option<Duration>,
+    approvals: Option<Arc<BTreeSet<String>>>,
     history: History,
     callbacks: Box<dyn AgentCallbacks>,
     extensions: Extensions,
@@ -83,6 +85,7 @@ impl Default for AgentBuilder {
             credentials: Vec::new(),
             max_steps: None,
             turn_timeout: None,
+            approvals: None,
             history: History::new(),
             callbacks: Box::new(()),
             extensions: Extensions::default(),
@@ -120,6 +123,17 @@ impl AgentBuilder {
     /// Adds a tool. If it conflicts with another tool, [`start`](Self::start) returns the error.
     pub fn tool(mut self, tool: impl Tool) -> Self {
         self.tools = self.tools.and_then(|tools| tools.with(tool));
+        self
+    }
+
+    /// Demands an approval for every use of the tool with this name, like [`Tool::needs_approval`]. The name may also be
+    /// that of a tool that the service runs itself, if the service asks for decisions.
+    ///
+    /// The agent pauses with [`Event::Pause`](super::Event::Pause) and waits for [`Agent::resume`]. The callback
+    /// [`handle_tool_use`](AgentCallbacks::handle_tool_use) is asked first. It can reject the use, provide a result, or
+    /// approve the use with [`ToolDecision::Approve`](super::ToolDecision::Approve).
+    pub fn needs_approval(mut self, tool: impl Into<String>) -> Self {
+        Arc::make_mut(self.approvals.get_or_insert_default()).insert(tool.into());
         self
     }
 
@@ -301,6 +315,7 @@ impl AgentBuilder {
             options: choose_options(self.options, saved.options),
             max_steps: self.max_steps.or(saved.max_steps),
             turn_timeout: self.turn_timeout.or(saved.turn_timeout),
+            approvals: self.approvals,
         };
         let (commands, receiver) = mpsc::channel(COMMANDS);
         let shared = Arc::new(AgentShared::default());

@@ -161,9 +161,12 @@ impl AgentCallbacks for () {}
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ToolDecision {
-    /// Run the tool.
+    /// Run the tool. If the tool needs an approval, the use waits for one instead, as with `Pause`.
     Execute,
-    /// Run the tool with this input instead. The history keeps the input that the model sent.
+    /// Run the tool, even if it needs an approval.
+    Approve,
+    /// Run the tool with this input instead. The history keeps the input that the model sent. If the tool needs an
+    /// approval, the use waits for one with this input.
     ExecuteWith(Value),
     /// Do not run the tool. The model gets this text as an error result.
     Reject(String),
@@ -172,18 +175,22 @@ pub enum ToolDecision {
     /// Wait for a decision from [`resume`](super::Agent::resume). The value is the reason for the pause. Subscribers
     /// see the reason.
     Pause(Value),
+    /// Like `Pause`, with a time limit. [`pause_for`](Self::pause_for) makes one that rejects the tool use in the end.
+    PauseFor {
+        /// The reason, which subscribers see.
+        reason: Value,
+        /// The time after which `on_expiry` applies. It starts when the pause is emitted.
+        expires_in: Duration,
+        /// The decision that applies when the time is over.
+        on_expiry: Decision,
+    },
 }
 
 impl ToolDecision {
-    /// Returns the decision. If the decision is a pause, its reason is returned as the error.
-    pub(crate) fn or_pause(self) -> Result<Decision, Value> {
-        Ok(match self {
-            Self::Execute => Decision::Execute,
-            Self::ExecuteWith(input) => Decision::ExecuteWith(input),
-            Self::Reject(reason) => Decision::Reject(reason),
-            Self::Provide(result) => Decision::Provide(result),
-            Self::Pause(reason) => return Err(reason),
-        })
+    /// Creates a decision to wait for at most this time. If nobody has decided until then, the tool use is rejected.
+    pub fn pause_for(reason: impl Into<Value>, expires_in: Duration) -> Self {
+        let on_expiry = Decision::reject(format!("Not run: nobody approved this within {expires_in:?}."));
+        Self::PauseFor { reason: reason.into(), expires_in, on_expiry }
     }
 }
 

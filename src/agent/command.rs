@@ -6,12 +6,12 @@ use std::{any::Any, error::Error, sync::Arc, time::Duration};
 use tokio::sync::oneshot;
 
 use super::{
-    Accepted, AgentError, Asker, Event, Moment, Opening, Prompt, Response, Snapshot, State, StateEdit, Status,
+    Accepted, AgentError, Asker, Event, Moment, Opening, Prompt, Response, Snapshot, State, StateEdit,
+    Status, core::Resume,
 };
 use crate::{
-    message::{History, ToolUseId},
+    message::History,
     subscription::{Attachment, EventId},
-    tool::Decision,
 };
 
 pub(super) type Reply<T> = oneshot::Sender<T>;
@@ -50,7 +50,7 @@ type AppEvent = Box<dyn Any + Send>;
 pub(super) enum Command {
     Prompt(Box<(Prompt, Reply<CommandResult<Accepted>>)>),
     Ask(Box<(Prompt, Reply<CommandResult<Arc<Response>>>)>),
-    Resume(Box<(ToolUseId, Decision, Reply<CommandResult<()>>)>),
+    Resume(Box<(Resume, Reply<CommandResult<()>>)>),
     Cancel(Reply<CommandResult<()>>),
     Interrupt(Reply<CommandResult<()>>),
     Notify(Box<(AppEvent, Reply<CommandResult<()>>)>),

@@ -5,7 +5,7 @@
 //! | input | method | file |
 //! | --- | --- | --- |
 //! | a prompt, also of `ask` | [`prompt`](Core::prompt) | this one |
-//! | a decision about a tool use that waits | [`resume`](Core::resume) | this one |
+//! | a decision about a tool use that waits, or the end of its time limit | `resume`, `pause_expired` | `pauses` |
 //! | a changed limit, model or history | `set_max_steps`, `set_model`, `set_history` | this one |
 //! | `prepare_step` has returned | [`prepared`](Core::prepared) | this one |
 //! | cancel, interrupt | `cancel`, `interrupt` | `ending` |
@@ -29,6 +29,7 @@ mod ending;
 mod fresh;
 mod notices;
 mod owner;
+mod pauses;
 mod response;
 #[cfg(test)]
 mod simulation;
@@ -39,20 +40,19 @@ use std::sync::Arc;
 
 pub(super) use context::{Call, Context, Effect};
 use fresh::Waited;
+pub(super) use pauses::Resume;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 use super::{
-    AgentError, Event, Failure, Pause, Prompt, RunOutcome, Snapshot, StateView, Status,
+    AgentError, Event, Failure, Prompt, RunOutcome, Snapshot, StateView, Status,
     phase::{
         AfterEvent, Asked, Between, Op, Origin, OutputRequirement, Phase, Stage, Turn, Working, in_stage,
     },
 };
 use crate::{
-    message::{Blocks, Content, History, Message, Role, ToolUse, Usage, answer_open_tool_uses},
+    message::{Blocks, Content, History, Message, Role, Usage, answer_open_tool_uses},
     provider::{Corrections, Fold},
     subscription::EventId,
-    tool::Decision,
 };
 
 /// How an accepted prompt is used.
@@ -89,6 +89,8 @@ pub(super) struct Core {
     last_op: Op,
     /// The number of requests made for the last prompt. The number is kept while the agent is idle.
     step: u32,
+    /// The number of runs that were started.
+    runs: u32,
     /// The ids of tool uses that waited for `resume`.
     waited: Waited,
     /// The outcome of the last run.
@@ -118,10 +120,6 @@ impl Core {
 
     /// Returns a snapshot with `state`, which is a view of the configuration and the committed history.
     pub(super) fn snapshot(&self, last: EventId, state: StateView) -> Snapshot {
-        let pause = |(tool_use, reason): (&ToolUse, &Value)| Pause {
-            tool_use: tool_use.clone(),
-            reason: reason.clone(),
-        };
         Snapshot {
             last,
             state,
@@ -129,7 +127,10 @@ impl Core {
             step: self.step(),
             pending: self.phase.turn().into_iter().flat_map(|turn| turn.working.pending().cloned()).collect(),
             partial: self.phase.partial().into_iter().flat_map(Fold::blocks).map(streaming::seen).collect(),
-            pause: self.phase.waiting().map(pause),
+            run: self.runs,
+            turn: self.phase.turn().map(|turn| turn.id),
+            pauses: self.phase.pauses().cloned().collect(),
+            tools: self.phase.tool_runs(),
             staged: self.staged.clone(),
             behind: self.behind.clone(),
             last_run: self.last_run.clone(),
@@ -203,30 +204,6 @@ impl Core {
         if self.is_at_rest() { Ok(()) } else { Err(AgentError::Busy(self.emitted_status)) }
     }
 
-    /// Applies the decision about the tool use that waits.
-    pub(super) fn resume(
-        &mut self,
-        id: &crate::message::ToolUseId,
-        decision: Decision,
-        cx: &mut Context<'_>,
-    ) -> Result<(), AgentError> {
-        match self.phase.waiting() {
-            None => return Err(AgentError::NotPaused(self.emitted_status)),
-            Some((tool_use, _)) if tool_use.id != *id => {
-                return Err(AgentError::StaleResume { waiting: tool_use.id.clone(), given: id.clone() });
-            }
-            Some(_) => {}
-        }
-        self.unpause(cx);
-        if let Phase::InTurn { stage: Stage::Streaming { question, .. }, .. } = &mut self.phase {
-            *question = None;
-            cx.push(Effect::Answer(decision));
-        } else if let Some((turn, Stage::Paused { tools, .. })) = self.phase.take_turn() {
-            self.record_decision(turn, tools, decision, cx);
-        }
-        Ok(())
-    }
-
     // ---- turns ----
 
     fn begin_run(&mut self, prompt: Prompt, ask: bool, cx: &mut Context<'_>) -> Result<(), AgentError> {
@@ -244,8 +221,12 @@ impl Core {
         cx: &mut Context<'_>,
     ) {
         let limit = origin.prompt.turn_timeout.or(cx.config.turn_timeout);
+        if self.emitted_status == Status::Idle {
+            self.runs = self.runs.wrapping_add(1);
+        }
         let mut turn = Box::new(Turn {
             id: (cx.turn_id)(),
+            run: self.runs,
             origin,
             working: Working::new(&self.history),
             step,
@@ -346,7 +327,7 @@ impl Core {
         }
     }
 
-    /// Ends the paused status after a decision.
+    /// Leaves the paused status, if the agent is paused.
     fn unpause(&mut self, cx: &mut Context<'_>) {
         self.emit_status(Status::Busy, cx);
         cx.push(Effect::FreezeWatch(false));
@@ -376,7 +357,7 @@ fn open(
 fn add_message(turn: &mut Turn, message: impl Into<Arc<Message>>, cx: &mut Context<'_>) {
     let message = message.into();
     turn.working.push(Arc::clone(&message));
-    cx.emit(Event::Message { message, step: turn.step });
+    cx.emit(Event::Message { message, step: turn.step, turn: turn.id, run: turn.run });
 }
 
 fn user_message(content: Vec<Content>, cx: &Context<'_>) -> Message {

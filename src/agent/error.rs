@@ -25,12 +25,19 @@ pub enum AgentError {
     Idle,
     /// `resume` was called, but no tool use waits for a decision. The value is the agent's status.
     NotPaused(Status),
-    /// `resume` was called for a different tool use than the paused one.
+    /// `resume` was called for a tool use that does not wait for a decision.
     StaleResume {
-        /// The id of the tool use that waits for a decision.
-        waiting: ToolUseId,
+        /// The ids of the tool uses that wait for a decision.
+        waiting: Vec<ToolUseId>,
         /// The id of the tool use in the call.
         given: ToolUseId,
+    },
+    /// The name given to `resume_as` is too long.
+    LongName {
+        /// The length of the name in bytes.
+        length: usize,
+        /// The greatest allowed length.
+        limit: usize,
     },
     /// The prompt has no content.
     EmptyPrompt,
@@ -137,8 +144,17 @@ impl fmt::Display for AgentError {
             Self::Idle => f.write_str("no run is active; there is nothing to cancel or interrupt"),
             Self::NotPaused(status) => write!(f, "the agent is {status:?}; no tool use waits for a decision"),
             Self::StaleResume { waiting, given } => {
-                write!(f, "the decision is for tool use {given}, but the agent waits for one about {waiting}")
+                let waiting: Vec<_> = waiting.iter().map(ToolUseId::as_str).collect();
+                write!(
+                    f,
+                    "the decision is for tool use {given}, but the agent waits for decisions about {}",
+                    waiting.join(", ")
+                )
             }
+            Self::LongName { length, limit } => write!(
+                f,
+                "the decider's name has {length} bytes, but at most {limit} are allowed; pass a shorter name"
+            ),
             Self::EmptyPrompt => f.write_str("the prompt is empty; give it text or an attachment"),
             Self::InvalidPrompt(error) => write!(f, "the prompt does not fit the history: {error}"),
             Self::ResultsWhileBusy => f.write_str(

@@ -3,12 +3,14 @@ use std::{sync::Arc, time::Duration};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Failure, Prompt, Response, StateView};
+use super::{Failure, Pause, Prompt, Response, StateView};
 use crate::{
     message::{
-        Attachment, Message, ProviderItem, Text, Thinking, ToolResult, ToolUse, ToolUseId, value_weight,
+        Attachment, Message, ProviderItem, Text, Thinking, Timestamp, ToolResult, ToolUse, ToolUseId, TurnId,
+        value_weight,
     },
     provider::StopReason,
+    tool::Decision,
 };
 
 /// The activity of an agent: idle, busy or paused.
@@ -27,10 +29,17 @@ pub enum Status {
 
 /// A change in an agent, as subscribers see it.
 ///
-/// The order of events: `Message` (user) → block events → `Message` (assistant) → `Step`. If the model uses tools, a
-/// `ToolResult` event for each tool use follows, in the order of the tool uses, and then a `Message` with all results.
+/// The order of events: `Message` (user) → block events → `Message` (assistant) → `Step`. If the model uses tools, these
+/// events follow:
+///
+/// 1. `Decided` for each tool use that `handle_tool_use` did not simply execute.
+/// 2. If tool uses wait for a decision: `Status` (paused), one `Pause` for each, and one `Decided` for each when its
+///    decision arrives. `Status` (busy) comes before the last of these.
+/// 3. `ToolStart` for each tool that is run, then `ToolProgress` and `ToolEnd` in the order in which they happen.
+/// 4. `ToolResult` for each tool use, in the order of the tool uses, and then a `Message` with all results.
+///
 /// A run ends with exactly one of `Turn` (stop), `Cancelled` and `Error`. A `Status` event comes before the event that
-/// reports the cause of the status.
+/// reports its cause. `Status` (busy) or `Status` (idle) withdraws all pauses that have no decision yet.
 ///
 /// ```
 /// # #[cfg(feature = "test-util")]
@@ -149,6 +158,30 @@ pub enum Event {
         /// the request that the message causes. An assistant message belongs to the request that the message completes.
         /// A message with tool results belongs to the request whose response used the tools.
         step: u32,
+        /// The id of the turn in flight. All events until the turn's end belong to this turn.
+        turn: TurnId,
+        /// The number of the run, counted from 1 since the agent's start.
+        run: u32,
+    },
+    /// A decision about a tool use was made: by [`resume`](super::Agent::resume), by the time limit of a pause, or by
+    /// `handle_tool_use`. If `handle_tool_use` just executes a tool as it is, there is no such event.
+    Decided(Decided),
+    /// A tool is about to run. A tool use without this event is answered without running the tool: by a decision, or
+    /// because the limit of requests is reached.
+    ToolStart {
+        /// The id of the tool use.
+        tool_use_id: ToolUseId,
+        /// The input that the tool is run with, if it differs from the input that the model sent.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        input: Option<Value>,
+    },
+    /// A tool has ended. Its result follows in `ToolResult`, when all tools of the step have ended. A tool that is
+    /// aborted has no such event.
+    ToolEnd {
+        /// The id of the tool use.
+        tool_use_id: ToolUseId,
+        /// Whether the tool returned an error.
+        is_error: bool,
     },
     /// A tool reported progress.
     ToolProgress {
@@ -170,16 +203,11 @@ pub enum Event {
     Step(Arc<Response>),
     /// A turn is complete and committed.
     Turn(TurnOutcome),
-    /// A tool use waits for a decision from [`resume`](super::Agent::resume).
-    Pause {
-        /// The tool use that waits.
-        tool_use: ToolUse,
-        /// The reason for the pause, in a format that the application defines.
-        reason: Value,
-    },
-    /// A request is repeated, and its partial response is discarded. The cause is one of three: the retry policy before
-    /// the first content arrived, [`handle_error`](super::AgentCallbacks::handle_error), or a response that does not
-    /// match the output schema.
+    /// A tool use waits for a decision from [`resume`](super::Agent::resume). Several tool uses of a step can wait at
+    /// the same time.
+    Pause(Pause),
+    /// A request is repeated, and its partial response is void. The cause is the retry policy before the first content,
+    /// [`handle_error`](super::AgentCallbacks::handle_error), or a response that does not match the output schema.
     Retry {
         /// The failure of the repeated request.
         failure: Failure,
@@ -216,6 +244,27 @@ pub enum Event {
         /// The new status.
         status: Status,
     },
+}
+
+/// A decision about a tool use.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Decided {
+    /// The turn that the tool use belongs to.
+    pub turn: TurnId,
+    /// The id of the tool use.
+    pub tool_use_id: ToolUseId,
+    /// The decision.
+    pub decision: Decision,
+    /// The name that was given to [`resume_as`](super::Agent::resume_as). `None` for a decision of
+    /// [`resume`](super::Agent::resume) or of a callback.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by: Option<Arc<str>>,
+    /// Whether nobody has decided, so that the decision for the pause's expiry applies.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub expired: bool,
+    /// The time of the decision.
+    pub at: Timestamp,
 }
 
 /// The outcome of a turn.
@@ -300,13 +349,18 @@ impl Event {
             Self::Step(response) | Self::Turn(TurnOutcome::Continue { response }) => response.weight(),
             Self::Turn(TurnOutcome::Stop { response, staged: prompt })
             | Self::Cancelled { response, staged: prompt } => response.weight() + staged(prompt),
-            Self::Pause { tool_use, reason } => tool_use.weight() + value_weight(reason),
+            Self::Pause(Pause { tool_use, reason, .. }) => tool_use.weight() + value_weight(reason),
+            Self::Decided(decided) => decided.decision.weight(),
+            Self::ToolStart { input, .. } => input.as_ref().map_or(0, value_weight),
             Self::Retry { failure, .. } => failure.weight(),
             Self::Error { failure, response, staged: prompt } => {
                 failure.weight() + response.weight() + staged(prompt)
             }
             Self::State(state) => state.weight(),
-            Self::TextStart { .. } | Self::ThinkingStart { .. } | Self::Status { .. } => 0,
+            Self::TextStart { .. }
+            | Self::ThinkingStart { .. }
+            | Self::ToolEnd { .. }
+            | Self::Status { .. } => 0,
         }
     }
 }

@@ -11,7 +11,7 @@ pub(crate) use turn::{Asked, Origin, OutputRequirement, Turn, Working};
 
 #[cfg(any(test, debug_assertions))]
 use super::Status;
-use super::{Failure, Response};
+use super::{Failure, Pause, Response, ToolRun};
 #[cfg(test)]
 use crate::message::History;
 use crate::{
@@ -49,10 +49,10 @@ pub(crate) enum Stage {
     Preparing,
     /// The response is being streamed.
     Streaming { fold: Box<Fold>, question: Option<Box<Question>> },
-    /// `handle_tool_use` is running for the first tool use that has no decision yet.
+    /// `handle_tool_use` runs for the first tool use that has no answer yet.
     Deciding { tools: Box<Tools> },
-    /// The first tool use that has no decision yet waits for `resume`.
-    Paused { tools: Box<Tools>, reason: Value },
+    /// At least one tool use waits for `resume`. Every other tool use of the step has a decision.
+    Paused { tools: Box<Tools> },
     /// The tools run.
     Executing { slots: Vec<Slot> },
     /// `handle_tool_result` is running for the slot that follows the reviewed slots.
@@ -88,21 +88,59 @@ pub(crate) struct Between {
 pub(crate) struct Question {
     pub(crate) op: Op,
     pub(crate) tool_use: ToolUse,
-    /// The reason for the pause, if the question waits for `resume`.
-    pub(crate) paused: Option<Value>,
+    /// The pause, if the question waits for `resume`.
+    pub(crate) paused: Option<Box<Pause>>,
 }
 
-/// The tool uses of a step, and the decisions so far, in the order of the tool uses.
+/// The tool uses of a step, and the answers of `handle_tool_use` for the first of them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Tools {
     pub(crate) uses: Vec<ToolUse>,
-    pub(crate) decisions: Vec<Decision>,
+    pub(crate) answers: Vec<Answer>,
+}
+
+/// The answer about one tool use.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Answer {
+    /// The decision was made.
+    Decided(Decision),
+    /// The tool use waits for `resume`. Its pause is emitted when all tool uses of the step have answers.
+    Waits(Box<Pause>),
+}
+
+impl Answer {
+    pub(crate) fn pause(&self) -> Option<&Pause> {
+        match self {
+            Self::Decided(_) => None,
+            Self::Waits(pause) => Some(pause),
+        }
+    }
+
+    pub(crate) fn into_decision(self) -> Option<Decision> {
+        match self {
+            Self::Decided(decision) => Some(decision),
+            Self::Waits(_) => None,
+        }
+    }
 }
 
 impl Tools {
-    /// Returns the tool use whose decision comes next.
+    /// Returns the tool use that `handle_tool_use` is asked about next.
     pub(crate) fn next(&self) -> Option<&ToolUse> {
-        self.uses.get(self.decisions.len())
+        self.uses.get(self.answers.len())
+    }
+
+    /// Returns the pauses of the tool uses that wait for `resume`.
+    pub(crate) fn pauses(&self) -> impl Iterator<Item = &Pause> {
+        self.answers.iter().filter_map(Answer::pause)
+    }
+
+    fn pauses_mut(&mut self) -> impl Iterator<Item = &mut Pause> {
+        self.answers.iter_mut().filter_map(|answer| match answer {
+            Answer::Decided(_) => None,
+            Answer::Waits(pause) => Some(&mut **pause),
+        })
     }
 }
 
@@ -112,18 +150,27 @@ pub(crate) struct Slot {
     pub(crate) tool_use: ToolUse,
     /// The input with which the tool is run, if it differs from the input that the model sent.
     pub(crate) input: Option<Value>,
+    /// Whether the tool is run. Otherwise a decision gave the result.
+    pub(crate) runs: bool,
     pub(crate) result: Option<ToolResult>,
 }
 
-/// The parts of an unfinished step that an interrupt keeps, if they can be kept.
+impl Slot {
+    fn run(&self) -> ToolRun {
+        let is_error = self.result.as_ref().map(|result| result.is_error);
+        ToolRun { tool_use_id: self.tool_use.id.clone(), input: self.input.clone(), is_error }
+    }
+}
+
+/// The parts of an unfinished step that an interrupt keeps.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Remains {
     /// The partial response.
     pub(crate) partial: Option<Box<Fold>>,
-    /// The decisions so far, in the order of the tool uses. Used only if some tool uses have no decision yet.
+    /// The answers about the first tool uses, if some tool uses have no decision yet.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(crate) decisions: Vec<Decision>,
-    /// The tool uses and their results. Used only if all tool uses have a decision.
+    pub(crate) answers: Vec<Answer>,
+    /// The tool uses and their results, if all tool uses were decided.
     pub(crate) slots: Vec<Slot>,
     /// The reviewed results. Subscribers have seen these results.
     pub(crate) reviewed: Vec<ToolResult>,
@@ -152,7 +199,7 @@ impl Phase {
     pub(crate) fn status(&self) -> Status {
         match self {
             _ if self.is_at_rest() => Status::Idle,
-            _ if self.waiting().is_some() => Status::Paused,
+            _ if self.pauses().next().is_some() => Status::Paused,
             _ => Status::Busy,
         }
     }
@@ -286,15 +333,37 @@ impl Phase {
         }
     }
 
-    /// If the agent is paused, returns the tool use that waits for a decision, and the reason for the pause.
-    pub(crate) fn waiting(&self) -> Option<(&ToolUse, &Value)> {
-        match self.stage()? {
-            Stage::Paused { tools, reason } => Some((tools.next()?, reason)),
-            Stage::Streaming { question: Some(question), .. } => {
-                Some((&question.tool_use, question.paused.as_ref()?))
+    /// Returns the pauses that wait for a decision, in the order of the tool uses.
+    pub(crate) fn pauses(&self) -> impl Iterator<Item = &Pause> {
+        let (asked, tools) = match self.stage() {
+            Some(Stage::Paused { tools }) => (None, Some(tools)),
+            Some(Stage::Streaming { question: Some(question), .. }) => (question.paused.as_deref(), None),
+            _ => (None, None),
+        };
+        asked.into_iter().chain(tools.into_iter().flat_map(|tools| tools.pauses()))
+    }
+
+    /// Like [`pauses`](Self::pauses), to change them.
+    pub(crate) fn pauses_mut(&mut self) -> impl Iterator<Item = &mut Pause> {
+        let (asked, tools) = match self {
+            Self::InTurn { stage: Stage::Paused { tools }, .. } => (None, Some(tools)),
+            Self::InTurn { stage: Stage::Streaming { question: Some(question), .. }, .. } => {
+                (question.paused.as_deref_mut(), None)
             }
-            _ => None,
-        }
+            _ => (None, None),
+        };
+        asked.into_iter().chain(tools.into_iter().flat_map(|tools| tools.pauses_mut()))
+    }
+
+    /// Returns the tool runs whose results were not emitted yet.
+    pub(crate) fn tool_runs(&self) -> Vec<ToolRun> {
+        let (slots, reviewed) = match self.stage() {
+            Some(Stage::Executing { slots }) => (slots, 0),
+            Some(Stage::Reviewing { slots, reviewed }) => (slots, reviewed.len()),
+            Some(Stage::Failing { remains, .. }) => (&remains.slots, remains.reviewed.len()),
+            _ => return Vec::new(),
+        };
+        slots[reviewed..].iter().filter(|slot| slot.runs).map(Slot::run).collect()
     }
 }
 
@@ -303,8 +372,8 @@ impl Stage {
     pub(crate) fn into_remains(self, turn: &Turn) -> Remains {
         match self {
             Self::Streaming { fold, .. } => Remains::of(fold),
-            Self::Deciding { tools } | Self::Paused { tools, .. } => {
-                Remains { decisions: tools.decisions, ..Remains::default() }
+            Self::Deciding { tools } | Self::Paused { tools } => {
+                Remains { answers: tools.answers, ..Remains::default() }
             }
             Self::Executing { slots } => Remains { slots, ..Remains::default() },
             Self::Reviewing { slots, reviewed } => Remains { slots, reviewed, ..Remains::default() },
@@ -314,8 +383,8 @@ impl Stage {
                     let own = decided.find(|result| result.tool_use_id == tool_use.id);
                     own.map_or(Decision::Execute, |result| Decision::Provide(result.clone()))
                 };
-                let decisions = turn.working.all().open_tool_uses().map(decided).collect();
-                Remains { decisions, ..Remains::default() }
+                let answers = turn.working.all().open_tool_uses().map(decided).map(Answer::Decided).collect();
+                Remains { answers, ..Remains::default() }
             }
             Self::Failing { remains, .. } => *remains,
             _ => Remains::default(),

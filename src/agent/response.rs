@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::{
-    message::{Message, ToolResult, ToolUse, Usage, value_weight},
+    message::{Message, ToolResult, ToolUse, TurnId, Usage, value_weight},
     provider::StopReason,
 };
 
@@ -49,7 +49,13 @@ pub struct Response {
     pub usage: Usage,
     /// The number of requests made for the prompt so far.
     pub step: u32,
-    /// The response as JSON, if an output schema was set and the response matches the schema.
+    /// The id of the turn. `None` if the run was ended between two turns.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub turn: Option<TurnId>,
+    /// The number of the run, counted from 1 since the agent's start.
+    #[serde(default)]
+    pub run: u32,
+    /// The response as JSON, if an output schema was set and the response matches it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub output: Option<Value>,
     /// The reason why `output` is missing although an output schema was set. The reason is present only after the
@@ -105,8 +111,8 @@ impl Response {
         self.message.as_ref().map(|message| message.text()).unwrap_or_default()
     }
 
-    /// Returns a response without content that ended with `stop_reason`.
-    pub(crate) fn empty(model: &str, stop_reason: StopReason, step: u32) -> Self {
+    /// Returns a response without content that ended in this way.
+    pub(crate) fn empty(model: &str, stop_reason: StopReason, step: u32, run: u32) -> Self {
         Self {
             model: model.to_owned(),
             message: None,
@@ -114,6 +120,8 @@ impl Response {
             stop_reason,
             usage: Usage::default(),
             step,
+            turn: None,
+            run,
             output: None,
             output_error: None,
             open_tool_uses: Vec::new(),

@@ -1,13 +1,14 @@
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{Event, Prompt, Response, RunOutcome, StateView, Status, TurnOutcome};
 use crate::{
-    message::{Content, Message, Text, Thinking, ToolUse},
+    message::{Content, Message, Text, Thinking, Timestamp, ToolUse, ToolUseId, TurnId},
     provider::{PartialBlock, StopReason},
     subscription::{EventId, Numbered},
+    tool::Decision,
 };
 
 /// The complete state of an agent at one event.
@@ -58,9 +59,20 @@ pub struct Snapshot {
     /// The blocks of the response that is being streamed. Files and opaque items arrive as a whole, so their blocks are
     /// always marked as ended.
     pub partial: Vec<PartialBlock>,
-    /// The tool use for which a paused agent waits, and the reason for the pause.
-    pub pause: Option<Pause>,
-    /// The staged prompt, which waits until the turn in flight ends.
+    /// The number of the last run, counted from 1 since the agent's start. 0 if there was none.
+    #[serde(default)]
+    pub run: u32,
+    /// The id of the turn in flight.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub turn: Option<TurnId>,
+    /// The tool uses that wait for a decision, in the order of the tool uses. The list is empty unless the agent is
+    /// paused.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pauses: Vec<Pause>,
+    /// The tools of the current step that were started and whose results were not emitted yet.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tools: Vec<ToolRun>,
+    /// The staged prompt, which waits for the turn's end.
     pub staged: Option<Arc<Prompt>>,
     /// A prompt that `handle_event` returned. This prompt waits behind the staged prompt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -75,10 +87,45 @@ pub struct Snapshot {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Pause {
-    /// The tool use that waits for a decision.
+    /// The turn that the tool use belongs to.
+    pub turn: TurnId,
+    /// The tool use that waits for a decision. [`Decision::Execute`] runs the tool with the input in it.
     pub tool_use: ToolUse,
-    /// The reason for the pause, in a format that the application defines.
+    /// Whether `handle_tool_use` has replaced the input, so that it is not the model's.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub input_replaced: bool,
+    /// The reason for the pause, in a format that the application defines. If the pause has no other reason than that
+    /// the tool needs an approval, this is the text `needs approval`.
     pub reason: Value,
+    /// The time limit of the pause, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expiry: Option<Box<Expiry>>,
+}
+
+/// The time limit of a pause.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Expiry {
+    /// The time from the pause's event until the decision applies.
+    pub after: Duration,
+    /// The moment when the decision applies, by the system clock.
+    pub at: Timestamp,
+    /// The decision that applies if nobody has decided until then.
+    pub decision: Decision,
+}
+
+/// A tool of the current step that was started.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct ToolRun {
+    /// The id of the tool use.
+    pub tool_use_id: ToolUseId,
+    /// The input that the tool was run with, if it differs from the input that the model sent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub input: Option<Value>,
+    /// Whether the tool returned an error. `None` until the tool has ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub is_error: Option<bool>,
 }
 
 impl Snapshot {
@@ -137,7 +184,7 @@ impl Snapshot {
                     self.start_whole(content.clone().into());
                 }
             }
-            Event::Message { message, step } => {
+            Event::Message { message, step, turn, run } => {
                 if self.pending.is_empty() {
                     // A turn begins, so the staged prompt was used.
                     self.staged = self.behind.take();
@@ -145,6 +192,7 @@ impl Snapshot {
                 self.partial.clear();
                 self.pending.push(Arc::clone(message));
                 self.step = *step;
+                (self.turn, self.run) = (Some(*turn), *run);
             }
             Event::Turn(turn) => {
                 // If the turn leaves tool uses open, the messages in the event contain the results that were already
@@ -156,12 +204,28 @@ impl Snapshot {
                     self.behind = behind;
                 }
             }
-            Event::Pause { tool_use, reason } => {
-                self.pause = Some(Pause { tool_use: tool_use.clone(), reason: reason.clone() });
+            Event::Pause(pause) => {
+                self.decided(&pause.tool_use.id);
+                self.pauses.push(pause.clone());
+            }
+            Event::Decided(decided) => self.decided(&decided.tool_use_id),
+            Event::ToolStart { tool_use_id, input } => {
+                let (tool_use_id, input) = (tool_use_id.clone(), input.clone());
+                self.tools.push(ToolRun { tool_use_id, input, is_error: None });
+            }
+            Event::ToolEnd { tool_use_id, is_error } => {
+                let run = self.tools.iter_mut().find(|run| run.tool_use_id == *tool_use_id);
+                if let Some(run) = run {
+                    run.is_error = Some(*is_error);
+                }
+            }
+            Event::ToolResult { result, .. } => {
+                self.tools.retain(|run| run.tool_use_id != result.tool_use_id);
             }
             Event::Retry { pending, .. } => {
                 self.pending.truncate(*pending);
                 self.partial.clear();
+                self.tools.clear();
                 self.step += 1;
             }
             Event::Error { response, .. } | Event::Cancelled { response, .. } => self.finish(response),
@@ -169,7 +233,7 @@ impl Snapshot {
             Event::Status { status } => {
                 self.status = *status;
                 if *status != Status::Paused {
-                    self.pause = None;
+                    self.pauses.clear();
                 }
             }
             Event::Step(response) => {
@@ -180,7 +244,7 @@ impl Snapshot {
                     self.step = response.step + 1;
                 }
             }
-            Event::ToolProgress { .. } | Event::ToolResult { .. } => {}
+            Event::ToolProgress { .. } => {}
         }
     }
 
@@ -203,10 +267,16 @@ impl Snapshot {
         }
     }
 
+    fn decided(&mut self, tool_use: &ToolUseId) {
+        self.pauses.retain(|pause| pause.tool_use.id != *tool_use);
+    }
+
     fn finish(&mut self, response: &Response) {
         self.pending.clear();
         self.partial.clear();
-        // The prompt was used for the next turn, or this event hands it back.
+        self.tools.clear();
+        self.turn = None;
+        // The prompt was used for the next turn, or the event returns it.
         (self.staged, self.behind) = (None, None);
         self.step = response.step;
     }

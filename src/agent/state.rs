@@ -1,4 +1,4 @@
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
@@ -33,7 +33,9 @@ pub struct Config {
     /// The maximum duration of one turn. A change applies to the next turn, and to a step that is repeated after the
     /// time limit was reached.
     pub turn_timeout: Option<Duration>,
-    /// The registry that resolves model names. If this is `None`, the default registry is used.
+    /// The names of the tools whose uses need an approval, in addition to the tools that declare it themselves.
+    pub(crate) approvals: Option<Arc<BTreeSet<String>>>,
+    /// The registry that resolves names of models. The default registry is used if this is `None`.
     pub(crate) registry: Option<Registry>,
 }
 
@@ -71,6 +73,19 @@ impl Config {
         Ok(())
     }
 
+    /// Demands an approval for every use of the tool with this name. The tool may also be one that the service runs
+    /// itself, if the service asks for decisions.
+    pub fn require_approval(&mut self, tool: impl Into<String>) {
+        Arc::make_mut(self.approvals.get_or_insert_default()).insert(tool.into());
+    }
+
+    /// Returns whether uses of the tool with this name need an approval: because of the tool itself, or because of
+    /// [`require_approval`](Self::require_approval).
+    pub fn requires_approval(&self, tool: &str) -> bool {
+        self.approvals.as_ref().is_some_and(|names| names.contains(tool))
+            || self.tools.requires_approval(tool)
+    }
+
     pub(crate) fn check(&self) -> Result<(), AgentError> {
         check(self.max_steps, self.turn_timeout, &self.options)
     }
@@ -98,12 +113,20 @@ impl Config {
                 || self.options.clone().without_secrets() == other.options.clone().without_secrets())
     }
 
+    fn declarations(&self) -> Vec<ToolDeclaration> {
+        let mut tools = self.tools.declarations();
+        if let Some(names) = &self.approvals {
+            tools.iter_mut().for_each(|tool| tool.requires_approval |= names.contains(&tool.name));
+        }
+        tools
+    }
+
     pub(crate) fn view(&self, history: History) -> StateView {
         StateView {
             model: self.model.name().to_owned(),
             fallback_for: self.model.fallback_for().map(str::to_owned),
             system: self.system.clone(),
-            tools: self.tools.declarations(),
+            tools: self.declarations(),
             options: self.options.clone(),
             max_steps: self.max_steps,
             turn_timeout: self.turn_timeout,

@@ -28,7 +28,7 @@ use super::{
 };
 use crate::{
     actor::{OwnWake, Termination},
-    message::{History, Timestamp},
+    message::{History, Timestamp, TurnId},
     provider::{Credentials, Model, Provider, RetryPolicy},
     subscription::{Attachment, End, EndReason, EventId, Feed, FeedLimits},
     tool::{Extensions, ToolLimits},
@@ -218,7 +218,7 @@ impl Task {
             now: &Timestamp::now,
             config: &self.config,
             tools: self.work.as_ref().map_or(&none, |work| &work.tools),
-            turn_id: &rand::random,
+            turn_id: &|| TurnId::new(rand::random()),
             hold: &|| Some(self.setup.hold.as_ref()?.reason()?.to_string()),
         };
         let output = input(&mut self.core, &mut cx);
@@ -287,6 +287,7 @@ impl Task {
                     work.give_permit_back();
                 }
             }
+            Effect::Expire(tool_use, after) => self.work().expire(tool_use, after),
             Effect::Resolve(response) => {
                 if let Some(asker) = self.asker.take() {
                     let _ = asker.send(response);

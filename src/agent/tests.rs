@@ -33,6 +33,7 @@ mod operations;
 mod outputs;
 mod owner;
 mod panics;
+mod pauses;
 mod predicament;
 mod prompt_model;
 mod questions;

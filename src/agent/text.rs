@@ -225,7 +225,8 @@ impl TurnText {
             self.read(messages.skip(self.messages.saturating_sub(1)), &[]);
             return self.end(None);
         }
-        let response = |reason| Arc::new(Response::empty(&snapshot.state.model, reason, snapshot.step));
+        let response =
+            |reason| Arc::new(Response::empty(&snapshot.state.model, reason, snapshot.step, snapshot.run));
         match outcome {
             Some(RunOutcome::Failed { failure }) => {
                 let response = response(StopReason::Other("error".into()));

@@ -1,11 +1,13 @@
 use std::{
     borrow::Borrow,
     fmt,
+    num::ParseIntError,
+    str::FromStr,
     sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 
 /// The id of one tool use. The result of the tool use has the same id. The model service assigns the id, which is
 /// unique within its message.
@@ -56,7 +58,59 @@ impl From<String> for ToolUseId {
     }
 }
 
-/// A point in time, in milliseconds since the Unix epoch. It is serialized as this number.
+/// The id of one turn of an agent: 128 random bits, unique across restarts and processes. Its text form, which is also
+/// its JSON form, has 32 hexadecimal digits.
+///
+/// ```
+/// use omni_agent::message::TurnId;
+///
+/// let id: TurnId = "00112233445566778899aabbccddeeff".parse()?;
+/// assert_eq!(id.to_string(), "00112233445566778899aabbccddeeff");
+/// # Ok::<(), std::num::ParseIntError>(())
+/// ```
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TurnId([u8; 16]);
+
+impl TurnId {
+    pub(crate) const fn new(number: u128) -> Self {
+        Self(number.to_be_bytes())
+    }
+}
+
+impl fmt::Display for TurnId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", u128::from_be_bytes(self.0))
+    }
+}
+
+impl fmt::Debug for TurnId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl FromStr for TurnId {
+    type Err = ParseIntError;
+
+    fn from_str(text: &str) -> Result<Self, ParseIntError> {
+        u128::from_str_radix(text, 16).map(Self::new)
+    }
+}
+
+/// Serializes an id as text, because JSON readers round or reject numbers of this size.
+impl Serialize for TurnId {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for TurnId {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
+    }
+}
+
+/// A point in time, in milliseconds since the Unix epoch. It is serialized as that number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Timestamp(pub u64);
@@ -66,5 +120,10 @@ impl Timestamp {
     pub fn now() -> Self {
         let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
         Self(u64::try_from(since_epoch.as_millis()).unwrap_or(u64::MAX))
+    }
+
+    /// Returns the time after this duration.
+    pub(crate) fn after(self, duration: Duration) -> Self {
+        Self(self.0.saturating_add(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)))
     }
 }

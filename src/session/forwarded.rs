@@ -61,8 +61,7 @@ impl Session {
         self.on_agent(async |agent| agent.ask_as(prompt).await).await
     }
 
-    /// Decides about the tool use for which a paused session is waiting. See
-    /// [`Agent::resume`](crate::agent::Agent::resume).
+    /// Decides on a tool use that a paused session waits for: see [`Agent::resume`](crate::agent::Agent::resume).
     ///
     /// # Errors
     ///
@@ -73,6 +72,20 @@ impl Session {
         decision: Decision,
     ) -> Result<(), SessionError> {
         self.on_agent(async |agent| agent.resume(tool_use, decision).await).await
+    }
+
+    /// Decides on a tool use and names the decider: see [`Agent::resume_as`](crate::agent::Agent::resume_as).
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Agent::resume_as`](crate::agent::Agent::resume_as).
+    pub async fn resume_as(
+        &self,
+        tool_use: impl Into<ToolUseId>,
+        decision: Decision,
+        by: impl Into<Arc<str>>,
+    ) -> Result<(), SessionError> {
+        self.on_agent(async |agent| agent.resume_as(tool_use, decision, by).await).await
     }
 
     /// Ends the run at once and discards its pending messages: see [`Agent::cancel`](crate::agent::Agent::cancel).

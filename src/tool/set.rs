@@ -85,6 +85,14 @@ impl ToolSet {
         contained(|| self.get(name).is_some_and(|tool| !tool.has_handler())).unwrap_or(false)
     }
 
+    /// Returns whether there is a tool with this name whose uses need an approval. If the tool panics in
+    /// [`requires_approval`](Tool::requires_approval), this returns `true`. If no tool is found because a name panics,
+    /// this returns `false`, and [`run`](ToolSet::run) turns the panic into an error result.
+    pub fn requires_approval(&self, name: &str) -> bool {
+        let found = contained(|| self.get(name)).ok().flatten();
+        found.is_some_and(|tool| contained(|| tool.requires_approval()).unwrap_or(true))
+    }
+
     /// Returns the tools in order.
     pub fn iter(&self) -> std::slice::Iter<'_, Arc<dyn Tool>> {
         self.0.as_deref().map_or(&[][..], Vec::as_slice).iter()
@@ -112,6 +120,7 @@ impl ToolSet {
             }),
             schema: tool.schema().clone(),
             has_handler: tool.has_handler(),
+            requires_approval: tool.requires_approval(),
         };
         let declared = self.iter().filter_map(|tool| {
             contained(|| declare(tool))

@@ -98,7 +98,7 @@ async fn paused(backend: &ScriptedBackend) -> Agent {
     agent.prompt("Go").await.unwrap();
     loop {
         match events.next().await {
-            Some(Update::Event(event)) if matches!(*event.event, Event::Pause { .. }) => return agent,
+            Some(Update::Event(event)) if matches!(*event.event, Event::Pause(_)) => return agent,
             Some(_) => {}
             None => panic!("the agent has ended"),
         }
@@ -109,7 +109,7 @@ async fn paused(backend: &ScriptedBackend) -> Agent {
 async fn permission_that_paused_waits_for_resume_without_a_limit() {
     let backend = ScriptedBackend::new([asking()]);
     let agent = paused(&backend).await;
-    let pause = agent.snapshot().await.unwrap().pause.unwrap();
+    let pause = agent.snapshot().await.unwrap().pauses.remove(0);
     assert_eq!((pause.tool_use, pause.reason), (shell(), json!("sure?")));
     // This is longer than the time limit for a silent backend.
     tokio::time::advance(Duration::from_hours(10)).await;

@@ -261,7 +261,7 @@ async fn moves_while_paused_name_the_status() {
     answered(session.session.regenerate(node(1))).await.unwrap();
     session.until("pause").await;
     session.check().await;
-    assert_eq!(session.view.agent.pause.as_ref().unwrap().reason, json!("sure?"));
+    assert_eq!(session.view.agent.pauses[0].reason, json!("sure?"));
     all_busy(&session.session, Status::Paused).await;
     answered(session.session.resume("t", Decision::Execute)).await.unwrap();
     session.rest().await;

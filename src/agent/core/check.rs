@@ -50,10 +50,16 @@ impl Core {
             Stage::Preparing | Stage::Streaming { .. } | Stage::Delaying => {
                 return turn.conversation().check_sendable().map_err(|error| format!("request: {error}"));
             }
-            Stage::Deciding { tools } | Stage::Paused { tools, .. }
-                if tools.next().is_none() || !working.open_tool_uses().eq(&tools.uses) =>
+            Stage::Deciding { tools } | Stage::Paused { tools }
+                if !working.open_tool_uses().eq(&tools.uses) =>
             {
                 return Err("the tool uses to decide on are not the open ones".into());
+            }
+            Stage::Deciding { tools } if tools.next().is_none() => {
+                return Err("all tool uses have answers, but one is awaited".into());
+            }
+            Stage::Paused { tools } if tools.next().is_some() || tools.pauses().next().is_none() => {
+                return Err("the turn is paused, but no tool use waits or one was not asked about".into());
             }
             Stage::Executing { slots } if slots.iter().all(|slot| slot.result.is_some()) => {
                 return Err("the stage waits for tools that have finished".into());

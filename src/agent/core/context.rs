@@ -7,7 +7,7 @@ use crate::{
         AgentError, Config, Event, Failure, Response,
         phase::{Op, ToolCall},
     },
-    message::{Timestamp, ToolResult, ToolUse},
+    message::{Timestamp, ToolResult, ToolUse, ToolUseId, TurnId},
     tool::{Decision, ToolSet},
 };
 
@@ -21,7 +21,7 @@ pub(in crate::agent) struct Context<'a> {
     /// The tools that were offered in the current request.
     pub(in crate::agent) tools: &'a ToolSet,
     /// Returns a random id for a new turn.
-    pub(in crate::agent) turn_id: &'a dyn Fn() -> u128,
+    pub(in crate::agent) turn_id: &'a dyn Fn() -> TurnId,
     /// Returns the reason why no run may start now, if there is one.
     pub(in crate::agent) hold: &'a dyn Fn() -> Option<String>,
     /// The actions for the shell, in order.
@@ -31,6 +31,11 @@ pub(in crate::agent) struct Context<'a> {
 impl Context<'_> {
     pub(super) fn now(&self) -> Timestamp {
         (self.now)()
+    }
+
+    /// Returns whether uses of the tool with this name need an approval.
+    pub(super) fn requires_approval(&self, tool: &str) -> bool {
+        self.tools.requires_approval(tool) || self.config.requires_approval(tool)
     }
 
     pub(super) fn push(&mut self, effect: Effect) {
@@ -65,6 +70,8 @@ pub(in crate::agent) enum Effect {
     Watch(Option<Duration>),
     /// Stop the turn's clock while a decision is pending (`true`), or let it continue (`false`).
     FreezeWatch(bool),
+    /// Report when this time has passed and this tool use still waits. Ends with the pause.
+    Expire(ToolUseId, Duration),
     /// Send this result to the caller of `ask`.
     Resolve(Result<Arc<Response>, AgentError>),
 }

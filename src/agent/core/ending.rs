@@ -11,7 +11,7 @@ use super::{
 use crate::{
     agent::{
         AgentError, ErrorDecision, Event, Failure, Prompt, Response, Status, TurnDecision, TurnOutcome,
-        phase::{AfterEvent, Asked, Between, Op, Phase, Remains, Slot, Stage, Turn, in_stage},
+        phase::{AfterEvent, Answer, Asked, Between, Op, Phase, Remains, Slot, Stage, Turn, in_stage},
     },
     message::{Message, ToolResult, answer_open_tool_uses},
     provider::{Fold, StopReason},
@@ -224,7 +224,7 @@ impl Core {
                 let partial = stage.into_remains(&turn).partial;
                 discarded(&turn, partial, reason, cx)
             }
-            None => Response::empty(cx.config.model.id(), reason, self.step),
+            None => Response::empty(cx.config.model.id(), reason, self.step, self.runs),
         };
         let response = Arc::new(response);
         self.phase = Phase::Idle;
@@ -290,13 +290,14 @@ const RUNNING: &str = "Interrupted while the tool was running. It may have had a
 /// Returns the results of an interrupted step, one for each open tool use, and emits the results that subscribers have
 /// not seen. Existing results are kept, because the tool has already had its effect or the application gave the result.
 fn interrupted_results(turn: &Turn, remains: Remains, cx: &mut Context<'_>) -> Vec<ToolResult> {
-    let Remains { decisions, slots, reviewed: mut results, .. } = remains;
-    let (mut decisions, mut slots) = (decisions.into_iter(), slots.into_iter());
+    let Remains { answers, slots, reviewed: mut results, .. } = remains;
+    let (mut answers, mut slots) = (answers.into_iter(), slots.into_iter());
     for (place, tool_use) in turn.working.all().open_tool_uses().enumerate() {
-        let (decision, slot) = (decisions.next(), slots.next());
+        let (answer, slot) = (answers.next(), slots.next());
         if place < results.len() {
             continue;
         }
+        let decision = answer.and_then(Answer::into_decision);
         let decided = decision.and_then(|decision| decided_result(tool_use, decision));
         let (result, input) = match slot {
             None => (decided.unwrap_or_else(|| ToolResult::error(tool_use, NOT_RUN)), None),

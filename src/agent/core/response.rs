@@ -34,6 +34,8 @@ pub(super) fn respond_with(
         stop_reason,
         usage: turn.usage,
         step: turn.step,
+        turn: Some(turn.id),
+        run: turn.run,
         output: None,
         output_error: None,
         open_tool_uses: Vec::new(),

@@ -2,11 +2,11 @@
 
 use std::{fmt::Write, sync::Arc};
 
-use super::{Call, Context, Core, Effect, response::respond, streaming::close_tool_uses};
+use super::{Call, Context, Core, Effect, pauses::answer, response::respond, streaming::close_tool_uses};
 use crate::{
     agent::{
-        Event, Response, Status, ToolDecision,
-        phase::{Op, Phase, Slot, Stage, ToolCall, Tools, Turn, in_stage},
+        Event, Response, ToolDecision,
+        phase::{Answer, Op, Phase, Slot, Stage, ToolCall, Tools, Turn, in_stage},
     },
     message::{Content, Message, ToolResult, ToolUse},
     provider::StopReason,
@@ -16,13 +16,14 @@ use crate::{
 impl Core {
     /// Starts processing the tool uses of a response.
     pub(super) fn decide(&mut self, turn: Box<Turn>, uses: Vec<ToolUse>, cx: &mut Context<'_>) {
-        self.decide_next(turn, Box::new(Tools { uses, decisions: Vec::new() }), cx);
+        self.decide_next(turn, Box::new(Tools { uses, answers: Vec::new() }), cx);
     }
 
-    /// Requests the next decision, or continues if all decisions have been made.
-    pub(super) fn decide_next(&mut self, turn: Box<Turn>, tools: Box<Tools>, cx: &mut Context<'_>) {
+    /// Asks `handle_tool_use` about the next tool use. When all tool uses have answers, pauses if some of them wait, and
+    /// otherwise continues with the decisions.
+    fn decide_next(&mut self, turn: Box<Turn>, tools: Box<Tools>, cx: &mut Context<'_>) {
         let Some(tool_use) = tools.next().cloned() else {
-            return self.decided_all(turn, *tools, cx);
+            return self.answered_all(turn, tools, cx);
         };
         let op = self.enter(turn, Stage::Deciding { tools });
         cx.push(Effect::Call(op, Call::HandleToolUse(Box::new(tool_use))));
@@ -30,60 +31,56 @@ impl Core {
 
     /// Called when `handle_tool_use` has returned, for a tool use of the response or for a question of the provider.
     pub(in crate::agent) fn tool_decided(&mut self, op: Op, decision: ToolDecision, cx: &mut Context<'_>) {
-        if let Some((turn, tools)) =
-            self.phase.take_awaited(op, in_stage!(Stage::Deciding { tools } => tools))
-        {
-            return match decision.or_pause() {
-                Ok(decision) => self.record_decision(turn, tools, decision, cx),
-                Err(reason) => {
-                    let Some(tool_use) = tools.next().cloned() else {
-                        unreachable!("a decision was requested, so a tool use has none yet");
-                    };
-                    let stage = Stage::Paused { tools, reason: reason.clone() };
-                    self.phase = Phase::InTurn { op, turn, stage };
-                    self.emit_pause(tool_use, reason, cx);
-                }
-            };
-        }
-        let Phase::InTurn { stage: Stage::Streaming { question, .. }, .. } = &mut self.phase else {
+        let deciding = in_stage!(Stage::Deciding { tools } => tools);
+        let Some((turn, mut tools)) = self.phase.take_awaited(op, deciding) else {
+            return self.question_decided(op, decision, cx);
+        };
+        let Some(tool_use) = tools.next() else {
+            unreachable!("a decision was requested, so a tool use has none yet");
+        };
+        let answer = answer(decision, tool_use, &turn, cx);
+        tools.answers.push(answer);
+        self.decide_next(turn, tools, cx);
+    }
+
+    /// `handle_tool_use` has returned for a question of the provider.
+    fn question_decided(&mut self, op: Op, decision: ToolDecision, cx: &mut Context<'_>) {
+        let Phase::InTurn { turn, stage: Stage::Streaming { question, .. }, .. } = &mut self.phase else {
             return;
         };
         let Some(asked) = question.as_mut().filter(|asked| asked.op == op && asked.paused.is_none()) else {
             return;
         };
-        match decision.or_pause() {
-            Ok(decision) => {
+        match answer(decision, &asked.tool_use, turn, cx) {
+            Answer::Decided(decision) => {
                 *question = None;
                 cx.push(Effect::Answer(decision));
             }
-            Err(reason) => {
-                asked.paused = Some(reason.clone());
-                let tool_use = asked.tool_use.clone();
-                self.emit_pause(tool_use, reason, cx);
+            Answer::Waits(pause) => {
+                asked.paused = Some(pause);
+                self.pause(cx);
             }
         }
     }
 
-    fn emit_pause(&mut self, tool_use: ToolUse, reason: serde_json::Value, cx: &mut Context<'_>) {
-        self.waited.add(tool_use.id.clone());
-        cx.push(Effect::FreezeWatch(true));
-        self.emit_status(Status::Paused, cx);
-        cx.emit(Event::Pause { tool_use, reason });
+    /// `handle_tool_use` was asked about all tool uses of the step.
+    pub(super) fn answered_all(&mut self, turn: Box<Turn>, tools: Box<Tools>, cx: &mut Context<'_>) {
+        if tools.pauses().next().is_some() {
+            self.enter(turn, Stage::Paused { tools });
+            return self.pause(cx);
+        }
+        let Tools { uses, answers } = *tools;
+        let decisions: Vec<_> = answers.into_iter().filter_map(Answer::into_decision).collect();
+        self.decided_all(turn, uses, decisions, cx);
     }
 
-    pub(super) fn record_decision(
+    fn decided_all(
         &mut self,
         turn: Box<Turn>,
-        mut tools: Box<Tools>,
-        decision: Decision,
+        uses: Vec<ToolUse>,
+        decisions: Vec<Decision>,
         cx: &mut Context<'_>,
     ) {
-        tools.decisions.push(decision);
-        self.decide_next(turn, tools, cx);
-    }
-
-    fn decided_all(&mut self, turn: Box<Turn>, tools: Tools, cx: &mut Context<'_>) {
-        let Tools { uses, decisions } = tools;
         let has_no_handler = |tool_use: &ToolUse, decision: &Decision| {
             matches!(decision, Decision::Execute | Decision::ExecuteWith(_))
                 && cx.tools.is_only_declared(&tool_use.name)
@@ -102,14 +99,16 @@ impl Core {
             if result.is_none() {
                 let mut idempotency_key = String::with_capacity(48);
                 // Writing to a string never fails.
-                let _ = write!(idempotency_key, "{:032x}-{}-{slot}", turn.id, turn.step);
+                let _ = write!(idempotency_key, "{}-{}-{slot}", turn.id, turn.step);
                 let tool_use = match &input {
                     Some(input) => ToolUse { input: input.clone(), malformed: None, ..tool_use.clone() },
                     None => tool_use.clone(),
                 };
+                let tool_use_id = tool_use.id.clone();
+                cx.emit(Event::ToolStart { tool_use_id, input: input.clone() });
                 calls.push(ToolCall { slot, tool_use, idempotency_key: idempotency_key.into() });
             }
-            slots.push(Slot { tool_use, input, result });
+            slots.push(Slot { tool_use, input, runs: result.is_none(), result });
         }
         if calls.is_empty() {
             return self.review_next(turn, slots, Vec::new(), cx);
@@ -166,7 +165,8 @@ impl Core {
         let Some(place) = slots.get_mut(slot).filter(|place| place.result.is_none()) else {
             return;
         };
-        place.result = Some(result.answering(&place.tool_use));
+        let result = place.result.insert(result.answering(&place.tool_use));
+        cx.emit(Event::ToolEnd { tool_use_id: result.tool_use_id.clone(), is_error: result.is_error });
         if slots.iter().all(|slot| slot.result.is_some())
             && let Some((turn, Stage::Executing { slots })) = self.phase.take_turn()
         {

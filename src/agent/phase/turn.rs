@@ -6,7 +6,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, ser::SerializeSeq}
 
 use crate::{
     agent::{Config, Prompt, Response},
-    message::{History, Message, Usage},
+    message::{History, Message, TurnId, Usage},
     provider::{Corrections, Model, Options, OutputSchema},
 };
 
@@ -54,8 +54,9 @@ impl Asked {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Turn {
     /// The id of the turn, unique across restarts.
-    #[serde(with = "hex")]
-    pub(crate) id: u128,
+    pub(crate) id: TurnId,
+    /// The number of the run, counted from the agent's start.
+    pub(crate) run: u32,
     pub(crate) origin: Origin,
     /// The committed history and the pending messages.
     pub(crate) working: Working,
@@ -95,19 +96,6 @@ impl OutputRequirement {
 
     fn is_unset(&self) -> bool {
         *self == Self::default()
-    }
-}
-
-/// Serialises a number as text, because JSON readers round or reject numbers of this size.
-mod hex {
-    use serde::{Deserialize, Deserializer, Serializer, de::Error};
-
-    pub(super) fn serialize<S: Serializer>(number: &u128, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(&format_args!("{number:032x}"))
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u128, D::Error> {
-        u128::from_str_radix(&String::deserialize(deserializer)?, 16).map_err(D::Error::custom)
     }
 }
 

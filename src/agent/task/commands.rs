@@ -35,8 +35,8 @@ impl Task {
                 }
             }
             Command::Resume(resume) => {
-                let (id, decision, reply) = *resume;
-                let _ = reply.send(self.step(|core, cx| core.resume(&id, decision, cx)));
+                let (resume, reply) = *resume;
+                let _ = reply.send(self.step(|core, cx| core.resume(resume, cx)));
             }
             Command::Cancel(reply) => {
                 drop(reply.send(self.step(Core::cancel)));

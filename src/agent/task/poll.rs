@@ -212,6 +212,12 @@ impl Task {
             self.step(|core, cx| core.delay_over(op, cx));
             return Poll::Ready(());
         }
+        if let Some(expiries) = &mut work.expiries
+            && let Poll::Ready(Some(expired)) = expiries.poll_expired(cx)
+        {
+            self.step(|core, cx| core.pause_expired(expired.get_ref(), cx));
+            return Poll::Ready(());
+        }
         if work.opening.is_some() {
             return self.poll_opening(cx);
         }

@@ -7,7 +7,7 @@ use tokio::{
     task::{Id, JoinSet},
     time::{Instant, Sleep, sleep, sleep_until},
 };
-use tokio_util::sync::CancellationToken;
+use tokio_util::{sync::CancellationToken, time::DelayQueue};
 
 use super::{
     Instance, Task,
@@ -25,7 +25,10 @@ use crate::{
     tool::{Decision, ToolContext, ToolSet},
 };
 
-/// The work in progress. Dropping a part of it ends that part.
+/// The longest time limit of a pause. The timer cannot hold a limit much longer than two years.
+const MAX_EXPIRY: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// The work in progress. Dropping a part ends it.
 #[derive(Default)]
 pub(super) struct Work {
     /// The tools that the current request offers.
@@ -42,7 +45,9 @@ pub(super) struct Work {
     pub(super) tasks: Option<Tasks>,
     pub(super) delay: Option<(Op, Pin<Box<Sleep>>)>,
     pub(super) watch: Option<Watch>,
-    /// An empty list that is reused for the effects of the next step.
+    /// The tool uses whose pauses have time limits.
+    pub(super) expiries: Option<Box<DelayQueue<ToolUseId>>>,
+    /// An empty list for the effects of the next step.
     pub(super) effects: Vec<Effect>,
 }
 
@@ -80,6 +85,7 @@ impl Work {
         self.end_stream();
         self.tasks = None;
         self.delay = None;
+        self.expiries = None;
     }
 
     /// Ends the request in flight and drops its permit.
@@ -103,7 +109,15 @@ impl Work {
         self.watch = limit.map(|limit| Watch { limit, timer: Box::pin(sleep(limit)), frozen: None });
     }
 
+    /// Watches the time limit of a pause.
+    pub(super) fn expire(&mut self, tool_use: ToolUseId, after: Duration) {
+        self.expiries.get_or_insert_default().insert(tool_use, after.min(MAX_EXPIRY));
+    }
+
     pub(super) fn freeze_watch(&mut self, freeze: bool) {
+        if !freeze {
+            self.expiries = None;
+        }
         let Some(watch) = &mut self.watch else {
             return;
         };

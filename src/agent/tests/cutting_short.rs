@@ -332,7 +332,7 @@ async fn paused() -> (Agent, AgentSubscription, ScriptedProvider) {
     let agent = builder.tool(echo()).callbacks(Counting::default()).start().await.unwrap();
     let mut events = agent.subscribe().await.unwrap();
     agent.prompt("Hi").await.unwrap();
-    while !matches!(&*next(&mut events).await, Event::Pause { .. }) {}
+    while !matches!(&*next(&mut events).await, Event::Pause(_)) {}
     (agent, events, provider)
 }
 
@@ -348,7 +348,7 @@ async fn cancel_paused_discards_and_resume_is_refused() {
     assert_eq!(staged.as_ref().unwrap().content, "next".into());
     let resumed = agent.resume("t2", Decision::Execute).await;
     assert!(matches!(resumed, Err(AgentError::NotPaused(Status::Idle))));
-    assert_eq!(agent.snapshot().await.unwrap().pause, None);
+    assert_eq!(agent.snapshot().await.unwrap().pauses, []);
 }
 
 #[tokio::test(start_paused = true)]
@@ -378,13 +378,13 @@ async fn interrupt_paused_all_tool_uses_answered_as_interrupted() {
 #[tokio::test(start_paused = true)]
 async fn snapshot_paused_has_the_tool_use_and_the_reason() {
     let (agent, _, _) = paused().await;
-    let snapshot = agent.snapshot().await.unwrap();
+    let mut snapshot = agent.snapshot().await.unwrap();
     assert_eq!(snapshot.status, Status::Paused);
-    let pause = snapshot.pause.unwrap();
+    let pause = snapshot.pauses.remove(0);
     assert_eq!((pause.tool_use.id.as_str(), &pause.reason), ("t2", &json!("may I?")));
     assert_eq!(pause.tool_use.input, json!({ "q": 1 }));
     let joined = agent.subscribe().await.unwrap();
-    assert_eq!(joined.snapshot().unwrap().pause.as_ref().unwrap().tool_use.id, "t2".into());
+    assert_eq!(joined.snapshot().unwrap().pauses[0].tool_use.id, "t2".into());
     // A paused agent is not idle.
     super::rig::unanswered(agent.wait_until_idle()).await;
 }
@@ -447,8 +447,8 @@ async fn interrupt_or_cancel_while_paused_on_a_providers_question_ends_the_run()
         let agent = builder.callbacks(Deferring).start().await.unwrap();
         let mut events = agent.subscribe().await.unwrap();
         agent.prompt("Hi").await.unwrap();
-        while !matches!(&*next(&mut events).await, Event::Pause { .. }) {}
-        assert_eq!(agent.snapshot().await.unwrap().pause.unwrap().tool_use.id, "q1".into());
+        while !matches!(&*next(&mut events).await, Event::Pause(_)) {}
+        assert_eq!(agent.snapshot().await.unwrap().pauses.remove(0).tool_use.id, "q1".into());
         if interrupt {
             answered(agent.interrupt()).await.unwrap();
             assert_eq!(outcome(&mut events).await.text(), "Let me see.");

@@ -113,24 +113,37 @@ async fn handle_tool_use_pause_holds_the_other_uses_and_reports_the_reason() {
     });
     let (mut agent, _, log) = agent_with(&["a", "b", "c"], hooks).await;
     agent.agent.prompt("Go").await.unwrap();
-    let events = agent.until("pause").await;
+    let events = agent.until("pause(1)").await;
     let order = names(&events);
-    assert_eq!(order[order.len() - 3..], ["step", "status(paused)", "pause"]);
-    let Event::Pause { tool_use, reason } = &**events.last().unwrap() else { unreachable!() };
+    assert_eq!(order[order.len() - 3..], ["step", "status(paused)", "pause(1)"]);
+    let Event::Pause(Pause { tool_use, reason, .. }) = &**events.last().unwrap() else { unreachable!() };
     assert_eq!((tool_use.id.as_str(), reason), ("1", &json!({ "ask": "Bob" })));
-    assert_eq!(asked.all(), ["a", "b"]);
+    assert_eq!(asked.all(), ["a", "b", "c"], "all uses are asked about before the pause");
     assert!(log.all().is_empty(), "no tool runs before all uses are decided");
     agent.check().await;
-    let snapshot = agent.agent.snapshot().await.unwrap();
-    let Pause { tool_use, reason, .. } = snapshot.pause.unwrap();
+    let mut snapshot = agent.agent.snapshot().await.unwrap();
+    let Pause { tool_use, reason, .. } = snapshot.pauses.remove(0);
     assert_eq!((tool_use.id.as_str(), reason), ("1", json!({ "ask": "Bob" })));
     assert_eq!(agent.agent.status().await.unwrap(), Status::Paused);
 
     agent.agent.resume("1", Decision::Execute).await.unwrap();
     let order = names(&agent.end().await);
     assert_eq!(
-        order[..5],
-        ["status(busy)", "tool_result(0)", "tool_result(1)", "tool_result(2)", "message(user)"]
+        order[..12],
+        [
+            "status(busy)",
+            "decided(1)",
+            "tool_start(0)",
+            "tool_start(1)",
+            "tool_start(2)",
+            "tool_end(0)",
+            "tool_end(1)",
+            "tool_end(2)",
+            "tool_result(0)",
+            "tool_result(1)",
+            "tool_result(2)",
+            "message(user)"
+        ]
     );
     assert_eq!(
         asked.all(),
@@ -141,14 +154,14 @@ async fn handle_tool_use_pause_holds_the_other_uses_and_reports_the_reason() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn handle_tool_use_pause_twice_in_a_step_waits_twice() {
+async fn handle_tool_use_pause_twice_in_a_step_waits_for_both() {
     let hooks = Hooks::new().on_tool_use(|tool_use, _| ToolDecision::Pause(json!(tool_use.name)));
     let (mut agent, _, log) = agent_with(&["a", "b"], hooks).await;
     agent.agent.prompt("Go").await.unwrap();
-    agent.until("pause").await;
+    let order = names(&agent.until("pause(1)").await);
+    assert_eq!(order[order.len() - 3..], ["status(paused)", "pause(0)", "pause(1)"]);
     agent.agent.resume("0", Decision::Execute).await.unwrap();
-    let events = agent.until("pause").await;
-    assert_eq!(names(&events), ["status(busy)", "status(paused)", "pause"]);
+    assert_eq!(names(&agent.until("decided(0)").await), ["decided(0)"]);
     let late = agent.agent.resume("0", Decision::Execute).await.unwrap_err();
     assert!(matches!(late, AgentError::StaleResume { .. }), "{late:?}");
     agent.agent.resume("1", Decision::reject("No.")).await.unwrap();
@@ -175,7 +188,7 @@ async fn resume_accepts_every_decision() {
         let hooks = Hooks::new().deciding([("look", ToolDecision::Pause(Value::Null))]);
         let (mut agent, _, log) = agent_with(&["look"], hooks).await;
         agent.agent.prompt("Go").await.unwrap();
-        agent.until("pause").await;
+        agent.until("pause(0)").await;
         agent.agent.resume("0", decision).await.unwrap();
         let results = results(&agent.end().await);
         assert_eq!(log.all(), ran);
@@ -190,8 +203,8 @@ async fn resume_of_a_tool_without_a_handler_gives_the_model_the_result() {
     let hooks = Hooks::new().deciding([("ask_user", ToolDecision::Pause(json!("Blue or red?")))]);
     let mut agent = Watched::start(builder.tool(declared("ask_user")).callbacks(hooks)).await;
     agent.agent.prompt("Go").await.unwrap();
-    let events = agent.until("pause").await;
-    let Event::Pause { tool_use, reason } = &**events.last().unwrap() else { unreachable!() };
+    let events = agent.until("pause(0)").await;
+    let Event::Pause(Pause { tool_use, reason, .. }) = &**events.last().unwrap() else { unreachable!() };
     assert_eq!((&*tool_use.name, reason), ("ask_user", &json!("Blue or red?")));
     let answer = ToolResult::ok(tool_use, "Red.");
     agent.agent.resume(tool_use.id.clone(), Decision::Provide(answer)).await.unwrap();
@@ -219,10 +232,10 @@ async fn resume_when_not_paused_is_an_error() {
     let busy = agent.agent.resume("0", Decision::Execute).await.unwrap_err();
     assert!(matches!(busy, AgentError::NotPaused(Status::Busy)), "{busy:?}");
     gate.open();
-    agent.until("pause").await;
+    agent.until("pause(0)").await;
     let stale = agent.agent.resume("7", Decision::Execute).await.unwrap_err();
     let AgentError::StaleResume { waiting, given } = stale else { panic!("{stale:?}") };
-    assert_eq!((waiting.as_str(), given.as_str()), ("0", "7"));
+    assert_eq!((waiting[0].as_str(), given.as_str()), ("0", "7"));
     assert_eq!(agent.agent.status().await.unwrap(), Status::Paused, "a stale resume decides nothing");
     agent.agent.resume("0", Decision::Execute).await.unwrap();
     agent.end().await;
@@ -236,12 +249,12 @@ async fn resume_repeated_is_stale_although_the_model_uses_the_id_again() {
     let hooks = Hooks::new().deciding([("look", ToolDecision::Pause(Value::Null))]);
     let mut agent = Watched::start(builder.tool(noting("look", &log)).callbacks(hooks)).await;
     agent.agent.prompt("Go").await.unwrap();
-    agent.until("pause").await;
+    agent.until("pause(0)").await;
     agent.agent.resume("0", Decision::Execute).await.unwrap();
     let events = agent.until("pause").await;
     let again = agent.agent.resume("0", Decision::Execute).await.unwrap_err();
     assert!(matches!(again, AgentError::StaleResume { .. }), "{again:?}");
-    let Event::Pause { tool_use, .. } = &**events.last().unwrap() else { unreachable!() };
+    let Event::Pause(Pause { tool_use, .. }) = &**events.last().unwrap() else { unreachable!() };
     agent.agent.resume(tool_use.id.clone(), Decision::reject("Enough.")).await.unwrap();
     agent.end().await;
     assert_eq!(log.all().len(), 1);

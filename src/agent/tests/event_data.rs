@@ -3,11 +3,12 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::{
-    agent::{Event, Failure, Prompt, Snapshot, Status, TurnOutcome},
-    message::{Attachment, Message, ProviderItem, Text, Thinking, ToolResult, ToolUse},
+    agent::{Decided, Event, Expiry, Failure, Pause, Prompt, Snapshot, Status, TurnOutcome},
+    message::{Attachment, Message, ProviderItem, Text, Thinking, Timestamp, ToolResult, ToolUse, TurnId},
     provider::{ErrorKind, Options, ProviderError},
     subscription::{EndReason, EventId, Numbered, Update},
     testing::Step,
+    tool::Decision,
 };
 use serde_json::json;
 
@@ -21,7 +22,11 @@ fn tool_use() -> ToolUse {
     ToolUse::new("t1", "echo", input).with_malformed("{").with_signature("s")
 }
 
-/// Returns events with awkward values. These events are built without a run.
+fn turn() -> TurnId {
+    TurnId::new(u128::MAX - 1)
+}
+
+/// Events with awkward values that are built without a run.
 fn awkward_events() -> Vec<Event> {
     let thinking = Thinking::new("t").with_signature("s").with_redacted("r");
     let attachment = Attachment::base64("image/png", "AAAA").named("a.png");
@@ -42,11 +47,36 @@ fn awkward_events() -> Vec<Event> {
         Event::ToolUseEnd { index: 3, content: tool_use() },
         Event::Attachment { index: 4, content: attachment },
         Event::ProviderItem { index: 5, content: ProviderItem::new("f", json!({ "type": "step" })) },
-        Event::Message { message: Arc::new(Message::user("Hi")), step: u32::MAX },
+        Event::Message {
+            message: Arc::new(Message::user("Hi")),
+            step: u32::MAX,
+            turn: turn(),
+            run: u32::MAX,
+        },
         Event::ToolProgress { tool_use_id: "t1".into(), data: json!(null) },
         Event::ToolResult { result: ToolResult::error(&tool_use(), "no"), input: Some(json!({})) },
         Event::ToolResult { result: ToolResult::ok(&tool_use(), Text::new("yes")), input: None },
-        Event::Pause { tool_use: tool_use(), reason: json!({ "type": "pause", "id": 1 }) },
+        Event::Pause(Pause {
+            turn: turn(),
+            tool_use: tool_use(),
+            input_replaced: true,
+            reason: json!({ "type": "pause", "id": 1 }),
+            expiry: Some(Box::new(Expiry {
+                after: Duration::MAX,
+                at: Timestamp(u64::MAX),
+                decision: Decision::Execute,
+            })),
+        }),
+        Event::Decided(Decided {
+            turn: turn(),
+            tool_use_id: "t1".into(),
+            decision: Decision::reject("No."),
+            by: Some("ann".into()),
+            expired: true,
+            at: Timestamp(1),
+        }),
+        Event::ToolStart { tool_use_id: "t1".into(), input: Some(json!({ "type": "start" })) },
+        Event::ToolEnd { tool_use_id: "t1".into(), is_error: true },
         Event::Retry { failure: Failure::Provider { error }, delay: Duration::new(3, 7), pending: 2 },
         Event::Retry {
             failure: Failure::TimeLimit { limit: Duration::MAX },

@@ -140,10 +140,10 @@ async fn interrupt_while_paused_decided_results_kept_and_others_not_run() {
     ]);
     let agent = scripted([step]).1.tool(tool).callbacks(hooks).start().await.unwrap();
     let mut events = begun(&agent).await;
-    while !matches!(&*next(&mut events).await, Event::Pause { .. }) {}
+    while !matches!(&*next(&mut events).await, Event::Pause(_)) {}
     let answer = ToolResult::ok(&ToolUse::new("t1", "ask", json!({})), Text::new("the red one"));
     agent.resume("t1", Decision::Provide(answer)).await.unwrap();
-    while !matches!(&*next(&mut events).await, Event::Pause { .. }) {}
+    while !matches!(&*next(&mut events).await, Event::Pause(_)) {}
     answered(agent.interrupt()).await.unwrap();
     let (response, _) = kept(&mut events).await;
     let results = results(&response);

@@ -181,12 +181,13 @@ impl Watched {
         event
     }
 
-    /// Returns the events up to and including the first with this name.
+    /// Returns the events up to and including the first with this name. The id in a name can be left out.
     pub(crate) async fn until(&mut self, last: &str) -> Vec<Arc<Event>> {
         let mut seen = Vec::new();
         loop {
             let event = self.next().await;
-            let done = name(&event) == last;
+            let name = name(&event);
+            let done = name == last || name.split('(').next() == Some(last);
             assert!(done || !ends_run(&event), "the run ended before {last}: {:?}", names(&seen));
             seen.push(event);
             if done {
@@ -220,7 +221,7 @@ impl Watched {
         assert_eq!((view.status, view.step), (truth.status, truth.step));
         assert_eq!(view.state.history, truth.state.history);
         assert_eq!((view.pending, view.partial), (truth.pending, truth.partial));
-        assert_eq!((view.pause, view.staged), (truth.pause, truth.staged));
+        assert_eq!((view.pauses, view.staged), (truth.pauses, truth.staged));
     }
 
     /// The committed history in short form: texts, and the ids of tool uses and results.
@@ -304,7 +305,7 @@ pub(crate) fn tokens(count: u64) -> Usage {
 }
 
 /// A tool that logs its calls as `name input` and answers `name done`.
-pub(crate) fn noting(name: &'static str, log: &Log<String>) -> impl Tool {
+pub(crate) fn noting(name: &'static str, log: &Log<String>) -> impl Tool + use<> {
     let log = log.clone();
     tool_fn(name, "Notes its call.", move |input: serde_json::Value, _: ToolContext| {
         let log = log.clone();

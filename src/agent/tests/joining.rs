@@ -5,8 +5,8 @@ use std::{sync::Arc, time::Duration};
 
 use crate::{
     agent::{
-        Agent, AgentCallbacks, AgentSubscription, ErrorDecision, Event, Failure, Prompt, Response, Snapshot,
-        State, ToolDecision, TurnDecision,
+        Agent, AgentCallbacks, AgentSubscription, ErrorDecision, Event, Failure, Pause, Prompt, Response,
+        Snapshot, State, ToolDecision, TurnDecision,
     },
     message::{Attachment, ProviderItem, Role, ToolUse},
     provider::{BlockStart, Delta, ErrorKind, Part, ProviderError, Request, StopReason},
@@ -145,7 +145,7 @@ async fn play(agent: Agent) {
     loop {
         let Some(Update::Event(numbered)) = answered(events.next()).await else { panic!() };
         match &*numbered.event {
-            Event::Pause { tool_use, .. } => {
+            Event::Pause(Pause { tool_use, .. }) => {
                 dawdle().await;
                 agent.resume(tool_use.id.clone(), Decision::Execute).await.unwrap();
             }

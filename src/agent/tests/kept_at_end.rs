@@ -26,7 +26,7 @@ async fn paused_after_a_step() -> (Agent, AgentSubscription) {
     let agent = scripted(steps).1.tool(echo()).callbacks(hooks).start().await.unwrap();
     let mut events = agent.subscribe().await.unwrap();
     agent.prompt("Hi").await.unwrap();
-    while !matches!(&*next(&mut events).await, Event::Pause { .. }) {}
+    while !matches!(&*next(&mut events).await, Event::Pause(_)) {}
     (agent, events)
 }
 

@@ -46,7 +46,7 @@ async fn declared_tool_stops_the_turn_and_none_of_the_step_runs() {
     let mut agent = Watched::start(builder.callbacks(hooks)).await;
     let events = agent.run("Go").await;
     let names = names(&events);
-    assert_eq!(names[names.len() - 4..], ["message(assistant)", "step", "status(idle)", "turn(stop)"]);
+    assert_eq!(names[names.len() - 4..], ["step", "decided(d)", "status(idle)", "turn(stop)"]);
     assert!(log.all().is_empty());
     let response = stopped(&events);
     assert_eq!(response.stop_reason, StopReason::ToolUse);

@@ -26,7 +26,7 @@ async fn queries_in_any_phase_answered() {
         assert_eq!((state.status(), state.history().len()), (Status::Busy, 0), "{amid:?}");
         assert_eq!(state.config().system, None, "{amid:?}: a callback's edits apply when it returns");
         let snapshot = answered(agent.snapshot()).await.unwrap();
-        assert_eq!((snapshot.status, snapshot.pause.is_none()), (Status::Busy, true), "{amid:?}");
+        assert_eq!((snapshot.status, snapshot.pauses.is_empty()), (Status::Busy, true), "{amid:?}");
         assert_eq!(snapshot.pending.first().unwrap().text(), "Hi", "{amid:?}");
         let joined = answered(agent.subscribe()).await.unwrap();
         assert_eq!(**joined.snapshot().unwrap(), snapshot, "{amid:?}");

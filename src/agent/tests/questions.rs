@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::{
-    agent::{Agent, AgentError, Event, Failure, Status, ToolDecision},
+    agent::{Agent, AgentError, Event, Failure, Pause, Status, ToolDecision},
     message::{ToolResult, ToolUse},
     provider::{
         BlockStart, Delta, DeltaStream, Model, Part, Provider, ProviderError, Request, RequestContext,
@@ -77,22 +77,23 @@ async fn question_paused_waits_for_resume_while_the_stream_stays_open() {
     agent.agent.prompt("Go").await.unwrap();
     let events = agent.until("pause").await;
     let order = names(&events);
-    assert_eq!(order[order.len() - 3..], ["text_delta", "status(paused)", "pause"]);
-    let Event::Pause { tool_use, reason } = &**events.last().unwrap() else { unreachable!() };
+    assert_eq!(order[order.len() - 3..], ["text_delta", "status(paused)", "pause(q1)"]);
+    let Event::Pause(Pause { tool_use, reason, .. }) = &**events.last().unwrap() else { unreachable!() };
     assert_eq!((tool_use, reason), (&question("q1"), &json!("sure?")));
     agent.check().await;
-    let pause = agent.agent.snapshot().await.unwrap().pause.unwrap();
+    let pause = agent.agent.snapshot().await.unwrap().pauses.remove(0);
     assert_eq!((pause.tool_use, pause.reason), (question("q1"), json!("sure?")));
 
     let stale = agent.agent.resume("q2", Decision::Execute).await.unwrap_err();
     assert!(matches!(stale, AgentError::StaleResume { .. }), "{stale:?}");
     agent.agent.resume("q1", Decision::Execute).await.unwrap();
-    assert_eq!(names(&agent.until("pause").await), ["status(busy)", "status(paused)", "pause"]);
+    let order = names(&agent.until("pause").await);
+    assert_eq!(order, ["status(busy)", "decided(q1)", "status(paused)", "pause(q2)"]);
     let stale = agent.agent.resume("q1", Decision::Execute).await.unwrap_err();
     assert!(matches!(stale, AgentError::StaleResume { .. }), "{stale:?}");
     agent.agent.resume("q2", Decision::reject("No.")).await.unwrap();
     let events = agent.end().await;
-    assert_eq!(names(&events)[..2], ["status(busy)", "text_delta"]);
+    assert_eq!(names(&events)[..3], ["status(busy)", "decided(q2)", "text_delta"]);
     assert_eq!(stopped(&events).text(), "Let me see.");
     assert_eq!(provider.decisions(), [Decision::Execute, Decision::reject("No.")]);
     assert_eq!(provider.requests().len(), 1);

@@ -138,7 +138,7 @@ async fn race(round: u32) {
             match agent.status().await.unwrap() {
                 Status::Idle => break,
                 Status::Paused => {
-                    if let Some(pause) = agent.snapshot().await.unwrap().pause {
+                    for pause in agent.snapshot().await.unwrap().pauses {
                         let _ = agent.resume(pause.tool_use.id, Decision::reject("no")).await;
                     }
                 }

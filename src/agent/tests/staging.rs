@@ -133,7 +133,7 @@ async fn prompt_while_paused_is_staged() {
     agent.until("pause").await;
     let accepted = agent.agent.prompt("And now").await.unwrap();
     assert_eq!(accepted, Accepted::Staged { replaced: None });
-    assert!(agent.agent.snapshot().await.unwrap().pause.is_some(), "still paused");
+    assert!(agent.agent.snapshot().await.unwrap().pauses.len() == 1, "still paused");
     agent.agent.resume("a", Decision::Execute).await.unwrap();
     let events = agent.end().await;
     assert_eq!(turns(&events).len(), 2);

@@ -66,6 +66,10 @@ pub(crate) fn name(event: &Event) -> String {
         Event::Turn(_) => "turn(continue)".into(),
         Event::Status { status } => format!("status({status:?})").to_lowercase(),
         Event::ToolResult { result, .. } => format!("tool_result({})", result.tool_use_id),
+        Event::ToolStart { tool_use_id, .. } => format!("tool_start({tool_use_id})"),
+        Event::ToolEnd { tool_use_id, .. } => format!("tool_end({tool_use_id})"),
+        Event::Decided(decided) => format!("decided({})", decided.tool_use_id),
+        Event::Pause(pause) => format!("pause({})", pause.tool_use.id),
         other => serde_json::to_value(other).unwrap()["type"].as_str().unwrap().to_owned(),
     }
 }

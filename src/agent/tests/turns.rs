@@ -105,6 +105,8 @@ async fn prompt_with_tools_events_in_order() {
             "tool_use_end",
             "message(assistant)",
             "step",
+            "tool_start(a)",
+            "tool_end(a)",
             "tool_result(a)",
             "message(user)",
             "text_start",

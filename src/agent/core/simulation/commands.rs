@@ -9,11 +9,12 @@ use crate::actor::random::Rng;
 use crate::{
     agent::{
         AgentError, Event, Prompt,
-        core::{Accepted, Core},
+        core::{Accepted, Core, Resume},
         phase::Stage,
     },
     message::{
-        Blocks, Content, History, Message, Text, Timestamp, ToolResult, ToolUse, answer_open_tool_uses,
+        Blocks, Content, History, Message, Text, Timestamp, ToolResult, ToolUse, ToolUseId,
+        answer_open_tool_uses,
     },
     provider::Options,
     tool::Decision,
@@ -45,7 +46,7 @@ pub(super) fn random_decision(rng: &mut Rng) -> Decision {
 
 impl World {
     pub(super) fn command(&mut self) -> Check {
-        if self.model.waiting.is_some() && self.rng.percent(50) {
+        if !self.model.waiting.is_empty() && self.rng.percent(50) {
             return self.resume();
         }
         match self.rng.below(24) {
@@ -159,35 +160,50 @@ impl World {
         let mut spent: Vec<_> = self.model.spent.iter().cloned().collect();
         spent.sort();
         spent.push("never".into());
-        let id = match &waiting {
-            Some(id) if self.friendly || self.rng.percent(70) => id.clone(),
-            _ => self.rng.pick(&spent),
-        };
+        let valid = !waiting.is_empty() && (self.friendly || self.rng.percent(70));
+        let id = self.rng.pick(if valid { &waiting } else { &spent });
         let decision = random_decision(&mut self.rng);
+        let by: Option<Arc<str>> = self.rng.percent(50).then(|| "somebody".into());
         self.note(|| format!("resume {id} {decision:?}"));
-        let in_stream = matches!(self.core.phase().stage(), Some(Stage::Streaming { .. }));
-        let given = decision.clone();
-        let (resumed, effects) = self.feed(|core, cx| core.resume(&id, given, cx));
-        match (waiting, resumed) {
-            (Some(waiting), Ok(())) => {
-                ensure!(waiting == id, "a stale resume of {id} applies to {waiting}");
-                if in_stream {
-                    self.answer = Some(decision);
-                } else {
-                    self.desk.decided(decision)?;
-                }
+        self.in_stream = matches!(self.core.phase().stage(), Some(Stage::Streaming { .. }));
+        let resume = Resume { tool_use: id.clone(), decision: decision.clone(), by: by.clone() };
+        let (resumed, effects) = self.feed(|core, cx| core.resume(resume, cx));
+        match resumed {
+            Ok(()) => {
+                ensure!(waiting.contains(&id), "a stale resume of {id} succeeds, but {waiting:?} wait");
+                self.expect_decision(&id, decision, by, false)?;
             }
-            (Some(waiting), Err(error)) => {
-                let given = id.clone();
-                ensure!(waiting != id, "a resume of {id}, which waits, fails: {error:?}");
-                same_error(&AgentError::StaleResume { waiting, given }, &error, effects.is_empty())?;
-            }
-            (None, Err(error)) => {
+            Err(error) if waiting.is_empty() => {
                 same_error(&AgentError::NotPaused(self.model.status), &error, effects.is_empty())?;
             }
-            (None, Ok(())) => return Err(format!("a resume of {id} succeeds, but nothing waits")),
+            Err(error) => {
+                ensure!(!waiting.contains(&id), "a resume of {id}, which waits, fails: {error:?}");
+                let expected = AgentError::StaleResume { waiting, given: id };
+                ensure!(format!("{expected:?}") == format!("{error:?}"), "{error:?}, not {expected:?}");
+                same_error(&expected, &error, effects.is_empty())?;
+            }
         }
         self.perform_all(effects)
+    }
+
+    /// Records that this decision about a tool use that waits must be emitted and applied.
+    pub(super) fn expect_decision(
+        &mut self,
+        id: &ToolUseId,
+        decision: Decision,
+        by: Option<Arc<str>>,
+        expired: bool,
+    ) -> Check {
+        let decision = match (decision, self.model.replaced.get(id)) {
+            (Decision::Execute, Some(input)) => Decision::ExecuteWith(input.clone()),
+            (other, _) => other,
+        };
+        self.model.decided = Some((id.clone(), decision.clone(), by, expired));
+        if self.in_stream {
+            self.answer = Some(decision);
+            return Ok(());
+        }
+        self.desk.resumed(id, decision)
     }
 
     fn cancel(&mut self) -> Check {

@@ -36,7 +36,10 @@ impl Kept {
         let (kept, fresh) = (&self.0, snapshot(core, config));
         ensure!(kept.status == fresh.status, "status: {:?}, not {:?}", kept.status, fresh.status);
         ensure!(kept.pending == fresh.pending, "pending: {:?}, not {:?}", kept.pending, fresh.pending);
-        ensure!(kept.pause == fresh.pause, "pause: {:?}, not {:?}", kept.pause, fresh.pause);
+        ensure!(kept.pauses == fresh.pauses, "pauses: {:?}, not {:?}", kept.pauses, fresh.pauses);
+        ensure!(kept.tools == fresh.tools, "tools: {:?}, not {:?}", kept.tools, fresh.tools);
+        ensure!(kept.turn == fresh.turn, "turn: {:?}, not {:?}", kept.turn, fresh.turn);
+        ensure!(kept.run == fresh.run, "run: {}, not {}", kept.run, fresh.run);
         ensure!(kept.state == fresh.state, "the state differs");
         ensure!(kept.step == fresh.step, "step: {}, not {}", kept.step, fresh.step);
         ensure!(kept.partial == fresh.partial, "partial: {:?}, not {:?}", kept.partial, fresh.partial);

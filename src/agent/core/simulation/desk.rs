@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::{Check, ensure};
 use crate::{
     agent::{Event, Response, phase::ToolCall},
-    message::{Role, ToolResult, ToolUse},
+    message::{Role, ToolResult, ToolUse, ToolUseId},
     provider::StopReason,
     tool::{Decision, ToolSet},
 };
@@ -16,7 +16,12 @@ use crate::{
 #[derive(Default)]
 pub(super) struct Desk {
     uses: Vec<ToolUse>,
-    decisions: Vec<Decision>,
+    /// The decisions, by index. `None` for a tool use that waits.
+    decisions: Vec<Option<Decision>>,
+    /// The tools whose start was emitted, with the changed input.
+    started: Vec<(ToolUseId, Option<Value>)>,
+    /// A tool that has just ended, and whether its result is an error.
+    ended: Option<(ToolUseId, bool)>,
     ran: bool,
     /// The results of the tools, by index.
     results: Vec<Option<ToolResult>>,
@@ -49,8 +54,19 @@ impl Desk {
         Ok(())
     }
 
-    /// Records a decision of `handle_tool_use` or `resume`.
-    pub(super) fn decided(&mut self, decision: Decision) -> Check {
+    /// Records a decision of `resume`.
+    pub(super) fn resumed(&mut self, id: &ToolUseId, decision: Decision) -> Check {
+        ensure!(self.decisions.len() == self.uses.len(), "a resume before all tool uses have answers");
+        let mut places = self.uses.iter().zip(&mut self.decisions);
+        let (_, place) =
+            places.find(|(tool_use, _)| tool_use.id == *id).ok_or("a resume of a foreign use")?;
+        let before = place.replace(decision);
+        ensure!(before.is_none(), "{id} was already decided: {before:?}");
+        Ok(())
+    }
+
+    /// Records the answer of `handle_tool_use`.
+    pub(super) fn decided(&mut self, decision: Option<Decision>) -> Check {
         ensure!(self.decisions.len() < self.uses.len(), "a decision without a tool use");
         self.decisions.push(decision);
         Ok(())
@@ -59,10 +75,12 @@ impl Desk {
     /// Checks a request to run tools.
     pub(super) fn run(&mut self, calls: &[ToolCall], tools: &ToolSet) -> Check {
         ensure!(!self.ran, "the tools of a step run twice");
-        ensure!(self.decisions.len() == self.uses.len(), "tools run before all tool uses are decided");
+        let decided = self.decisions.iter().flatten().count();
+        ensure!(decided == self.uses.len(), "tools run before all tool uses are decided");
         self.ran = true;
         let mut expected = Vec::new();
-        for (slot, (tool_use, decision)) in self.uses.iter().zip(&self.decisions).enumerate() {
+        for (slot, (tool_use, decision)) in self.uses.iter().zip(self.decisions.iter().flatten()).enumerate()
+        {
             let has_handler = tools.get(&tool_use.name).is_none_or(|tool| tool.has_handler());
             ensure!(has_handler || !runs(decision), "tools run although {tool_use:?} has no handler");
             match decision {
@@ -76,6 +94,11 @@ impl Desk {
         }
         let given = calls.iter().map(|call| (call.slot, call.tool_use.clone()));
         ensure!(!calls.is_empty() && given.eq(expected), "the calls are {calls:?}");
+        let starts = self.started.iter().map(|(id, _)| id);
+        ensure!(calls.iter().map(|call| &call.tool_use.id).eq(starts), "the starts are {:?}", self.started);
+        for ((_, input), call) in self.started.iter().zip(calls) {
+            self.ran_with(call.slot, input.as_ref())?;
+        }
         for call in calls {
             let fresh = self.keys.insert(Arc::clone(&call.idempotency_key));
             ensure!(fresh, "the idempotency key of {call:?} is not new");
@@ -85,17 +108,27 @@ impl Desk {
 
     /// Records the result of a tool.
     pub(super) fn done(&mut self, slot: usize, result: &ToolResult) {
-        self.results[slot] = Some(answer(&self.uses[slot], result));
+        let result = answer(&self.uses[slot], result);
+        self.ended = Some((result.tool_use_id.clone(), result.is_error));
+        self.results[slot] = Some(result);
+    }
+
+    /// Checks that the end of a tool was emitted.
+    pub(super) fn check_ended(&self) -> Check {
+        ensure!(self.ended.is_none(), "the end of {:?} was not emitted", self.ended);
+        Ok(())
     }
 
     /// Checks a call of `handle_tool_result`.
     pub(super) fn reviews(&mut self, result: &ToolResult) -> Check {
         let index = self.reviewed.len();
-        let (Some(tool_use), Some(_)) = (self.uses.get(index), self.decisions.get(self.uses.len() - 1))
+        let (Some(tool_use), Some(_)) =
+            (self.uses.get(index), self.decisions.get(self.uses.len() - 1).and_then(Option::as_ref))
         else {
             return Err(format!("{result:?} is reviewed before all tool uses are decided"));
         };
         for (decision, result) in self.decisions.iter().zip(&self.results) {
+            let decision = decision.as_ref().ok_or("a review before all tool uses are decided")?;
             ensure!(!runs(decision) || result.is_some(), "a review before all tools have finished");
         }
         let expected = self.unreviewed(index, tool_use).ok_or("a review without a result")?;
@@ -106,7 +139,7 @@ impl Desk {
 
     /// Returns the unreviewed result, which was given by a decision or returned by a tool.
     fn unreviewed(&self, index: usize, tool_use: &ToolUse) -> Option<ToolResult> {
-        match self.decisions.get(index)? {
+        match self.decisions.get(index)?.as_ref()? {
             Decision::Reject(reason) => Some(ToolResult::error(tool_use, reason.as_str())),
             Decision::Provide(result) => Some(answer(tool_use, result)),
             _ => self.results[index].clone(),
@@ -128,7 +161,7 @@ impl Desk {
         }
         ensure!(!self.ran && self.told == 0, "tool uses are left to the application after their tools ran");
         ensure!(response.stop_reason == StopReason::ToolUse, "{} with open uses", response.stop_reason);
-        let decided = self.uses.iter().zip(&self.decisions);
+        let decided = self.uses.iter().zip(self.decisions.iter().flatten());
         let lacks_handler =
             |tool_use: &ToolUse| tools.get(&tool_use.name).is_some_and(|tool| !tool.has_handler());
         let reason = decided.clone().any(|(tool_use, decision)| runs(decision) && lacks_handler(tool_use));
@@ -158,6 +191,15 @@ impl Desk {
                 self.clear(message.tool_uses().cloned().collect());
             }
             Event::Message { .. } | Event::Retry { .. } => self.clear(Vec::new()),
+            Event::ToolStart { tool_use_id, input } => {
+                ensure!(!self.ran, "{tool_use_id} starts after the tools of its step");
+                self.started.push((tool_use_id.clone(), input.clone()));
+            }
+            Event::ToolEnd { tool_use_id, is_error } => {
+                let ended = self.ended.take();
+                let given = Some((tool_use_id.clone(), *is_error));
+                ensure!(ended == given, "the end {given:?} is emitted, not {ended:?}");
+            }
             Event::ToolResult { result, input } => return self.tells(result, input.as_ref(), interrupting),
             _ => {}
         }
@@ -188,7 +230,7 @@ impl Desk {
     /// input.
     fn ran_with(&self, index: usize, input: Option<&Value>) -> Check {
         let ran_with = match &self.decisions[index] {
-            Decision::ExecuteWith(input) => Some(input),
+            Some(Decision::ExecuteWith(input)) => Some(input),
             _ => None,
         };
         ensure!(input == ran_with, "the event's input is {input:?}, not {ran_with:?}");

@@ -1,12 +1,19 @@
 //! Checks the events on their own: their order, the messages of each turn, and the ends of runs.
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use serde_json::Value;
 
 use super::{Check, blocks::Block, ensure, outputs::Outputs};
 use crate::{
-    agent::{Config, Event, Failure, Prompt, Response, Status, core::Core},
-    message::{Blocks, Content, History, Message, Role, ToolUseId, Usage, answer_open_tool_uses},
+    agent::{Config, Decided, Event, Failure, Pause, Prompt, Response, Status, core::Core},
+    message::{Blocks, Content, History, Message, Role, ToolUseId, TurnId, Usage, answer_open_tool_uses},
     provider::{self, MessageDelta, StopReason},
+    tool::Decision,
 };
 
 /// The model of one agent, which predicts the agent's events.
@@ -21,8 +28,16 @@ pub(super) struct Model {
     pub(super) run: bool,
     /// Whether the last turn was started by a staged prompt.
     pub(super) took_staged: bool,
-    /// The id of the paused tool use.
-    pub(super) waiting: Option<ToolUseId>,
+    /// The ids of the tool uses that wait for decisions.
+    pub(super) waiting: Vec<ToolUseId>,
+    /// A decision that must be emitted at once.
+    pub(super) decided: Option<(ToolUseId, Decision, Option<Arc<str>>, bool)>,
+    /// The inputs by which `handle_tool_use` replaced those of the model, and the decisions of time limits.
+    pub(super) replaced: HashMap<ToolUseId, Value>,
+    pub(super) on_expiry: HashMap<ToolUseId, Decision>,
+    /// The id of the turn in flight, and the number of the last run.
+    turn_id: Option<TurnId>,
+    runs: u32,
     /// The ids of all tool uses for which a pause was emitted.
     pub(super) spent: HashSet<ToolUseId>,
     pub(super) step: u32,
@@ -235,19 +250,22 @@ impl Model {
             self.owed.is_none() || matches!(event, Event::State(_)),
             "{event:?} before the previous history is restored"
         );
+        if let Event::Message { turn, run, .. } = event {
+            self.numbered(*turn, *run)?;
+        }
         if let Some(status) = self.cause.take() {
             let fits = match (status, event) {
                 (Status::Busy, Event::Message { message, .. }) => message.role == Role::User,
                 (Status::Idle, event) => ends_run(event),
-                (Status::Paused, event) => matches!(event, Event::Pause { .. }),
+                (Status::Paused, event) => matches!(event, Event::Pause(_)),
                 _ => false,
             };
             ensure!(fits, "status {status:?} precedes {event:?}");
         }
         match event {
             Event::Status { status } => self.status(*status),
-            Event::Message { message, step } if message.role == Role::User => self.user(message, *step),
-            Event::Message { message, step } => self.assistant(message, *step),
+            Event::Message { message, step, .. } if message.role == Role::User => self.user(message, *step),
+            Event::Message { message, step, .. } => self.assistant(message, *step),
             Event::Step(response) => self.stepped(response),
             Event::ToolResult { result, .. } => {
                 let interrupting = self.interrupting();
@@ -257,14 +275,25 @@ impl Model {
                 turn.results.push(result.clone().into());
                 Ok(())
             }
-            Event::Pause { tool_use, .. } => {
+            Event::Pause(Pause { tool_use, turn, .. }) => {
                 ensure!(self.status == Status::Paused, "a pause while {:?}", self.status);
-                ensure!(self.waiting.is_none(), "two pauses at once");
+                ensure!(Some(*turn) == self.turn_id, "a pause of turn {turn}");
                 let fresh = self.spent.insert(tool_use.id.clone());
                 ensure!(fresh, "a late resume of {} would apply to a newer call", tool_use.id);
-                self.waiting = Some(tool_use.id.clone());
+                self.waiting.push(tool_use.id.clone());
                 Ok(())
             }
+            Event::Decided(decided) => {
+                ensure!(Some(decided.turn) == self.turn_id, "a decision of turn {}", decided.turn);
+                let Decided { tool_use_id, decision, by, expired, .. } = decided.clone();
+                let given = (tool_use_id, decision, by, expired);
+                let expected = self.decided.take();
+                ensure!(expected.as_ref() == Some(&given), "{given:?} is emitted, not {expected:?}");
+                self.waiting.retain(|id| *id != decided.tool_use_id);
+                Ok(())
+            }
+            // The desk checks these events.
+            Event::ToolStart { .. } | Event::ToolEnd { .. } => Ok(()),
             Event::Retry { pending, failure, .. } => {
                 if matches!(failure, Failure::Output { .. }) {
                     self.asked_again()?;
@@ -292,13 +321,22 @@ impl Model {
         }
     }
 
+    /// Checks the turn's id and the run's number in a message's event.
+    fn numbered(&mut self, turn: TurnId, run: u32) -> Check {
+        self.runs += u32::from(!self.run);
+        ensure!(run == self.runs, "a message of run {run} in run {}", self.runs);
+        let known = self.turn_id.replace(turn);
+        ensure!((known == Some(turn)) == self.turn.is_some(), "a message of {turn} in turn {known:?}");
+        Ok(())
+    }
+
     fn status(&mut self, status: Status) -> Check {
         ensure!(status != self.status, "status {status:?} is emitted twice");
         if (self.status, status) != (Status::Paused, Status::Busy) {
             self.cause = Some(status);
         }
         if self.status == Status::Paused {
-            self.waiting = None;
+            self.waiting.clear();
         }
         self.status = status;
         Ok(())
@@ -447,9 +485,10 @@ impl Model {
         ensure!(self.staged == core.staged, "staged is {:?}, not {:?}", core.staged, self.staged);
         ensure!(self.behind == core.behind, "behind is {:?}, not {:?}", core.behind, self.behind);
         ensure!(self.step == core.step(), "step {} is emitted as {}", core.step(), self.step);
-        let waiting = core.phase().waiting().map(|(tool_use, _)| &tool_use.id);
+        ensure!(self.decided.is_none(), "the decision {:?} was not emitted", self.decided);
+        let waiting: Vec<_> = core.phase().pauses().map(|pause| &pause.tool_use.id).collect();
         ensure!(
-            self.waiting.as_ref() == waiting,
+            self.waiting.iter().eq(waiting.iter().copied()),
             "the core waits for {waiting:?}, but {:?} was emitted",
             self.waiting
         );

@@ -7,11 +7,12 @@ use serde_json::json;
 use super::{Check, commands::random_decision, ensure, model::Input, world::World};
 use crate::{
     agent::{
-        ErrorDecision, Failure, Prompt, ToolDecision, TurnDecision,
+        ErrorDecision, Failure, Prompt, Status, ToolDecision, TurnDecision,
         core::{Accepted, Call},
         phase::{Op, Stage},
     },
     message::{Blocks, Text, ToolResult, ToolUse},
+    tool::Decision,
 };
 
 impl World {
@@ -29,7 +30,10 @@ impl World {
             self.watch = None;
             return self.input(|core, cx| core.time_over(limit, cx));
         }
-        if self.friendly && self.model.waiting.is_some() {
+        if !self.expiries.is_empty() && self.rng.percent(if self.friendly { 50 } else { 5 }) {
+            return self.expires();
+        }
+        if self.friendly && !self.model.waiting.is_empty() {
             return self.resume();
         }
         // While the provider waits for an answer, a callback and a stream run concurrently.
@@ -95,7 +99,7 @@ impl World {
                 self.model.prepared(wanted.clone());
                 self.input(|core, cx| core.prepared(op, wanted, cx))
             }
-            Call::HandleToolUse(_) => self.tool_decided(op),
+            Call::HandleToolUse(tool_use) => self.tool_decided(op, *tool_use),
             Call::HandleToolResult(result) => self.result_reviewed(op, *result),
             Call::HandleTurn(_) => self.turn_decided(op),
             Call::HandleError(_) => {
@@ -153,21 +157,65 @@ impl World {
         self.kept.configured(&self.config);
     }
 
-    fn tool_decided(&mut self, op: Op) -> Check {
-        let decision = if !self.friendly && self.rng.percent(35) {
-            ToolDecision::Pause(json!({ "reason": self.rng.below(100) }))
-        } else {
-            random_decision(&mut self.rng).into()
-        };
+    fn tool_decided(&mut self, op: Op, tool_use: ToolUse) -> Check {
+        let decision = self.random_tool_decision();
         self.note(|| format!("handle_tool_use: {decision:?}"));
-        if let Ok(decision) = decision.clone().or_pause() {
-            if matches!(self.core.phase().stage(), Some(Stage::Deciding { .. })) {
-                self.desk.decided(decision)?;
-            } else {
-                self.answer = Some(decision);
+        self.model.replaced.remove(&tool_use.id);
+        self.model.on_expiry.remove(&tool_use.id);
+        let approved = !self.config.requires_approval(&tool_use.name);
+        let decided = match decision.clone() {
+            ToolDecision::Execute => approved.then_some(Decision::Execute),
+            ToolDecision::ExecuteWith(input) => {
+                self.model.replaced.insert(tool_use.id.clone(), input.clone());
+                approved.then_some(Decision::ExecuteWith(input))
             }
+            ToolDecision::Approve => Some(Decision::Execute),
+            ToolDecision::Reject(reason) => Some(Decision::Reject(reason)),
+            ToolDecision::Provide(result) => Some(Decision::Provide(result)),
+            ToolDecision::Pause(_) => None,
+            ToolDecision::PauseFor { on_expiry, .. } => {
+                self.model.on_expiry.insert(tool_use.id.clone(), on_expiry);
+                None
+            }
+        };
+        let plain = decision == ToolDecision::Execute;
+        if let Some(decision) = decided.clone().filter(|_| !plain) {
+            self.model.decided = Some((tool_use.id, decision, None, false));
+        }
+        if matches!(self.core.phase().stage(), Some(Stage::Deciding { .. })) {
+            self.desk.decided(decided)?;
+        } else {
+            self.answer = decided;
         }
         self.input(|core, cx| core.tool_decided(op, decision, cx))
+    }
+
+    fn random_tool_decision(&mut self) -> ToolDecision {
+        let pauses = !self.friendly && self.rng.percent(35);
+        let reason = json!({ "reason": self.rng.below(100) });
+        match self.rng.below(10) {
+            0..7 if pauses => ToolDecision::Pause(reason),
+            _ if pauses => {
+                let on_expiry = random_decision(&mut self.rng);
+                ToolDecision::PauseFor { reason, expires_in: Duration::from_secs(60), on_expiry }
+            }
+            0 => ToolDecision::Approve,
+            _ => random_decision(&mut self.rng).into(),
+        }
+    }
+
+    /// Lets the time limit of a pause end.
+    fn expires(&mut self) -> Check {
+        self.in_stream = matches!(self.core.phase().stage(), Some(Stage::Streaming { .. }));
+        let index = self.rng.below(self.expiries.len());
+        let id = self.expiries.swap_remove(index);
+        self.note(|| format!("the pause of {id} expires"));
+        ensure!(self.model.waiting.contains(&id) || self.core.status() != Status::Idle, "a timer is left");
+        if self.model.waiting.contains(&id) {
+            let decision = self.model.on_expiry.get(&id).cloned().ok_or("a pause without a limit expires")?;
+            self.expect_decision(&id, decision, None, true)?;
+        }
+        self.input(|core, cx| core.pause_expired(&id, cx))
     }
 
     fn result_reviewed(&mut self, op: Op, mut result: ToolResult) -> Check {

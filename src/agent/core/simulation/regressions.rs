@@ -7,11 +7,12 @@ use serde_json::json;
 use super::{ends::some_usage, world};
 use crate::{
     agent::{
-        AgentError, Config, ErrorDecision, Event, Prompt, Snapshot, ToolDecision, TurnDecision, TurnOutcome,
-        core::{Context, Core, Effect},
+        AgentError, Config, ErrorDecision, Event, Pause, Prompt, Snapshot, ToolDecision, TurnDecision,
+        TurnOutcome,
+        core::{Context, Core, Effect, Resume},
         phase::{Op, OutputRequirement, Phase},
     },
-    message::{Content, Message, Role, Timestamp, ToolResult, ToolUse, Usage},
+    message::{Content, Message, Role, Timestamp, ToolResult, ToolUse, TurnId, Usage},
     provider::{BlockStart, Delta, MessageDelta, Part, StopReason},
     subscription::EventId,
     tool::{Decision, ToolSet},
@@ -39,7 +40,7 @@ impl Bench {
             now: &|| Timestamp(1),
             config: &self.config,
             tools: &self.tools,
-            turn_id: &|| u128::MAX,
+            turn_id: &|| TurnId::new(u128::MAX),
             hold: &|| None,
             effects: Vec::new(),
         };
@@ -93,8 +94,8 @@ impl Bench {
     }
 
     fn resume(&mut self, id: &str) -> Result<(), AgentError> {
-        let id = id.into();
-        self.feed(|core, cx| core.resume(&id, Decision::reject("no"), cx))
+        let resume = Resume { tool_use: id.into(), decision: Decision::reject("no"), by: None };
+        self.feed(|core, cx| core.resume(resume, cx))
     }
 
     fn time_over(&mut self) {
@@ -116,7 +117,7 @@ impl Bench {
     }
 
     fn waiting(&self) -> &str {
-        self.core.phase().waiting().unwrap().0.id.as_str()
+        self.core.phase().pauses().next().unwrap().tool_use.id.as_str()
     }
 
     fn snapshot(&self) -> Snapshot {
@@ -188,7 +189,7 @@ fn resume_late_for_a_generated_id_is_stale() {
         bench.feed(|core, cx| core.result_reviewed(call, result, cx));
     }
     let waited = bench.events.iter().filter_map(|event| match event {
-        Event::Pause { tool_use, .. } => Some(tool_use.id.as_str()),
+        Event::Pause(Pause { tool_use, .. }) => Some(tool_use.id.as_str()),
         _ => None,
     });
     let [first, second] = waited.collect::<Vec<_>>()[..] else { panic!("expected two pauses") };
@@ -351,7 +352,7 @@ fn phase_through_json_values_keeps_the_turn() {
     let mut phase: Phase = serde_json::from_value(value).unwrap();
     phase.rebase(bench.core.history());
     assert_eq!(phase, *bench.core.phase());
-    assert_eq!(phase.turn().unwrap().id, u128::MAX);
+    assert_eq!(phase.turn().unwrap().id, TurnId::new(u128::MAX));
 }
 
 #[test]

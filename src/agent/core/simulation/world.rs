@@ -10,7 +10,7 @@ use crate::{
         core::{Call, Context, Core, Effect},
         phase::{Op, Phase, Stage, ToolCall},
     },
-    message::{Timestamp, ToolUse},
+    message::{Timestamp, ToolUse, ToolUseId, TurnId},
     provider::{self, DeltaStream, Options, Provider, ProviderError, Request, RequestContext},
     tool::{Decision, Schema, ToolSet, declared_tool_with_schema, tool_fn},
 };
@@ -35,6 +35,10 @@ pub(super) struct World {
     /// The tools that are still running.
     pub(super) tasks: Option<(Op, Vec<ToolCall>)>,
     pub(super) delay: Option<Op>,
+    /// The tool uses whose pauses have time limits.
+    pub(super) expiries: Vec<ToolUseId>,
+    /// Whether the current decision is about a question of the provider.
+    pub(super) in_stream: bool,
     /// The delay that `handle_error` returned.
     pub(super) retry_after: Option<Duration>,
     /// The turn's time limit, and whether its clock is stopped.
@@ -78,6 +82,7 @@ pub(super) fn config() -> Config {
         options: Options::default(),
         max_steps: None,
         turn_timeout: None,
+        approvals: None,
         registry: None,
     }
 }
@@ -109,6 +114,9 @@ impl World {
         let mut rng = Rng::new(seed);
         let mut config = CONFIG.with(Config::clone);
         config.max_steps = rng.pick(&[None, None, Some(2), Some(4)]);
+        if rng.percent(30) {
+            config.require_approval("search");
+        }
         config.turn_timeout = rng.pick(&[None, Some(Duration::from_secs(9))]);
         if rng.percent(40) {
             config.options = OUTPUT.with(Options::clone);
@@ -130,6 +138,8 @@ impl World {
             answer: None,
             tasks: None,
             delay: None,
+            expiries: Vec::new(),
+            in_stream: false,
             retry_after: None,
             watch: None,
             watches: false,
@@ -198,7 +208,7 @@ impl World {
     ) -> (T, Vec<Effect>) {
         self.clock += 1;
         let turn_id = u128::from(self.rng.next()) << 64 | u128::from(self.rng.next());
-        let (now, turn_id) = (Timestamp(self.clock), move || turn_id);
+        let (now, turn_id) = (Timestamp(self.clock), move || TurnId::new(turn_id));
         let reason = self.hold;
         let hold = move || reason.map(str::to_owned);
         let mut cx = Context {
@@ -228,6 +238,7 @@ impl World {
         }
         self.core.check()?;
         ensure!(self.answer.is_none(), "the answer {:?} has no question", self.answer);
+        self.desk.check_ended()?;
         self.check_hands()?;
         self.model.check_rest(&self.core)?;
         self.asks.check_rest(self.model.is_running())?;
@@ -253,7 +264,13 @@ impl World {
                 self.call = Some((op, call));
                 self.begun = false;
             }
+            Effect::Expire(id, after) => {
+                ensure!(after == Duration::from_secs(60), "{id} expires after {after:?}");
+                ensure!(self.core.status() == crate::agent::Status::Paused, "{id} expires without a pause");
+                self.expiries.push(id);
+            }
             Effect::Abort => {
+                self.expiries.clear();
                 (self.call, self.stream, self.question, self.tasks, self.delay) =
                     (None, None, None, None, None);
             }
@@ -287,6 +304,9 @@ impl World {
                 self.watches = true;
             }
             Effect::FreezeWatch(freeze) => {
+                if !freeze {
+                    self.expiries.clear();
+                }
                 if let Some((_, frozen)) = &mut self.watch {
                     *frozen = freeze;
                 }

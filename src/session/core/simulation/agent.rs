@@ -7,7 +7,7 @@ use serde_json::json;
 use crate::actor::random::Rng;
 use crate::{
     agent::{Config, Event, Failure, Opening, Prompt, Response, Status, TurnOutcome},
-    message::{Content, History, Message, Role, Text, Timestamp, ToolResult, ToolUse, Usage},
+    message::{Content, History, Message, Role, Text, Timestamp, ToolResult, ToolUse, TurnId, Usage},
     provider::StopReason,
     subscription::EventId,
 };
@@ -160,7 +160,7 @@ impl Agent {
 
     fn add(&mut self, message: Arc<Message>) {
         self.pending.push(Arc::clone(&message));
-        self.emit(Event::Message { message, step: 0 });
+        self.emit(Event::Message { message, step: 0, turn: TurnId::default(), run: 1 });
     }
 
     /// Starts a run with a new prompt, or with the given message, which then gets another response.
@@ -192,7 +192,7 @@ impl Agent {
         let messages = std::mem::take(&mut self.pending);
         let usage = Usage { input: 1, output: u64::from(self.messages), ..Usage::default() };
         let message = messages.iter().rfind(|message| message.role == Role::Assistant).cloned();
-        Arc::new(Response { message, messages, usage, ..Response::empty("model", reason, 0) })
+        Arc::new(Response { message, messages, usage, ..Response::empty("model", reason, 0, 1) })
     }
 
     fn end_turn(&mut self, rng: &mut Rng) {

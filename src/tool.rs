@@ -251,7 +251,8 @@ pub trait Tool: Send + Sync + 'static {
         false
     }
 
-    /// Runs the tool. If the call comes through a [`ToolSet`], the input is already checked against the schema.
+    /// Runs the tool. If the tool is called through a [`ToolSet`], the input has already been checked against the
+    /// schema.
     ///
     /// # Errors
     ///

@@ -206,8 +206,9 @@ pub enum Event {
     /// A tool use waits for a decision from [`resume`](super::Agent::resume). Several tool uses of a step can wait at
     /// the same time.
     Pause(Pause),
-    /// A request is repeated, and its partial response is void. The cause is the retry policy before the first content,
-    /// [`handle_error`](super::AgentCallbacks::handle_error), or a response that does not match the output schema.
+    /// A request is repeated, and its partial response is discarded. The cause is one of three: the retry policy before
+    /// the first content arrived, [`handle_error`](super::AgentCallbacks::handle_error), or a response that does not
+    /// match the output schema.
     Retry {
         /// The failure of the repeated request.
         failure: Failure,

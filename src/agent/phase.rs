@@ -162,7 +162,7 @@ impl Slot {
     }
 }
 
-/// The parts of an unfinished step that an interrupt keeps.
+/// The parts of an unfinished step that an interrupt keeps, if they can be kept.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Remains {
     /// The partial response.
@@ -170,7 +170,7 @@ pub(crate) struct Remains {
     /// The answers about the first tool uses, if some tool uses have no decision yet.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) answers: Vec<Answer>,
-    /// The tool uses and their results, if all tool uses were decided.
+    /// The tool uses and their results. Used only if all tool uses have a decision.
     pub(crate) slots: Vec<Slot>,
     /// The reviewed results. Subscribers have seen these results.
     pub(crate) reviewed: Vec<ToolResult>,

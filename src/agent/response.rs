@@ -55,7 +55,7 @@ pub struct Response {
     /// The number of the run, counted from 1 since the agent's start.
     #[serde(default)]
     pub run: u32,
-    /// The response as JSON, if an output schema was set and the response matches it.
+    /// The response as JSON, if an output schema was set and the response matches the schema.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub output: Option<Value>,
     /// The reason why `output` is missing although an output schema was set. The reason is present only after the
@@ -111,7 +111,7 @@ impl Response {
         self.message.as_ref().map(|message| message.text()).unwrap_or_default()
     }
 
-    /// Returns a response without content that ended in this way.
+    /// Returns a response without content that ended with `stop_reason`.
     pub(crate) fn empty(model: &str, stop_reason: StopReason, step: u32, run: u32) -> Self {
         Self {
             model: model.to_owned(),

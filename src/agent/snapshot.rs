@@ -72,7 +72,7 @@ pub struct Snapshot {
     /// The tools of the current step that were started and whose results were not emitted yet.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tools: Vec<ToolRun>,
-    /// The staged prompt, which waits for the turn's end.
+    /// The staged prompt, which waits until the turn in flight ends.
     pub staged: Option<Arc<Prompt>>,
     /// A prompt that `handle_event` returned. This prompt waits behind the staged prompt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -276,7 +276,7 @@ impl Snapshot {
         self.partial.clear();
         self.tools.clear();
         self.turn = None;
-        // The prompt was used for the next turn, or the event returns it.
+        // The prompt was used for the next turn, or this event hands it back.
         (self.staged, self.behind) = (None, None);
         self.step = response.step;
     }

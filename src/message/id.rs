@@ -110,7 +110,7 @@ impl<'de> Deserialize<'de> for TurnId {
     }
 }
 
-/// A point in time, in milliseconds since the Unix epoch. It is serialized as that number.
+/// A point in time, in milliseconds since the Unix epoch. It is serialized as this number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Timestamp(pub u64);

@@ -28,7 +28,7 @@ use crate::{
 /// The longest time limit of a pause. The timer cannot hold a limit much longer than two years.
 const MAX_EXPIRY: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// The work in progress. Dropping a part ends it.
+/// The work in progress. Dropping a part of it ends that part.
 #[derive(Default)]
 pub(super) struct Work {
     /// The tools that the current request offers.
@@ -47,7 +47,7 @@ pub(super) struct Work {
     pub(super) watch: Option<Watch>,
     /// The tool uses whose pauses have time limits.
     pub(super) expiries: Option<Box<DelayQueue<ToolUseId>>>,
-    /// An empty list for the effects of the next step.
+    /// An empty list that is reused for the effects of the next step.
     pub(super) effects: Vec<Effect>,
 }
 

@@ -26,7 +26,7 @@ fn turn() -> TurnId {
     TurnId::new(u128::MAX - 1)
 }
 
-/// Events with awkward values that are built without a run.
+/// Returns events with awkward values. These events are built without a run.
 fn awkward_events() -> Vec<Event> {
     let thinking = Thinking::new("t").with_signature("s").with_redacted("r");
     let attachment = Attachment::base64("image/png", "AAAA").named("a.png");

@@ -8,9 +8,9 @@
 //! echo 'What can you do?' | cargo run --example chat
 //! ```
 //!
-//! This example shows how an application follows a session. One loop reads the session's events, the lines that the
-//! user types, and Ctrl-C. A line that is typed while the agent works is staged for the next turn. Ctrl-C interrupts
-//! the agent and keeps the response so far.
+//! It shows how an application follows a session: one loop over the session's events, the lines that the user types
+//! and Ctrl-C. A line that is typed while the agent works is staged for the next turn, and `/now` sends it before the next request. Ctrl-C interrupts the agent and
+//! keeps the response so far.
 //!
 //! The module `support` selects the model and prints the output. In your own crate, pass the model's name instead:
 //! `Agent::builder().model("anthropic:claude-opus-5")`.
@@ -30,7 +30,7 @@ use std::{collections::VecDeque, error::Error, process::ExitCode};
 
 use conversation::Conversation;
 use omni_agent::{
-    agent::{Accepted, AgentError, Decided, Event, Pause, Response, Status, TurnOutcome},
+    agent::{Accepted, AgentError, Decided, Event, Pause, Prompt, Response, Status, TurnOutcome},
     message::Role,
     provider::StopReason,
     session::{Mode, SessionError, SessionEvent, StoreReport},
@@ -38,7 +38,7 @@ use omni_agent::{
     tool::Decision,
 };
 use serde_json::json;
-use support::{Interrupts, Lines, Printer, explain};
+use support::{Interrupts, Lines, Printer, explain, first_words};
 
 const ABOUT: &str = "A chat in the terminal: streaming, a tool that asks for approval, and branches.";
 
@@ -183,11 +183,17 @@ impl Chat {
         self.printer.event(event);
         let staged = match event {
             Event::Pause(pause) => {
-                let Pause { tool_use, reason, .. } = pause;
+                let Pause { tool_use, reason, .. } = &**pause;
                 // As JSON, so that control characters from the model cannot hide the question.
                 self.printer.line(&format!("{} {} waits: {reason}", tool_use.name, tool_use.input));
-                self.waiting.push_back(pause.clone());
+                self.waiting.push_back(Pause::clone(pause));
                 return self.show_prompt();
+            }
+            Event::Staged { prompt, .. } => {
+                let text = first_words(&text_of(prompt), 40);
+                return self
+                    .printer
+                    .note(&format!("[queued: {text}; /queue shows all, /unqueue takes it back]"));
             }
             Event::Decided(decided) => {
                 self.waiting.retain(|pause| pause.tool_use.id != decided.tool_use_id);
@@ -219,9 +225,8 @@ impl Chat {
             }
             _ => return,
         };
-        if let Some(prompt) = staged {
-            let text: String = prompt.content.0.iter().filter_map(|block| block.as_text()).collect();
-            self.printer.note(&format!("[not sent: {text}]"));
+        for prompt in staged {
+            self.printer.note(&format!("[not sent: {}]", text_of(prompt)));
         }
         self.runs = self.runs.saturating_sub(1);
         self.waiting.clear();
@@ -237,12 +242,10 @@ impl Chat {
         }
     }
 
-    async fn say(&mut self, text: &str) -> Result<(), SessionError> {
-        match self.conversation.session.prompt(text).await? {
-            Accepted::Staged { replaced } => {
-                let instead = if replaced.is_some() { ", in place of what you said before" } else { "" };
-                self.printer.note(&format!("[sent when this turn is complete{instead}]"));
-            }
+    async fn say(&mut self, prompt: impl Into<Prompt>) -> Result<(), SessionError> {
+        match self.conversation.session.prompt(prompt).await? {
+            // The event `Staged` shows it.
+            Accepted::Staged { .. } | Accepted::Known { .. } => {}
             _ => self.runs += 1,
         }
         Ok(())
@@ -278,6 +281,10 @@ impl Chat {
             self.printer.prompt("> ");
         }
     }
+}
+
+fn text_of(prompt: &Prompt) -> String {
+    prompt.content.0.iter().filter_map(|block| block.as_text()).collect()
 }
 
 /// Returns a line on who decided what.

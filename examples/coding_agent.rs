@@ -24,7 +24,7 @@ use std::{env, error::Error, process::ExitCode, sync::Arc, time::Duration};
 use activity::Activity;
 use async_trait::async_trait;
 use omni_agent::{
-    agent::{Agent, AgentCallbacks, AgentError, Event, Pause, State, Status, ToolDecision, TurnOutcome},
+    agent::{Agent, AgentCallbacks, AgentError, Event, State, Status, ToolDecision, TurnOutcome},
     message::{ToolResult, ToolUse},
     provider::{
         Model,
@@ -156,7 +156,8 @@ impl Chat {
                 }
                 return;
             }
-            Event::Pause(Pause { tool_use, .. }) => {
+            Event::Pause(pause) => {
+                let tool_use = &pause.tool_use;
                 let options = self.activity.options(tool_use.id.as_str());
                 // As JSON, so that control characters from the agent cannot hide the question.
                 self.printer.line(&format!("May it? {} {}", json!(tool_use.name), tool_use.input));

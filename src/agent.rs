@@ -85,6 +85,7 @@ mod event;
 mod model_spec;
 mod owner;
 mod phase;
+mod prompt;
 mod response;
 mod snapshot;
 mod state;
@@ -110,14 +111,15 @@ pub use callbacks::{AgentCallbacks, ErrorDecision, ToolDecision, TurnDecision};
 pub(crate) use command::InFlight;
 use command::{Command, Reply, Stop};
 pub use error::{AgentError, Failure};
-pub use event::{Decided, Event, RunOutcome, Status, TurnOutcome};
+pub use event::{Decided, Event, RunOutcome, Status, TurnOutcome, UnstageReason};
 pub(crate) use owner::{Asker, HistoryOwner, Moment, Opening};
+pub use prompt::{Next, Prompt, PromptId, PromptState};
 pub use response::Response;
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 pub use snapshot::{Expiry, Pause, Snapshot, ToolRun};
 pub(crate) use state::SavedConfig;
-pub use state::{Config, Prompt, State, StateEdit, StateView};
+pub use state::{Config, State, StateEdit, StateView};
 use task::AgentShared;
 pub(crate) use task::Hold;
 pub use text::TextDeltas;
@@ -198,8 +200,12 @@ impl Agent {
     /// Sends a prompt.
     ///
     /// If the agent is idle, the prompt starts a run. If the agent is busy or paused, the prompt is staged: it starts
-    /// the next turn when the current turn is complete. A newer staged prompt replaces an older one.
-    /// [`Accepted::Staged`] then contains the older prompt.
+    /// the next turn when the current turn is complete. Several prompts can be staged. They are used in order, one for
+    /// each turn. A prompt with [`Next::Step`] joins the turn in flight instead. If the run ends early, the event that
+    /// ends it contains the staged prompts.
+    ///
+    /// If a prompt with the same id was accepted before, nothing happens, and [`Accepted::Known`] is returned. An agent
+    /// knows the last 32 ids.
     ///
     /// # Errors
     ///
@@ -207,6 +213,9 @@ impl Agent {
     /// - [`AgentError::ResultsWhileBusy`] if the prompt contains tool results while a run is active.
     /// - [`AgentError::ZeroSteps`], [`AgentError::ZeroTimeout`] or [`AgentError::InvalidOutputSchema`] if a setting of the
     ///   prompt is invalid.
+    /// - [`AgentError::InvalidPromptId`] if the prompt's id is empty or too long.
+    /// - [`AgentError::QueueFull`] if too many prompts are staged.
+    /// - [`AgentError::NotAtStep`] if a prompt for the next step of the turn in flight has settings.
     /// - [`AgentError::OnHold`] if the agent belongs to a session that accepts no prompts now.
     /// - [`AgentError::Stopped`] if the agent has ended.
     pub async fn prompt(&self, prompt: impl Into<Prompt>) -> Result<Accepted, AgentError> {
@@ -223,7 +232,7 @@ impl Agent {
     /// # Errors
     ///
     /// The errors of [`prompt`](Agent::prompt), except that [`AgentError::Busy`] replaces `ResultsWhileBusy` and is
-    /// returned whenever a run is active. [`AgentError::Cancelled`] and [`AgentError::Failed`] contain the messages
+    /// returned whenever a run is active. [`AgentError::KnownPrompt`] is returned if the prompt's id is known. [`AgentError::Cancelled`] and [`AgentError::Failed`] contain the messages
     /// that were discarded.
     ///
     /// # Cancel safety
@@ -272,6 +281,17 @@ impl Agent {
                 Err(AgentError::Output(why, response))
             }
         }
+    }
+
+    /// Withdraws a staged prompt, and returns it.
+    ///
+    /// # Errors
+    ///
+    /// [`AgentError::NotStaged`] if no prompt with this id is staged, because it was used, withdrawn or never staged.
+    /// [`AgentError::Stopped`] if the agent has ended.
+    pub async fn unstage(&self, id: impl Into<PromptId>) -> Result<Arc<Prompt>, AgentError> {
+        let id = id.into();
+        self.call(|reply| Command::Unstage(Box::new((id, reply)))).await?
     }
 
     /// Sends the decision about a tool use that waits for one. If several tool uses of a step wait, they can be decided

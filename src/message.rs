@@ -41,6 +41,8 @@ pub use id::{Timestamp, ToolUseId, TurnId};
 pub use law::HistoryError;
 pub use usage::Usage;
 
+pub(crate) use id::text_id;
+
 pub(crate) use content::{map_weight, member_weight, value_weight};
 pub(crate) use law::{answer_open_tool_uses, check_step};
 

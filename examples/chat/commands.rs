@@ -3,29 +3,33 @@
 use std::{error::Error, sync::Arc, time::Duration};
 
 use omni_agent::{
+    agent::{Next, Prompt},
     message::Role,
     session::SessionError,
     store::Page,
     tree::{Node, NodeId},
 };
 
-use super::{Chat, conversation::show_end};
+use super::{Chat, conversation::show_end, text_of};
 use crate::support::{self, ago, explain};
 
 pub const HELP: &str = "\
-/tree          the conversation with all its branches, and the numbers of its messages
-/regenerate    answer your last message again, beside the answer that is there
-/edit TEXT     say this in place of your last message, beside it
-/again         ask again what a stop or an error left without an answer
-/goto NUMBER   go on from that message, and what followed it last
-/clear         begin anew; /goto leads back
-/title [TEXT]  show the title, or give one
-/sessions      the conversations that are kept
-/system TEXT   give the model other instructions
-/model NAME    go on with another model, for instance openai:gpt-5.2
-/quit          end, as Ctrl-D does, or Ctrl-C while nothing runs
-Ctrl-C stops an answer and keeps the part that has come. What you type meanwhile is said next.
-To see the tool, say: run `ls`";
+/tree          shows the conversation with all its branches, and the numbers of its messages
+/regenerate    asks for another answer to your last message, as a new branch
+/edit TEXT     replaces your last message, as a new branch
+/again         repeats a prompt that got no answer because of a stop or an error
+/goto NUMBER   continues from that message, along the branch that was last used
+/clear         starts an empty conversation; /goto leads back
+/title [TEXT]  shows or sets the title
+/sessions      lists the stored conversations
+/system TEXT   sets the instructions for the model
+/model NAME    switches the model, for example to openai:gpt-5.2
+/now TEXT      adds this to the answer in progress, after the running tools
+/queue         shows the prompts that wait for the end of the turn
+/unqueue       takes back the last of them
+/quit          ends the chat, like Ctrl-D, or Ctrl-C while nothing runs
+Ctrl-C stops an answer and keeps the text so far. What you type while the model works is queued.
+To see the tool, type: run `ls`";
 
 impl Chat {
     /// Handles a line that the user typed. A rejected command is reported, and the conversation continues.
@@ -82,6 +86,23 @@ impl Chat {
             }
             "/title" => session.set_title(Some(rest)).await?,
             "/sessions" => self.list().await?,
+            "/now" if rest.is_empty() => return Err("Missing text: /now TEXT".into()),
+            "/now" => self.say(Prompt::new(rest).at(Next::Step)).await?,
+            "/queue" => {
+                let staged = session.snapshot().await?.agent.staged;
+                for (number, prompt) in (1..).zip(&staged) {
+                    self.printer.note(&format!("{number}. {}", text_of(prompt)));
+                }
+                if staged.is_empty() {
+                    self.printer.note("[nothing waits]");
+                }
+            }
+            "/unqueue" => {
+                let staged = session.snapshot().await?.agent.staged;
+                let id = staged.last().and_then(|prompt| prompt.id.clone()).ok_or("Nothing waits.")?;
+                let prompt = session.unstage(id).await?;
+                self.printer.note(&format!("[taken back: {}]", text_of(&prompt)));
+            }
             "/system" => {
                 let system = (!rest.is_empty()).then(|| rest.into());
                 session

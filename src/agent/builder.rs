@@ -68,6 +68,7 @@ pub struct AgentBuilder {
     retry: Option<Box<RetryPolicy>>,
     feed_limits: FeedLimits,
     terminate_timeout: Duration,
+    max_staged: usize,
     commit: Option<Outlet>,
     admission: Option<Arc<dyn Admission>>,
     hold: Option<Arc<dyn Hold>>,
@@ -93,6 +94,7 @@ impl Default for AgentBuilder {
             retry: None,
             feed_limits: FeedLimits::default(),
             terminate_timeout: Duration::from_secs(5),
+            max_staged: 8,
             commit: None,
             admission: None,
             hold: None,
@@ -241,6 +243,13 @@ impl AgentBuilder {
         self
     }
 
+    /// Sets the number of prompts that may be staged at the same time. The default is 8. If the queue is full,
+    /// [`prompt`](Agent::prompt) fails with [`AgentError::QueueFull`].
+    pub fn max_staged(mut self, max_staged: usize) -> Self {
+        self.max_staged = max_staged;
+        self
+    }
+
     /// Sets a channel that receives every event, in order. The channel must be bounded, such as that of
     /// `futures-channel`, or tokio's wrapped in a `PollSender`. While the channel is full, the agent waits, but it
     /// still serves all operations. If the receiver is dropped, the agent continues without the channel.
@@ -339,6 +348,7 @@ impl AgentBuilder {
             retry: self.retry,
             feed_limits: self.feed_limits,
             terminate_timeout: self.terminate_timeout,
+            max_staged: self.max_staged,
             credentials: self.credentials.into(),
             owned,
             admission: self.admission,

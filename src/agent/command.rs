@@ -6,8 +6,8 @@ use std::{any::Any, error::Error, sync::Arc, time::Duration};
 use tokio::sync::oneshot;
 
 use super::{
-    Accepted, AgentError, Asker, Event, Moment, Opening, Prompt, Response, Snapshot, State, StateEdit,
-    Status, core::Resume,
+    Accepted, AgentError, Asker, Event, Moment, Opening, Prompt, PromptId, Response, Snapshot, State,
+    StateEdit, Status, core::Resume,
 };
 use crate::{
     message::History,
@@ -50,6 +50,7 @@ type AppEvent = Box<dyn Any + Send>;
 pub(super) enum Command {
     Prompt(Box<(Prompt, Reply<CommandResult<Accepted>>)>),
     Ask(Box<(Prompt, Reply<CommandResult<Arc<Response>>>)>),
+    Unstage(Box<(PromptId, Reply<CommandResult<Arc<Prompt>>>)>),
     Resume(Box<(Resume, Reply<CommandResult<()>>)>),
     Cancel(Reply<CommandResult<()>>),
     Interrupt(Reply<CommandResult<()>>),

@@ -4,7 +4,7 @@
 //!
 //! | input | method | file |
 //! | --- | --- | --- |
-//! | a prompt, also of `ask` | [`prompt`](Core::prompt) | this one |
+//! | a prompt, also of `ask`; the withdrawal of a staged prompt | `prompt`, `unstage` | `queue` |
 //! | a decision about a tool use that waits, or the end of its time limit | `resume`, `pause_expired` | `pauses` |
 //! | a changed limit, model or history | `set_max_steps`, `set_model`, `set_history` | this one |
 //! | `prepare_step` has returned | [`prepared`](Core::prepared) | this one |
@@ -27,9 +27,11 @@ mod check;
 mod context;
 mod ending;
 mod fresh;
+mod known;
 mod notices;
 mod owner;
 mod pauses;
+mod queue;
 mod response;
 #[cfg(test)]
 mod simulation;
@@ -40,11 +42,12 @@ use std::sync::Arc;
 
 pub(super) use context::{Call, Context, Effect};
 use fresh::Waited;
+use known::KnownPrompts;
 pub(super) use pauses::Resume;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    AgentError, Event, Failure, Prompt, RunOutcome, Snapshot, StateView, Status,
+    AgentError, Event, Failure, Prompt, PromptId, PromptState, RunOutcome, Snapshot, StateView, Status,
     phase::{
         AfterEvent, Asked, Between, Op, Origin, OutputRequirement, Phase, Stage, Turn, Working, in_stage,
     },
@@ -61,10 +64,19 @@ use crate::{
 pub enum Accepted {
     /// The prompt started a run.
     Started,
-    /// The prompt is staged until the turn in flight ends.
+    /// The prompt is staged until the next turn, or the next step, begins.
     Staged {
-        /// The older staged prompt that this prompt replaced.
-        replaced: Option<Arc<Prompt>>,
+        /// The id of the prompt, with which [`unstage`](super::Agent::unstage) returns it. If the prompt had no id, the
+        /// agent has given it one.
+        id: PromptId,
+        /// The number of prompts that are used before this prompt.
+        ahead: usize,
+    },
+    /// A prompt with the same id was accepted before. Nothing was started, and the content of the new prompt was not
+    /// read.
+    Known {
+        /// The state of the earlier prompt.
+        state: PromptState,
     },
 }
 
@@ -78,10 +90,10 @@ pub(super) struct Core {
     #[serde(skip)]
     fallback: Option<Box<History>>,
     phase: Phase,
-    staged: Option<Arc<Prompt>>,
-    /// A prompt that `handle_event` returned while another prompt was staged. The returned prompt waits behind the
-    /// staged prompt.
-    behind: Option<Arc<Prompt>>,
+    /// The staged prompts, in the order of their use. Each has an id.
+    staged: Vec<Arc<Prompt>>,
+    /// The ids of prompts that the application has given.
+    known: KnownPrompts,
     /// The number of application events whose `handle_event` has not begun.
     notices: u32,
     /// The status that was last emitted.
@@ -132,14 +144,13 @@ impl Core {
             pauses: self.phase.pauses().cloned().collect(),
             tools: self.phase.tool_runs(),
             staged: self.staged.clone(),
-            behind: self.behind.clone(),
             last_run: self.last_run.clone(),
         }
     }
 
     /// Returns whether nothing is in progress and nothing is queued.
     pub(super) fn is_settled(&self) -> bool {
-        matches!(self.phase, Phase::Idle) && self.staged.is_none() && self.notices == 0
+        matches!(self.phase, Phase::Idle) && self.staged.is_empty() && self.notices == 0
     }
 
     /// Returns whether no run is active.
@@ -148,32 +159,6 @@ impl Core {
     }
 
     // ---- commands ----
-
-    /// Accepts a prompt. If no run is active, the prompt starts a run. Otherwise it is staged.
-    pub(super) fn prompt(
-        &mut self,
-        prompt: Prompt,
-        ask: bool,
-        cx: &mut Context<'_>,
-    ) -> Result<Accepted, AgentError> {
-        prompt.check()?;
-        if prompt.content.is_blank() {
-            return Err(AgentError::EmptyPrompt);
-        }
-        if self.is_at_rest() {
-            self.begin_run(prompt, ask, cx)?;
-            return Ok(Accepted::Started);
-        }
-        if ask {
-            return Err(AgentError::Busy(self.emitted_status));
-        }
-        if prompt.content.0.iter().any(|block| matches!(block, Content::ToolUse(_) | Content::ToolResult(_)))
-        {
-            return Err(AgentError::ResultsWhileBusy);
-        }
-        let replaced = self.staged.replace(Arc::new(prompt));
-        Ok(Accepted::Staged { replaced })
-    }
 
     /// Applies a changed limit of requests to the run in flight, unless its prompt has a limit.
     pub(super) fn set_max_steps(&mut self, max_steps: Option<u32>) {
@@ -237,6 +222,7 @@ impl Core {
             corrections: Corrections::default(),
             wanted: OutputRequirement::default(),
             output_enforced: false,
+            joined: Vec::new(),
         });
         self.emit_status(Status::Busy, cx);
         cx.push(Effect::Watch(limit));
@@ -269,23 +255,15 @@ impl Core {
         }
     }
 
-    /// Takes the staged prompt and the prompt behind it, and merges them into one prompt for the event that returns it.
-    fn unstage(&mut self) -> Option<Arc<Prompt>> {
-        let mut staged = self.staged.take()?;
-        if let Some(behind) = self.behind.take() {
-            Arc::make_mut(&mut staged).content.0.extend(Arc::unwrap_or_clone(behind).content.0);
-        }
-        Some(staged)
-    }
-
     /// Continues after a committed turn. If a prompt is staged, it starts the next turn. Otherwise the queued
     /// application events are handled first, and then the continuation starts the next turn.
     fn continue_run(&mut self, between: Box<Between>, cx: &mut Context<'_>) {
-        if let Some(staged) = self.staged.take() {
-            self.staged = self.behind.take();
-            if let Some(response) = between.origin.asked.as_deref().and_then(Asked::response) {
-                cx.push(Effect::Resolve(Ok(response)));
-            }
+        if !self.staged.is_empty()
+            && let Some(response) = between.origin.asked.as_deref().and_then(Asked::response)
+        {
+            cx.push(Effect::Resolve(Ok(response)));
+        }
+        if let Some(staged) = self.take_staged(cx) {
             let begun = self.begin_run(Arc::unwrap_or_clone(staged), false, cx);
             debug_assert!(begun.is_ok(), "a staged prompt contains no tool results");
             return;
@@ -316,6 +294,9 @@ impl Core {
     /// Emits the event that ends a run.
     fn end_run(&mut self, event: Event, cx: &mut Context<'_>) {
         self.last_run = RunOutcome::of(&event).map(Arc::new);
+        if let Some(outcome) = &self.last_run {
+            self.known.ended(outcome);
+        }
         cx.emit(event);
     }
 

@@ -2,7 +2,7 @@ use std::{error::Error, fmt, sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Response, Status};
+use super::{PromptId, PromptState, Response, Status};
 use crate::{
     error::source_after,
     message::{HistoryError, ToolUse, ToolUseId},
@@ -46,6 +46,21 @@ pub enum AgentError {
     /// The prompt contains tool results, but a run is active, so the prompt would be staged. The tool uses of the turn
     /// in flight are not known yet.
     ResultsWhileBusy,
+    /// The id of the prompt is empty or too long.
+    InvalidPromptId {
+        /// The length of the id in bytes.
+        length: usize,
+        /// The greatest allowed length.
+        limit: usize,
+    },
+    /// A prompt with this id was accepted before. Nothing was started. The value is the state of that prompt.
+    KnownPrompt(PromptState),
+    /// The queue of staged prompts is full. The value is its length.
+    QueueFull(usize),
+    /// The prompt is meant for the next step of the turn in flight, but it has settings, which apply to whole turns.
+    NotAtStep,
+    /// No prompt with this id is staged. Its turn may have started already.
+    NotStaged(PromptId),
     /// The limit of requests is zero.
     ZeroSteps,
     /// The time limit of a turn is zero.
@@ -117,13 +132,28 @@ impl AgentError {
     /// Returns whether the operation conflicts with the agent's current activity, like HTTP's 409.
     pub fn is_conflict(&self) -> bool {
         self.is_busy()
-            || matches!(self, Self::Idle | Self::Moved | Self::NotPaused(_) | Self::StaleResume { .. })
+            || matches!(
+                self,
+                Self::Idle
+                    | Self::Moved
+                    | Self::NotPaused(_)
+                    | Self::StaleResume { .. }
+                    | Self::KnownPrompt(_)
+                    | Self::NotStaged(_)
+            )
     }
 
     /// Returns whether the agent has ended or accepts nothing now, like HTTP's 503. Start the agent again, or try again
     /// later.
     pub fn is_unavailable(&self) -> bool {
-        matches!(self, Self::Stopped(_) | Self::TooManyEvents(_) | Self::CommitBehind(_) | Self::OnHold(_))
+        matches!(
+            self,
+            Self::Stopped(_)
+                | Self::TooManyEvents(_)
+                | Self::QueueFull(_)
+                | Self::CommitBehind(_)
+                | Self::OnHold(_)
+        )
     }
 
     /// Returns the model service's error if it made the run fail.
@@ -160,6 +190,21 @@ impl fmt::Display for AgentError {
             Self::ResultsWhileBusy => f.write_str(
                 "a prompt with tool results cannot be staged; send it when the agent is idle, or use resume",
             ),
+            Self::InvalidPromptId { length, limit } => {
+                write!(f, "the prompt's id has {length} bytes; use an id of 1 to {limit} bytes")
+            }
+            Self::KnownPrompt(_) => f.write_str(
+                "a prompt with this id was accepted before; use another id for a new prompt",
+            ),
+            Self::QueueFull(staged) => write!(
+                f,
+                "{staged} prompts are staged, which is the maximum; wait for the next turn, or unstage one"
+            ),
+            Self::NotAtStep => f.write_str(
+                "a prompt for the next step cannot have a model, options or limits; send them with a prompt for \
+                 the next turn",
+            ),
+            Self::NotStaged(id) => write!(f, "no prompt with the id {id} is staged; it may have been used"),
             Self::ZeroSteps => {
                 f.write_str("max_steps is 0, which allows no request; leave it unset for no limit")
             }

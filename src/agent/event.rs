@@ -3,7 +3,7 @@ use std::{sync::Arc, time::Duration};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Failure, Pause, Prompt, Response, StateView};
+use super::{Failure, Pause, Prompt, PromptId, Response, StateView};
 use crate::{
     message::{
         Attachment, Message, ProviderItem, Text, Thinking, Timestamp, ToolResult, ToolUse, ToolUseId, TurnId,
@@ -37,6 +37,8 @@ pub enum Status {
 ///    decision arrives. `Status` (busy) comes before the last of these.
 /// 3. `ToolStart` for each tool that is run, then `ToolProgress` and `ToolEnd` in the order in which they happen.
 /// 4. `ToolResult` for each tool use, in the order of the tool uses, and then a `Message` with all results.
+///
+/// `Staged` comes whenever a prompt is staged. `Unstaged` comes directly before the `Message` of the prompt.
 ///
 /// A run ends with exactly one of `Turn` (stop), `Cancelled` and `Error`. A `Status` event comes before the event that
 /// reports its cause. `Status` (busy) or `Status` (idle) withdraws all pauses that have no decision yet.
@@ -165,7 +167,7 @@ pub enum Event {
     },
     /// A decision about a tool use was made: by [`resume`](super::Agent::resume), by the time limit of a pause, or by
     /// `handle_tool_use`. If `handle_tool_use` just executes a tool as it is, there is no such event.
-    Decided(Decided),
+    Decided(Box<Decided>),
     /// A tool is about to run. A tool use without this event is answered without running the tool: by a decision, or
     /// because the limit of requests is reached.
     ToolStart {
@@ -198,6 +200,20 @@ pub enum Event {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         input: Option<Value>,
     },
+    /// A prompt was staged.
+    Staged {
+        /// The id of the prompt, which the agent has chosen if the prompt had none.
+        id: PromptId,
+        /// The prompt.
+        prompt: Arc<Prompt>,
+    },
+    /// A prompt is no longer staged.
+    Unstaged {
+        /// The id of the prompt.
+        id: PromptId,
+        /// The reason.
+        reason: UnstageReason,
+    },
     /// A request is complete. The response contains exactly two messages: the user message that caused the request, and
     /// the assistant message. Its usage is that of this request.
     Step(Arc<Response>),
@@ -205,7 +221,7 @@ pub enum Event {
     Turn(TurnOutcome),
     /// A tool use waits for a decision from [`resume`](super::Agent::resume). Several tool uses of a step can wait at
     /// the same time.
-    Pause(Pause),
+    Pause(Box<Pause>),
     /// A request is repeated, and its partial response is discarded. The cause is one of three: the retry policy before
     /// the first content arrived, [`handle_error`](super::AgentCallbacks::handle_error), or a response that does not
     /// match the output schema.
@@ -223,18 +239,18 @@ pub enum Event {
         failure: Failure,
         /// The discarded messages and the usage of their requests.
         response: Arc<Response>,
-        /// The prompt that was not used: a staged prompt, or a prompt that `handle_event` returned while the session
+        /// The prompts that were not used: staged prompts, and a prompt that `handle_event` returned while the session
         /// accepts no prompts.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        staged: Option<Arc<Prompt>>,
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        staged: Vec<Arc<Prompt>>,
     },
     /// The run was cancelled, and its pending messages are discarded.
     Cancelled {
         /// The discarded messages and the usage of their requests.
         response: Arc<Response>,
-        /// A staged prompt that was not used.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        staged: Option<Arc<Prompt>>,
+        /// The staged prompts that were not used.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        staged: Vec<Arc<Prompt>>,
     },
     /// The configuration or the history was changed by [`set_state`](super::Agent::set_state) or by the agent's
     /// session. A `State` event that directly follows `Cancelled` or `Error` restores the history that was in use
@@ -245,6 +261,17 @@ pub enum Event {
         /// The new status.
         status: Status,
     },
+}
+
+/// The reason why a prompt is no longer staged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum UnstageReason {
+    /// The prompt is used: its message follows.
+    Taken,
+    /// [`unstage`](super::Agent::unstage) has returned the prompt.
+    Withdrawn,
 }
 
 /// A decision about a tool use.
@@ -277,9 +304,9 @@ pub enum TurnOutcome {
     Stop {
         /// The messages and the usage of the turn.
         response: Arc<Response>,
-        /// A staged prompt that was not used because the turn was interrupted.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        staged: Option<Arc<Prompt>>,
+        /// The staged prompts that were not used because the turn was interrupted. Each keeps its settings.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        staged: Vec<Arc<Prompt>>,
     },
     /// The next turn of the same run follows.
     Continue {
@@ -333,7 +360,7 @@ impl RunOutcome {
 impl Event {
     /// Returns the approximate size in bytes. The sum of these sizes bounds the buffers of events.
     pub(crate) fn weight(&self) -> usize {
-        let staged = |prompt: &Option<Arc<Prompt>>| prompt.as_ref().map_or(0, |prompt| prompt.weight());
+        let staged = |prompts: &[Arc<Prompt>]| prompts.iter().map(|prompt| prompt.weight()).sum::<usize>();
         64 + match self {
             Self::TextDelta { delta, .. }
             | Self::ThinkingDelta { delta, .. }
@@ -348,19 +375,21 @@ impl Event {
             Self::ToolProgress { data, .. } => value_weight(data),
             Self::ToolResult { result, input } => result.weight() + input.as_ref().map_or(0, value_weight),
             Self::Step(response) | Self::Turn(TurnOutcome::Continue { response }) => response.weight(),
-            Self::Turn(TurnOutcome::Stop { response, staged: prompt })
-            | Self::Cancelled { response, staged: prompt } => response.weight() + staged(prompt),
-            Self::Pause(Pause { tool_use, reason, .. }) => tool_use.weight() + value_weight(reason),
+            Self::Turn(TurnOutcome::Stop { response, staged: prompts })
+            | Self::Cancelled { response, staged: prompts } => response.weight() + staged(prompts),
+            Self::Pause(pause) => pause.tool_use.weight() + value_weight(&pause.reason),
             Self::Decided(decided) => decided.decision.weight(),
+            Self::Staged { prompt, .. } => prompt.weight(),
             Self::ToolStart { input, .. } => input.as_ref().map_or(0, value_weight),
             Self::Retry { failure, .. } => failure.weight(),
-            Self::Error { failure, response, staged: prompt } => {
-                failure.weight() + response.weight() + staged(prompt)
+            Self::Error { failure, response, staged: prompts } => {
+                failure.weight() + response.weight() + staged(prompts)
             }
             Self::State(state) => state.weight(),
             Self::TextStart { .. }
             | Self::ThinkingStart { .. }
             | Self::ToolEnd { .. }
+            | Self::Unstaged { .. }
             | Self::Status { .. } => 0,
         }
     }

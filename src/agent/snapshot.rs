@@ -72,11 +72,9 @@ pub struct Snapshot {
     /// The tools of the current step that were started and whose results were not emitted yet.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tools: Vec<ToolRun>,
-    /// The staged prompt, which waits until the turn in flight ends.
-    pub staged: Option<Arc<Prompt>>,
-    /// A prompt that `handle_event` returned. This prompt waits behind the staged prompt.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub behind: Option<Arc<Prompt>>,
+    /// The staged prompts, in the order in which they will be used. Each has an id.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub staged: Vec<Arc<Prompt>>,
     /// The outcome of the last run, if a run has ended since the agent's start. The outcome is kept while the next run
     /// is active.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -136,8 +134,7 @@ impl Snapshot {
 
     /// Applies the next event, so that the snapshot shows the state after this event.
     ///
-    /// Two changes emit no event and appear only in the next snapshot: a callback's edit of the configuration, and the
-    /// staging of a prompt.
+    /// Changes that callbacks make to the configuration emit no event. They appear only in the next snapshot.
     pub fn apply(&mut self, event: &Numbered<Event>) {
         self.take_in(&event.event);
         self.last = event.id;
@@ -185,10 +182,6 @@ impl Snapshot {
                 }
             }
             Event::Message { message, step, turn, run } => {
-                if self.pending.is_empty() {
-                    // A turn begins, so the staged prompt was used.
-                    self.staged = self.behind.take();
-                }
                 self.partial.clear();
                 self.pending.push(Arc::clone(message));
                 self.step = *step;
@@ -198,15 +191,14 @@ impl Snapshot {
                 // If the turn leaves tool uses open, the messages in the event contain the results that were already
                 // decided.
                 self.state.history.extend(turn.response().messages.iter().cloned());
-                let behind = self.behind.take();
                 self.finish(turn.response());
-                if matches!(turn, TurnOutcome::Continue { .. }) {
-                    self.behind = behind;
+                if matches!(turn, TurnOutcome::Stop { .. }) {
+                    self.staged.clear();
                 }
             }
             Event::Pause(pause) => {
                 self.decided(&pause.tool_use.id);
-                self.pauses.push(pause.clone());
+                self.pauses.push(Pause::clone(pause));
             }
             Event::Decided(decided) => self.decided(&decided.tool_use_id),
             Event::ToolStart { tool_use_id, input } => {
@@ -228,7 +220,12 @@ impl Snapshot {
                 self.tools.clear();
                 self.step += 1;
             }
-            Event::Error { response, .. } | Event::Cancelled { response, .. } => self.finish(response),
+            Event::Staged { prompt, .. } => self.staged.push(Arc::clone(prompt)),
+            Event::Unstaged { id, .. } => self.staged.retain(|prompt| prompt.id.as_ref() != Some(id)),
+            Event::Error { response, .. } | Event::Cancelled { response, .. } => {
+                self.finish(response);
+                self.staged.clear();
+            }
             Event::State(state) => self.state = StateView::clone(state),
             Event::Status { status } => {
                 self.status = *status;
@@ -276,8 +273,6 @@ impl Snapshot {
         self.partial.clear();
         self.tools.clear();
         self.turn = None;
-        // The prompt was used for the next turn, or this event hands it back.
-        (self.staged, self.behind) = (None, None);
         self.step = response.step;
     }
 }

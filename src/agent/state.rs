@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{AgentError, Status, WeakAgent, model_spec::ModelSpec};
 use crate::{
-    message::{Blocks, Content, History},
+    message::History,
     provider::{Model, Options, Registry},
     tool::{Extensions, ToolDeclaration, ToolSet},
 };
@@ -115,8 +115,8 @@ impl Config {
 
     fn declarations(&self) -> Vec<ToolDeclaration> {
         let mut tools = self.tools.declarations();
-        if let Some(names) = &self.approvals {
-            tools.iter_mut().for_each(|tool| tool.requires_approval |= names.contains(&tool.name));
+        for tool in &mut tools {
+            tool.requires_approval |= self.approvals.as_ref().is_some_and(|names| names.contains(&tool.name));
         }
         tools
     }
@@ -159,7 +159,7 @@ pub(crate) struct SavedConfig {
     pub(crate) turn_timeout: Option<Duration>,
 }
 
-fn check(
+pub(super) fn check(
     max_steps: Option<u32>,
     turn_timeout: Option<Duration>,
     options: &Options,
@@ -298,128 +298,5 @@ impl StateView {
         self.system.as_ref().map_or(0, |system| system.len())
             + self.tools.iter().map(|tool| 64 + tool.name.len() + tool.description.len()).sum::<usize>()
             + self.history.iter().map(|message| message.weight()).sum::<usize>()
-    }
-}
-
-/// A message to an agent, with settings for the run that it starts.
-///
-/// Each setting replaces the agent's setting for this prompt only. Everything that converts into [`Blocks`], such as a
-/// string, also converts into a prompt.
-///
-/// ```
-/// # #[cfg(feature = "test-util")]
-/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
-/// # use omni_agent::testing::{ScriptedProvider, Step};
-/// # let model = ScriptedProvider::new([Step::text("Done."), Step::text("You're welcome.")]).model();
-/// use omni_agent::{Agent, Options, Prompt};
-///
-/// let agent = Agent::builder().model(model).max_steps(5).start().await?;
-/// let prompt = Prompt::new("Research this thoroughly.")
-///     .with_max_steps(50)
-///     .with_options(Options::default().with_temperature(0.2));
-/// assert_eq!(prompt.max_steps, Some(50));
-/// agent.ask(prompt).await?;
-///
-/// // The next prompt has the agent's settings again.
-/// agent.ask("Thank you!").await?;
-/// # Ok::<(), omni_agent::AgentError>(())
-/// # })?;
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct Prompt {
-    /// The content of the message.
-    pub content: Blocks,
-    /// The model that is used instead of the agent's. If a callback sets the agent's model during the run, the newly
-    /// set model is used from the next request on. The model is never serialised.
-    #[serde(skip)]
-    pub model: Option<Model>,
-    /// The options that override the agent's options. If they contain an API key and headers, these belong to the
-    /// provider of the model that is in force when the prompt starts its turn. No other provider gets the key and
-    /// headers.
-    #[serde(default, skip_serializing_if = "Options::is_empty")]
-    pub options: Options,
-    /// The maximum number of requests, which replaces the agent's limit.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub max_steps: Option<u32>,
-    /// The maximum duration of each turn, which replaces the agent's limit.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub turn_timeout: Option<Duration>,
-}
-
-impl Prompt {
-    /// Creates a prompt with the agent's settings.
-    pub fn new(content: impl Into<Blocks>) -> Self {
-        Self { content: content.into(), ..Self::default() }
-    }
-
-    /// Returns the same prompt with this model.
-    pub fn with_model(mut self, model: Model) -> Self {
-        self.model = Some(model);
-        self
-    }
-
-    /// Returns the same prompt with these options, which override the agent's options.
-    pub fn with_options(mut self, options: Options) -> Self {
-        self.options = options;
-        self
-    }
-
-    /// Returns the same prompt with this maximum number of requests.
-    pub fn with_max_steps(mut self, max_steps: u32) -> Self {
-        self.max_steps = Some(max_steps);
-        self
-    }
-
-    /// Returns the same prompt with this maximum duration of each turn.
-    pub fn with_turn_timeout(mut self, limit: Duration) -> Self {
-        self.turn_timeout = Some(limit);
-        self
-    }
-
-    pub(crate) fn check(&self) -> Result<(), AgentError> {
-        check(self.max_steps, self.turn_timeout, &self.options)
-    }
-
-    pub(crate) fn weight(&self) -> usize {
-        self.content.0.iter().map(Content::weight).sum()
-    }
-
-    /// Returns whether the prompt has any settings.
-    pub(crate) fn has_settings(&self) -> bool {
-        self.model.is_some()
-            || !self.options.is_empty()
-            || self.max_steps.is_some()
-            || self.turn_timeout.is_some()
-    }
-
-    /// Returns the settings without the content.
-    pub(crate) fn without_content(self) -> Self {
-        Self { content: Blocks::default(), ..self }
-    }
-
-    /// Returns the settings without the content, the API key and the headers.
-    pub(crate) fn settings(&self) -> Self {
-        let options = self.options.clone().without_secrets();
-        Self { options, ..self.clone().without_content() }
-    }
-
-    /// Returns these settings, with each setting replaced by that of `over` if `over` has it. The content is that of
-    /// `over`.
-    pub(crate) fn overlaid(&self, over: Self) -> Self {
-        Self {
-            content: over.content,
-            model: over.model.or_else(|| self.model.clone()),
-            options: self.options.overlaid(&over.options),
-            max_steps: over.max_steps.or(self.max_steps),
-            turn_timeout: over.turn_timeout.or(self.turn_timeout),
-        }
-    }
-}
-
-impl<T: Into<Blocks>> From<T> for Prompt {
-    fn from(content: T) -> Self {
-        Self::new(content)
     }
 }

@@ -48,6 +48,8 @@ pub(super) struct Setup {
     pub(super) retry: Option<Box<RetryPolicy>>,
     pub(super) feed_limits: FeedLimits,
     pub(super) terminate_timeout: Duration,
+    /// The number of prompts that may be staged.
+    pub(super) max_staged: usize,
     /// The credentials, one for each provider.
     pub(super) credentials: Box<[Credentials]>,
     /// Whether only the history's owner may change the history.
@@ -219,6 +221,7 @@ impl Task {
             config: &self.config,
             tools: self.work.as_ref().map_or(&none, |work| &work.tools),
             turn_id: &|| TurnId::new(rand::random()),
+            max_staged: self.setup.max_staged,
             hold: &|| Some(self.setup.hold.as_ref()?.reason()?.to_string()),
         };
         let output = input(&mut self.core, &mut cx);

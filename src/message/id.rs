@@ -1,61 +1,70 @@
 use std::{
-    borrow::Borrow,
     fmt,
     num::ParseIntError,
     str::FromStr,
-    sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 
-/// The id of one tool use. The result of the tool use has the same id. The model service assigns the id, which is
-/// unique within its message.
-#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct ToolUseId(Arc<str>);
+/// Defines a type of ids that are texts.
+macro_rules! text_id {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+        #[serde(transparent)]
+        pub struct $name(std::sync::Arc<str>);
 
-impl ToolUseId {
-    /// Returns an id with exactly this text.
-    pub fn new(id: impl Into<Arc<str>>) -> Self {
-        Self(id.into())
-    }
+        impl $name {
+            /// Returns an id with exactly this text.
+            pub fn new(id: impl Into<std::sync::Arc<str>>) -> Self {
+                Self(id.into())
+            }
 
-    /// Returns the id's text.
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
+            /// Returns the id's text.
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        #[doc = concat!("Lets maps and sets with `", stringify!($name), "` keys be searched by text.")]
+        impl std::borrow::Borrow<str> for $name {
+            fn borrow(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+
+        impl std::fmt::Debug for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                std::fmt::Debug::fmt(&self.0, f)
+            }
+        }
+
+        impl From<&str> for $name {
+            fn from(id: &str) -> Self {
+                Self::new(id)
+            }
+        }
+
+        impl From<String> for $name {
+            fn from(id: String) -> Self {
+                Self::new(id)
+            }
+        }
+    };
 }
+pub(crate) use text_id;
 
-/// Allows maps and sets with `ToolUseId` keys to be searched by text.
-impl Borrow<str> for ToolUseId {
-    fn borrow(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Display for ToolUseId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl fmt::Debug for ToolUseId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&self.0, f)
-    }
-}
-
-impl From<&str> for ToolUseId {
-    fn from(id: &str) -> Self {
-        Self::new(id)
-    }
-}
-
-impl From<String> for ToolUseId {
-    fn from(id: String) -> Self {
-        Self::new(id)
-    }
+text_id! {
+    /// The id of one tool use. Its result carries the same id. The model service assigns the id, unique within its
+    /// message.
+    ToolUseId
 }
 
 /// The id of one turn of an agent: 128 random bits, unique across restarts and processes. Its text form, which is also

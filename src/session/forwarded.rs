@@ -7,7 +7,7 @@ use serde::de::DeserializeOwned;
 
 use super::{Session, SessionError};
 use crate::{
-    agent::{Accepted, Config, Prompt, Response, State, Status},
+    agent::{Accepted, Config, Prompt, PromptId, Response, State, Status},
     message::ToolUseId,
     tool::{Decision, Tool},
 };
@@ -59,6 +59,15 @@ impl Session {
     ) -> Result<T, SessionError> {
         self.ensure_room()?;
         self.on_agent(async |agent| agent.ask_as(prompt).await).await
+    }
+
+    /// Withdraws a staged prompt, and returns it: see [`Agent::unstage`](crate::agent::Agent::unstage).
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Agent::unstage`](crate::agent::Agent::unstage).
+    pub async fn unstage(&self, id: impl Into<PromptId>) -> Result<Arc<Prompt>, SessionError> {
+        self.on_agent(async |agent| agent.unstage(id).await).await
     }
 
     /// Decides on a tool use that a paused session waits for: see [`Agent::resume`](crate::agent::Agent::resume).

@@ -47,7 +47,7 @@ async fn carried_back(session: &Session) -> (Prompt, String) {
     session.notify(()).await.unwrap();
     loop {
         if let Some(Event::Error { failure, staged, .. }) = event(&mut events).await.agent() {
-            return ((**staged.as_ref().unwrap()).clone(), failure.to_string());
+            return ((*staged[0]).clone(), failure.to_string());
         }
     }
 }

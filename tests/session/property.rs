@@ -269,9 +269,6 @@ impl Life {
             let event = crate::support::numbered(&mut self.events).await;
             self.take(&event);
         }
-        // A staged prompt emits no event.
-        self.view.agent.staged.clone_from(&snapshot.agent.staged);
-        self.view.agent.behind.clone_from(&snapshot.agent.behind);
         assert_eq!(self.view, snapshot);
         assert_eq!(*snapshot.tree.history(), snapshot.agent.state.history);
         if snapshot.agent.status == Status::Idle {

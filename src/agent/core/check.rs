@@ -12,7 +12,7 @@ impl Core {
             return Err(format!("status {:?} was emitted, but it is {status:?}", self.emitted_status));
         }
         let idle = matches!(self.phase, Phase::Idle);
-        if idle && (self.staged.is_some() || self.notices > 0) {
+        if idle && (!self.staged.is_empty() || self.notices > 0) {
             return Err("something is queued although the agent is idle".into());
         }
         let waits = Some(&Stage::Noticing { begun: false }) == self.phase.stage()
@@ -20,8 +20,8 @@ impl Core {
         if waits && self.notices == 0 {
             return Err("handle_event is called without an event".into());
         }
-        if self.behind.is_some() && self.staged.is_none() {
-            return Err("a prompt waits behind a missing one".into());
+        if self.staged.iter().any(|prompt| prompt.id.is_none()) {
+            return Err("a staged prompt has no id".into());
         }
         if self.fallback.is_some() && self.phase.turn().is_none() {
             return Err("a fallback history without a turn".into());

@@ -22,6 +22,8 @@ pub(in crate::agent) struct Context<'a> {
     pub(in crate::agent) tools: &'a ToolSet,
     /// Returns a random id for a new turn.
     pub(in crate::agent) turn_id: &'a dyn Fn() -> TurnId,
+    /// The number of prompts that may be staged.
+    pub(in crate::agent) max_staged: usize,
     /// Returns the reason why no run may start now, if there is one.
     pub(in crate::agent) hold: &'a dyn Fn() -> Option<String>,
     /// The actions for the shell, in order.

@@ -10,7 +10,8 @@ use super::{
 };
 use crate::{
     agent::{
-        AgentError, ErrorDecision, Event, Failure, Prompt, Response, Status, TurnDecision, TurnOutcome,
+        AgentError, ErrorDecision, Event, Failure, Prompt, Response, RunOutcome, Status, TurnDecision,
+        TurnOutcome,
         phase::{AfterEvent, Answer, Asked, Between, Op, Phase, Remains, Slot, Stage, Turn, in_stage},
     },
     message::{Message, ToolResult, answer_open_tool_uses},
@@ -49,10 +50,10 @@ impl Core {
             TurnDecision::Stop => None,
             TurnDecision::Continue(content) => Some(content),
         };
-        if turn.is_exhausted() && next.take().is_some() && self.staged.is_none() {
+        if turn.is_exhausted() && next.take().is_some() && self.staged.is_empty() {
             Arc::make_mut(&mut response).stop_reason = StopReason::MaxSteps;
         }
-        if let (Some(content), None) = (&next, &self.staged) {
+        if let (Some(content), true) = (&next, self.staged.is_empty()) {
             let checked = if content.is_blank() {
                 Err("handle_turn returned a continuation without content".to_owned())
             } else {
@@ -72,8 +73,11 @@ impl Core {
             asked.add(&response);
         }
         cx.push(Effect::Watch(None));
-        if self.staged.is_none() && next.is_none() {
+        if self.staged.is_empty() && next.is_none() {
             return self.stop_run(&turn, response, cx);
+        }
+        if !self.staged.is_empty() {
+            self.end_prompts(&RunOutcome::Stopped { stop_reason: response.stop_reason.clone() });
         }
         cx.emit(Event::Turn(TurnOutcome::Continue { response }));
         let Turn { origin, step, .. } = *turn;
@@ -89,7 +93,7 @@ impl Core {
     }
 
     fn stop_run(&mut self, turn: &Turn, response: Arc<Response>, cx: &mut Context<'_>) {
-        let staged = self.unstage();
+        let staged = self.give_up_staged();
         self.emit_status(Status::Idle, cx);
         self.end_run(Event::Turn(TurnOutcome::Stop { response, staged }), cx);
         if let Some(response) = turn.origin.asked.as_deref().and_then(Asked::response) {
@@ -215,7 +219,7 @@ impl Core {
         &mut self,
         reason: StopReason,
         cx: &mut Context<'_>,
-        end: impl FnOnce(Arc<Response>, Option<Arc<Prompt>>) -> (Event, AskResult),
+        end: impl FnOnce(Arc<Response>, Vec<Arc<Prompt>>) -> (Event, AskResult),
     ) {
         let asked = self.phase.asked().is_some();
         let response = match self.phase.take_turn() {
@@ -230,7 +234,7 @@ impl Core {
         self.phase = Phase::Idle;
         cx.push(Effect::Watch(None));
         self.emit_status(Status::Idle, cx);
-        let (event, answer) = end(response, self.unstage());
+        let (event, answer) = end(response, self.give_up_staged());
         self.end_run(event, cx);
         self.fall_back(cx);
         if asked {
@@ -263,6 +267,9 @@ impl Core {
         let mut remains = stage.into_remains(&turn);
         let partial = remains.partial.take();
         turn.usage += partial.as_ref().map(|fold| fold.usage()).unwrap_or_default();
+        if salvaged.is_none() {
+            self.leave_step(&mut turn);
+        }
         if let (Some(fold), Some(message)) = (partial, salvaged) {
             emit_ends(&fold, &message, cx);
             add_message(&mut turn, message, cx);

@@ -72,28 +72,9 @@ impl Core {
         }
     }
 
-    /// Accepts a prompt that `handle_event` returned. The prompt waits like any other prompt. However, it never
-    /// replaces a prompt that the application has staged in the meantime, because the replaced prompt could not be
-    /// returned to its sender. Instead, the returned prompt waits behind the staged prompt. Only one prompt can wait
-    /// there, because the next application event is handled after both prompts were used.
-    fn prompt_from_event(&mut self, prompt: Prompt, cx: &mut Context<'_>) -> Result<(), AgentError> {
-        let ahead = self.staged.take();
-        let taken = self.prompt(prompt, false, cx);
-        if let Some(ahead) = ahead {
-            self.behind = self.staged.replace(ahead);
-        }
-        taken.map(|_| ())
-    }
-
     /// Returns a prompt of `handle_event` in an error event, because the prompt cannot be accepted now.
     fn hand_back(&mut self, prompt: Prompt, reason: String, cx: &mut Context<'_>) {
-        let prompt = Some(Arc::new(prompt));
-        // `behind` is empty, because `handle_event` is not called while `behind` contains a prompt.
-        if self.staged.is_none() {
-            self.staged = prompt;
-        } else {
-            self.behind = prompt;
-        }
+        self.staged.push(Arc::new(prompt));
         self.end_in_error(Failure::OnHold { reason }, cx);
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{Context, Core, open, user_message};
 use crate::{
-    agent::{AgentError, Event, Prompt, phase::Origin},
+    agent::{AgentError, Event, Prompt, PromptState, phase::Origin},
     message::{Content, History, Message, Role},
 };
 
@@ -35,11 +35,14 @@ impl Core {
         cx: &mut Context<'_>,
     ) -> Result<(), AgentError> {
         self.check_base(&base)?;
+        self.ensure_new(prompt.id.as_ref())?;
         prompt.check()?;
         if prompt.content.is_blank() {
             return Err(AgentError::EmptyPrompt);
         }
+        let id = prompt.id.clone();
         let (content, origin) = open(&base, prompt, ask, cx)?;
+        self.know(id.as_ref(), PromptState::InFlight);
         self.begin_on(base, Arc::new(user_message(content, cx)), origin, cx);
         Ok(())
     }

@@ -38,7 +38,7 @@ impl Core {
                 expiry.at = cx.now().after(expiry.after);
                 cx.push(Effect::Expire(id.clone(), expiry.after));
             }
-            cx.emit(Event::Pause(pause.clone()));
+            cx.emit(Event::Pause(Box::new(pause.clone())));
         }
     }
 
@@ -95,7 +95,7 @@ impl Core {
         }
         if let Some(turn) = self.phase.turn() {
             let decided = decided(turn, tool_use.clone(), decision.clone(), cx);
-            cx.emit(Event::Decided(Decided { by, expired, ..decided }));
+            cx.emit(Event::Decided(Box::new(Decided { by, expired, ..decided })));
         }
         if is_last {
             cx.push(Effect::FreezeWatch(false));
@@ -158,7 +158,7 @@ pub(super) fn answer(
 
 fn decide(decision: Decision, tool_use: ToolUse, turn: &Turn, cx: &mut Context<'_>) -> Answer {
     let decided = decided(turn, tool_use.id, decision.clone(), cx);
-    cx.emit(Event::Decided(decided));
+    cx.emit(Event::Decided(Box::new(decided)));
     Answer::Decided(decision)
 }
 

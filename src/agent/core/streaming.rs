@@ -11,7 +11,7 @@ use crate::{
         Event, Failure, Response,
         phase::{Op, Phase, Question, Remains, Stage, Turn, in_stage},
     },
-    message::{Content, Message, Role, ToolResult, ToolUse},
+    message::{Content, Message, ToolResult, ToolUse},
     provider::{
         BlockStart, Completion, Delta, ErrorKind, Fold, Part, PartialBlock, ProviderError, StopReason,
     },
@@ -113,12 +113,13 @@ impl Core {
             );
         }
         turn.warnings.extend(warnings.iter().cloned());
+        turn.joined.clear();
         // The last message may be a response that the service paused, so look for the user message.
-        let prompted_by = turn.working.pending().rev().find(|message| message.role == Role::User).cloned();
+        let mut messages = turn.prompts_of_step();
         add_message(&mut turn, message, cx);
         let answer = turn.working.all().last().cloned();
         let uses: Vec<ToolUse> = answer.iter().flat_map(|message| message.tool_uses().cloned()).collect();
-        let messages = prompted_by.into_iter().chain(answer).collect();
+        messages.extend(answer);
         let mut step = Response { usage, warnings, ..respond_with(&turn, messages, stop_reason.clone(), cx) };
         step.set_output(read.clone());
         cx.emit(Event::Step(Arc::new(step)));

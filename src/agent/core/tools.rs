@@ -194,6 +194,7 @@ impl Core {
         }
         turn.step += 1;
         close_tool_uses(&mut turn, reviewed, emitted, cx);
+        self.join_step(&mut turn, cx);
         self.prepare(turn, cx);
     }
 

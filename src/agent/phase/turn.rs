@@ -6,7 +6,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, ser::SerializeSeq}
 
 use crate::{
     agent::{Config, Prompt, Response},
-    message::{History, Message, TurnId, Usage},
+    message::{History, Message, Role, TurnId, Usage},
     provider::{Corrections, Model, Options, OutputSchema},
 };
 
@@ -77,6 +77,9 @@ pub(crate) struct Turn {
     /// Whether the service enforced the output schema for the last response.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) output_enforced: bool,
+    /// The prompts that have joined the turn since the last response.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) joined: Vec<Arc<Prompt>>,
 }
 
 /// The requirements that a request states for its response.
@@ -108,6 +111,16 @@ impl Turn {
     /// Returns the model of the next request.
     pub(crate) fn model_in<'a>(&'a self, config: &'a Config) -> &'a Model {
         self.origin.prompt.model.as_ref().unwrap_or(&config.model)
+    }
+
+    /// Returns the user messages since the response before the last one: the prompt, or the results of the last step's
+    /// tools and the prompts that have joined the turn.
+    pub(crate) fn prompts_of_step(&self) -> Vec<Arc<Message>> {
+        let is_user = |message: &&Arc<Message>| message.role == Role::User;
+        let earlier = self.working.pending().rev().skip_while(|message| !is_user(message));
+        let mut prompts: Vec<_> = earlier.take_while(is_user).cloned().collect();
+        prompts.reverse();
+        prompts
     }
 
     /// Returns whether the prompt's limit of requests is reached.

@@ -34,6 +34,10 @@ impl Task {
                     Err(error) => drop(reply.send(Err(error))),
                 }
             }
+            Command::Unstage(unstage) => {
+                let (id, reply) = *unstage;
+                let _ = reply.send(self.step(|core, cx| core.unstage(&id, cx)));
+            }
             Command::Resume(resume) => {
                 let (resume, reply) = *resume;
                 let _ = reply.send(self.step(|core, cx| core.resume(resume, cx)));
@@ -89,14 +93,13 @@ impl Task {
     }
 
     /// Returns an error if a run would start while too many events wait for the commit channel. A run in progress may
-    /// continue, because it emits only a few more events.
+    /// continue, because it emits only a few more events. Its prompts are refused at twice that number, so that a client
+    /// that stages and withdraws prompts without end is limited too.
     fn ensure_room(&self) -> Result<(), AgentError> {
-        match &self.commit {
-            Some(commit) if commit.outbox.len() >= MAX_OUTBOX && self.core.is_at_rest() => {
-                Err(AgentError::CommitBehind(commit.outbox.len()))
-            }
-            _ => Ok(()),
-        }
+        let Some(commit) = &self.commit else { return Ok(()) };
+        let limit = if self.core.is_at_rest() { MAX_OUTBOX } else { 2 * MAX_OUTBOX };
+        let waiting = commit.outbox.len();
+        if waiting < limit { Ok(()) } else { Err(AgentError::CommitBehind(waiting)) }
     }
 
     /// Returns an error if no prompt may be accepted now.

@@ -26,7 +26,7 @@ use crate::{
 };
 
 /// The longest time limit of a pause. The timer cannot hold a limit much longer than two years.
-const MAX_EXPIRY: Duration = Duration::from_secs(365 * 24 * 3600);
+const MAX_EXPIRY: Duration = Duration::from_hours(365 * 24);
 
 /// The work in progress. Dropping a part of it ends that part.
 #[derive(Default)]

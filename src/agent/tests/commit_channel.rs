@@ -90,12 +90,12 @@ async fn set_state_and_prompt_no_room_done_and_delivered_in_order() {
     }
     answered(agent.prompt("Hi")).await.unwrap();
     let staged = answered(agent.prompt("staged")).await.unwrap();
-    assert_eq!(staged, crate::agent::Accepted::Staged { replaced: None });
+    assert!(matches!(staged, crate::agent::Accepted::Staged { ahead: 0, .. }), "{staged:?}");
     assert!(matches!(answered(agent.set_state(|_| Ok(()))).await, Err(AgentError::Busy(_))));
     answered(agent.cancel()).await.unwrap();
     let mut systems = Vec::new();
     let mut rest = Vec::new();
-    for _ in 0..9 {
+    for _ in 0..10 {
         let delivery = answered(receiver.recv()).await.unwrap();
         match &*delivery.event.event {
             Event::State(state) => {
@@ -107,7 +107,7 @@ async fn set_state_and_prompt_no_room_done_and_delivered_in_order() {
         }
     }
     assert_eq!(systems, ["0", "1", "2", "3", "4"]);
-    assert_eq!(rest, ["status(busy)", "message(user)", "status(idle)", "cancelled"]);
+    assert_eq!(rest, ["status(busy)", "message(user)", "staged", "status(idle)", "cancelled"]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -132,8 +132,8 @@ async fn prompt_and_cancel_storm_no_room_bounded_and_lossless() {
     let last = agent.snapshot().await.unwrap().last.number;
     let events = receive(&mut receiver, 1, last).await;
     assert_eq!(events.iter().filter(|event| ends_run(event)).count(), runs);
-    for run in names(&events).chunks(4) {
-        assert_eq!(run, ["status(busy)", "message(user)", "status(idle)", "cancelled"]);
+    for run in names(&events).chunks(5) {
+        assert_eq!(run, ["status(busy)", "message(user)", "staged", "status(idle)", "cancelled"]);
     }
     answered(agent.wait_until_idle()).await.unwrap();
     agent.prompt("Hi").await.unwrap();
@@ -267,4 +267,19 @@ async fn stop_receiver_reads_late_gets_every_event_and_the_end() {
     assert_eq!(names(&events), ["status(busy)", "message(user)", "status(idle)", "cancelled"]);
     answered(stopping).await.unwrap().unwrap();
     assert!(answered(receiver.recv()).await.is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn prompts_staged_and_withdrawn_without_end_are_refused_while_nothing_is_read() {
+    let (agent, _receiver) = cramped([Step::new().hang()]).await;
+    agent.prompt("Hi").await.unwrap();
+    let behind = loop {
+        match answered(agent.prompt(crate::agent::Prompt::new("staged").with_id("s"))).await {
+            Ok(_) => drop(answered(agent.unstage("s")).await.unwrap()),
+            Err(error) => break error,
+        }
+    };
+    let AgentError::CommitBehind(waiting) = behind else { panic!("{behind:?}") };
+    assert!(waiting < 2100, "{waiting}");
+    answered(agent.cancel()).await.unwrap();
 }

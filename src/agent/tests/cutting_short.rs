@@ -342,10 +342,10 @@ async fn cancel_paused_discards_and_resume_is_refused() {
     agent.prompt("next").await.unwrap();
     answered(agent.cancel()).await.unwrap();
     let run = run_events(&mut events).await;
-    assert_eq!(names(&run), ["status(idle)", "cancelled"]);
-    let Event::Cancelled { response, staged } = &*run[1] else { panic!() };
+    assert_eq!(names(&run), ["staged", "status(idle)", "cancelled"]);
+    let Event::Cancelled { response, staged } = &*run[2] else { panic!() };
     assert_eq!((response.usage.output, response.messages.len()), (4, 2));
-    assert_eq!(staged.as_ref().unwrap().content, "next".into());
+    assert_eq!(staged[0].content, "next".into());
     let resumed = agent.resume("t2", Decision::Execute).await;
     assert!(matches!(resumed, Err(AgentError::NotPaused(Status::Idle))));
     assert_eq!(agent.snapshot().await.unwrap().pauses, []);

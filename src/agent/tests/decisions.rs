@@ -116,7 +116,8 @@ async fn handle_tool_use_pause_holds_the_other_uses_and_reports_the_reason() {
     let events = agent.until("pause(1)").await;
     let order = names(&events);
     assert_eq!(order[order.len() - 3..], ["step", "status(paused)", "pause(1)"]);
-    let Event::Pause(Pause { tool_use, reason, .. }) = &**events.last().unwrap() else { unreachable!() };
+    let Event::Pause(pause) = &**events.last().unwrap() else { unreachable!() };
+    let Pause { tool_use, reason, .. } = &**pause;
     assert_eq!((tool_use.id.as_str(), reason), ("1", &json!({ "ask": "Bob" })));
     assert_eq!(asked.all(), ["a", "b", "c"], "all uses are asked about before the pause");
     assert!(log.all().is_empty(), "no tool runs before all uses are decided");
@@ -204,7 +205,8 @@ async fn resume_of_a_tool_without_a_handler_gives_the_model_the_result() {
     let mut agent = Watched::start(builder.tool(declared("ask_user")).callbacks(hooks)).await;
     agent.agent.prompt("Go").await.unwrap();
     let events = agent.until("pause(0)").await;
-    let Event::Pause(Pause { tool_use, reason, .. }) = &**events.last().unwrap() else { unreachable!() };
+    let Event::Pause(pause) = &**events.last().unwrap() else { unreachable!() };
+    let Pause { tool_use, reason, .. } = &**pause;
     assert_eq!((&*tool_use.name, reason), ("ask_user", &json!("Blue or red?")));
     let answer = ToolResult::ok(tool_use, "Red.");
     agent.agent.resume(tool_use.id.clone(), Decision::Provide(answer)).await.unwrap();
@@ -254,8 +256,8 @@ async fn resume_repeated_is_stale_although_the_model_uses_the_id_again() {
     let events = agent.until("pause").await;
     let again = agent.agent.resume("0", Decision::Execute).await.unwrap_err();
     assert!(matches!(again, AgentError::StaleResume { .. }), "{again:?}");
-    let Event::Pause(Pause { tool_use, .. }) = &**events.last().unwrap() else { unreachable!() };
-    agent.agent.resume(tool_use.id.clone(), Decision::reject("Enough.")).await.unwrap();
+    let Event::Pause(pause) = &**events.last().unwrap() else { unreachable!() };
+    agent.agent.resume(pause.tool_use.id.clone(), Decision::reject("Enough.")).await.unwrap();
     agent.end().await;
     assert_eq!(log.all().len(), 1);
 }

@@ -68,7 +68,7 @@ async fn last_handle_dropped_mid_turn_interrupted_and_terminated() {
         panic!("{run:?}")
     };
     assert_eq!((response.messages[0].text().as_str(), response.text().as_str()), ("Two", "Half"));
-    assert!(staged.is_some(), "the staged prompt is carried back");
+    assert_eq!(staged.len(), 1, "the staged prompt is carried back");
     let (reason, snapshot) = closed(&mut events).await;
     assert_eq!(reason, EndReason::HandlesDropped);
     assert_eq!(snapshot.unwrap().state.history.len(), 4);

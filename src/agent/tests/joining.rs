@@ -5,8 +5,8 @@ use std::{sync::Arc, time::Duration};
 
 use crate::{
     agent::{
-        Agent, AgentCallbacks, AgentSubscription, ErrorDecision, Event, Failure, Pause, Prompt, Response,
-        Snapshot, State, ToolDecision, TurnDecision,
+        Agent, AgentCallbacks, AgentSubscription, ErrorDecision, Event, Failure, Prompt, Response, Snapshot,
+        State, ToolDecision, TurnDecision,
     },
     message::{Attachment, ProviderItem, Role, ToolUse},
     provider::{BlockStart, Delta, ErrorKind, Part, ProviderError, Request, StopReason},
@@ -145,9 +145,9 @@ async fn play(agent: Agent) {
     loop {
         let Some(Update::Event(numbered)) = answered(events.next()).await else { panic!() };
         match &*numbered.event {
-            Event::Pause(Pause { tool_use, .. }) => {
+            Event::Pause(pause) => {
                 dawdle().await;
-                agent.resume(tool_use.id.clone(), Decision::Execute).await.unwrap();
+                agent.resume(pause.tool_use.id.clone(), Decision::Execute).await.unwrap();
             }
             Event::Turn(_) if ends_run(&numbered.event) => return,
             Event::Turn(_) => turns += 1,
@@ -163,8 +163,7 @@ async fn play(agent: Agent) {
 /// built from events.
 fn comparable(snapshot: &Snapshot) -> Snapshot {
     let mut snapshot = snapshot.clone();
-    snapshot.staged = None;
-    snapshot.behind = None;
+    snapshot.staged.clear();
     snapshot
 }
 
@@ -221,7 +220,7 @@ async fn apply_staged_prompt_taken_snapshot_has_no_staged_prompt() {
     agent.prompt("next").await.unwrap();
     let mut events = agent.subscribe().await.unwrap();
     let mut truth = (**events.snapshot().unwrap()).clone();
-    assert_eq!(truth.staged.as_ref().unwrap().content, "next".into());
+    assert_eq!(truth.staged[0].content, "next".into());
     gate.open();
     agent.wait_until_idle().await.unwrap();
     let end = agent.snapshot().await.unwrap();

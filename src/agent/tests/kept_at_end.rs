@@ -120,7 +120,7 @@ async fn stop_with_nothing_to_keep_is_a_cancel_and_carries_the_staged_prompt_bac
     agent.prompt("And this").await.unwrap();
     answered(agent.stop(DEADLINE)).await.unwrap();
     let run = run_events(&mut events).await;
-    let Event::Cancelled { staged: Some(staged), .. } = &**run.last().unwrap() else { panic!("{run:?}") };
-    assert_eq!(staged.content, "And this".into());
+    let Event::Cancelled { staged, .. } = &**run.last().unwrap() else { panic!("{run:?}") };
+    assert_eq!(staged[0].content, "And this".into());
     assert_eq!(left(&mut events).await, 0);
 }

@@ -36,19 +36,17 @@ async fn queries_in_any_phase_answered() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn prompt_in_any_phase_staged_and_replacement_reported() {
+async fn prompt_in_any_phase_is_staged_in_order() {
     for amid in Amid::ALL {
         let scene = amid.agent().await;
         let agent = &scene.agent;
         let staged = answered(agent.prompt("one")).await.unwrap();
-        assert_eq!(staged, Accepted::Staged { replaced: None }, "{amid:?}");
-        let Accepted::Staged { replaced: Some(replaced) } = answered(agent.prompt("two")).await.unwrap()
-        else {
-            panic!("{amid:?}: nothing was replaced");
-        };
-        assert_eq!(replaced.content, "one".into(), "{amid:?}");
+        assert!(matches!(staged, Accepted::Staged { ahead: 0, .. }), "{amid:?}: {staged:?}");
+        let staged = answered(agent.prompt("two")).await.unwrap();
+        assert!(matches!(staged, Accepted::Staged { ahead: 1, .. }), "{amid:?}: {staged:?}");
         let snapshot = answered(agent.snapshot()).await.unwrap();
-        assert_eq!(snapshot.staged.unwrap().content, "two".into(), "{amid:?}");
+        let staged: Vec<_> = snapshot.staged.iter().map(|prompt| prompt.content.clone()).collect();
+        assert_eq!(staged, ["one".into(), "two".into()], "{amid:?}");
     }
 }
 
@@ -82,7 +80,7 @@ async fn cancel_in_any_phase_discards_and_agent_survives() {
         let Event::Cancelled { response, staged } = &**end else { panic!("{amid:?}: {end:?}") };
         assert_eq!(response.stop_reason, StopReason::Cancelled, "{amid:?}");
         assert_eq!(response.messages[0].text(), "Hi", "{amid:?}");
-        assert_eq!(staged.as_ref().unwrap().content, "next".into(), "{amid:?}");
+        assert_eq!(staged[0].content, "next".into(), "{amid:?}");
         assert!(matches!(answered(agent.cancel()).await, Err(AgentError::Idle)), "{amid:?}");
         if amid != Amid::NoRoom {
             let response = answered(agent.ask("Hello?")).await.unwrap();
@@ -115,7 +113,7 @@ async fn interrupt_in_any_phase_ends_the_run_and_agent_survives() {
         };
         let reason = if keeps { StopReason::Interrupted } else { StopReason::Cancelled };
         assert_eq!(response.stop_reason, reason, "{amid:?}");
-        assert_eq!(staged.as_ref().unwrap().content, "next".into(), "{amid:?}");
+        assert_eq!(staged[0].content, "next".into(), "{amid:?}");
         let history = answered(agent.state()).await.unwrap().history().clone();
         let expected = if keeps { response.messages.len() } else { 0 };
         assert_eq!(history.len(), expected, "{amid:?}");

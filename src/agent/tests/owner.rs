@@ -263,12 +263,11 @@ async fn cancel_staged_prompt_carried_back_and_started_on_neither_history() {
     owner.prompt(None, base(), "Hi").await.unwrap();
     agent.agent.prompt("staged").await.unwrap();
     agent.agent.cancel().await.unwrap();
-    let events: Vec<_> =
-        [agent.until("message(user)").await, vec![agent.next().await, agent.next().await]].concat();
-    let Event::Cancelled { staged: Some(staged), .. } = &**events.last().unwrap() else {
+    let events: Vec<_> = [agent.until("staged").await, vec![agent.next().await, agent.next().await]].concat();
+    let Event::Cancelled { staged, .. } = &**events.last().unwrap() else {
         panic!("{:?}", names(&events));
     };
-    assert_eq!(staged.content, "staged".into());
+    assert_eq!(staged[0].content, "staged".into());
     agent.until("state").await;
     agent.check().await;
     assert_eq!(agent.view.status, Status::Idle);

@@ -40,7 +40,7 @@ fn pausing_all() -> Hooks {
 
 fn pauses(events: &[Arc<Event>]) -> Vec<Pause> {
     let pause = |event: &Arc<Event>| match &**event {
-        Event::Pause(pause) => Some(pause.clone()),
+        Event::Pause(pause) => Some(Pause::clone(pause)),
         _ => None,
     };
     events.iter().filter_map(pause).collect()
@@ -48,7 +48,7 @@ fn pauses(events: &[Arc<Event>]) -> Vec<Pause> {
 
 fn decisions(events: &[Arc<Event>]) -> Vec<Decided> {
     let decided = |event: &Arc<Event>| match &**event {
-        Event::Decided(decided) => Some(decided.clone()),
+        Event::Decided(decided) => Some(Decided::clone(decided)),
         _ => None,
     };
     events.iter().filter_map(decided).collect()

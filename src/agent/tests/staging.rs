@@ -1,8 +1,11 @@
 //! Prompts while the agent is busy or paused.
 
 use crate::{
-    agent::{Accepted, Event, Prompt, ToolDecision, TurnDecision, TurnOutcome},
-    provider::Options,
+    agent::{
+        Accepted, AgentError, Event, Next, Prompt, PromptState, RunOutcome, ToolDecision, TurnDecision,
+        TurnOutcome,
+    },
+    provider::{Options, StopReason},
     testing::{Gate, ScriptedProvider, Step},
     tool::Decision,
 };
@@ -35,8 +38,8 @@ async fn staged_prompt_begins_the_next_turn_of_the_same_run() {
     let second = Step::new().usage(tokens(5)).then_text(["Two"]).stop();
     let (mut agent, provider, gate) = busy(hooks, [second]).await;
     let accepted = agent.agent.prompt("And now").await.unwrap();
-    assert_eq!(accepted, Accepted::Staged { replaced: None });
-    assert_eq!(*agent.agent.snapshot().await.unwrap().staged.unwrap(), Prompt::new("And now"));
+    assert!(matches!(accepted, Accepted::Staged { ahead: 0, .. }), "{accepted:?}");
+    assert_eq!(agent.agent.snapshot().await.unwrap().staged[0].content, "And now".into());
     gate.open();
     let events = agent.end().await;
     let names: Vec<_> = names(&events).into_iter().filter(|name| !name.starts_with("text")).collect();
@@ -45,9 +48,11 @@ async fn staged_prompt_begins_the_next_turn_of_the_same_run() {
         [
             "status(busy)",
             "message(user)",
+            "staged",
             "message(assistant)",
             "step",
             "turn(continue)",
+            "unstaged(taken)",
             "message(user)",
             "message(assistant)",
             "step",
@@ -100,18 +105,6 @@ async fn staged_prompt_applies_its_options_and_a_fresh_step_count() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn staged_prompt_replaced_is_returned() {
-    let (mut agent, _, gate) = busy(Hooks::new(), [Step::text("Two")]).await;
-    agent.agent.prompt(Prompt::new("Older").with_max_steps(2)).await.unwrap();
-    let accepted = agent.agent.prompt("Newer").await.unwrap();
-    let Accepted::Staged { replaced: Some(replaced) } = accepted else { panic!("{accepted:?}") };
-    assert_eq!(*replaced, Prompt::new("Older").with_max_steps(2));
-    gate.open();
-    agent.end().await;
-    assert_eq!(agent.history().await[2..], ["user: Newer", "assistant: Two"]);
-}
-
-#[tokio::test(start_paused = true)]
 async fn prompt_refused_keeps_the_staged_prompt() {
     let (mut agent, _, gate) = busy(Hooks::new(), [Step::text("Two")]).await;
     agent.agent.prompt("Keep me").await.unwrap();
@@ -132,7 +125,7 @@ async fn prompt_while_paused_is_staged() {
     agent.agent.prompt("Hi").await.unwrap();
     agent.until("pause").await;
     let accepted = agent.agent.prompt("And now").await.unwrap();
-    assert_eq!(accepted, Accepted::Staged { replaced: None });
+    assert!(matches!(accepted, Accepted::Staged { ahead: 0, .. }), "{accepted:?}");
     assert!(agent.agent.snapshot().await.unwrap().pauses.len() == 1, "still paused");
     agent.agent.resume("a", Decision::Execute).await.unwrap();
     let events = agent.end().await;
@@ -152,7 +145,7 @@ async fn staged_prompt_in_a_later_turn_of_the_run_starts_too() {
     first.open();
     reached(&second).await;
     let accepted = agent.agent.prompt("3").await.unwrap();
-    assert_eq!(accepted, Accepted::Staged { replaced: None }, "the other prompt has already started");
+    assert!(matches!(accepted, Accepted::Staged { ahead: 0, .. }), "the other prompt has already started");
     second.open();
     let events = agent.end().await;
     let ends: Vec<_> = events
@@ -163,4 +156,304 @@ async fn staged_prompt_in_a_later_turn_of_the_run_starts_too() {
         })
         .collect();
     assert_eq!(ends, [(false, "One".into()), (false, "Two".into()), (true, "Three".into())]);
+}
+
+/// Returns the texts of the staged prompts.
+async fn staged(agent: &Watched) -> Vec<String> {
+    let staged = agent.agent.snapshot().await.unwrap().staged;
+    staged
+        .iter()
+        .map(|prompt| prompt.content.0.iter().filter_map(|block| block.as_text()).collect())
+        .collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn staged_prompts_start_one_turn_each_in_order() {
+    let rest = ["Two", "Three", "Four"].map(Step::text);
+    let (mut agent, _, gate) = busy(Hooks::new(), rest).await;
+    for (n, text) in ["B", "C", "D"].into_iter().enumerate() {
+        let accepted = agent.agent.prompt(text).await.unwrap();
+        assert!(matches!(accepted, Accepted::Staged { ahead, .. } if ahead == n), "{accepted:?}");
+    }
+    assert_eq!(staged(&agent).await, ["B", "C", "D"]);
+    gate.open();
+    let events = agent.end().await;
+    assert_eq!(turns(&events).len(), 4);
+    let history = agent.history().await;
+    let users: Vec<_> = history.iter().filter(|message| message.starts_with("user")).collect();
+    assert_eq!(users, ["user: Hi", "user: B", "user: C", "user: D"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn prompt_beyond_the_limit_of_the_queue_is_refused() {
+    let gate = Gate::new();
+    let (_, builder) = scripted([Step::new().gate(&gate).then_text(["One"]).stop(), Step::text("Two")]);
+    let mut agent = Watched::start(builder.max_staged(1)).await;
+    agent.agent.prompt("Hi").await.unwrap();
+    reached(&gate).await;
+    agent.agent.prompt("B").await.unwrap();
+    let refused = agent.agent.prompt("C").await.unwrap_err();
+    assert!(matches!(refused, AgentError::QueueFull(1)) && refused.is_unavailable(), "{refused:?}");
+    assert_eq!(
+        refused.to_string(),
+        "1 prompts are staged, which is the maximum; wait for the next turn, or unstage one"
+    );
+    gate.open();
+    agent.end().await;
+    assert_eq!(agent.history().await.len(), 4);
+}
+
+#[tokio::test(start_paused = true)]
+async fn unstage_returns_the_prompt_and_keeps_the_others() {
+    let (mut agent, _, gate) = busy(Hooks::new(), [Step::text("Two")]).await;
+    let accepted = agent.agent.prompt(Prompt::new("B").with_max_steps(2)).await.unwrap();
+    let Accepted::Staged { id, .. } = accepted else { panic!("{accepted:?}") };
+    agent.agent.prompt(Prompt::new("C").with_id("c")).await.unwrap();
+    let prompt = agent.agent.unstage(id.clone()).await.unwrap();
+    assert_eq!((prompt.content.clone(), prompt.max_steps), ("B".into(), Some(2)));
+    let again = agent.agent.unstage(id.clone()).await.unwrap_err();
+    assert!(
+        matches!(&again, AgentError::NotStaged(given) if *given == id) && again.is_conflict(),
+        "{again:?}"
+    );
+    assert_eq!(staged(&agent).await, ["C"]);
+    let order = names(&agent.until("unstaged(withdrawn)").await);
+    assert_eq!(order[order.len() - 3..], ["staged", "staged", "unstaged(withdrawn)"]);
+    gate.open();
+    agent.end().await;
+    assert_eq!(agent.history().await[2..], ["user: C", "assistant: Two"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn prompt_repeated_with_its_id_is_known_and_runs_once() {
+    let (mut agent, provider, gate) = busy(Hooks::new(), [Step::text("Two"), Step::text("Three")]).await;
+    let order = || Prompt::new("Order").with_id("order");
+    agent.agent.prompt(order()).await.unwrap();
+    let state = |accepted| match accepted {
+        Accepted::Known { state } => state,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(state(agent.agent.prompt(order()).await.unwrap()), PromptState::Staged);
+    let other = Prompt::new("").with_id("order").with_max_steps(0);
+    assert_eq!(state(agent.agent.prompt(other).await.unwrap()), PromptState::Staged, "content is not read");
+    let asked = agent.agent.ask(order()).await.unwrap_err();
+    assert!(matches!(asked, AgentError::KnownPrompt(PromptState::Staged)), "{asked:?}");
+    gate.open();
+    agent.end().await;
+    let outcome = RunOutcome::Stopped { stop_reason: StopReason::Stop };
+    assert_eq!(state(agent.agent.prompt(order()).await.unwrap()), PromptState::Ended { outcome });
+    assert_eq!(provider.requests().len(), 2);
+    let texts: Vec<_> = agent.history().await;
+    assert_eq!(texts.iter().filter(|text| *text == "user: Order").count(), 1);
+    agent.run(Prompt::new("Other").with_id("other")).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn prompt_whose_id_was_withdrawn_or_carried_back_runs_again() {
+    let (mut agent, _, _) = busy(Hooks::new(), [Step::text("Two")]).await;
+    agent.agent.prompt(Prompt::new("B").with_id("b")).await.unwrap();
+    agent.agent.unstage("b").await.unwrap();
+    let again = agent.agent.prompt(Prompt::new("B").with_id("b")).await.unwrap();
+    assert!(matches!(again, Accepted::Staged { .. }), "{again:?}");
+    agent.agent.cancel().await.unwrap();
+    agent.end().await;
+    assert_eq!(agent.agent.prompt(Prompt::new("B").with_id("b")).await.unwrap(), Accepted::Started);
+    agent.end().await;
+    assert_eq!(agent.history().await, ["user: B", "assistant: Two"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn prompt_that_was_cancelled_stays_known() {
+    let (_, builder) = scripted([Step::new().hang()]);
+    let mut agent = Watched::start(builder).await;
+    agent.agent.prompt(Prompt::new("A").with_id("a")).await.unwrap();
+    agent.agent.cancel().await.unwrap();
+    agent.end().await;
+    let known = agent.agent.prompt(Prompt::new("A").with_id("a")).await.unwrap();
+    let state = PromptState::Ended { outcome: RunOutcome::Cancelled };
+    assert_eq!(known, Accepted::Known { state });
+}
+
+#[tokio::test(start_paused = true)]
+async fn prompt_ids_beyond_the_last_32_are_forgotten() {
+    let (_, builder) = scripted((0..40).map(|n| Step::text(&n.to_string())));
+    let mut agent = Watched::start(builder).await;
+    for n in 0..33 {
+        agent.run(Prompt::new("Go").with_id(format!("p{n}"))).await;
+    }
+    let newest = agent.agent.prompt(Prompt::new("Go").with_id("p1")).await.unwrap();
+    assert!(matches!(newest, Accepted::Known { .. }), "{newest:?}");
+    assert_eq!(agent.agent.prompt(Prompt::new("Go").with_id("p0")).await.unwrap(), Accepted::Started);
+}
+
+#[tokio::test(start_paused = true)]
+async fn prompt_with_an_empty_or_long_id_is_refused() {
+    let (_, builder) = scripted([Step::text("One")]);
+    let agent = Watched::start(builder).await;
+    for (id, length) in [(String::new(), 0), ("é".repeat(33), 66)] {
+        let refused = agent.agent.prompt(Prompt::new("Go").with_id(id)).await.unwrap_err();
+        assert_eq!(
+            refused.to_string(),
+            format!("the prompt's id has {length} bytes; use an id of 1 to 64 bytes")
+        );
+    }
+    agent.agent.prompt(Prompt::new("Go").with_id("é".repeat(32))).await.unwrap();
+}
+
+/// Returns an agent whose tool waits at the gate, and whose model uses the tool once and then answers.
+async fn in_a_tool(rest: impl IntoIterator<Item = Step>) -> (Watched, ScriptedProvider, Gate) {
+    let gate = Gate::new();
+    let steps = std::iter::once(Step::tool_use("t", "slow", json!({}))).chain(rest);
+    let (provider, builder) = scripted(steps);
+    let pass = gate.clone();
+    let slow = crate::tool::tool_fn("slow", "Waits.", move |_: Value, _| {
+        let gate = pass.clone();
+        async move {
+            gate.pass().await;
+            Ok("done")
+        }
+    });
+    let agent = Watched::start(builder.tool(slow)).await;
+    agent.agent.prompt("Go").await.unwrap();
+    reached(&gate).await;
+    (agent, provider, gate)
+}
+
+#[tokio::test(start_paused = true)]
+async fn prompt_for_the_next_step_joins_the_turn_after_the_tools() {
+    let (mut agent, provider, gate) = in_a_tool([Step::text("One"), Step::text("Two")]).await;
+    agent.agent.prompt("Later").await.unwrap();
+    let joins = |text: &str| Prompt::new(text).at(Next::Step);
+    let accepted = agent.agent.prompt(joins("Now")).await.unwrap();
+    assert!(matches!(accepted, Accepted::Staged { ahead: 1, .. }), "{accepted:?}");
+    agent.agent.prompt(joins("And this").with_id("this")).await.unwrap();
+    gate.open();
+    let events = agent.end().await;
+    let order: Vec<_> = names(&events).into_iter().filter(|name| !name.starts_with("text")).collect();
+    let joined = order.iter().position(|name| name == "tool_result(t)").unwrap();
+    assert_eq!(
+        order[joined..joined + 9],
+        [
+            "tool_result(t)",
+            "message(user)",
+            "unstaged(taken)",
+            "message(user)",
+            "unstaged(taken)",
+            "message(user)",
+            "message(assistant)",
+            "step",
+            "turn(continue)"
+        ]
+    );
+    let asked = sent(&provider.requests()[1]);
+    assert_eq!(asked[2..], ["user: result t", "user: Now", "user: And this"]);
+    let steps = super::hooks::steps(&events);
+    let second: Vec<_> = steps[1].messages.iter().map(|message| brief(message)).collect();
+    assert_eq!(second, ["user: result t", "user: Now", "user: And this", "assistant: One"]);
+    assert_eq!(steps[1].step, 2, "the step count continues");
+    let history = agent.history().await;
+    let said =
+        ["user: Go", "assistant: use t", "user: result t", "user: Now", "user: And this", "assistant: One"];
+    assert_eq!((&history[..6], &history[6]), (&said.map(String::from)[..], &"user: Later".to_owned()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn prompt_for_the_next_step_without_a_further_step_starts_the_next_turn() {
+    let (mut agent, provider, gate) = busy(Hooks::new(), [Step::text("Two")]).await;
+    agent.agent.prompt(Prompt::new("Now").at(Next::Step)).await.unwrap();
+    gate.open();
+    let events = agent.end().await;
+    assert_eq!(turns(&events).len(), 2);
+    assert_eq!(sent(&provider.requests()[1]), ["user: Hi", "assistant: One", "user: Now"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn prompt_for_the_next_step_while_idle_starts_a_run() {
+    let (_, builder) = scripted([Step::text("One")]);
+    let mut agent = Watched::start(builder).await;
+    let prompt = Prompt::new("Now").at(Next::Step).with_max_steps(1);
+    assert_eq!(agent.agent.prompt(prompt).await.unwrap(), Accepted::Started);
+    agent.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn prompt_for_the_next_step_with_settings_is_refused() {
+    let (agent, _, _) = busy(Hooks::new(), []).await;
+    let prompt = Prompt::new("Now").at(Next::Step).with_max_steps(1);
+    let refused = agent.agent.prompt(prompt).await.unwrap_err();
+    assert!(matches!(refused, AgentError::NotAtStep), "{refused:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn interrupt_before_the_answer_carries_joined_prompts_back() {
+    let hangs = Gate::new();
+    let (mut agent, _, gate) = in_a_tool([Step::new().gate(&hangs).hang()]).await;
+    agent.agent.prompt(Prompt::new("Now").at(Next::Step).with_id("now")).await.unwrap();
+    agent.agent.prompt("Later").await.unwrap();
+    gate.open();
+    reached(&hangs).await;
+    agent.agent.interrupt().await.unwrap();
+    let events = agent.end().await;
+    let Some(Event::Turn(TurnOutcome::Stop { staged, response })) = events.last().map(|event| &**event)
+    else {
+        panic!("{:?}", names(&events))
+    };
+    let carried: Vec<_> = staged.iter().map(|prompt| prompt.content.clone()).collect();
+    assert_eq!(carried, ["Now".into(), "Later".into()]);
+    assert_eq!(response.messages.len(), 3, "the turn ends with the results");
+    assert_eq!(agent.history().await, ["user: Go", "assistant: use t", "user: result t"]);
+    let again = agent.agent.prompt(Prompt::new("Now").with_id("now")).await.unwrap();
+    assert_eq!(again, Accepted::Started, "the prompt never ran");
+}
+
+#[tokio::test(start_paused = true)]
+async fn interrupt_in_the_answer_keeps_joined_prompts() {
+    let hangs = Gate::new();
+    let (mut agent, _, gate) = in_a_tool([Step::new().then_text(["Half"]).gate(&hangs).hang()]).await;
+    agent.agent.prompt(Prompt::new("Now").at(Next::Step)).await.unwrap();
+    gate.open();
+    reached(&hangs).await;
+    agent.agent.interrupt().await.unwrap();
+    agent.end().await;
+    assert_eq!(agent.history().await[3..], ["user: Now", "assistant: Half"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn cancel_after_a_prompt_has_joined_discards_it_with_the_turn() {
+    let hangs = Gate::new();
+    let (mut agent, _, gate) = in_a_tool([Step::new().gate(&hangs).hang()]).await;
+    agent.agent.prompt(Prompt::new("Now").at(Next::Step)).await.unwrap();
+    gate.open();
+    reached(&hangs).await;
+    agent.agent.cancel().await.unwrap();
+    let events = agent.end().await;
+    let Some(Event::Cancelled { staged, response }) = events.last().map(|event| &**event) else { panic!() };
+    assert!(staged.is_empty());
+    let discarded: Vec<_> = response.messages.iter().map(|message| brief(message)).collect();
+    assert_eq!(discarded, ["user: Go", "assistant: use t", "user: result t", "user: Now"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn retry_repeats_the_step_with_the_prompts_that_have_joined() {
+    let fails =
+        Step::error(crate::provider::ProviderError::new(crate::provider::ErrorKind::InvalidRequest, "once"));
+    let gate = Gate::new();
+    let (provider, builder) = scripted([Step::tool_use("t", "slow", json!({})), fails, Step::text("One")]);
+    let hooks = Hooks::new().on_error(|_, _| crate::agent::ErrorDecision::Retry);
+    let pass = gate.clone();
+    let slow = crate::tool::tool_fn("slow", "Waits.", move |_: Value, _| {
+        let gate = pass.clone();
+        async move {
+            gate.pass().await;
+            Ok("done")
+        }
+    });
+    let mut agent = Watched::start(builder.tool(slow).callbacks(hooks)).await;
+    agent.agent.prompt("Go").await.unwrap();
+    reached(&gate).await;
+    agent.agent.prompt(Prompt::new("Now").at(Next::Step)).await.unwrap();
+    gate.open();
+    agent.end().await;
+    assert_eq!(sent(&provider.requests()[1]), sent(&provider.requests()[2]));
+    assert_eq!(agent.history().await[3..], ["user: Now", "assistant: One"]);
 }

@@ -174,8 +174,7 @@ impl Task {
                 turn: None,
                 pauses: Vec::new(),
                 tools: Vec::new(),
-                staged: None,
-                behind: None,
+                staged: Vec::new(),
                 last_run: None,
             },
         };

@@ -8,7 +8,7 @@ use super::{Check, ensure, model::Input, world::World};
 use crate::actor::random::Rng;
 use crate::{
     agent::{
-        AgentError, Event, Prompt,
+        AgentError, Event, Next, Prompt, PromptState,
         core::{Accepted, Core, Resume},
         phase::Stage,
     },
@@ -49,7 +49,7 @@ impl World {
         if !self.model.waiting.is_empty() && self.rng.percent(50) {
             return self.resume();
         }
-        match self.rng.below(24) {
+        match self.rng.below(26) {
             0..8 => {
                 let ask = self.rng.percent(30);
                 self.prompt(ask)
@@ -61,6 +61,7 @@ impl World {
             18..20 => self.set_history(),
             20..22 => self.prompt_on(),
             22 => self.answer_anew(),
+            23 | 24 => self.unstage(),
             _ => self.replace_history(),
         }
     }
@@ -89,6 +90,16 @@ impl World {
         };
         let max_steps = self.rng.pick(&[None, None, None, Some(1), Some(2), Some(3), Some(5)]);
         let mut prompt = Prompt { content, max_steps, ..Prompt::default() };
+        if self.rng.percent(25) {
+            prompt = prompt.with_id(format!("p{}", self.rng.below(6)));
+        }
+        if self.rng.percent(30) {
+            // Prompts for the next step are rarely accepted with settings.
+            prompt = Prompt { max_steps: None, ..prompt.at(Next::Step) };
+            if self.rng.percent(80) {
+                return prompt;
+            }
+        }
         if self.rng.percent(20) {
             prompt = prompt.with_turn_timeout(Duration::from_secs(1));
         }
@@ -106,10 +117,13 @@ impl World {
     }
 
     /// Returns the expected result of the prompt.
-    pub(super) fn expect(&self, prompt: &Prompt, ask: bool) -> Result<Accepted, AgentError> {
+    pub(super) fn expect(&self, prompt: &Prompt, ask: bool, limit: usize) -> Result<Accepted, AgentError> {
         let content = &prompt.content;
         let tools =
             content.0.iter().any(|block| matches!(block, Content::ToolUse(_) | Content::ToolResult(_)));
+        if let Some(state) = self.known(prompt) {
+            return if ask { Err(AgentError::KnownPrompt(state)) } else { Ok(Accepted::Known { state }) };
+        }
         prompt.check()?;
         if content.is_blank() {
             return Err(AgentError::EmptyPrompt);
@@ -124,26 +138,72 @@ impl World {
         if tools {
             return Err(AgentError::ResultsWhileBusy);
         }
-        Ok(Accepted::Staged { replaced: self.model.staged.clone() })
+        if prompt.next == Next::Step && prompt.has_settings() {
+            return Err(AgentError::NotAtStep);
+        }
+        if self.model.staged.len() >= limit {
+            return Err(AgentError::QueueFull(limit));
+        }
+        Ok(Accepted::Staged { id: "chosen".into(), ahead: self.model.staged.len() })
+    }
+
+    /// Returns the state of an earlier prompt with the same id.
+    pub(super) fn known(&self, prompt: &Prompt) -> Option<PromptState> {
+        let id = prompt.id.as_ref()?;
+        let known = self.model.known.iter().find(|(known, _)| known == id);
+        known.map(|(_, state)| state.clone())
     }
 
     /// Records an accepted prompt in the model.
     pub(super) fn accepted(&mut self, prompt: Prompt, accepted: &Accepted) {
         match accepted {
-            Accepted::Started => self.model.starting = Some(Arc::new(prompt)),
-            Accepted::Staged { .. } => self.model.staged = Some(Arc::new(prompt)),
+            Accepted::Started => {
+                self.begins(&prompt);
+                self.model.starting = Some(Arc::new(prompt));
+            }
+            Accepted::Staged { .. } => self.model.staging = Some(prompt),
+            Accepted::Known { .. } => {}
         }
+    }
+
+    /// Records the id of a prompt that starts a run.
+    pub(super) fn begins(&mut self, prompt: &Prompt) {
+        if let Some(id) = &prompt.id {
+            self.model.known.push((id.clone(), PromptState::InFlight));
+        }
+    }
+
+    fn unstage(&mut self) -> Check {
+        let staged: Vec<_> = self.model.staged.iter().filter_map(|prompt| prompt.id.clone()).collect();
+        let id = if staged.is_empty() || self.rng.percent(20) { "p0".into() } else { self.rng.pick(&staged) };
+        self.note(|| format!("unstage {id}"));
+        let expected = self.model.staged.iter().find(|prompt| prompt.id.as_ref() == Some(&id)).cloned();
+        self.model.withdrawing = expected.is_some().then(|| id.clone());
+        let (unstaged, effects) = self.feed(|core, cx| core.unstage(&id, cx));
+        match (expected, unstaged) {
+            (Some(expected), Ok(prompt)) => ensure!(expected == prompt, "{prompt:?} is returned"),
+            (None, Err(error)) => same_error(&AgentError::NotStaged(id), &error, effects.is_empty())?,
+            (expected, unstaged) => return Err(format!("unstage gives {unstaged:?}, not {expected:?}")),
+        }
+        self.perform_all(effects)
     }
 
     fn prompt(&mut self, ask: bool) -> Check {
         let prompt = self.random_prompt();
         self.note(|| format!("prompt (ask: {ask}) {prompt:?}"));
-        let expected = self.expect(&prompt, ask);
+        let expected = self.expect(&prompt, ask, 3);
         let given = prompt.clone();
         let (accepted, effects) = self.feed(|core, cx| core.prompt(given, ask, cx));
         match (expected, accepted) {
             (Ok(expected), Ok(accepted)) => {
-                ensure!(expected == accepted, "the prompt is {accepted:?}, not {expected:?}");
+                let chosen = prompt.id.is_none();
+                let same = match (&expected, &accepted) {
+                    (Accepted::Staged { ahead, .. }, Accepted::Staged { ahead: given, id }) => {
+                        ahead == given && (chosen || prompt.id.as_ref() == Some(id))
+                    }
+                    (expected, accepted) => expected == accepted,
+                };
+                ensure!(same, "the prompt is {accepted:?}, not {expected:?}");
                 self.accepted(prompt, &accepted);
                 if ask {
                     self.asks.begin();

@@ -43,10 +43,7 @@ impl Kept {
         ensure!(kept.state == fresh.state, "the state differs");
         ensure!(kept.step == fresh.step, "step: {}, not {}", kept.step, fresh.step);
         ensure!(kept.partial == fresh.partial, "partial: {:?}, not {:?}", kept.partial, fresh.partial);
-        let staged = kept.staged.is_none() || fresh.staged.is_some();
-        ensure!(staged, "staged: {:?}, not {:?}", kept.staged, fresh.staged);
-        let behind = kept.behind.is_none() || fresh.behind == kept.behind;
-        ensure!(behind, "behind: {:?}, not {:?}", kept.behind, fresh.behind);
+        ensure!(kept.staged == fresh.staged, "staged: {:?}, not {:?}", kept.staged, fresh.staged);
         ensure!(kept.last_run == fresh.last_run, "last run: {:?}, not {:?}", kept.last_run, fresh.last_run);
         Ok(())
     }
@@ -62,9 +59,7 @@ impl World {
         self.core.set_model();
         self.model.named_for_run = None;
         let (core, model, kept) = (&mut self.core, &mut self.model, &mut self.kept.0);
-        let prompts =
-            [&mut core.staged, &mut core.behind, &mut model.staged, &mut model.behind, &mut kept.behind];
-        for prompt in prompts.into_iter().flatten() {
+        for prompt in core.staged.iter_mut().chain(&mut model.staged).chain(&mut kept.staged) {
             Arc::make_mut(prompt).model = None;
         }
     }

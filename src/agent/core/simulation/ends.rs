@@ -7,8 +7,8 @@ use super::{
     model::{Input, Model, Turn, TurnStage},
 };
 use crate::{
-    agent::{Prompt, Response, Status, TurnOutcome},
-    message::{Blocks, Content, Usage},
+    agent::{Prompt, Response, RunOutcome, Status, TurnOutcome},
+    message::{Content, Usage},
     provider::StopReason,
 };
 
@@ -17,6 +17,11 @@ impl Model {
         let response = outcome.response();
         let mut turn = self.turn.take().ok_or("a turn ends, but none is active")?;
         turn.keep_decided(response);
+        if self.interrupting() && !turn.joined.is_empty() {
+            // No answer follows these prompts, so they are staged again.
+            turn.pending.truncate(turn.pending.len() - turn.joined.len());
+            self.staged.splice(0..0, turn.joined.drain(..));
+        }
         ensure!(response.messages == turn.pending, "a turn's event contains other messages than its own");
         ensure!(response.usage == turn.usage(), "a turn used {:?}, not {:?}", response.usage, turn.usage());
         ensure!(response.step == self.step, "a turn of step {} ends in {}", response.step, self.step);
@@ -35,8 +40,11 @@ impl Model {
         self.committed.check().map_err(|error| format!("committed: {error}"))?;
         match outcome {
             TurnOutcome::Continue { .. } => {
+                if !self.staged.is_empty() {
+                    self.end_prompts(&RunOutcome::Stopped { stop_reason: response.stop_reason.clone() });
+                }
                 ensure!(
-                    self.staged.is_some() || self.continuation.is_some(),
+                    !self.staged.is_empty() || self.continuation.is_some(),
                     "a run continues without a prompt or a continuation"
                 );
                 ensure!(
@@ -46,9 +54,9 @@ impl Model {
                 );
             }
             TurnOutcome::Stop { staged, .. } => {
-                ensure!(self.interrupting() || self.staged.is_none(), "the run ends before a staged prompt");
+                ensure!(self.interrupting() || self.staged.is_empty(), "the run ends before a staged prompt");
                 ensure!(self.continuation.is_none(), "the run ends before its continuation");
-                self.run_ends(staged.as_ref())?;
+                self.run_ends(staged)?;
             }
         }
         Ok(())
@@ -69,7 +77,7 @@ impl Model {
                 return Err(format!("a turn ends at {:?}", turn.place));
             }
         };
-        let limited = self.input == Input::Ignored && self.staged.is_none();
+        let limited = self.input == Input::Ignored && self.staged.is_empty();
         let expected = if limited { StopReason::MaxSteps } else { own };
         // A callback may have changed the limit in the meantime.
         let met = self.met || self.limit == Some(self.step);
@@ -78,7 +86,7 @@ impl Model {
         Ok(())
     }
 
-    pub(super) fn discarded(&mut self, response: &Response, staged: Option<&Arc<Prompt>>) -> Check {
+    pub(super) fn discarded(&mut self, response: &Response, staged: &[Arc<Prompt>]) -> Check {
         ensure!(
             !self.interrupting() || self.nothing_to_keep(),
             "an interrupt discards messages that it could keep"
@@ -109,14 +117,11 @@ impl Model {
         })
     }
 
-    fn run_ends(&mut self, staged: Option<&Arc<Prompt>>) -> Check {
+    fn run_ends(&mut self, staged: &[Arc<Prompt>]) -> Check {
         ensure!(self.status == Status::Idle, "the run ends, but the status is {:?}", self.status);
-        let lost = self.staged.take();
-        let options = |prompt: &Arc<Prompt>| Prompt { content: Blocks::default(), ..Prompt::clone(prompt) };
-        ensure!(staged.map(options) == lost.as_ref().map(options), "{lost:?} was staged, not {staged:?}");
-        let lost = lost.into_iter().chain(self.behind.take()).flat_map(|prompt| prompt.content.0.clone());
-        let carried = staged.into_iter().flat_map(|prompt| prompt.content.0.clone());
-        ensure!(carried.eq(lost), "the staged prompts differ from {staged:?}");
+        let lost = std::mem::take(&mut self.staged);
+        ensure!(staged == lost, "{lost:?} were staged, not {staged:?}");
+        self.known.retain(|(id, _)| !lost.iter().any(|prompt| prompt.id.as_ref() == Some(id)));
         self.run = false;
         Ok(())
     }

@@ -10,7 +10,10 @@ use serde_json::Value;
 
 use super::{Check, blocks::Block, ensure, outputs::Outputs};
 use crate::{
-    agent::{Config, Decided, Event, Failure, Pause, Prompt, Response, Status, core::Core},
+    agent::{
+        Config, Decided, Event, Failure, Next, Pause, Prompt, PromptId, PromptState, Response, RunOutcome,
+        Status, UnstageReason, core::Core,
+    },
     message::{Blocks, Content, History, Message, Role, ToolUseId, TurnId, Usage, answer_open_tool_uses},
     provider::{self, MessageDelta, StopReason},
     tool::Decision,
@@ -59,9 +62,16 @@ pub(super) struct Model {
     /// The limit of requests in the agent's configuration.
     own_limit: Option<u32>,
     own_timeout: Option<Duration>,
-    pub(super) staged: Option<Arc<Prompt>>,
-    /// A prompt of `handle_event` that waits behind the staged prompt.
-    pub(super) behind: Option<Arc<Prompt>>,
+    pub(super) staged: Vec<Arc<Prompt>>,
+    /// An accepted prompt whose staging must be emitted at once, and a prompt that must be withdrawn at once.
+    pub(super) staging: Option<Prompt>,
+    pub(super) withdrawing: Option<PromptId>,
+    /// A staged prompt that is used, whose message must follow at once.
+    taken: Option<Arc<Prompt>>,
+    /// The ids of prompts that the application has given, with their states.
+    pub(super) known: Vec<(PromptId, PromptState)>,
+    /// Whether the message with the tool results was added in this input.
+    has_results: bool,
     /// An accepted prompt, whose turn must start at once.
     pub(super) starting: Option<Arc<Prompt>>,
     /// A message whose turn must start at once, and the settings of this turn.
@@ -125,6 +135,8 @@ pub(super) struct Turn {
     /// The stop reason that the current stream reported.
     pub(super) told: Option<StopReason>,
     pub(super) outputs: Outputs,
+    /// The prompts that have joined the turn since the last response.
+    pub(super) joined: Vec<Arc<Prompt>>,
 }
 
 impl Turn {
@@ -140,6 +152,7 @@ impl Turn {
             current: Usage::default(),
             told: None,
             outputs: Outputs::default(),
+            joined: Vec::new(),
         }
     }
 
@@ -214,8 +227,11 @@ impl Model {
 
     pub(super) fn prepares(&mut self, request: &History) -> Check {
         let committed = self.committed.clone();
+        let has_results = self.has_results;
+        let waits_for_step = self.staged.iter().any(|prompt| prompt.next == Next::Step);
         let turn = self.turn()?;
         ensure!(turn.place == TurnStage::Asking, "a step is prepared at {:?}", turn.place);
+        ensure!(!has_results || !waits_for_step, "a prompt for the next step does not join the turn");
         ensure!(
             turn.base == turn.pending.len(),
             "the pending messages differ from those at the start of the step"
@@ -253,6 +269,10 @@ impl Model {
         if let Event::Message { turn, run, .. } = event {
             self.numbered(*turn, *run)?;
         }
+        ensure!(
+            self.taken.is_none() || matches!(event, Event::Message { .. } | Event::Status { .. }),
+            "{event:?} follows a prompt that is taken"
+        );
         if let Some(status) = self.cause.take() {
             let fits = match (status, event) {
                 (Status::Busy, Event::Message { message, .. }) => message.role == Role::User,
@@ -275,7 +295,8 @@ impl Model {
                 turn.results.push(result.clone().into());
                 Ok(())
             }
-            Event::Pause(Pause { tool_use, turn, .. }) => {
+            Event::Pause(pause) => {
+                let Pause { tool_use, turn, .. } = &**pause;
                 ensure!(self.status == Status::Paused, "a pause while {:?}", self.status);
                 ensure!(Some(*turn) == self.turn_id, "a pause of turn {turn}");
                 let fresh = self.spent.insert(tool_use.id.clone());
@@ -283,9 +304,35 @@ impl Model {
                 self.waiting.push(tool_use.id.clone());
                 Ok(())
             }
+            Event::Staged { id, prompt } => {
+                let mut given = self.staging.take().ok_or("a prompt is staged without a command")?;
+                ensure!(given.id.as_ref().is_none_or(|given| given == id), "{given:?} is staged as {id}");
+                if given.id.replace(id.clone()).is_some() {
+                    self.known.push((id.clone(), PromptState::Staged));
+                }
+                ensure!(given == **prompt, "{prompt:?} is staged, not {given:?}");
+                self.staged.push(Arc::clone(prompt));
+                Ok(())
+            }
+            Event::Unstaged { id, reason: UnstageReason::Withdrawn } => {
+                ensure!(self.withdrawing.take().as_ref() == Some(id), "{id} is withdrawn");
+                self.known.retain(|(known, _)| known != id);
+                self.staged.retain(|prompt| prompt.id.as_ref() != Some(id));
+                Ok(())
+            }
+            Event::Unstaged { id, reason } => {
+                ensure!(*reason == UnstageReason::Taken, "{id} is unstaged for {reason:?}");
+                let joins = self.turn.is_some();
+                let index = self.staged.iter().position(|prompt| !joins || prompt.next == Next::Step);
+                let prompt = self.staged.remove(index.ok_or("a prompt is taken, but none is staged")?);
+                ensure!(prompt.id.as_ref() == Some(id), "{id} is taken before {prompt:?}");
+                self.known_as(id, PromptState::InFlight);
+                self.taken = Some(prompt);
+                Ok(())
+            }
             Event::Decided(decided) => {
                 ensure!(Some(decided.turn) == self.turn_id, "a decision of turn {}", decided.turn);
-                let Decided { tool_use_id, decision, by, expired, .. } = decided.clone();
+                let Decided { tool_use_id, decision, by, expired, .. } = Decided::clone(decided);
                 let given = (tool_use_id, decision, by, expired);
                 let expected = self.decided.take();
                 ensure!(expected.as_ref() == Some(&given), "{given:?} is emitted, not {expected:?}");
@@ -302,11 +349,17 @@ impl Model {
                 }
                 self.retried(*pending)
             }
-            Event::Turn(outcome) => self.turn_ends(outcome),
+            Event::Turn(outcome) => {
+                self.turn_ends(outcome)?;
+                self.ended(event);
+                Ok(())
+            }
             Event::Cancelled { response, staged } => {
                 ensure!(self.run, "cancelled without a run");
                 ensure!(response.stop_reason == StopReason::Cancelled, "{:?}", response.stop_reason);
-                self.discarded(response, staged.as_ref())
+                self.discarded(response, staged)?;
+                self.ended(event);
+                Ok(())
             }
             Event::Error { response, staged, failure } => {
                 ensure!(self.run || self.input == Input::EventFails, "an error without a run");
@@ -314,7 +367,9 @@ impl Model {
                     self.input != Input::GivesUp || self.failure.as_ref() == Some(failure),
                     "an error for {failure:?}"
                 );
-                self.discarded(response, staged.as_ref())
+                self.discarded(response, staged)?;
+                self.ended(event);
+                Ok(())
             }
             Event::State(state) => self.history_told(&state.history),
             block => self.block_event(block),
@@ -346,6 +401,9 @@ impl Model {
         if self.turn.is_none() {
             return self.begins(message, step);
         }
+        if let Some(prompt) = self.taken.take() {
+            return self.joins_step(prompt, message, step);
+        }
         let closes =
             self.interrupting() || self.exhausted() || self.turn()?.reason == Some(StopReason::Refusal);
         let turn = self.turn()?;
@@ -364,8 +422,44 @@ impl Model {
             turn.place = TurnStage::Asking;
             turn.base = turn.pending.len();
             self.step += 1;
+            self.has_results = true;
         }
         self.check_step(step)
+    }
+
+    /// A staged prompt joins the turn after the results of its tools.
+    fn joins_step(&mut self, prompt: Arc<Prompt>, message: &Arc<Message>, step: u32) -> Check {
+        ensure!(self.has_results && !self.interrupting(), "a prompt joins the turn without tool results");
+        let turn = self.turn()?;
+        ensure!(turn.place == TurnStage::Asking, "a prompt joins the turn at {:?}", turn.place);
+        ensure!(message.content == prompt.content.0, "{message:?} joins the turn, not {prompt:?}");
+        turn.pending.push(Arc::clone(message));
+        turn.base = turn.pending.len();
+        turn.joined.push(prompt);
+        // The results belong to the request before, and the prompt belongs to the request that it is sent with.
+        self.check_step(step)
+    }
+
+    /// Changes the state of a known prompt.
+    fn known_as(&mut self, id: &PromptId, state: PromptState) {
+        if let Some((_, known)) = self.known.iter_mut().find(|(known, _)| known == id) {
+            *known = state;
+        }
+    }
+
+    fn ended(&mut self, event: &Event) {
+        if let Some(outcome) = RunOutcome::of(event) {
+            self.end_prompts(&outcome);
+        }
+    }
+
+    /// Ends the known prompts in flight.
+    pub(super) fn end_prompts(&mut self, outcome: &RunOutcome) {
+        for (_, state) in &mut self.known {
+            if *state == PromptState::InFlight {
+                *state = PromptState::Ended { outcome: outcome.clone() };
+            }
+        }
     }
 
     fn begins(&mut self, message: &Arc<Message>, step: u32) -> Check {
@@ -379,10 +473,9 @@ impl Model {
         let content = if let Some(prompt) = self.starting.take() {
             ensure!(!self.run, "a prompt starts within a run");
             self.take(&prompt)
-        } else if let Some(prompt) = self.staged.take() {
+        } else if let Some(prompt) = self.taken.take() {
             ensure!(self.run, "a staged prompt begins a run");
             (self.took_staged, self.continuation) = (true, None);
-            self.staged = self.behind.take();
             self.take(&prompt)
         } else {
             ensure!(self.run, "a turn begins from nothing");
@@ -422,6 +515,7 @@ impl Model {
         turn.blocks.clear();
         turn.pending.push(Arc::clone(message));
         turn.place = TurnStage::Answered;
+        turn.joined.clear();
         self.joins()?;
         self.check_step(step)
     }
@@ -432,8 +526,11 @@ impl Model {
         let (interrupting, step) = (self.interrupting(), self.step);
         let turn = self.turn()?;
         ensure!(turn.place == TurnStage::Answered && !interrupting, "a step at {:?}", turn.place);
-        let prompting = turn.pending.iter().rev().find(|message| message.role == Role::User);
-        let messages: Vec<_> = prompting.into_iter().chain(turn.pending.last()).cloned().collect();
+        let is_user = |message: &&Arc<Message>| message.role == Role::User;
+        let earlier = turn.pending.iter().rev().skip_while(|message| !is_user(message));
+        let mut messages: Vec<_> = earlier.take_while(is_user).cloned().collect();
+        messages.reverse();
+        messages.extend(turn.pending.last().cloned());
         ensure!(response.messages == messages, "a step of {:?}, not {messages:?}", response.messages);
         ensure!(response.message.as_ref() == turn.pending.last(), "a step without its response");
         ensure!(response.usage == turn.current, "a step used {:?}, not {:?}", response.usage, turn.current);
@@ -482,8 +579,15 @@ impl Model {
             core.status()
         );
         ensure!(self.committed == *core.history(), "the history differs from the committed turns");
+        self.has_results = false;
         ensure!(self.staged == core.staged, "staged is {:?}, not {:?}", core.staged, self.staged);
-        ensure!(self.behind == core.behind, "behind is {:?}, not {:?}", core.behind, self.behind);
+        ensure!(self.staging.is_none(), "the prompt {:?} was not staged", self.staging);
+        ensure!(self.withdrawing.is_none(), "the prompt {:?} was not withdrawn", self.withdrawing);
+        ensure!(self.taken.is_none(), "the prompt {:?} was taken and not used", self.taken);
+        for (id, state) in &self.known {
+            let given = core.known.state(Some(id));
+            ensure!(given == Some(state), "prompt {id} is {given:?}, not {state:?}");
+        }
         ensure!(self.step == core.step(), "step {} is emitted as {}", core.step(), self.step);
         ensure!(self.decided.is_none(), "the decision {:?} was not emitted", self.decided);
         let waiting: Vec<_> = core.phase().pauses().map(|pause| &pause.tool_use.id).collect();
@@ -512,7 +616,7 @@ impl Model {
 
     pub(super) fn check_end(&self) -> Check {
         ensure!(!self.run && self.turn.is_none(), "a run does not end");
-        ensure!(self.staged.is_none() && self.behind.is_none(), "a staged prompt is lost");
+        ensure!(self.staged.is_empty(), "a staged prompt is lost");
         let (told, spent) = (self.told_usage, self.spent_usage);
         ensure!(told == spent, "{spent:?} was used, but {told:?} was emitted");
         Ok(())

@@ -8,7 +8,7 @@ use super::{Check, commands::random_decision, ensure, model::Input, world::World
 use crate::{
     agent::{
         ErrorDecision, Failure, Prompt, Status, ToolDecision, TurnDecision,
-        core::{Accepted, Call},
+        core::Call,
         phase::{Op, Stage},
     },
     message::{Blocks, Text, ToolResult, ToolUse},
@@ -266,21 +266,10 @@ impl World {
         self.hold = is_held.then_some("the store is behind");
         if let (Some(prompt), true) = (&prompt, is_held) {
             self.model.input = Input::EventFails;
-            let place =
-                if self.model.staged.is_none() { &mut self.model.staged } else { &mut self.model.behind };
-            *place = Some(Arc::new(prompt.clone()));
+            self.model.staged.push(Arc::new(prompt.clone()));
         } else if let Some(prompt) = &prompt {
-            match self.expect(prompt, false) {
+            match self.expect(prompt, false, 4) {
                 Err(_) => self.model.input = Input::EventFails,
-                // A replaced staged prompt could not be returned to its sender, so the new prompt waits behind the
-                // staged prompt instead.
-                Ok(Accepted::Staged { replaced: Some(_) }) => {
-                    ensure!(
-                        self.model.behind.is_none(),
-                        "handle_event was called before its last prompt was used"
-                    );
-                    self.model.behind = Some(Arc::new(prompt.clone()));
-                }
                 Ok(accepted) => self.accepted(prompt.clone(), &accepted),
             }
         }

@@ -71,6 +71,9 @@ impl World {
         let prompt = self.random_prompt_on(&base);
         self.note(|| format!("owner: prompt {prompt:?} on {base:?}"));
         let expected = self.expect_base(&base).and_then(|()| {
+            if let Some(state) = self.known(&prompt) {
+                return Err(AgentError::KnownPrompt(state));
+            }
             prompt.check()?;
             if prompt.content.is_blank() {
                 return Err(AgentError::EmptyPrompt);
@@ -85,6 +88,7 @@ impl World {
             if ask {
                 self.asks.begin();
             }
+            self.begins(&prompt);
             (self.model.base, self.model.starting) = (Some(base), Some(Arc::new(prompt)));
         }
         self.check_done(&expected, &begun, effects)

@@ -7,8 +7,7 @@ use serde_json::json;
 use super::{ends::some_usage, world};
 use crate::{
     agent::{
-        AgentError, Config, ErrorDecision, Event, Pause, Prompt, Snapshot, ToolDecision, TurnDecision,
-        TurnOutcome,
+        AgentError, Config, ErrorDecision, Event, Prompt, Snapshot, ToolDecision, TurnDecision, TurnOutcome,
         core::{Context, Core, Effect, Resume},
         phase::{Op, OutputRequirement, Phase},
     },
@@ -41,6 +40,7 @@ impl Bench {
             config: &self.config,
             tools: &self.tools,
             turn_id: &|| TurnId::new(u128::MAX),
+            max_staged: 8,
             hold: &|| None,
             effects: Vec::new(),
         };
@@ -189,7 +189,7 @@ fn resume_late_for_a_generated_id_is_stale() {
         bench.feed(|core, cx| core.result_reviewed(call, result, cx));
     }
     let waited = bench.events.iter().filter_map(|event| match event {
-        Event::Pause(Pause { tool_use, .. }) => Some(tool_use.id.as_str()),
+        Event::Pause(pause) => Some(pause.tool_use.id.as_str()),
         _ => None,
     });
     let [first, second] = waited.collect::<Vec<_>>()[..] else { panic!("expected two pauses") };
@@ -323,7 +323,7 @@ fn snapshot_apply_removes_a_staged_prompt_used_between_two_turns() {
     bench.conclude(TurnDecision::continue_with("more"));
     bench.prompt("staged");
     let mut snapshot = bench.snapshot();
-    assert!(snapshot.staged.is_some());
+    assert_eq!(snapshot.staged.len(), 1);
     bench.events.clear();
     let call = bench.call;
     bench.feed(|core, _| core.event_begun(call));

@@ -216,6 +216,7 @@ impl World {
             config: &self.config,
             tools: &self.tools,
             turn_id: &turn_id,
+            max_staged: 3,
             hold: &hold,
             effects: Vec::new(),
         };
@@ -312,7 +313,7 @@ impl World {
                 }
             }
             Effect::Resolve(answer) => {
-                let over = !self.model.is_running() || self.model.staged.is_some();
+                let over = !self.model.is_running() || !self.model.staged.is_empty();
                 self.asks.resolve(answer, over, self.model.interrupting())?;
             }
         }

@@ -205,7 +205,7 @@ impl Agent {
         }
         self.runs = false;
         self.become_(Status::Idle);
-        self.emit(Event::Turn(TurnOutcome::Stop { response, staged: None }));
+        self.emit(Event::Turn(TurnOutcome::Stop { response, staged: Vec::new() }));
     }
 
     /// Cancels the run or makes it fail.
@@ -215,9 +215,9 @@ impl Agent {
         let response = self.response(StopReason::Cancelled);
         let failure = Failure::TimeLimit { limit: Duration::from_secs(1) };
         self.emit(if rng.percent(50) {
-            Event::Cancelled { response, staged: None }
+            Event::Cancelled { response, staged: Vec::new() }
         } else {
-            Event::Error { failure, response, staged: None }
+            Event::Error { failure, response, staged: Vec::new() }
         });
         if let Some(before) = self.before.take() {
             self.history = before;

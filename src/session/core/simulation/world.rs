@@ -68,8 +68,7 @@ fn snapshot(agent: &Agent, tree: &Tree) -> Snapshot {
         turn: None,
         pauses: Vec::new(),
         tools: Vec::new(),
-        staged: None,
-        behind: None,
+        staged: Vec::new(),
         last_run: None,
     }
 }

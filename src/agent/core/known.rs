@@ -1,0 +1,57 @@
+//! The ids of the last prompts, so that a prompt that is sent twice runs once.
+
+use serde::{Deserialize, Serialize};
+
+use crate::agent::{PromptId, PromptState, RunOutcome};
+
+/// The number of prompts that are known.
+const MAX_KNOWN: usize = 32;
+
+/// The last prompts with an id of the application, the latest last. `None` if there was none.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub(super) struct KnownPrompts(Option<Box<Vec<(PromptId, PromptState)>>>);
+
+impl KnownPrompts {
+    /// Returns the state of the prompt with this id.
+    pub(super) fn state(&self, id: Option<&PromptId>) -> Option<&PromptState> {
+        let (known, id) = (self.0.as_ref()?, id?);
+        known.iter().find(|(other, _)| other == id).map(|(_, state)| state)
+    }
+
+    /// Records a prompt that was accepted. Forgets the oldest prompt that has ended, if too many are known.
+    pub(super) fn add(&mut self, id: &PromptId, state: PromptState) {
+        let known = self.0.get_or_insert_default();
+        known.retain(|(other, _)| other != id);
+        if known.len() >= MAX_KNOWN {
+            let oldest = known.iter().position(|(_, state)| matches!(state, PromptState::Ended { .. }));
+            known.remove(oldest.unwrap_or(0));
+        }
+        known.push((id.clone(), state));
+    }
+
+    /// Records that a staged prompt is used.
+    pub(super) fn taken(&mut self, id: &PromptId) {
+        for (other, state) in self.0.iter_mut().flat_map(|known| known.iter_mut()) {
+            if other == id {
+                *state = PromptState::InFlight;
+            }
+        }
+    }
+
+    /// Forgets a prompt that was never used.
+    pub(super) fn forget(&mut self, id: Option<&PromptId>) {
+        if let (Some(known), Some(id)) = (&mut self.0, id) {
+            known.retain(|(other, _)| other != id);
+        }
+    }
+
+    /// Records how the prompts in flight have ended.
+    pub(super) fn ended(&mut self, outcome: &RunOutcome) {
+        for (_, state) in self.0.iter_mut().flat_map(|known| known.iter_mut()) {
+            if *state == PromptState::InFlight {
+                *state = PromptState::Ended { outcome: outcome.clone() };
+            }
+        }
+    }
+}

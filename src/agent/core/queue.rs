@@ -1,0 +1,156 @@
+//! Prompts: their acceptance, the queue of staged prompts, and prompts that join the turn in flight.
+
+use std::sync::Arc;
+
+use super::{Accepted, Context, Core, add_message, user_message};
+use crate::{
+    agent::{AgentError, Event, Next, Prompt, PromptId, PromptState, RunOutcome, UnstageReason, phase::Turn},
+    message::Content,
+};
+
+impl Core {
+    /// Accepts a prompt. If no run is active, the prompt starts a run. Otherwise it is staged.
+    pub(in crate::agent) fn prompt(
+        &mut self,
+        prompt: Prompt,
+        ask: bool,
+        cx: &mut Context<'_>,
+    ) -> Result<Accepted, AgentError> {
+        self.accept(prompt, ask, cx.max_staged, cx)
+    }
+
+    /// Accepts a prompt that `handle_event` returned. The queue has room for one such prompt beyond its limit, because
+    /// the prompt could not be returned to a sender. The next application event is handled after the queue is empty.
+    pub(super) fn prompt_from_event(
+        &mut self,
+        prompt: Prompt,
+        cx: &mut Context<'_>,
+    ) -> Result<(), AgentError> {
+        self.accept(prompt, false, cx.max_staged.saturating_add(1), cx).map(|_| ())
+    }
+
+    fn accept(
+        &mut self,
+        mut prompt: Prompt,
+        ask: bool,
+        limit: usize,
+        cx: &mut Context<'_>,
+    ) -> Result<Accepted, AgentError> {
+        if let Some(state) = self.known.state(prompt.id.as_ref()).cloned() {
+            return if ask { Err(AgentError::KnownPrompt(state)) } else { Ok(Accepted::Known { state }) };
+        }
+        prompt.check()?;
+        if prompt.content.is_blank() {
+            return Err(AgentError::EmptyPrompt);
+        }
+        if self.is_at_rest() {
+            let id = prompt.id.clone();
+            self.begin_run(prompt, ask, cx)?;
+            self.know(id.as_ref(), PromptState::InFlight);
+            return Ok(Accepted::Started);
+        }
+        if ask {
+            return Err(AgentError::Busy(self.emitted_status));
+        }
+        if prompt.content.0.iter().any(|block| matches!(block, Content::ToolUse(_) | Content::ToolResult(_)))
+        {
+            return Err(AgentError::ResultsWhileBusy);
+        }
+        if prompt.next == Next::Step && prompt.has_settings() {
+            return Err(AgentError::NotAtStep);
+        }
+        if self.staged.len() >= limit {
+            return Err(AgentError::QueueFull(self.staged.len()));
+        }
+        self.know(prompt.id.as_ref(), PromptState::Staged);
+        let id = prompt.id.get_or_insert_with(|| PromptId::new((cx.turn_id)().to_string())).clone();
+        let ahead = self.staged.len();
+        let prompt = Arc::new(prompt);
+        self.staged.push(Arc::clone(&prompt));
+        cx.emit(Event::Staged { id: id.clone(), prompt });
+        Ok(Accepted::Staged { id, ahead })
+    }
+
+    /// Records a prompt with an id that the application has given.
+    pub(super) fn know(&mut self, id: Option<&PromptId>, state: PromptState) {
+        if let Some(id) = id {
+            self.known.add(id, state);
+        }
+    }
+
+    /// Returns an error if a prompt with this id was accepted before.
+    pub(super) fn ensure_new(&self, id: Option<&PromptId>) -> Result<(), AgentError> {
+        match self.known.state(id) {
+            Some(state) => Err(AgentError::KnownPrompt(state.clone())),
+            None => Ok(()),
+        }
+    }
+
+    /// Withdraws a staged prompt.
+    pub(in crate::agent) fn unstage(
+        &mut self,
+        id: &PromptId,
+        cx: &mut Context<'_>,
+    ) -> Result<Arc<Prompt>, AgentError> {
+        let found = self.staged.iter().position(|prompt| prompt.id.as_ref() == Some(id));
+        let Some(index) = found else { return Err(AgentError::NotStaged(id.clone())) };
+        let prompt = self.staged.remove(index);
+        self.known.forget(Some(id));
+        cx.emit(Event::Unstaged { id: id.clone(), reason: UnstageReason::Withdrawn });
+        Ok(prompt)
+    }
+
+    /// Takes the first staged prompt, which starts the next turn.
+    pub(super) fn take_staged(&mut self, cx: &mut Context<'_>) -> Option<Arc<Prompt>> {
+        if self.staged.is_empty() {
+            return None;
+        }
+        let prompt = self.staged.remove(0);
+        self.took(&prompt, cx);
+        Some(prompt)
+    }
+
+    /// Takes all staged prompts, because the run ends without using them.
+    pub(super) fn give_up_staged(&mut self) -> Vec<Arc<Prompt>> {
+        let staged = std::mem::take(&mut self.staged);
+        for prompt in &staged {
+            self.known.forget(prompt.id.as_ref());
+        }
+        staged
+    }
+
+    /// Ends the prompts of a turn that another prompt follows.
+    pub(super) fn end_prompts(&mut self, outcome: &RunOutcome) {
+        self.known.ended(outcome);
+    }
+
+    /// Adds the staged prompts for the next step to the turn, after the results of its tools.
+    pub(super) fn join_step(&mut self, turn: &mut Turn, cx: &mut Context<'_>) {
+        while let Some(index) = self.staged.iter().position(|prompt| prompt.next == Next::Step) {
+            let prompt = self.staged.remove(index);
+            self.took(&prompt, cx);
+            let content = prompt.content.0.clone();
+            add_message(turn, user_message(content, cx), cx);
+            turn.joined.push(prompt);
+        }
+    }
+
+    /// Takes the prompts out of the turn that have joined it and were not answered. A committed history must not end
+    /// with a prompt, so they count as staged again.
+    pub(super) fn leave_step(&mut self, turn: &mut Turn) {
+        let joined = std::mem::take(&mut turn.joined);
+        if joined.is_empty() {
+            return;
+        }
+        let keep = turn.working.pending_len().saturating_sub(joined.len());
+        turn.working.rebase(&self.history, keep);
+        self.staged.splice(0..0, joined);
+    }
+
+    fn took(&mut self, prompt: &Prompt, cx: &mut Context<'_>) {
+        if let Some(id) = &prompt.id {
+            self.known.taken(id);
+            cx.emit(Event::Unstaged { id: id.clone(), reason: UnstageReason::Taken });
+        }
+    }
+}

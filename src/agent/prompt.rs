@@ -1,0 +1,220 @@
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::{AgentError, RunOutcome, state::check};
+use crate::{
+    message::{Blocks, Content, text_id},
+    provider::{Model, Options},
+};
+
+text_id! {
+    /// The id of a prompt, which the application chooses: 1 to 64 bytes, unique in the conversation.
+    ///
+    /// If an application sends a prompt again, because it does not know whether the first attempt arrived, it sends the
+    /// same id. The agent then accepts the prompt at most once.
+    PromptId
+}
+
+/// The longest id of a prompt, in bytes.
+const MAX_ID: usize = 64;
+
+/// The moment at which a staged prompt is used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Next {
+    /// The prompt starts the next turn, after the turn in flight.
+    #[default]
+    Turn,
+    /// The prompt joins the turn in flight: the next request contains it, after the results of the tools that are
+    /// running. If no further request follows in this turn, the prompt starts the next turn.
+    Step,
+}
+
+impl Next {
+    fn is_turn(&self) -> bool {
+        *self == Self::Turn
+    }
+}
+
+/// The state of a prompt whose id is known.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum PromptState {
+    /// The prompt is staged.
+    Staged,
+    /// The prompt's run is active.
+    InFlight,
+    /// The prompt's run has ended, or its turn has ended and another prompt has started the next turn.
+    Ended {
+        /// The outcome.
+        outcome: RunOutcome,
+    },
+}
+
+/// A message to an agent, with settings for the run that it starts.
+///
+/// Each setting replaces the agent's setting for this prompt only. Everything that converts into [`Blocks`], such as a
+/// string, also converts into a prompt.
+///
+/// ```
+/// # #[cfg(feature = "test-util")]
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+/// # use omni_agent::testing::{ScriptedProvider, Step};
+/// # let model = ScriptedProvider::new([Step::text("Done."), Step::text("You're welcome.")]).model();
+/// use omni_agent::{Agent, Options, Prompt};
+///
+/// let agent = Agent::builder().model(model).max_steps(5).start().await?;
+/// let prompt = Prompt::new("Research this thoroughly.")
+///     .with_max_steps(50)
+///     .with_options(Options::default().with_temperature(0.2));
+/// assert_eq!(prompt.max_steps, Some(50));
+/// agent.ask(prompt).await?;
+///
+/// // The next prompt has the agent's settings again.
+/// agent.ask("Thank you!").await?;
+/// # Ok::<(), omni_agent::AgentError>(())
+/// # })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Prompt {
+    /// The id of the prompt.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<PromptId>,
+    /// The content of the message.
+    pub content: Blocks,
+    /// The moment at which the prompt is used if a run is active.
+    #[serde(default, skip_serializing_if = "Next::is_turn")]
+    pub next: Next,
+    /// The model that is used instead of the agent's. If a callback sets the agent's model during the run, the newly
+    /// set model is used from the next request on. The model is never serialised.
+    #[serde(skip)]
+    pub model: Option<Model>,
+    /// The options that override the agent's options. If they contain an API key and headers, these belong to the
+    /// provider of the model that is in force when the prompt starts its turn. No other provider gets the key and
+    /// headers.
+    #[serde(default, skip_serializing_if = "Options::is_empty")]
+    pub options: Options,
+    /// The maximum number of requests, which replaces the agent's limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_steps: Option<u32>,
+    /// The maximum duration of each turn, which replaces the agent's limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub turn_timeout: Option<Duration>,
+}
+
+impl Prompt {
+    /// Creates a prompt with the agent's settings.
+    pub fn new(content: impl Into<Blocks>) -> Self {
+        Self { content: content.into(), ..Self::default() }
+    }
+
+    /// Returns the same prompt with this id. A prompt whose id is known is not accepted again.
+    ///
+    /// ```
+    /// # #[cfg(feature = "test-util")]
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+    /// # use omni_agent::testing::{ScriptedProvider, Step};
+    /// # let model = ScriptedProvider::new([Step::text("Done.")]).model();
+    /// use omni_agent::{Agent, Prompt, agent::Accepted};
+    ///
+    /// let agent = Agent::builder().model(model).start().await?;
+    /// let order = Prompt::new("Order two pizzas.").with_id("order-17");
+    /// assert_eq!(agent.prompt(order.clone()).await?, Accepted::Started);
+    /// assert!(matches!(agent.prompt(order).await?, Accepted::Known { .. }));
+    /// # Ok::<(), omni_agent::AgentError>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn with_id(mut self, id: impl Into<PromptId>) -> Self {
+        self.id = Some(id.into());
+        self
+    }
+
+    /// Returns the same prompt with the moment at which it is used if a run is active.
+    pub fn at(mut self, next: Next) -> Self {
+        self.next = next;
+        self
+    }
+
+    /// Returns the same prompt with this model.
+    pub fn with_model(mut self, model: Model) -> Self {
+        self.model = Some(model);
+        self
+    }
+
+    /// Returns the same prompt with these options, which override the agent's options.
+    pub fn with_options(mut self, options: Options) -> Self {
+        self.options = options;
+        self
+    }
+
+    /// Returns the same prompt with this maximum number of requests.
+    pub fn with_max_steps(mut self, max_steps: u32) -> Self {
+        self.max_steps = Some(max_steps);
+        self
+    }
+
+    /// Returns the same prompt with this maximum duration of each turn.
+    pub fn with_turn_timeout(mut self, limit: Duration) -> Self {
+        self.turn_timeout = Some(limit);
+        self
+    }
+
+    pub(crate) fn check(&self) -> Result<(), AgentError> {
+        if let Some(length) = self.id.as_ref().map(|id| id.as_str().len())
+            && !(1..=MAX_ID).contains(&length)
+        {
+            return Err(AgentError::InvalidPromptId { length, limit: MAX_ID });
+        }
+        check(self.max_steps, self.turn_timeout, &self.options)
+    }
+
+    /// Returns the approximate size in bytes.
+    pub(crate) fn weight(&self) -> usize {
+        self.content.0.iter().map(Content::weight).sum()
+    }
+
+    /// Returns whether the prompt has any settings.
+    pub(crate) fn has_settings(&self) -> bool {
+        self.model.is_some()
+            || !self.options.is_empty()
+            || self.max_steps.is_some()
+            || self.turn_timeout.is_some()
+    }
+
+    /// Returns the settings without the content.
+    pub(crate) fn without_content(self) -> Self {
+        Self { content: Blocks::default(), ..self }
+    }
+
+    /// Returns the settings without the content, the API key and the headers.
+    pub(crate) fn settings(&self) -> Self {
+        let options = self.options.clone().without_secrets();
+        Self { options, ..self.clone().without_content() }
+    }
+
+    /// Returns these settings, with each setting replaced by that of `over` if `over` has it. The content is that of
+    /// `over`.
+    pub(crate) fn overlaid(&self, over: Self) -> Self {
+        Self {
+            id: over.id,
+            next: over.next,
+            content: over.content,
+            model: over.model.or_else(|| self.model.clone()),
+            options: self.options.overlaid(&over.options),
+            max_steps: over.max_steps.or(self.max_steps),
+            turn_timeout: over.turn_timeout.or(self.turn_timeout),
+        }
+    }
+}
+
+impl<T: Into<Blocks>> From<T> for Prompt {
+    fn from(content: T) -> Self {
+        Self::new(content)
+    }
+}

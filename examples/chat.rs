@@ -8,9 +8,9 @@
 //! echo 'What can you do?' | cargo run --example chat
 //! ```
 //!
-//! It shows how an application follows a session: one loop over the session's events, the lines that the user types
-//! and Ctrl-C. A line that is typed while the agent works is staged for the next turn, and `/now` sends it before the next request. Ctrl-C interrupts the agent and
-//! keeps the response so far.
+//! This example shows how an application follows a session. One loop reads the session's events, the lines that the
+//! user types, and Ctrl-C. A line that is typed while the agent works is staged for the next turn. `/now` adds a line to
+//! the turn in flight instead. Ctrl-C interrupts the agent and keeps the response so far.
 //!
 //! The module `support` selects the model and prints the output. In your own crate, pass the model's name instead:
 //! `Agent::builder().model("anthropic:claude-opus-5")`.

@@ -104,7 +104,7 @@ use std::{
 };
 
 pub use self::core::Accepted;
-use self::core::Resume;
+pub(crate) use self::core::Resume;
 pub(crate) use admission::{Admission, Permit};
 pub use builder::AgentBuilder;
 pub use callbacks::{AgentCallbacks, ErrorDecision, ToolDecision, TurnDecision};
@@ -303,7 +303,7 @@ impl Agent {
     /// for a decision, for example because somebody else has decided. A decision never applies to a newer tool use
     /// than the one it was made for. [`AgentError::Stopped`] if the agent has ended.
     pub async fn resume(&self, tool_use: impl Into<ToolUseId>, decision: Decision) -> Result<(), AgentError> {
-        self.decide(Resume { tool_use: tool_use.into(), decision, by: None }).await
+        self.decide(Resume { tool_use: tool_use.into(), turn: None, decision, by: None }).await
     }
 
     /// Like [`resume`](Self::resume), and names the decider. Subscribers see the name in [`Event::Decided`]. The
@@ -318,10 +318,10 @@ impl Agent {
         decision: Decision,
         by: impl Into<Arc<str>>,
     ) -> Result<(), AgentError> {
-        self.decide(Resume { tool_use: tool_use.into(), decision, by: Some(by.into()) }).await
+        self.decide(Resume { tool_use: tool_use.into(), turn: None, decision, by: Some(by.into()) }).await
     }
 
-    async fn decide(&self, resume: Resume) -> Result<(), AgentError> {
+    pub(crate) async fn decide(&self, resume: Resume) -> Result<(), AgentError> {
         self.call(|reply| Command::Resume(Box::new((resume, reply)))).await?
     }
 

@@ -43,7 +43,7 @@ use std::sync::Arc;
 pub(super) use context::{Call, Context, Effect};
 use fresh::Waited;
 use known::KnownPrompts;
-pub(super) use pauses::Resume;
+pub(crate) use pauses::Resume;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -59,7 +59,8 @@ use crate::{
 };
 
 /// How an accepted prompt is used.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "accepted", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Accepted {
     /// The prompt started a run.

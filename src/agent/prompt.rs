@@ -32,10 +32,9 @@ pub enum Next {
     Step,
 }
 
-impl Next {
-    fn is_turn(&self) -> bool {
-        *self == Self::Turn
-    }
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_default(next: &Next) -> bool {
+    *next == Next::default()
 }
 
 /// The state of a prompt whose id is known.
@@ -88,7 +87,7 @@ pub struct Prompt {
     /// The content of the message.
     pub content: Blocks,
     /// The moment at which the prompt is used if a run is active.
-    #[serde(default, skip_serializing_if = "Next::is_turn")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub next: Next,
     /// The model that is used instead of the agent's. If a callback sets the agent's model during the run, the newly
     /// set model is used from the next request on. The model is never serialised.

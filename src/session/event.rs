@@ -47,8 +47,11 @@ use crate::{
 /// # })?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+///
+/// As JSON, an event is an object with a `type` and the event's fields next to it. An event of the agent stands whole in
+/// the field `event`: `{"type": "agent", "event": {"type": "text_delta", …}}`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "type", content = "data", rename_all = "snake_case")]
+#[serde(from = "EventData", into = "EventData")]
 #[non_exhaustive]
 pub enum SessionEvent {
     /// An event of the agent.
@@ -75,6 +78,41 @@ pub enum SessionEvent {
         /// The name of the model in use.
         fallback: Arc<str>,
     },
+}
+
+/// The JSON form of a [`SessionEvent`]. The event of the agent is a field, because it has a `type` as well.
+#[derive(Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum EventData {
+    Agent { event: Arc<Event> },
+    Tree(Arc<Changes>),
+    Title { title: Option<Arc<str>> },
+    Store(StoreReport),
+    ModelFallback { saved: Arc<str>, fallback: Arc<str> },
+}
+
+impl From<SessionEvent> for EventData {
+    fn from(event: SessionEvent) -> Self {
+        match event {
+            SessionEvent::Agent(event) => Self::Agent { event },
+            SessionEvent::Tree(changes) => Self::Tree(changes),
+            SessionEvent::Title { title } => Self::Title { title },
+            SessionEvent::Store(report) => Self::Store(report),
+            SessionEvent::ModelFallback { saved, fallback } => Self::ModelFallback { saved, fallback },
+        }
+    }
+}
+
+impl From<EventData> for SessionEvent {
+    fn from(data: EventData) -> Self {
+        match data {
+            EventData::Agent { event } => Self::Agent(event),
+            EventData::Tree(changes) => Self::Tree(changes),
+            EventData::Title { title } => Self::Title { title },
+            EventData::Store(report) => Self::Store(report),
+            EventData::ModelFallback { saved, fallback } => Self::ModelFallback { saved, fallback },
+        }
+    }
 }
 
 /// The outcome of a write to the store.

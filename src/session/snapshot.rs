@@ -6,7 +6,7 @@ use crate::{
     agent::Snapshot,
     message::Message,
     store::ConversationId,
-    subscription::{EventId, Numbered},
+    subscription::{EventId, Numbered, Update},
     tree::{NodeId, Tree, TreeError},
 };
 
@@ -53,6 +53,24 @@ impl SessionSnapshot {
     pub fn apply(&mut self, event: &Numbered<SessionEvent>) -> Result<(), TreeError> {
         self.take_in(&event.event)?;
         self.last = event.id;
+        Ok(())
+    }
+
+    /// Applies the next item of a subscription: an event, or a snapshot that replaces this one.
+    ///
+    /// # Errors
+    ///
+    /// As for [`apply`](Self::apply).
+    pub fn take(&mut self, update: &Update<Self, SessionEvent>) -> Result<(), TreeError> {
+        match update {
+            Update::Event(event) => self.apply(event)?,
+            Update::Resync(snapshot) => self.clone_from(snapshot),
+            Update::Closed(end) => {
+                if let Some(snapshot) = &end.snapshot {
+                    self.clone_from(snapshot);
+                }
+            }
+        }
         Ok(())
     }
 

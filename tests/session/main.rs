@@ -12,6 +12,7 @@ mod fairness;
 mod files;
 mod flushing;
 mod idle;
+mod joined;
 mod joining;
 mod kept_at_end;
 #[allow(dead_code, reason = "shared with other tests")]
@@ -26,6 +27,7 @@ mod open_uses;
 mod order;
 mod outages;
 mod outputs;
+mod perform;
 mod property;
 mod races;
 mod random;

@@ -118,7 +118,13 @@ impl Watched {
         let Some(Update::Event(numbered)) = update else { panic!("expected an event, got {update:?}") };
         assert_eq!(numbered.id.number, self.view.last.number + 1);
         let json = serde_json::to_string(&*numbered.event).unwrap();
-        assert_eq!(serde_json::from_str::<SessionEvent>(&json).unwrap(), *numbered.event, "{json}");
+        let read: SessionEvent = serde_json::from_str(&json).unwrap();
+        if matches!(numbered.event.agent(), Some(Event::Staged { .. })) {
+            // The model and the secrets of a prompt are never serialised.
+            assert_eq!(serde_json::to_string(&read).unwrap(), json);
+        } else {
+            assert_eq!(read, *numbered.event, "{json}");
+        }
         self.view.apply(&numbered).unwrap();
         assert_eq!(numbered.id, self.view.last);
         numbered.event

@@ -10,6 +10,7 @@ const MAX_KNOWN: usize = 32;
 /// The last prompts with an id of the application, the latest last. `None` if there was none.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
+#[expect(clippy::box_collection, reason = "most agents know none, and an idle agent is small")]
 pub(super) struct KnownPrompts(Option<Box<Vec<(PromptId, PromptState)>>>);
 
 impl KnownPrompts {

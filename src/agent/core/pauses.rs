@@ -8,7 +8,7 @@ use crate::{
         AgentError, Decided, Event, Expiry, Pause, Status, ToolDecision,
         phase::{Answer, Phase, Stage, Turn},
     },
-    message::{Timestamp, ToolUse, ToolUseId},
+    message::{Timestamp, ToolUse, ToolUseId, TurnId},
     tool::Decision,
 };
 
@@ -19,11 +19,13 @@ const MAX_NAME: usize = 256;
 const NEEDS_APPROVAL: &str = "needs approval";
 
 /// A decision about a tool use that waits.
-pub(in crate::agent) struct Resume {
-    pub(in crate::agent) tool_use: ToolUseId,
-    pub(in crate::agent) decision: Decision,
+pub(crate) struct Resume {
+    pub(crate) tool_use: ToolUseId,
+    /// The turn to which the tool use must belong.
+    pub(crate) turn: Option<TurnId>,
+    pub(crate) decision: Decision,
     /// The name of the decider.
-    pub(in crate::agent) by: Option<Arc<str>>,
+    pub(crate) by: Option<Arc<str>>,
 }
 
 impl Core {
@@ -49,7 +51,8 @@ impl Core {
         let Some(expiry) = &pause.expiry else { return };
         let decision = expiry.decision.clone();
         drop(pauses);
-        self.decide_waiting(Resume { tool_use: tool_use.clone(), decision, by: None }, true, cx);
+        let tool_use = tool_use.clone();
+        self.decide_waiting(Resume { tool_use, turn: None, decision, by: None }, true, cx);
     }
 
     /// Applies the decision about a tool use that waits. The turn continues after the last decision.
@@ -61,12 +64,14 @@ impl Core {
         if let Some(name) = resume.by.as_ref().filter(|name| name.len() > MAX_NAME) {
             return Err(AgentError::LongName { length: name.len(), limit: MAX_NAME });
         }
-        let waiting: Vec<_> = self.phase.pauses().map(|pause| &pause.tool_use.id).collect();
-        if waiting.is_empty() {
+        if self.phase.pauses().next().is_none() {
             return Err(AgentError::NotPaused(self.emitted_status));
         }
-        if !waiting.contains(&&resume.tool_use) {
-            let waiting = waiting.into_iter().cloned().collect();
+        let is_meant = |pause: &Pause| {
+            pause.tool_use.id == resume.tool_use && resume.turn.is_none_or(|turn| turn == pause.turn)
+        };
+        if !self.phase.pauses().any(is_meant) {
+            let waiting = self.phase.pauses().map(|pause| pause.tool_use.id.clone()).collect();
             return Err(AgentError::StaleResume { waiting, given: resume.tool_use });
         }
         self.decide_waiting(resume, false, cx);
@@ -84,7 +89,7 @@ impl Core {
 
     /// Applies a decision about a tool use that waits.
     fn decide_waiting(&mut self, resume: Resume, expired: bool, cx: &mut Context<'_>) {
-        let Resume { tool_use, decision, by } = resume;
+        let Resume { tool_use, decision, by, .. } = resume;
         let decision = match decision {
             Decision::Execute => self.approved(&tool_use),
             other => other,

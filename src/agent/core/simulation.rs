@@ -21,6 +21,8 @@ mod model;
 mod outcomes;
 mod outputs;
 mod owner;
+mod pauses;
+mod queue;
 mod regressions;
 mod stream;
 mod world;

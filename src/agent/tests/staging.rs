@@ -276,7 +276,7 @@ async fn prompt_that_was_cancelled_stays_known() {
 
 #[tokio::test(start_paused = true)]
 async fn prompt_ids_beyond_the_last_32_are_forgotten() {
-    let (_, builder) = scripted((0..40).map(|n| Step::text(&n.to_string())));
+    let (_, builder) = scripted((0..40).map(|n| Step::text(n.to_string())));
     let mut agent = Watched::start(builder).await;
     for n in 0..33 {
         agent.run(Prompt::new("Go").with_id(format!("p{n}"))).await;

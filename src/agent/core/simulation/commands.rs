@@ -46,7 +46,7 @@ pub(super) fn random_decision(rng: &mut Rng) -> Decision {
 
 impl World {
     pub(super) fn command(&mut self) -> Check {
-        if !self.model.waiting.is_empty() && self.rng.percent(50) {
+        if !self.model.pauses.waiting.is_empty() && self.rng.percent(50) {
             return self.resume();
         }
         match self.rng.below(26) {
@@ -141,16 +141,16 @@ impl World {
         if prompt.next == Next::Step && prompt.has_settings() {
             return Err(AgentError::NotAtStep);
         }
-        if self.model.staged.len() >= limit {
+        if self.model.queue.staged.len() >= limit {
             return Err(AgentError::QueueFull(limit));
         }
-        Ok(Accepted::Staged { id: "chosen".into(), ahead: self.model.staged.len() })
+        Ok(Accepted::Staged { id: "chosen".into(), ahead: self.model.queue.staged.len() })
     }
 
     /// Returns the state of an earlier prompt with the same id.
     pub(super) fn known(&self, prompt: &Prompt) -> Option<PromptState> {
         let id = prompt.id.as_ref()?;
-        let known = self.model.known.iter().find(|(known, _)| known == id);
+        let known = self.model.queue.known.iter().find(|(known, _)| known == id);
         known.map(|(_, state)| state.clone())
     }
 
@@ -161,7 +161,7 @@ impl World {
                 self.begins(&prompt);
                 self.model.starting = Some(Arc::new(prompt));
             }
-            Accepted::Staged { .. } => self.model.staging = Some(prompt),
+            Accepted::Staged { .. } => self.model.queue.staging = Some(prompt),
             Accepted::Known { .. } => {}
         }
     }
@@ -169,16 +169,16 @@ impl World {
     /// Records the id of a prompt that starts a run.
     pub(super) fn begins(&mut self, prompt: &Prompt) {
         if let Some(id) = &prompt.id {
-            self.model.known.push((id.clone(), PromptState::InFlight));
+            self.model.queue.known.push((id.clone(), PromptState::InFlight));
         }
     }
 
     fn unstage(&mut self) -> Check {
-        let staged: Vec<_> = self.model.staged.iter().filter_map(|prompt| prompt.id.clone()).collect();
+        let staged: Vec<_> = self.model.queue.staged.iter().filter_map(|prompt| prompt.id.clone()).collect();
         let id = if staged.is_empty() || self.rng.percent(20) { "p0".into() } else { self.rng.pick(&staged) };
         self.note(|| format!("unstage {id}"));
-        let expected = self.model.staged.iter().find(|prompt| prompt.id.as_ref() == Some(&id)).cloned();
-        self.model.withdrawing = expected.is_some().then(|| id.clone());
+        let expected = self.model.queue.staged.iter().find(|prompt| prompt.id.as_ref() == Some(&id)).cloned();
+        self.model.queue.withdrawing = expected.is_some().then(|| id.clone());
         let (unstaged, effects) = self.feed(|core, cx| core.unstage(&id, cx));
         match (expected, unstaged) {
             (Some(expected), Ok(prompt)) => ensure!(expected == prompt, "{prompt:?} is returned"),
@@ -216,8 +216,8 @@ impl World {
     }
 
     pub(super) fn resume(&mut self) -> Check {
-        let waiting = self.model.waiting.clone();
-        let mut spent: Vec<_> = self.model.spent.iter().cloned().collect();
+        let waiting = self.model.pauses.waiting.clone();
+        let mut spent: Vec<_> = self.model.pauses.spent.iter().cloned().collect();
         spent.sort();
         spent.push("never".into());
         let valid = !waiting.is_empty() && (self.friendly || self.rng.percent(70));
@@ -225,13 +225,14 @@ impl World {
         let decision = random_decision(&mut self.rng);
         let by: Option<Arc<str>> = self.rng.percent(50).then(|| "somebody".into());
         self.note(|| format!("resume {id} {decision:?}"));
-        self.in_stream = matches!(self.core.phase().stage(), Some(Stage::Streaming { .. }));
-        let resume = Resume { tool_use: id.clone(), decision: decision.clone(), by: by.clone() };
+        let in_stream = matches!(self.core.phase().stage(), Some(Stage::Streaming { .. }));
+        let turn = self.core.phase().turn().map(|turn| turn.id).filter(|_| self.rng.percent(30));
+        let resume = Resume { tool_use: id.clone(), turn, decision: decision.clone(), by: by.clone() };
         let (resumed, effects) = self.feed(|core, cx| core.resume(resume, cx));
         match resumed {
             Ok(()) => {
                 ensure!(waiting.contains(&id), "a stale resume of {id} succeeds, but {waiting:?} wait");
-                self.expect_decision(&id, decision, by, false)?;
+                self.expect_decision(&id, decision, by, false, in_stream)?;
             }
             Err(error) if waiting.is_empty() => {
                 same_error(&AgentError::NotPaused(self.model.status), &error, effects.is_empty())?;
@@ -253,13 +254,14 @@ impl World {
         decision: Decision,
         by: Option<Arc<str>>,
         expired: bool,
+        in_stream: bool,
     ) -> Check {
-        let decision = match (decision, self.model.replaced.get(id)) {
+        let decision = match (decision, self.model.pauses.replaced.get(id)) {
             (Decision::Execute, Some(input)) => Decision::ExecuteWith(input.clone()),
             (other, _) => other,
         };
-        self.model.decided = Some((id.clone(), decision.clone(), by, expired));
-        if self.in_stream {
+        self.model.pauses.decided = Some((id.clone(), decision.clone(), by, expired));
+        if in_stream {
             self.answer = Some(decision);
             return Ok(());
         }

@@ -59,7 +59,7 @@ impl World {
         self.core.set_model();
         self.model.named_for_run = None;
         let (core, model, kept) = (&mut self.core, &mut self.model, &mut self.kept.0);
-        for prompt in core.staged.iter_mut().chain(&mut model.staged).chain(&mut kept.staged) {
+        for prompt in core.staged.iter_mut().chain(&mut model.queue.staged).chain(&mut kept.staged) {
             Arc::make_mut(prompt).model = None;
         }
     }

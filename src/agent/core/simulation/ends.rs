@@ -20,7 +20,7 @@ impl Model {
         if self.interrupting() && !turn.joined.is_empty() {
             // No answer follows these prompts, so they are staged again.
             turn.pending.truncate(turn.pending.len() - turn.joined.len());
-            self.staged.splice(0..0, turn.joined.drain(..));
+            self.queue.staged.splice(0..0, turn.joined.drain(..));
         }
         ensure!(response.messages == turn.pending, "a turn's event contains other messages than its own");
         ensure!(response.usage == turn.usage(), "a turn used {:?}, not {:?}", response.usage, turn.usage());
@@ -40,11 +40,12 @@ impl Model {
         self.committed.check().map_err(|error| format!("committed: {error}"))?;
         match outcome {
             TurnOutcome::Continue { .. } => {
-                if !self.staged.is_empty() {
-                    self.end_prompts(&RunOutcome::Stopped { stop_reason: response.stop_reason.clone() });
+                if !self.queue.staged.is_empty() {
+                    self.queue
+                        .end_prompts(&RunOutcome::Stopped { stop_reason: response.stop_reason.clone() });
                 }
                 ensure!(
-                    !self.staged.is_empty() || self.continuation.is_some(),
+                    !self.queue.staged.is_empty() || self.continuation.is_some(),
                     "a run continues without a prompt or a continuation"
                 );
                 ensure!(
@@ -54,7 +55,10 @@ impl Model {
                 );
             }
             TurnOutcome::Stop { staged, .. } => {
-                ensure!(self.interrupting() || self.staged.is_empty(), "the run ends before a staged prompt");
+                ensure!(
+                    self.interrupting() || self.queue.staged.is_empty(),
+                    "the run ends before a staged prompt"
+                );
                 ensure!(self.continuation.is_none(), "the run ends before its continuation");
                 self.run_ends(staged)?;
             }
@@ -77,7 +81,7 @@ impl Model {
                 return Err(format!("a turn ends at {:?}", turn.place));
             }
         };
-        let limited = self.input == Input::Ignored && self.staged.is_empty();
+        let limited = self.input == Input::Ignored && self.queue.staged.is_empty();
         let expected = if limited { StopReason::MaxSteps } else { own };
         // A callback may have changed the limit in the meantime.
         let met = self.met || self.limit == Some(self.step);
@@ -119,9 +123,7 @@ impl Model {
 
     fn run_ends(&mut self, staged: &[Arc<Prompt>]) -> Check {
         ensure!(self.status == Status::Idle, "the run ends, but the status is {:?}", self.status);
-        let lost = std::mem::take(&mut self.staged);
-        ensure!(staged == lost, "{lost:?} were staged, not {staged:?}");
-        self.known.retain(|(id, _)| !lost.iter().any(|prompt| prompt.id.as_ref() == Some(id)));
+        self.queue.returned(staged)?;
         self.run = false;
         Ok(())
     }

@@ -1,22 +1,12 @@
 //! Checks the events on their own: their order, the messages of each turn, and the ends of runs.
 
-use std::{
-    collections::{HashMap, HashSet},
-    sync::Arc,
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
-use serde_json::Value;
-
-use super::{Check, blocks::Block, ensure, outputs::Outputs};
+use super::{Check, blocks::Block, ensure, outputs::Outputs, pauses::Pauses, queue::Queue};
 use crate::{
-    agent::{
-        Config, Decided, Event, Failure, Next, Pause, Prompt, PromptId, PromptState, Response, RunOutcome,
-        Status, UnstageReason, core::Core,
-    },
-    message::{Blocks, Content, History, Message, Role, ToolUseId, TurnId, Usage, answer_open_tool_uses},
+    agent::{Config, Event, Failure, Next, Prompt, Response, RunOutcome, Status, core::Core},
+    message::{Blocks, Content, History, Message, Role, TurnId, Usage, answer_open_tool_uses},
     provider::{self, MessageDelta, StopReason},
-    tool::Decision,
 };
 
 /// The model of one agent, which predicts the agent's events.
@@ -31,18 +21,11 @@ pub(super) struct Model {
     pub(super) run: bool,
     /// Whether the last turn was started by a staged prompt.
     pub(super) took_staged: bool,
-    /// The ids of the tool uses that wait for decisions.
-    pub(super) waiting: Vec<ToolUseId>,
-    /// A decision that must be emitted at once.
-    pub(super) decided: Option<(ToolUseId, Decision, Option<Arc<str>>, bool)>,
-    /// The inputs by which `handle_tool_use` replaced those of the model, and the decisions of time limits.
-    pub(super) replaced: HashMap<ToolUseId, Value>,
-    pub(super) on_expiry: HashMap<ToolUseId, Decision>,
     /// The id of the turn in flight, and the number of the last run.
     turn_id: Option<TurnId>,
     runs: u32,
-    /// The ids of all tool uses for which a pause was emitted.
-    pub(super) spent: HashSet<ToolUseId>,
+    pub(super) pauses: Pauses,
+    pub(super) queue: Queue,
     pub(super) step: u32,
     /// The number of requests sent for the prompt.
     requests: u32,
@@ -62,16 +45,6 @@ pub(super) struct Model {
     /// The limit of requests in the agent's configuration.
     own_limit: Option<u32>,
     own_timeout: Option<Duration>,
-    pub(super) staged: Vec<Arc<Prompt>>,
-    /// An accepted prompt whose staging must be emitted at once, and a prompt that must be withdrawn at once.
-    pub(super) staging: Option<Prompt>,
-    pub(super) withdrawing: Option<PromptId>,
-    /// A staged prompt that is used, whose message must follow at once.
-    taken: Option<Arc<Prompt>>,
-    /// The ids of prompts that the application has given, with their states.
-    pub(super) known: Vec<(PromptId, PromptState)>,
-    /// Whether the message with the tool results was added in this input.
-    has_results: bool,
     /// An accepted prompt, whose turn must start at once.
     pub(super) starting: Option<Arc<Prompt>>,
     /// A message whose turn must start at once, and the settings of this turn.
@@ -227,8 +200,8 @@ impl Model {
 
     pub(super) fn prepares(&mut self, request: &History) -> Check {
         let committed = self.committed.clone();
-        let has_results = self.has_results;
-        let waits_for_step = self.staged.iter().any(|prompt| prompt.next == Next::Step);
+        let has_results = self.queue.has_results;
+        let waits_for_step = self.queue.staged.iter().any(|prompt| prompt.next == Next::Step);
         let turn = self.turn()?;
         ensure!(turn.place == TurnStage::Asking, "a step is prepared at {:?}", turn.place);
         ensure!(!has_results || !waits_for_step, "a prompt for the next step does not join the turn");
@@ -270,7 +243,7 @@ impl Model {
             self.numbered(*turn, *run)?;
         }
         ensure!(
-            self.taken.is_none() || matches!(event, Event::Message { .. } | Event::Status { .. }),
+            self.queue.taken.is_none() || matches!(event, Event::Message { .. } | Event::Status { .. }),
             "{event:?} follows a prompt that is taken"
         );
         if let Some(status) = self.cause.take() {
@@ -282,6 +255,15 @@ impl Model {
             };
             ensure!(fits, "status {status:?} precedes {event:?}");
         }
+        let ended = RunOutcome::of(event);
+        self.take(event)?;
+        if let Some(outcome) = ended {
+            self.queue.end_prompts(&outcome);
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, event: &Event) -> Check {
         match event {
             Event::Status { status } => self.status(*status),
             Event::Message { message, step, .. } if message.role == Role::User => self.user(message, *step),
@@ -296,49 +278,16 @@ impl Model {
                 Ok(())
             }
             Event::Pause(pause) => {
-                let Pause { tool_use, turn, .. } = &**pause;
                 ensure!(self.status == Status::Paused, "a pause while {:?}", self.status);
-                ensure!(Some(*turn) == self.turn_id, "a pause of turn {turn}");
-                let fresh = self.spent.insert(tool_use.id.clone());
-                ensure!(fresh, "a late resume of {} would apply to a newer call", tool_use.id);
-                self.waiting.push(tool_use.id.clone());
-                Ok(())
-            }
-            Event::Staged { id, prompt } => {
-                let mut given = self.staging.take().ok_or("a prompt is staged without a command")?;
-                ensure!(given.id.as_ref().is_none_or(|given| given == id), "{given:?} is staged as {id}");
-                if given.id.replace(id.clone()).is_some() {
-                    self.known.push((id.clone(), PromptState::Staged));
-                }
-                ensure!(given == **prompt, "{prompt:?} is staged, not {given:?}");
-                self.staged.push(Arc::clone(prompt));
-                Ok(())
-            }
-            Event::Unstaged { id, reason: UnstageReason::Withdrawn } => {
-                ensure!(self.withdrawing.take().as_ref() == Some(id), "{id} is withdrawn");
-                self.known.retain(|(known, _)| known != id);
-                self.staged.retain(|prompt| prompt.id.as_ref() != Some(id));
-                Ok(())
-            }
-            Event::Unstaged { id, reason } => {
-                ensure!(*reason == UnstageReason::Taken, "{id} is unstaged for {reason:?}");
-                let joins = self.turn.is_some();
-                let index = self.staged.iter().position(|prompt| !joins || prompt.next == Next::Step);
-                let prompt = self.staged.remove(index.ok_or("a prompt is taken, but none is staged")?);
-                ensure!(prompt.id.as_ref() == Some(id), "{id} is taken before {prompt:?}");
-                self.known_as(id, PromptState::InFlight);
-                self.taken = Some(prompt);
-                Ok(())
+                ensure!(Some(pause.turn) == self.turn_id, "a pause of turn {}", pause.turn);
+                self.pauses.pause(pause)
             }
             Event::Decided(decided) => {
                 ensure!(Some(decided.turn) == self.turn_id, "a decision of turn {}", decided.turn);
-                let Decided { tool_use_id, decision, by, expired, .. } = Decided::clone(decided);
-                let given = (tool_use_id, decision, by, expired);
-                let expected = self.decided.take();
-                ensure!(expected.as_ref() == Some(&given), "{given:?} is emitted, not {expected:?}");
-                self.waiting.retain(|id| *id != decided.tool_use_id);
-                Ok(())
+                self.pauses.decide(decided)
             }
+            Event::Staged { id, prompt } => self.queue.stage(id, prompt),
+            Event::Unstaged { id, reason } => self.queue.unstage(id, *reason, self.turn.is_some()),
             // The desk checks these events.
             Event::ToolStart { .. } | Event::ToolEnd { .. } => Ok(()),
             Event::Retry { pending, failure, .. } => {
@@ -349,17 +298,11 @@ impl Model {
                 }
                 self.retried(*pending)
             }
-            Event::Turn(outcome) => {
-                self.turn_ends(outcome)?;
-                self.ended(event);
-                Ok(())
-            }
+            Event::Turn(outcome) => self.turn_ends(outcome),
             Event::Cancelled { response, staged } => {
                 ensure!(self.run, "cancelled without a run");
                 ensure!(response.stop_reason == StopReason::Cancelled, "{:?}", response.stop_reason);
-                self.discarded(response, staged)?;
-                self.ended(event);
-                Ok(())
+                self.discarded(response, staged)
             }
             Event::Error { response, staged, failure } => {
                 ensure!(self.run || self.input == Input::EventFails, "an error without a run");
@@ -367,9 +310,7 @@ impl Model {
                     self.input != Input::GivesUp || self.failure.as_ref() == Some(failure),
                     "an error for {failure:?}"
                 );
-                self.discarded(response, staged)?;
-                self.ended(event);
-                Ok(())
+                self.discarded(response, staged)
             }
             Event::State(state) => self.history_told(&state.history),
             block => self.block_event(block),
@@ -391,7 +332,7 @@ impl Model {
             self.cause = Some(status);
         }
         if self.status == Status::Paused {
-            self.waiting.clear();
+            self.pauses.waiting.clear();
         }
         self.status = status;
         Ok(())
@@ -401,7 +342,7 @@ impl Model {
         if self.turn.is_none() {
             return self.begins(message, step);
         }
-        if let Some(prompt) = self.taken.take() {
+        if let Some(prompt) = self.queue.taken.take() {
             return self.joins_step(prompt, message, step);
         }
         let closes =
@@ -422,14 +363,17 @@ impl Model {
             turn.place = TurnStage::Asking;
             turn.base = turn.pending.len();
             self.step += 1;
-            self.has_results = true;
+            self.queue.has_results = true;
         }
         self.check_step(step)
     }
 
     /// A staged prompt joins the turn after the results of its tools.
     fn joins_step(&mut self, prompt: Arc<Prompt>, message: &Arc<Message>, step: u32) -> Check {
-        ensure!(self.has_results && !self.interrupting(), "a prompt joins the turn without tool results");
+        ensure!(
+            self.queue.has_results && !self.interrupting(),
+            "a prompt joins the turn without tool results"
+        );
         let turn = self.turn()?;
         ensure!(turn.place == TurnStage::Asking, "a prompt joins the turn at {:?}", turn.place);
         ensure!(message.content == prompt.content.0, "{message:?} joins the turn, not {prompt:?}");
@@ -440,43 +384,21 @@ impl Model {
         self.check_step(step)
     }
 
-    /// Changes the state of a known prompt.
-    fn known_as(&mut self, id: &PromptId, state: PromptState) {
-        if let Some((_, known)) = self.known.iter_mut().find(|(known, _)| known == id) {
-            *known = state;
-        }
-    }
-
-    fn ended(&mut self, event: &Event) {
-        if let Some(outcome) = RunOutcome::of(event) {
-            self.end_prompts(&outcome);
-        }
-    }
-
-    /// Ends the known prompts in flight.
-    pub(super) fn end_prompts(&mut self, outcome: &RunOutcome) {
-        for (_, state) in &mut self.known {
-            if *state == PromptState::InFlight {
-                *state = PromptState::Ended { outcome: outcome.clone() };
-            }
-        }
-    }
-
     fn begins(&mut self, message: &Arc<Message>, step: u32) -> Check {
         ensure!(self.base.is_none(), "a turn begins before its history is emitted");
         if let Some((answering, settings)) = self.answering.take() {
             ensure!(!self.run, "a run on another history begins within a run");
             ensure!(Arc::ptr_eq(message, &answering), "the turn begins with {message:?}, not {answering:?}");
-            self.take(&settings);
+            self.take_prompt(&settings);
             return self.began(message, step);
         }
         let content = if let Some(prompt) = self.starting.take() {
             ensure!(!self.run, "a prompt starts within a run");
-            self.take(&prompt)
-        } else if let Some(prompt) = self.taken.take() {
+            self.take_prompt(&prompt)
+        } else if let Some(prompt) = self.queue.taken.take() {
             ensure!(self.run, "a staged prompt begins a run");
             (self.took_staged, self.continuation) = (true, None);
-            self.take(&prompt)
+            self.take_prompt(&prompt)
         } else {
             ensure!(self.run, "a turn begins from nothing");
             self.continuation.take().ok_or("a turn begins from nothing")?
@@ -492,7 +414,7 @@ impl Model {
         self.check_step(step)
     }
 
-    fn take(&mut self, prompt: &Prompt) -> Blocks {
+    fn take_prompt(&mut self, prompt: &Prompt) -> Blocks {
         (self.step, self.requests) = (0, 0);
         self.limit = prompt.max_steps.or(self.own_limit);
         self.brought = prompt.max_steps;
@@ -579,23 +501,9 @@ impl Model {
             core.status()
         );
         ensure!(self.committed == *core.history(), "the history differs from the committed turns");
-        self.has_results = false;
-        ensure!(self.staged == core.staged, "staged is {:?}, not {:?}", core.staged, self.staged);
-        ensure!(self.staging.is_none(), "the prompt {:?} was not staged", self.staging);
-        ensure!(self.withdrawing.is_none(), "the prompt {:?} was not withdrawn", self.withdrawing);
-        ensure!(self.taken.is_none(), "the prompt {:?} was taken and not used", self.taken);
-        for (id, state) in &self.known {
-            let given = core.known.state(Some(id));
-            ensure!(given == Some(state), "prompt {id} is {given:?}, not {state:?}");
-        }
+        self.queue.check_rest(core)?;
+        self.pauses.check_rest(core)?;
         ensure!(self.step == core.step(), "step {} is emitted as {}", core.step(), self.step);
-        ensure!(self.decided.is_none(), "the decision {:?} was not emitted", self.decided);
-        let waiting: Vec<_> = core.phase().pauses().map(|pause| &pause.tool_use.id).collect();
-        ensure!(
-            self.waiting.iter().eq(waiting.iter().copied()),
-            "the core waits for {waiting:?}, but {:?} was emitted",
-            self.waiting
-        );
         let idle = core.is_at_rest();
         ensure!(
             self.run != idle,
@@ -616,7 +524,7 @@ impl Model {
 
     pub(super) fn check_end(&self) -> Check {
         ensure!(!self.run && self.turn.is_none(), "a run does not end");
-        ensure!(self.staged.is_empty(), "a staged prompt is lost");
+        ensure!(self.queue.staged.is_empty(), "a staged prompt is lost");
         let (told, spent) = (self.told_usage, self.spent_usage);
         ensure!(told == spent, "{spent:?} was used, but {told:?} was emitted");
         Ok(())

@@ -33,7 +33,7 @@ impl World {
         if !self.expiries.is_empty() && self.rng.percent(if self.friendly { 50 } else { 5 }) {
             return self.expires();
         }
-        if self.friendly && !self.model.waiting.is_empty() {
+        if self.friendly && !self.model.pauses.waiting.is_empty() {
             return self.resume();
         }
         // While the provider waits for an answer, a callback and a stream run concurrently.
@@ -160,13 +160,13 @@ impl World {
     fn tool_decided(&mut self, op: Op, tool_use: ToolUse) -> Check {
         let decision = self.random_tool_decision();
         self.note(|| format!("handle_tool_use: {decision:?}"));
-        self.model.replaced.remove(&tool_use.id);
-        self.model.on_expiry.remove(&tool_use.id);
+        self.model.pauses.replaced.remove(&tool_use.id);
+        self.model.pauses.on_expiry.remove(&tool_use.id);
         let approved = !self.config.requires_approval(&tool_use.name);
         let decided = match decision.clone() {
             ToolDecision::Execute => approved.then_some(Decision::Execute),
             ToolDecision::ExecuteWith(input) => {
-                self.model.replaced.insert(tool_use.id.clone(), input.clone());
+                self.model.pauses.replaced.insert(tool_use.id.clone(), input.clone());
                 approved.then_some(Decision::ExecuteWith(input))
             }
             ToolDecision::Approve => Some(Decision::Execute),
@@ -174,13 +174,13 @@ impl World {
             ToolDecision::Provide(result) => Some(Decision::Provide(result)),
             ToolDecision::Pause(_) => None,
             ToolDecision::PauseFor { on_expiry, .. } => {
-                self.model.on_expiry.insert(tool_use.id.clone(), on_expiry);
+                self.model.pauses.on_expiry.insert(tool_use.id.clone(), on_expiry);
                 None
             }
         };
         let plain = decision == ToolDecision::Execute;
         if let Some(decision) = decided.clone().filter(|_| !plain) {
-            self.model.decided = Some((tool_use.id, decision, None, false));
+            self.model.pauses.decided = Some((tool_use.id, decision, None, false));
         }
         if matches!(self.core.phase().stage(), Some(Stage::Deciding { .. })) {
             self.desk.decided(decided)?;
@@ -197,7 +197,7 @@ impl World {
             0..7 if pauses => ToolDecision::Pause(reason),
             _ if pauses => {
                 let on_expiry = random_decision(&mut self.rng);
-                ToolDecision::PauseFor { reason, expires_in: Duration::from_secs(60), on_expiry }
+                ToolDecision::PauseFor { reason, expires_in: Duration::from_mins(1), on_expiry }
             }
             0 => ToolDecision::Approve,
             _ => random_decision(&mut self.rng).into(),
@@ -206,14 +206,18 @@ impl World {
 
     /// Lets the time limit of a pause end.
     fn expires(&mut self) -> Check {
-        self.in_stream = matches!(self.core.phase().stage(), Some(Stage::Streaming { .. }));
+        let in_stream = matches!(self.core.phase().stage(), Some(Stage::Streaming { .. }));
         let index = self.rng.below(self.expiries.len());
         let id = self.expiries.swap_remove(index);
         self.note(|| format!("the pause of {id} expires"));
-        ensure!(self.model.waiting.contains(&id) || self.core.status() != Status::Idle, "a timer is left");
-        if self.model.waiting.contains(&id) {
-            let decision = self.model.on_expiry.get(&id).cloned().ok_or("a pause without a limit expires")?;
-            self.expect_decision(&id, decision, None, true)?;
+        ensure!(
+            self.model.pauses.waiting.contains(&id) || self.core.status() != Status::Idle,
+            "a timer is left"
+        );
+        if self.model.pauses.waiting.contains(&id) {
+            let decision =
+                self.model.pauses.on_expiry.get(&id).cloned().ok_or("a pause without a limit expires")?;
+            self.expect_decision(&id, decision, None, true, in_stream)?;
         }
         self.input(|core, cx| core.pause_expired(&id, cx))
     }
@@ -266,7 +270,7 @@ impl World {
         self.hold = is_held.then_some("the store is behind");
         if let (Some(prompt), true) = (&prompt, is_held) {
             self.model.input = Input::EventFails;
-            self.model.staged.push(Arc::new(prompt.clone()));
+            self.model.queue.staged.push(Arc::new(prompt.clone()));
         } else if let Some(prompt) = &prompt {
             match self.expect(prompt, false, 4) {
                 Err(_) => self.model.input = Input::EventFails,

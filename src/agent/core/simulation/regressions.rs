@@ -94,7 +94,7 @@ impl Bench {
     }
 
     fn resume(&mut self, id: &str) -> Result<(), AgentError> {
-        let resume = Resume { tool_use: id.into(), decision: Decision::reject("no"), by: None };
+        let resume = Resume { tool_use: id.into(), turn: None, decision: Decision::reject("no"), by: None };
         self.feed(|core, cx| core.resume(resume, cx))
     }
 

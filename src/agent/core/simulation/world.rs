@@ -37,8 +37,6 @@ pub(super) struct World {
     pub(super) delay: Option<Op>,
     /// The tool uses whose pauses have time limits.
     pub(super) expiries: Vec<ToolUseId>,
-    /// Whether the current decision is about a question of the provider.
-    pub(super) in_stream: bool,
     /// The delay that `handle_error` returned.
     pub(super) retry_after: Option<Duration>,
     /// The turn's time limit, and whether its clock is stopped.
@@ -139,7 +137,6 @@ impl World {
             tasks: None,
             delay: None,
             expiries: Vec::new(),
-            in_stream: false,
             retry_after: None,
             watch: None,
             watches: false,
@@ -266,7 +263,7 @@ impl World {
                 self.begun = false;
             }
             Effect::Expire(id, after) => {
-                ensure!(after == Duration::from_secs(60), "{id} expires after {after:?}");
+                ensure!(after == Duration::from_mins(1), "{id} expires after {after:?}");
                 ensure!(self.core.status() == crate::agent::Status::Paused, "{id} expires without a pause");
                 self.expiries.push(id);
             }
@@ -313,7 +310,7 @@ impl World {
                 }
             }
             Effect::Resolve(answer) => {
-                let over = !self.model.is_running() || !self.model.staged.is_empty();
+                let over = !self.model.is_running() || !self.model.queue.staged.is_empty();
                 self.asks.resolve(answer, over, self.model.interrupting())?;
             }
         }

@@ -1,0 +1,61 @@
+//! Checks the tool uses that wait for decisions, and the decisions.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
+
+use serde_json::Value;
+
+use super::{Check, ensure};
+use crate::{
+    agent::{Decided, Pause, core::Core},
+    message::ToolUseId,
+    tool::Decision,
+};
+
+/// The pauses of an agent.
+#[derive(Default)]
+pub(super) struct Pauses {
+    /// The ids of the tool uses that wait for decisions.
+    pub(super) waiting: Vec<ToolUseId>,
+    /// The ids of all tool uses for which a pause was emitted.
+    pub(super) spent: HashSet<ToolUseId>,
+    /// A decision that must be emitted at once: the tool use, the decision, its maker, and whether a time limit has
+    /// ended.
+    pub(super) decided: Option<(ToolUseId, Decision, Option<Arc<str>>, bool)>,
+    /// The inputs by which `handle_tool_use` has replaced those of the model.
+    pub(super) replaced: HashMap<ToolUseId, Value>,
+    /// The decisions that apply at the end of time limits.
+    pub(super) on_expiry: HashMap<ToolUseId, Decision>,
+}
+
+impl Pauses {
+    pub(super) fn pause(&mut self, pause: &Pause) -> Check {
+        let id = &pause.tool_use.id;
+        let is_fresh = self.spent.insert(id.clone());
+        ensure!(is_fresh, "a late resume of {id} would apply to a newer call");
+        self.waiting.push(id.clone());
+        Ok(())
+    }
+
+    pub(super) fn decide(&mut self, decided: &Decided) -> Check {
+        let Decided { tool_use_id, decision, by, expired, .. } = decided.clone();
+        self.waiting.retain(|id| *id != tool_use_id);
+        let given = (tool_use_id, decision, by, expired);
+        let expected = self.decided.take();
+        ensure!(expected.as_ref() == Some(&given), "{given:?} is emitted, not {expected:?}");
+        Ok(())
+    }
+
+    pub(super) fn check_rest(&self, core: &Core) -> Check {
+        ensure!(self.decided.is_none(), "the decision {:?} was not emitted", self.decided);
+        let waiting: Vec<_> = core.phase().pauses().map(|pause| &pause.tool_use.id).collect();
+        ensure!(
+            self.waiting.iter().eq(waiting.iter().copied()),
+            "the core waits for {waiting:?}, but {:?} was emitted",
+            self.waiting
+        );
+        Ok(())
+    }
+}

@@ -1,0 +1,152 @@
+//! The operations of a session as data.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Regenerate, Session, SessionError};
+use crate::{
+    agent::{Accepted, Prompt, PromptId, Resume},
+    message::{ToolUseId, TurnId},
+    tool::Decision,
+    tree::NodeId,
+};
+
+/// An operation of a session as data, for example from a client's request.
+///
+/// As JSON, a command is an object with a `type` and the command's fields next to it.
+///
+/// A command can contain everything that the operation accepts, such as options and limits of a prompt. An application
+/// that runs commands of strangers checks first what they may contain. Keys, headers and models of prompts have no JSON
+/// form, so they cannot come from a client.
+///
+/// ```
+/// # #[cfg(feature = "test-util")]
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+/// # use omni_agent::testing::{ScriptedProvider, Step};
+/// # let provider = ScriptedProvider::new([Step::text("Hello!")]);
+/// # let agent = omni_agent::agent::Agent::builder().model(provider.model());
+/// use omni_agent::session::{Session, SessionAnswer, SessionCommand};
+/// use omni_agent::store::MemoryStore;
+///
+/// let session = Session::builder(MemoryStore::new()).agent(agent).create().await?;
+/// let request = r#"{ "type": "prompt", "prompt": { "id": "p1", "content": [{ "type": "text", "text": "Hi" }] } }"#;
+/// let command: SessionCommand = serde_json::from_str(request)?;
+/// let answer = session.perform(command, Some("ann")).await?;
+/// assert_eq!(serde_json::to_string(&answer)?, r#"{"type":"prompt","accepted":"started"}"#);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum SessionCommand {
+    /// Sends a prompt: [`Session::prompt`].
+    Prompt {
+        /// The prompt.
+        prompt: Prompt,
+    },
+    /// Takes a staged prompt back: [`Session::unstage`].
+    Unstage {
+        /// The id of the prompt.
+        id: PromptId,
+    },
+    /// Decides on a tool use that waits: [`Session::resume_as`].
+    Resume {
+        /// The id of the tool use.
+        tool_use_id: ToolUseId,
+        /// The turn of the pause. If it is given and another turn is in flight, the decision is stale.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        turn: Option<TurnId>,
+        /// The decision.
+        decision: Decision,
+    },
+    /// Ends the run and discards its pending messages: [`Session::cancel`].
+    Cancel,
+    /// Ends the run and keeps as much of it as possible: [`Session::interrupt`].
+    Interrupt,
+    /// Gives a user message another response: [`Session::regenerate`].
+    Regenerate {
+        /// The user message.
+        node: NodeId,
+    },
+    /// Replaces a user message on a new branch: [`Session::edit`].
+    Edit {
+        /// The user message.
+        node: NodeId,
+        /// The new prompt.
+        prompt: Prompt,
+    },
+    /// Starts a branch below a message: [`Session::branch`].
+    Branch {
+        /// The assistant message below which the branch starts, or `None` for a new root.
+        node: Option<NodeId>,
+        /// The prompt.
+        prompt: Prompt,
+    },
+    /// Moves the path to a message: [`Session::navigate`].
+    Navigate {
+        /// The message, or `None` for the place before the first message.
+        node: Option<NodeId>,
+    },
+    /// Sets the title: [`Session::set_title`].
+    Title {
+        /// The title, or `None` for no title.
+        title: Option<Arc<str>>,
+    },
+}
+
+/// The result of a [`SessionCommand`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum SessionAnswer {
+    /// The prompt was accepted.
+    Prompt(Accepted),
+    /// The prompt was taken back.
+    Unstaged {
+        /// The prompt that was staged.
+        prompt: Arc<Prompt>,
+    },
+    /// The operation succeeded and has no result.
+    Done,
+}
+
+impl Session {
+    /// Runs an operation that is given as data. `by` names who runs it. The name is not part of the command, so that a
+    /// client cannot claim the name of somebody else. Decisions about tool uses carry it, as in
+    /// [`resume_as`](Self::resume_as).
+    ///
+    /// # Errors
+    ///
+    /// The errors of the operation.
+    ///
+    /// # Cancel safety
+    ///
+    /// As for the operation: if the future is dropped, the operation may still take effect.
+    pub async fn perform(
+        &self,
+        command: SessionCommand,
+        by: Option<&str>,
+    ) -> Result<SessionAnswer, SessionError> {
+        match command {
+            SessionCommand::Prompt { prompt } => return self.prompt(prompt).await.map(SessionAnswer::Prompt),
+            SessionCommand::Unstage { id } => {
+                return self.unstage(id).await.map(|prompt| SessionAnswer::Unstaged { prompt });
+            }
+            SessionCommand::Resume { tool_use_id, turn, decision } => {
+                let resume = Resume { tool_use: tool_use_id, turn, decision, by: by.map(Into::into) };
+                self.on_agent(async |agent| agent.decide(resume).await).await?;
+            }
+            SessionCommand::Cancel => self.cancel().await?,
+            SessionCommand::Interrupt => self.interrupt().await?,
+            SessionCommand::Regenerate { node } => self.regenerate(Regenerate::new(node)).await?,
+            SessionCommand::Edit { node, prompt } => self.edit(node, prompt).await?,
+            SessionCommand::Branch { node, prompt } => self.branch(node, prompt).await?,
+            SessionCommand::Navigate { node } => self.navigate(node).await?,
+            SessionCommand::Title { title } => self.set_title(title.as_deref()).await?,
+        }
+        Ok(SessionAnswer::Done)
+    }
+}

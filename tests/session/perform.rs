@@ -1,0 +1,149 @@
+//! Operations as data, and the JSON form of events and commands.
+
+use std::sync::Arc;
+
+use omni_agent::{
+    agent::{Accepted, Agent, AgentError, Event, Prompt, PromptState},
+    session::{Mode, Session, SessionAnswer, SessionCommand, SessionError, SessionEvent, SessionSnapshot},
+    store::MemoryStore,
+    subscription::Update,
+    testing::{Gate, ScriptedProvider, Step},
+    tool::{Decision, Tool, tool_fn},
+    tree::NodeId,
+};
+use serde_json::{Value, json};
+
+use crate::watch::{answered, held, in_time, reached};
+
+async fn session(steps: impl IntoIterator<Item = Step>) -> Session {
+    let provider = ScriptedProvider::new(steps);
+    let tool = tool_fn("delete", "Deletes.", |_: Value, _| async { Ok("deleted") });
+    let agent = Agent::builder().model(provider.model()).tool(tool.needs_approval());
+    Session::builder(MemoryStore::new()).agent(agent).create().await.unwrap()
+}
+
+/// Runs a command that comes as JSON, and returns the answer as JSON.
+async fn perform(session: &Session, command: Value) -> Result<Value, SessionError> {
+    let command: SessionCommand = serde_json::from_value(command).unwrap();
+    let answer = answered(session.perform(command, Some("ann"))).await?;
+    let json = serde_json::to_value(&answer).unwrap();
+    assert_eq!(serde_json::from_value::<SessionAnswer>(json.clone()).unwrap(), answer);
+    Ok(json)
+}
+
+fn text(text: &str) -> Value {
+    json!([{ "type": "text", "text": text }])
+}
+
+#[tokio::test(start_paused = true)]
+async fn perform_runs_every_command() {
+    let gate = Gate::new();
+    let session =
+        session([held(&gate), Step::text("A2"), Step::text("A3"), Step::text("A4"), Step::new().hang()])
+            .await;
+    let done = json!({ "type": "done" });
+    let started = json!({ "type": "prompt", "accepted": "started" });
+    let prompt = json!({ "type": "prompt", "prompt": { "content": text("Q1") } });
+    assert_eq!(perform(&session, prompt.clone()).await.unwrap(), started);
+    reached(&gate).await;
+    let staged = json!({ "type": "prompt", "prompt": { "id": "p2", "content": text("Q2"), "next": "step" } });
+    let accepted = json!({ "type": "prompt", "accepted": "staged", "id": "p2", "ahead": 0 });
+    assert_eq!(perform(&session, staged.clone()).await.unwrap(), accepted);
+    let known = json!({ "type": "prompt", "accepted": "known", "state": { "state": "staged" } });
+    assert_eq!(perform(&session, staged).await.unwrap(), known);
+    let back = perform(&session, json!({ "type": "unstage", "id": "p2" })).await.unwrap();
+    assert_eq!((&back["type"], &back["prompt"]["content"]), (&json!("unstaged"), &text("Q2")));
+    assert_eq!(perform(&session, json!({ "type": "interrupt" })).await.unwrap(), done);
+    session.wait_until_idle().await.unwrap();
+
+    assert_eq!(perform(&session, json!({ "type": "regenerate", "node": 1 })).await.unwrap(), done);
+    session.wait_until_idle().await.unwrap();
+    let edit = json!({ "type": "edit", "node": 1, "prompt": { "content": text("Q1b") } });
+    assert_eq!(perform(&session, edit).await.unwrap(), done);
+    session.wait_until_idle().await.unwrap();
+    let branch = json!({ "type": "branch", "node": 2, "prompt": { "content": text("Q3") } });
+    assert_eq!(perform(&session, branch).await.unwrap(), done);
+    session.wait_until_idle().await.unwrap();
+    assert_eq!(perform(&session, json!({ "type": "navigate", "node": 3 })).await.unwrap(), done);
+    assert_eq!(perform(&session, json!({ "type": "title", "title": "T" })).await.unwrap(), done);
+    assert_eq!(session.title().await.unwrap().as_deref(), Some("T"));
+    assert_eq!(perform(&session, prompt).await.unwrap(), started);
+    assert_eq!(perform(&session, json!({ "type": "cancel" })).await.unwrap(), done);
+    let tree = session.tree().await.unwrap();
+    assert_eq!((tree.len(), tree.head().map(NodeId::get)), (7, Some(3)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn perform_of_a_decision_names_the_caller_and_checks_the_turn() {
+    let session = session([Step::tool_use("t", "delete", json!({})), Step::text("Done.")]).await;
+    let mut events = session.subscribe(Mode::Controller).await.unwrap();
+    session.prompt("Go").await.unwrap();
+    let mut view = SessionSnapshot::clone(events.snapshot().unwrap());
+    while view.agent.pauses.is_empty() {
+        view.take(&in_time(events.next()).await.unwrap()).unwrap();
+    }
+    let turn = view.agent.pauses[0].turn;
+    let resume = |turn: &str| json!({ "type": "resume", "tool_use_id": "t", "turn": turn, "decision": { "reject": "No." } });
+    let stale = perform(&session, resume(&"0".repeat(32))).await.unwrap_err();
+    assert!(matches!(stale, SessionError::Agent(AgentError::StaleResume { .. })), "{stale:?}");
+    perform(&session, resume(&turn.to_string())).await.unwrap();
+    loop {
+        let update = in_time(events.next()).await.unwrap();
+        view.take(&update).unwrap();
+        let Update::Event(event) = update else { continue };
+        if let SessionEvent::Agent(event) = &*event.event
+            && let Event::Decided(decided) = &**event
+        {
+            assert_eq!((decided.by.as_deref(), &decided.decision), (Some("ann"), &Decision::reject("No.")));
+            break;
+        }
+    }
+    assert!(view.agent.pauses.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn take_follows_events_resyncs_and_the_end() {
+    let session = session([Step::text("A1")]).await;
+    let mut events = session.subscribe(Mode::Observer).await.unwrap();
+    let mut view = SessionSnapshot::clone(events.snapshot().unwrap());
+    session.ask("Q1").await.unwrap();
+    session.flush(std::time::Duration::from_secs(5)).await.unwrap();
+    let truth = session.snapshot().await.unwrap();
+    while view.last != truth.last {
+        view.take(&in_time(events.next()).await.unwrap()).unwrap();
+    }
+    assert_eq!(view, truth);
+    let mut other = view.clone();
+    other.title = Some("other".into());
+    other.take(&Update::Resync(Arc::new(view.clone()))).unwrap();
+    assert_eq!(other, view);
+    session.stop(std::time::Duration::from_secs(5)).await.unwrap();
+    while let Some(update) = in_time(events.next()).await {
+        view.take(&update).unwrap();
+    }
+    assert_eq!(Some(view), session.end().unwrap().snapshot.as_deref().cloned());
+}
+
+#[test]
+fn session_event_as_json_has_its_fields_next_to_the_type() {
+    let event = SessionEvent::Agent(Arc::new(Event::TextStart { index: 3 }));
+    let json = serde_json::to_value(&event).unwrap();
+    assert_eq!(json, json!({ "type": "agent", "event": { "type": "text_start", "index": 3 } }));
+    assert_eq!(serde_json::from_value::<SessionEvent>(json).unwrap(), event);
+    let title = SessionEvent::Title { title: None };
+    assert_eq!(serde_json::to_value(&title).unwrap(), json!({ "type": "title", "title": null }));
+    let store = serde_json::from_value::<SessionEvent>(json!({
+        "type": "store", "outcome": "lost", "error": "gone"
+    }));
+    assert!(matches!(store.unwrap(), SessionEvent::Store(report) if report.error() == Some("gone")));
+}
+
+#[test]
+fn command_with_an_unknown_type_is_refused_with_the_known_types() {
+    let error = serde_json::from_value::<SessionCommand>(json!({ "type": "erase_all" })).unwrap_err();
+    assert!(error.to_string().contains("unknown variant `erase_all`, expected one of `prompt`"), "{error}");
+    let known = Accepted::Known { state: PromptState::InFlight };
+    let json = serde_json::to_value(SessionAnswer::Prompt(known)).unwrap();
+    assert_eq!(json, json!({ "type": "prompt", "accepted": "known", "state": { "state": "in_flight" } }));
+    assert!(serde_json::from_value::<Prompt>(json!({ "content": [], "next": "never" })).is_err());
+}

@@ -78,7 +78,7 @@ use super::{Backend, BackendError, BackendSession, Capabilities, SessionId, Sess
 
 /// A backend that runs an agent as a program and uses the Agent Client Protocol.
 ///
-/// All settings are made before the first session. Clones share only their settings.
+/// Make all settings before the first session. Clones share only their settings.
 #[derive(Clone)]
 pub struct AcpBackend {
     name: String,

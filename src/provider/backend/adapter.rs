@@ -148,7 +148,7 @@ impl fmt::Debug for NamedBackend {
     }
 }
 
-/// The provider of one conversation.
+/// The instance of the provider for one conversation.
 struct Instance(Arc<Owner>);
 
 /// Owns a conversation's sessions, and terminates them when it is dropped.

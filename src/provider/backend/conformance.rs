@@ -147,8 +147,8 @@ pub trait BackendUnderTest: Send + Sync + 'static {
         None
     }
 
-    /// Waits until no session runs anything, then returns `true`. The default returns `false`: the test can't find
-    /// this out.
+    /// Waits until no session runs a process, a connection or a task, and then returns `true`. The default returns
+    /// `false`, which states that the test cannot find this out.
     async fn all_ended(&self) -> bool {
         false
     }

@@ -18,8 +18,8 @@ pub enum BackendError {
     /// The backend can't be reached or started now. Another attempt may succeed.
     #[error("the backend is not available: {0}")]
     Unavailable(String),
-    /// The backend can't work with its configuration: its program or folder does not exist, may not be used, or is
-    /// something else than its name promises. Another attempt fails too.
+    /// The backend can't work with its configuration: its program or folder does not exist, may not be used, or is of
+    /// another kind than expected. Another attempt fails too.
     #[error("the backend can't be started: {0}")]
     Misconfigured(String),
     /// The session is over, for example because its program has ended. The next prompt resumes it, if that is possible.
@@ -147,7 +147,7 @@ impl BackendError {
         };
         let is_slow = matches!(self, Self::Timeout { .. });
         let error = ProviderError::new(kind, message).with_retry_after(retry_after).with_source(self);
-        // The limit of a start is long, and a program that hangs once hangs again.
+        // A start is not repeated: its limit is long, and a program that has hung once hangs again.
         if is_slow { error.with_retryable(false) } else { error }
     }
 

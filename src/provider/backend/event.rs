@@ -18,7 +18,7 @@ pub enum BackendEvent {
     Text(String),
     /// A piece of the model's thinking.
     Thinking(String),
-    /// The backend runs a tool, or is about to.
+    /// The backend runs a tool, or is about to run it.
     ToolUse(ToolUse),
     /// A progress report of a running tool, in the backend's own form. It replaces the previous report.
     ToolUpdate {
@@ -27,7 +27,7 @@ pub enum BackendEvent {
         /// The report.
         data: Value,
     },
-    /// The result of a tool, as the backend got it.
+    /// The result of a tool, as the backend received it.
     ToolResult(ToolResult),
     /// The backend's complete plan, in the backend's own form.
     Plan(Value),
@@ -39,8 +39,8 @@ pub enum BackendEvent {
         /// The status.
         data: Value,
     },
-    /// The backend asks for permission to run a tool, and waits. It may ask once at a time for each tool use, and have
-    /// at most 64 open requests.
+    /// The backend asks for permission to run a tool, and waits. It may have one open request for each tool use, and at
+    /// most 64 open requests in total.
     Permission(PermissionRequest),
     /// The total usage of the turn so far.
     Usage(Usage),

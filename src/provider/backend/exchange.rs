@@ -111,7 +111,8 @@ pub(super) fn stream(
 }
 
 struct Exchange {
-    // This field is dropped before the turn, whose drop cancels: a session may wait until its stream is dropped.
+    // This field is declared before the turn, so that it is dropped first: when the turn is dropped, the turn is
+    // cancelled, and a session may wait until its stream is dropped.
     events: Option<EventStream>,
     /// The questions that wait for their answers.
     asking: FuturesUnordered<BoxFuture<'static, (ToolUseId, Option<PermissionAnswer>)>>,
@@ -144,7 +145,7 @@ impl Exchange {
         None
     }
 
-    /// Stops reading, and discards what has not been emitted.
+    /// Stops reading, and discards the deltas that have not been emitted.
     fn stop_reading(&mut self) {
         self.asking.clear();
         self.ready.clear();

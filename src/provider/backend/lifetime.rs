@@ -22,8 +22,8 @@ use crate::panics::{contained, contained_async};
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
 
 thread_local! {
-    /// The time until which this thread may wait, and the time until which that value is valid. Sessions dropped later
-    /// get a new grace period.
+    /// The time until which this thread may wait, and the time until which that limit is valid. If sessions are dropped
+    /// after the limit has become invalid, they get a new grace period.
     static GRACE: Cell<Option<(Instant, Instant)>> = const { Cell::new(None) };
 }
 

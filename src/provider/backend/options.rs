@@ -57,7 +57,7 @@ pub struct SessionOptions {
 }
 
 impl SessionOptions {
-    /// Creates options for this model. All else is empty.
+    /// Creates options for this model. All other options are empty.
     pub fn new(model: impl Into<Arc<str>>) -> Self {
         Self { model: model.into(), ..Self::default() }
     }

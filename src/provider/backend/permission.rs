@@ -7,8 +7,8 @@ use crate::{message::ToolUse, tool::Decision};
 /// A backend's request for permission to run a tool.
 ///
 /// An agent passes the request to `handle_tool_use`, which may pause. A decision to execute allows the tool, and a
-/// decision to reject refuses it. The options are in the opaque item of the tool use; to choose one of them, provide
-/// its id as the tool's result.
+/// decision to reject refuses it. The options that the backend offers are in the opaque item of the tool use. To choose
+/// one of these options, provide its id as the tool's result.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct PermissionRequest {

@@ -118,7 +118,7 @@ pub(super) enum KnownSession {
     Retired(PromptCounts),
 }
 
-/// How to reach the conversation's position.
+/// How the conversation's position can be reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Route {
     /// The session in use is at this position. It has received this many more prompts, which were discarded.
@@ -140,8 +140,8 @@ pub(super) fn elsewhere() -> BackendError {
     )
 }
 
-/// Returns how to reach the position of `conversation`. `live` is what the session in use has received, whichever
-/// session the conversation names.
+/// Returns how to reach the position of `conversation`. `live` contains the prompts that the session in use has
+/// received, even if the conversation names another session.
 pub(super) fn route(
     conversation: &Conversation,
     known: KnownSession,
@@ -156,7 +156,7 @@ pub(super) fn route(
     }
     let Some(position) = &conversation.position else {
         return Ok(match live {
-            // A session that received the responses of others once does not get them again.
+            // If a session has received the responses of others once, it does not get them again.
             Some(heard) if heard.kept == 0 && (foreign == 0 || heard.given == 0) => Route::Stay(heard.given),
             _ => Route::Start,
         });

@@ -35,7 +35,7 @@ enum Growing {
 struct Activity {
     index: usize,
     item: Value,
-    /// Whether the tool use itself has arrived, and not only the request to allow it.
+    /// Whether the tool use itself has arrived. Otherwise only the request to allow it has arrived.
     used: bool,
     /// Whether the last answer to a permission request was a rejection.
     rejected: bool,

@@ -32,8 +32,8 @@ use super::{
 };
 use crate::{provider::backend::BackendError, sync::lock};
 
-/// How long to wait for events that follow each other: the end of the program after the end of its output, and the
-/// reverse.
+/// How long to wait for the second of two events that belong together: the end of the program and the end of its
+/// output, in either order.
 const SOON: Duration = Duration::from_secs(1);
 
 /// How long a program that wrote something other than a message may take to write its first message.
@@ -174,7 +174,7 @@ struct Supervisor {
     stderr: ChildStderr,
 }
 
-/// Ends everything that waits for the supervisor when the supervisor ends for any reason.
+/// When the supervisor ends for any reason, ends everything that waits for it.
 struct Last(Arc<ConnectionState>, Arc<Process>);
 
 impl Drop for Last {
@@ -265,7 +265,7 @@ impl Supervisor {
         };
         shared.end(error);
         traffic.close();
-        // The program may write until it ends, so that a failing write does not disturb its shutdown.
+        // The program may continue to write until it ends. A write that fails could disturb its shutdown.
         let mut exit = pin!(process.ended());
         loop {
             tokio::select! {

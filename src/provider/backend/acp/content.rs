@@ -1,4 +1,4 @@
-//! Converts content to and from the protocol's.
+//! Converts content of this crate to content of the protocol, and back.
 
 use std::fmt::Write as _;
 

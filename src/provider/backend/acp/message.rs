@@ -35,8 +35,8 @@ pub(super) struct Asked {
 
 impl Default for Asked {
     fn default() -> Self {
-        // Programs count their own requests from 0 or 1, and logs may quote our responses to them. Our ids are large
-        // numbers, so that such quotes are not taken for responses to us.
+        // Programs count their own requests from 0 or 1, and their logs may quote our responses to these requests. Our
+        // ids are large numbers, so that such a quote is not mistaken for a response to one of our requests.
         Self { last: rand::rng().random_range(1 << 20..1 << 30), waiting: HashMap::new() }
     }
 }

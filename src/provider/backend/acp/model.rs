@@ -5,7 +5,7 @@ use agent_client_protocol::v1::schema::{
     SessionConfigSelectOptions, SessionConfigValueId,
 };
 
-/// How to select a model in a session.
+/// How a model is selected in a session.
 #[derive(Debug, PartialEq)]
 pub(super) enum Choice {
     /// The model is already selected.

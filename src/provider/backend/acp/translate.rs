@@ -28,7 +28,7 @@ pub(super) struct Translator {
 struct Tool {
     id: ToolUseId,
     call: ToolCall,
-    /// Whether it was emitted as a tool use.
+    /// Whether the tool call was emitted as a tool use.
     used: bool,
     finished: bool,
 }
@@ -41,7 +41,7 @@ impl Translator {
             match event {
                 BackendEvent::Text(text) => self.join(false, text, &mut events),
                 BackendEvent::Thinking(text) => self.join(true, text, &mut events),
-                // The text continues after these events.
+                // After these events, a later text continues the current text.
                 BackendEvent::Status { .. } | BackendEvent::Plan(_) => events.push(event),
                 event => events.extend(self.finish().into_iter().chain([event])),
             }

@@ -28,7 +28,7 @@ use crate::sync::lock;
 /// The maximum size of a message in bytes.
 pub(super) const LONGEST: usize = 32 * 1024 * 1024;
 
-/// The maximum size in bytes of all messages that wait to be processed or to be answered.
+/// The maximum total size in bytes of the messages that wait to be processed or to be answered.
 const BUDGET: u32 = 8 * 1024 * 1024;
 
 /// How many lines in a row may be skipped because they are not messages.
@@ -56,7 +56,7 @@ pub(super) enum Broken {
 /// The share of the budget that a message takes while it is still held.
 pub(super) type Room = Arc<OwnedSemaphorePermit>;
 
-/// The messages on their way in either direction.
+/// The messages that are being transferred, in either direction.
 pub(super) struct MessagesInFlight {
     budget: Arc<Semaphore>,
     inner: Mutex<Inner>,
@@ -102,7 +102,7 @@ impl MessagesInFlight {
         self.budget.close();
     }
 
-    /// Waits until a line was not a message and no message has followed within `grace`. Returns the first such line.
+    /// Waits until a line was not a message and no message has followed it within `grace`. Returns the first such line.
     pub(super) async fn lasting_noise(&self, grace: Duration) -> String {
         let mut noise = self.noise.subscribe();
         loop {

@@ -78,7 +78,7 @@ impl AgentCallbacks for UntilFinished {
         match response.stop_reason {
             // The model stopped without a result. The limit of requests prevents an endless loop.
             StopReason::Stop => {
-                TurnDecision::continue_with("Go on. When you are done, call finish with a summary.")
+                TurnDecision::continue_with("Continue. When you are done, call finish with a summary.")
             }
             _ => TurnDecision::Stop,
         }

@@ -56,13 +56,12 @@ async fn branching() -> Result<(), Box<dyn Error>> {
     show.tree().await?;
     let question = show.last(Role::User).await?;
 
-    show.printer.line("\n2. Regenerate: another answer to the last question, beside the one that is there.");
+    show.printer.line("\n2. Regenerate: another answer to the last question, on a new branch.");
     show.session.regenerate(question.id()).await?;
     show.run().await?;
     show.tree().await?;
 
-    show.printer
-        .line("\n3. Edit: another question in place of it, which is to branch where it branched off.");
+    show.printer.line("\n3. Edit: another question, on a new branch that starts at the same place.");
     show.session.branch(question.parent(), "Which of them is the lowest?").await?;
     show.run().await?;
     show.tree().await?;

@@ -154,7 +154,7 @@ impl Chat {
                 },
             }
             while ended && let Some(pause) = self.waiting.pop_front() {
-                let decision = Decision::reject("nobody is there to allow it");
+                let decision = Decision::reject("no user is present to allow it");
                 session.resume_as(pause.tool_use.id, decision, &*self.user).await?;
             }
         }

@@ -140,7 +140,7 @@ impl Chat {
                 },
             }
             if ended && let Some((tool_use, _)) = self.waiting.take() {
-                self.decide(&tool_use, Decision::reject("nobody is there to allow it")).await?;
+                self.decide(&tool_use, Decision::reject("no user is present to allow it")).await?;
             }
         }
         self.printer.line("");

@@ -83,7 +83,7 @@ async fn steering() -> Result<(), Box<dyn Error>> {
     follow(&mut events, &mut printer, None).await?;
     let before = history(&agent).await?;
 
-    printer.line("\n2. An interrupt keeps what has come.");
+    printer.line("\n2. An interrupt keeps the part of the answer that has arrived.");
     printer.line(&format!("> {task}"));
     agent.prompt(task).await?;
     if follow(&mut events, &mut printer, Some(10)).await? {
@@ -102,7 +102,7 @@ async fn steering() -> Result<(), Box<dyn Error>> {
     }
     printer.note(&format!("[the history has {} messages]", history(&agent).await?));
 
-    printer.line("\n4. And it goes on from there.");
+    printer.line("\n4. The conversation continues from there.");
     printer.line(&format!("> {correction}"));
     agent.prompt(correction).await?;
     follow(&mut events, &mut printer, None).await?;

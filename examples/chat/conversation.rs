@@ -12,7 +12,7 @@ use super::tool::run_command;
 use crate::support::{self, Flag, Folder, Picked, Printer, STORE, first_words};
 
 const SESSION: Flag =
-    Flag { name: "--session", value: "ID", help: "go on with this conversation, or begin it and keep it" };
+    Flag { name: "--session", value: "ID", help: "continue this stored conversation, or create it" };
 
 pub const FLAGS: &[Flag] = &[SESSION, STORE];
 

@@ -134,7 +134,7 @@ impl Turn {
 
 fn results(message: &Message) -> impl Iterator<Item = String> {
     message.tool_results().map(|result| {
-        let word = if result.is_error { "was of no use:" } else { "says" };
+        let word = if result.is_error { "failed:" } else { "returned" };
         format!("{} {word} {}", result.name, result.text())
     })
 }
@@ -186,19 +186,19 @@ fn talk(request: &Request, turn: &Turn, nth: usize) -> String {
     let asked = turn.asked.trim();
     let mut text = match nth % 3 {
         _ if !turn.met => format!(
-            "I am no LLM, only a demo model that comes with the examples. I can't answer; I repeat what you say \
-             (“{asked}”) and call tools when I read their names."
+            "I am not an LLM but a demo model for the examples. I cannot answer. I repeat your message (“{asked}”) \
+             and call a tool if the message contains its name."
         ),
-        0 => format!("“{asked}”, you say, as message {seen} that I see from you."),
-        1 => format!("This is message {seen} that I see from you: “{asked}”."),
-        _ => format!("You have sent me {seen} messages, and now “{asked}”."),
+        0 => format!("Your message {seen} is “{asked}”."),
+        1 => format!("I have received “{asked}” as message {seen}."),
+        _ => format!("You have sent {seen} messages. The last one is “{asked}”."),
     };
     if pictures {
-        text.push_str(" I can't see pictures.");
+        text.push_str(" I cannot read images.");
     }
     let names: Vec<&str> = request.tools.iter().map(|tool| tool.name()).collect();
     if !names.is_empty() && !turn.met {
-        text.push_str(" Mine here: ");
+        text.push_str(" My tools are: ");
         text.push_str(&names.join(", "));
         text.push('.');
     }

@@ -120,8 +120,10 @@ pub async fn pick_model_with(about: &str, flags: &'static [Flag]) -> Result<Pick
     }
     let is_named = name.is_some();
     let (model, options, why) = match (name, base_url) {
-        (Some(name), Some(url)) => (model_at(&name, &url)?, Options::default(), "as you said".to_owned()),
-        (Some(name), None) => (model_named(&name)?, thoughtful(), "as you said".to_owned()),
+        (Some(name), Some(url)) => {
+            (model_at(&name, &url)?, Options::default(), "chosen on the command line".to_owned())
+        }
+        (Some(name), None) => (model_named(&name)?, thoughtful(), "chosen on the command line".to_owned()),
         (None, Some(_)) => {
             return Err(Usage("--base-url needs a --model PROVIDER:ID to go with it".to_owned()).into());
         }

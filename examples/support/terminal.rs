@@ -10,9 +10,10 @@ use std::{
 use omni_agent::{
     agent::{AgentError, Event, Failure, Response, TurnOutcome},
     error_chain,
-    message::{Timestamp, ToolResult},
+    message::{Timestamp, ToolResult, ToolUseId},
     provider::{ErrorKind, ProviderError},
     session::SessionError,
+    tool::Decision,
 };
 use tokio::sync::mpsc;
 
@@ -95,6 +96,8 @@ pub fn dim(text: &str) -> String {
 pub struct Printer {
     /// Whether the current line on the screen has text.
     in_line: bool,
+    /// The tool uses that were rejected, so that their results are not shown as failures of a tool.
+    rejected: Vec<ToolUseId>,
 }
 
 impl Printer {
@@ -107,7 +110,14 @@ impl Printer {
             // The input is shown as JSON, which also escapes control characters.
             Event::ToolUseEnd { content, .. } => self.note(&format!("→ {} {}", content.name, content.input)),
             Event::ToolProgress { data, .. } => self.note(&format!("  … {data}")),
-            Event::ToolResult { result, .. } => self.note(&result_line(result)),
+            Event::Decided(decided) if matches!(decided.decision, Decision::Reject(_)) => {
+                self.rejected.push(decided.tool_use_id.clone());
+            }
+            Event::ToolResult { result, .. } => {
+                let rejected = self.rejected.iter().position(|id| *id == result.tool_use_id);
+                let is_rejected = rejected.map(|index| self.rejected.swap_remove(index)).is_some();
+                self.note(&result_line(result, is_rejected));
+            }
             Event::Retry { failure, delay, .. } => {
                 let wait = delay.as_secs_f32();
                 self.note(&format!(
@@ -170,11 +180,15 @@ fn harmless(text: &str) -> String {
     text.replace(|c: char| c.is_control() && c != '\n' && c != '\t', "\u{fffd}")
 }
 
-fn result_line(result: &ToolResult) -> String {
+fn result_line(result: &ToolResult, is_rejected: bool) -> String {
     let text = harmless(&result.text());
     let short: String = text.chars().take(400).collect();
     let more = if short.len() < text.len() { " …" } else { "" };
-    let failed = if result.is_error { " failed" } else { "" };
+    let failed = match result.is_error {
+        _ if is_rejected => " not run",
+        true => " failed",
+        false => "",
+    };
     format!("← {}{failed}: {}{more}", result.name, short.trim_end().replace('\n', "\n    "))
 }
 

@@ -68,7 +68,7 @@ pub struct AgentBuilder {
     retry: Option<Box<RetryPolicy>>,
     feed_limits: FeedLimits,
     terminate_timeout: Duration,
-    max_staged: usize,
+    max_staged: u16,
     commit: Option<Outlet>,
     admission: Option<Arc<dyn Admission>>,
     hold: Option<Arc<dyn Hold>>,
@@ -245,7 +245,7 @@ impl AgentBuilder {
 
     /// Sets the number of prompts that may be staged at the same time. The default is 8. If the queue is full,
     /// [`prompt`](Agent::prompt) fails with [`AgentError::QueueFull`].
-    pub fn max_staged(mut self, max_staged: usize) -> Self {
+    pub fn max_staged(mut self, max_staged: u16) -> Self {
         self.max_staged = max_staged;
         self
     }

@@ -32,6 +32,7 @@ mod notices;
 mod owner;
 mod pauses;
 mod queue;
+mod rare;
 mod response;
 #[cfg(test)]
 mod simulation;
@@ -44,6 +45,7 @@ pub(super) use context::{Call, Context, Effect};
 use fresh::Waited;
 use known::KnownPrompts;
 pub(crate) use pauses::Resume;
+use rare::RareList;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -92,7 +94,7 @@ pub(super) struct Core {
     fallback: Option<Box<History>>,
     phase: Phase,
     /// The staged prompts, in the order of their use. Each has an id.
-    staged: Vec<Arc<Prompt>>,
+    staged: RareList<Arc<Prompt>>,
     /// The ids of prompts that the application has given.
     known: KnownPrompts,
     /// The number of application events whose `handle_event` has not begun.
@@ -144,7 +146,7 @@ impl Core {
             turn: self.phase.turn().map(|turn| turn.id),
             pauses: self.phase.pauses().cloned().collect(),
             tools: self.phase.tool_runs(),
-            staged: self.staged.clone(),
+            staged: self.staged.to_vec(),
             last_run: self.last_run.clone(),
         }
     }

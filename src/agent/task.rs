@@ -49,7 +49,7 @@ pub(super) struct Setup {
     pub(super) feed_limits: FeedLimits,
     pub(super) terminate_timeout: Duration,
     /// The number of prompts that may be staged.
-    pub(super) max_staged: usize,
+    pub(super) max_staged: u16,
     /// The credentials, one for each provider.
     pub(super) credentials: Box<[Credentials]>,
     /// Whether only the history's owner may change the history.
@@ -221,7 +221,7 @@ impl Task {
             config: &self.config,
             tools: self.work.as_ref().map_or(&none, |work| &work.tools),
             turn_id: &|| TurnId::new(rand::random()),
-            max_staged: self.setup.max_staged,
+            max_staged: self.setup.max_staged.into(),
             hold: &|| Some(self.setup.hold.as_ref()?.reason()?.to_string()),
         };
         let output = input(&mut self.core, &mut cx);

@@ -2,27 +2,27 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::rare::RareList;
 use crate::agent::{PromptId, PromptState, RunOutcome};
 
 /// The number of prompts that are known.
 const MAX_KNOWN: usize = 32;
 
-/// The last prompts with an id of the application, the latest last. `None` if there was none.
+/// The last prompts with an id of the application, the latest last.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
-#[expect(clippy::box_collection, reason = "most agents know none, and an idle agent is small")]
-pub(super) struct KnownPrompts(Option<Box<Vec<(PromptId, PromptState)>>>);
+pub(super) struct KnownPrompts(RareList<(PromptId, PromptState)>);
 
 impl KnownPrompts {
     /// Returns the state of the prompt with this id.
     pub(super) fn state(&self, id: Option<&PromptId>) -> Option<&PromptState> {
-        let (known, id) = (self.0.as_ref()?, id?);
-        known.iter().find(|(other, _)| other == id).map(|(_, state)| state)
+        let id = id?;
+        self.0.iter().find(|(other, _)| other == id).map(|(_, state)| state)
     }
 
     /// Records a prompt that was accepted. Forgets the oldest prompt that has ended, if too many are known.
     pub(super) fn add(&mut self, id: &PromptId, state: PromptState) {
-        let known = self.0.get_or_insert_default();
+        let known = self.0.list();
         known.retain(|(other, _)| other != id);
         if known.len() >= MAX_KNOWN {
             let oldest = known.iter().position(|(_, state)| matches!(state, PromptState::Ended { .. }));
@@ -33,7 +33,7 @@ impl KnownPrompts {
 
     /// Records that a staged prompt is used.
     pub(super) fn taken(&mut self, id: &PromptId) {
-        for (other, state) in self.0.iter_mut().flat_map(|known| known.iter_mut()) {
+        for (other, state) in self.0.iter_mut() {
             if other == id {
                 *state = PromptState::InFlight;
             }
@@ -42,14 +42,14 @@ impl KnownPrompts {
 
     /// Forgets a prompt that was never used.
     pub(super) fn forget(&mut self, id: Option<&PromptId>) {
-        if let (Some(known), Some(id)) = (&mut self.0, id) {
-            known.retain(|(other, _)| other != id);
+        if let Some(index) = self.0.iter().position(|(other, _)| Some(other) == id) {
+            self.0.remove(index);
         }
     }
 
     /// Records how the prompts in flight have ended.
     pub(super) fn ended(&mut self, outcome: &RunOutcome) {
-        for (_, state) in self.0.iter_mut().flat_map(|known| known.iter_mut()) {
+        for (_, state) in self.0.iter_mut() {
             if *state == PromptState::InFlight {
                 *state = PromptState::Ended { outcome: outcome.clone() };
             }

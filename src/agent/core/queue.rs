@@ -66,7 +66,7 @@ impl Core {
         let id = prompt.id.get_or_insert_with(|| PromptId::new((cx.turn_id)().to_string())).clone();
         let ahead = self.staged.len();
         let prompt = Arc::new(prompt);
-        self.staged.push(Arc::clone(&prompt));
+        self.staged.list().push(Arc::clone(&prompt));
         cx.emit(Event::Staged { id: id.clone(), prompt });
         Ok(Accepted::Staged { id, ahead })
     }
@@ -112,7 +112,7 @@ impl Core {
 
     /// Takes all staged prompts, because the run ends without using them.
     pub(super) fn give_up_staged(&mut self) -> Vec<Arc<Prompt>> {
-        let staged = std::mem::take(&mut self.staged);
+        let staged = self.staged.take();
         for prompt in &staged {
             self.known.forget(prompt.id.as_ref());
         }
@@ -144,7 +144,7 @@ impl Core {
         }
         let keep = turn.working.pending_len().saturating_sub(joined.len());
         turn.working.rebase(&self.history, keep);
-        self.staged.splice(0..0, joined);
+        self.staged.list().splice(0..0, joined);
     }
 
     fn took(&mut self, prompt: &Prompt, cx: &mut Context<'_>) {

@@ -70,7 +70,7 @@ impl Queue {
 
     pub(super) fn check_rest(&mut self, core: &Core) -> Check {
         self.has_results = false;
-        ensure!(self.staged == core.staged, "staged is {:?}, not {:?}", core.staged, self.staged);
+        ensure!(self.staged == *core.staged, "staged is {:?}, not {:?}", core.staged, self.staged);
         ensure!(self.staging.is_none(), "the prompt {:?} was not staged", self.staging);
         ensure!(self.withdrawing.is_none(), "the prompt {:?} was not withdrawn", self.withdrawing);
         ensure!(self.taken.is_none(), "the prompt {:?} was taken and not used", self.taken);

@@ -1,0 +1,50 @@
+//! A list that is usually empty.
+
+use std::ops::{Deref, DerefMut};
+
+use serde::{Deserialize, Serialize};
+
+/// A list that takes 8 bytes while it is empty, because an idle agent has to be small.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+#[expect(clippy::box_collection, reason = "the empty list is small")]
+pub(super) struct RareList<T>(Option<Box<Vec<T>>>);
+
+impl<T> Default for RareList<T> {
+    fn default() -> Self {
+        Self(None)
+    }
+}
+
+impl<T> RareList<T> {
+    /// Returns the list for changes. Drop empty lists with [`RareList::take`].
+    pub(super) fn list(&mut self) -> &mut Vec<T> {
+        self.0.get_or_insert_default()
+    }
+
+    /// Takes all items.
+    pub(super) fn take(&mut self) -> Vec<T> {
+        self.0.take().map(|list| *list).unwrap_or_default()
+    }
+
+    /// Removes an item. Frees the list with the last one.
+    pub(super) fn remove(&mut self, index: usize) -> T {
+        let removed = self.list().remove(index);
+        self.0.take_if(|list| list.is_empty());
+        removed
+    }
+}
+
+impl<T> Deref for RareList<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        self.0.as_deref().map_or(&[], Vec::as_slice)
+    }
+}
+
+impl<T> DerefMut for RareList<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        self.0.as_deref_mut().map_or(&mut [], Vec::as_mut_slice)
+    }
+}

@@ -118,6 +118,7 @@ pub use response::Response;
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 pub use snapshot::{Expiry, Pause, Snapshot, ToolRun};
+pub(crate) use state::Extras;
 pub(crate) use state::SavedConfig;
 pub use state::{Config, State, StateEdit, StateView};
 use task::AgentShared;

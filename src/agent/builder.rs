@@ -10,7 +10,7 @@ use futures_util::SinkExt;
 use tokio::sync::mpsc;
 
 use super::{
-    Admission, Agent, AgentCallbacks, AgentError, Config, Delivery, HistoryOwner, SavedConfig, State,
+    Admission, Agent, AgentCallbacks, AgentError, Config, Delivery, Extras, HistoryOwner, SavedConfig, State,
     StateEdit, Status, WeakAgent,
     model_spec::{ModelSpec, choose_model},
     task::{AgentShared, Hold, Outlet, Setup, Task},
@@ -60,7 +60,7 @@ pub struct AgentBuilder {
     credentials: Vec<Credentials>,
     max_steps: Option<u32>,
     turn_timeout: Option<Duration>,
-    approvals: Option<Arc<BTreeSet<String>>>,
+    approvals: BTreeSet<String>,
     history: History,
     callbacks: Box<dyn AgentCallbacks>,
     extensions: Extensions,
@@ -86,7 +86,7 @@ impl Default for AgentBuilder {
             credentials: Vec::new(),
             max_steps: None,
             turn_timeout: None,
-            approvals: None,
+            approvals: BTreeSet::new(),
             history: History::new(),
             callbacks: Box::new(()),
             extensions: Extensions::default(),
@@ -135,7 +135,7 @@ impl AgentBuilder {
     /// [`handle_tool_use`](AgentCallbacks::handle_tool_use) is asked first. It can reject the use, provide a result, or
     /// approve the use with [`ToolDecision::Approve`](super::ToolDecision::Approve).
     pub fn needs_approval(mut self, tool: impl Into<String>) -> Self {
-        Arc::make_mut(self.approvals.get_or_insert_default()).insert(tool.into());
+        self.approvals.insert(tool.into());
         self
     }
 
@@ -318,13 +318,12 @@ impl AgentBuilder {
         let saved = self.saved.map_or_else(SavedConfig::default, |saved| *saved);
         let config = Config {
             model: choose_model(self.model, saved.model, self.registry.as_ref())?,
-            registry: self.registry,
             system: self.system.or(saved.system),
             tools: self.tools?,
             options: choose_options(self.options, saved.options),
             max_steps: self.max_steps.or(saved.max_steps),
             turn_timeout: self.turn_timeout.or(saved.turn_timeout),
-            approvals: self.approvals,
+            extras: Extras { registry: self.registry, approvals: self.approvals }.shared(),
         };
         let (commands, receiver) = mpsc::channel(COMMANDS);
         let shared = Arc::new(AgentShared::default());

@@ -33,10 +33,24 @@ pub struct Config {
     /// The maximum duration of one turn. A change applies to the next turn, and to a step that is repeated after the
     /// time limit was reached.
     pub turn_timeout: Option<Duration>,
-    /// The names of the tools whose uses need an approval, in addition to the tools that declare it themselves.
-    pub(crate) approvals: Option<Arc<BTreeSet<String>>>,
+    /// The parts that most agents do not have.
+    pub(crate) extras: Option<Arc<Extras>>,
+}
+
+/// The parts of a configuration that most agents do not have. They are shared, because an idle agent has to be small.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Extras {
     /// The registry that resolves names of models. The default registry is used if this is `None`.
     pub(crate) registry: Option<Registry>,
+    /// The names of the tools whose uses need an approval, in addition to the tools that declare it themselves.
+    pub(crate) approvals: BTreeSet<String>,
+}
+
+impl Extras {
+    /// Returns these parts, or `None` if they are empty.
+    pub(crate) fn shared(self) -> Option<Arc<Self>> {
+        (self.registry.is_some() || !self.approvals.is_empty()).then(|| Arc::new(self))
+    }
 }
 
 impl Config {
@@ -69,20 +83,21 @@ impl Config {
     /// this error.
     #[doc(alias = "switch model")]
     pub fn set_model(&mut self, model: impl Into<ModelSpec>) -> Result<(), AgentError> {
-        self.model = model.into().resolve(self.registry.as_ref(), &self.model)?;
+        let registry = self.extras.as_ref().and_then(|extras| extras.registry.as_ref());
+        self.model = model.into().resolve(registry, &self.model)?;
         Ok(())
     }
 
     /// Demands an approval for every use of the tool with this name. The tool may also be one that the service runs
     /// itself, if the service asks for decisions.
     pub fn require_approval(&mut self, tool: impl Into<String>) {
-        Arc::make_mut(self.approvals.get_or_insert_default()).insert(tool.into());
+        Arc::make_mut(self.extras.get_or_insert_default()).approvals.insert(tool.into());
     }
 
     /// Returns whether uses of the tool with this name need an approval: because of the tool itself, or because of
     /// [`require_approval`](Self::require_approval).
     pub fn requires_approval(&self, tool: &str) -> bool {
-        self.approvals.as_ref().is_some_and(|names| names.contains(tool))
+        self.extras.as_ref().is_some_and(|extras| extras.approvals.contains(tool))
             || self.tools.requires_approval(tool)
     }
 
@@ -116,7 +131,7 @@ impl Config {
     fn declarations(&self) -> Vec<ToolDeclaration> {
         let mut tools = self.tools.declarations();
         for tool in &mut tools {
-            tool.requires_approval |= self.approvals.as_ref().is_some_and(|names| names.contains(&tool.name));
+            tool.requires_approval = self.requires_approval(&tool.name);
         }
         tools
     }

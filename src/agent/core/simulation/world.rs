@@ -80,8 +80,7 @@ pub(super) fn config() -> Config {
         options: Options::default(),
         max_steps: None,
         turn_timeout: None,
-        approvals: None,
-        registry: None,
+        extras: None,
     }
 }
 

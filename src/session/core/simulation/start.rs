@@ -35,8 +35,7 @@ pub(super) fn config() -> Arc<Config> {
         options: Options::default(),
         max_steps: None,
         turn_timeout: None,
-        approvals: None,
-        registry: None,
+        extras: None,
     })
 }
 

@@ -107,9 +107,9 @@ impl Catalogue {
         &CATALOGUE
     }
 
-    /// Reads the text of a file in the shape of <https://models.dev/api.json>. Providers with another name
-    /// there get their name in this crate. Missing members are unknown, new members are ignored, and invalid entries are
-    /// returned separately.
+    /// Reads the text of a file in the shape of <https://models.dev/api.json>. If a provider has another name in the
+    /// file, it gets its name in this crate. Missing members are unknown, new members are ignored, and invalid entries
+    /// are returned separately.
     ///
     /// # Errors
     ///

@@ -43,8 +43,8 @@ enum Decider {
     Agent(Mutex<QuestionQueue>),
 }
 
-/// The questions that wait for an agent. Few requests ask one, and a channel per request would be the most expensive part of a
-/// short turn.
+/// The questions that wait for an agent. The channel is created with the first question, because few requests ask one,
+/// and a channel per request would be the most expensive part of a short turn.
 #[derive(Debug, Default)]
 struct QuestionQueue {
     waiting: VecDeque<Question>,
@@ -91,7 +91,7 @@ impl Questions {
 
 impl Drop for Questions {
     fn drop(&mut self) {
-        // The questions are dropped after the lock is released.
+        // The questions are dropped only after the lock is released.
         let _left =
             std::mem::replace(&mut *self.queue(), QuestionQueue { closed: true, ..QuestionQueue::default() });
     }
@@ -159,9 +159,10 @@ impl RequestContext {
         Self::default()
     }
 
-    /// Asks for a decision on a tool that the service runs itself. In an agent, `handle_tool_use` decides, or `resume` if that
-    /// callback pauses. The stream stays open meanwhile and must be polled so that the answer can arrive. A request that has
-    /// asked a question is never repeated automatically, and its total timeout does not end it while a question is open.
+    /// Asks for a decision on a tool that the service runs itself. In an agent, `handle_tool_use` decides. If this
+    /// callback pauses, `resume` decides. Meanwhile the stream stays open, and it must be polled so that the answer can
+    /// arrive. A request that has asked a question is never repeated automatically, and its total timeout does not end
+    /// it while a question is open.
     ///
     /// # Cancel safety
     ///

@@ -5,8 +5,9 @@ use super::{Options, Secret};
 /// An API key and HTTP headers for one agent's requests to one provider.
 ///
 /// Give them to [`AgentBuilder::credentials`](crate::agent::AgentBuilder::credentials) each time an agent is built or a
-/// conversation is opened. They are not part of the agent's [`Options`], so they are never saved, they never replace saved
-/// options, and they apply whenever a model of that provider is in use. A key and headers in the options win over them.
+/// conversation is opened. They are not part of the agent's [`Options`]. Therefore they are never saved and never
+/// replace saved options, and they apply whenever a model of that provider is in use. A key and headers in the options
+/// take precedence over them.
 ///
 /// ```
 /// use omni_agent::agent::Agent;
@@ -46,7 +47,7 @@ impl Credentials {
         &self.provider
     }
 
-    /// Adds the key and the headers that the options do not have.
+    /// Adds the key and the headers that are missing in the options.
     pub(crate) fn complete(&self, options: &mut Options) {
         if let Some(key) = &self.api_key
             && options.api_key().is_none_or(|given| given.reveal().is_empty())

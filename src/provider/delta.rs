@@ -117,7 +117,8 @@ pub struct MessageDelta {
     /// The responding model, as the service names it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
-    /// The reason why the response ended. The last one counts. A response without one is truncated.
+    /// The reason why the response ended. If several deltas have a reason, the last one counts. A response without a
+    /// reason is truncated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stop_reason: Option<StopReason>,
     /// The complete usage of this request so far. It replaces earlier values.

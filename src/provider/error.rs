@@ -105,7 +105,7 @@ pub struct ProviderError {
     /// The response's body or the error event, truncated to [`BODY_LIMIT`](Self::BODY_LIMIT).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub body: Option<String>,
-    /// The service's id of the request, for its support.
+    /// The service's id of the request, which the service's support may ask for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request_id: Option<String>,
     #[serde(skip)]
@@ -172,8 +172,8 @@ impl ProviderError {
         self
     }
 
-    /// Removes secrets that the service has echoed. A cause whose text contains a secret is dropped, since its text can't be
-    /// changed.
+    /// Removes secrets that the service has echoed. If the text of a cause contains a secret, the cause is dropped,
+    /// because its text can't be changed.
     #[cfg(feature = "http")]
     pub(crate) fn scrubbed(mut self, scrubber: &super::Scrubber) -> Self {
         self.message = scrubber.scrub(&self.message).into_owned();

@@ -108,8 +108,9 @@ impl Fold {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Decoding`] if the delta does not fit: a block out of order, a part for another kind of
-    /// block or for one that has ended, or more than the limits allow. The fold stays unchanged.
+    /// [`ErrorKind::Decoding`] if the delta does not fit. A delta does not fit if a block is out of order, if a part
+    /// belongs to another kind of block or to a block that has ended, or if a limit is exceeded. The fold stays
+    /// unchanged.
     pub fn apply(&mut self, delta: impl Borrow<Delta>) -> Result<(), ProviderError> {
         match delta.borrow() {
             Delta::Start { index, block } => self.start(*index, block.clone()),
@@ -160,8 +161,8 @@ impl Fold {
             return id;
         }
         let stem = if id.as_str().is_empty() { "call" } else { id.as_str() };
-        // The tried ids contain the block's number, so they differ between blocks. A service that wants to cause clashes
-        // has to send each of them.
+        // The ids that are tried contain the block's number, so they differ between blocks. A service can cause a clash
+        // only by sending such an id itself.
         let index = self.blocks.len();
         let mut free = format!("{stem}_{index}");
         let mut tries = 0;
@@ -198,7 +199,7 @@ impl Fold {
                 Part::Signature(text),
             )
             | (Content::Thinking(Thinking { redacted: to, .. }), Part::Redacted(text)) => {
-                // No signature is not the same as an empty one.
+                // A missing signature is different from an empty one.
                 if !text.is_empty() {
                     append(to.get_or_insert_default(), text);
                 }

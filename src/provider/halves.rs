@@ -14,7 +14,7 @@ use super::{BlockStart, Delta, Part, ProviderError, StopReason};
 
 /// The first character of a mark: a noncharacter, which is not allowed in text. The second one encodes the half.
 const MARK: char = '\u{10FFFF}';
-/// The offset from the half to the second character of a mark, which is in the last plane for private use.
+/// The offset between the half and the second character of a mark. That character is in the last plane for private use.
 const PLANE: u32 = 0x10_0000;
 /// The number of bytes of an escape: `\uXXXX`.
 const ESCAPE: usize = 6;

@@ -78,7 +78,7 @@ setters! {
 }
 
 impl Default for Timeouts {
-    /// 10 seconds to connect and 5 minutes for the others, since models think before they answer.
+    /// 10 seconds for the connection and 5 minutes for the other timeouts, because models think before they answer.
     fn default() -> Self {
         let patient = Duration::from_mins(5);
         Self { connect: Duration::from_secs(10), first_byte: patient, between_chunks: patient }

@@ -51,7 +51,7 @@ struct Inner {
     name: String,
     id: Arc<str>,
     provider: Arc<dyn Provider>,
-    /// The registry's catalogue, or the built-in one if unset.
+    /// The registry's catalogue. If it is not set, the built-in catalogue is used.
     catalogue: Option<Arc<Catalogue>>,
     /// The facts about the model, from the catalogue and by the rules. Looked up at the first use.
     facts: OnceLock<(Option<Arc<ModelInfo>>, &'static Traits)>,
@@ -121,7 +121,7 @@ impl Model {
         self.0.fallback_for.as_deref()
     }
 
-    /// Returns the name to save: the model's name, or the name that it is the fallback for.
+    /// Returns the name to save: the model's name, or the saved name for which this model is the fallback.
     pub(crate) fn saved_name(&self) -> &str {
         self.fallback_for().unwrap_or_else(|| self.name())
     }
@@ -284,9 +284,9 @@ impl Model {
     ///
     /// # Errors
     ///
-    /// As [`generate`](Model::generate); [`ErrorKind::InvalidRequest`] if the output schema is unusable;
-    /// [`ErrorKind::Output`] if the last response does not fit, with its text as the body. Tools are not run, so a response that
-    /// uses tools does not fit.
+    /// The errors of [`generate`](Model::generate). [`ErrorKind::InvalidRequest`] if the output schema is unusable.
+    /// [`ErrorKind::Output`] if the last response does not fit the schema; the response's text is the body of this
+    /// error. Tools are not run, so a response that uses tools does not fit.
     ///
     /// # Cancel safety
     ///

@@ -9,9 +9,9 @@ use crate::tool::Schema;
 
 /// Settings of a response. `None` means the service's default.
 ///
-/// Each option has a method that returns it, a setter that takes and returns the options (`with_`), and one that changes
-/// them in place (`set_`). Options are cheap to clone, since clones share their contents until one is changed. Empty
-/// options take the size of a pointer.
+/// Each option has three methods: one returns the option, one takes and returns the options (`with_`), and one changes
+/// the options in place (`set_`). Options are cheap to clone, because clones share their contents until one of them is
+/// changed. Empty options have the size of a pointer.
 ///
 /// If a service does not support a setting, the nearest supported one is sent, and the response's warnings report it. The key and
 /// headers are never serialised, and their values are never shown.
@@ -52,8 +52,9 @@ use crate::tool::Schema;
 /// # })?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-// An agent keeps its options for life, and each prompt has options, which are nearly always empty. Stored inline, the fields
-// would take about 350 bytes in each of them and be moved with it.
+// The fields are stored behind a pointer. An agent keeps its options for life, and each prompt has options, which are
+// nearly always empty. If the fields were stored inline, they would take about 350 bytes in each agent and each prompt,
+// and would be moved with them.
 #[derive(Clone, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Options(#[serde(with = "shared")] Option<Arc<OptionFields>>);

@@ -83,8 +83,8 @@ pub(crate) struct Corrections {
 }
 
 impl Corrections {
-    /// Returns whether a response that ended for this reason may be requested again. A truncated or refused response would
-    /// only be truncated or refused again.
+    /// Returns whether a response that ended for this reason may be requested again. A truncated or refused response is
+    /// not requested again, because the next response would end in the same way.
     pub(crate) fn allow_another(&self, reason: &StopReason, limit: Option<u32>) -> bool {
         matches!(reason, StopReason::Stop | StopReason::ToolUse) && self.count < limit.unwrap_or(RETRIES)
     }
@@ -105,7 +105,7 @@ impl Corrections {
         self.exchange = Vec::new();
     }
 
-    /// Returns whether no response was requested again.
+    /// Returns whether no response has been requested again.
     pub(crate) fn is_empty(&self) -> bool {
         *self == Self::default()
     }

@@ -53,7 +53,7 @@ fn list(known: &[String]) -> String {
     if known.is_empty() { "none".to_owned() } else { known.join(", ") }
 }
 
-/// Splits a model's name into the provider and the id. `None` if the name is malformed.
+/// Splits a model's name into the provider's name and the model's id. `None` if the name is malformed.
 pub(super) fn split(name: &str) -> Option<(&str, &str)> {
     let well_formed = |part: &str| !part.is_empty() && part.trim() == part;
     name.split_once(':').filter(|(provider, id)| well_formed(provider) && well_formed(id))

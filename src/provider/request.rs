@@ -35,7 +35,7 @@ pub struct Request {
     pub model_info: Option<Arc<ModelInfo>>,
     /// The registry's key, for a request without one.
     pub(super) key: Option<KeySource>,
-    /// The facts by the rules, with the id for which they were found.
+    /// The facts that the rules give, with the id for which they were found.
     pub(super) rule: Option<(Arc<str>, &'static Traits)>,
 }
 
@@ -74,7 +74,8 @@ impl Request {
         self
     }
 
-    /// Returns how the model takes options: by the facts about the model, or else by the rules for its id.
+    /// Returns how the model takes options: according to the facts about the model, or else according to the rules for
+    /// its id.
     pub(super) fn traits(&self) -> &Traits {
         if let Some(traits) = self.model_info.as_ref().and_then(|info| info.traits.as_deref()) {
             return traits;

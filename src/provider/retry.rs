@@ -268,7 +268,7 @@ impl Stream for RetryStream {
         if let (Poll::Pending, Some(limit)) = (&item, &mut this.limit) {
             let sleep = limit.sleep.get_or_insert_with(|| Box::pin(sleep_until(limit.deadline)));
             while sleep.as_mut().poll(cx).is_ready() && this.context.is_asking() {
-                // A person decides without a time limit. After that the service gets its full time again.
+                // A person decides without a time limit. After the decision, the service gets its full time again.
                 sleep.as_mut().reset(Instant::now() + limit.timeout);
             }
             if !sleep.is_elapsed() {

@@ -7,8 +7,8 @@ pub(crate) use scrub::{Extent, Scrubber};
 #[cfg(not(feature = "http"))]
 use scrub::{Extent, Scrubber};
 
-/// A value that is never shown: an API key, a header's value. `Debug` prints a placeholder, and there is no
-/// `Display` and no `Serialize`.
+/// A value that is never shown: an API key, or the value of a header. `Debug` prints a placeholder. The type implements
+/// neither `Display` nor `Serialize`.
 ///
 /// ```
 /// use omni_agent::provider::Secret;
@@ -39,9 +39,9 @@ impl Secret {
     /// base64. A part of 8 or more consecutive bytes of the value is replaced too. In a value with a space, such as
     /// `Bearer sk-123`, the part after the space is searched for in the same ways.
     ///
-    /// Harmless text stays: a value of fewer than 6 bytes is not searched for, one of fewer than 12 bytes is replaced only
-    /// as a whole, and a beginning that all keys of a service share, such as `sk-proj-`, is replaced only together with
-    /// the following characters.
+    /// Harmless text stays. A value of fewer than 6 bytes is not searched for. A value of fewer than 12 bytes is
+    /// replaced only as a whole. A beginning that all keys of a service share, such as `sk-proj-`, is replaced only
+    /// together with the following characters.
     ///
     /// ```
     /// use omni_agent::provider::Secret;

@@ -25,8 +25,8 @@ impl PartialBlock {
         self.content.weight() + self.input.len()
     }
 
-    /// Returns the block of a response that has ended. If the response may have been truncated in this block, a missing input
-    /// does not count as an empty one.
+    /// Returns the block of a response that has ended. If the response may have been truncated in this block, a missing
+    /// input is not treated as an empty input.
     pub(super) fn finish(self, cut: bool) -> Content {
         let mut tool_use = match self.content {
             Content::ToolUse(tool_use) => tool_use,
@@ -65,7 +65,7 @@ impl PartialBlock {
                 !is_blank(&text.text)
             }
             Content::Thinking(thinking) => ended && thinking.is_signed(),
-            // Nothing can follow a whole JSON object, so an input that parses is complete.
+            // Nothing can follow a complete JSON object, so an input that can be parsed is complete.
             Content::ToolUse(tool_use) => {
                 let signature_is_whole = ended || tool_use.signature.is_none();
                 let no_input = ended && is_blank(&self.input);

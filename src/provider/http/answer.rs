@@ -69,8 +69,8 @@ struct Decoding {
 }
 
 impl Decoding {
-    /// Decodes a frame. If decoding fails because of half a character, the frame is decoded a second time. For the
-    /// decoder, data with half a character is not JSON, and the failed attempt leaves the decoder unchanged.
+    /// Decodes a frame. If decoding fails because of half a character, the frame is decoded a second time. This is
+    /// possible because data with half a character is not JSON, so the failed attempt leaves the decoder unchanged.
     fn decode(&mut self, frame: Frame<'_>) -> Result<(), ProviderError> {
         let decoded = match self.decoder.decode(frame, &mut self.decoded) {
             Err(error) if error.kind == ErrorKind::Decoding && self.decoded.is_empty() => {
@@ -99,7 +99,7 @@ enum ReadState {
     Undecided(Opening),
     /// As events.
     Frames,
-    /// As one JSON value, from a service that does not stream.
+    /// The body is read as one JSON value, from a service that does not stream.
     Whole(Vec<u8>),
     /// Reading has ended.
     Over,
@@ -171,7 +171,7 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Response
             deltas.clear();
             return Err(error);
         }
-        // A response that continues is not complete yet. Comments alone do not extend the timeout.
+        // A response that continues is not complete yet. Comments do not extend the timeout.
         self.rest.armed &= deltas.is_empty();
         self.service.take_if(|service| origin::mark(deltas, service));
         self.content = self.content || deltas.iter().any(Delta::is_content);
@@ -342,7 +342,7 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Response
     }
 
     fn fail(&mut self, error: ProviderError) {
-        // A waiting half of a character belongs to the text that arrived.
+        // If half a character still waits, it belongs to the text that has arrived.
         self.decoding.halves.finish(&mut self.decoding.decoded);
         _ = self.settle(Ok(()));
         self.body = None;
@@ -388,7 +388,7 @@ fn is_json(text: &str) -> bool {
 struct Silence {
     limit: Duration,
     sleep: Option<Pin<Box<Sleep>>>,
-    /// Whether `sleep` belongs to the current silence.
+    /// Whether `sleep` was set for the current silence.
     armed: bool,
 }
 

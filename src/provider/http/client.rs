@@ -1,8 +1,8 @@
 //! The HTTP clients, with their connection pools, that all endpoints of a runtime share.
 //!
-//! A task of the runtime that opened a connection drives it. If another runtime took the connection from the pool, it
-//! would hang while the first runtime is not running, and break when that runtime ends. Each runtime therefore has its
-//! own clients.
+//! The task that drives a connection belongs to the runtime that opened the connection. If another runtime took the
+//! connection from the pool, the connection would hang while the first runtime is not running, and break when that
+//! runtime ends. Therefore, each runtime has its own clients.
 
 use std::{
     sync::{Arc, Mutex},
@@ -22,8 +22,9 @@ use crate::{
 /// The clients in use, the latest last. A process has one or two kinds of connection, and usually one runtime.
 static CLIENTS: Mutex<Vec<(Kind, Client)>> = Mutex::new(Vec::new());
 
-/// The maximum number of clients that are kept. Nothing reports the end of a runtime, and each test may have a runtime.
-/// A client that is removed here loses its idle connections; responses in flight still hold it.
+/// The maximum number of clients that are kept. The limit is needed because nothing reports the end of a runtime, and
+/// each test may have its own runtime. A client that is removed loses its idle connections. Responses in flight still
+/// hold the client.
 const MAX_CLIENTS: usize = 32;
 
 /// The properties in which connections differ.

@@ -50,8 +50,8 @@ pub(super) type DeltaHook = Arc<dyn Fn(&mut Vec<Delta>) -> Result<(), ProviderEr
 /// without the terminal event of the wire format, the error is [`ErrorKind::Truncated`]. The same applies to a body
 /// that ends in the middle of an event. All of these errors can be retried.
 ///
-/// Gemini and Chat Completions send usage after the finish reason, and some services never end the body. After a finish
-/// reason the response therefore ends when no further part of it arrives for 5 seconds. Missing usage is then reported
+/// Gemini and Chat Completions send usage after the finish reason, and some services never end the body. Therefore,
+/// after a finish reason, the response ends when nothing more has arrived for 5 seconds. Missing usage is then reported
 /// as a warning, as after a stream that was cut at that point.
 ///
 /// A service may refuse a large request before it has read all of it, for instance with status 413. If the service
@@ -276,7 +276,7 @@ impl Provider for Endpoint {
         tracing::debug!(provider = self.name, model = %request.model, bytes = body.len(), "request");
         let decoder = dialect.decoder(&request);
         let dialect = Arc::clone(&format.dialect);
-        // A long history should not stay in memory twice while the model thinks.
+        // The history is dropped here, because a long history should not stay in memory twice while the model thinks.
         drop(request);
         let outgoing = Outgoing { url, headers, body: body.into(), timeouts: self.timeouts };
         let parts = Parts {
@@ -294,7 +294,8 @@ impl Provider for Endpoint {
 }
 
 impl fmt::Debug for Endpoint {
-    /// Shows neither keys nor header values, and of the base URL only the origin, since the rest may contain keys.
+    /// Shows neither keys nor header values. Of the base URL, it shows only the origin, because the rest may contain
+    /// keys.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let origin = Url::parse(&self.base_url).map(|url| url.origin().ascii_serialization());
         let headers: Vec<&str> = self.headers.iter().map(|(name, _)| name.as_str()).collect();

@@ -30,7 +30,7 @@ pub(super) struct Outgoing {
 /// Prepares the errors of an exchange: adds the id of the request and removes secrets.
 pub(super) struct ErrorContext {
     secrets: Vec<(Secret, Extent)>,
-    /// Created for the first text, since most exchanges need none.
+    /// Created when the first text has to be scrubbed, because most exchanges need no scrubbing.
     scrubber: OnceLock<Scrubber>,
     /// The id as the service sent it. Only scrubbed copies leave this struct.
     request_id: Option<String>,

@@ -45,8 +45,8 @@ impl Default for Limits {
 
 /// Splits the bytes of a response into events, for any division of the bytes into chunks.
 ///
-/// An event that is completely in one chunk is borrowed from it. Of other events only the incomplete part is copied.
-/// Each byte is examined once.
+/// If an event is completely contained in one chunk, it is borrowed from the chunk. Of other events, only the
+/// incomplete part is copied. Each byte is examined once.
 ///
 /// ```
 /// use omni_agent::provider::dialect::Framing;
@@ -326,7 +326,7 @@ impl Framer {
         if self.body == Body::Ended && !self.line.is_empty() {
             self.strip_own_bom();
             self.before = Before::Line;
-            // A body that has only a byte order mark is empty.
+            // A body that consists only of a byte order mark is empty.
             return Ok((!self.line.is_empty()).then_some(Line::Own));
         }
         Ok(None)

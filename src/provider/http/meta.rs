@@ -20,7 +20,8 @@ pub(super) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
         return Duration::try_from_secs_f64(seconds).ok();
     }
     let until = httpdate::parse_http_date(text.trim()).ok()?;
-    // The service's own clock counts, if the response has its time: it may differ from ours.
+    // If the response contains the service's own time, that time is used, because the service's clock may differ from
+    // ours.
     let now = short(headers, DATE.as_str()).and_then(|date| httpdate::parse_http_date(&date).ok());
     Some(until.duration_since(now.unwrap_or_else(SystemTime::now)).unwrap_or_default())
 }

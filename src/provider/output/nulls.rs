@@ -115,8 +115,8 @@ fn null_fits(schema: &Value, root: &Value, steps: usize) -> bool {
             .all(|key| !schema.contains_key(key) || parts(schema, key).iter().any(fits))
 }
 
-/// Returns whether an alternative can apply to a value: its type matches, its required members exist, and its constants, which
-/// distinguish alternatives, are equal.
+/// Returns whether an alternative can apply to a value. It can if the value has the alternative's type and its required
+/// members, and if the constants that distinguish alternatives are equal.
 fn may_be_meant(alternative: &Value, value: &Value, root: &Value) -> bool {
     let Value::Object(schema) = alternative else {
         return true;

@@ -12,7 +12,8 @@ const SHORTEST: usize = 6;
 const WINDOW: usize = 8;
 /// The minimum number of bytes of a value whose parts are recognised. Half of a shorter value can be an ordinary word.
 const LONG: usize = 12;
-/// The minimum number of base64 characters that [`WINDOW`] bytes determine, independent of the bytes around them.
+/// The minimum number of base64 characters that are determined by [`WINDOW`] bytes, regardless of the bytes around
+/// them.
 const BASE64_WINDOW: usize = 10;
 
 /// Beginnings that all keys of a service share. They are not secret, and services name them in their errors.
@@ -49,7 +50,7 @@ struct Patterns {
     /// Parts of `length` bytes as numbers, sorted.
     windows: Vec<u128>,
     length: usize,
-    /// An occurrence stays if it is only a part of one of these.
+    /// If an occurrence is only a part of one of these texts, it is not replaced.
     public: Vec<Vec<u8>>,
 }
 
@@ -210,7 +211,7 @@ impl Canonical {
         let mut at = 0;
         while at < raw.len() {
             let start = at;
-            // JSON inside JSON escapes its escapes, in any of these spellings.
+            // If JSON text is embedded in JSON, its escapes are escaped again, in any of these spellings.
             while let Some(after) = backslash(raw, at, at > start) {
                 at = after;
             }

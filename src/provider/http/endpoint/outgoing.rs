@@ -138,7 +138,8 @@ fn is_blank(block: &Content) -> bool {
     matches!(block, Content::Text(text) if text.text.trim().is_empty())
 }
 
-/// The only header of a wire format that is a list. The user's items are joined with those that the body requires.
+/// This is the only header of a wire format that is a list. The user's items are joined with those that the body
+/// requires.
 const LIST: &str = "anthropic-beta";
 
 /// Adds the headers that a body requires to those of its request.
@@ -169,7 +170,7 @@ fn lists(list: &HeaderValue, item: &str) -> bool {
     list.as_bytes().split(|byte| *byte == b',').any(|one| one.trim_ascii() == item.as_bytes())
 }
 
-/// Returns whether the last segment of `path` is `version` or looks like a version.
+/// Returns whether the last segment of `path` is `version`, or looks like a version.
 fn ends_in_version(path: &str, version: &str) -> bool {
     let last = path.rsplit('/').next().unwrap_or_default();
     let looks = last.strip_prefix('v').is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));

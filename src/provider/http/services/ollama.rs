@@ -11,8 +11,8 @@ const OLLAMA_PORT: u16 = 11434;
 const OLLAMA_CLOUD: &str = "ollama.com";
 
 impl Endpoint {
-    /// An Ollama server: the one that `OLLAMA_HOST` names, otherwise the one on this machine. Requests have no key,
-    /// unless the endpoint is given one.
+    /// An Ollama server: the server that `OLLAMA_HOST` names, or the server on this machine if MISSING is not set.
+    /// Requests have no key, unless the endpoint is given one.
     pub fn ollama() -> Self {
         Self::ollama_at(&env::var("OLLAMA_HOST").unwrap_or_default())
     }
@@ -48,7 +48,7 @@ fn ollama_url(host: &str) -> String {
     };
     let (address, path) = rest.split_once('/').unwrap_or((rest, ""));
     if address.contains('@') {
-        // The first request fails with this address, which is better than parsing it wrongly.
+        // With this address, the first request fails. That is better than a wrong interpretation of the address.
         return format!("{scheme}://{rest}");
     }
     let (name, port) = match address.rsplit_once(':') {

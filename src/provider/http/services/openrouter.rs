@@ -120,8 +120,8 @@ impl OpenRouter {
         self
     }
 
-    /// Returns the same settings, and sets whether a provider must support every parameter of the request. By default
-    /// it need not: providers ignore parameters that they don't know.
+    /// Returns the same settings, and sets whether a provider must support every parameter of the request. By default,
+    /// a provider need not support them and ignores the parameters that it does not know.
     pub fn with_required_parameters(mut self, required: bool) -> Self {
         self.provider.require_parameters = Some(required);
         self

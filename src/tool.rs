@@ -186,7 +186,7 @@ pub trait Tool: Send + Sync + 'static {
     /// Returns the name by which the model calls the tool. It consists of letters, digits, `_`, `-` and `.`, with at
     /// most 128 characters.
     ///
-    /// Many services accept fewer names. For example, OpenAI accepts no dots and at most 64 characters. Such a service
+    /// Many services have stricter rules for names. For example, OpenAI accepts no dots and at most 64 characters. Such a service
     /// receives the most similar name that it accepts, and the model's calls are mapped back to this name.
     fn name(&self) -> &str;
 

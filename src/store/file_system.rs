@@ -77,8 +77,8 @@
 //! place. The new log is locked from before the renaming until the folder is synced. A log that belongs to another
 //! user, or that is reached through a link, is never rewritten.
 //!
-//! A delete removes both files, and files with either name that a crash left. The bytes stay on the disk until the file
-//! system reuses their space.
+//! A delete removes both files. If a crash has left temporary files with these names, it removes them too. The bytes stay
+//! on the disk until the file system reuses their space.
 //!
 //! # Versions of the format
 //!

@@ -23,7 +23,7 @@ pub(crate) enum Block {
     Opaque(String),
 }
 
-/// The reason why the model stopped. An answer with tool calls has its own reason instead.
+/// The reason why the model stopped. If the answer has tool calls, the reason is always that it uses tools.
 #[derive(Clone, Debug, Default)]
 pub(crate) enum Stop {
     #[default]

@@ -19,8 +19,8 @@ impl Core {
         self.decide_next(turn, Box::new(Tools { uses, answers: Vec::new() }), cx);
     }
 
-    /// Asks `handle_tool_use` about the next tool use. When all tool uses have answers, pauses if some of them wait, and
-    /// otherwise continues with the decisions.
+    /// Asks `handle_tool_use` about the next tool use. After the last tool use, the agent pauses if the callback left a
+    /// decision to the application. Otherwise, the step continues with the decisions.
     fn decide_next(&mut self, turn: Box<Turn>, tools: Box<Tools>, cx: &mut Context<'_>) {
         let Some(tool_use) = tools.next().cloned() else {
             return self.answered_all(turn, tools, cx);

@@ -156,7 +156,7 @@ impl Task {
 }
 
 impl super::work::Work {
-    /// Sets the next thing for which the request waits.
+    /// Sets what the opening of the request waits for next.
     fn await_opening(&mut self, wait: Wait) {
         if let Some(opening) = &mut self.opening {
             drop_contained(std::mem::replace(&mut opening.wait, wait));

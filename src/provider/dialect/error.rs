@@ -261,7 +261,7 @@ const TELLING_WORDS: &[(&str, ErrorKind)] = &[
     ("unavailable", ErrorKind::Overloaded),
 ];
 
-/// Words that services also use for errors that the status describes more precisely.
+/// Words with several meanings. They count only if the HTTP status does not describe the error more precisely.
 const VAGUE_WORDS: &[(&str, ErrorKind)] = &[
     ("invalid", ErrorKind::InvalidRequest),
     ("badrequest", ErrorKind::InvalidRequest),

@@ -85,8 +85,8 @@ impl Upkeep {
     /// than a short time, tries again at intervals.
     pub(super) fn clear(self: &Arc<Self>, connection: &Connection) {
         if self.clears.swap(true, Ordering::Relaxed) {
-            // A reader blocked the previous attempt. If there are many deletes, each of them would otherwise wait for
-            // that reader.
+            // A reader blocked the previous attempt. This attempt does not wait for the reader, because each of many
+            // deletes would wait for the same reader.
             if let Err(error) = clear_log(connection, Duration::ZERO) {
                 tracing::debug!(%error, "the write-ahead log could not be emptied after a delete");
             }

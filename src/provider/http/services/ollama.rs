@@ -11,7 +11,7 @@ const OLLAMA_PORT: u16 = 11434;
 const OLLAMA_CLOUD: &str = "ollama.com";
 
 impl Endpoint {
-    /// An Ollama server: the server that `OLLAMA_HOST` names, or the server on this machine if MISSING is not set.
+    /// An Ollama server: the server that `OLLAMA_HOST` names, or the server on this machine if `OLLAMA_HOST` is not set.
     /// Requests have no key, unless the endpoint is given one.
     pub fn ollama() -> Self {
         Self::ollama_at(&env::var("OLLAMA_HOST").unwrap_or_default())

@@ -331,7 +331,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Notes that a flush with this much time has started.
+    /// Notes that a flush has started, with this much time until its deadline.
     pub(super) fn hurry(&mut self, left: Option<Duration>) {
         if let Some(open) = self.open.as_mut().filter(|_| !self.lost) {
             open.failures = 0;

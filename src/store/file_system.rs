@@ -77,7 +77,7 @@
 //! place. The new log is locked from before the renaming until the folder is synced. A log that belongs to another
 //! user, or that is reached through a link, is never rewritten.
 //!
-//! A delete removes both files. If a crash has left temporary files with these names, it removes them too. The bytes stay
+//! A delete removes both files, and temporary versions of them that a crash has left behind. The bytes stay
 //! on the disk until the file system reuses their space.
 //!
 //! # Versions of the format

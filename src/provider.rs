@@ -72,8 +72,8 @@ pub(crate) use secret::{Extent, Scrubber};
 
 use crate::message::Message;
 
-/// The stream of one response: normalised deltas in order, then the end, or an error and the end.
-/// Dropping the stream ends the exchange with the service.
+/// The stream of one response: normalised deltas in order. If the response fails, the last item is an error. Dropping
+/// the stream ends the exchange with the service.
 pub type DeltaStream = Pin<Box<dyn Stream<Item = Result<Delta, ProviderError>> + Send>>;
 
 /// A model service. Dyn-safe; implement it for a service that no endpoint covers.
@@ -135,7 +135,7 @@ pub trait Provider: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// If the instance can't be created. The request that needed the instance fails with this error.
+    /// Fails if the instance can't be created. The request that needed the instance then fails with this error.
     async fn open(&self) -> Result<Option<Arc<dyn Provider>>, ProviderError> {
         Ok(None)
     }
@@ -154,7 +154,7 @@ pub trait Provider: Send + Sync + 'static {
     /// Dropping the future or the stream ends the exchange.
     async fn stream(&self, request: Request, context: RequestContext) -> Result<DeltaStream, ProviderError>;
 
-    /// Reports to an instance from [`open`](Provider::open) that these messages of a turn, complete or interrupted, are
+    /// Reports to an instance from [`open`](Provider::open) that these messages of a complete or interrupted turn are
     /// now part of the conversation. A response that is never reported here was discarded. Agents call this when a turn
     /// is committed, before the next request. Code that opens an instance without an agent, or wraps a provider, must
     /// call it too.

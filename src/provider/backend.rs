@@ -1,54 +1,56 @@
 //! Backends: services that own the conversation themselves, such as coding agents that run as a program.
 //!
-//! A model service gets the whole conversation with each request. A [`Backend`] keeps the conversation itself and runs
-//! its own tools. The caller starts a [`BackendSession`], gives it a [`TurnPrompt`], and reads [`BackendEvent`]s until
-//! the turn ends. [`BackendProvider`] makes any backend a [`Provider`](super::Provider), so that agents, sessions and
-//! managers can run on it. A backend for programs that use the Agent Client Protocol is in `acp` (feature `acp`);
-//! `conformance` (feature `test-util`) tests an implementation.
+//! A model service gets the whole conversation with each request. A [`Backend`], in contrast, keeps the conversation
+//! itself and runs its own tools. The caller starts a [`BackendSession`], gives it a [`TurnPrompt`], and reads
+//! [`BackendEvent`]s until the turn ends. [`BackendProvider`] makes any backend a [`Provider`](super::Provider), so
+//! that agents, sessions and managers can use the backend. A backend for programs that support the Agent Client
+//! Protocol is in `acp` (feature `acp`). A test suite for implementations is in `conformance` (feature `test-util`).
 //!
 //! # Sessions
 //!
-//! - A session at the backend starts once, with the conversation's first prompt. It is terminated when the agent ends,
-//!   for any reason.
+//! - A session at the backend is started with the conversation's first prompt. When the agent ends for any reason, the
+//!   session is terminated.
 //! - Each prompt sends only the messages after the backend's last response. Each response stores the backend's position
 //!   in the conversation in its [`provider_data`](crate::message::Message::provider_data), under the backend's name. If
-//!   the conversation is loaded again, its session is resumed at this position.
-//! - Settings of one conversation, such as the folder in which the backend works, are in
-//!   [`Options::backend`](super::Options::backend). They are saved with the conversation and passed to each
-//!   session that is started, resumed or forked for it.
-//! - If the session of a conversation is lost or can't be resumed, the prompt fails or starts a new session, depending
-//!   on [`LostSession`].
+//!   the conversation is loaded again, the backend's session is resumed at this position.
+//! - The settings of one conversation, such as the folder in which the backend works, are in
+//!   [`Options::backend`](super::Options::backend). They are saved with the conversation, and passed to each session
+//!   that is started, resumed or forked for the conversation.
+//! - If the session of a conversation is lost or can't be resumed, [`LostSession`] decides whether the prompt fails or
+//!   starts a new session.
 //!
 //! # Turns
 //!
-//! - The backend's tools, plans and statuses are emitted as they arrive, and are kept in the response as opaque items.
-//!   The agent runs none of these tools.
-//! - A tool is an item with the members `type` (`"tool"`), `id`, `name`, `input`, `status`, and `update`, `result` and
-//!   `permission` where they exist. The status is `asking`, `running`, `done` or `failed`. When the turn has ended, a
-//!   tool without a result is `rejected` if permission was refused, otherwise `ended`.
-//! - A request for permission becomes a question to the agent. `handle_tool_use` answers it, or pauses until `resume`.
+//! - The uses of the backend's tools, its plans and its statuses are emitted as they arrive. The response keeps them as
+//!   opaque items. The agent runs none of these tools.
+//! - A use of a tool is an item with the members `type` (`"tool"`), `id`, `name`, `input` and `status`. If there is an
+//!   update, a result or a request for permission, the item also has the member `update`, `result` or `permission`. The
+//!   status is `asking`, `running`, `done` or `failed`. When the turn has ended, a tool without a result has the status
+//!   `rejected` if permission was refused, otherwise `ended`.
+//! - A request for permission becomes a question to the agent. `handle_tool_use` answers the question, or pauses until
+//!   `resume` provides the answer.
 //! - If a turn is cancelled, it is cancelled at the backend too. The backend still remembers the part of the turn that
-//!   it received, and continues from there. The same applies to a turn that the backend finished and the agent
-//!   discarded, for example because a callback panicked. The log then has a warning.
+//!   it received, and continues from there. The same applies if the backend finished a turn but the agent discarded it,
+//!   for example because a callback panicked. In this case, a warning is logged.
 //! - A prompt that the backend may have accepted is never sent again automatically, since the backend might do the same
 //!   work twice.
-//! - No call waits for longer than [`BackendLimits`] allow. A panic, silence and every other breach of the contract is
+//! - No call takes longer than [`BackendLimits`] allow. A panic, silence and every other breach of the contract is
 //!   contained, and becomes an error of kind [`ErrorKind::Contract`](super::ErrorKind::Contract).
 //!
 //! # Branches
 //!
-//! - If the conversation branches at an earlier position, the backend's session is forked there. If the backend can't
-//!   fork, the prompt fails before anything is sent.
+//! - If the conversation branches at an earlier position, the backend's session is forked at this position. If the
+//!   backend can't fork, the prompt fails before anything is sent.
 //! - If the conversation branches at its beginning, a new session is started.
-//! - The previous session keeps running until the branch has a response. If the branch is abandoned before that,
-//!   the conversation returns to that session.
-//! - After a conversation was loaded again, a branch is detected only by the backend's
-//!   [checkpoint](BackendSession::checkpoint), because the messages of one branch don't show which messages other
-//!   branches sent. A backend without checkpoints continues with everything that its session has received.
+//! - The previous session keeps running until the new branch has a response. If the branch is abandoned before that,
+//!   the conversation returns to the previous session.
+//! - After a conversation has been loaded again, a branch is detected only by the backend's
+//!   [checkpoint](BackendSession::checkpoint). The reason is that the messages of one branch don't show which messages
+//!   other branches sent. A backend without checkpoints continues with everything that its session has received.
 //!
 //! # Example
 //!
-//! A backend that repeats each prompt:
+//! This backend repeats each prompt:
 //!
 //! ```
 //! use std::sync::Arc;
@@ -136,16 +138,16 @@ pub use permission::{PermissionAnswer, PermissionKind, PermissionOption, Permiss
 pub use position::SessionPosition;
 
 /// The events of a turn, in order. The stream ends with exactly one terminal event, [`BackendEvent::Result`] or
-/// [`BackendEvent::Error`]; nothing is read after it.
+/// [`BackendEvent::Error`]. Nothing is read after the terminal event.
 pub type EventStream = Pin<Box<dyn Stream<Item = BackendEvent> + Send>>;
 
 /// A service that owns conversations.
 ///
-/// The trait is dyn-safe. To test an implementation, run the suite in `conformance` (feature `test-util`) on it.
+/// The trait is dyn-safe. To test an implementation, run the suite in `conformance` (feature `test-util`).
 ///
 /// # Example
 ///
-/// A backend that counts the prompts of each session, and can resume a session:
+/// This backend counts the prompts of each session, and can resume a session:
 ///
 /// ```
 /// use std::{
@@ -240,12 +242,12 @@ pub type EventStream = Pin<Box<dyn Stream<Item = BackendEvent> + Send>>;
 /// ```
 #[async_trait]
 pub trait Backend: Send + Sync + 'static {
-    /// Returns the backend's name. It is the name of its provider, before the colon in `provider:model`, and the key
-    /// under which a response stores the backend's position. If the name changes, stored conversations can't be
-    /// resumed.
+    /// Returns the backend's name. It is also the name of the backend's provider (the part before the colon in
+    /// `provider:model`), and the key under which a response stores the backend's position. If the name changes, stored
+    /// conversations can't be resumed.
     fn name(&self) -> &str;
 
-    /// Returns what the backend can do beyond the required methods of this trait. By default, nothing.
+    /// Returns the optional capabilities of this backend. By default, there are none.
     fn capabilities(&self) -> Capabilities {
         Capabilities::default()
     }
@@ -254,19 +256,19 @@ pub trait Backend: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// The session could not be started, and nothing of it remains.
+    /// Returns an error if the session could not be started. In this case, nothing of the session remains.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, nothing may keep running.
+    /// If the future is dropped, nothing of the session may keep running.
     async fn start(&self, options: &SessionOptions) -> Result<Arc<dyn BackendSession>, BackendError>;
 
-    /// Resumes an earlier session, which may have been started by another process. This is only called if the backend
-    /// has [`Capabilities::resume`].
+    /// Resumes an earlier session, which may have been started by another process. This method is only called if the
+    /// backend has [`Capabilities::resume`].
     ///
     /// # Errors
     ///
-    /// Returns [`BackendError::UnknownSession`] if no session has this id. Other errors are those of
+    /// Returns [`BackendError::UnknownSession`] if no session has this id. The other errors are the same as for
     /// [`start`](Backend::start).
     ///
     /// # Cancel safety
@@ -281,13 +283,13 @@ pub trait Backend: Send + Sync + 'static {
         Err(BackendError::Unsupported("this backend can't resume a session".to_owned()))
     }
 
-    /// Starts a session that knows what another session knew at a position in its conversation. The other session does
-    /// not change. This is only called if the backend has [`Capabilities::fork`].
+    /// Starts a session that knows everything that another session knew at a position in its conversation. The other
+    /// session does not change. This method is only called if the backend has [`Capabilities::fork`].
     ///
     /// # Errors
     ///
     /// Returns [`BackendError::UnknownSession`] if the session does not exist, and [`BackendError::Unsupported`] if it
-    /// can't be forked at that position. Other errors are those of [`start`](Backend::start).
+    /// can't be forked at this position. The other errors are the same as for [`start`](Backend::start).
     ///
     /// # Cancel safety
     ///
@@ -304,48 +306,49 @@ pub trait Backend: Send + Sync + 'static {
 
 /// A conversation at a backend.
 ///
-/// The trait is dyn-safe. At most one turn runs at a time; [`cancel`](BackendSession::cancel) and
+/// The trait is dyn-safe. At most one turn runs at a time. [`cancel`](BackendSession::cancel) and
 /// [`terminate`](BackendSession::terminate) may be called at any time.
 ///
-/// If a session is dropped, nothing of it may keep running either, because a runtime that shuts down may have
-/// interrupted [`terminate`](BackendSession::terminate).
+/// When a session is dropped, nothing of it may keep running, even if [`terminate`](BackendSession::terminate) has not
+/// completed. A runtime that shuts down may have interrupted that call.
 #[async_trait]
 pub trait BackendSession: Send + Sync + 'static {
-    /// Returns the id by which the session can be resumed, as soon as it has an id. It is read after the start and
-    /// after each turn.
+    /// Returns the id by which the session can be resumed, if the session already has an id. The id is read after the
+    /// start and after each turn.
     fn id(&self) -> Option<SessionId>;
 
-    /// Returns the backend's own name for the position at which its last turn ended in a result, if it has such a name.
+    /// Returns the backend's own name for the position at which the session's last turn ended with a result, if there
+    /// is one.
     ///
-    /// The checkpoint is read together with the id, and after a resume. If the checkpoint after a resume differs from
-    /// the checkpoint that the conversation stored, the session has continued elsewhere: on another branch or in
-    /// another program. Without checkpoints this is not detected. [`Backend::fork`] gets the checkpoint of the position
-    /// to fork at.
+    /// The checkpoint is read together with the id, and after the session has been resumed. If the checkpoint of a
+    /// resumed session differs from the checkpoint that the conversation stored, the session has continued elsewhere:
+    /// on another branch or in another program. Without checkpoints, this is not detected. [`Backend::fork`] receives
+    /// the checkpoint of the position at which to fork.
     fn checkpoint(&self) -> Option<String> {
         None
     }
 
-    /// Gives the session a prompt and returns a stream of the turn's events. The stream is `'static`, so it shares the
-    /// data that it needs with the session.
+    /// Sends a prompt to the session, and returns a stream of the turn's events. The stream is `'static`, so it must
+    /// share ownership of the data that it uses with the session.
     ///
     /// If the stream is dropped before its terminal event, [`cancel`](BackendSession::cancel) is called.
     ///
     /// # Errors
     ///
-    /// The prompt was not accepted, and the session does not know it. Later failures are reported as
-    /// [`BackendEvent::Error`].
+    /// Returns an error if the prompt was not accepted. In this case, the session does not know the prompt. Later
+    /// failures are reported as [`BackendEvent::Error`].
     ///
     /// # Cancel safety
     ///
     /// If the future is dropped, [`cancel`](BackendSession::cancel) is called.
     async fn prompt(&self, prompt: TurnPrompt) -> Result<EventStream, BackendError>;
 
-    /// Lets the session read the result of a turn, for example an id that only the result contains. This is called once
-    /// after each turn that ended in a result, before the next prompt.
+    /// Informs the session of the result of a turn, which may contain data that the session needs, such as an id. This
+    /// method is called once after each turn that ended with a result, before the next prompt.
     ///
     /// # Errors
     ///
-    /// On an error, the turn counts as failed.
+    /// If this returns an error, the turn counts as failed.
     async fn update(&self, result: &TurnResult) -> Result<(), BackendError> {
         let _ = result;
         Ok(())
@@ -356,12 +359,12 @@ pub trait BackendSession: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// The turn could not be ended. The session is then terminated.
+    /// Returns an error if the turn could not be ended. The session is then terminated.
     async fn cancel(&self) -> Result<(), BackendError>;
 
-    /// Ends the session and frees its resources. Afterwards no process, connection or task of the session remains. This
-    /// is called once, possibly during a turn, whose stream then ends. The conversation itself is kept, if the backend
-    /// can resume it.
+    /// Ends the session and frees its resources. Afterwards, no process, connection or task of the session remains.
+    /// This method is called once, possibly during a turn. The stream of this turn then ends. If the backend can resume
+    /// sessions, the conversation itself is kept.
     ///
     /// # Cancel safety
     ///

@@ -20,11 +20,12 @@ pub(in crate::provider) use traits::{
     OpenAiTraits, ThinkingOff, Traits,
 };
 
-/// Facts about models: context window, limits, modalities, price, and how each model takes options.
+/// Facts about models: context window, limits, modalities, price, and how options are encoded for each model.
 ///
-/// The built-in catalogue contains the main models of the services that this crate supports, with figures of October 2026 from
-/// <https://models.dev>. Figures that could not be verified there are missing. Prices change: extend the catalogue with a
-/// current `api.json` from there, or with custom entries. A model without an entry works too.
+/// The built-in catalogue contains the main models of the services that this crate supports. Its figures are from
+/// <https://models.dev>, as of October 2026. Figures that could not be verified at that time are missing. Prices
+/// change: extend the catalogue with a current `api.json` from that site, or with custom entries. Models without an
+/// entry work too.
 ///
 /// ```
 /// use omni_agent::provider::{Catalogue, ModelInfo, Registry};
@@ -45,9 +46,10 @@ pub(in crate::provider) use traits::{
 ///
 /// # How models take options
 ///
-/// Models of one service differ in how thinking is requested, and in what else they support. These facts are data, too.
-/// Rules in the built-in file give them for each id, known or not. The member `traits` of an entry replaces single facts.
-/// It has one object per wire format. Facts that it does not name are those of the rules for the entry's id.
+/// Models of one service differ in how thinking is requested, and in what else they support. These facts are part of
+/// the catalogue too. Rules in the built-in file yield the facts for each id, whether the model is known or not. The
+/// member `traits` of an entry replaces single facts. It contains one object per wire format. For facts that it does
+/// not contain, the rules for the entry's id apply.
 ///
 /// ```
 /// use omni_agent::provider::{Catalogue, Effort, Options, Request};
@@ -88,7 +90,7 @@ pub struct Catalogue {
     providers: BTreeMap<String, BTreeMap<String, Arc<ModelInfo>>>,
 }
 
-/// The built-in data in the shape of models.dev's `api.json`, from the files of
+/// The built-in data, in the format of models.dev's `api.json`. It was made from the files of
 /// <https://github.com/anomalyco/models.dev> in October 2026.
 pub(in crate::provider) const BUILT_IN: &str = include_str!("catalogue/models.json");
 
@@ -98,7 +100,7 @@ impl Catalogue {
         Self::default()
     }
 
-    /// Returns the catalogue of this crate. It is parsed at the first call.
+    /// Returns the catalogue of this crate. The catalogue is parsed at the first call.
     pub fn built_in() -> &'static Arc<Self> {
         static CATALOGUE: LazyLock<Arc<Catalogue>> = LazyLock::new(|| {
             let (catalogue, _) = models_dev::read(BUILT_IN).expect("a test reads the built-in catalogue");
@@ -113,18 +115,18 @@ impl Catalogue {
     ///
     /// # Errors
     ///
-    /// Fails if the text is not JSON or has another shape.
+    /// Fails if the text is not JSON or does not have the expected structure.
     pub fn from_models_dev(json: &str) -> Result<(Self, Vec<CatalogueError>), CatalogueError> {
         models_dev::read(json)
     }
 
-    /// Adds a model of a provider. Replaces and returns an entry with the same id.
+    /// Adds a model of a provider. If there is an entry with the same id, replaces and returns this entry.
     pub fn insert(&mut self, provider: &str, info: ModelInfo) -> Option<Arc<ModelInfo>> {
         let models = self.providers.entry(names::listed_as(provider).to_owned()).or_default();
         models.insert(info.id.clone(), Arc::new(info))
     }
 
-    /// Adds all models of `other`, which replace existing entries.
+    /// Adds all models of `other`. They replace existing entries with the same ids.
     pub fn merge(&mut self, other: Self) {
         for (provider, models) in other.providers {
             self.providers.entry(provider).or_default().extend(models);
@@ -138,10 +140,10 @@ impl Catalogue {
 
     /// Returns the facts about a model by any id that a service accepts for it.
     ///
-    /// If the id has no entry, related ids are tried. A dated build (`-2025-08-07`, `-20250929`, `-latest`) gets the facts of the
-    /// model without the date. A reseller's variant (`:free`, `:nitro`) gets the facts of the model without the suffix, except
-    /// the price, which is zero for `:free` and unknown for others. `vendor/model` gets the facts of the vendor's model,
-    /// with an unknown price.
+    /// If the id has no entry, related ids are tried. A dated build (`-2025-08-07`, `-20250929`, `-latest`) gets the
+    /// facts of the model without the date. A reseller's variant (`:free`, `:nitro`) gets the facts of the model
+    /// without the suffix. The price is an exception: it is zero for `:free` and unknown for other variants.
+    /// `vendor/model` gets the facts of the vendor's model, with an unknown price.
     pub fn find(&self, provider: &str, id: &str) -> Option<Arc<ModelInfo>> {
         if let Some(info) = self.build(provider, id) {
             return Some(Arc::clone(info));
@@ -154,7 +156,7 @@ impl Catalogue {
         Some(Arc::new(ModelInfo { price: None, ..(**self.build(vendor, &model)?).clone() }))
     }
 
-    /// Returns the model with this id, or the model that it is a build of.
+    /// Returns the model with this id. If there is none, but the id names a build of a model, returns that model.
     fn build(&self, provider: &str, id: &str) -> Option<&Arc<ModelInfo>> {
         self.get(provider, id).or_else(|| self.get(provider, names::base(id)?))
     }

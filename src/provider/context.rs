@@ -15,8 +15,9 @@ use crate::{message::ToolUse, sync::lock, tool::Decision};
 
 /// The connection of a provider to the conversation that it serves, while its stream is open.
 ///
-/// A provider keeps private state with the conversation in the [`provider_data`](super::MessageDelta::provider_data) of its
-/// responses, and reads it with [`Request::private_state`](super::Request::private_state).
+/// A provider can store private state with the conversation, in the
+/// [`provider_data`](super::MessageDelta::provider_data) of its responses. It reads this state with
+/// [`Request::private_state`](super::Request::private_state).
 #[derive(Clone, Debug, Default)]
 pub struct RequestContext {
     asking: Option<Arc<Asking>>,
@@ -24,7 +25,7 @@ pub struct RequestContext {
 
 struct Asking {
     decider: Decider,
-    /// Whether a question was asked. If so, the request must not be repeated.
+    /// Whether a question has been asked. If so, the request must not be repeated.
     asked: AtomicBool,
     /// The number of open questions.
     open: AtomicUsize,
@@ -68,7 +69,7 @@ impl QuestionQueue {
 pub(crate) struct Questions(Arc<Asking>);
 
 impl Questions {
-    /// Returns the oldest question that was not taken yet.
+    /// Returns the oldest question that has not been taken yet.
     pub(crate) fn poll_next(&self, cx: &Context<'_>) -> Poll<Question> {
         let mut queue = self.queue();
         if let Some(question) = queue.waiting.pop_front() {
@@ -129,7 +130,7 @@ pub(crate) struct Question {
 }
 
 impl RequestContext {
-    /// Creates a context for a request outside an agent, whose questions `decide` answers.
+    /// Creates a context for a request outside an agent. The function `decide` answers the questions.
     ///
     /// ```
     /// use omni_agent::{provider::RequestContext, tool::Decision};

@@ -24,8 +24,8 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// Creates credentials for the provider with this name, which is the part of a model's name before the colon. `openai` and
-    /// `openai_responses` are two providers: if models of both are used, give credentials for each.
+    /// Creates credentials for the provider with this name, which is the part of a model's name before the colon.
+    /// `openai` and `openai_responses` are two providers. If models of both are used, provide credentials for each.
     pub fn new(provider: impl Into<String>) -> Self {
         Self { provider: provider.into(), api_key: None, headers: BTreeMap::new() }
     }

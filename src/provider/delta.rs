@@ -7,7 +7,7 @@ use super::ProviderError;
 use crate::message::{Attachment, ProviderItem, ToolUseId, Usage, map_weight};
 use crate::setters::setters;
 
-/// One step of a response as it arrives, the same for every wire format.
+/// One step of a response as it arrives. The deltas are the same for every wire format.
 ///
 /// `index` is the block's index in the message. Blocks start in order at 0, 1, 2… and are extended in any order after
 /// that.
@@ -17,7 +17,7 @@ use crate::setters::setters;
 pub enum Delta {
     /// A block starts.
     Start {
-        /// The number of blocks so far.
+        /// The index of the block, which is the number of blocks that have started before.
         index: usize,
         /// The kind of the block.
         block: BlockStart,
@@ -29,16 +29,16 @@ pub enum Delta {
         /// The appended part.
         part: Part,
     },
-    /// A block is complete. This delta is optional, since the end of the message completes all blocks. But if a response
-    /// breaks off, thinking and provider items are kept only if they have ended.
+    /// A block is complete. This delta is optional, since the end of the message completes all blocks. However, if a
+    /// response breaks off, thinking and provider items are kept only if this delta has ended them.
     End {
         /// The index of the block.
         index: usize,
     },
-    /// Data of the whole message.
+    /// Data about the whole message arrived.
     Message(Box<MessageDelta>),
-    /// The request failed before its first content and is sent again after a delay. A
-    /// [`RetryPolicy`](super::RetryPolicy) reports it; a provider does not.
+    /// The request failed before its first content, and is sent again after a delay. This delta is emitted by a
+    /// [`RetryPolicy`](super::RetryPolicy), not by a provider.
     Retry {
         /// The failure of the attempt.
         error: Box<ProviderError>,
@@ -48,12 +48,12 @@ pub enum Delta {
 }
 
 impl Delta {
-    /// Returns message data with only a stop reason.
+    /// Returns message data that contains only a stop reason.
     pub fn stop(reason: StopReason) -> Self {
         Self::Message(Box::new(MessageDelta { stop_reason: Some(reason), ..MessageDelta::default() }))
     }
 
-    /// Returns whether this delta carries content. After the first content, a request is no longer repeated.
+    /// Returns whether this delta contains content. After the first content, a request is not repeated any more.
     pub fn is_content(&self) -> bool {
         !matches!(self, Self::Message(_) | Self::Retry { .. })
     }
@@ -110,29 +110,29 @@ impl Part {
     }
 }
 
-/// Data of the whole message. Absent values stay as they were.
+/// Data of the whole message. Values that are absent stay unchanged.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct MessageDelta {
-    /// The responding model, as the service names it.
+    /// The model that responded, as the service names it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
     /// The reason why the response ended. If several deltas have a reason, the last one counts. A response without a
     /// reason is truncated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stop_reason: Option<StopReason>,
-    /// The complete usage of this request so far. It replaces earlier values.
+    /// The complete usage of this request so far. It replaces an earlier value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub usage: Option<Usage>,
-    /// Data that the provider keeps with the message, one entry per wire format. An entry replaces the earlier one with
-    /// its name.
+    /// Data that the provider stores with the message, one entry per wire format. An entry replaces an earlier entry
+    /// with the same name.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub provider_data: Map<String, Value>,
-    /// Warnings about parts of the request that could not be honoured. They are added to the earlier ones.
+    /// Warnings about parts of the request that could not be honoured. They are added to earlier warnings.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
-    /// Whether the service enforces the output schema. Once set, it stays set. If it is not set, the value may be surrounded
-    /// by other text.
+    /// Whether the service enforces the output schema. Once true, it stays true. If it is false, the value may be
+    /// surrounded by other text.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub output_enforced: bool,
 }
@@ -163,13 +163,13 @@ pub enum StopReason {
     StopSequence,
     /// The output limit was reached.
     Length,
-    /// The model's context was full.
+    /// The model's context window was full.
     ContextLength,
-    /// The model uses tools. For a turn: it uses a tool that the application has to run.
+    /// The model requests tool uses. For a turn: the model requests a tool that the application has to run.
     ToolUse,
-    /// The model or the service declined.
+    /// The model or the service declined to respond.
     Refusal,
-    /// The service paused a long response and continues it if it is sent back.
+    /// The service paused a long response. If the response is sent back, the service continues it.
     Pause,
     /// The limit of requests for one prompt was reached.
     MaxSteps,
@@ -177,7 +177,7 @@ pub enum StopReason {
     Interrupted,
     /// The turn was cancelled. Its content is discarded.
     Cancelled,
-    /// Another reason, as the wire format names it.
+    /// Another reason, in the words of the wire format.
     Other(String),
 }
 

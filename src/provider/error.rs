@@ -11,15 +11,15 @@ use crate::error::{names, source_after};
 pub enum ErrorKind {
     /// The API key is missing, wrong, or lacks permission.
     Auth,
-    /// Too many requests. `retry_after` has the delay that the service requested, if any.
+    /// Too many requests were sent. If the service requested a delay, `retry_after` contains it.
     RateLimit,
     /// The account's quota or credit is used up. Waiting does not help.
     Quota,
     /// The service is overloaded.
     Overloaded,
-    /// The service, or this crate before sending, rejected the request.
+    /// The request was rejected by the service, or by this crate before sending.
     InvalidRequest,
-    /// The conversation is longer than the model's context.
+    /// The conversation is longer than the model's context window.
     ContextTooLong,
     /// The model or the service does not support the request.
     Unsupported,
@@ -31,9 +31,9 @@ pub enum ErrorKind {
     Decoding,
     /// The stream ended before the response was complete.
     Truncated,
-    /// The response does not fit the output schema.
+    /// The response does not match the output schema.
     Output,
-    /// A backend broke its contract. The cause has the details.
+    /// A backend broke its contract. The cause contains the details.
     Contract,
     /// The service failed.
     Service,
@@ -84,7 +84,7 @@ impl fmt::Display for ErrorKind {
 
 /// The error of a failed request to a model service.
 ///
-/// Endpoints remove API keys from it: if a service echoes a key, the key is replaced (see [`Secret::scrub`]).
+/// Endpoints remove API keys from errors: if a service echoes a key, the key is replaced (see [`Secret::scrub`]).
 ///
 /// [`Secret::scrub`]: super::Secret::scrub
 #[derive(Clone, Serialize, Deserialize)]
@@ -92,7 +92,7 @@ impl fmt::Display for ErrorKind {
 pub struct ProviderError {
     /// The kind of the failure.
     pub kind: ErrorKind,
-    /// A message in words, with advice where possible.
+    /// A message for people to read, with advice if possible.
     pub message: String,
     /// Whether the same request may succeed if it is sent again.
     pub retryable: bool,
@@ -130,8 +130,8 @@ impl ProviderError {
         }
     }
 
-    /// Adds the cause. Unless the message already contains the cause's text, the text is appended, because an error that was
-    /// stored and read again consists of its message alone.
+    /// Adds the cause. If the message does not contain the cause's text yet, the text is appended, because only the
+    /// message remains when an error is stored and read again.
     pub fn with_source(mut self, source: impl Error + Send + Sync + 'static) -> Self {
         if !names(&self.message, &source) {
             let separator = if self.message.is_empty() { "" } else { ": " };
@@ -141,8 +141,8 @@ impl ProviderError {
         self
     }
 
-    /// Returns the cause given to [`with_source`](Self::with_source). Its text is part of the message, so
-    /// [`source`](Error::source) returns the causes below it.
+    /// Returns the cause given to [`with_source`](Self::with_source). The cause's text is part of the message.
+    /// Therefore, [`source`](Error::source) returns the part of the chain below the cause.
     pub fn cause(&self) -> Option<&(dyn Error + Send + Sync + 'static)> {
         self.source.as_deref()
     }
@@ -153,7 +153,7 @@ impl ProviderError {
         self
     }
 
-    /// Sets the response's body, truncated at a character to at most [`Self::BODY_LIMIT`] bytes.
+    /// Sets the response's body, truncated to at most [`Self::BODY_LIMIT`] bytes at a character boundary.
     pub fn with_body(mut self, body: &str) -> Self {
         let end = body.floor_char_boundary(Self::BODY_LIMIT);
         self.body = Some(body[..end].to_owned());
@@ -204,7 +204,7 @@ impl fmt::Display for ProviderError {
 }
 
 impl Error for ProviderError {
-    /// Returns the part of the cause's chain that the message does not contain.
+    /// Returns the first error in the cause's chain that the message does not contain.
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         source_after(&self.message, self.source.as_deref()?)
     }

@@ -1,5 +1,5 @@
-//! Makes a request fit its model, as far as facts about the model are known. Unsupported parts are rejected or replaced before
-//! anything is sent.
+//! Makes a request fit the known facts about its model. Unsupported parts are rejected or replaced before anything is
+//! sent.
 
 use std::sync::Arc;
 
@@ -13,8 +13,9 @@ use crate::{
 ///
 /// # Errors
 ///
-/// [`ErrorKind::Unsupported`] for tools that the model can't use, unless the options forbid tool use; and for an attachment that
-/// the model does not accept, unless the options ask for a placeholder.
+/// [`ErrorKind::Unsupported`] if the request contains tools that the model can't use, unless the options forbid tool
+/// use. The same error if the request contains an attachment that the model does not accept, unless the options ask for
+/// a placeholder.
 pub(super) fn fit(request: &mut Request) -> Result<Vec<String>, ProviderError> {
     let Some(info) = request.model_info.clone() else {
         return Ok(Vec::new());
@@ -24,7 +25,8 @@ pub(super) fn fit(request: &mut Request) -> Result<Vec<String>, ProviderError> {
     Ok([thinking(request, &info), max_tokens(request, &info)].into_iter().flatten().collect())
 }
 
-/// Services reject tools for a model that can't use them. Only the application can decide how to continue without them.
+/// If a model can't use tools, services reject requests with tools. Only the application can decide how to continue
+/// without them.
 fn tools(request: &mut Request, info: &ModelInfo) -> Result<(), ProviderError> {
     if info.tools != Some(false) || request.tools.is_empty() {
         return Ok(());
@@ -37,7 +39,7 @@ fn tools(request: &mut Request, info: &ModelInfo) -> Result<(), ProviderError> {
     Err(ProviderError::new(ErrorKind::Unsupported, message))
 }
 
-/// Services reject thinking for a model that can't think.
+/// If a model can't think, services reject requests for thinking.
 fn thinking(request: &mut Request, info: &ModelInfo) -> Option<String> {
     let mode = request.options.thinking().filter(|_| info.thinking == Some(false))?;
     request.options.set_thinking(None);
@@ -45,7 +47,7 @@ fn thinking(request: &mut Request, info: &ModelInfo) -> Option<String> {
     (!off).then(|| format!("`thinking` is ignored: {} does not think", request.model))
 }
 
-/// Services reject a token limit above the model's limit.
+/// Services reject a request whose token limit is above the model's limit.
 fn max_tokens(request: &mut Request, info: &ModelInfo) -> Option<String> {
     let limit = u32::try_from(info.output_limit?).ok()?;
     if request.options.max_tokens()? <= limit {

@@ -11,7 +11,8 @@ use crate::message::{
     Content, Message, Role, Text, Thinking, Timestamp, ToolUse, ToolUseId, Usage, member_weight, value_weight,
 };
 
-/// Folds [`Delta`]s into a message. It is pure. The cost of a delta depends on the delta alone and not on the message so far.
+/// Folds [`Delta`]s into a message, without I/O. The cost of a delta depends only on the delta, and not on the size of
+/// the message so far.
 ///
 /// An unfinished fold can be stored and continued later.
 ///
@@ -33,7 +34,7 @@ use crate::message::{
 pub struct Fold {
     blocks: Vec<PartialBlock>,
     message: MessageDelta,
-    /// The weight of all blocks and the message data.
+    /// The total weight of the blocks and the message data.
     #[serde(skip)]
     weight: usize,
     /// The ids of the tool uses in `blocks`.
@@ -41,7 +42,7 @@ pub struct Fold {
     ids: HashSet<ToolUseId>,
 }
 
-/// The stored form of a fold, without derived values.
+/// The stored form of a fold. It does not contain the derived values.
 #[derive(Deserialize)]
 struct Stored {
     blocks: Vec<PartialBlock>,
@@ -65,7 +66,7 @@ impl From<Stored> for Fold {
 pub struct Completion {
     /// The assistant message.
     pub message: Message,
-    /// Why the response ended.
+    /// The reason why the response ended.
     pub stop_reason: StopReason,
     /// The tokens that the request used.
     pub usage: Usage,
@@ -78,12 +79,13 @@ pub struct Completion {
 }
 
 impl Fold {
-    /// The maximum number of bytes of one message. An endless response becomes an error before it fills memory.
+    /// The maximum number of bytes of one message. This limit turns an endless response into an error before the
+    /// response fills the memory.
     pub const LIMIT: usize = 64 * 1024 * 1024;
     /// The maximum number of blocks of one message.
     pub const MAX_BLOCKS: usize = 4096;
-    /// The maximum nesting depth of JSON in a message. JSON readers stop at some depth, `serde_json` at 128. Half of that leaves
-    /// room for the document in which the message is stored.
+    /// The maximum nesting depth of JSON in a message. JSON readers have a depth limit, which is 128 in `serde_json`.
+    /// Half of that limit leaves room for the document in which the message is stored.
     pub const MAX_DEPTH: usize = 64;
 
     /// Returns the blocks so far.
@@ -103,7 +105,7 @@ impl Fold {
 
     /// Applies one delta.
     ///
-    /// A tool use without an id, or with an id that the message already contains, gets a new unique id at once. Read the id from
+    /// A tool use whose id is missing or already used in the message gets a new unique id immediately. Read the id from
     /// [`blocks`](Fold::blocks).
     ///
     /// # Errors
@@ -155,7 +157,7 @@ impl Fold {
         Ok(())
     }
 
-    /// Returns `id`, or a unique id derived from it if it is empty or in use.
+    /// Returns `id`. If it is empty or in use, returns a unique id that is derived from it.
     fn distinct(&self, id: ToolUseId) -> ToolUseId {
         if !id.as_str().is_empty() && !self.ids.contains(&id) {
             return id;
@@ -234,11 +236,12 @@ impl Fold {
         Ok(())
     }
 
-    /// Returns the whole message, with `now` as its time.
+    /// Returns the complete message, with `now` as its time.
     ///
-    /// A tool use whose input is not a JSON object, repeats a key or is nested deeper than [`MAX_DEPTH`](Self::MAX_DEPTH) gets an
-    /// empty input together with the raw text. The same applies to a tool use without any input if the response may have
-    /// been truncated. Otherwise a missing input is an empty object.
+    /// The input of a tool use is invalid if it is not a JSON object, repeats a key or is nested deeper than
+    /// [`MAX_DEPTH`](Self::MAX_DEPTH). A tool use with an invalid input gets an empty input, and the raw text is kept.
+    /// The same applies to a tool use without any input if the response may have been truncated. Otherwise, a missing
+    /// input becomes an empty object.
     ///
     /// # Errors
     ///
@@ -255,11 +258,11 @@ impl Fold {
         let whole = matches!(stop_reason, StopReason::Stop | StopReason::ToolUse | StopReason::Pause);
         let count = self.blocks.len();
         let content = self.blocks.into_iter().enumerate().map(|(index, block)| {
-            // Services also end a block that they have truncated. Only the last block can be truncated.
+            // Services also end blocks that were truncated. Only the last block can be such a block.
             let cut = !whole && (index + 1 == count || !block.ended);
             block.finish(cut)
         });
-        // A message may live for a long time, so spare capacity is released.
+        // A message may be kept for a long time, so its spare capacity is released.
         let mut content: Vec<Content> = content.collect();
         content.shrink_to_fit();
         let message = Message { role: Role::Assistant, content, timestamp: now, provider_data };
@@ -267,16 +270,16 @@ impl Fold {
         Ok(Completion { message, stop_reason, usage, model, warnings, output_enforced })
     }
 
-    /// Returns the message so far, with `now` as its time, to report the discarded content.
+    /// Returns the message so far, with `now` as its time. It is used to report discarded content.
     pub fn cut(self, now: Timestamp) -> Message {
         let content = self.blocks.into_iter().map(|block| block.finish(true)).collect();
         let provider_data = self.message.provider_data;
         Message { role: Role::Assistant, content, timestamp: now, provider_data }
     }
 
-    /// Returns the part of a truncated response that can be kept, with `now` as its time: text, attachments, tool uses with
-    /// complete input, and signed thinking and provider items that have ended. `None` if nothing can be kept, or only
-    /// thinking, which is not a valid message alone.
+    /// Returns the part of a truncated response that can be kept, with `now` as its time. This part consists of text,
+    /// attachments, tool uses with complete input, and signed thinking and provider items that have ended. Returns
+    /// `None` if nothing can be kept, or only thinking, which is not a valid message on its own.
     pub fn salvage(self, now: Timestamp) -> Option<Message> {
         let content: Vec<Content> = self.blocks.into_iter().filter_map(PartialBlock::salvage).collect();
         let stands = content.iter().any(|block| !matches!(block, Content::Thinking(_)));
@@ -293,7 +296,7 @@ fn open_block(blocks: &mut [PartialBlock], index: usize) -> Result<&mut PartialB
     }
 }
 
-/// Returns the weight after `removed` was replaced by `added`, if it is within the limit.
+/// Returns the weight after `removed` has been replaced by `added`. Fails if the new weight exceeds the limit.
 fn grown(weight: usize, added: usize, removed: usize) -> Result<usize, ProviderError> {
     let weight = weight.saturating_sub(removed).saturating_add(added);
     if weight > Fold::LIMIT {

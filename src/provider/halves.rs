@@ -1,10 +1,11 @@
-//! Halves of characters. Services and programs with UTF-16 strings may cut a text between the two halves (surrogates) of a
-//! character. Each half then arrives as a separate escape, `\uD83D` and `\uDE00`, perhaps in two events, and a JSON reader
-//! rejects both.
+//! Joins the halves of characters. A service or program whose strings are UTF-16 may cut a text between the two halves
+//! (surrogates) of a character. Each half then arrives as a separate escape, `\uD83D` and `\uDE00`, perhaps in two
+//! events. A JSON reader rejects both halves.
 //!
-//! [`marked`] rewrites such JSON so that it can be read, and keeps each half as a mark. Only the deltas show which
-//! text continues which, so [`Halves`] resolves the marks there. Two halves become a character if the second one continues the
-//! text that ended with the first one. A single half becomes U+FFFD at its position.
+//! [`marked`] rewrites such JSON so that it can be read, and replaces each half with a mark. Which text continues which
+//! other text is known only from the deltas. Therefore, [`Halves`] resolves the marks in the deltas. If a text ends
+//! with a first half and the text that continues it begins with a second half, the two halves become a character. A
+//! single half becomes U+FFFD at its position.
 
 use std::collections::HashMap;
 
@@ -12,14 +13,15 @@ use serde_json::{Map, Value};
 
 use super::{BlockStart, Delta, Part, ProviderError, StopReason};
 
-/// The first character of a mark: a noncharacter, which is not allowed in text. The second one encodes the half.
+/// The first character of a mark. It is a noncharacter, which does not occur in normal text. The second character of
+/// the mark encodes the half.
 const MARK: char = '\u{10FFFF}';
 /// The offset between the half and the second character of a mark. That character is in the last plane for private use.
 const PLANE: u32 = 0x10_0000;
 /// The number of bytes of an escape: `\uXXXX`.
 const ESCAPE: usize = 6;
 
-/// Returns the JSON text with a mark instead of each single half. `None` if there are no single halves.
+/// Returns the JSON text with a mark instead of each single half, or `None` if there are no single halves.
 pub(in crate::provider) fn marked(json: &str) -> Option<String> {
     let mut marked = String::new();
     let mut copied = 0;
@@ -27,7 +29,7 @@ pub(in crate::provider) fn marked(json: &str) -> Option<String> {
     while let Some(found) = json[at..].find('\\') {
         at += found;
         let Some(half) = Half::escaped(json, at) else {
-            // The escaped character may be a backslash.
+            // The escaped character may be a backslash, so it is skipped.
             at += 2;
             if !json.is_char_boundary(at) {
                 break;
@@ -48,11 +50,12 @@ pub(in crate::provider) fn marked(json: &str) -> Option<String> {
     (copied > 0).then(|| marked + &json[copied..])
 }
 
-/// Parses JSON text that may contain single halves. Two adjacent halves become a character, others U+FFFD.
+/// Parses JSON text that may contain single halves. Two adjacent halves of a character become this character. Every
+/// other half becomes U+FFFD.
 ///
 /// # Errors
 ///
-/// Fails if the text is not JSON, independent of its halves.
+/// Fails if the text is not JSON for a reason other than its halves.
 pub(in crate::provider) fn read(json: &str) -> serde_json::Result<Value> {
     serde_json::from_str(json).or_else(|error| {
         let mut value = serde_json::from_str(&marked(json).ok_or(error)?)?;
@@ -61,7 +64,7 @@ pub(in crate::provider) fn read(json: &str) -> serde_json::Result<Value> {
     })
 }
 
-/// Returns the JSON text with U+FFFD instead of each single half. `None` if there are no single halves.
+/// Returns the JSON text with U+FFFD instead of each single half, or `None` if there are no single halves.
 pub(in crate::provider) fn replaced(json: &str) -> Option<String> {
     let mut replaced = marked(json)?;
     resolve_text(&mut replaced);
@@ -73,19 +76,20 @@ pub(in crate::provider) fn replaced(json: &str) -> Option<String> {
 pub(in crate::provider) struct Halves {
     /// Whether a single half has occurred. Before that, deltas are forwarded without a check.
     found: bool,
-    /// The first halves at the ends of texts, by block.
+    /// The first halves with which texts ended, by block.
     open: HashMap<usize, (Kind, Half)>,
 }
 
 impl Halves {
-    /// Returns the JSON text of an event with a [mark](marked) instead of each single half. `None` if there are no single halves.
+    /// Returns the JSON text of an event with a [mark](marked) instead of each single half, or `None` if there are no
+    /// single halves.
     pub(in crate::provider) fn mark(&mut self, json: &str) -> Option<String> {
         let marked = marked(json)?;
         self.found = true;
         Some(marked)
     }
 
-    /// Resolves the marks in the deltas of an event. A first half at the end of a text waits for the text's
+    /// Resolves the marks in the deltas of an event. If a text ends with a first half, this half waits for the text's
     /// continuation.
     pub(in crate::provider) fn resolve(&mut self, deltas: &mut Vec<Delta>) {
         if !self.found {
@@ -118,7 +122,7 @@ impl Halves {
         }
     }
 
-    /// Ends the response: each waiting half becomes U+FFFD.
+    /// Ends the response. Each half that is still waiting becomes U+FFFD.
     pub(in crate::provider) fn finish(&mut self, deltas: &mut Vec<Delta>) {
         let mut open: Vec<usize> = self.open.keys().copied().collect();
         open.sort_unstable();
@@ -160,7 +164,7 @@ impl Halves {
         }
     }
 
-    /// Replaces the half that waits in this block, because no continuation followed.
+    /// Replaces the half that waits in this block with U+FFFD, because its text was not continued.
     fn give_up(&mut self, index: usize, deltas: &mut Vec<Delta>) {
         if let Some((kind, _)) = self.open.remove(&index) {
             let part = kind.part(char::REPLACEMENT_CHARACTER.to_string());
@@ -169,7 +173,7 @@ impl Halves {
     }
 }
 
-/// The kinds of text by which a block is extended.
+/// The kinds of text with which a block can be extended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Text,
@@ -194,7 +198,7 @@ impl Kind {
 pub(in crate::provider) struct Half(u16);
 
 impl Half {
-    /// Returns the half that is escaped at this position, if any.
+    /// Returns the half that is escaped at this position, if there is one.
     fn escaped(json: &str, at: usize) -> Option<Self> {
         let digits = json.get(at..at + ESCAPE)?.strip_prefix("\\u")?;
         let unit = digits.bytes().all(|digit| digit.is_ascii_hexdigit()).then_some(digits)?;
@@ -217,13 +221,14 @@ impl Half {
         self.0 < 0xDC00
     }
 
-    /// Returns the character of the two halves if they form one.
+    /// Returns the character that the two halves form, if they form one.
     fn joined(self, second: Self) -> Option<char> {
         char::decode_utf16([self.0, second.0]).next()?.ok()
     }
 }
 
-/// Returns the text without marks, and the first half at its end. `before` is the half at the end of the preceding text.
+/// Returns the text without marks, and the first half with which it ends, if any. `before` is the half with which the
+/// preceding text ended.
 pub(in crate::provider) fn resolved(before: Option<Half>, text: String) -> (String, Option<Half>) {
     if before.is_none() && !text.contains(MARK) {
         return (text, None);

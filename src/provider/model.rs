@@ -53,7 +53,8 @@ struct Inner {
     provider: Arc<dyn Provider>,
     /// The registry's catalogue. If it is not set, the built-in catalogue is used.
     catalogue: Option<Arc<Catalogue>>,
-    /// The facts about the model, from the catalogue and by the rules. Looked up at the first use.
+    /// The facts about the model, from the catalogue and from the rules for its id. They are looked up at the first
+    /// use.
     facts: OnceLock<(Option<Arc<ModelInfo>>, &'static Traits)>,
     /// The registry's key.
     key: Option<KeySource>,
@@ -92,7 +93,7 @@ impl Model {
         Self(Arc::new(Inner { fallback_for: Some(saved.into()), ..self.0.copied() }))
     }
 
-    /// Returns the same model with this information in place of the catalogue's.
+    /// Returns the same model with these facts in place of the catalogue's facts.
     pub fn with_info(&self, info: impl Into<Arc<ModelInfo>>) -> Self {
         let facts = (Some(info.into()), Traits::of(&self.0.id));
         Self(Arc::new(Inner { facts: OnceLock::from(facts), ..self.0.copied() }))
@@ -166,10 +167,11 @@ impl Model {
         request.key.clone_from(&self.0.key);
     }
 
-    /// Streams the response to one request, with retries according to its [`RetryPolicy`]. Errors arrive as the stream's
-    /// items. Dropping the stream ends the exchange.
+    /// Streams the response to one request, with retries according to the model's [`RetryPolicy`]. Errors arrive as the
+    /// stream's items. Dropping the stream ends the exchange.
     ///
-    /// A history that is not sendable is an [`ErrorKind::InvalidRequest`], and nothing is sent.
+    /// If the request's history is not sendable, the stream returns an [`ErrorKind::InvalidRequest`], and nothing is
+    /// sent.
     pub fn stream(&self, request: Request) -> DeltaStream {
         if let Err(breach) = request.history.check_sendable() {
             let message = "the request's history is invalid; History::repair repairs it";
@@ -181,8 +183,8 @@ impl Model {
         self.retry_policy().stream(Arc::clone(&self.0.provider), request, RequestContext::detached())
     }
 
-    /// Streams the text of the response to one request, without thinking and other content. It ends without an error only if the
-    /// response did.
+    /// Streams the text of the response to one request, without thinking and other content. The stream ends without an
+    /// error only if the response ended without an error.
     pub fn stream_text(
         &self,
         request: Request,
@@ -239,7 +241,8 @@ impl Model {
     ///
     /// # Errors
     ///
-    /// The errors of the service, of the connection and of [`Model::stream`], and [`ErrorKind::Truncated`].
+    /// Returns the errors of the service, of the connection and of [`Model::stream`], and [`ErrorKind::Truncated`] if
+    /// the response was truncated.
     ///
     /// # Cancel safety
     ///
@@ -253,9 +256,9 @@ impl Model {
         fold.finish(Timestamp::now())
     }
 
-    /// Returns the response to one request as a value of a Rust type. The output schema is the request's, or that of the type if
-    /// the request has none. The second value is the whole response; its usage includes earlier responses that did not fit. A
-    /// response that does not fit is requested again up to
+    /// Returns the response to one request as a value of a Rust type. The output schema is taken from the request, or
+    /// from the type if the request has no output schema. The second value is the whole response; its usage includes
+    /// earlier responses that did not fit. A response that does not fit is requested again up to
     /// [`Options::output_retries`](super::Options::output_retries) times, unless it was truncated or refused.
     ///
     /// ```

@@ -129,7 +129,8 @@ macro_rules! options {
                 }
             )+
 
-            /// Returns these options, with each option that `over` sets replaced by that of `over`. Values are not merged.
+            /// Returns these options, where each option that `over` sets is replaced by the option in `over`. Values
+            /// are not merged.
             pub fn overlaid(&self, over: &Self) -> Self {
                 if over.0.is_none() {
                     return self.clone();
@@ -188,8 +189,8 @@ struct OptionFields {
     /// The schema of the response's text.
     #[serde(skip_serializing_if = "Option::is_none")]
     output(set_output) -> reference OutputSchema = with_output(schema: OutputSchema) => schema;
-    /// The maximum number of times that a response that does not fit the output schema is requested again. The response and its
-    /// errors are sent with the next request and are not added to the history. 3 if unset.
+    /// The maximum number of times that a response is requested again because it does not fit the output schema. The
+    /// response and its errors are sent with the next request and are not added to the history. 3 if unset.
     #[serde(skip_serializing_if = "Option::is_none")]
     output_retries(set_output_retries) -> value u32 = with_output_retries(count: u32) => count;
     /// The application's labels, sent to services that accept them.
@@ -206,8 +207,8 @@ struct OptionFields {
     #[serde(skip_serializing_if = "Option::is_none")]
     unsupported_attachment(set_unsupported_attachment) -> value UnsupportedAttachment =
         with_unsupported_attachment(fate: UnsupportedAttachment) => fate;
-    /// Members that are laid over the request's JSON body, for settings without an option here. Objects are merged, other values
-    /// replaced.
+    /// Members that are merged into the request's JSON body, for settings that have no option here. Objects are merged,
+    /// other values are replaced.
     #[serde(skip_serializing_if = "Option::is_none")]
     extra(set_extra) -> reference Map<String, Value> =
         with_extra(body: impl IntoIterator<Item = (impl Into<String>, impl Into<Value>)>) => members(body);
@@ -218,8 +219,8 @@ struct OptionFields {
     #[serde(skip_serializing_if = "Option::is_none")]
     backend(set_backend) -> reference Map<String, Value> =
         with_backend(settings: impl IntoIterator<Item = (impl Into<String>, impl Into<Value>)>) => members(settings);
-    /// The API key, instead of the registry's key. It is never serialised. An agent sends it only to the provider whose model was
-    /// in force when the key was set.
+    /// The API key, instead of the registry's key. It is never serialised. An agent sends the key only to the provider
+    /// whose model the agent used when the key was set.
     #[serde(skip)]
     api_key(set_api_key) -> reference Secret = with_api_key(key: impl Into<Secret>) => key.into();
     /// Additional HTTP headers. They are never serialised. Their values are secret and are only sent where the key is sent.
@@ -229,7 +230,8 @@ struct OptionFields {
 }
 
 impl Options {
-    /// Sets the working folder of a backend's session: the setting `folder` of [`backend`](Self::backend). Other settings stay.
+    /// Sets the working folder of a backend's session, which is the setting `folder` of [`backend`](Self::backend).
+    /// Other settings are kept.
     pub fn with_folder(mut self, path: impl Into<String>) -> Self {
         self.fields_mut()
             .backend
@@ -251,7 +253,7 @@ impl Options {
         self.api_key().is_some() || self.headers().is_some()
     }
 
-    /// Returns whether the other options have the same key and headers.
+    /// Returns whether `other` has the same key and headers.
     pub(crate) fn shares_secrets(&self, other: &Self) -> bool {
         self.api_key() == other.api_key() && self.headers() == other.headers()
     }
@@ -319,7 +321,7 @@ pub enum Effort {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ToolChoice {
-    /// Any tools, if the model wants to.
+    /// Any tools or none, as the model decides.
     Auto,
     /// No tools.
     None,
@@ -354,10 +356,10 @@ pub enum UnsupportedAttachment {
 
 /// The schema of a response.
 ///
-/// Any schema is possible, of objects and of other values. If a service does not support the schema, it is rewritten: rejected
-/// keywords are removed, optional members become nullable, a value that is not an object is wrapped in one, or the
-/// response is requested as the input of a tool. These changes are reverted in the response, which is then checked
-/// against the original schema.
+/// Any schema is possible, for objects and for other values. If a service does not support the schema, the schema is
+/// rewritten: rejected keywords are removed, optional members become nullable, a value that is not an object is wrapped
+/// in an object, or the response is requested as the input of a tool. These changes are reverted in the response, which
+/// is then checked against the original schema.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct OutputSchema {

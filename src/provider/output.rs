@@ -1,5 +1,5 @@
-//! Reads responses under an output schema, and requests a response again if it does not fit. The code is pure, and agents and
-//! plain models use it.
+//! Reads responses under an output schema, and builds the history for another request if a response does not fit. The
+//! code performs no I/O. It is used by agents and by plain models.
 
 mod nulls;
 mod prose;
@@ -17,20 +17,20 @@ use crate::{
     tool::Schema,
 };
 
-/// The default number of times that a response that does not fit is requested again.
+/// The default maximum number of times that a response is requested again because it does not fit.
 const RETRIES: u32 = 3;
 
-/// The member that contains a value that is not an object, for services that only generate objects.
+/// The member in which a value that is not an object is wrapped, for services that only generate objects.
 pub(super) const WRAPPER: &str = "value";
 
-/// Returns the value in a response's text if it fits the schema. Removes the additions of the rewritten schema: nulls of optional
-/// properties that do not accept null, and the object around a value that is not an object.
+/// Returns the value in a response's text if it fits the schema. Removes what the rewritten schema has added: nulls of
+/// optional properties that do not accept null, and the object around a value that is not an object.
 ///
 /// If `enforced` is set, the service has enforced the schema. Otherwise the value may be surrounded by prose.
 ///
 /// # Errors
 ///
-/// The problem, in words that a model can act on.
+/// Returns the problem, in words that a model can act on.
 pub(crate) fn read(answer: &Message, output: &OutputSchema, enforced: bool) -> Result<Value, String> {
     let text = answer.text();
     let (whole, no_json) = match serde_json::from_str::<Value>(text.trim()) {
@@ -100,7 +100,7 @@ impl Corrections {
         self.exchange.push(Arc::new(Message { timestamp: now, ..Message::user(note) }));
     }
 
-    /// Drops the corrections because the conversation continues without them. The number of repeated requests stays.
+    /// Drops the corrections because the conversation continues without them. The number of repeated requests is kept.
     pub(crate) fn forget(&mut self) {
         self.exchange = Vec::new();
     }

@@ -23,7 +23,7 @@ pub struct Registry(Arc<Contents>);
 struct Contents {
     providers: BTreeMap<String, Arc<dyn Provider>>,
     keys: BTreeMap<String, KeySource>,
-    /// The catalogue, or the built-in one if unset.
+    /// The catalogue. If it is not set, the built-in catalogue is used.
     catalogue: Option<Arc<Catalogue>>,
 }
 
@@ -107,12 +107,12 @@ impl Registry {
         self
     }
 
-    /// Returns the catalogue. Models that it does not contain work too.
+    /// Returns the catalogue. Models that are not in the catalogue can be used too.
     pub fn catalogue(&self) -> &Arc<Catalogue> {
         self.0.catalogue.as_ref().unwrap_or_else(|| Catalogue::built_in())
     }
 
-    /// Returns the catalogue's models of the registered providers, sorted by name.
+    /// Returns the models in the catalogue whose providers are registered, sorted by name.
     pub fn models(&self) -> impl Iterator<Item = Model> {
         self.0.providers.iter().flat_map(move |(name, provider)| {
             let known = self.catalogue().models_of(name);
@@ -153,7 +153,7 @@ impl Registry {
 }
 
 impl Default for Registry {
-    /// Returns a registry with all services of this build.
+    /// Returns a registry with all services that this build supports.
     fn default() -> Self {
         #[cfg_attr(not(feature = "http"), expect(unused_mut, reason = "nothing to add without endpoints"))]
         let mut registry = Self::empty();

@@ -33,7 +33,7 @@ pub struct Request {
     pub options: Options,
     /// Facts about the model. If unset, [`Model`](super::Model) sets the facts of its catalogue.
     pub model_info: Option<Arc<ModelInfo>>,
-    /// The registry's key, for a request without one.
+    /// The registry's key, which is used if the options contain no key.
     pub(super) key: Option<KeySource>,
     /// The facts that the rules give, with the id for which they were found.
     pub(super) rule: Option<(Arc<str>, &'static Traits)>,

@@ -27,9 +27,10 @@ pub struct RetryPolicy {
     pub max_retries: u32,
     /// The first delay. It doubles with each repetition, minus up to a quarter of jitter.
     pub base_delay: Duration,
-    /// The longest delay by backoff.
+    /// The longest delay that the backoff can reach.
     pub max_delay: Duration,
-    /// The longest delay that a service may request. A longer one is reported as the error instead.
+    /// The longest delay that a service may request. If a service requests a longer delay, the request is not repeated,
+    /// and its error is reported.
     pub max_retry_after: Duration,
 }
 
@@ -70,8 +71,9 @@ impl RetryPolicy {
     /// Streams `provider`'s response to `request` under this policy and the request's total timeout, which starts now. If a
     /// retry could not start within the timeout, the stream fails at once.
     ///
-    /// The facts about the model ([`Request::model_info`]) are applied: a request that the model does not support is changed to
-    /// fit, with a warning, or fails before it is sent. The usage gets its cost if the service does not report one.
+    /// The facts about the model ([`Request::model_info`]) are applied: a request that the model does not support is
+    /// changed to fit, with a warning, or fails before it is sent. If the service does not report the cost, it is added
+    /// to the usage.
     ///
     /// A [`Delta::Retry`] announces each repetition. Errors arrive as items of the stream. An error is the last item.
     pub fn stream(
@@ -211,7 +213,7 @@ enum State {
 struct Limit {
     timeout: Duration,
     deadline: Instant,
-    /// Created at the first wait, which happens inside a runtime.
+    /// The timer of the timeout. It is created at the first wait, because that wait happens inside a runtime.
     sleep: Option<Pin<Box<Sleep>>>,
 }
 

@@ -1,8 +1,8 @@
 //! Coding agents that support the [Agent Client Protocol](https://agentclientprotocol.com) (feature `acp`).
 //!
 //! [`AcpBackend`] starts such an agent as a program, and communicates with it over the program's standard input and
-//! output. An [`McpServer`] gives the agent further tools. With [`BackendProvider`](super::BackendProvider) the backend
-//! becomes a provider like any other:
+//! output. An [`McpServer`] gives the agent further tools. A [`BackendProvider`](super::BackendProvider) makes the
+//! backend a provider like any other:
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -21,25 +21,25 @@
 //! # }
 //! ```
 //!
-//! - **Processes.** Each session has its own program. The program starts with the conversation's first prompt and ends
-//!   when the agent ends, for any reason: its standard input is closed, and a program that is still running a little
-//!   later is killed, on Unix with its process group. If the program was killed or failed, the processes that it had
-//!   moved to other groups are killed too on Linux. They are found by a variable in their environment,
-//!   `OMNI_AGENT_PROGRAM`. If the application itself is killed on Unix, a small `sh` that watches the application kills
-//!   the program's process group. Processes in other groups then survive.
+//! - **Processes.** Each session has its own program. The program starts with the conversation's first prompt. It ends
+//!   when the session ends for any reason: its standard input is closed, and if the program is still running a little
+//!   later, it is killed, on Unix with its process group. On Linux, if the program was killed or failed, the processes
+//!   that it had moved to other groups are killed too. They are found by a variable in their environment,
+//!   `OMNI_AGENT_PROGRAM`. On Unix, if the application itself is killed, a small `sh` that watches the application
+//!   kills the program's process group. In this case, processes in other groups survive.
 //! - **Models.** The model's name is `default` for the agent's own choice, or the name of a model that the agent
 //!   offers.
-//! - **Tools.** A tool use has the agent's name for it, or else the protocol's kind (`read`, `edit`, `execute`, …), and
-//!   the raw input. Each update contains the complete tool call as the protocol defines it. The agent's mode, commands
-//!   and options are statuses.
-//! - **Permissions.** A request for permission is handled as [above](super). If the agent offers no option for the
-//!   decision, it gets the outcome `cancelled`.
+//! - **Tools.** A tool use contains the agent's name for the tool, or else the protocol's kind (`read`, `edit`,
+//!   `execute`, …), and the raw input. Each update contains the complete tool call as the protocol defines it. The
+//!   agent's mode, commands and options are statuses.
+//! - **Permissions.** A request for permission is processed as described [above](super). If the agent offers no option
+//!   for the decision, the agent gets the outcome `cancelled`.
 //! - **Resuming.** A session is resumed if the agent announces `session/resume` or `session/load`; otherwise resuming
 //!   fails with [`BackendError::NotResumable`]. The conversation that the agent repeats when it loads a session is
 //!   discarded.
-//! - **Services.** The agent gets neither a file system nor terminals. Agents have their own.
-//! - **Logs.** The program's standard error goes to the log ([`tracing`]). If the program ends, its last lines are in
-//!   the error.
+//! - **Services.** The agent can't use a file system or terminals of the application. Agents have their own.
+//! - **Logs.** The program's standard error is written to the log ([`tracing`]). If the program ends, the error
+//!   contains the last lines of its standard error.
 //!
 //! The backend needs a tokio runtime with its IO and time drivers.
 
@@ -94,8 +94,8 @@ pub struct AcpBackend {
 }
 
 impl AcpBackend {
-    /// Creates a backend with this [name](Backend::name) that runs this program: a path, or a name that is looked up as
-    /// a shell does.
+    /// Creates a backend with this [name](Backend::name) that runs this program. The program is a path, or a name that
+    /// is looked up in the way a shell does.
     pub fn new(name: impl Into<String>, program: impl Into<OsString>) -> Self {
         Self {
             name: name.into(),
@@ -117,58 +117,59 @@ impl AcpBackend {
         self
     }
 
-    /// Returns the same backend, which works in this folder instead of the process's current folder. If a conversation
-    /// has a folder of [its own](crate::provider::Options::with_folder), the backend works there. If that folder is a
-    /// relative path, it is resolved against this folder.
+    /// Returns the same backend, but working in this folder instead of the process's current folder. If a conversation
+    /// has a folder of [its own](crate::provider::Options::with_folder), the backend works in that folder. If the
+    /// conversation's folder is a relative path, it is resolved against this folder.
     pub fn with_folder(mut self, folder: impl Into<PathBuf>) -> Self {
         self.folder = Some(folder.into());
         self
     }
 
-    /// Returns the same backend with this variable in the program's environment, in addition to those of the process.
+    /// Returns the same backend with this variable in the program's environment. The program also inherits the
+    /// variables of the process.
     pub fn with_variable(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
         self.environment.push((name.into(), value.into()));
         self
     }
 
-    /// Returns the same backend, whose agent also has the tools of this server. If the agent can't reach the server,
+    /// Returns the same backend with this server, whose tools the agent can use. If the agent can't reach the server,
     /// the start fails.
     pub fn with_mcp_server(mut self, server: McpServer) -> Self {
         self.servers.push(server);
         self
     }
 
-    /// Returns the same backend, which signs in with this method of the agent before each session. An agent that is
+    /// Returns the same backend, but signing in with this method of the agent before each session. An agent that is
     /// already signed in needs no method. [`BackendError::Auth`] lists the methods.
     pub fn with_sign_in(mut self, method: impl Into<String>) -> Self {
         self.sign_in = Some(method.into());
         self
     }
 
-    /// Returns the same backend, which introduces itself to the agent as this application instead of as this crate.
+    /// Returns the same backend, but introducing itself to the agent as this application instead of as this crate.
     pub fn with_client(mut self, name: impl Into<String>, version: impl Into<String>) -> Self {
         self.client = (name.into(), version.into());
         self
     }
 
     /// Returns the same backend with another limit for the start of a session, measured from the start of the program.
-    /// The default is 50 seconds. That is a little less than [`BackendLimits::start`](super::BackendLimits::start),
-    /// because the error of this limit names the slow call.
+    /// The default is 50 seconds. This is a little less than [`BackendLimits::start`](super::BackendLimits::start), so
+    /// that this limit expires first: its error names the slow call.
     pub fn with_start_limit(mut self, limit: Duration) -> Self {
         self.start_limit = limit;
         self
     }
 
-    /// Returns the same backend, which gives the program this much time to end after its input is closed. The default
-    /// is two seconds. After that time the program is asked to end, and after another half of the time it is killed.
-    /// Keep the limit well below [`BackendLimits::terminate`](super::BackendLimits::terminate).
+    /// Returns the same backend, but with this time for the program to end after its input is closed. The default is
+    /// two seconds. After that time, the program is asked to end, and after another half of that time it is killed.
+    /// Keep this limit well below [`BackendLimits::terminate`](super::BackendLimits::terminate).
     pub fn with_stop_limit(mut self, limit: Duration) -> Self {
         self.stop_limit = limit;
         self
     }
 
-    /// Returns the folder to work in, as the absolute path that the protocol requires: the conversation's own,
-    /// otherwise the backend's, otherwise the process's.
+    /// Returns the folder to work in, as the absolute path that the protocol requires. This is the conversation's
+    /// folder, or else the backend's folder, or else the process's current folder.
     fn folder(&self, own: Option<&Path>) -> Result<PathBuf, BackendError> {
         let chosen = match (&self.folder, own) {
             // A relative path is resolved against the backend's folder. An absolute path replaces it.
@@ -187,7 +188,7 @@ impl AcpBackend {
             None => std::env::current_dir(),
         };
         let whole = whole.map_err(|error| cannot(&error))?;
-        // Without this check, the error would name the program instead of the folder.
+        // Without this check, a missing folder would cause an error that names the program instead of the folder.
         match whole.metadata() {
             Ok(found) if found.is_dir() => Ok(whole),
             Ok(_) => Err(cannot(&"it is not a folder")),
@@ -197,7 +198,7 @@ impl AcpBackend {
 
     fn command(&self, folder: &Path) -> Command {
         let path = Path::new(&self.program);
-        // A relative path is resolved against the application's folder, not the agent's.
+        // A relative path is resolved against the application's folder, not against the agent's folder.
         let program = match absolute(path) {
             Ok(whole) if path.components().count() > 1 => whole.into(),
             _ => self.program.clone(),
@@ -211,7 +212,7 @@ impl AcpBackend {
     }
 }
 
-/// Omits the environment, which may contain secrets.
+/// Omits the environment variables, since they may contain secrets.
 impl fmt::Debug for AcpBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AcpBackend")
@@ -229,7 +230,8 @@ impl Backend for AcpBackend {
         &self.name
     }
 
-    /// Returns that sessions can be resumed. Whether the agent supports it is known only when it runs.
+    /// Returns that sessions can be resumed. Whether the agent supports resuming is known only when the agent is
+    /// running.
     fn capabilities(&self) -> Capabilities {
         Capabilities::default().with_resume()
     }

@@ -25,10 +25,10 @@ use crate::{
     sync::lock,
 };
 
-/// Makes a [`Backend`] a [`Provider`]. The [module's page](super) describes how.
+/// Makes a [`Backend`] a [`Provider`], as described in the [module's documentation](super).
 ///
-/// Each conversation has a separate instance, which [`open`](Provider::open) creates. Agents call it. A request outside
-/// an agent gets a new session, which ends with the request's response.
+/// Each conversation has a separate instance, which agents create by calling [`open`](Provider::open). A request
+/// outside an agent gets a new session, which ends with the request's response.
 #[derive(Clone, Debug)]
 pub struct BackendProvider {
     backend: NamedBackend,
@@ -36,21 +36,21 @@ pub struct BackendProvider {
     lost: LostSession,
 }
 
-/// The reaction to a conversation whose session the backend has lost or can't resume.
+/// What to do if the backend has lost the session of a conversation or can't resume it.
 ///
-/// A new session knows nothing of the conversation. It knows neither the files that the old session had read nor the
-/// decisions of the old session.
+/// A new session knows nothing of the conversation: neither the files that the old session read nor the decisions that
+/// it made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LostSession {
     /// Each prompt fails with [`BackendError::UnknownSession`] or [`BackendError::NotResumable`].
     #[default]
     Fail,
-    /// A new session gets only the new prompt.
+    /// A new session is started and gets only the new prompt.
     Start,
-    /// A new session gets the conversation so far, and then the new prompt. If the backend accepts
-    /// [history](Capabilities::history), it gets the messages; otherwise it gets one text of what the user and the
-    /// assistant wrote.
+    /// A new session is started and gets the conversation so far, followed by the new prompt. If the backend accepts
+    /// [history](Capabilities::history), the session gets the messages themselves. Otherwise, it gets a single text
+    /// that contains what the user and the assistant wrote.
     StartWithTranscript,
 }
 
@@ -58,15 +58,16 @@ pub enum LostSession {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BackendLimits {
-    /// The limit for starting, resuming or forking a session. The default is one minute: the program may have to be
-    /// installed first.
+    /// The limit for starting, resuming or forking a session. The default is one minute, because the program may have
+    /// to be installed first.
     pub start: Duration,
     /// The limit for accepting a prompt and for processing the end of a turn. The default is one minute.
     pub prompt: Duration,
-    /// The limit between two events of a turn, not counting the time in which a permission is decided. The default is
-    /// thirty minutes: a tool of the backend may report nothing while it runs.
+    /// The limit between two events of a turn, not counting the time during which a request for permission is open. The
+    /// default is thirty minutes, because a tool of the backend may report nothing while it runs.
     pub silence: Duration,
-    /// The limit for cancelling a turn. A session that takes longer is terminated. The default is ten seconds.
+    /// The limit for cancelling a turn. If the cancellation takes longer, the session is terminated. The default is ten
+    /// seconds.
     pub cancel: Duration,
     /// The limit for terminating a session. The default is five seconds.
     pub terminate: Duration,
@@ -85,12 +86,12 @@ impl Default for BackendLimits {
 }
 
 impl BackendProvider {
-    /// Creates a provider on this backend.
+    /// Creates a provider that uses this backend.
     pub fn new(backend: impl Backend) -> Self {
         Self::from_arc(Arc::new(backend))
     }
 
-    /// Creates a provider on a shared backend.
+    /// Creates a provider that uses this shared backend.
     pub fn from_arc(backend: Arc<dyn Backend>) -> Self {
         Self {
             backend: NamedBackend(backend),
@@ -99,14 +100,14 @@ impl BackendProvider {
         }
     }
 
-    /// Returns the same provider with other limits.
+    /// Returns the same provider with these limits.
     pub fn with_limits(mut self, limits: BackendLimits) -> Self {
         self.limits = limits;
         self
     }
 
-    /// Returns the same provider with another reaction to a session that can't be resumed. If a new session
-    /// is started instead, its response has a warning with the backend's own message.
+    /// Returns the same provider with this reaction to a session that can't be resumed. If a new session is started
+    /// instead, its response contains a warning with the backend's own message.
     pub fn with_lost_session(mut self, reaction: LostSession) -> Self {
         self.lost = reaction;
         self
@@ -157,13 +158,13 @@ pub(super) struct Owner {
     pub(super) limits: BackendLimits,
     lost: LostSession,
     sessions: Mutex<Sessions>,
-    /// Held by the turn in flight until the turn is over at the backend too.
+    /// The turn in flight holds the permit until the turn is over at the backend too.
     turn: Arc<Semaphore>,
 }
 
 impl Owner {
     fn sessions(&self) -> MutexGuard<'_, Sessions> {
-        // A panic never leaves the sessions half changed.
+        // A panic can't leave the sessions in an inconsistent state, so a poisoned lock is usable.
         lock(&self.sessions)
     }
 
@@ -175,8 +176,8 @@ impl Owner {
         self.backend.0.capabilities()
     }
 
-    /// Does the same as [`reach`](Owner::reach). If the session is lost and [`LostSession`] allows it, starts a new
-    /// session and returns the loss.
+    /// Does the same as [`reach`](Owner::reach). If the session is lost and [`LostSession`] allows a new session,
+    /// starts one and returns the error of the lost session.
     async fn reach_or_start(
         &self,
         conversation: &Conversation,
@@ -197,7 +198,7 @@ impl Owner {
         Ok(Reached::New(loss))
     }
 
-    /// Brings a session to the conversation's position. Returns a warning if the session lacks a part of the
+    /// Activates a session that is at the conversation's position. Returns a warning if the session lacks a part of the
     /// conversation.
     async fn reach(
         &self,
@@ -211,7 +212,8 @@ impl Owner {
         {
             let end = self.sessions().end_of(&position.key);
             if let Some(end) = end {
-                // The retired session may still be changing the conversation. Its termination has a time limit.
+                // The retired session may still be changing the conversation. This wait ends in any case, because the
+                // termination has a time limit.
                 ended(end).await;
             }
         }
@@ -264,13 +266,13 @@ impl Owner {
         }))
     }
 
-    /// Returns the session's position, for its response to store.
+    /// Returns the session's current position, which is stored in a response.
     pub(super) fn position(&self, session: &Arc<dyn BackendSession>) -> Result<Position, BackendError> {
         let (id, checkpoint) = ask("id", || (session.id(), session.checkpoint()))?;
         self.sessions().position(session, id, checkpoint)
     }
 
-    /// Retires a session that is unusable from now on.
+    /// Retires a session that has become unusable.
     pub(super) fn lose(&self, session: &Arc<dyn BackendSession>) {
         let lost = self.sessions().lose(session);
         self.retire(lost);
@@ -324,7 +326,8 @@ impl Owner {
         let mut turn = Turn::new(Arc::clone(self), Arc::clone(&session), permit);
         let events = match call("prompt", self.limits.prompt, async { session.prompt(prompt).await }).await {
             Ok(events) => events,
-            // The backend may have accepted the prompt. Its turn is cancelled, and the prompt is not sent again.
+            // The backend may have accepted the prompt. Therefore, the turn is cancelled, and the prompt is not sent
+            // again.
             Err(error @ BackendError::Timeout { call: "prompt", .. }) => return Err(error.in_turn()),
             Err(error) => {
                 self.sessions().uncount_prompt(&session);
@@ -336,15 +339,16 @@ impl Owner {
     }
 }
 
-/// How a conversation got a session.
+/// The session that was found for a conversation.
 enum Reached {
-    /// A session that knows the conversation. The text is a warning about the missing part, if a part is missing.
+    /// A session that knows the conversation. If it lacks a part of the conversation, the text is a warning about this
+    /// part.
     Session(Option<String>),
     /// A new session, because the old one is lost.
     New(BackendError),
 }
 
-/// Returns the new messages after a user message with the text of all earlier messages.
+/// Returns a user message with the text of all earlier messages, followed by the new messages.
 fn with_transcript_of(history: &History, new: Vec<Arc<Message>>) -> Vec<Arc<Message>> {
     let mut parts = vec!["The conversation so far:".to_owned()];
     for message in history.iter().take(history.len().saturating_sub(new.len())) {
@@ -361,7 +365,7 @@ fn with_transcript_of(history: &History, new: Vec<Arc<Message>>) -> Vec<Arc<Mess
     std::iter::once(Arc::new(Message::user(parts.join("\n\n")))).chain(new).collect()
 }
 
-/// Returns whether a resumed session reports another position than this one.
+/// Returns whether the position that a resumed session reports differs from this position.
 fn is_elsewhere(session: &dyn BackendSession, place: &SessionPosition) -> bool {
     let here = ask("checkpoint", || session.checkpoint()).ok().flatten();
     here.is_some() && place.checkpoint.is_some() && here != place.checkpoint
@@ -372,7 +376,7 @@ fn fresh_key() -> String {
     format!("{:016x}", rand::random::<u64>())
 }
 
-/// Logs that the session has received more prompts than the conversation contains.
+/// Logs a warning if the session has received prompts that the conversation does not contain.
 fn note_more(prompts: u64) {
     if prompts > 0 {
         tracing::warn!(prompts, "a backend remembers prompts of discarded turns, and continues with them");
@@ -395,15 +399,14 @@ impl Provider for Instance {
     }
 
     async fn stream(&self, request: Request, context: RequestContext) -> Result<DeltaStream, ProviderError> {
-        // If the previous turn was cancelled, it ends within the limit for cancellations. A concurrent request waits
-        // until the turn in flight is over.
+        // Waits until the turn in flight is over. If it was cancelled, it ends within the limit for cancellations.
         let permit = Arc::clone(&self.0.turn).acquire_owned().await.expect("the semaphore is never closed");
         self.0.prompt(request, context, permit).await
     }
 
     fn committed(&self, messages: &[Arc<Message>]) {
         let Ok(name) = ask("name", || self.name().to_owned()) else { return };
-        // If a position can't be read, the next prompt reports the error.
+        // Positions that can't be read are skipped here, because the next prompt reports the error.
         for position in messages.iter().filter_map(|message| Position::stored_in(&name, message)?.ok()) {
             let left = self.0.sessions().keep(&position);
             self.0.retire(left);

@@ -1,8 +1,9 @@
 //! The conformance suite for backends (feature `test-util`).
 //!
-//! A test of a backend implements [`BackendUnderTest`], which gives the suite the backend and prompts that make it run a tool,
-//! ask for permission, or work until it is cancelled. [`check`] runs each check on a new backend and panics if a
-//! check fails. Checks for which the test or the backend lacks something are skipped, and listed in the [`ConformanceReport`].
+//! A test of a backend implements [`BackendUnderTest`]. This trait gives the suite the backend, and prompts that make
+//! the backend run a tool, ask for permission, or work until it is cancelled. [`check`] runs each check on a new
+//! backend and panics if a check fails. A check is skipped if the test or the backend lacks something that the check
+//! needs. The [`ConformanceReport`] lists the skipped checks.
 //!
 //! ```
 //! # use std::sync::atomic::{AtomicBool, Ordering};
@@ -99,19 +100,19 @@ use crate::{
 
 /// A backend under test, with the prompts that the suite needs.
 ///
-/// Only [`backend`](BackendUnderTest::backend) is required. If another method returns `None` or `false`, the checks that need it
-/// are skipped.
+/// Only [`backend`](BackendUnderTest::backend) is required. If another method returns `None` or `false`, the checks
+/// that need this method are skipped.
 #[async_trait]
 pub trait BackendUnderTest: Send + Sync + 'static {
     /// Returns the backend.
     fn backend(&self) -> Arc<dyn Backend>;
 
-    /// Returns the options with which sessions are started.
+    /// Returns the options that are used to start sessions.
     fn options(&self) -> SessionOptions {
         SessionOptions::default()
     }
 
-    /// Returns a prompt whose turn ends in a result.
+    /// Returns a prompt whose turn ends with a result.
     fn prompt(&self) -> TurnPrompt {
         TurnPrompt::new([Message::user("Say hello.")])
     }
@@ -137,7 +138,7 @@ pub trait BackendUnderTest: Send + Sync + 'static {
         None
     }
 
-    /// Returns a prompt whose answer contains the remembered word if, and only if, the session knows it.
+    /// Returns a prompt whose answer contains the remembered word if, and only if, the session knows the word.
     fn recall_prompt(&self) -> Option<TurnPrompt> {
         None
     }
@@ -159,7 +160,7 @@ pub trait BackendUnderTest: Send + Sync + 'static {
     }
 }
 
-/// The prompts that find out what a session knows.
+/// The prompts with which a check finds out what a session knows.
 struct Memory {
     tell: TurnPrompt,
     ask: TurnPrompt,
@@ -185,17 +186,18 @@ checks! {
 ///
 /// # Panics
 ///
-/// Panics after all checks were run, if at least one of them failed. The message names the failed checks; each of them
-/// has panicked with its own message before.
+/// Panics after all checks have run, if at least one of them failed. The message names the failed checks. The panic of
+/// each failed check has its own message, which was printed earlier.
 ///
 /// # Cancel safety
 ///
-/// If the future is dropped, the sessions that were started are dropped too.
+/// If the future is dropped, the sessions that it started are dropped too.
 pub async fn check<S: BackendUnderTest>(make: impl AsyncFnMut() -> S) -> ConformanceReport {
     run(CHECKS, make, |under_test| under_test).await
 }
 
-/// Runs `work` within the subject's limit. `what` names it in the panic message.
+/// Runs `work` within the time limit of `subject`. If the limit is exceeded, the panic message names the work as
+/// `what`.
 async fn soon<T>(subject: &dyn BackendUnderTest, what: &str, work: impl Future<Output = T>) -> T {
     let limit = subject.limit();
     timeout(limit, work).await.unwrap_or_else(|_| panic!("{what} took longer than {limit:?}"))
@@ -225,7 +227,7 @@ struct Ended {
     result: Result<TurnResult, BackendError>,
 }
 
-/// Reads a turn to its end, and checks that it keeps the contract and that nothing follows.
+/// Reads a turn to its end. Checks that the turn keeps the contract, and that no event follows the terminal event.
 async fn read(
     subject: &dyn BackendUnderTest,
     mut events: EventStream,
@@ -266,7 +268,7 @@ async fn read(
     Ended { text, tools, result }
 }
 
-/// Runs a turn that has to end in a result. Returns its text.
+/// Runs a turn that must end with a result, and returns its text.
 async fn answered(
     subject: &dyn BackendUnderTest,
     session: &dyn BackendSession,
@@ -279,7 +281,7 @@ async fn answered(
     ended.text
 }
 
-/// Reads a turn up to its first request for permission, and drops the request.
+/// Reads a turn up to its first request for permission, and drops this request.
 async fn until_asked(subject: &dyn BackendUnderTest, events: &mut EventStream) {
     loop {
         let event = soon(subject, "the next event", events.next()).await;

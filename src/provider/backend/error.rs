@@ -15,17 +15,18 @@ pub enum BackendError {
     /// The backend requires the user to sign in.
     #[error("the backend is not signed in: {0}")]
     Auth(String),
-    /// The backend can't be reached or started now. Another attempt may succeed.
+    /// The backend can't be reached or started at the moment. Another attempt may succeed.
     #[error("the backend is not available: {0}")]
     Unavailable(String),
     /// The backend can't work with its configuration: its program or folder does not exist, may not be used, or is of
     /// another kind than expected. Another attempt fails too.
     #[error("the backend can't be started: {0}")]
     Misconfigured(String),
-    /// The session is over, for example because its program has ended. The next prompt resumes it, if that is possible.
+    /// The session has ended, for example because its program has ended. If possible, the next prompt resumes the
+    /// session.
     #[error("the backend's session has ended: {0}")]
     Ended(String),
-    /// No session with this id exists that could be resumed or forked.
+    /// The session with this id can't be resumed or forked, because it does not exist.
     #[error("the backend has no session {id}{}; start a new conversation, or set `with_lost_session`", said(.message))]
     UnknownSession {
         /// The id of the session.
@@ -33,10 +34,10 @@ pub enum BackendError {
         /// The backend's own message; may be empty.
         message: String,
     },
-    /// The conversation has a session at the backend, which the backend can't resume.
+    /// The conversation has a session at the backend, but the backend can't resume it.
     #[error("the conversation can't be resumed: {0}")]
     NotResumable(String),
-    /// The conversation is at another position than the backend, and the backend can't move there.
+    /// The conversation is at another position than the backend, and the backend can't move to that position.
     #[error("the backend can't follow the conversation: {0}")]
     Diverged(String),
     /// The backend can't do what was requested.
@@ -45,18 +46,18 @@ pub enum BackendError {
     /// The backend refused the prompt or the options.
     #[error("the backend refused: {0}")]
     Invalid(String),
-    /// There were too many requests, or an account's limit is reached.
+    /// There were too many requests, or the limit of an account is reached.
     #[error("the backend's limit is reached: {message}")]
     RateLimit {
         /// The backend's message.
         message: String,
-        /// How long to wait, if the backend specified it.
+        /// How long to wait before another attempt, if the backend specified a time.
         retry_after: Option<Duration>,
     },
     /// A call took longer than its limit.
     #[error("the backend's {call} took longer than {limit:?}")]
     Timeout {
-        /// The name of the method.
+        /// The name of the method that was called.
         call: &'static str,
         /// The limit.
         limit: Duration,
@@ -76,19 +77,19 @@ pub enum Breach {
     /// The stream ended without a terminal event.
     #[error("the event stream ended without a result or an error")]
     NoTerminalEvent,
-    /// No event came for longer than [`BackendLimits::silence`](super::BackendLimits::silence), while no permission was
-    /// requested.
+    /// No event arrived for longer than [`BackendLimits::silence`](super::BackendLimits::silence), although no request
+    /// for permission was open.
     #[error("it sent nothing for {0:?}; if its tools may take longer, raise `BackendLimits::silence`")]
     Silence(Duration),
     /// A method or the stream panicked.
     #[error("{call} panicked: {message}")]
     Panicked {
-        /// The name of the method.
+        /// The name of the method that panicked.
         call: &'static str,
         /// The message of the panic.
         message: String,
     },
-    /// A tool use was repeated in one turn.
+    /// The same tool use was started twice in one turn.
     #[error("the tool use {0} was repeated in one turn")]
     RepeatedToolUse(ToolUseId),
     /// An update or a result is about a tool use that is not part of this turn.
@@ -100,7 +101,7 @@ pub enum Breach {
     /// Permission for a tool use was requested while a request for the same tool use was open.
     #[error("permission for the tool use {0} was requested twice at once")]
     RepeatedPermission(ToolUseId),
-    /// More permissions than this were requested at once.
+    /// More than this number of permissions were requested at the same time.
     #[error("more than {0} permissions were requested at once")]
     TooManyPermissions(usize),
 }
@@ -111,12 +112,12 @@ impl BackendError {
         Self::UnknownSession { id: id.into(), message: String::new() }
     }
 
-    /// Returns whether the session is lost, so that only a new session can answer.
+    /// Returns whether the session is lost. Only a new session can then answer.
     pub(super) fn is_lost_session(&self) -> bool {
         matches!(self, Self::UnknownSession { .. } | Self::NotResumable(_))
     }
 
-    /// Returns whether the session is unusable from now on.
+    /// Returns whether the session has become unusable.
     pub(super) fn is_final(&self) -> bool {
         matches!(self, Self::Ended(_) | Self::Contract(Breach::Panicked { .. }))
     }
@@ -137,8 +138,8 @@ impl BackendError {
         }
     }
 
-    /// Returns the provider's error for a prompt that the backend has not accepted. It is retryable if another attempt
-    /// may succeed.
+    /// Returns the provider's error for a prompt that the backend has not accepted. The error is retryable if another
+    /// attempt may succeed.
     pub(super) fn before_prompt(self) -> ProviderError {
         let (kind, message) = (self.kind(), self.to_string());
         let retry_after = match &self {
@@ -151,7 +152,8 @@ impl BackendError {
         if is_slow { error.with_retryable(false) } else { error }
     }
 
-    /// Returns the provider's error for a turn that had begun. It is never retryable, since the turn would run twice.
+    /// Returns the provider's error for a turn that had begun. The error is never retryable, since a retry would run
+    /// the turn twice.
     pub(super) fn in_turn(self) -> ProviderError {
         self.before_prompt().with_retryable(false)
     }
@@ -163,12 +165,13 @@ impl From<Breach> for BackendError {
     }
 }
 
-/// Returns the message in parentheses, or nothing if it is empty.
+/// Returns the message in parentheses, or an empty text if the message is empty.
 fn said(message: &str) -> String {
     if message.is_empty() { String::new() } else { format!(" ({message})") }
 }
 
-/// Describes a breach. A backend that runs a slow tool in silence has not broken its contract.
+/// Returns the description of a breach. Silence is not called a breach of contract, because a backend may run a slow
+/// tool without reporting anything.
 fn contract(breach: &Breach) -> String {
     match breach {
         Breach::Silence(_) => format!("the backend is silent: {breach}"),

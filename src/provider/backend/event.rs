@@ -8,9 +8,9 @@ use crate::{
 
 /// An event of a turn.
 ///
-/// Tool uses are the backend's own. An id is used once in a turn. Updates and the result follow the tool use, and
-/// nothing about the tool use follows the result. A tool use may stay without a result, for example in a turn that was
-/// cut short.
+/// Each tool use is one of the backend's own tools, and its id is used only once in a turn. The updates and the result
+/// of a tool use follow the tool use itself. After the result, no event is about this tool use. A tool use may have no
+/// result, for example in a turn that was cut short.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum BackendEvent {
@@ -61,14 +61,14 @@ impl BackendEvent {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct TurnResult {
-    /// The reason why the turn ended. [`StopReason::ToolUse`] and [`StopReason::Pause`], which would require the agent
-    /// to continue, count as [`StopReason::Stop`].
+    /// The reason why the turn ended. [`StopReason::ToolUse`] and [`StopReason::Pause`] count as [`StopReason::Stop`],
+    /// because they would require the agent to continue.
     pub stop_reason: StopReason,
     /// The model that answered, if the backend reports it.
     pub model: Option<String>,
     /// Warnings about parts of the prompt that the backend could not honour.
     pub warnings: Vec<String>,
-    /// Other data that came with the end of the turn, for [`BackendSession::update`](super::BackendSession::update).
+    /// Other data that arrived with the end of the turn, for [`BackendSession::update`](super::BackendSession::update).
     pub data: Value,
 }
 

@@ -27,13 +27,13 @@ use crate::{
     provider::{Delta, DeltaStream, MessageDelta, RequestContext, StopReason},
 };
 
-/// How many questions may be open at once.
+/// The maximum number of requests for permission that may be open at once.
 const MAX_QUESTIONS: usize = 64;
 
-/// How many events without a delta are read before this task yields.
+/// The number of events without a delta that are read in a row before this task yields.
 const MAX_SILENT: u64 = 32;
 
-/// A turn in flight. If it is dropped before it is over, it is cancelled at the backend.
+/// A turn in flight. If this is dropped before the turn is over, the turn is cancelled at the backend.
 pub(super) struct Turn {
     owner: Arc<Owner>,
     session: Arc<dyn BackendSession>,
@@ -51,7 +51,7 @@ impl Turn {
         Self { owner, session, permit: Some(permit), runtime: Handle::current(), over: false }
     }
 
-    /// Marks the turn as over, so that it is not cancelled. If `lost` is true, the session is unusable from now on.
+    /// Marks the turn as over, so that it is not cancelled. If `lost` is true, the session has become unusable.
     pub(super) fn over(&mut self, lost: bool) {
         self.over = true;
         if lost {
@@ -101,7 +101,7 @@ pub(super) fn stream(
         asked: HashSet::new(),
         ready: VecDeque::new(),
     };
-    // The position is emitted at the start, so that a response that is broken off has it too.
+    // The position is emitted at the start, so that it is also stored in a response that is broken off.
     let beginning = exchange.where_it_is(true)?;
     exchange.push_message(MessageDelta { warnings, ..beginning });
     Ok(Box::pin(stream::unfold(exchange, |mut exchange| async move {
@@ -114,9 +114,9 @@ struct Exchange {
     // This field is declared before the turn, so that it is dropped first: when the turn is dropped, the turn is
     // cancelled, and a session may wait until its stream is dropped.
     events: Option<EventStream>,
-    /// The questions that wait for their answers.
+    /// The requests for permission that wait for their answers.
     asking: FuturesUnordered<BoxFuture<'static, (ToolUseId, Option<PermissionAnswer>)>>,
-    /// The tool uses that the questions are about.
+    /// The tool uses of these requests.
     asked: HashSet<ToolUseId>,
     turn: Turn,
     recorder: Recorder,
@@ -223,11 +223,11 @@ impl Exchange {
         let limit = self.turn.owner.limits.prompt;
         let updated = call("update", limit, async { session.update(&result).await }).await;
         let position = updated.and_then(|()| self.where_it_is(false));
-        // A session whose position is unknown can't be continued.
+        // A session whose position is unknown can't be used further.
         self.turn.over(position.as_ref().is_err_and(BackendError::is_final));
         let TurnResult { stop_reason, model, warnings, .. } = result;
         let stop_reason = match stop_reason {
-            // The agent has no tools to run for this response and can't continue it.
+            // The agent has no tools to run for this response, and it can't continue the response.
             StopReason::ToolUse | StopReason::Pause => StopReason::Stop,
             other => other,
         };
@@ -241,7 +241,7 @@ impl Exchange {
         self.ready.push_back(Delta::Message(Box::new(data)));
     }
 
-    /// Returns the session's position, as the response stores it.
+    /// Returns the session's position in the form in which a response stores it.
     fn where_it_is(&self, unfinished: bool) -> Result<MessageDelta, BackendError> {
         let position = Position { unfinished, ..self.turn.owner.position(&self.turn.session)? };
         let provider_data = Map::from_iter([(self.format.clone(), json!(position))]);
@@ -249,7 +249,7 @@ impl Exchange {
     }
 }
 
-/// Puts the backend's request for permission to the agent, and passes the answer on to the backend.
+/// Passes the backend's request for permission to the agent, and passes the agent's answer to the backend.
 async fn put(
     mut request: PermissionRequest,
     context: RequestContext,

@@ -1,4 +1,4 @@
-//! Calls to a backend with a time limit, and the termination of sessions exactly once.
+//! Calls a backend with a time limit, and terminates each session exactly once.
 
 use std::{
     cell::Cell,
@@ -17,8 +17,8 @@ use tokio::{
 use super::{BackendError, BackendSession, Breach};
 use crate::panics::{contained, contained_async};
 
-/// How long a thread waits at most, in total, for the sessions that it drops and that have no runtime left to terminate
-/// on. A runtime that shuts down drops everything that it owned.
+/// The maximum total time that a thread waits for sessions that it drops when their runtime is gone. A runtime that
+/// shuts down drops everything that it owned.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
 
 thread_local! {
@@ -27,7 +27,7 @@ thread_local! {
     static GRACE: Cell<Option<(Instant, Instant)>> = const { Cell::new(None) };
 }
 
-/// Returns how long this thread may wait for a session now.
+/// Returns how long this thread may still wait for a session.
 fn grace() -> Duration {
     let now = Instant::now();
     let until = GRACE.try_with(|grace| {
@@ -41,7 +41,7 @@ fn grace() -> Duration {
     until.map_or(Duration::ZERO, |until| until.saturating_duration_since(now))
 }
 
-/// Calls an async method of the backend. A panic or a call that takes longer than `limit` is an error.
+/// Calls an async method of the backend. If the method panics or takes longer than `limit`, returns an error.
 pub(super) async fn call<T>(
     name: &'static str,
     limit: Duration,
@@ -54,7 +54,7 @@ pub(super) async fn call<T>(
     }
 }
 
-/// Calls a method of the backend that is not async. A panic is an error.
+/// Calls a method of the backend that is not async. If the method panics, returns an error.
 pub(super) fn ask<T>(name: &'static str, work: impl FnOnce() -> T) -> Result<T, BackendError> {
     contained(work).map_err(|message| panicked(name, message))
 }
@@ -71,7 +71,7 @@ pub(super) fn terminate(
 ) -> watch::Receiver<()> {
     let (done, waiter) = watch::channel(());
     let ending = Ending { session: Some(session), limit, _done: done };
-    // If the runtime is gone, the future is dropped at once, and its drop terminates the session.
+    // If the runtime is gone, the future is dropped at once, and dropping it terminates the session.
     runtime.spawn(ending.run());
     waiter
 }
@@ -80,13 +80,13 @@ pub(super) fn terminate(
 ///
 /// # Cancel safety
 ///
-/// If the future is dropped, the session is terminated all the same.
+/// If the future is dropped, the session is terminated nevertheless.
 pub(super) async fn ended(mut session: watch::Receiver<()>) {
     // Nothing is ever sent. The channel closes when the session has ended.
     let _ = session.changed().await;
 }
 
-/// A session to terminate. If the runtime drops this before it ran, the drop terminates the session on a new thread.
+/// A session to terminate. If the runtime drops this before it has run, the session is terminated on a new thread.
 struct Ending {
     session: Option<Arc<dyn BackendSession>>,
     limit: Duration,
@@ -106,7 +106,7 @@ impl Drop for Ending {
         let Some(session) = self.session.take() else {
             return;
         };
-        // The process may end as soon as its runtime is gone, so this waits for a short time.
+        // The process may exit as soon as its runtime is gone. Therefore, this thread waits for a short time.
         let (done, waiter) = mpsc::sync_channel::<()>(1);
         let limit = self.limit;
         let thread = thread::Builder::new().name("backend-terminate".to_owned()).spawn(move || {

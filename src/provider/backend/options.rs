@@ -50,8 +50,8 @@ pub struct SessionOptions {
     pub model: Arc<str>,
     /// The system prompt.
     pub system: Option<Arc<str>>,
-    /// The conversation's own settings, from [`Options::backend`](crate::provider::Options::backend). They are
-    /// saved with the conversation, so a session that is resumed after a reload gets the same settings. A backend
+    /// The conversation's own settings, from [`Options::backend`](crate::provider::Options::backend). They are saved
+    /// with the conversation. A session that is resumed after a reload therefore gets the same settings. A backend
     /// reports settings that it does not know in [`TurnResult::warnings`](super::TurnResult::warnings).
     pub settings: Map<String, Value>,
 }
@@ -77,11 +77,11 @@ impl SessionOptions {
         self
     }
 
-    /// Returns the folder to work in, if the settings have one; see [`Options::with_folder`].
+    /// Returns the folder to work in, if the settings contain one; see [`Options::with_folder`].
     ///
     /// # Errors
     ///
-    /// Returns [`BackendError::Misconfigured`] if the setting `folder` is not a text.
+    /// Returns [`BackendError::Misconfigured`] if the setting `folder` is not a string.
     pub fn folder(&self) -> Result<Option<&Path>, BackendError> {
         match self.settings.get("folder") {
             None => Ok(None),
@@ -98,8 +98,8 @@ impl SessionOptions {
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct TurnPrompt {
-    /// The new messages, in order. There is at least one, and all are user messages, unless the backend accepts
-    /// [history](Capabilities::history).
+    /// The new messages, in order. There is at least one message. All of them are user messages, unless the backend
+    /// accepts [history](Capabilities::history).
     pub messages: Vec<Arc<Message>>,
     /// The options for the response. The backend reports options that it can't honour in
     /// [`TurnResult::warnings`](super::TurnResult::warnings).
@@ -119,7 +119,7 @@ impl TurnPrompt {
     }
 }
 
-/// The capabilities of a backend beyond the required methods.
+/// The optional capabilities of a backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 #[expect(clippy::struct_excessive_bools, reason = "independent capabilities")]
@@ -128,30 +128,30 @@ pub struct Capabilities {
     pub resume: bool,
     /// Whether [`Backend::fork`](super::Backend::fork) works.
     pub fork: bool,
-    /// Whether the first prompt of a session may include a conversation that the backend took no part in, with its
-    /// responses.
+    /// Whether the first prompt of a session may include an earlier conversation with responses that are not from the
+    /// backend.
     pub history: bool,
-    /// Whether a permission may be given for another input than the requested one.
+    /// Whether a tool may be allowed with another input than the requested one.
     pub edits: bool,
 }
 
 impl Capabilities {
-    /// Returns the same capabilities with [`resume`](Capabilities::resume).
+    /// Returns the same capabilities, including [`resume`](Capabilities::resume).
     pub fn with_resume(self) -> Self {
         Self { resume: true, ..self }
     }
 
-    /// Returns the same capabilities with [`fork`](Capabilities::fork).
+    /// Returns the same capabilities, including [`fork`](Capabilities::fork).
     pub fn with_fork(self) -> Self {
         Self { fork: true, ..self }
     }
 
-    /// Returns the same capabilities with [`history`](Capabilities::history).
+    /// Returns the same capabilities, including [`history`](Capabilities::history).
     pub fn with_history(self) -> Self {
         Self { history: true, ..self }
     }
 
-    /// Returns the same capabilities with [`edits`](Capabilities::edits).
+    /// Returns the same capabilities, including [`edits`](Capabilities::edits).
     pub fn with_edits(self) -> Self {
         Self { edits: true, ..self }
     }

@@ -14,16 +14,16 @@ use crate::{message::ToolUse, tool::Decision};
 pub struct PermissionRequest {
     /// The tool use to be allowed. The request may arrive before the event of the tool use.
     pub tool_use: ToolUse,
-    /// The options to choose from, if the backend offers more than yes and no.
+    /// The options to choose from, if the backend offers more than allowing and rejecting.
     pub options: Vec<PermissionOption>,
     answer: oneshot::Sender<PermissionAnswer>,
 }
 
-/// An answer that a backend offers.
+/// An option that a backend offers as an answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct PermissionOption {
-    /// The id that names the option in the answer.
+    /// The id with which an answer chooses the option.
     pub id: String,
     /// The name of the option, for people to read.
     pub name: String,
@@ -38,7 +38,7 @@ impl PermissionOption {
     }
 }
 
-/// The meaning of a permission option. These are the kinds of the Agent Client Protocol
+/// The meaning of a permission option. These are the kinds that the Agent Client Protocol defines
 /// (<https://agentclientprotocol.com/protocol/tool-calls>, `PermissionOptionKind`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -60,7 +60,7 @@ pub enum PermissionKind {
 pub enum PermissionAnswer {
     /// Allows the tool this time.
     Allow,
-    /// Allows the tool with this input instead. Only for a backend with
+    /// Allows the tool with this input instead of the requested one. Only for a backend with
     /// [`Capabilities::edits`](super::Capabilities::edits).
     AllowWith(Value),
     /// Rejects the tool, for this reason.
@@ -70,7 +70,7 @@ pub enum PermissionAnswer {
 }
 
 impl PermissionRequest {
-    /// Creates a request, and the receiver of its answer. If the sender is dropped without an answer, the turn was
+    /// Creates a request and the receiver of its answer. If the sender is dropped without an answer, the turn was
     /// cancelled. To withdraw the request, drop the receiver.
     pub fn new(
         tool_use: ToolUse,
@@ -82,7 +82,7 @@ impl PermissionRequest {
 
     /// Answers the request.
     pub fn answer(self, answer: PermissionAnswer) {
-        // If the request was withdrawn, its answer is not needed.
+        // If the request was withdrawn, nobody needs the answer.
         let _ = self.answer.send(answer);
     }
 

@@ -1,4 +1,5 @@
-//! The position of a backend in a conversation, as the conversation's responses store it, and how to reach a position.
+//! The position of a backend in a conversation, in the form that the conversation's responses store, and the way to
+//! reach a position.
 
 use std::sync::Arc;
 
@@ -21,7 +22,7 @@ pub struct SessionPosition {
     pub checkpoint: Option<String>,
 }
 
-/// The position of the backend that a response stores.
+/// The position of the backend, as stored in a response.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Position {
     /// A key that distinguishes sessions, including those without an id.
@@ -33,13 +34,14 @@ pub(super) struct Position {
     pub(super) prompts: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) checkpoint: Option<String>,
-    /// Whether the position was stored when the turn began. The checkpoint is then that of the previous turn.
+    /// Whether the position was stored when the turn began. In this case, the checkpoint is the one of the previous
+    /// turn.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) unfinished: bool,
 }
 
 impl Position {
-    /// Returns the position that a message stores for the backend with this name, if the message is a response of the
+    /// Returns the position of the backend with this name that a message stores, if the message is a response of this
     /// backend.
     pub(super) fn stored_in(name: &str, message: &Message) -> Option<Result<Self, serde_json::Error>> {
         let stored = message.provider_data.get(name).filter(|_| message.role == Role::Assistant)?;
@@ -57,7 +59,7 @@ impl Position {
 pub(super) struct Conversation {
     /// The position at the backend's last response.
     pub(super) position: Option<Position>,
-    /// The messages after that response.
+    /// The messages after the backend's last response.
     pub(super) new: Vec<Arc<Message>>,
 }
 
@@ -85,18 +87,18 @@ impl Conversation {
     }
 }
 
-/// The number of prompts that a session has received of a conversation.
+/// The counts of the prompts that a session has received in a conversation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct PromptCounts {
-    /// The number of prompts that the session was given.
+    /// The number of prompts that the session has received.
     pub(super) given: u64,
-    /// The number of the last prompt whose response, complete or broken off, became part of the conversation. Later
-    /// prompts were discarded.
+    /// The number of the last prompt whose response, complete or broken off, became part of the conversation. Prompts
+    /// after this one were discarded.
     pub(super) kept: u64,
 }
 
 impl PromptCounts {
-    /// A session that is at this position.
+    /// Creates the counts of a session that is at this position.
     pub(super) fn up_to(prompts: u64) -> Self {
         Self { given: prompts, kept: prompts }
     }
@@ -112,7 +114,7 @@ impl PromptCounts {
 pub(super) enum KnownSession {
     /// The session is in use.
     Live(PromptCounts),
-    /// The session was in use before the current one, and is kept.
+    /// The session was in use before the current session, and has not been terminated yet.
     Parked(PromptCounts),
     /// The session was retired, or belongs to another process.
     Retired(PromptCounts),
@@ -121,17 +123,19 @@ pub(super) enum KnownSession {
 /// How the conversation's position can be reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Route {
-    /// The session in use is at this position. It has received this many more prompts, which were discarded.
+    /// The session in use is at this position. After this position, it has received this many prompts, which were
+    /// discarded.
     Stay(u64),
-    /// The previous session is at this position. It has received this many more prompts, which were discarded.
+    /// The previous session is at this position. After this position, it has received this many prompts, which were
+    /// discarded.
     Return(u64),
     Start,
-    /// The session to resume, with the prompts that it has received.
+    /// The session to resume, and the counts of the prompts that it has received.
     Resume(Position, SessionId, PromptCounts),
     Fork(SessionPosition),
 }
 
-/// The error if the backend has continued past the conversation's position.
+/// Returns the error for a backend that has continued past the conversation's position.
 pub(super) fn elsewhere() -> BackendError {
     BackendError::Diverged(
         "it continues from an earlier position, and the backend can't fork its session; continue from its last response, \

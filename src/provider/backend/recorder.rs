@@ -1,4 +1,4 @@
-//! Converts what happens at a backend to deltas of a response. Pure.
+//! Converts the events of a backend to deltas of a response. Performs no I/O.
 
 use std::collections::HashMap;
 
@@ -11,7 +11,7 @@ use crate::{
     provider::{BlockStart, Delta, Part},
 };
 
-/// Converts a turn's events to deltas, and checks that they keep the contract.
+/// Converts a turn's events to deltas, and checks that the events keep the contract.
 #[derive(Debug)]
 pub(super) struct Recorder {
     format: String,
@@ -19,7 +19,7 @@ pub(super) struct Recorder {
     /// The text or thinking block that is being extended.
     growing: Option<(usize, Growing)>,
     tools: HashMap<ToolUseId, Activity>,
-    /// The blocks of the plan and of each status, by name.
+    /// The indexes of the block of the plan and of the block of each status, by name.
     items: HashMap<String, usize>,
     deltas: Vec<Delta>,
 }
@@ -30,7 +30,7 @@ enum Growing {
     Thinking,
 }
 
-/// A tool of the backend.
+/// A tool use of the backend.
 #[derive(Debug)]
 struct Activity {
     index: usize,
@@ -43,7 +43,7 @@ struct Activity {
 }
 
 impl Recorder {
-    /// Creates a recorder whose items have this wire format.
+    /// Creates a recorder whose items have this format name.
     pub(super) fn new(format: &str) -> Self {
         Self {
             format: format.to_owned(),
@@ -94,7 +94,7 @@ impl Recorder {
         }
     }
 
-    /// Ends the response. A backend need not report the end of a tool, so every open tool gets a final status:
+    /// Ends the response. A backend need not report the end of a tool. Therefore, every open tool gets a final status:
     /// `rejected` if permission was refused, otherwise `ended`.
     pub(super) fn finish(&mut self) {
         self.settle();
@@ -147,7 +147,7 @@ impl Recorder {
             .insert(tool_use.id.clone(), Activity { index, item, used, rejected: false, finished: false });
     }
 
-    /// Changes a tool's item. A delta is added only if the item is different afterwards.
+    /// Changes a tool's item. A delta is added only if the change makes the item different.
     fn change(&mut self, id: &ToolUseId, edit: impl FnOnce(&mut Value)) -> Result<(), Breach> {
         let Some(activity) = self.tools.get_mut(id) else {
             return Err(Breach::UnknownToolUse(id.clone()));
@@ -189,7 +189,7 @@ impl Recorder {
         self.change(&tool_use.id, |item| item["permission"] = json!({ "options": options }))
     }
 
-    /// Records the answer to a request for permission; `None` means that the request was withdrawn.
+    /// Records the answer to a request for permission. If the answer is `None`, the request was withdrawn.
     pub(super) fn answered(&mut self, id: &ToolUseId, answer: Option<&PermissionAnswer>) {
         let word = match answer {
             None => "withdrawn",
@@ -208,7 +208,7 @@ impl Recorder {
                 _ => false,
             };
         }
-        // A tool that finished in the meantime stays as it was.
+        // If the tool has finished in the meantime, its item stays unchanged.
         let _ = self.change(id, |item| {
             item["permission"]["answer"] = word.into();
             if let Some(input) = input {
@@ -235,7 +235,7 @@ impl Recorder {
     }
 }
 
-/// Returns whether the option with this id is a rejection, among the options offered for a tool.
+/// Returns whether the option with this id, among the options offered for a tool, is a rejection.
 fn rejects(item: &Value, option: &str) -> bool {
     let offered = item["permission"]["options"].as_array().into_iter().flatten();
     offered.filter(|offer| offer["id"] == option).any(|offer| {

@@ -1,4 +1,4 @@
-//! The sessions of one conversation at a backend, current and earlier. Makes no calls.
+//! The current and earlier sessions of one conversation at a backend. This module makes no calls to the backend.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -14,15 +14,15 @@ use super::{
 pub(super) struct Sessions {
     /// The session in use.
     live: Option<Live>,
-    /// The previous session, kept while the conversation has no response of the session in use. If the branch is
-    /// abandoned, the conversation returns to this session.
+    /// The previous session. It is kept until the conversation has a response of the session in use. If that session's
+    /// branch is abandoned, the conversation returns to the previous session.
     parked: Option<Live>,
-    /// The sessions that were retired, by key. Each has a response in the conversation.
+    /// The retired sessions, by key. Each of them has a response in the conversation.
     retired: HashMap<String, Retired>,
     closed: bool,
 }
 
-/// A session that runs.
+/// A session that is running.
 pub(super) struct Live {
     pub(super) session: Arc<dyn BackendSession>,
     pub(super) key: String,
@@ -36,7 +36,7 @@ pub(super) struct Live {
 
 struct Retired {
     heard: PromptCounts,
-    /// Closed when the session has ended.
+    /// A channel that closes when the session has ended.
     ended: watch::Receiver<()>,
 }
 
@@ -70,8 +70,8 @@ impl Sessions {
         route(conversation, known, self.live.as_ref().map(|live| live.heard), can)
     }
 
-    /// Takes a session into use, unless the conversation is closed. Returns the session to retire, which may be the new
-    /// one.
+    /// Makes a session the one in use, unless the conversation is closed. Returns the session to retire, which may be
+    /// the new session itself.
     pub(super) fn activate(&mut self, live: Live) -> (Option<Live>, Result<(), BackendError>) {
         if self.closed {
             return (Some(live), Err(closed()));
@@ -83,7 +83,7 @@ impl Sessions {
         (left, Ok(()))
     }
 
-    /// Switches back to the parked session. Returns the session to retire.
+    /// Switches back to the previous session. Returns the session to retire.
     pub(super) fn reactivate_parked(&mut self) -> Option<Live> {
         let parked = self.parked.take()?;
         self.live.replace(parked)
@@ -103,7 +103,7 @@ impl Sessions {
         }
     }
 
-    /// Returns the session's position, for its response to store.
+    /// Returns the session's current position, which is stored in a response.
     pub(super) fn position(
         &self,
         of: &Arc<dyn BackendSession>,
@@ -115,8 +115,8 @@ impl Sessions {
         Ok(Position { key, session, prompts, checkpoint, unfinished: false })
     }
 
-    /// Records that the response with this position is now part of the conversation. Returns a session that is no
-    /// longer needed.
+    /// Records that the response with this position is now part of the conversation. If this makes the previous session
+    /// unnecessary, returns that session.
     pub(super) fn keep(&mut self, position: &Position) -> Option<Live> {
         let its_own = |live: &&mut Live| live.key == position.key;
         if let Some(live) = self.live.as_mut().filter(its_own) {
@@ -132,7 +132,7 @@ impl Sessions {
         None
     }
 
-    /// Removes a session that is unusable from now on.
+    /// Removes a session that has become unusable.
     pub(super) fn lose(&mut self, session: &Arc<dyn BackendSession>) -> Option<Live> {
         self.live.take_if(|live| live.is(session))
     }
@@ -142,12 +142,12 @@ impl Sessions {
         self.retired.insert(key, Retired { heard, ended });
     }
 
-    /// Returns a channel that closes when the retired session has ended.
+    /// Returns a channel that closes when this retired session has ended.
     pub(super) fn end_of(&self, key: &str) -> Option<watch::Receiver<()>> {
         self.retired.get(key).map(|retired| retired.ended.clone())
     }
 
-    /// Refuses all sessions from now on.
+    /// Refuses all further sessions.
     pub(super) fn close(&mut self) {
         self.closed = true;
     }

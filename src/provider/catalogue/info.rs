@@ -3,7 +3,7 @@ use std::{collections::BTreeSet, fmt, sync::Arc};
 use super::{Price, Traits};
 use crate::setters::setters;
 
-/// Facts about a model. `None` means unknown and restricts nothing.
+/// Facts about a model. A fact that is `None` is unknown, and restricts nothing.
 ///
 /// ```
 /// use omni_agent::provider::{Modality, ModelInfo, Price};
@@ -23,7 +23,7 @@ pub struct ModelInfo {
     pub name: Option<String>,
     /// The maximum number of tokens of a prompt and its response together.
     pub context_window: Option<u64>,
-    /// The maximum number of tokens of a prompt, if it is less than the window.
+    /// The maximum number of tokens of a prompt, if it is less than the context window.
     pub input_limit: Option<u64>,
     /// The maximum number of tokens of a response, including reasoning.
     pub output_limit: Option<u64>,
@@ -39,11 +39,11 @@ pub struct ModelInfo {
     pub structured_output: Option<bool>,
     /// The price of the model's tokens.
     pub price: Option<Price>,
-    /// The month or day at which the model's training data ends, `2026-05` or `2026-05-31`.
+    /// The month or day on which the model's training data ends, such as `2026-05` or `2026-05-31`.
     pub knowledge_cutoff: Option<String>,
-    /// The month or day of the model's release, `2026-05` or `2026-05-31`.
+    /// The month or day of the model's release, such as `2026-05` or `2026-05-31`.
     pub release_date: Option<String>,
-    /// How the model takes options, if its entry differs from the rules for its id.
+    /// How options are encoded for the model, if the entry differs from the rules for the model's id.
     pub(in crate::provider) traits: Option<Arc<Traits>>,
 }
 
@@ -53,7 +53,7 @@ impl ModelInfo {
         Self { id: id.into(), ..Self::default() }
     }
 
-    /// Sets the context window in tokens.
+    /// Sets the size of the context window in tokens.
     pub fn with_context_window(mut self, tokens: u64) -> Self {
         self.context_window = Some(tokens);
         self
@@ -71,9 +71,9 @@ impl ModelInfo {
         self
     }
 
-    /// Returns whether the model accepts a file of this media type, as far as it is known. For many models it is unknown, and for
-    /// text of all types the wire format decides. Services that accept images also accept PDFs, because they show the pages
-    /// as images.
+    /// Returns whether the model accepts a file of this media type. Returns `true` if this is unknown, as for many
+    /// models, and for text of all types, because the wire format decides about text. A model that accepts images
+    /// counts as accepting PDFs too, because its service shows the pages as images.
     pub fn takes(&self, media_type: &str) -> bool {
         let (Some(input), Some(modality)) = (&self.input, Modality::of(media_type)) else {
             return true;
@@ -121,7 +121,7 @@ impl Modality {
         Self::ALL.into_iter().find(|modality| modality.as_str() == word)
     }
 
-    /// Returns the kind that a model must accept for a file of this media type, unless it is text.
+    /// Returns the kind that a model must accept for a file of this media type, or `None` for text.
     pub fn of(media_type: &str) -> Option<Self> {
         let full = media_type.trim().to_ascii_lowercase();
         let essence = full.split(';').next().unwrap_or_default().trim();

@@ -1,5 +1,5 @@
-//! Reading files in the shape of <https://models.dev/api.json>. Source of the shape:
-//! <https://github.com/anomalyco/models.dev>, its README and `packages/core/src/schema.ts`.
+//! Reads files in the format of <https://models.dev/api.json>. The format is described in
+//! <https://github.com/anomalyco/models.dev>, in its README and in `packages/core/src/schema.ts`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,10 +20,10 @@ pub enum CatalogueError {
     /// The file is not JSON. The message names the line and the column.
     #[error("the catalogue is not JSON: {0}")]
     Json(serde_json::Error),
-    /// The JSON has another shape.
+    /// The JSON does not have the expected structure.
     #[error("{at}: expected {expected}; a catalogue has the shape of https://models.dev/api.json")]
     Shape {
-        /// The position in the file.
+        /// The position of the unexpected part in the file.
         at: String,
         /// The expected content.
         expected: &'static str,
@@ -33,20 +33,20 @@ pub enum CatalogueError {
     Entry {
         /// The provider's id in the file.
         provider: String,
-        /// The model's id. `None` if the provider as a whole is invalid.
+        /// The model's id, or `None` if the provider as a whole is invalid.
         model: Option<String>,
-        /// The reason, which names the member.
+        /// The reason why the entry is invalid. It names the member that caused the problem.
         reason: String,
     },
 }
 
-/// Reads the text of a whole file.
+/// Reads the complete text of a file.
 pub(super) fn read(json: &str) -> Result<(Catalogue, Vec<CatalogueError>), CatalogueError> {
     let file: Value = serde_json::from_str(json).map_err(CatalogueError::Json)?;
     let shape = |expected| CatalogueError::Shape { at: "at the top".to_owned(), expected };
     let providers = file.as_object().ok_or_else(|| shape("an object of providers"))?;
     let (mut catalogue, mut skipped) = (Catalogue::default(), Vec::new());
-    // The rules of the built-in file are read separately.
+    // The built-in file also contains rules, which are read separately.
     for (listed, provider) in providers.iter().filter(|(name, _)| *name != "rules") {
         let skip = |model: Option<&str>, reason: String| CatalogueError::Entry {
             provider: listed.clone(),
@@ -65,7 +65,7 @@ pub(super) fn read(json: &str) -> Result<(Catalogue, Vec<CatalogueError>), Catal
             }
         }
     }
-    // Other JSON objects, such as settings files, contain no models.
+    // If the JSON contains no models, it is another kind of file, such as a settings file.
     if catalogue.is_empty()
         && skipped.iter().all(|error| matches!(error, CatalogueError::Entry { model: None, .. }))
     {
@@ -74,7 +74,7 @@ pub(super) fn read(json: &str) -> Result<(Catalogue, Vec<CatalogueError>), Catal
     Ok((catalogue, skipped))
 }
 
-/// Reads one entry, or returns its problem.
+/// Reads one entry. If it is invalid, returns the reason.
 fn model(provider: &str, id: &str, entry: &Value) -> Result<ModelInfo, String> {
     let entry = Reader { object: entry.as_object().ok_or("it is no object")?, path: "" };
     let (limits, modalities) = (entry.inner("limit")?, entry.inner("modalities")?);
@@ -101,7 +101,8 @@ fn model(provider: &str, id: &str, entry: &Value) -> Result<ModelInfo, String> {
             .map(|traits| traits.map(Arc::new))
             .map_err(|error| entry.bad("traits", &error.to_string()))?,
     };
-    // A cache for an hour costs twice the input at every reseller: https://platform.claude.com/docs/en/about-claude/pricing
+    // At every reseller, writing to a cache that is kept for an hour costs twice the input rate:
+    // https://platform.claude.com/docs/en/about-claude/pricing
     if (provider == "anthropic" || id.contains("claude"))
         && let Some(price) = &mut info.price
     {
@@ -109,15 +110,15 @@ fn model(provider: &str, id: &str, entry: &Value) -> Result<ModelInfo, String> {
             rates.cache_write_long = Some(rates.input * 2.0);
         }
     }
-    // OpenRouter reads PDFs for models that can't: https://openrouter.ai/docs/features/multimodal/pdfs
+    // OpenRouter converts PDFs for models that can't read them: https://openrouter.ai/docs/features/multimodal/pdfs
     if provider == "openrouter" {
         info.input.iter_mut().for_each(|input| input.extend([Modality::Pdf]));
     }
     Ok(info)
 }
 
-/// Reads members of an object by name. A missing member or null is unknown. A member of another type is an error that names
-/// it.
+/// Reads members of an object by name. If a member is missing or null, its value is unknown. If a member has another
+/// type than expected, the error names the member.
 #[derive(Clone, Copy)]
 struct Reader<'a> {
     object: &'a Object,
@@ -144,7 +145,7 @@ impl<'a> Reader<'a> {
         Ok(object.map(|object| Self { object, path: key }))
     }
 
-    /// Reads a number of tokens. The file uses 0 for an unknown number.
+    /// Reads a number of tokens. In the file, 0 means that the number is unknown.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked")]
     fn count(self, key: &str) -> Result<Option<u64>, String> {
         let count: Option<f64> = self.get(key)?;
@@ -156,7 +157,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reads true, false, or an object with details.
+    /// Reads a capability, which is true, false, or an object with details.
     fn ability(self, key: &'static str) -> Result<Option<bool>, String> {
         match self.value(key) {
             Some(Value::Object(object)) => Self { object, path: key }.get("supported"),
@@ -188,7 +189,7 @@ impl<'a> Reader<'a> {
         }))
     }
 
-    /// Reads the rates with their tiers. `None` if input or output has no price.
+    /// Reads the rates and their tiers. Returns `None` if there is no price for input or for output.
     fn price(self) -> Result<Option<Price>, String> {
         let Some(rates) = self.rates()? else {
             return Ok(None);
@@ -203,14 +204,14 @@ impl<'a> Reader<'a> {
                 continue;
             };
             let kind: Option<String> = bound.get("type")?;
-            // Usage does not contain the other values that a price may depend on.
+            // Tiers of other kinds are skipped, because `Usage` does not contain the values on which they depend.
             if kind.is_none_or(|kind| kind == "context")
                 && let (Some(above), Some(rates)) = (bound.count("size")?, tier.rates()?)
             {
                 price = price.with_tier(above, rates);
             }
         }
-        // The older form, which files still contain in addition to tiers.
+        // Files still contain the older form of a tier. It is used only if there are no tiers in the new form.
         if price.tiers.is_empty()
             && let Some(long) = self.inner("context_over_200k")?
             && let Some(rates) = (Reader { path: "cost.context_over_200k", ..long }).rates()?

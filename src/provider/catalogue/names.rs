@@ -1,6 +1,6 @@
-//! Ids of models whose entries have another id.
+//! Converts ids of models and providers to the ids of their entries in the catalogue.
 
-/// Providers whose models are listed under the name of another provider.
+/// Returns the provider under whose name the models of this provider are listed.
 pub(super) fn listed_as(provider: &str) -> &str {
     match provider {
         "openai_responses" => "openai",
@@ -8,7 +8,7 @@ pub(super) fn listed_as(provider: &str) -> &str {
     }
 }
 
-/// Returns this crate's name of a provider of models.dev.
+/// Returns the name that this crate uses for a provider of models.dev.
 pub(super) fn from_models_dev(provider: &str) -> &str {
     match provider {
         "moonshotai" => "moonshot",
@@ -16,16 +16,16 @@ pub(super) fn from_models_dev(provider: &str) -> &str {
     }
 }
 
-/// Splits ids like `deepseek/deepseek-r1:free` at the colon if the suffix names a way of serving the model. At Ollama the suffix
-/// is the model's size.
+/// Splits an id such as `deepseek/deepseek-r1:free` at the colon, if its suffix names a way of serving the model. At
+/// Ollama, the suffix is the model's size, so the id is not split.
 ///
 /// Source: <https://openrouter.ai/docs/guides/routing/model-variants>.
 pub(super) fn variant<'a>(provider: &str, id: &'a str) -> Option<(&'a str, &'a str)> {
     if provider.starts_with("ollama") { None } else { id.rsplit_once(':') }
 }
 
-/// Returns the id without the suffix of a build (`-2025-08-07`, `-20250929`, `@20250929`, `-latest`) and without the prefix
-/// `models/` of Gemini's lists.
+/// Returns the id without the suffix of a build (`-2025-08-07`, `-20250929`, `@20250929`, `-latest`) and without the
+/// prefix `models/`, which ids in Gemini's lists have.
 pub(super) fn base(id: &str) -> Option<&str> {
     let name = id.strip_prefix("models/").unwrap_or(id);
     let name = name.strip_suffix("-latest").unwrap_or_else(|| undated(name));
@@ -50,8 +50,8 @@ fn undated(name: &str) -> &str {
     }
 }
 
-/// Returns the provider and the id that a reseller's id refers to: `anthropic/claude-opus-4.8` is `claude-opus-4-8` of
-/// `anthropic`.
+/// Returns the provider and the model's id to which a reseller's id refers. For example, `anthropic/claude-opus-4.8`
+/// refers to `claude-opus-4-8` of `anthropic`.
 pub(super) fn vendor(id: &str) -> Option<(&str, String)> {
     let (vendor, name) = id.split_once('/')?;
     match vendor {

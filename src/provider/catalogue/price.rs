@@ -2,9 +2,10 @@ use std::collections::BTreeMap;
 
 use crate::{message::Usage, provider::CacheHint};
 
-/// The price of a model's tokens: the rates, and other rates for long prompts.
+/// The price of a model's tokens: the standard rates, and other rates for long prompts.
 ///
-/// It covers tokens only. Searches, cache storage, separate audio rates, faster service and discounts are not included.
+/// The price covers only tokens. Searches, cache storage, separate audio rates, faster service and discounts are not
+/// included.
 ///
 /// ```
 /// use omni_agent::{message::Usage, provider::Price};
@@ -16,14 +17,14 @@ use crate::{message::Usage, provider::CacheHint};
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Price {
-    /// The rates for prompts below all tiers.
+    /// The rates for prompts that are too short for every tier.
     pub rates: Rates,
-    /// Other rates for longer prompts, by the number of tokens that the prompt must exceed. They apply to the whole
-    /// request, including its response.
+    /// The rates for longer prompts. Each key is the number of tokens that a prompt must exceed. The rates of a tier
+    /// apply to the whole request, including its response.
     pub tiers: BTreeMap<u64, Rates>,
 }
 
-/// Rates in US dollars per million tokens.
+/// The rates of a model's tokens, in US dollars per million tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Rates {
@@ -31,13 +32,14 @@ pub struct Rates {
     pub input: f64,
     /// The rate of response tokens.
     pub output: f64,
-    /// The rate of prompt tokens read from a cache. The input rate if unset.
+    /// The rate of prompt tokens read from a cache. If unset, the input rate applies.
     pub cache_read: Option<f64>,
-    /// The rate of prompt tokens written to a cache. The input rate if unset.
+    /// The rate of prompt tokens written to a cache. If unset, the input rate applies.
     pub cache_write: Option<f64>,
-    /// The rate of prompt tokens written to a cache that is kept for an hour or longer. The rate of other writes if unset.
+    /// The rate of prompt tokens written to a cache that is kept for an hour or longer. If unset, the rate of other
+    /// cache writes applies.
     pub cache_write_long: Option<f64>,
-    /// The rate of response tokens used for reasoning. The output rate if unset.
+    /// The rate of response tokens used for reasoning. If unset, the output rate applies.
     pub reasoning: Option<f64>,
 }
 
@@ -53,7 +55,7 @@ impl Price {
         self
     }
 
-    /// Sets other rates for prompts of more than `tokens`.
+    /// Sets the rates for prompts of more than `tokens` tokens.
     pub fn with_tier(mut self, tokens: u64, rates: Rates) -> Self {
         self.tiers.insert(tokens, rates);
         self
@@ -64,9 +66,9 @@ impl Price {
         self.tiers.range(..prompt).next_back().map_or(&self.rates, |(_, rates)| rates)
     }
 
-    /// Returns the cost of one request in US dollars, from its usage and its cache hint.
+    /// Returns the cost of one request in US dollars, computed from its usage and its cache hint.
     ///
-    /// `None` if the rates or the sum are not finite numbers.
+    /// Returns `None` if a rate that applies or the sum is not a finite number.
     pub fn cost(&self, usage: &Usage, cache: Option<CacheHint>) -> Option<f64> {
         let rates = self.rates_for(usage.prompt());
         let write = rates.cache_write.unwrap_or(rates.input);
@@ -89,7 +91,7 @@ impl Price {
 }
 
 impl Rates {
-    /// Creates a price from two rates in US dollars per million tokens.
+    /// Creates rates from an input rate and an output rate, in US dollars per million tokens.
     pub fn new(input: f64, output: f64) -> Self {
         Self { input, output, ..Self::default() }
     }

@@ -1,36 +1,37 @@
-//! Rules that match the ids of models by their family, version and words, for ids that no list can contain.
+//! Rules that match model ids by family, version and words. They also cover ids that are in no list.
 
 use serde::Deserialize;
 
-/// The rules for ids of one form, with the value `T` for the models that a rule matches.
+/// The rules of one family of models, which have ids of the same form. A rule yields a value of type `T` for the models
+/// that it matches.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(in crate::provider) struct Family<T> {
-    /// A text in the id.
+    /// A text that the ids of the family contain.
     pub(super) contains: Option<String>,
-    /// The beginnings of the name, if the family has no such text.
+    /// The prefixes of the family's names. They are used if `contains` is not set.
     #[serde(default)]
     pub(super) starts: Vec<String>,
-    /// Where the version is in the rest of the id.
+    /// The place of the version in the rest of the id.
     #[serde(default)]
     version: Version,
-    /// The rules, the first match counts.
+    /// The rules. The first rule that matches is used.
     pub(super) rules: Vec<Rule<T>>,
 }
 
-/// Where the version of a model is in the rest of its id, after the name of the family.
+/// The place of a model's version in the rest of its id, after the name of the family.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Version {
     /// The first part, such as `2.5`. Parts are separated by `-`.
     #[default]
     First,
-    /// As `First`. An id without a version, such as `gemini-flash-latest`, names the newest model.
+    /// Like `First`, except that an id without a version, such as `gemini-flash-latest`, names the newest model.
     FirstOrNewest,
     /// The digits and dots at the start: `4.5` in `4.5v`.
     Digits,
-    /// The first number, and the number directly after it: `opus-4-8`, `3-7-sonnet-20250219`. A date is not a version.
-    /// Parts are separated by any punctuation.
+    /// The first number in any part, together with the number directly after it: `opus-4-8`, `3-7-sonnet-20250219`. A
+    /// date is not a version. Parts are separated by any punctuation.
     Anywhere,
 }
 
@@ -38,18 +39,20 @@ enum Version {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Rule<T> {
-    /// Words that are all parts of the rest of the id. `image|audio` is either word. `#b` is a word that begins with a
-    /// digit and ends with `b`, such as `32b`. An empty word means that the id ends there, or continues with `-`.
+    /// Words that must all be parts of the rest of the id. `image|audio` matches either word. `#b` matches a word that
+    /// begins with a digit and ends with `b`, such as `32b`. An empty word matches if the family's name is at the end
+    /// of the id or directly before a `-`.
     #[serde(default)]
     pub(super) words: Vec<String>,
-    /// The first version. Without it, the rule includes ids without a version.
+    /// The lowest version that the rule matches. If this is not set, the rule also matches ids without a version.
     pub(super) since: Option<(u8, u8)>,
     #[serde(rename = "traits", alias = "switches")]
     pub(super) value: T,
 }
 
-/// Returns the value of the first matching rule of the first family that has one. Beginnings are compared with `name`, and
-/// texts are searched for in `text`: the id of a model in two forms.
+/// Returns the value of the rule that matches a model. This is the first matching rule of the first family that has
+/// one. `name` and `text` are two forms of the model's id: prefixes are compared with `name`, and texts are searched
+/// for in `text`.
 pub(in crate::provider) fn find<'a, T>(families: &'a [Family<T>], name: &str, text: &str) -> Option<&'a T> {
     families.iter().find_map(|family| family.find(name, text))
 }
@@ -77,7 +80,7 @@ impl<T> Family<T> {
 }
 
 impl Version {
-    /// Reads the version from the rest of an id, and from its parts.
+    /// Reads the version from the rest of an id, which is also passed as separate parts.
     fn read<'a>(self, rest: &'a str, mut parts: impl Iterator<Item = &'a str>) -> Option<(u8, u8)> {
         if self == Self::Anywhere {
             let number = |part: &str| if part.len() <= 2 { part.parse().ok() } else { None };

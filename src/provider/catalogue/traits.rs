@@ -1,5 +1,5 @@
-//! How models take the options of a request, as far as it differs between models. The facts are data: the `rules` in
-//! `models.json`, and the member `traits` of a catalogue entry. Sources:
+//! How the options of a request are encoded for a model, as far as this differs between models. The facts are data: the
+//! `rules` in `models.json`, and the member `traits` of a catalogue entry. Sources:
 //!
 //! - Claude: <https://platform.claude.com/docs/en/build-with-claude/extended-thinking> and the pages `adaptive-thinking`,
 //!   `effort`, `preserved-thinking` and `structured-outputs` next to it, and the migration guides under
@@ -8,8 +8,9 @@
 //!   <https://developers.openai.com/api/docs/guides/latest-model> for the parameters of GPT-5 and later,
 //!   <https://developers.openai.com/api/docs/guides/deployment-checklist> for tools in Chat Completions,
 //!   <https://developers.openai.com/api/docs/guides/prompt-caching>, `reasoning.effort` in
-//!   <https://platform.openai.com/docs/api-reference/responses/create>, and the pages of single models under
-//!   <https://platform.openai.com/docs/models>. Where these leave a question open, the errors of the service decide.
+//!   <https://platform.openai.com/docs/api-reference/responses/create>, and the pages about single models under
+//!   <https://platform.openai.com/docs/models>. If these sources leave a question open, the service's error messages
+//!   decide it.
 //! - Gemini: <https://ai.google.dev/gemini-api/docs/thinking>,
 //!   <https://ai.google.dev/gemini-api/docs/thought-signatures>,
 //!   <https://ai.google.dev/gemini-api/docs/structured-output> and the pages about what is new in each model, such as
@@ -27,21 +28,21 @@ use super::{
 };
 use crate::provider::Effort;
 
-/// The facts about a model, one part per wire format.
+/// The facts about a model, grouped by wire format.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(in crate::provider) struct Traits {
-    /// The facts for Anthropic's Messages.
+    /// The facts for Anthropic's Messages API.
     pub(in crate::provider) messages: MessagesTraits,
     /// The facts for OpenAI's Chat Completions and Responses.
     pub(in crate::provider) openai: OpenAiTraits,
     /// The facts for Google's Gemini.
     pub(in crate::provider) gemini: GeminiTraits,
-    /// The facts for Ollama's chat.
+    /// The facts for Ollama's chat API.
     pub(in crate::provider) ollama: OllamaTraits,
 }
 
-/// The facts about a model for Anthropic's Messages.
+/// The facts about a model for Anthropic's Messages API.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(in crate::provider) struct MessagesTraits {
@@ -55,42 +56,42 @@ pub(in crate::provider) struct MessagesTraits {
     pub(in crate::provider) forced_tools: bool,
     /// Whether the model supports output schemas.
     pub(in crate::provider) structured_output: bool,
-    /// Whether the model's thinking is only valid where it was produced: after the same system prompt, tools and
-    /// messages.
+    /// Whether the model's thinking is valid only after the same system prompt, tools and messages as those for which
+    /// it was produced.
     pub(in crate::provider) bound_thinking: bool,
 }
 
-/// How thinking is requested from a model in Anthropic's Messages.
+/// How thinking is requested from a model in Anthropic's Messages API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(in crate::provider) enum MessagesThinking {
     /// The model cannot think.
     None,
-    /// By a token budget.
+    /// Thinking is requested by a token budget.
     Budget,
-    /// By a token budget or an effort.
+    /// Thinking is requested by a token budget or an effort.
     BudgetOrEffort,
-    /// By an effort. The model thinks adaptively.
+    /// Thinking is requested by an effort. The model thinks adaptively.
     Adaptive,
 }
 
-/// How thinking is turned off in Anthropic's Messages.
+/// How thinking is turned off in Anthropic's Messages API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(in crate::provider) enum ThinkingOff {
     /// Thinking can be turned off.
     Disabled,
-    /// Only thinking at the start of the response can be turned off, not thinking between tool uses.
+    /// Thinking at the start of the response can be turned off, but thinking between tool uses can't.
     BetweenTools,
     /// Thinking cannot be turned off.
     Never,
 }
 
-/// The sampling parameters that a model supports in Anthropic's Messages.
+/// The sampling parameters that a model supports in Anthropic's Messages API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(in crate::provider) enum MessagesSampling {
-    /// Both parameters, in any range: models other than Claude.
+    /// Both parameters, in any range. Used for models other than Claude.
     Any,
     /// Both parameters.
     Both,
@@ -104,19 +105,21 @@ pub(in crate::provider) enum MessagesSampling {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(in crate::provider) struct OpenAiTraits {
-    /// The supported efforts, sorted. Empty for a model that cannot reason and rejects requests with reasoning options.
+    /// The supported efforts, sorted. The list is empty for a model that cannot reason. Such a model rejects requests
+    /// with reasoning options.
     pub(in crate::provider) efforts: Vec<Effort>,
     /// Whether reasoning can be turned off.
     pub(in crate::provider) off: bool,
-    /// Whether the model has the effort `max`, above `xhigh`. Only the Responses wire format supports it.
+    /// Whether the model supports the effort `max`, which is above `xhigh`. Only the Responses wire format has this
+    /// effort.
     pub(in crate::provider) max_in_responses: bool,
-    /// When the model supports temperature and top-p.
+    /// The condition under which the model supports temperature and top-p.
     pub(in crate::provider) sampling: OpenAiSampling,
     /// Whether the model supports stop sequences.
     pub(in crate::provider) stop: bool,
-    /// How the model supports tools in Chat Completions.
+    /// The condition under which the model supports tools in Chat Completions.
     pub(in crate::provider) chat_tools: ChatTools,
-    /// Whether the model can keep a prompt in the cache for a day.
+    /// Whether a prompt for the model can be kept in the cache for a day.
     pub(in crate::provider) long_cache: LongCache,
 }
 
@@ -153,37 +156,37 @@ impl OpenAiTraits {
     }
 }
 
-/// When a model supports temperature and top-p in OpenAI's wire formats.
+/// The condition under which a model supports temperature and top-p in OpenAI's wire formats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(in crate::provider) enum OpenAiSampling {
     Always,
-    /// Unless an effort is set: the model does not reason unless the request asks for it.
+    /// Supported unless an effort is set, because the model reasons only if the request asks for it.
     UnlessReasoning,
-    /// Only if reasoning is turned off explicitly: the model reasons by default.
+    /// Supported only if reasoning is turned off explicitly, because the model reasons by default.
     IfOff,
     Never,
 }
 
-/// When a model supports tools in Chat Completions.
+/// The condition under which a model supports tools in Chat Completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(in crate::provider) enum ChatTools {
     Always,
-    /// Only if no effort is sent. The model then does not reason.
+    /// Supported only if no effort is sent. The model then does not reason.
     WithoutEffort,
-    /// Only if reasoning is turned off explicitly.
+    /// Supported only if reasoning is turned off explicitly.
     IfOff,
     Never,
 }
 
-/// The models of a rule that can keep a prompt in the cache for a day.
+/// The models of a rule whose prompts can be kept in the cache for a day.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub(in crate::provider) enum LongCache {
     /// All models, or none.
     Any(bool),
-    /// These models and their dated builds.
+    /// The models with these names, and their dated builds.
     Models(Vec<String>),
 }
 
@@ -207,27 +210,27 @@ pub(in crate::provider) struct GeminiTraits {
 pub(in crate::provider) enum GeminiThinking {
     /// The model has no setting for thinking.
     None,
-    /// By a token budget in this range.
+    /// Thinking is requested by a token budget in this range.
     Budget {
         min: u32,
         max: u32,
         /// Whether thinking can be turned off.
         off: bool,
     },
-    /// By one of these levels, sorted.
+    /// Thinking is requested by one of these levels, which are sorted.
     Levels(Vec<Effort>),
 }
 
-/// The facts about a model for Ollama's chat.
+/// The facts about a model for Ollama's chat API.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(in crate::provider) struct OllamaTraits {
-    /// Whether thinking has levels. It cannot be turned off then.
+    /// Whether thinking has levels. If it has levels, it cannot be turned off.
     pub(in crate::provider) levels: bool,
 }
 
 impl Traits {
-    /// Returns the facts about the model with this id, by the first rule that matches it.
+    /// Returns the facts about the model with this id. They come from the first rule that matches the id.
     pub(in crate::provider) fn of(id: &str) -> &'static Self {
         let name = id.rsplit('/').next().unwrap_or_default();
         let name = name.strip_prefix("ft:").unwrap_or(name);
@@ -239,7 +242,7 @@ impl Traits {
         &RULES.unknown
     }
 
-    /// Returns the facts about the model `id` by the rules, with the changes of `traits`.
+    /// Returns the facts that the rules yield for the model `id`, changed by `traits`.
     pub(super) fn changed(id: &str, traits: &Map<String, Value>) -> Result<Self, serde_json::Error> {
         let mut all = serde_json::to_value(Self::of(id))?;
         change(&mut all, traits);
@@ -247,7 +250,7 @@ impl Traits {
     }
 }
 
-/// Replaces the members in the objects of `all` by those in the objects of `changes`.
+/// Replaces members of the objects in `all` with the members of the objects in `changes` that have the same names.
 fn change(all: &mut Value, changes: &Map<String, Value>) {
     for (format, changes) in changes {
         match (all.get_mut(format), changes) {
@@ -260,13 +263,13 @@ fn change(all: &mut Value, changes: &Map<String, Value>) {
 static RULES: LazyLock<Rules> =
     LazyLock::new(|| Rules::read(BUILT_IN).expect("a test reads the built-in rules"));
 
-/// The rules of the built-in file.
+/// The rules in the built-in file.
 #[derive(Deserialize)]
 struct Rules {
-    /// The facts about unknown models. A rule names the facts that differ from them.
+    /// The facts about unknown models. Each rule contains only the facts that differ from these.
     unknown: Traits,
-    /// The families, for names without the vendor (`openai/…`) and the mark of a fine-tuned model (`ft:…`), and for texts
-    /// in lower case.
+    /// The families. Their prefixes are compared with names without the vendor (`openai/…`) and without the mark of a
+    /// fine-tuned model (`ft:…`). Their texts are searched for in lower-case ids.
     families: Vec<Family<Traits>>,
 }
 

@@ -10,7 +10,7 @@ fn tool_use() -> ToolUse {
     ToolUse::new("a", "add", json!({}))
 }
 
-/// Takes the next question.
+/// Takes the next question from the queue.
 async fn next(questions: &Questions) -> super::Question {
     poll_fn(|cx| questions.poll_next(cx)).await
 }

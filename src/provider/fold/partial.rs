@@ -7,12 +7,12 @@ use crate::message::{Content, Text, Thinking};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct PartialBlock {
-    /// The block so far. A tool use's input is an empty object until the message is finished.
+    /// The block so far. The input of a tool use is an empty object until the message is finished.
     pub content: Content,
-    /// The JSON text of a tool use's input so far.
+    /// The part of the JSON text of a tool use's input that has arrived so far.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub input: String,
-    /// Whether the stream has ended the block.
+    /// Whether a delta has ended the block.
     pub ended: bool,
 }
 
@@ -48,7 +48,7 @@ impl PartialBlock {
         tool_use.into()
     }
 
-    /// Returns the block's final form once the stream has ended it.
+    /// Returns the final form of a block that the stream has ended.
     pub(crate) fn finished(self) -> Content {
         self.finish(false)
     }
@@ -59,7 +59,8 @@ impl PartialBlock {
         let keep = match &mut self.content {
             Content::Text(text) => {
                 if !ended {
-                    // The signature may be incomplete, and services reject that. Text is valid without a signature.
+                    // The signature may be incomplete, and services reject incomplete signatures. Text without a
+                    // signature is valid.
                     text.signature = None;
                 }
                 !is_blank(&text.text)
@@ -82,8 +83,8 @@ fn is_blank(text: &str) -> bool {
     text.trim().is_empty()
 }
 
-/// Parses `json` as an object. Rejects repeated keys, which would lose a value, and nesting deeper than
-/// [`MAX_DEPTH`](super::Fold::MAX_DEPTH).
+/// Parses `json` as an object. Rejects repeated keys, since all but one of their values would be lost. Also rejects
+/// nesting deeper than [`MAX_DEPTH`](super::Fold::MAX_DEPTH).
 fn parse_input(json: &str) -> Option<Map<String, Value>> {
     let input = Value::Object(serde_json::from_str(json).ok()?);
     let whole = members(&input) == members_written(json) && super::is_shallow(&input);
@@ -102,7 +103,8 @@ fn members(value: &Value) -> usize {
     }
 }
 
-/// Counts the members of all objects in the valid JSON text `json`, including repeated keys: each member has one colon.
+/// Counts the members of all objects in the valid JSON text `json`, including members with repeated keys. Each member
+/// has exactly one colon outside strings.
 fn members_written(json: &str) -> usize {
     let (mut count, mut in_string, mut escaped) = (0, false, false);
     for byte in json.bytes() {

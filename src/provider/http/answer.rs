@@ -26,19 +26,19 @@ use crate::provider::{
     halves::Halves,
 };
 
-/// How much of a body is read after its terminal event, so that the connection can be reused.
+/// The maximum number of bytes of a body that are read after its terminal event, so that the connection can be reused.
 const DRAIN_BYTES: usize = 64 * 1024;
 const DRAIN_TIME: Duration = Duration::from_secs(1);
-/// How long to wait for what may follow a complete response, such as usage. Some services leave the connection open
-/// instead of ending the body.
+/// How long to wait for data that may follow a complete response, such as usage. Some services leave the connection
+/// open instead of ending the body.
 const REST_TIME: Duration = Duration::from_secs(5);
-/// How many pieces of a body are read in one poll without producing a delta. This lets the reading task yield during a
-/// flood of comments.
+/// The maximum number of pieces of a body that are read in one poll without producing a delta. This limit lets the
+/// reading task yield during a flood of comments.
 const PATIENCE: usize = 32;
 
-/// Reads a body frame by frame, as deltas are requested. The rest stays in the socket.
+/// Reads a body frame by frame, as deltas are requested. The part that has not been read stays in the socket.
 pub(super) struct ResponseReader<S> {
-    /// The body, until it has ended, failed or become unnecessary. Dropping it closes the connection.
+    /// The body, until it has ended, failed or become unnecessary. Dropping the body closes the connection.
     body: Option<S>,
     reading: ReadState,
     framer: Framer,
@@ -46,17 +46,17 @@ pub(super) struct ResponseReader<S> {
     dialect: Arc<dyn Dialect>,
     hooks: Vec<DeltaHook>,
     error_context: ErrorContext,
-    /// The service's name, until the response is marked with it.
+    /// The service's name. It is removed when the response has been marked with it.
     service: Option<String>,
-    /// The deltas that were not returned yet.
+    /// The decoded deltas that have not been returned yet.
     ready: VecDeque<Delta>,
-    /// The error that follows these deltas.
+    /// The error to return after these deltas.
     failed: Option<ProviderError>,
-    /// Whether any content of the response was returned.
+    /// Whether any content of the response has been returned.
     content: bool,
     whole_limit: usize,
     silence: Silence,
-    /// The timeout for what may follow a complete response.
+    /// The timeout for data that may follow a complete response.
     rest: Silence,
 }
 
@@ -64,7 +64,7 @@ pub(super) struct ResponseReader<S> {
 struct Decoding {
     decoder: Box<dyn Decoder>,
     halves: Halves,
-    /// The decoder's output; empty between frames.
+    /// The decoder's output, which is empty between frames.
     decoded: Vec<Delta>,
 }
 
@@ -95,7 +95,7 @@ impl Decoding {
 
 /// How the body is being read.
 enum ReadState {
-    /// The first bytes do not show the shape of the body yet.
+    /// The first bytes have not shown yet how to read the body.
     Undecided(Opening),
     /// As events.
     Frames,
@@ -142,7 +142,7 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Response
         }
     }
 
-    /// Decodes frames until there is something to return. Returns `false` if that requires more of the body.
+    /// Decodes frames until there is something to return. Returns `false` if more of the body must be read first.
     fn advance(&mut self) -> Result<bool, ProviderError> {
         while matches!(self.reading, ReadState::Undecided(_) | ReadState::Frames) {
             let Some(frame) = self.framer.next_frame()? else {
@@ -164,7 +164,7 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Response
         Ok(!self.ready.is_empty())
     }
 
-    /// Queues the decoded deltas, including those before an error.
+    /// Queues the decoded deltas, including the deltas before an error.
     fn settle(&mut self, decoded: Result<(), ProviderError>) -> Result<(), ProviderError> {
         let deltas = &mut self.decoding.decoded;
         if let Err(error) = self.hooks.iter().try_for_each(|hook| hook(deltas)) {
@@ -179,7 +179,7 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Response
         decoded
     }
 
-    /// Ends reading after the terminal event. The connection is reused if the body ends at once, and closed otherwise.
+    /// Ends reading after the terminal event. If the body ends soon, the connection is reused. Otherwise, it is closed.
     fn stop_reading(&mut self) {
         self.reading = ReadState::Over;
         if let Some(mut body) = self.body.take() {
@@ -193,7 +193,7 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Response
                         }
                     }
                 };
-                // In both cases the body is dropped with this task.
+                // Whether the drain completes or times out, the body is dropped with this task.
                 _ = timeout(DRAIN_TIME, rest).await;
             });
         }
@@ -221,7 +221,7 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Response
         Ok(())
     }
 
-    /// Decodes the rest after the body has ended.
+    /// Decodes the remaining data after the body has ended.
     fn end(&mut self) -> Result<(), ProviderError> {
         self.body = None;
         match std::mem::replace(&mut self.reading, ReadState::Over) {
@@ -244,7 +244,8 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Response
         self.settle(ended)
     }
 
-    /// Decodes the frame that the end of the body left incomplete. If the frame is not JSON, it was cut off.
+    /// Decodes the last frame, which may be incomplete because the body has ended. If decoding fails and the frame is
+    /// not JSON, it was cut off.
     fn end_frames(&mut self) -> Result<(), ProviderError> {
         self.framer.finish();
         while let Some(frame) = self.framer.next_frame()? {
@@ -279,7 +280,8 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Response
             ProviderError::new(ErrorKind::Decoding, "the response is not valid UTF-8").with_source(error)
         })?;
         serde_json::from_str::<IgnoredAny>(text).map_err(bad)?;
-        // A list would be parsed as a struct without names. The wire format knows what a list contains.
+        // Serde would also accept a list for this struct, as its fields in order. Lists are left to the wire format,
+        // which knows what they contain.
         let is_object = text.trim_ascii_start().starts_with('{');
         if let (true, Ok(Probe { error: Some(error) })) = (is_object, serde_json::from_str(text))
             && is_error(&error)
@@ -289,7 +291,7 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Response
         let decoded = self.decoding.decode(Frame { event: "", data: text });
         self.settle(decoded)?;
         match self.end_decoding() {
-            // The value is complete, so it is something other than a response.
+            // The JSON value is complete, so it was not truncated. It is something other than a response.
             Err(error) if error.kind == ErrorKind::Truncated && !self.content => {
                 let text = self.error_context.scrub(text);
                 let message = self.dialect.error(200, &text).message;
@@ -301,8 +303,8 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Response
         }
     }
 
-    /// Returns the error for a failed connection: the response is truncated if content has arrived, otherwise the
-    /// service did not respond.
+    /// Returns the error for a failed connection. If content has arrived, the error says that the response is
+    /// truncated. Otherwise, it says that the service did not respond.
     fn broken(&self, error: reqwest::Error) -> ProviderError {
         let (kind, what) = if self.content {
             (ErrorKind::Truncated, "the connection broke in the middle of the response")
@@ -325,7 +327,7 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Response
             Poll::Ready(None) => Poll::Ready(self.end()),
             Poll::Pending if self.decoding.decoder.is_complete() => {
                 ready!(self.rest.poll(cx));
-                // An incomplete event is dropped: the response is complete without it.
+                // An incomplete event is dropped, because the response is complete without it.
                 self.body = None;
                 self.reading = ReadState::Over;
                 Poll::Ready(self.end_decoding())
@@ -384,7 +386,7 @@ fn is_json(text: &str) -> bool {
     serde_json::from_str::<IgnoredAny>(text).is_ok()
 }
 
-/// A timeout that runs only while the reader waits for bytes, and costs nothing while bytes are available.
+/// A timeout that runs only while the reader waits for bytes. While bytes are available, it costs nothing.
 struct Silence {
     limit: Duration,
     sleep: Option<Pin<Box<Sleep>>>,

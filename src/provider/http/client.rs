@@ -19,7 +19,8 @@ use crate::{
     sync::lock,
 };
 
-/// The clients in use, the latest last. A process has one or two kinds of connection, and usually one runtime.
+/// The clients in use, with the most recently used client last. A process has one or two kinds of connection, and
+/// usually one runtime.
 static CLIENTS: Mutex<Vec<(Kind, Client)>> = Mutex::new(Vec::new());
 
 /// The maximum number of clients that are kept. The limit is needed because nothing reports the end of a runtime, and
@@ -37,7 +38,7 @@ struct Kind {
     tls: bool,
 }
 
-/// Returns the client for requests to `url`. It is created when it is first needed.
+/// Returns the client for requests to `url`. The client is created when it is first needed.
 ///
 /// # Errors
 ///
@@ -67,7 +68,7 @@ fn build(kind: Kind) -> Result<Client, ProviderError> {
         .tls_backend_preconfigured(tls)
         .user_agent(concat!("omni-agent/", env!("CARGO_PKG_VERSION")))
         .connect_timeout(kind.connect)
-        // A redirect would send the key to the redirect's target.
+        // Redirects are not followed, because the key would be sent to the redirect's target.
         .redirect(redirect::Policy::none())
         .referer(false);
     let builder = if kind.local { builder.no_proxy() } else { builder };
@@ -77,16 +78,16 @@ fn build(kind: Kind) -> Result<Client, ProviderError> {
     })
 }
 
-/// Configures TLS with ring and the platform's certificates. The process-wide crypto provider stays untouched, since
-/// the application chooses it.
+/// Configures TLS with ring and the platform's certificates. The process-wide crypto provider is not changed, since the
+/// application chooses it.
 fn tls(kind: Kind) -> Result<ClientConfig, rustls::Error> {
     let provider = Arc::new(ring::default_provider());
     let builder = ClientConfig::builder_with_provider(provider);
     let mut config = if kind.tls {
         builder.with_safe_default_protocol_versions()?.with_platform_verifier()?.with_no_client_auth()
     } else {
-        // The configuration is never used, but the client requires one, and plain HTTP must work on systems without
-        // certificates.
+        // This configuration is never used for a connection, but the client requires one. It has no root certificates,
+        // because plain HTTP must also work on systems without certificates.
         let builder = builder.with_protocol_versions(&[&TLS13])?;
         builder.with_root_certificates(RootCertStore::empty()).with_no_client_auth()
     };

@@ -20,17 +20,17 @@ use crate::provider::{
     key::KeySource,
 };
 
-/// Changes a request's JSON body before it is sent.
+/// A function that changes a request's JSON body before the body is sent.
 type BodyHook = Arc<dyn Fn(&mut Map<String, Value>, &Request) -> Result<(), ProviderError> + Send + Sync>;
-/// Selects models by their ids.
+/// A function that selects models by their ids.
 type ModelFilter = Arc<dyn Fn(&str) -> bool + Send + Sync>;
-/// Changes the deltas of one event.
+/// A function that changes the deltas of one event.
 pub(super) type DeltaHook = Arc<dyn Fn(&mut Vec<Delta>) -> Result<(), ProviderError> + Send + Sync>;
 
-/// A service with a wire format, at an address, with authentication and switches for its deviations.
+/// A service at an address, with a wire format, authentication, and switches for its deviations from the wire format.
 ///
-/// An endpoint is cheap to create; all endpoints share their connections. A mistake in the base URL or in a header
-/// becomes an error of the first request.
+/// Endpoints are cheap to create, because all endpoints share their connections. If the base URL or a header is
+/// invalid, the first request fails.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -46,29 +46,29 @@ pub(super) type DeltaHook = Arc<dyn Fn(&mut Vec<Delta>) -> Result<(), ProviderEr
 ///
 /// # Errors of a stream
 ///
-/// If a connection breaks before any content, the error is [`ErrorKind::Transport`]. If it breaks or ends after that,
-/// without the terminal event of the wire format, the error is [`ErrorKind::Truncated`]. The same applies to a body
-/// that ends in the middle of an event. All of these errors can be retried.
+/// If a connection breaks before any content has arrived, the error is [`ErrorKind::Transport`]. If it breaks or ends
+/// later, but before the terminal event of the wire format, the error is [`ErrorKind::Truncated`]. A body that ends in
+/// the middle of an event also causes [`ErrorKind::Truncated`]. All of these errors can be retried.
 ///
 /// Gemini and Chat Completions send usage after the finish reason, and some services never end the body. Therefore,
 /// after a finish reason, the response ends when nothing more has arrived for 5 seconds. Missing usage is then reported
 /// as a warning, as after a stream that was cut at that point.
 ///
 /// A service may refuse a large request before it has read all of it, for instance with status 413. If the service
-/// keeps the connection open until its response is read, as RFC 9112, section 9.6, describes, the error has that
-/// status. If it closes the connection at once, the error may be [`ErrorKind::Transport`] instead: the writer of the
-/// request can see the reset before the response is read, and the HTTP library then drops the connection and the
-/// response.
+/// keeps the connection open until its response has been read, as RFC 9112, section 9.6, describes, the error contains
+/// that status. If the service closes the connection at once, the error may be [`ErrorKind::Transport`] instead. The
+/// reason is that the writer of the request can see the reset before the response is read, and that the HTTP library
+/// then drops the connection and the response.
 ///
-/// An empty prompt, or a history that begins with an assistant message, is refused with [`ErrorKind::InvalidRequest`],
-/// and nothing is sent.
+/// An empty prompt is refused with [`ErrorKind::InvalidRequest`], and nothing is sent. The same applies to a history
+/// that begins with an assistant message.
 #[derive(Clone)]
 pub struct Endpoint {
     name: String,
     base_url: String,
     version: String,
     format: Format,
-    /// The wire formats for some models; the first match counts.
+    /// The wire formats for single models. The first one that matches is used.
     others: Vec<(ModelFilter, Format)>,
     keys: Keys,
     /// The user's headers, whose values are secret.
@@ -81,7 +81,7 @@ pub struct Endpoint {
     timeouts: Timeouts,
 }
 
-/// A wire format, and how the service takes its key with it.
+/// A wire format, and the way in which the service receives its key with this format.
 #[derive(Clone)]
 struct Format {
     dialect: Arc<dyn Dialect>,
@@ -89,8 +89,8 @@ struct Format {
 }
 
 impl Endpoint {
-    /// Creates an endpoint for a service with the wire format `dialect` below `base_url`, under `/v1`. A key is sent as
-    /// a bearer token; without a key, requests have none.
+    /// Creates an endpoint for a service with the wire format `dialect` at `base_url`. The paths of the wire format are
+    /// appended to `/v1` below this URL. If there is a key, it is sent as a bearer token.
     pub fn custom(name: impl Into<String>, base_url: impl Into<String>, dialect: impl Dialect) -> Self {
         Self {
             name: name.into(),
@@ -109,7 +109,7 @@ impl Endpoint {
     }
 
     /// Returns the same endpoint with another name. The name also identifies the service: signatures and opaque items
-    /// in a conversation are sent back only to an endpoint with the name from which they came.
+    /// in a conversation are sent only to an endpoint with the same name as the endpoint that produced them.
     pub fn with_name(mut self, name: impl Into<String>) -> Self {
         self.name = name.into();
         self
@@ -127,21 +127,21 @@ impl Endpoint {
     }
 
     /// Returns the same endpoint with `version` between the base URL and the path of the wire format, instead of `/v1`.
-    /// If the last segment of the base URL is a version already, that version is kept.
+    /// If the last segment of the base URL is already a version, this segment is used instead.
     pub fn with_version(mut self, version: impl Into<String>) -> Self {
         self.version = version.into();
         self
     }
 
-    /// Returns the same endpoint, where the key is sent in this way.
+    /// Returns the same endpoint, but with the key sent in this way.
     pub fn with_auth(mut self, auth: Auth) -> Self {
         self.format.auth = auth;
         self
     }
 
-    /// Returns the same endpoint, which uses the wire format `dialect` and the authentication `auth` for the models
-    /// that `models` selects by their ids. If several wire formats match a model, the first one counts; other models
-    /// keep the endpoint's own. The rest is common to all models: base URL, version, key, headers, hooks.
+    /// Returns the same endpoint, but using the wire format `dialect` and the authentication `auth` for the models that
+    /// `models` selects by their ids. If several of these wire formats match a model, the first one is used. Other
+    /// models use the endpoint's own wire format. All models share the base URL, version, key, headers and hooks.
     pub fn with_format_for(
         mut self,
         models: impl Fn(&str) -> bool + Send + Sync + 'static,
@@ -158,41 +158,41 @@ impl Endpoint {
         self
     }
 
-    /// Returns the same endpoint with a function that is called for the key at each request. If it returns `None`, the
-    /// environment variable is used. The function must not block.
+    /// Returns the same endpoint with a function that provides the key. The function is called at each request, and
+    /// must not block. If it returns `None`, the environment variable is used.
     pub fn with_key_from(mut self, key: impl Fn() -> Option<Secret> + Send + Sync + 'static) -> Self {
         self.keys.own = Some(KeySource::function(key));
         self
     }
 
-    /// Returns the same endpoint with an environment variable, which is read if no other source has a key. From now on
-    /// a key is required.
+    /// Returns the same endpoint with an environment variable for the key. The variable is read if no other source
+    /// provides a key. This call also makes a key required.
     pub fn with_key_variable(mut self, name: impl Into<String>) -> Self {
         self.keys.variable = Some(name.into());
         self.keys.optional = false;
         self
     }
 
-    /// Returns the same endpoint with an optional key: if no source has a key, requests are sent without it.
+    /// Returns the same endpoint, but with an optional key: if no source provides a key, requests are sent without one.
     pub fn with_optional_key(mut self) -> Self {
         self.keys.optional = true;
         self
     }
 
-    /// Returns the same endpoint with one more header. Its value is never shown.
+    /// Returns the same endpoint with one more header, whose value is never shown.
     pub fn with_header(mut self, name: impl Into<String>, value: impl Into<Secret>) -> Self {
         self.headers.push((name.into(), value.into()));
         self
     }
 
-    /// Returns the same endpoint with one more header, whose value is not secret: errors may quote its words.
+    /// Returns the same endpoint with one more header, whose value is not secret. Errors may quote words of this value.
     pub(super) fn with_plain_header(mut self, name: &'static str, value: impl Into<String>) -> Self {
         self.plain.push((name, value.into()));
         self
     }
 
-    /// Returns the same endpoint with one more hook on the JSON body. The hook runs after earlier hooks, and before
-    /// [`Options::extra`](crate::provider::Options::extra) is merged into the body.
+    /// Returns the same endpoint with one more hook for the JSON body. The hook runs after the earlier hooks, and
+    /// before [`Options::extra`](crate::provider::Options::extra) is merged into the body.
     pub fn with_body_hook(
         mut self,
         hook: impl Fn(&mut Map<String, Value>, &Request) -> Result<(), ProviderError> + Send + Sync + 'static,
@@ -201,8 +201,8 @@ impl Endpoint {
         self
     }
 
-    /// Returns the same endpoint with one more hook on deltas. The hook gets the deltas of one event of the response,
-    /// and may change, add and remove deltas.
+    /// Returns the same endpoint with one more hook for deltas. The hook gets the deltas of one event of the response.
+    /// It may change, add and remove deltas.
     pub fn with_delta_hook(
         mut self,
         hook: impl Fn(&mut Vec<Delta>) -> Result<(), ProviderError> + Send + Sync + 'static,
@@ -211,13 +211,13 @@ impl Endpoint {
         self
     }
 
-    /// Returns the same endpoint with other limits.
+    /// Returns the same endpoint with these limits.
     pub fn with_limits(mut self, limits: Limits) -> Self {
         self.limits = limits;
         self
     }
 
-    /// Returns the same endpoint with other timeouts.
+    /// Returns the same endpoint with these timeouts.
     pub fn with_timeouts(mut self, timeouts: Timeouts) -> Self {
         self.timeouts = timeouts;
         self
@@ -245,7 +245,7 @@ impl Endpoint {
     ///
     /// # Errors
     ///
-    /// The errors that [`stream`](Provider::stream) returns before anything is sent.
+    /// Returns the errors that [`stream`](Provider::stream) would return before anything is sent.
     pub fn preview(&self, request: &Request) -> Result<(String, Encoded), ProviderError> {
         let dialect = &*self.format(request).dialect;
         let url = self.url(dialect, request)?.into();

@@ -1,4 +1,5 @@
-//! One exchange: sends a request, reads the head of the response, and turns the body into deltas or an error.
+//! One exchange with a service: sends a request, reads the head of the response, and turns the body into deltas or an
+//! error.
 
 use std::{borrow::Cow, error::Error, sync::OnceLock, time::Duration};
 
@@ -16,7 +17,7 @@ use super::{
 };
 use crate::provider::{DeltaStream, ErrorKind, Extent, ProviderError, Scrubber, Secret, dialect::Dialect};
 
-/// How long to wait for the body of an error. The status is already known; the body only explains it.
+/// How long to wait for the body of an error. The status is already known, and the body only adds an explanation.
 const ERROR_BODY_TIME: Duration = Duration::from_secs(10);
 
 /// A request that is ready to be sent.
@@ -32,7 +33,7 @@ pub(super) struct ErrorContext {
     secrets: Vec<(Secret, Extent)>,
     /// Created when the first text has to be scrubbed, because most exchanges need no scrubbing.
     scrubber: OnceLock<Scrubber>,
-    /// The id as the service sent it. Only scrubbed copies leave this struct.
+    /// The id of the request, as the service sent it. Only scrubbed copies of the id are used outside this struct.
     request_id: Option<String>,
 }
 
@@ -62,7 +63,8 @@ impl ErrorContext {
 ///
 /// # Errors
 ///
-/// The service did not respond, responded with an error, or the content type of its response can't contain events.
+/// Returns an error if the service did not respond or responded with an error, or if the content type of its response
+/// can't contain events.
 pub(super) async fn run(outgoing: Outgoing, mut parts: Parts) -> Result<DeltaStream, ProviderError> {
     let response = send(outgoing).await.map_err(|error| parts.error_context.error_context(error))?;
     parts.error_context.request_id = meta::request_id(response.headers());
@@ -114,8 +116,8 @@ async fn send(outgoing: Outgoing) -> Result<Response, ProviderError> {
     }
 }
 
-/// Returns an error of the connection, whose message contains its innermost cause. The cause is the helpful part, and
-/// an error that was stored has only its message.
+/// Returns an error of the connection. Its message contains the innermost cause, because this cause is the helpful
+/// part, and only the message of an error is stored.
 pub(super) fn with_cause(kind: ErrorKind, what: &str, error: reqwest::Error) -> ProviderError {
     let error = error.without_url();
     let mut cause: &dyn Error = &error;
@@ -131,7 +133,7 @@ fn check(response: &Response) -> Result<(), ProviderError> {
     let bad = |message| Err(ProviderError::new(ErrorKind::Decoding, message));
     if response.status().is_redirection() {
         let to = meta::short(headers, LOCATION.as_str()).unwrap_or_else(|| "another address".to_owned());
-        // A query may contain secrets.
+        // The query of an address may contain secrets, so it is removed.
         let to = to.split('?').next().unwrap_or_default();
         let message = format!(
             "the service redirects to {to}, which is not followed, since it would take the key there; \
@@ -175,7 +177,7 @@ async fn refusal(
     let compression = meta::compression(headers);
     let body = read(response, limit).await;
     let mut error = match text(&body, compression) {
-        // The body is scrubbed before it is cut, because a fragment of a key would not be recognised.
+        // The body is scrubbed before it is truncated, because a fragment of a key would not be recognised.
         Ok(body) => dialect.error(status, &error_context.scrub(&body)),
         Err(reason) => {
             // Only the status is left to describe the error.
@@ -191,7 +193,8 @@ async fn refusal(
     error
 }
 
-/// Returns the text of an error's body, or the reason why it is not text. Other bytes would only fill errors and logs.
+/// Returns the text of an error's body. If the body is not text, returns the reason, because other bytes would be
+/// useless in errors and logs.
 fn text(body: &[u8], compression: Option<String>) -> Result<Cow<'_, str>, String> {
     const MAGIC: [(&[u8], &str); 2] = [(b"\x1f\x8b", "gzip"), (b"\x28\xb5\x2f\xfd", "zstd")];
     let by_magic =
@@ -202,7 +205,7 @@ fn text(body: &[u8], compression: Option<String>) -> Result<Cow<'_, str>, String
         ));
     }
     let text = String::from_utf8_lossy(body);
-    // Text in another encoding has some unreadable characters, but only a few.
+    // Text in an unexpected encoding contains some unreadable characters, but only a few.
     let unreadable = |c: &char| *c == char::REPLACEMENT_CHARACTER || (c.is_control() && !c.is_whitespace());
     let count = text.chars().filter(unreadable).count();
     if text.contains('\0') || count > text.chars().count() / 4 {
@@ -211,7 +214,7 @@ fn text(body: &[u8], compression: Option<String>) -> Result<Cow<'_, str>, String
     Ok(text)
 }
 
-/// Reads as much of a body as the limits of bytes and time allow.
+/// Reads as much of a body as the limits on bytes and time allow.
 async fn read(mut response: Response, limit: usize) -> Vec<u8> {
     let deadline = Instant::now() + ERROR_BODY_TIME;
     let mut body = Vec::new();

@@ -1,8 +1,8 @@
-//! Framing: splits the bytes of a response into events. Pure, without IO.
+//! Splits the bytes of a response into events. Performs no I/O.
 //!
-//! Server-sent events follow the WHATWG HTML standard, section 9.2 ("Server-sent events"), with one exception. The
-//! standard discards an event that the end of the body cuts off before its blank line. [`Framer`] returns it, since
-//! some services omit the last blank line. The decoder can detect whether the event is complete.
+//! Server-sent events follow the WHATWG HTML standard, section 9.2 ("Server-sent events"), with one exception. If the
+//! body ends before the blank line that completes an event, the standard discards this event. [`Framer`] returns it,
+//! since some services omit the last blank line. The decoder can detect whether the event is complete.
 
 use std::ops::Range;
 
@@ -17,7 +17,7 @@ use crate::setters::setters;
 /// A byte order mark.
 pub(super) const BOM: &[u8] = b"\xEF\xBB\xBF";
 
-/// The limits on the size of a response. Beyond a limit, reading fails with [`ErrorKind::Decoding`].
+/// The limits on the size of a response. If a limit is exceeded, reading fails with [`ErrorKind::Decoding`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Limits {
@@ -27,7 +27,7 @@ pub struct Limits {
     pub event: usize,
     /// The maximum number of bytes of a complete response.
     pub body: usize,
-    /// The maximum number of bytes that are read of an error's body. The rest is left unread.
+    /// The maximum number of bytes that are read of an error's body. The rest is not read.
     pub error_body: usize,
 }
 
@@ -36,14 +36,14 @@ setters! {
 }
 
 impl Default for Limits {
-    /// 16 MiB for a line or an event, 256 MiB for a response, 1 MiB for an error's body.
+    /// Returns limits of 16 MiB for a line or an event, 256 MiB for a response, and 1 MiB for an error's body.
     fn default() -> Self {
         const MIB: usize = 1024 * 1024;
         Self { line: 16 * MIB, event: 16 * MIB, body: 256 * MIB, error_body: MIB }
     }
 }
 
-/// Splits the bytes of a response into events, for any division of the bytes into chunks.
+/// Splits the bytes of a response into events. The bytes may be divided into chunks in any way.
 ///
 /// If an event is completely contained in one chunk, it is borrowed from the chunk. Of other events, only the
 /// incomplete part is copied. Each byte is examined once.
@@ -67,7 +67,7 @@ pub struct Framer {
     line_limit: usize,
     event_limit: usize,
     body_limit: usize,
-    /// The number of bytes taken so far, up to the limit.
+    /// The number of bytes of the body that have been received so far, up to the limit.
     taken: usize,
     body: Body,
 
@@ -93,12 +93,12 @@ enum Body {
     Overlong,
 }
 
-/// The state before the unread bytes.
+/// The input that directly precedes the unread bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Before {
     /// No line has ended yet, so the first line may begin with a byte order mark.
     Nothing,
-    /// The last line ended in a carriage return. A line feed directly after it belongs to that line.
+    /// The last line ended with a carriage return. If a line feed follows directly, it belongs to the same line end.
     CarriageReturn,
     Line,
 }
@@ -107,7 +107,7 @@ enum Before {
 #[derive(Debug, Default)]
 struct Field {
     place: LineSource,
-    /// The value if it was copied; empty unless `place` is [`LineSource::Own`].
+    /// The value, if it was copied. This is empty unless `place` is [`LineSource::Own`].
     own: Vec<u8>,
 }
 
@@ -146,8 +146,8 @@ impl Framer {
         }
     }
 
-    /// Takes the next bytes of the body. Call this when [`Framer::next_frame`] returns `None`; earlier calls work, but
-    /// copy bytes.
+    /// Takes the next bytes of the body. Call this method when [`Framer::next_frame`] returns `None`. An earlier call
+    /// works too, but it copies bytes.
     pub fn push(&mut self, mut chunk: Bytes) {
         let room = self.body_limit - self.taken;
         if chunk.len() > room {
@@ -156,7 +156,8 @@ impl Framer {
         }
         self.taken += chunk.len();
         self.forget_dispatched();
-        // The parts that the incomplete event borrows from the old chunk are copied before that chunk is dropped.
+        // The parts of the incomplete event that are borrowed from the old chunk are copied before this chunk is
+        // dropped.
         self.event.spill(&self.chunk);
         self.data.spill(&self.chunk);
         if self.at < self.chunk.len() {
@@ -175,7 +176,7 @@ impl Framer {
         }
     }
 
-    /// Returns the next event, or `None` if that requires more bytes.
+    /// Returns the next event, or `None` if more bytes are needed.
     ///
     /// # Errors
     ///
@@ -196,7 +197,7 @@ impl Framer {
         Ok(Some(Frame { event: self.text(event)?, data: self.text(data)? }))
     }
 
-    /// Reads lines up to the end of an event that has data.
+    /// Reads lines up to the end of the next event that has data.
     fn next_event(&mut self) -> Result<bool, ProviderError> {
         while let Some(line) = self.next_line()? {
             if self.take_field(line)? {
@@ -209,7 +210,7 @@ impl Framer {
         Ok(self.body == Body::Ended && self.data.place != LineSource::Absent)
     }
 
-    /// Reads lines up to a line that is not blank.
+    /// Reads lines up to the next line that is not blank.
     fn next_json_line(&mut self) -> Result<bool, ProviderError> {
         while let Some(line) = self.next_line()? {
             match line {
@@ -235,7 +236,7 @@ impl Framer {
         Ok(false)
     }
 
-    /// Reads a field of a server-sent event. Returns whether the line was blank, which ends the event.
+    /// Reads a field of a server-sent event. Returns whether the line is blank, because a blank line ends the event.
     fn take_field(&mut self, line: Line) -> Result<bool, ProviderError> {
         let bytes = match &line {
             Line::Chunk(range) => &self.chunk[range.clone()],
@@ -272,7 +273,7 @@ impl Framer {
         Ok(false)
     }
 
-    /// Returns the next line whose end has arrived, without that end.
+    /// Returns the next line whose end has arrived, without its line end.
     fn next_line(&mut self) -> Result<Option<Line>, ProviderError> {
         if self.before == Before::CarriageReturn && self.at < self.chunk.len() {
             self.before = Before::Line;
@@ -283,7 +284,7 @@ impl Framer {
         let rest = &self.chunk[self.at..];
         let end = match self.framing {
             Framing::Sse => memchr::memchr2(b'\n', b'\r', rest),
-            // A carriage return is white space in JSON; only a line feed ends a line.
+            // In JSON, a carriage return is white space, so only a line feed ends a line.
             Framing::NdJson => memchr::memchr(b'\n', rest),
         };
         if self.line.len() + end.unwrap_or(rest.len()) > self.line_limit {
@@ -316,7 +317,7 @@ impl Framer {
         Ok(Some(line))
     }
 
-    /// Keeps the rest of the chunk for the continuation of the line. If the body has ended, returns the rest as a line.
+    /// Stores the rest of the chunk until the line continues. If the body has ended, returns the rest as a line.
     fn last_line(&mut self) -> Result<Option<Line>, ProviderError> {
         self.line.extend_from_slice(&self.chunk[self.at..]);
         self.at = self.chunk.len();
@@ -386,7 +387,7 @@ impl Field {
         }
     }
 
-    /// Appends a value after a line feed, which is how the standard joins the data lines of an event.
+    /// Appends a value after a line feed, because the standard joins the data lines of an event in this way.
     fn append_own(&mut self, chunk: &[u8], value: &[u8]) {
         self.spill(chunk);
         if self.place == LineSource::Own {

@@ -4,7 +4,7 @@ use std::{env, fmt};
 
 use crate::provider::{ErrorKind, ProviderError, Request, Secret, key::KeySource};
 
-/// How a service takes its key.
+/// How a service receives its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Auth {
@@ -12,7 +12,7 @@ pub enum Auth {
     Bearer,
     /// The key is sent in a header with this name.
     Header(String),
-    /// The service takes no key.
+    /// The service uses no key.
     None,
 }
 
@@ -35,7 +35,7 @@ impl Auth {
     }
 }
 
-/// The sources of an endpoint's key if the request has none.
+/// The sources from which an endpoint gets its key if the request has none.
 #[derive(Clone, Default)]
 pub(super) struct Keys {
     pub(super) own: Option<KeySource>,
@@ -45,12 +45,12 @@ pub(super) struct Keys {
 }
 
 impl Keys {
-    /// Returns the key for `request`. The request's own key comes first (it may be the registry's, which was copied
-    /// there), then the endpoint's, then the environment variable. An empty key does not count.
+    /// Returns the key for `request`. The request's own key comes first, which may have been copied from the registry.
+    /// The endpoint's key comes second, and the environment variable third. Empty keys are ignored.
     ///
     /// # Errors
     ///
-    /// Returns [`ErrorKind::Auth`] if the service named `provider` requires a key and has none.
+    /// Returns [`ErrorKind::Auth`] if the service named `provider` requires a key but no source has one.
     pub(super) fn find(&self, provider: &str, request: &Request) -> Result<Option<Secret>, ProviderError> {
         let given = |key: &Secret| !key.reveal().is_empty();
         let environment = || self.variable.as_ref().and_then(|name| env::var(name).ok()).map(Secret::new);

@@ -7,8 +7,8 @@ use reqwest::header::{CONTENT_ENCODING, DATE, HeaderMap, RETRY_AFTER};
 /// The maximum number of bytes of a request id or a content type that are kept.
 const SHORT: usize = 256;
 
-/// Returns how long the service asks to wait. `retry-after-ms`, which the SDKs of OpenAI and Anthropic read, comes
-/// first; otherwise `Retry-After` counts, in seconds or as a date (RFC 9110, section 10.2.3).
+/// Returns how long the service asks to wait. The header `retry-after-ms`, which the SDKs of OpenAI and Anthropic read,
+/// takes precedence. Otherwise, `Retry-After` is used, in seconds or as a date (RFC 9110, section 10.2.3).
 pub(super) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let number = |text: &str| text.trim().parse::<f64>().ok();
     let millis = short(headers, "retry-after-ms").as_deref().and_then(number);
@@ -26,8 +26,8 @@ pub(super) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     Some(until.duration_since(now.unwrap_or_else(SystemTime::now)).unwrap_or_default())
 }
 
-/// Returns whether the service declares that the same request can succeed, in the header that the SDKs of OpenAI and
-/// Anthropic obey.
+/// Returns whether the service declares that the same request can succeed. It does so in the header that the SDKs of
+/// OpenAI and Anthropic obey.
 pub(super) fn should_retry(headers: &HeaderMap) -> Option<bool> {
     match short(headers, "x-should-retry").as_deref() {
         Some("true") => Some(true),
@@ -36,7 +36,8 @@ pub(super) fn should_retry(headers: &HeaderMap) -> Option<bool> {
     }
 }
 
-/// Returns the service's id of the request. Anthropic names the header `request-id`, all others `x-request-id`.
+/// Returns the service's id of the request. Anthropic sends it in the header `request-id`, and all other services in
+/// `x-request-id`.
 pub(super) fn request_id(headers: &HeaderMap) -> Option<String> {
     short(headers, "request-id").or_else(|| short(headers, "x-request-id"))
 }
@@ -51,7 +52,7 @@ pub(super) fn compression(headers: &HeaderMap) -> Option<String> {
     (!codings.is_empty()).then(|| codings.chars().take(SHORT).collect())
 }
 
-/// Returns a header's value, if it is text and of a reasonable length.
+/// Returns a header's value, if it is text and not too long.
 pub(super) fn short(headers: &HeaderMap, name: &str) -> Option<String> {
     let value = headers.get(name)?.to_str().ok()?;
     (!value.is_empty() && value.len() <= SHORT).then(|| value.to_owned())

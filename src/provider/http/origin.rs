@@ -1,10 +1,11 @@
-//! Marks which service wrote a message.
+//! Marks each response with the service that wrote it.
 //!
-//! Only the service that made a signature, encrypted reasoning or an opaque item can use it; another service with the
-//! same wire format may reject it. Each response is therefore marked with its service, and messages of other services
-//! are sent without these parts. The history keeps everything.
+//! A signature, encrypted reasoning or an opaque item can be used only by the service that made it. Another service
+//! with the same wire format may reject it. Therefore, each response is marked with its service, and messages of other
+//! services are sent without these parts. The history keeps all parts.
 //!
-//! A message without a mark, for example from a history that an earlier version stored, counts as the service's own.
+//! A message without a mark counts as written by the service that receives it. Such a message may come from a history
+//! that an earlier version stored.
 
 use std::{borrow::Cow, sync::Arc};
 
@@ -15,7 +16,7 @@ use crate::{
     provider::{Delta, Request},
 };
 
-/// The entry of [`Message::provider_data`] that has the service's name.
+/// The entry of [`Message::provider_data`] that contains the service's name.
 const SERVICE: &str = "service";
 
 /// Marks a response, in the delta with which its wire format sets data of the message. Returns `false` if that delta
@@ -51,7 +52,7 @@ pub(super) fn for_service<'a>(request: &'a Request, service: &str, format: &str)
     Cow::Owned(request)
 }
 
-/// Returns the message as if it had been written in another wire format than this one, without its private parts.
+/// Returns the message without its private parts, as if it had been written in another wire format than `format`.
 fn of_another_format(message: &Message, format: &str) -> Message {
     let mut message = message.clone();
     message.provider_data.shift_remove(format);

@@ -92,7 +92,7 @@ fn item_schema(schema: &Map<String, Value>, index: usize) -> Option<&Value> {
     first.or_else(|| schema.get("items").filter(|items| !items.is_array()))
 }
 
-/// Returns whether null fits, judged by simple keywords. Unclear cases count as yes.
+/// Returns whether the schema accepts null, judged by simple keywords. If that is unclear, returns `true`.
 pub(crate) fn takes_null(schema: &Value, root: &Value) -> bool {
     null_fits(schema, root, MAX_STEPS)
 }

@@ -6,11 +6,12 @@ use base64::{Engine, engine::general_purpose::STANDARD_NO_PAD};
 
 use super::{PLACEHOLDER, Secret};
 
-/// The minimum number of bytes of a value that differs from ordinary text. Shorter values are not replaced.
+/// The minimum length in bytes of a value that can be distinguished from ordinary text. Shorter values are not
+/// replaced.
 const SHORTEST: usize = 6;
-/// The minimum number of bytes of a recognised part of a value.
+/// The minimum length in bytes of a part that is recognised without the rest of its value.
 const WINDOW: usize = 8;
-/// The minimum number of bytes of a value whose parts are recognised. Half of a shorter value can be an ordinary word.
+/// The minimum length in bytes of a value whose parts are recognised. Half of a shorter value can be an ordinary word.
 const LONG: usize = 12;
 /// The minimum number of base64 characters that are determined by [`WINDOW`] bytes, regardless of the bytes around
 /// them.
@@ -30,9 +31,9 @@ const PUBLIC: &[&str] = &[
 /// The part of a value that is replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Extent {
-    /// Eight consecutive bytes, for credentials.
+    /// Any eight consecutive bytes. This is for credentials.
     Parts,
-    /// The whole value, for headers that hold words of a language or a URL.
+    /// Only the whole value. This is for headers that contain words of a language or a URL.
     Whole,
 }
 
@@ -60,7 +61,7 @@ impl Scrubber {
         for (secret, extent) in secrets {
             let value = secret.reveal();
             scrubber.add(value, Extent::Whole);
-            // A scheme and credentials. The scheme alone is an ordinary word.
+            // The value may consist of a scheme and credentials. The scheme alone is an ordinary word.
             let credentials = value.split_once(' ').map_or(value, |(_, credentials)| credentials.trim());
             scrubber.add(credentials, extent);
         }
@@ -92,7 +93,7 @@ impl Scrubber {
     pub(crate) fn scrub<'t>(&self, text: &'t str) -> Cow<'t, str> {
         let mut canonical = Canonical::of(text);
         let mut found = self.plain.find(&canonical.bytes);
-        // The URL-safe alphabet differs in two characters.
+        // The URL-safe base64 alphabet differs from the standard one in two characters.
         for byte in &mut canonical.bytes {
             *byte = match *byte {
                 b'-' => b'+',
@@ -245,7 +246,8 @@ impl Canonical {
     }
 }
 
-/// Returns the position after the backslash here. After another backslash, the backslash may itself be an escape.
+/// Returns the position after the backslash at `at`, if there is one. If `escaped` is set, another backslash precedes
+/// this position, and `u005c` counts as a backslash too.
 fn backslash(raw: &[u8], at: usize, escaped: bool) -> Option<usize> {
     const BACKSLASH: u32 = b'\\' as u32;
     match raw.get(at)? {
@@ -256,7 +258,7 @@ fn backslash(raw: &[u8], at: usize, escaped: bool) -> Option<usize> {
     }
 }
 
-/// Returns the byte that is percent-encoded here, once or several times, and the position after it.
+/// Returns the byte that is percent-encoded at `at`, once or several times, and the position after the encoding.
 fn percent(raw: &[u8], at: usize) -> Option<(u8, usize)> {
     let mut at = at + 1;
     while raw[at..].starts_with(b"25") && hex(raw, at + 2, 2).is_some() {

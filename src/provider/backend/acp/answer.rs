@@ -1,16 +1,16 @@
-//! Reads the parts of an agent's response that the protocol's types lack or reject. Pure.
+//! Reads the parts of an agent's response that the protocol's types lack or reject. Performs no I/O.
 
 use serde_json::Value;
 
 use crate::{message::Usage, provider::StopReason};
 
-/// Returns the text that an update adds to a response.
+/// Returns the text that an update appends to the response.
 pub(super) fn text(update: &Value) -> Option<&str> {
     let is_answer = update.get("sessionUpdate")? == "agent_message_chunk";
     update.get("content")?.get("text")?.as_str().filter(|_| is_answer)
 }
 
-/// Returns the reason why the turn ended. `None` if the response to its prompt is not valid.
+/// Returns the reason why the turn ended, or `None` if the response to the prompt is not valid.
 pub(super) fn stop_reason(answer: &Value) -> Option<StopReason> {
     Some(match answer.get("stopReason")?.as_str()? {
         "end_turn" => StopReason::Stop,

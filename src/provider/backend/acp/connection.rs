@@ -54,16 +54,16 @@ struct Running {
     task: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// A request did not get the requested result.
+/// The reason why a request has no result.
 pub(super) enum Unanswered {
     /// The agent refused the request.
     Refused(Error),
-    /// The request got no response.
+    /// No response to the request arrived.
     Over(BackendError),
 }
 
 impl Connection {
-    /// Starts the program. `name` is the name of the backend.
+    /// Starts the program. `name` is the backend's name.
     pub(super) async fn open(command: Command, name: &str) -> Result<Self, BackendError> {
         let program = command.get_program().to_string_lossy().into_owned();
         let cannot = |error: io::Error| {
@@ -128,16 +128,16 @@ impl Connection {
         }
     }
 
-    /// Returns the reason why the connection is over, if it is.
+    /// Returns the reason why the connection has ended, if it has.
     pub(super) async fn over(&self) -> Option<BackendError> {
         if self.running.process.has_ended() {
-            // The supervisor reports the end soon.
+            // The supervisor is about to report why the connection ended.
             return Some(self.shared.ended().await);
         }
         self.shared.has_ended()
     }
 
-    /// Closes the program's standard input and waits for its end, which is enforced after `grace`.
+    /// Closes the program's standard input and waits until the program ends. After `grace`, forces the program to end.
     pub(super) async fn close(&self, grace: Duration) {
         let running = &self.running;
         running.closing.cancel();
@@ -146,7 +146,7 @@ impl Connection {
         let task = lock(&running.task).take();
         if let Some(task) = task {
             task.abort();
-            // The task was aborted and has ended.
+            // The task was aborted, so its result does not matter.
             let _ = task.await;
         }
     }
@@ -203,7 +203,7 @@ impl Supervisor {
                     on_receive_dispatch!(),
                 )
                 .connect_with(channel, async move |agent| {
-                    // The caller that opens the connection may have stopped waiting.
+                    // The caller that opens the connection may have stopped waiting for it.
                     let _ = sender.send(agent.clone());
                     agent.incoming_closed().await;
                     Ok(())
@@ -211,7 +211,8 @@ impl Supervisor {
             let mut driver = pin!(driver.fuse());
             let mut writer = pin!(wire::write(stdin, outgoing, &traffic).fuse());
             let mut exit = pin!(process.ended().fuse());
-            // Set when the rest of the output should arrive soon, with the reason in `deaf`.
+            // This timer is set when only the rest of the output is expected, which should arrive soon. If writing
+            // failed, `deaf` contains the reason.
             let mut late = pin!(Fuse::<Sleep>::terminated());
             let mut deaf = None;
             loop {
@@ -219,7 +220,7 @@ impl Supervisor {
                     biased;
                     () = closing.cancelled() => break None,
                     broken = &mut reader => {
-                        // Messages that were read still have to be processed.
+                        // Messages that have been read must still be processed.
                         let _ = timeout(SOON, &mut driver).await;
                         break Some(broken);
                     }
@@ -228,7 +229,7 @@ impl Supervisor {
                         let why = ended.err().map_or_else(String::new, |error| error.to_string());
                         break Some(Broken::Failed(why));
                     }
-                    // Output that the program wrote before its end may still have to be read.
+                    // Output that the program wrote before it ended may still be unread.
                     _ = &mut exit => late.set(sleep(SOON).fuse()),
                     Err(error) = &mut writer => {
                         deaf = Some(error.to_string());
@@ -252,7 +253,7 @@ impl Supervisor {
                 if how.is_err() {
                     process.kill();
                 }
-                // The last lines have arrived by now, unless another process holds the pipe.
+                // The last lines should have arrived by now, unless another process still holds the pipe open.
                 if !stderr.is_terminated() {
                     let _ = timeout(SOON, &mut stderr).await;
                 }
@@ -277,7 +278,7 @@ impl Supervisor {
     }
 }
 
-/// Returns whether the system lacked something that may be available again soon, such as memory or a file descriptor.
+/// Returns whether the system lacked a resource that may be available again soon, such as memory or a file descriptor.
 fn is_shortage(error: &io::Error) -> bool {
     use io::ErrorKind::{ExecutableFileBusy, Interrupted, OutOfMemory, ResourceBusy, WouldBlock};
     #[cfg(unix)]

@@ -25,7 +25,7 @@ pub(super) fn blocks(
         match content {
             Content::Text(text) => blocks.push(text.text.clone().into()),
             Content::Attachment(attachment) => blocks.push(attached(attachment, can)?),
-            // The agent doesn't know this tool use, because another model made it.
+            // The agent doesn't know the tool use of this result, because another model made the tool use.
             Content::ToolResult(result) => blocks.push(result.text().into()),
             Content::ProviderItem(_) | Content::Thinking(_) => {}
             Content::ToolUse(_) => {

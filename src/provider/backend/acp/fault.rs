@@ -1,4 +1,4 @@
-//! Converts failures to the errors of a backend.
+//! Converts failed requests to errors of a backend.
 
 use agent_client_protocol::{Error, ErrorCode, v1::schema::AuthMethod};
 use serde_json::Value;
@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::lines::shown;
 use crate::provider::backend::{BackendError, SessionId};
 
-/// The maximum length of text from the agent that an error quotes.
+/// The maximum length of the agent's text that an error quotes.
 const LONGEST: usize = 2000;
 
 /// Returns the error for a request that the agent refused.
@@ -27,12 +27,12 @@ pub(super) fn not_resumed(
     id: &SessionId,
     sign_in: &[AuthMethod],
 ) -> BackendError {
-    // Agents use many texts for a missing session; the protocol defines only one code.
+    // Agents describe a missing session in many different words. The protocol defines only one code for it.
     let text = words(error).to_lowercase();
     let has = |words: &[&str]| words.iter().any(|words| text.contains(words));
     let is_missing = has(&["not found", "no such", "unknown", "not exist", "no session", "invalid session"])
         || (has(&["no "]) && has(&[" found"]));
-    // Keys, models and settings files can be "not found" too.
+    // "Not found" can also refer to a key, a model or a settings file.
     let is_unknown = is_missing && has(&["session", "thread", "conversation", "rollout"]);
     let unknown = || BackendError::UnknownSession { id: id.clone(), message: words(error) };
     match error.code {

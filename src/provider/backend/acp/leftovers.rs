@@ -1,5 +1,5 @@
-//! Finds the processes that a program started and moved to other process groups, as agents do with their tools. They
-//! are recognised by a variable in their environment.
+//! Finds the processes that a program started and moved to other process groups, as agents do with the processes of
+//! their tools. A variable in their environment identifies these processes.
 
 use std::{
     fs,
@@ -14,14 +14,15 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 const VARIABLE: &str = "OMNI_AGENT_PROGRAM";
 
-/// The number of searches. There are several, because processes may start other processes in the meantime.
+/// The maximum number of searches. One search is not enough, because processes may start other processes during a
+/// search.
 const ROUNDS: usize = 20;
 
-/// A mark in the environment of every process that a program starts, and of no other process.
+/// A mark in the environment of all processes that a program starts. No other process has this mark.
 pub(super) struct Mark(String);
 
 impl Mark {
-    /// Marks a program before it is started.
+    /// Sets the mark in the environment of a program that has not been started yet.
     pub(super) fn set(command: &mut Command) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
@@ -43,11 +44,12 @@ impl Mark {
         }
     }
 
-    /// Kills a process if it has the mark. Returns whether it did.
+    /// Kills a process if it has the mark. Returns whether the process was killed.
     fn kill(&self, process: &Path) -> bool {
         let id = process.file_name().and_then(|name| name.to_str()?.parse().ok());
         let Some(id) = id.and_then(Pid::from_raw) else { return false };
-        // The process is held before its environment is read, so that its id can't be reused for another process.
+        // The process is opened before its environment is read, so that its id can't be reused for another process in
+        // between.
         let Ok(held) = pidfd_open(id, PidfdFlags::empty()) else { return false };
         let Ok(environment) = fs::read(process.join("environ")) else { return false };
         let is_marked = environment.split(|byte| *byte == 0).any(|variable| variable == self.0.as_bytes());

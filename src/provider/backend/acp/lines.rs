@@ -12,10 +12,10 @@ use tokio_util::codec::{AnyDelimiterCodec, AnyDelimiterCodecError, FramedRead};
 
 use crate::sync::lock;
 
-/// Lines of the standard error up to this length are kept in full.
+/// Lines of the standard error that are at most this long are kept in full.
 const LONGEST_WORDS: usize = 8 * 1024;
 
-/// How many lines of the standard error an error can quote.
+/// The maximum number of lines of the standard error that an error quotes.
 const KEPT: usize = 8;
 
 /// Splits the output of a reader into lines of limited length. The lines need not be UTF-8.
@@ -59,7 +59,7 @@ impl LastWords {
         }
     }
 
-    /// Returns the lines as the end of an error's text.
+    /// Returns the last lines as text that is appended to an error's text.
     pub(super) fn quoted(&self) -> String {
         let kept = self.lock();
         if kept.is_empty() {
@@ -70,7 +70,7 @@ impl LastWords {
     }
 }
 
-/// Returns a line as text without control characters and line end, cut to `longest` bytes.
+/// Returns a line as text without control characters and without its line end, cut to `longest` bytes.
 pub(super) fn shown(line: &[u8], longest: usize) -> String {
     let bytes = line.strip_suffix(b"\r").unwrap_or(line);
     let cut = &bytes[..bytes.len().min(longest)];
@@ -100,7 +100,7 @@ mod tests {
         let cut = "x".repeat(400) + "…";
         assert_eq!(quoted(&long).await, ended(&format!("{cut} | next")));
         assert_eq!(quoted(&long[..40_000]).await, ended(&cut));
-        // The whole line and its end arrive at once.
+        // In this case, the whole line and its end arrive at once.
         assert_eq!(quoted(&long[40_000 - LONGEST_WORDS - 1..]).await, ended(&format!("{cut} | next")));
         assert_eq!(quoted(&long[40_000 - LONGEST_WORDS..]).await, ended(&format!("{cut} | next")));
     }

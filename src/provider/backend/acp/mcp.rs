@@ -31,7 +31,7 @@ impl McpServer {
         Self(Wire::Sse(McpServerSse::new(name, url)))
     }
 
-    /// Returns the same server with a secret: a variable of the program's environment, or a header of each request.
+    /// Returns the same server with this secret: a variable of the program's environment, or a header of each request.
     pub fn with_secret(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         match &mut self.0 {
             Wire::Stdio(server) => server.env.push(EnvVariable::new(name, value)),
@@ -51,7 +51,7 @@ impl McpServer {
         }
     }
 
-    /// Returns the server as it is sent to the agent, if the agent can reach it.
+    /// Returns the server in the form that is sent to the agent, if the agent can reach the server.
     pub(super) fn wire(&self, can: &McpCapabilities) -> Result<Wire, BackendError> {
         let way = match &self.0 {
             Wire::Http(_) if !can.http => "HTTP",

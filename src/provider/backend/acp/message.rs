@@ -1,7 +1,7 @@
-//! Interprets a line of a program's output. Pure.
+//! Interprets a line of a program's output. Performs no I/O.
 //!
-//! Programs deviate from the protocol in different ways. A line is accepted if it can have only one meaning, and
-//! skipped if it can't be any expected message.
+//! Programs deviate from the protocol in different ways. A line is accepted if it has only one possible meaning. It is
+//! skipped if it can't be any of the expected messages.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -22,12 +22,12 @@ pub(super) enum IncomingLine {
     Messages(Vec<RawJsonRpcMessage>),
     /// Not a message.
     Noise,
-    /// The beginning of a message, or the rest of it. The message may have been a response.
+    /// The beginning or the rest of a message. The message may have been a response.
     Damaged,
 }
 
-/// Our requests that wait for their responses. The keys are the numbers that are sent as their ids, because not every
-/// program accepts other ids.
+/// Our requests that wait for their responses. Each key is a number that was sent as the id of the request, because
+/// some programs accept only numbers as ids.
 pub(super) struct Asked {
     last: i64,
     waiting: HashMap<i64, RawJsonRpcId>,
@@ -42,7 +42,7 @@ impl Default for Asked {
 }
 
 impl Asked {
-    /// Adds a request. Returns the id with which it is sent.
+    /// Adds a request, and returns the id with which the request is sent.
     pub(super) fn ask(&mut self, id: RawJsonRpcId) -> RawJsonRpcId {
         self.last += 1;
         self.waiting.insert(self.last, id);
@@ -59,7 +59,7 @@ impl Asked {
         self.waiting.remove(&number)
     }
 
-    /// Returns the request that the program could not parse, if only one request is waiting.
+    /// Returns the request that the program could not parse, if exactly one request is waiting.
     fn unread(&mut self) -> Option<RawJsonRpcId> {
         let mut waiting = self.waiting.keys();
         let (Some(&number), None) = (waiting.next(), waiting.next()) else { return None };
@@ -70,8 +70,8 @@ impl Asked {
 /// Interprets a line.
 pub(super) fn classify(line: &[u8], asked: &mut Asked) -> IncomingLine {
     if !begins_like_a_message(line) {
-        // The message may follow output that did not end its line. A log line that quotes a message looks the same, but
-        // a response that is processed twice does no harm.
+        // The program may have written the message after other output on the same line. A log line that quotes a
+        // message looks the same, but processing a response twice does no harm.
         let rest = memmem::find(line, b"{\"jsonrpc\"").map_or(&[][..], |at| &line[at..]);
         return match serde_json::from_slice(rest) {
             Ok(Value::Object(object)) if !object.contains_key("method") => {
@@ -95,7 +95,7 @@ pub(super) fn classify(line: &[u8], asked: &mut Asked) -> IncomingLine {
     }
 }
 
-/// Returns whether the message is a part of a text, which another message may continue.
+/// Returns whether the message contains a part of a text that another message may continue.
 fn is_chunk(message: &Value) -> bool {
     let kind = message.pointer("/params/update/sessionUpdate").and_then(Value::as_str);
     matches!(kind, Some("agent_message_chunk" | "agent_thought_chunk"))
@@ -133,7 +133,7 @@ fn message(mut object: Map<String, Value>, says_so: bool, asked: &mut Asked) -> 
     let (id, params) = (object.remove("id"), object.remove("params"));
     if let Some(method) = object.get("method") {
         let method = method.as_str()?;
-        // Log records can have a member `method` too.
+        // A log record can have a member `method` too.
         if !says_so && !matches!(method, "session/update" | "session/request_permission") {
             return None;
         }
@@ -150,8 +150,8 @@ fn message(mut object: Map<String, Value>, says_so: bool, asked: &mut Asked) -> 
         return None;
     }
     let id = match id {
-        // The response to a request that the program could not parse has no id, but one of these two codes. Any other
-        // error without an id is a log record, or is about a message that needs no response.
+        // If the program could not parse a request, its response has no id, but it has one of these two codes. Any
+        // other error without an id is a log record, or is about a message that needs no response.
         Some(Value::Null) | None => match error.as_ref()?.get("code").and_then(Value::as_i64) {
             Some(-32700 | -32600) => asked.unread()?,
             _ => return None,
@@ -184,7 +184,7 @@ mod tests {
         asked
     }
 
-    /// Returns the messages of a line as JSON.
+    /// Returns the JSON texts of the messages in a line.
     fn taken(line: &str) -> Value {
         match classify(line.as_bytes(), &mut asking()) {
             IncomingLine::Messages(messages) => json!(messages),

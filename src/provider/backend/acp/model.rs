@@ -1,4 +1,4 @@
-//! Finds the session option that chooses the agent's model. Pure.
+//! Finds the session option that selects the agent's model. Performs no I/O.
 
 use agent_client_protocol::v1::schema::{
     SessionConfigId, SessionConfigKind, SessionConfigOption, SessionConfigOptionCategory,
@@ -16,7 +16,7 @@ pub(super) enum Choice {
     },
     /// The agent offers no choice of models.
     None,
-    /// The model is not one of these.
+    /// The agent does not offer the model. The text lists the models that it offers.
     Unknown(String),
 }
 

@@ -36,7 +36,7 @@ impl Question {
     }
 }
 
-/// Returns the response for an answer. `None` means that the turn was cancelled.
+/// Returns the response that expresses this answer. If the answer is `None`, the turn was cancelled.
 pub(super) fn outcome(answer: Option<PermissionAnswer>, options: &[PermissionOption]) -> Value {
     use PermissionKind::{AllowAlways, AllowOnce, RejectAlways, RejectOnce};
 
@@ -46,13 +46,13 @@ pub(super) fn outcome(answer: Option<PermissionAnswer>, options: &[PermissionOpt
     let chosen = match answer {
         Some(PermissionAnswer::Allow) => of([AllowOnce, AllowAlways]),
         Some(PermissionAnswer::Choose(id)) => options.iter().find(|option| option.id == id),
-        // `AllowWith` is rejected, because the protocol can't express another input.
+        // `AllowWith` becomes a rejection, because the protocol can't express that the tool gets a different input.
         Some(PermissionAnswer::Reject(_) | PermissionAnswer::AllowWith(_)) => of([RejectOnce, RejectAlways]),
         None => None,
     };
     let outcome = match chosen {
         Some(option) => RequestPermissionOutcome::Selected(SelectedPermissionOutcome::new(option.id.clone())),
-        // This also applies if the agent offers no option for the decision.
+        // The answer is `None`, or the agent offers no option for the decision.
         None => RequestPermissionOutcome::Cancelled,
     };
     json!(RequestPermissionResponse::new(outcome))

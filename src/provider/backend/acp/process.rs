@@ -1,4 +1,4 @@
-//! The agent's program: starts it, watches it, and ends it with all processes that it started.
+//! Starts the agent's program, watches it, and ends it together with all processes that it started.
 
 use std::{
     io,
@@ -12,24 +12,25 @@ use tokio::{sync::watch, time::timeout};
 
 use crate::sync::lock;
 
-/// How often to check whether the program has ended, on systems that do not report it.
+/// How often to check whether the program has ended, on systems that do not report the end.
 #[cfg(any(not(unix), target_os = "openbsd"))]
 const LOOK: Duration = Duration::from_millis(20);
 
-/// How long to wait until killed processes are gone. A process that still exists then has no parent that reaps it, as
-/// in a container without an init process.
+/// How long to wait until killed processes are gone. A process that still exists after this time has no parent that
+/// reaps it, as in a container without an init process.
 #[cfg(unix)]
 const GOING: Duration = Duration::from_millis(200);
 
-/// A program that runs or has ended. Dropping this kills the program.
+/// A program that is running or has ended. Dropping this kills the program.
 ///
-/// A separate thread waits for the program's end, so that the program leaves nothing behind even if the runtime ends.
+/// A separate thread waits for the program's end. Then it kills the processes that the program left behind, even if the
+/// runtime has already ended.
 pub(super) struct Process {
     held: Arc<Mutex<Held>>,
     ended: watch::Receiver<Option<String>>,
 }
 
-/// The child process, until its id may be reused.
+/// The child process. After the process has been reaped, its id may be reused.
 struct Held {
     child: Child,
     ended: bool,
@@ -48,8 +49,8 @@ pub(super) struct Pipes {
 impl Process {
     pub(super) fn start(mut command: Command) -> io::Result<(Self, Pipes)> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // The program gets its own process group. A Ctrl-C at the terminal then reaches only the application, and the
-        // processes that the program starts end with it.
+        // The program gets its own process group. A Ctrl-C at the terminal then reaches only the application. When the
+        // program ends, the processes that it started are ended with it.
         #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         #[cfg(target_os = "linux")]
@@ -74,7 +75,7 @@ impl Process {
         let process = Self { held: Arc::clone(&held), ended };
         thread::Builder::new().name("acp-process".to_owned()).stack_size(256 * 1024).spawn(move || {
             let status = reap(&held);
-            // If a program exits successfully, it has ended the processes that it started.
+            // A program that exits successfully has already ended the processes that it started.
             #[cfg(target_os = "linux")]
             if !status.as_ref().is_ok_and(ExitStatus::success) {
                 mark.kill_all();
@@ -102,7 +103,7 @@ impl Process {
         how.unwrap_or_else(|| "its exit status is unknown".to_owned())
     }
 
-    /// Waits for the program's end, and enforces it after this time.
+    /// Waits until the program ends. After `grace`, forces it to end.
     pub(super) async fn stop(&self, grace: Duration) {
         if timeout(grace, self.ended()).await.is_ok() {
             return;
@@ -174,7 +175,7 @@ fn reap(held: &Mutex<Held>) -> io::Result<ExitStatus> {
     status
 }
 
-/// Waits without reaping the process, and without blocking others from killing it.
+/// Waits for the program's end without reaping the process, so that other threads can still kill it.
 #[cfg(all(unix, not(target_os = "openbsd")))]
 fn wait(held: &Mutex<Held>) {
     use rustix::{

@@ -30,11 +30,12 @@ use crate::{
     sync::lock,
 };
 
-/// How long the agent must be silent after it loaded a session, until its repetition of the conversation counts as
-/// complete.
+/// How long the agent must be silent after it has loaded a session. After this silence, its repetition of the
+/// conversation counts as complete.
 const SILENCE: Duration = Duration::from_millis(100);
 
-/// When to repeat a cancellation: some agents ignore a cancellation that arrives while they begin a turn.
+/// The time after which a cancellation is repeated. Some agents ignore a cancellation that arrives while they begin a
+/// turn.
 const AGAIN: Duration = Duration::from_secs(1);
 
 pub(super) struct AcpSession {
@@ -42,7 +43,7 @@ pub(super) struct AcpSession {
     id: SessionId,
     name: String,
     can: PromptCapabilities,
-    /// The warnings for the response of the first turn.
+    /// The warnings to report with the response of the first turn.
     warnings: Mutex<Vec<String>>,
     grace: Duration,
 }
@@ -78,7 +79,7 @@ pub(super) async fn open(
             (SessionId::new(id), session.config_options)
         }
         Some(id) => {
-            // The id is set before the request, so that updates of other sessions are ignored.
+            // The id is set before the request is sent, so that updates of other sessions are ignored.
             opening.connection.shared.is_session(id.as_str());
             let options = opening.resume(id, folder, servers, &can).await?;
             (id.clone(), options)
@@ -113,7 +114,7 @@ impl Opening<'_> {
         let left = self.until.saturating_duration_since(Instant::now());
         let answer = self.connection.ask(call, request, left).await;
         answer.map_err(|unanswered| match unanswered {
-            // The error names the limit of the start as a whole.
+            // The error names the limit for the whole start instead of the time that was left.
             Unanswered::Over(BackendError::Timeout { call, .. }) => {
                 Unanswered::Over(BackendError::Timeout { call, limit: self.backend.start_limit })
             }
@@ -153,7 +154,8 @@ impl Opening<'_> {
     }
 
     /// Resumes an earlier session. `session/resume` is tried first, because it does not repeat the conversation. If the
-    /// agent announces it but it fails, the session is loaded instead, provided that the agent announces loading too.
+    /// agent announces this method but the request fails, the session is loaded instead, provided that the agent
+    /// announces loading too.
     async fn resume(
         &self,
         id: &SessionId,
@@ -190,8 +192,8 @@ impl Opening<'_> {
         let session =
             self.answer("session/load", request).await.map_err(|error| refused("session/load", error))?;
         // The agent repeats the conversation before it responds. Some agents continue the repetition after their
-        // response, and the next turn must not show it. If an agent never falls silent, some time is left for the
-        // requests that follow.
+        // response, and the next turn must not contain any of it. The wait uses only half of the remaining time, so
+        // that the requests that follow have time even if an agent never falls silent.
         let left = self.until.saturating_duration_since(Instant::now());
         let _ = timeout(left / 2, self.connection.shared.quiet(SILENCE)).await;
         Ok(session.config_options)
@@ -234,7 +236,7 @@ impl BackendSession for AcpSession {
 
     async fn prompt(&self, prompt: TurnPrompt) -> Result<EventStream, BackendError> {
         let shared = &self.connection.shared;
-        // A program that has ended has not received the prompt, so the prompt can be sent to another program.
+        // If the program has ended, it has not received the prompt. The prompt can then be sent to another program.
         if let Some(error) = self.connection.over().await {
             return Err(error);
         }
@@ -263,7 +265,7 @@ impl BackendSession for AcpSession {
         let turn = shared.cancel();
         while turn.is_some_and(|turn| shared.is_in_flight(turn)) {
             let notification = CancelNotification::new(self.id.as_str().to_owned());
-            // If the connection is gone, the turn has ended.
+            // If the connection has ended, the turn has ended too.
             let _ = self.connection.agent.send_notification(notification);
             if timeout(AGAIN, shared.idle()).await.is_ok() {
                 break;

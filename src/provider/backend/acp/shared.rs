@@ -31,19 +31,20 @@ use crate::{
     sync::lock,
 };
 
-/// How many statuses that arrive between two turns are kept for the next turn.
+/// The maximum number of statuses that arrive between two turns and are kept for the next turn.
 const MOST_STANDING: usize = 16;
 
-/// How many characters of a response that continues after its end are kept for the next turn's warning.
+/// The maximum number of characters that are kept when the agent continues a response after its end. The next turn
+/// reports them in a warning.
 const LONGEST_LATE: usize = 2000;
 
 pub(super) struct ConnectionState {
     pub(super) traffic: Arc<MessagesInFlight>,
     state: Mutex<State>,
-    /// Set once, while the state is locked.
+    /// The value is set only once, and only while the state is locked.
     ended: watch::Sender<Option<BackendError>>,
     idle: watch::Sender<bool>,
-    /// Counts the updates of turns that arrived while no turn was in flight.
+    /// Counts the updates that belong to a turn but arrived while no turn was in flight.
     unclaimed_updates: watch::Sender<u64>,
 }
 
@@ -60,7 +61,7 @@ struct State {
     late: String,
 }
 
-/// An event, and the budget share that its message takes until the event is read.
+/// An event, and the budget share of its message. The share is released when the event has been read.
 pub(super) type QueuedEvent = (BackendEvent, Option<Room>);
 
 struct Turn {
@@ -69,7 +70,7 @@ struct Turn {
     translator: Translator,
     warnings: Vec<String>,
     cancelled: bool,
-    /// Cancelled when the turn is over, to withdraw its requests for permission.
+    /// Cancelled when the turn is over, which withdraws the turn's requests for permission.
     over: CancellationToken,
 }
 
@@ -126,7 +127,7 @@ impl ConnectionState {
             tracing::warn!("{warning}");
             warnings.push(warning);
         }
-        // The budget for messages limits this channel.
+        // This channel needs no limit of its own, because the budget limits the messages.
         let (events, receiver) = mpsc::unbounded_channel();
         state.turns += 1;
         let turn = Turn {
@@ -160,17 +161,17 @@ impl ConnectionState {
 
     /// Waits until no turn is in flight.
     pub(super) async fn idle(&self) {
-        // The channel can't close: `self` owns its sender.
+        // The channel can't close, because `self` owns its sender.
         let _ = self.idle.subscribe().wait_for(|idle| *idle).await;
     }
 
-    /// Waits until no update of a turn has arrived for `silence`. Used while no turn is in flight.
+    /// Waits until no further update of a turn has arrived for the time `silence`. Used while no turn is in flight.
     pub(super) async fn quiet(&self, silence: Duration) {
         let mut updates = self.unclaimed_updates.subscribe();
         while timeout(silence, updates.changed()).await.is_ok_and(|changed| changed.is_ok()) {}
     }
 
-    /// Ends the turn and the session. The first reason counts.
+    /// Ends the turn and the session. If this is called again, the first reason is kept.
     pub(super) fn end(&self, error: BackendError) {
         let mut state = self.lock();
         let is_first = self.ended.send_if_modified(|ended| {
@@ -188,14 +189,14 @@ impl ConnectionState {
         self.ended.borrow().clone()
     }
 
-    /// Waits for the end of the session and returns the reason.
+    /// Waits for the end of the session, and returns the reason for it.
     pub(super) async fn ended(&self) -> BackendError {
         let mut ended = self.ended.subscribe();
         let error = ended.wait_for(Option::is_some).await.ok().and_then(|error| error.clone());
         error.unwrap_or_else(|| BackendError::Ended("it was closed".to_owned()))
     }
 
-    /// Processes a message of the agent, in order. Never waits.
+    /// Processes a message of the agent without waiting. The messages must be passed in their order.
     pub(super) fn take(&self, dispatch: Dispatch, agent: &ConnectionTo<Agent>) -> Result<(), Error> {
         let room = self.traffic.arrived();
         match dispatch {
@@ -240,8 +241,8 @@ impl ConnectionState {
             }
             return;
         }
-        // A loaded session repeats its conversation before the first turn. Text that arrives after a turn is too late
-        // for that turn.
+        // The agent repeats the conversation of a loaded session before the first turn. Text that arrives after the end
+        // of a turn is too late for that turn.
         let Some((name, data)) = status(&update) else {
             if state.turns > 0
                 && let Some(text) = answer::text(&update)
@@ -257,7 +258,7 @@ impl ConnectionState {
         }
     }
 
-    /// Handles the agent's request for permission.
+    /// Processes the agent's request for permission.
     fn asked(
         &self,
         params: Value,
@@ -303,7 +304,7 @@ impl ConnectionState {
             .as_ref()
             .is_err_and(|error| is_incoming_transport_closed(error) || is_connection_terminated(error))
         {
-            // The supervisor reports the end with more detail.
+            // The supervisor reports this end with more detail.
             return;
         }
         let Some(mut turn) = state.turn.take() else {
@@ -323,7 +324,7 @@ impl ConnectionState {
                     "`session/prompt` was answered without a stop reason".to_owned(),
                 )),
             },
-            // Some agents answer a cancelled prompt with an error. The turn counts as cancelled.
+            // Some agents respond to a cancelled prompt with an error. The turn counts as cancelled.
             Err(_) if turn.cancelled => BackendEvent::Result(TurnResult::new(StopReason::Cancelled)),
             Err(error) => BackendEvent::Error(fault::refused("session/prompt", error, &state.sign_in)),
         };

@@ -1,4 +1,4 @@
-//! Converts the agent's updates of a turn to events. Pure.
+//! Converts the agent's updates of a turn to events. Performs no I/O.
 
 use std::collections::HashMap;
 
@@ -18,13 +18,13 @@ use crate::{
 #[derive(Default)]
 pub(super) struct Translator {
     tools: HashMap<String, Tool>,
-    /// Makes ids of repeated tool uses distinct.
+    /// A number that makes the ids of repeated tool uses distinct.
     uses: u64,
-    /// The first half of a character at the end of the last text, and whether that text was thinking.
+    /// Set if the last text ended with the first half of a character: whether that text was thinking, and the half.
     open: Option<(bool, Half)>,
 }
 
-/// A tool call, as far as it is known.
+/// The known parts of a tool call.
 struct Tool {
     id: ToolUseId,
     call: ToolCall,
@@ -49,8 +49,8 @@ impl Translator {
         events
     }
 
-    /// Adds the event of a text. Removes the marks of halves of characters, and joins the half at the end of the
-    /// previous text with the text.
+    /// Adds the event for a text. If the previous text ended with half a character, this half is joined with the text.
+    /// The marks that stand for halves of characters are removed.
     fn join(&mut self, thinking: bool, text: String, events: &mut Vec<BackendEvent>) {
         if self.open.is_some_and(|(kind, _)| kind != thinking) {
             events.extend(self.finish());
@@ -61,7 +61,7 @@ impl Translator {
         events.push(text_event(thinking, text));
     }
 
-    /// Returns the text that is left at the turn's end: U+FFFD if the last text ended with half a character.
+    /// Returns the text that remains at the end of the turn: U+FFFD if the last text ended with half a character.
     pub(super) fn finish(&mut self) -> Option<BackendEvent> {
         let (thinking, _) = self.open.take()?;
         Some(text_event(thinking, char::REPLACEMENT_CHARACTER.to_string()))
@@ -88,17 +88,17 @@ impl Translator {
             SessionUpdate::AgentMessageChunk(chunk) => vec![BackendEvent::Text(words(chunk.content))],
             SessionUpdate::AgentThoughtChunk(chunk) => vec![BackendEvent::Thinking(words(chunk.content))],
             SessionUpdate::ToolCall(call) => {
-                // If an id occurs again after its tool call has ended, it belongs to another tool use.
+                // If the id of a tool call that has ended occurs again, it belongs to another tool use.
                 let again = self.tools.get(&*call.tool_call_id.0).is_some_and(|tool| tool.finished);
                 self.tool(call.into(), again)
             }
             SessionUpdate::ToolCallUpdate(update) => self.tool(update, false),
-            // The user's messages are already known.
+            // These updates include the user's messages, which are already known.
             _ => Vec::new(),
         }
     }
 
-    /// Records a tool call about which the agent asks, and returns it as a tool use to decide on.
+    /// Records a tool call for which the agent requests permission, and returns it as a tool use to decide on.
     pub(super) fn asked(&mut self, update: ToolCallUpdate) -> ToolUse {
         let again = self.tools.get(&*update.tool_call_id.0).is_some_and(|tool| tool.finished);
         self.merge(update, again).tool_use()
@@ -121,7 +121,7 @@ impl Translator {
         events
     }
 
-    /// Merges an update into its tool call, which may be new.
+    /// Merges an update into its tool call. If the tool call is new, it is created.
     fn merge(&mut self, update: ToolCallUpdate, again: bool) -> &mut Tool {
         let key = update.tool_call_id.0.to_string();
         if again {
@@ -146,7 +146,7 @@ impl Tool {
     fn tool_use(&self) -> ToolUse {
         let call = &self.call;
         let input = call.raw_input.clone().filter(|input| !input.is_null()).unwrap_or_else(|| {
-            // A person who decides has to see something.
+            // If there is no input, the person who decides sees the other parts of the tool call instead.
             let mut input = json!({});
             if !call.title.is_empty() {
                 input["title"] = json!(call.title);
@@ -162,7 +162,7 @@ impl Tool {
         ToolUse::new(self.id.clone(), self.name(), input)
     }
 
-    /// Returns the tool's name, otherwise its kind, otherwise its title.
+    /// Returns the tool's name. If it has none, returns its kind, or else its title.
     fn name(&self) -> String {
         let call = &self.call;
         if let Some(name) = call.name.as_ref().filter(|name| !name.is_empty()) {
@@ -175,7 +175,7 @@ impl Tool {
         }
     }
 
-    /// Returns the result of the tool call, if it has ended.
+    /// Returns the result of the tool call, if the call has ended.
     fn result(&self) -> Option<ToolResult> {
         let is_error = match self.call.status {
             ToolCallStatus::Completed => false,
@@ -198,8 +198,8 @@ fn text_event(thinking: bool, text: String) -> BackendEvent {
     if thinking { BackendEvent::Thinking(text) } else { BackendEvent::Text(text) }
 }
 
-/// Returns the status in an update, with its name, if the update is about the session as a whole. An update of an
-/// unknown kind is a status too.
+/// If an update is about the session as a whole, returns it as a status with a name. An update of an unknown kind is a
+/// status too.
 pub(super) fn status(update: &Value) -> Option<(String, Value)> {
     let kind = update.get("sessionUpdate")?.as_str()?;
     let (name, member) = match kind {

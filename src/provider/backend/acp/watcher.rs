@@ -1,8 +1,8 @@
 //! Ends an agent's program when the application is killed.
 //!
-//! The program has its own process group, so neither a Ctrl-C at the terminal nor a kill of the application reaches it.
-//! A small shell watches the application. It reads from a pipe whose other end the application holds, and the system
-//! closes that end when the application ends for any reason.
+//! The program has its own process group. Therefore, neither a Ctrl-C at the terminal nor a kill of the application
+//! reaches the program. A small shell watches the application: it reads from a pipe whose other end the application
+//! holds. When the application ends for any reason, the system closes that end.
 
 use std::{
     io::{self, Write as _},
@@ -12,14 +12,14 @@ use std::{
 
 use rustix::process::Pid;
 
-/// Waits for a line. If the pipe ends without a line, the application has ended.
+/// The shell waits for a line. If the pipe ends without the line `end`, the application has ended.
 const SCRIPT: &str = r#"trap '' HUP INT TERM; read -r line; [ "$line" = end ] || kill -s KILL -- "-$1""#;
 
-/// A process that kills a process group as soon as the application has ended.
+/// A process that kills a process group as soon as the application ends.
 pub(super) struct Watcher(Child);
 
 impl Watcher {
-    /// Starts to watch on behalf of a process group.
+    /// Starts a watcher for a process group.
     pub(super) fn start(group: Pid) -> io::Result<Self> {
         let mut command = Command::new("sh");
         command
@@ -30,11 +30,11 @@ impl Watcher {
         command.spawn().map(Self)
     }
 
-    /// Stops watching. Call this while the group's id still belongs to the group: a watcher that is not stopped kills
-    /// the group.
+    /// Stops watching. Call this while the group's id still belongs to the group, because a watcher that is not stopped
+    /// kills the group with this id.
     pub(super) fn stop(mut self) {
         if let Some(mut pipe) = self.0.stdin.take() {
-            // If the watcher was killed, its end of the pipe is closed.
+            // If the watcher was killed, its end of the pipe is closed and the write fails.
             let _ = pipe.write_all(b"end\n");
         }
         if let Err(error) = self.0.wait() {

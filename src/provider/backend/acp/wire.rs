@@ -1,6 +1,6 @@
-//! Connects the program's pipes with the implementation of the protocol. That implementation reads and stores without
-//! limits. This module limits the length of lines, skips lines that are not messages, and limits the size of waiting
-//! messages.
+//! Connects the program's pipes with the implementation of the protocol. That implementation reads and stores messages
+//! without limits. Therefore, this module limits the length of lines and the size of waiting messages. It also skips
+//! lines that are not messages.
 
 use std::{
     collections::VecDeque,
@@ -31,7 +31,7 @@ pub(super) const LONGEST: usize = 32 * 1024 * 1024;
 /// The maximum total size in bytes of the messages that wait to be processed or to be answered.
 const BUDGET: u32 = 8 * 1024 * 1024;
 
-/// How many lines in a row may be skipped because they are not messages.
+/// The maximum number of consecutive lines that are skipped because they are not messages.
 const MOST_NOISE: u32 = 1000;
 
 /// The reason why reading or writing has ended.
@@ -41,19 +41,19 @@ pub(super) enum Broken {
     Closed,
     #[error("it wrote a message that is longer than the limit of {LONGEST} bytes")]
     TooLong,
-    /// The program wrote only lines that are not messages. The text is the first of them.
+    /// The program wrote only lines that are not messages. The text is the first such line.
     #[error("its output is not the Agent Client Protocol: {0}")]
     Noise(String),
     #[error("it wrote a damaged message: {0}")]
     Damaged(String),
     #[error("its output can't be read: {0}")]
     Failed(String),
-    /// The program closed its standard input.
+    /// The program stopped reading its standard input.
     #[error("it stopped reading its input: {0}")]
     Deaf(String),
 }
 
-/// The share of the budget that a message takes while it is still held.
+/// The share of the budget that a message uses until it is no longer held in memory.
 pub(super) type Room = Arc<OwnedSemaphorePermit>;
 
 /// The messages that are being transferred, in either direction.
@@ -65,12 +65,12 @@ pub(super) struct MessagesInFlight {
 
 #[derive(Default)]
 struct Inner {
-    /// The budget share of each message that the implementation has not processed, in order of arrival.
+    /// The budget shares of the messages that the implementation has not processed yet, in the order of their arrival.
     arrived: VecDeque<OwnedSemaphorePermit>,
-    /// The budget share of each request whose response has not been written.
+    /// The budget shares of the requests whose responses have not been written yet.
     owed: VecDeque<Room>,
     asked: Asked,
-    /// The number of lines that were not messages, since the last message.
+    /// The number of lines since the last message that were not messages.
     noise: u32,
 }
 
@@ -87,7 +87,7 @@ impl MessagesInFlight {
         lock(&self.inner)
     }
 
-    /// Returns the budget share of the message that the implementation is processing now.
+    /// Returns the budget share of the message that the implementation is processing at the moment.
     pub(super) fn arrived(&self) -> Option<Room> {
         self.lock().arrived.pop_front().map(Arc::new)
     }
@@ -97,7 +97,7 @@ impl MessagesInFlight {
         self.lock().owed.extend(room);
     }
 
-    /// Stops waiting for the budget. Messages that arrive later are skipped.
+    /// Stops waiting for room in the budget. Messages that arrive later are skipped.
     pub(super) fn close(&self) {
         self.budget.close();
     }
@@ -106,7 +106,7 @@ impl MessagesInFlight {
     pub(super) async fn lasting_noise(&self, grace: Duration) -> String {
         let mut noise = self.noise.subscribe();
         loop {
-            // The channel can't close: `self` owns its sender.
+            // The channel can't close, because `self` owns its sender.
             let first = noise.wait_for(Option::is_some).await.ok().and_then(|first| first.clone());
             let followed = timeout(grace, noise.wait_for(Option::is_none)).await.is_ok();
             if let Some(first) = first.filter(|_| !followed) {
@@ -164,7 +164,7 @@ pub(super) async fn read(
         let heard = match traffic.classify(&line) {
             IncomingLine::Messages(heard) => heard,
             IncomingLine::Damaged => return Broken::Damaged(shown(&line, 200)),
-            // Programs write other text to their standard output, although the protocol forbids it.
+            // Some programs also write other text to their standard output, although the protocol forbids this.
             IncomingLine::Noise => match traffic.pass_over(&line) {
                 Ok(()) => continue,
                 Err(broken) => return broken,
@@ -178,7 +178,8 @@ pub(super) async fn read(
                 break;
             };
             traffic.lock().arrived.push_back(room);
-            // If nobody receives messages any more, the rest is still read, so that the program can finish writing.
+            // If nobody receives messages any more, the remaining output is still read, so that the program can finish
+            // writing.
             let _ = messages.unbounded_send(TransportFrame::Single(message));
         }
     }
@@ -210,8 +211,8 @@ pub(super) async fn write(
     Ok(())
 }
 
-/// Returns the implementation's end of the connection, and ours: the messages to write, and the sender for messages
-/// that were read.
+/// Returns the implementation's end of the connection, and the two halves of our end: the receiver of the messages to
+/// write, and the sender for messages that were read.
 pub(super) fn channel() -> (Channel, UnboundedReceiver<TransportFrame>, UnboundedSender<TransportFrame>) {
     let (theirs, ours) = Channel::duplex();
     let (rx, tx) = ours.into_parts();
@@ -244,7 +245,7 @@ mod tests {
             assert!(written < 20, "the program never had to wait");
         }
         assert!(written >= 7, "{written}");
-        // Each message that is processed makes room for another.
+        // When a message has been processed, there is room for another message.
         assert!(taken.next().await.is_some());
         drop(traffic.arrived());
         assert!(timeout(Duration::from_mins(1), program.write_all(b"\n")).await.is_ok());

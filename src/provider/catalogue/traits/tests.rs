@@ -1,7 +1,7 @@
 use super::*;
 use crate::provider::dialect::EffortWords;
 
-/// Ids, each followed by those facts about it that differ from the facts about unknown models.
+/// Each id, followed by the facts about this id that differ from the facts about unknown models.
 const EXPECTED: &str = include_str!("expected.txt");
 
 const fn yes(is: bool) -> &'static str {

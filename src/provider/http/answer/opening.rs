@@ -5,15 +5,15 @@ use serde::de::IgnoredAny;
 
 use crate::provider::{dialect::Framing, http::framing::BOM};
 
-/// Collects the first bytes of a body until they show its shape.
+/// Collects the first bytes of a body until they show how to read the body.
 pub(super) struct Opening {
     framing: Framing,
-    /// The maximum number of bytes that are held of a first line.
+    /// The maximum number of bytes of a first line that are held.
     limit: usize,
-    /// The number of bytes so far that may begin a byte order mark. `None` as soon as the mark or anything else has
-    /// been read.
+    /// The number of bytes so far that may be the beginning of a byte order mark. `None` after the mark or anything
+    /// else has been read.
     mark: Option<usize>,
-    /// The first line while its end is missing, for JSON lines only.
+    /// The first line, as long as its end is missing. Only used for JSON lines.
     line: Vec<u8>,
 }
 
@@ -26,13 +26,13 @@ pub(super) enum Shape {
 }
 
 impl Opening {
-    /// Creates an opening. `line_limit` is the maximum number of bytes of a line that are read.
+    /// Creates an opening. `line_limit` is the maximum number of bytes of a line.
     pub(super) fn new(framing: Framing, line_limit: usize) -> Self {
         Self { framing, limit: line_limit, mark: Some(0), line: Vec::new() }
     }
 
-    /// Takes the next bytes. Returns the shape of the body if the bytes show it, and the bytes to read now, without a
-    /// byte order mark.
+    /// Takes the next bytes. Returns the shape of the body if the bytes show it, and the bytes that can be read now,
+    /// without a byte order mark.
     pub(super) fn take(&mut self, chunk: Bytes) -> (Option<Shape>, Bytes) {
         let Some(chunk) = self.without_mark(chunk) else {
             return (None, Bytes::new());
@@ -49,7 +49,7 @@ impl Opening {
         }
     }
 
-    /// Ends the body. Returns the bytes that are held.
+    /// Ends the body, and returns the bytes that are still held.
     pub(super) fn end(&mut self) -> Bytes {
         match self.mark.take() {
             Some(seen) => Bytes::from_static(&BOM[..seen]),
@@ -57,7 +57,7 @@ impl Opening {
         }
     }
 
-    /// Removes a byte order mark. Returns `None` while the bytes may be a part of the mark.
+    /// Removes a byte order mark. Returns `None` as long as the bytes may be the beginning of the mark.
     fn without_mark(&mut self, chunk: Bytes) -> Option<Bytes> {
         let Some(seen) = self.mark else {
             return Some(chunk);
@@ -75,8 +75,8 @@ impl Opening {
         })
     }
 
-    /// Reads up to the end of the first line. If the line is only the beginning of a JSON value, the value spans
-    /// several lines.
+    /// Reads up to the end of the first line. If this line is only the beginning of a JSON value, the body is one value
+    /// that spans several lines.
     fn take_line(&mut self, chunk: Bytes) -> (Option<Shape>, Bytes) {
         let chunk = if self.line.is_empty() { chunk.slice_ref(chunk.trim_ascii_start()) } else { chunk };
         let end = memchr::memchr(b'\n', &chunk).map(|end| self.line.len() + end);

@@ -1,4 +1,4 @@
-//! The request that an endpoint sends: address, headers, body.
+//! Builds the parts of the request that an endpoint sends: address, headers, body.
 
 use reqwest::{
     Url,
@@ -52,7 +52,8 @@ impl Endpoint {
         Ok(url)
     }
 
-    /// Returns the headers of a request, except those that its body requires, and the secret values among them.
+    /// Returns the headers of a request, and the secret values among them. The headers that the request's body requires
+    /// are not included.
     pub(super) fn headers(
         &self,
         format: &Format,
@@ -64,7 +65,7 @@ impl Endpoint {
             Framing::NdJson => "application/x-ndjson, application/json",
         };
         headers.insert(ACCEPT, HeaderValue::from_static(accept));
-        // Without this header any compression would be allowed (RFC 9110, section 12.5.3).
+        // Without this header, the service would be allowed to use any compression (RFC 9110, section 12.5.3).
         headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         for (name, value) in &self.plain {
@@ -100,7 +101,7 @@ impl Endpoint {
         Ok((headers, secrets))
     }
 
-    /// Returns the JSON body of a request, with warnings about what it can't express.
+    /// Returns the JSON body of a request, with warnings about options that the body can't express.
     pub(super) fn encode(&self, dialect: &dyn Dialect, request: &Request) -> Result<Encoded, ProviderError> {
         check_conversation(&request.history)?;
         let request = &*origin::for_service(request, &self.name, dialect.name());
@@ -115,7 +116,7 @@ impl Endpoint {
     }
 }
 
-/// Refuses a conversation that services reject or change. Their errors rarely name the reason.
+/// Rejects a conversation that services would reject or change, because the services' errors rarely name the reason.
 fn check_conversation(history: &History) -> Result<(), ProviderError> {
     let refused = |message: String| Err(ProviderError::new(ErrorKind::InvalidRequest, message));
     if history.first().is_some_and(|first| first.role == Role::Assistant) {
@@ -142,7 +143,7 @@ fn is_blank(block: &Content) -> bool {
 /// requires.
 const LIST: &str = "anthropic-beta";
 
-/// Adds the headers that a body requires to those of its request.
+/// Adds the headers that a body requires to the other headers of its request.
 pub(super) fn demand(
     headers: &mut HeaderMap,
     dialect: &dyn Dialect,
@@ -165,7 +166,7 @@ pub(super) fn demand(
     Ok(())
 }
 
-/// Returns whether a list has this item.
+/// Returns whether this comma-separated list contains this item.
 fn lists(list: &HeaderValue, item: &str) -> bool {
     list.as_bytes().split(|byte| *byte == b',').any(|one| one.trim_ascii() == item.as_bytes())
 }
@@ -192,12 +193,13 @@ fn header_name(name: &str) -> Result<HeaderName, ProviderError> {
 
 fn header_value(name: &str, value: &Secret) -> Result<HeaderValue, ProviderError> {
     let mut header = HeaderValue::from_str(value.reveal()).map_err(|_| unfit(name))?;
-    // Keeps the value out of the debug output of the HTTP stack and out of header compression tables.
+    // This keeps the value out of the debug output of the HTTP stack and out of header compression tables.
     header.set_sensitive(true);
     Ok(header)
 }
 
-/// Returns how much of a header's value is secret. Hiding parts of a word or a URL would hide harmless text.
+/// Returns how much of a header's value is secret. If parts of an ordinary word or URL were hidden, harmless text would
+/// be hidden too.
 fn extent(name: &HeaderName) -> Extent {
     if names_credentials(name.as_str()) { Extent::Parts } else { Extent::Whole }
 }
@@ -208,7 +210,7 @@ fn names_credentials(name: &str) -> bool {
     words.iter().any(|word| name.contains(word))
 }
 
-/// Returns the credentials in the query of an address.
+/// Returns the credentials in the query of a URL.
 pub(super) fn query_secrets(url: &Url) -> Vec<(Secret, Extent)> {
     let credentials = url.query_pairs().filter(|(name, _)| names_credentials(name));
     credentials.map(|(_, value)| (Secret::new(&*value), Extent::Parts)).collect()

@@ -34,10 +34,10 @@ impl AlibabaRegion {
 impl Endpoint {
     /// Alibaba's international region, with the key from `DASHSCOPE_API_KEY`.
     ///
-    /// Only some models accept a `json_schema`, so an output schema is requested as a JSON object, with the schema in
-    /// the system prompt. The service can't combine that with thinking. While the model thinks, the schema is therefore
-    /// sent as the input schema of a tool, which can't be forced then. For models without tools, the schema is only in
-    /// the system prompt.
+    /// Only some models accept a `json_schema`. Therefore, an output schema is requested as a JSON object, and the
+    /// schema is added to the system prompt. The service can't combine this with thinking. If the model thinks, the
+    /// schema is sent as the input schema of a tool instead, but the use of this tool can't be forced. For models
+    /// without tools, the schema is only in the system prompt.
     pub fn alibaba() -> Self {
         Self::alibaba_in(AlibabaRegion::default())
     }

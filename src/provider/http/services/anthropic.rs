@@ -10,13 +10,13 @@ impl Endpoint {
         with_format("anthropic", "https://api.anthropic.com", messages).with_key_variable("ANTHROPIC_API_KEY")
     }
 
-    /// A service with the Messages wire format of Anthropic. The model's id decides what the model supports; a model
-    /// that is not a Claude thinks with a token budget. A key is sent in `x-api-key`, if there is one;
+    /// A service with the Messages wire format of Anthropic. The model's id determines what the model supports. A model
+    /// other than Claude thinks with a token budget. If there is a key, it is sent in `x-api-key`.
     /// [`with_auth`](Self::with_auth) changes that.
     ///
-    /// Members that only Anthropic understands are not sent. Thinking of Claude 5.1 and later is sent back unchanged,
-    /// without the member that lets the service drop it where it no longer fits. If the service accepts that member
-    /// too, create it with [`custom`](Self::custom) and
+    /// Members that only Anthropic understands are not sent. Thinking of Claude 5.1 and later is sent back unchanged.
+    /// It is sent without the member that allows the service to drop thinking that no longer fits its position. If the
+    /// service accepts that member too, create the endpoint with [`custom`](Self::custom) and
     /// [`AnthropicMessages::with_block_binding`](crate::provider::dialect::AnthropicMessages::with_block_binding).
     pub fn anthropic_compatible(name: impl Into<String>, base_url: impl Into<String>) -> Self {
         with_format(name, base_url, AnthropicMessages::default())

@@ -4,7 +4,7 @@ use super::{Auth, Endpoint};
 use crate::provider::dialect::GoogleGemini;
 
 impl Endpoint {
-    /// Google, with the key from `GEMINI_API_KEY`. The key is sent in a header and never in the address.
+    /// Google, with the key from `GEMINI_API_KEY`. The key is sent in a header, and never in the URL.
     pub fn google() -> Self {
         Self::custom("google", "https://generativelanguage.googleapis.com", GoogleGemini::default())
             .with_version("/v1beta")

@@ -7,9 +7,9 @@ use crate::provider::dialect::{ChatCompletions, Files, OutputSupport};
 impl Endpoint {
     /// Groq, with the key from `GROQ_API_KEY`.
     ///
-    /// Groq accepts no `response_format` for responses that are streamed, and this crate streams all responses. An
-    /// output schema is therefore sent as the input schema of a tool. Groq's compound systems accept no tools, so for
-    /// them the schema is only in the system prompt.
+    /// Groq accepts no `response_format` for streamed responses, and this crate streams all responses. Therefore, an
+    /// output schema is sent as the input schema of a tool. Groq's compound systems accept no tools, so for them the
+    /// schema is only in the system prompt.
     pub fn groq() -> Self {
         let chat = ChatCompletions::default()
             .with_max_tokens_field("max_completion_tokens")

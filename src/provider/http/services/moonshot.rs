@@ -8,7 +8,8 @@ use crate::provider::dialect::{ChatCompletions, Files, OutputSupport, ToolChoice
 impl Endpoint {
     /// Moonshot, with the key from `MOONSHOT_API_KEY`.
     ///
-    /// Models that think reject a conversation without their reasoning, so it is sent back.
+    /// Models that think reject a conversation that lacks their earlier reasoning. Therefore, the reasoning is sent
+    /// back.
     pub fn moonshot() -> Self {
         let chat = ChatCompletions::default()
             .with_max_tokens_field("max_completion_tokens")

@@ -17,9 +17,10 @@ impl Endpoint {
         Self::ollama_at(&env::var("OLLAMA_HOST").unwrap_or_default())
     }
 
-    /// An Ollama server at `host`, written as Ollama itself reads it from `OLLAMA_HOST`: an address with or without
-    /// scheme, port and path, each of which has a default. An address that means every interface, as servers use it to
-    /// listen, is replaced by this machine. The key from `OLLAMA_API_KEY` is only sent to Ollama's own service.
+    /// An Ollama server at `host`, in the form in which Ollama itself reads `OLLAMA_HOST`: an address with or without
+    /// scheme, port and path, each of which has a default. Servers use addresses that mean every interface in order to
+    /// listen. Such an address is replaced by the address of this machine. The key from `OLLAMA_API_KEY` is sent only
+    /// to Ollama's own service.
     ///
     /// Source: `envconfig.Host` in <https://github.com/ollama/ollama>.
     pub fn ollama_at(host: &str) -> Self {
@@ -52,7 +53,7 @@ fn ollama_url(host: &str) -> String {
         return format!("{scheme}://{rest}");
     }
     let (name, port) = match address.rsplit_once(':') {
-        // The colons of a bare IPv6 address don't separate a port.
+        // The colons of an IPv6 address without brackets don't separate a port.
         Some((name, given)) if !name.contains(':') || name.ends_with(']') => {
             (name, given.parse().unwrap_or(port))
         }

@@ -9,8 +9,8 @@ const KEY_VARIABLE: &str = "OPENAI_API_KEY";
 impl Endpoint {
     /// OpenAI with the Chat Completions wire format, and the key from `OPENAI_API_KEY`.
     ///
-    /// In this wire format, models since GPT-5.4 accept tools only while they do not reason, and some accept none at
-    /// all. [`openai_responses`](Self::openai_responses) supports both.
+    /// In this wire format, models since GPT-5.4 accept tools only if they do not reason, and some accept no tools at
+    /// all. [`openai_responses`](Self::openai_responses) supports both tools and reasoning.
     pub fn openai() -> Self {
         Self::custom("openai", BASE_URL, ChatCompletions::openai()).with_key_variable(KEY_VARIABLE)
     }
@@ -20,13 +20,14 @@ impl Endpoint {
         Self::custom("openai_responses", BASE_URL, OpenAiResponses::openai()).with_key_variable(KEY_VARIABLE)
     }
 
-    /// A service with the Chat Completions wire format as most services have it, for example a local model server. It
-    /// has the defaults of [`ChatCompletions`]. A key is sent as a bearer token, if there is one.
+    /// A service with the Chat Completions wire format in the form that most services support, for example a local
+    /// model server. It has the defaults of [`ChatCompletions`]. If there is a key, it is sent as a bearer token.
     ///
-    /// The switches of [`ChatCompletions`] describe how a service deviates and what it can't do: the member for the
-    /// output limit, the role of the system prompt, how thinking and an output schema are requested, whether reasoning
-    /// is sent back, sampling, tool choices, attachments, labels, the cache, stop sequences, and rules for single
-    /// models. An option that is turned off is mapped to the nearest possible value or reported as a warning.
+    /// The switches of [`ChatCompletions`] describe how a service deviates and what it can't do. They exist for the
+    /// member for the output limit, the role of the system prompt, how thinking and an output schema are requested,
+    /// whether reasoning is sent back, sampling, tool choices, attachments, labels, the cache, stop sequences, and
+    /// rules for single models. If a request uses an option that is switched off, the option is mapped to the nearest
+    /// possible value or reported as a warning.
     ///
     /// ```
     /// use omni_agent::provider::{
@@ -46,8 +47,8 @@ impl Endpoint {
         Self::custom(name, base_url, ChatCompletions::default())
     }
 
-    /// A service with the Responses wire format as OpenAI has it, for example a local model server. It has the defaults
-    /// of [`OpenAiResponses`]. A key is sent as a bearer token, if there is one. For a service that deviates, pass an
+    /// A service with the Responses wire format in OpenAI's form, for example a local model server. It has the defaults
+    /// of [`OpenAiResponses`]. If there is a key, it is sent as a bearer token. For a service that deviates, pass an
     /// [`OpenAiResponses`] with other switches to [`custom`](Self::custom).
     pub fn openai_responses_compatible(name: impl Into<String>, base_url: impl Into<String>) -> Self {
         Self::custom(name, base_url, OpenAiResponses::default())

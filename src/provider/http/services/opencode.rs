@@ -7,8 +7,8 @@ impl Endpoint {
     /// OpenCode Zen, with the key from `OPENCODE_API_KEY`.
     ///
     /// The wire format depends on the model: Messages for `claude-…` and `qwen3.…`, Responses for `gpt-…`, `grok-4…`,
-    /// `grok-build…` and `muse-…`, Gemini for `gemini-…`, and Chat Completions for all others. The key is sent where
-    /// the wire format requires it.
+    /// `grok-build…` and `muse-…`, Gemini for `gemini-…`, and Chat Completions for all other models. The key is sent in
+    /// the header that the wire format requires.
     pub fn opencode() -> Self {
         let chat =
             ChatCompletions::default().with_files(Files::Images).without_metadata().of_service("opencode");

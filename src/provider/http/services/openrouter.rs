@@ -8,10 +8,10 @@ use serde_json::{Map, Value};
 use super::Endpoint;
 use crate::provider::dialect::{ChatCompletions, EffortWords, Files, ReasoningReturn, ThinkingField};
 
-/// Settings of OpenRouter: which providers may serve the requests, which models replace a model that fails, and the
-/// application's name.
+/// Settings of OpenRouter: the providers that may serve the requests, the models that replace a model that fails, and
+/// the application's name.
 ///
-/// Options of the service that are missing here can be sent with
+/// Options of the service that have no setting here can be sent with
 /// [`Options::extra`](crate::provider::Options::extra), which also overrides these settings for single requests.
 ///
 /// ```
@@ -114,7 +114,8 @@ impl OpenRouter {
         self
     }
 
-    /// Returns the same settings, and sets whether other providers may replace the requested ones. By default they may.
+    /// Returns the same settings, and sets whether other providers may replace the requested ones. By default, this is
+    /// allowed.
     pub fn with_fallbacks(mut self, allowed: bool) -> Self {
         self.provider.allow_fallbacks = Some(allowed);
         self
@@ -127,8 +128,8 @@ impl OpenRouter {
         self
     }
 
-    /// Returns the same settings, and sets whether providers may be used that store and use the prompts. By default
-    /// they may.
+    /// Returns the same settings, and sets whether providers that store and use the prompts are allowed. By default,
+    /// they are allowed.
     pub fn with_data_collection(mut self, allowed: bool) -> Self {
         self.provider.data_collection = Some(if allowed { "allow" } else { "deny" });
         self
@@ -152,7 +153,7 @@ impl OpenRouter {
         self
     }
 
-    /// Returns the same settings, where only providers are used whose prices are at most these, in US dollars per
+    /// Returns the same settings, where only providers are used that charge at most these prices, in US dollars per
     /// million tokens of the prompt and of the response.
     pub fn with_max_price(mut self, prompt: f64, completion: f64) -> Self {
         self.provider.max_price = Some(MaxPrice { prompt, completion });

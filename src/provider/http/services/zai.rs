@@ -7,9 +7,9 @@ use crate::provider::dialect::{ChatCompletions, Files, OutputSupport, ReasoningR
 impl Endpoint {
     /// Z.ai, with the key from `ZAI_API_KEY`.
     ///
-    /// Models that think expect their reasoning in a loop of tool calls, so it is sent back. If the model supports it,
-    /// the arguments of tool calls are requested as a stream (`tool_stream`), since the service would otherwise send
-    /// nothing for a long time.
+    /// Models that think expect their earlier reasoning in a loop of tool calls, so the reasoning is sent back. If the
+    /// model supports it, the arguments of tool calls are requested as a stream (`tool_stream`), because the service
+    /// would otherwise send nothing for a long time.
     pub fn zai() -> Self {
         let chat = ChatCompletions::default()
             .with_output(OutputSupport::Object)

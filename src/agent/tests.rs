@@ -34,6 +34,7 @@ mod outputs;
 mod owner;
 mod panics;
 mod pauses;
+mod pauses_property;
 mod predicament;
 mod prompt_model;
 mod questions;

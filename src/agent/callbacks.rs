@@ -179,7 +179,8 @@ pub enum ToolDecision {
     PauseFor {
         /// The reason, which subscribers see.
         reason: Value,
-        /// The time after which `on_expiry` applies. It starts when the pause is emitted.
+        /// The time after which `on_expiry` applies. It starts when the pause is emitted. A time of more than a year
+        /// means no limit.
         expires_in: Duration,
         /// The decision that applies when the time is over.
         on_expiry: Decision,

@@ -109,9 +109,11 @@ impl Work {
         self.watch = limit.map(|limit| Watch { limit, timer: Box::pin(sleep(limit)), frozen: None });
     }
 
-    /// Watches the time limit of a pause.
+    /// Watches the time limit of a pause. A longer limit than [`MAX_EXPIRY`] never ends.
     pub(super) fn expire(&mut self, tool_use: ToolUseId, after: Duration) {
-        self.expiries.get_or_insert_default().insert(tool_use, after.min(MAX_EXPIRY));
+        if after <= MAX_EXPIRY {
+            self.expiries.get_or_insert_default().insert(tool_use, after);
+        }
     }
 
     pub(super) fn freeze_watch(&mut self, freeze: bool) {

@@ -307,7 +307,7 @@ async fn pause_for_an_endless_time_waits() {
     let (mut agent, _, _) = agent_with(hooks).await;
     agent.agent.prompt("Go").await.unwrap();
     agent.until("pause").await;
-    tokio::time::sleep(LIMIT * 60 * 24 * 30).await;
+    tokio::time::sleep(LIMIT * 60 * 24 * 500).await;
     assert_eq!(agent.agent.status().await.unwrap(), Status::Paused);
     agent.agent.resume("0", Decision::Execute).await.unwrap();
     agent.end().await;

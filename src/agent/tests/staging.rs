@@ -7,7 +7,7 @@ use crate::{
     },
     provider::{Options, StopReason},
     testing::{Gate, ScriptedProvider, Step},
-    tool::Decision,
+    tool::{Decision, Tool, tool_fn},
 };
 use serde_json::{Value, json};
 
@@ -300,20 +300,24 @@ async fn prompt_with_an_empty_or_long_id_is_refused() {
     agent.agent.prompt(Prompt::new("Go").with_id("é".repeat(32))).await.unwrap();
 }
 
+/// A tool that waits at the gate.
+fn slow(gate: &Gate) -> impl Tool + use<> {
+    let gate = gate.clone();
+    tool_fn("slow", "Waits.", move |_: Value, _| {
+        let gate = gate.clone();
+        async move {
+            gate.pass().await;
+            Ok("done")
+        }
+    })
+}
+
 /// Returns an agent whose tool waits at the gate, and whose model uses the tool once and then answers.
 async fn in_a_tool(rest: impl IntoIterator<Item = Step>) -> (Watched, ScriptedProvider, Gate) {
     let gate = Gate::new();
     let steps = std::iter::once(Step::tool_use("t", "slow", json!({}))).chain(rest);
     let (provider, builder) = scripted(steps);
-    let pass = gate.clone();
-    let slow = crate::tool::tool_fn("slow", "Waits.", move |_: Value, _| {
-        let gate = pass.clone();
-        async move {
-            gate.pass().await;
-            Ok("done")
-        }
-    });
-    let agent = Watched::start(builder.tool(slow)).await;
+    let agent = Watched::start(builder.tool(slow(&gate))).await;
     agent.agent.prompt("Go").await.unwrap();
     reached(&gate).await;
     (agent, provider, gate)
@@ -440,15 +444,7 @@ async fn retry_repeats_the_step_with_the_prompts_that_have_joined() {
     let gate = Gate::new();
     let (provider, builder) = scripted([Step::tool_use("t", "slow", json!({})), fails, Step::text("One")]);
     let hooks = Hooks::new().on_error(|_, _| crate::agent::ErrorDecision::Retry);
-    let pass = gate.clone();
-    let slow = crate::tool::tool_fn("slow", "Waits.", move |_: Value, _| {
-        let gate = pass.clone();
-        async move {
-            gate.pass().await;
-            Ok("done")
-        }
-    });
-    let mut agent = Watched::start(builder.tool(slow).callbacks(hooks)).await;
+    let mut agent = Watched::start(builder.tool(slow(&gate)).callbacks(hooks)).await;
     agent.agent.prompt("Go").await.unwrap();
     reached(&gate).await;
     agent.agent.prompt(Prompt::new("Now").at(Next::Step)).await.unwrap();

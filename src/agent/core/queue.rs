@@ -127,6 +127,7 @@ impl Core {
 
     /// Adds the staged prompts for the next step to the turn, after the results of its tools.
     pub(super) fn join_step(&mut self, turn: &mut Turn, cx: &mut Context<'_>) {
+        turn.joined.clear();
         while let Some(index) = self.staged.iter().position(|prompt| prompt.next == Next::Step) {
             let prompt = self.staged.remove(index);
             self.took(&prompt, cx);
@@ -139,10 +140,10 @@ impl Core {
     /// Takes the prompts out of the turn that have joined it and were not answered. A committed history must not end
     /// with a prompt, so they count as staged again.
     pub(super) fn leave_step(&mut self, turn: &mut Turn) {
-        let joined = std::mem::take(&mut turn.joined);
-        if joined.is_empty() {
+        if turn.joined.is_empty() || turn.working.pending_len() > turn.step_start {
             return;
         }
+        let joined = std::mem::take(&mut turn.joined);
         let keep = turn.working.pending_len().saturating_sub(joined.len());
         turn.working.rebase(&self.history, keep);
         self.staged.list().splice(0..0, joined);

@@ -113,7 +113,6 @@ impl Core {
             );
         }
         turn.warnings.extend(warnings.iter().cloned());
-        turn.joined.clear();
         // The last message may be a response that the service paused, so look for the user message.
         let mut messages = turn.prompts_of_step();
         add_message(&mut turn, message, cx);
@@ -150,6 +149,7 @@ impl Core {
             return match stop_reason {
                 // If the response is sent back, the service continues it.
                 StopReason::Pause => {
+                    turn.joined.clear();
                     turn.step += 1;
                     self.prepare(turn, cx);
                 }

@@ -2,8 +2,8 @@
 
 use crate::{
     agent::{
-        Accepted, AgentError, Event, Next, Prompt, PromptState, RunOutcome, ToolDecision, TurnDecision,
-        TurnOutcome,
+        Accepted, AgentCallbacks, AgentError, ErrorDecision, Event, Failure, Next, Prompt, PromptState,
+        Response, RunOutcome, State, ToolDecision, TurnDecision, TurnOutcome,
     },
     provider::{Options, StopReason},
     testing::{Gate, ScriptedProvider, Step},
@@ -452,4 +452,45 @@ async fn retry_repeats_the_step_with_the_prompts_that_have_joined() {
     agent.end().await;
     assert_eq!(sent(&provider.requests()[1]), sent(&provider.requests()[2]));
     assert_eq!(agent.history().await[3..], ["user: Now", "assistant: One"]);
+}
+
+/// Hangs in the first `handle_turn`, and repeats the step when the turn's time limit is reached.
+struct HangsOnce(bool);
+
+#[async_trait::async_trait]
+impl AgentCallbacks for HangsOnce {
+    async fn handle_turn(&mut self, _: &Response, _: &mut State) -> TurnDecision {
+        if !std::mem::replace(&mut self.0, true) {
+            std::future::pending::<()>().await;
+        }
+        TurnDecision::Stop
+    }
+
+    async fn handle_error(&mut self, _: &Failure, _: &mut State) -> ErrorDecision {
+        ErrorDecision::Retry
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn interrupt_of_a_step_that_is_repeated_after_its_answer_carries_joined_prompts_back() {
+    let (gate, hangs) = (Gate::new(), Gate::new());
+    let last = Step::new().gate(&hangs).hang();
+    let (_, builder) = scripted([Step::tool_use("t", "slow", json!({})), Step::text("One"), last]);
+    let limit = std::time::Duration::from_mins(1);
+    let builder = builder.tool(slow(&gate)).turn_timeout(limit).callbacks(HangsOnce(false));
+    let mut agent = Watched::start(builder).await;
+    agent.agent.prompt("Go").await.unwrap();
+    reached(&gate).await;
+    agent.agent.prompt(Prompt::new("Now").at(Next::Step)).await.unwrap();
+    gate.open();
+    agent.until("retry").await;
+    reached(&hangs).await;
+    agent.agent.interrupt().await.unwrap();
+    let events = agent.end().await;
+    let Some(Event::Turn(TurnOutcome::Stop { staged, .. })) = events.last().map(|event| &**event) else {
+        panic!("{:?}", names(&events))
+    };
+    assert_eq!(staged[0].content, "Now".into());
+    assert_eq!(agent.history().await, ["user: Go", "assistant: use t", "user: result t"]);
+    agent.agent.state().await.unwrap().history().check().unwrap();
 }

@@ -17,7 +17,7 @@ impl Model {
         let response = outcome.response();
         let mut turn = self.turn.take().ok_or("a turn ends, but none is active")?;
         turn.keep_decided(response);
-        if self.interrupting() && !turn.joined.is_empty() {
+        if self.interrupting() && !turn.joined.is_empty() && turn.pending.len() == turn.base {
             // No answer follows these prompts, so they are staged again.
             turn.pending.truncate(turn.pending.len() - turn.joined.len());
             self.queue.staged.splice(0..0, turn.joined.drain(..));

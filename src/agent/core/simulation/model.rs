@@ -362,6 +362,7 @@ impl Model {
         } else {
             turn.place = TurnStage::Asking;
             turn.base = turn.pending.len();
+            turn.joined.clear();
             self.step += 1;
             self.queue.has_results = true;
         }
@@ -437,7 +438,6 @@ impl Model {
         turn.blocks.clear();
         turn.pending.push(Arc::clone(message));
         turn.place = TurnStage::Answered;
-        turn.joined.clear();
         self.joins()?;
         self.check_step(step)
     }
@@ -467,6 +467,7 @@ impl Model {
             _ => TurnStage::Complete,
         };
         if turn.place == TurnStage::Asking {
+            turn.joined.clear();
             turn.base = turn.pending.len();
             self.step += 1;
         }

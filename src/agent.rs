@@ -111,7 +111,7 @@ pub use callbacks::{AgentCallbacks, ErrorDecision, ToolDecision, TurnDecision};
 pub(crate) use command::InFlight;
 use command::{Command, Reply, Stop};
 pub use error::{AgentError, Failure};
-pub use event::{Decided, Event, RunOutcome, Status, TurnOutcome, UnstageReason};
+pub use event::{Decided, Event, RunEnd, RunOutcome, Status, TurnOutcome, UnstageReason};
 pub(crate) use owner::{Asker, HistoryOwner, Moment, Opening};
 pub use prompt::{Next, Prompt, PromptId, PromptState};
 pub use response::Response;

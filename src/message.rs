@@ -32,6 +32,7 @@ mod history;
 mod id;
 mod law;
 mod usage;
+mod usage_row;
 
 pub use content::{
     Attachment, Content, ProviderItem, ResultBlock, Source, Text, Thinking, ToolResult, ToolUse,
@@ -40,6 +41,7 @@ pub use history::History;
 pub use id::{Timestamp, ToolUseId, TurnId};
 pub use law::HistoryError;
 pub use usage::Usage;
+pub use usage_row::{Purpose, RequestEnd, UsageRow, UsageSum};
 
 pub(crate) use id::text_id;
 

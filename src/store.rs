@@ -58,32 +58,42 @@ mod error;
 pub mod file_system;
 mod id;
 mod json;
+mod labels;
+mod ledger;
 mod memory;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 mod rows;
+mod search;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 mod transfer;
 mod write;
 
-pub use content::{Commit, Page, Position, StateChange, Stored, StoredState, Summary};
+pub use content::{Commit, Page, Position, StateChange, Stored, StoredState, Summary, TurnChange};
 pub use document::{export_json, import_json, import_json_with_settings};
 pub use error::StoreError;
 pub use file_system::FileSystemStore;
 pub use id::{ConversationId, WriteId};
+pub use labels::{Filter, LabelError, Labels, Listing};
 pub use memory::MemoryStore;
 #[cfg(feature = "postgres")]
 pub use postgres::PostgresStore;
 #[cfg(feature = "sqlite")]
 pub use sqlite::SqliteStore;
+pub use search::{Found, Hit, Query};
 pub use transfer::{Copied, copy, copy_one};
 pub use write::{Epoch, Lease, Owner, Version, Write};
 
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 use async_trait::async_trait;
+
+use crate::{
+    message::{Timestamp, UsageRow, UsageSum},
+    tree::Erased,
+};
 
 /// A place that keeps conversations.
 ///
@@ -313,6 +323,80 @@ pub trait Store: Send + Sync + 'static {
             Err(StoreError::NotFound { .. }) => Ok(false),
             Err(error) => Err(error),
         }
+    }
+
+    /// Lists the conversations that match a filter, in the same order and in the same pages as [`list`](Store::list).
+    ///
+    /// The default implementation lists all conversations for an empty filter, and does not support other filters.
+    ///
+    /// # Errors
+    ///
+    /// Fails with [`StoreError::Unsupported`] if the store does not support labels, or if the store can't be read.
+    async fn list_where(&self, filter: &Filter, page: Page) -> Result<Vec<Summary>, StoreError> {
+        if filter.is_empty() { self.list(page).await } else { Err(StoreError::unsupported("lists by labels")) }
+    }
+
+    /// Finds conversations by the words in their titles and in the texts of their messages.
+    ///
+    /// A title or a message is found if it contains all words and phrases of the query. Searches look at the text
+    /// blocks of messages, and not at thinking, tool uses, results or attachments. Each conversation is found once, with
+    /// the last message that contains the words. The conversations are sorted and divided into pages as by
+    /// [`list`](Store::list).
+    ///
+    /// The default implementation does not support searches.
+    ///
+    /// # Errors
+    ///
+    /// Fails with [`StoreError::Unsupported`], or if the store can't be read.
+    async fn search(&self, filter: &Filter, query: &Query, page: Page) -> Result<Found, StoreError> {
+        let _ = (filter, query, page);
+        Err(StoreError::unsupported("searches"))
+    }
+
+    /// Returns whether the store keeps a usage ledger, which consists of the rows in [`Commit::usage`]. If it does not,
+    /// sessions send no rows.
+    fn keeps_usage(&self) -> bool {
+        false
+    }
+
+    /// Returns rows of the conversation's usage ledger, newest first. Only the limit and the offset of the page count.
+    ///
+    /// # Errors
+    ///
+    /// Fails with [`StoreError::Unsupported`] if the store keeps no ledger, with [`StoreError::NotFound`], or if the
+    /// store can't be read.
+    async fn usage(&self, id: &ConversationId, page: Page) -> Result<Vec<UsageRow>, StoreError> {
+        let _ = (id, page);
+        Err(StoreError::unsupported("a usage ledger"))
+    }
+
+    /// Returns the usage of all matching conversations in a period, as one sum for each model, sorted by the model's
+    /// name.
+    ///
+    /// The sums include deleted conversations: when a conversation is deleted, the store keeps the sum of its usage for
+    /// each hour and model together with its labels. Of these sums, an hour counts if it begins in the period.
+    ///
+    /// # Errors
+    ///
+    /// Fails with [`StoreError::Unsupported`] if the store keeps no ledger, or if the store can't be read.
+    async fn used(&self, filter: &Filter, period: Range<Timestamp>) -> Result<Vec<UsageSum>, StoreError> {
+        let _ = (filter, period);
+        Err(StoreError::unsupported("a usage ledger"))
+    }
+
+    /// Removes nodes from the conversation, and moves its head and cursors. This is a write like
+    /// [`commit`](Store::commit).
+    ///
+    /// After the write is acknowledged, the store no longer contains the messages of the removed nodes, as far as it
+    /// controls the medium. The store's documentation states what may remain. The usage ledger keeps its rows.
+    ///
+    /// # Errors
+    ///
+    /// Fails with [`StoreError::Unsupported`] if the store can't erase nodes. Otherwise, fails in the same cases as
+    /// [`commit`](Store::commit).
+    async fn erase(&self, id: &ConversationId, write: &Write, erased: &Erased) -> Result<Version, StoreError> {
+        let _ = (id, write, erased);
+        Err(StoreError::unsupported("erasing messages"))
     }
 
     /// Makes `owner` the owner of the conversation.

@@ -50,6 +50,7 @@
 //! [`Tree::changes_since`] returns the changes since a clone, in time proportional to the number of changes.
 
 mod changes;
+mod erase;
 mod error;
 mod hydrate;
 mod iter;
@@ -58,6 +59,7 @@ mod node;
 mod outline;
 
 pub use changes::Changes;
+pub use erase::Erased;
 pub use error::TreeError;
 pub use node::{Node, NodeId};
 

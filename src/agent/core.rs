@@ -49,7 +49,7 @@ use rare::RareList;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    AgentError, Event, Failure, Prompt, PromptId, PromptState, RunOutcome, Snapshot, StateView, Status,
+    AgentError, Event, Failure, Prompt, PromptId, PromptState, RunEnd, Snapshot, StateView, Status,
     phase::{
         AfterEvent, Asked, Between, Op, Origin, OutputRequirement, Phase, Stage, Turn, Working, in_stage,
     },
@@ -109,7 +109,7 @@ pub(super) struct Core {
     /// The ids of tool uses that waited for `resume`.
     waited: Waited,
     /// The outcome of the last run.
-    last_run: Option<Arc<RunOutcome>>,
+    last_run: Option<Arc<RunEnd>>,
 }
 
 impl Core {
@@ -296,9 +296,9 @@ impl Core {
 
     /// Emits the event that ends a run.
     fn end_run(&mut self, event: Event, cx: &mut Context<'_>) {
-        self.last_run = RunOutcome::of(&event).map(Arc::new);
-        if let Some(outcome) = &self.last_run {
-            self.known.ended(outcome);
+        self.last_run = RunEnd::of(&event).map(Arc::new);
+        if let Some(end) = &self.last_run {
+            self.known.ended(&end.outcome);
         }
         cx.emit(event);
     }

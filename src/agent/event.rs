@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::{Failure, Pause, Prompt, PromptId, Response, StateView};
 use crate::{
     message::{
-        Attachment, Message, ProviderItem, Text, Thinking, Timestamp, ToolResult, ToolUse, ToolUseId, TurnId,
+        Attachment, Message, ProviderItem, Role, Text, Thinking, Timestamp, ToolResult, ToolUse, ToolUseId, TurnId,
         value_weight,
     },
     provider::StopReason,
@@ -321,6 +321,63 @@ impl TurnOutcome {
         match self {
             Self::Stop { response, .. } | Self::Continue { response } => response,
         }
+    }
+}
+
+/// The end of a run, with the prompts that got no answer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct RunEnd {
+    /// The outcome of the run.
+    #[serde(flatten)]
+    pub outcome: RunOutcome,
+    /// The last turn of the run. `None` if the run was ended between two turns.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub turn: Option<TurnId>,
+    /// The prompts of the last turn, if the turn was cancelled or has failed. The history does not contain them, unless
+    /// the run was to answer a message of a session's tree again.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unanswered: Vec<Arc<Message>>,
+    /// The staged prompts that were not used.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub staged: Vec<Arc<Prompt>>,
+}
+
+impl RunEnd {
+    /// Returns the end of the run if `event` ends a run.
+    pub(crate) fn of(event: &Event) -> Option<Self> {
+        let outcome = RunOutcome::of(event)?;
+        let (response, staged, is_answered) = match event {
+            Event::Turn(TurnOutcome::Stop { response, staged }) => (response, staged, true),
+            Event::Cancelled { response, staged } | Event::Error { response, staged, .. } => {
+                (response, staged, false)
+            }
+            _ => return None,
+        };
+        // The first message of a turn is its prompt, even if it contains results of tools. Prompts that joined the turn
+        // later contain no results.
+        let is_prompt = |index: usize, message: &Message| {
+            message.role == Role::User && (index == 0 || message.tool_results().next().is_none())
+        };
+        let mut unanswered = Vec::new();
+        if !is_answered {
+            let messages = response.messages.iter().enumerate();
+            unanswered.extend(messages.filter(|(index, message)| is_prompt(*index, message)).map(|(_, m)| Arc::clone(m)));
+        }
+        Some(Self { outcome, turn: response.turn, unanswered, staged: staged.clone() })
+    }
+
+    /// Returns whether every prompt of the run got an answer.
+    pub fn is_complete(&self) -> bool {
+        matches!(self.outcome, RunOutcome::Stopped { .. }) && self.staged.is_empty()
+    }
+
+    /// Returns the same end without the secrets of the staged prompts.
+    pub(crate) fn without_secrets(mut self) -> Self {
+        for prompt in &mut self.staged {
+            *prompt = Arc::new(Prompt { content: prompt.content.clone(), ..prompt.settings() });
+        }
+        self
     }
 }
 

@@ -3,7 +3,7 @@ use std::{sync::Arc, time::Duration};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Event, Prompt, Response, RunOutcome, StateView, Status, TurnOutcome};
+use super::{Event, Prompt, Response, RunEnd, StateView, Status, TurnOutcome};
 use crate::{
     message::{Content, Message, Text, Thinking, Timestamp, ToolUse, ToolUseId, TurnId},
     provider::{PartialBlock, StopReason},
@@ -75,10 +75,10 @@ pub struct Snapshot {
     /// The staged prompts, in the order in which they will be used. Each has an id.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub staged: Vec<Arc<Prompt>>,
-    /// The outcome of the last run, if a run has ended since the agent's start. The outcome is kept while the next run
-    /// is active.
+    /// The end of the last run, if a run has ended since the agent's start. It is kept while the next run is active. An
+    /// agent of a loaded session starts with the stored end, if the last run left a prompt without an answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub last_run: Option<Arc<RunOutcome>>,
+    pub last_run: Option<Arc<RunEnd>>,
 }
 
 /// A tool use that waits for a decision, and the reason for the pause.
@@ -142,8 +142,8 @@ impl Snapshot {
 
     /// Applies an event that has no number.
     pub(crate) fn take_in(&mut self, event: &Event) {
-        if let Some(outcome) = RunOutcome::of(event) {
-            self.last_run = Some(Arc::new(outcome));
+        if let Some(end) = RunEnd::of(event) {
+            self.last_run = Some(Arc::new(end));
         }
         match event {
             Event::TextStart { .. } => self.start(Text::default().into()),

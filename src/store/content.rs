@@ -4,11 +4,12 @@ use std::{cmp::Ordering, collections::BTreeMap, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use super::{ConversationId, Owner, Version};
+use super::{ConversationId, Labels, Owner, Version};
 use crate::{
-    message::Timestamp,
+    agent::RunEnd,
+    message::{RequestEnd, Timestamp, UsageRow, UsageSum},
     provider::Options,
-    tree::{Changes, Node, NodeId},
+    tree::{Changes, Erased, Node, NodeId},
 };
 
 /// The settings and the title of a conversation, as they are stored.
@@ -36,6 +37,9 @@ pub struct StoredState {
     /// The conversation's title.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub title: Option<String>,
+    /// The conversation's labels.
+    #[serde(skip_serializing_if = "Labels::is_empty")]
+    pub labels: Labels,
 }
 
 impl StoredState {
@@ -75,6 +79,12 @@ impl StoredState {
         self
     }
 
+    /// Returns the same state with these labels.
+    pub fn with_labels(mut self, labels: Labels) -> Self {
+        self.labels = labels;
+        self
+    }
+
     /// Returns the same state without secrets, ready to be stored.
     pub fn without_secrets(mut self) -> Self {
         self.options.set_api_key(None);
@@ -92,6 +102,8 @@ pub enum StateChange {
     Whole(Box<StoredState>),
     /// Replaces the title, or removes it. The rest of the state does not change.
     Title(Option<String>),
+    /// Replaces all labels. The rest of the state does not change.
+    Labels(Labels),
 }
 
 impl StateChange {
@@ -139,6 +151,22 @@ pub struct Commit {
     /// The new nodes, parents before their children. Their ids are higher than all earlier ids.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nodes: Vec<Node>,
+    /// The usage of requests that ended since the previous commit, in their order. `None` if the writer keeps no
+    /// ledger: then the ledger gets a row for each new node with usage.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub usage: Option<Vec<UsageRow>>,
+    /// The end of a run that left a prompt without an answer, or was cancelled or failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub turn: Option<Box<TurnChange>>,
+}
+
+/// A change to the turn in flight.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum TurnChange {
+    /// The run has ended.
+    End(RunEnd),
 }
 
 impl Commit {
@@ -159,6 +187,33 @@ impl Commit {
         self
     }
 
+    /// Returns the same commit with these rows added to the usage ledger.
+    pub fn with_usage(mut self, rows: impl IntoIterator<Item = UsageRow>) -> Self {
+        self.usage.get_or_insert_default().extend(rows);
+        self
+    }
+
+    /// Returns the same commit with this end of a run.
+    pub fn with_run_end(mut self, end: RunEnd) -> Self {
+        self.turn = Some(Box::new(TurnChange::End(end)));
+        self
+    }
+
+    /// Returns the rows that this commit adds to the usage ledger.
+    ///
+    /// If the writer keeps no ledger, these are rows without a model for the new nodes with usage.
+    pub fn usage_rows(&self) -> Vec<UsageRow> {
+        self.usage.clone().unwrap_or_else(|| self.nodes.iter().filter_map(usage_of).collect())
+    }
+
+    /// Returns whether the commit changes the time of the last write. A commit that only records usage or the end of a
+    /// run, and keeps this head, does not.
+    pub fn is_update(&self, head: Option<NodeId>) -> bool {
+        let Self { head: new, cursors, state, nodes, usage, turn } = self;
+        let records = turn.is_some() || usage.as_ref().is_some_and(|rows| !rows.is_empty());
+        !records || *new != head || !cursors.is_empty() || state.is_some() || !nodes.is_empty()
+    }
+
     /// Returns the same commit with this state as the new state.
     pub fn with_state(mut self, state: StoredState) -> Self {
         self.state = Some(Box::new(state.without_secrets()));
@@ -169,7 +224,7 @@ impl Commit {
 impl From<Changes> for Commit {
     fn from(changes: Changes) -> Self {
         let Changes { nodes, head, cursors, .. } = changes;
-        Self { head, cursors, state: None, nodes }
+        Self { head, cursors, nodes, ..Self::default() }
     }
 }
 
@@ -204,6 +259,16 @@ pub struct Stored {
     pub cursors: BTreeMap<NodeId, NodeId>,
     /// All nodes, in the order in which they were committed.
     pub nodes: Vec<Node>,
+    /// The id of the next node, if nodes with higher ids than the last one were erased.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next: Option<NodeId>,
+    /// The sum of the usage ledger.
+    #[serde(default)]
+    pub used: UsageSum,
+    /// The end of the last run, if the run has left a prompt without an answer, or was cancelled or failed, and no turn
+    /// was committed after it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_run: Option<RunEnd>,
 }
 
 impl Stored {
@@ -217,12 +282,25 @@ impl Stored {
             head: None,
             cursors: BTreeMap::new(),
             nodes: Vec::new(),
+            next: None,
+            used: UsageSum::default(),
+            last_run: None,
         }
     }
 
     /// Applies a commit. The version and the time do not change, because the store itself advances them.
     pub fn commit(&mut self, commit: Commit) {
-        let Commit { head, cursors, state, nodes } = commit;
+        for row in commit.usage_rows() {
+            self.used.add(1, row.usage);
+        }
+        let Commit { head, cursors, state, nodes, usage: _, turn } = commit;
+        match turn {
+            Some(turn) => match *turn {
+                TurnChange::End(end) => self.last_run = Some(end),
+            },
+            None if !nodes.is_empty() => self.last_run = None,
+            None => {}
+        }
         self.head = head;
         self.cursors.extend(cursors);
         if let Some(state) = state {
@@ -236,8 +314,24 @@ impl Stored {
         match change {
             StateChange::Whole(state) => self.state = state.without_secrets(),
             StateChange::Title(title) => self.state.title = title,
+            StateChange::Labels(labels) => self.state.labels = labels,
         }
     }
+
+    /// Removes nodes, with the cursors from and to them. The version and the time do not change, because the store
+    /// itself advances them.
+    pub fn erase(&mut self, erased: &Erased) {
+        let is_gone = |node: &NodeId| erased.nodes.binary_search(node).is_ok();
+        self.nodes.retain(|node| !is_gone(&node.id()));
+        self.cursors.retain(|node, child| !is_gone(node) && !is_gone(child));
+        (self.head, self.next) = (erased.head, Some(erased.next));
+    }
+}
+
+/// Returns the ledger's row for a node of a writer without a ledger.
+fn usage_of(node: &Node) -> Option<UsageRow> {
+    let usage = *node.usage()?;
+    Some(UsageRow::new(RequestEnd::Answered, usage).with_at(node.message().timestamp))
 }
 
 /// The entry of a conversation in a list.
@@ -248,6 +342,9 @@ pub struct Summary {
     pub id: ConversationId,
     /// The conversation's title.
     pub title: Option<String>,
+    /// The conversation's labels.
+    #[serde(default, skip_serializing_if = "Labels::is_empty")]
+    pub labels: Labels,
     /// The time at which the conversation was created, by the store's clock.
     pub created: Timestamp,
     /// The time of the last write, by the store's clock.
@@ -261,9 +358,18 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Returns a summary of a new conversation, without title, owner and damage.
+    /// Returns a summary of a new conversation, without title, labels, owner and damage.
     pub const fn new(id: ConversationId, version: Version, created: Timestamp) -> Self {
-        Self { id, title: None, created, updated: created, version, owner: None, damage: None }
+        Self {
+            id,
+            title: None,
+            labels: Labels::NONE,
+            created,
+            updated: created,
+            version,
+            owner: None,
+            damage: None,
+        }
     }
 }
 

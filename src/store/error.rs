@@ -103,6 +103,16 @@ pub enum StoreError {
         /// The problem with the setting.
         source: Cause,
     },
+    /// The store does not support this operation.
+    Unsupported {
+        /// The operation.
+        operation: &'static str,
+    },
+    /// The query of a search can't be understood.
+    InvalidQuery {
+        /// The problem with the query.
+        problem: String,
+    },
     /// The store failed for a different reason.
     Failed {
         /// The action that failed, and the object of the action.
@@ -158,6 +168,10 @@ impl fmt::Display for StoreError {
             Self::Misconfigured { setting, source } => {
                 write!(f, "{setting} can't be used; change it: {source}")
             }
+            Self::Unsupported { operation } => {
+                write!(f, "the store does not support {operation}; use a store that does")
+            }
+            Self::InvalidQuery { problem } => write!(f, "the search query is invalid: {problem}"),
             Self::Failed { action, source } => write!(f, "{action} failed: {source}"),
         }
     }
@@ -186,6 +200,11 @@ impl StoreError {
     /// Returns an error for a setting that can't be used.
     pub fn misconfigured(setting: impl Into<String>, source: impl Error + Send + Sync + 'static) -> Self {
         Self::Misconfigured { setting: setting.into(), source: Arc::new(source) }
+    }
+
+    /// Returns the error for an operation that the store does not support.
+    pub const fn unsupported(operation: &'static str) -> Self {
+        Self::Unsupported { operation }
     }
 
     /// Returns an error for damage at this place.
@@ -230,6 +249,8 @@ impl StoreError {
             | Self::Damaged { .. }
             | Self::UnknownFormat { .. }
             | Self::Unstorable { .. }
+            | Self::Unsupported { .. }
+            | Self::InvalidQuery { .. }
             | Self::Misconfigured { .. } => false,
         }
     }

@@ -391,6 +391,7 @@ impl Store for FileSystemStore {
         let change = match change {
             StateChange::Whole(state) => Change::State(state.clone()),
             StateChange::Title(title) => Change::Title(title.clone()),
+            StateChange::Labels(labels) => Change::Labels(labels.clone()),
         };
         self.change(id, write, change).await
     }

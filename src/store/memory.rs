@@ -1,20 +1,28 @@
 use std::{
     collections::HashMap,
     fmt,
+    ops::Range,
     sync::{Arc, Mutex, MutexGuard},
 };
 
 use async_trait::async_trait;
 
 use super::{
-    Commit, ConversationId, Page, StateChange, Store, StoreError, Stored, StoredState, Summary, Version,
-    Write, WriteId,
+    Commit, ConversationId, Filter, Found, Hit, Page, Query, StateChange, Store, StoreError, Stored,
+    StoredState, Summary, Version, Write, WriteId,
+    ledger::{KeptUsage, Sums},
+    search::searched_text,
 };
-use crate::{message::Timestamp, sync::lock};
+use crate::{
+    message::{Timestamp, UsageRow, UsageSum},
+    sync::lock,
+    tree::Erased,
+};
 
 /// A store in the memory of this process. Its content is lost when the last clone of the store is dropped.
 ///
-/// Clones share all content. The store shares messages with the writer instead of copying them.
+/// Clones share all content. The store shares messages with the writer instead of copying them. Lists by labels,
+/// searches and sums of usage read all conversations.
 ///
 /// ```
 /// use omni_agent::store::{ConversationId, MemoryStore, Store, StoredState, WriteId};
@@ -29,13 +37,22 @@ use crate::{message::Timestamp, sync::lock};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Default)]
-pub struct MemoryStore(Arc<Mutex<HashMap<ConversationId, Conversation>>>);
+pub struct MemoryStore(Arc<Mutex<Content>>);
+
+#[derive(Default)]
+struct Content {
+    conversations: HashMap<ConversationId, Conversation>,
+    /// The usage of deleted conversations.
+    kept: KeptUsage,
+}
 
 struct Conversation {
     stored: Stored,
     /// The write that created the conversation, followed by all later writes. The index of a write corresponds to its
     /// version.
     writes: Vec<WriteId>,
+    /// The usage ledger, oldest row first.
+    usage: Vec<UsageRow>,
 }
 
 impl MemoryStore {
@@ -46,19 +63,20 @@ impl MemoryStore {
 
     // Code that holds the lock can't panic in the middle of a change, so the data behind a poisoned lock is still
     // valid.
-    fn lock(&self) -> MutexGuard<'_, HashMap<ConversationId, Conversation>> {
+    fn lock(&self) -> MutexGuard<'_, Content> {
         lock(&self.0)
     }
 
+    /// Performs a write. `apply` returns whether the write counts as an update, which changes the time.
     fn write(
         &self,
         id: &ConversationId,
         write: &Write,
-        apply: impl FnOnce(&mut Stored),
+        apply: impl FnOnce(&mut Conversation) -> bool,
     ) -> Result<Version, StoreError> {
-        let mut conversations = self.lock();
-        let conversation =
-            conversations.get_mut(id).ok_or_else(|| StoreError::NotFound { id: id.clone() })?;
+        let mut content = self.lock();
+        let conversation = content.conversations.get_mut(id);
+        let conversation = conversation.ok_or_else(|| StoreError::NotFound { id: id.clone() })?;
         let current = conversation.stored.version;
         if write.base != current {
             return match conversation.written_on(write.base) {
@@ -66,12 +84,31 @@ impl MemoryStore {
                 _ => Err(StoreError::Conflict { id: id.clone(), current }),
             };
         }
-        let stored = &mut conversation.stored;
-        apply(stored);
-        stored.version = current.next();
-        stored.updated = stored.updated.max(Timestamp::now());
+        let is_update = apply(conversation);
         conversation.writes.push(write.id);
+        let stored = &mut conversation.stored;
+        stored.version = current.next();
+        if is_update {
+            stored.updated = stored.updated.max(Timestamp::now());
+        }
         Ok(stored.version)
+    }
+
+    fn get<T>(
+        &self,
+        id: &ConversationId,
+        read: impl FnOnce(&Conversation) -> T,
+    ) -> Result<T, StoreError> {
+        let content = self.lock();
+        content.conversations.get(id).map(read).ok_or_else(|| StoreError::NotFound { id: id.clone() })
+    }
+}
+
+impl Content {
+    /// Returns the matching conversations on this page.
+    fn list(&self, page: Page, matches: impl Fn(&Conversation) -> bool) -> Vec<(&ConversationId, &Conversation)> {
+        let all = self.conversations.iter().filter(|(_, conversation)| matches(conversation));
+        page.cut(all.map(|(id, conversation)| (conversation.stored.updated, id, (id, conversation))).collect())
     }
 }
 
@@ -82,12 +119,35 @@ impl Conversation {
         self.writes.get(self.writes.len().checked_sub(back)?).copied()
     }
 
+    fn commit(&mut self, commit: &Commit) -> bool {
+        let is_update = commit.is_update(self.stored.head);
+        self.usage.extend(commit.usage_rows());
+        self.stored.commit(commit.clone());
+        is_update
+    }
+
+    fn matches(&self, filter: &Filter) -> bool {
+        filter.matches(&self.stored.state.labels)
+    }
+
     fn summary(&self, id: &ConversationId) -> Summary {
         let stored = &self.stored;
         Summary {
             title: stored.state.title.clone(),
+            labels: stored.state.labels.clone(),
             updated: stored.updated,
             ..Summary::new(id.clone(), stored.version, stored.created)
+        }
+    }
+
+    fn find(&self, id: &ConversationId, query: &Query) -> Option<Hit> {
+        let nodes = self.stored.nodes.iter().rev();
+        match nodes.into_iter().find(|node| query.is_in(&searched_text(node.message()))) {
+            Some(node) => Some(Hit::message(self.summary(id), node.id(), node.message(), query)),
+            None => {
+                let title = self.stored.state.title.as_deref().unwrap_or_default();
+                query.is_in(title).then(|| Hit::title(self.summary(id)))
+            }
         }
     }
 }
@@ -100,8 +160,8 @@ impl Store for MemoryStore {
         write: WriteId,
         state: &StoredState,
     ) -> Result<Version, StoreError> {
-        let mut conversations = self.lock();
-        if let Some(conversation) = conversations.get(id) {
+        let mut content = self.lock();
+        if let Some(conversation) = content.conversations.get(id) {
             let back = conversation.writes.len() as u64 - 1;
             return if conversation.writes[0] == write {
                 Ok(Version::new(conversation.stored.version.get() - back))
@@ -111,7 +171,8 @@ impl Store for MemoryStore {
         }
         let version = Version::first();
         let stored = Stored::new(version, Timestamp::now(), state.clone());
-        conversations.insert(id.clone(), Conversation { stored, writes: vec![write] });
+        let conversation = Conversation { stored, writes: vec![write], usage: Vec::new() };
+        content.conversations.insert(id.clone(), conversation);
         Ok(version)
     }
 
@@ -121,7 +182,7 @@ impl Store for MemoryStore {
         write: &Write,
         commit: &Commit,
     ) -> Result<Version, StoreError> {
-        self.write(id, write, |stored| stored.commit(commit.clone()))
+        self.write(id, write, |conversation| conversation.commit(commit))
     }
 
     async fn save_state(
@@ -130,32 +191,84 @@ impl Store for MemoryStore {
         write: &Write,
         change: &StateChange,
     ) -> Result<Version, StoreError> {
-        self.write(id, write, |stored| stored.change_state(change.clone()))
+        self.write(id, write, |conversation| {
+            conversation.stored.change_state(change.clone());
+            true
+        })
     }
 
     async fn load(&self, id: &ConversationId) -> Result<Stored, StoreError> {
-        let conversations = self.lock();
-        let conversation = conversations.get(id).ok_or_else(|| StoreError::NotFound { id: id.clone() })?;
-        Ok(conversation.stored.clone())
+        self.get(id, |conversation| conversation.stored.clone())
     }
 
     async fn summary(&self, id: &ConversationId) -> Result<Summary, StoreError> {
-        let conversations = self.lock();
-        let conversation = conversations.get(id).ok_or_else(|| StoreError::NotFound { id: id.clone() })?;
-        Ok(conversation.summary(id))
+        self.get(id, |conversation| conversation.summary(id))
     }
 
     async fn list(&self, page: Page) -> Result<Vec<Summary>, StoreError> {
-        let conversations = self.lock();
-        let all = conversations
-            .iter()
-            .map(|(id, conversation)| (conversation.stored.updated, id, (id, conversation)));
-        let listed = page.cut(all.collect());
+        self.list_where(&Filter::default(), page).await
+    }
+
+    async fn list_where(&self, filter: &Filter, page: Page) -> Result<Vec<Summary>, StoreError> {
+        let content = self.lock();
+        let listed = content.list(page, |conversation| conversation.matches(filter));
         Ok(listed.into_iter().map(|(id, conversation)| conversation.summary(id)).collect())
     }
 
+    async fn search(&self, filter: &Filter, query: &Query, page: Page) -> Result<Found, StoreError> {
+        let content = self.lock();
+        let listed = content.list(Page { limit: usize::MAX, offset: 0, ..page.clone() }, |conversation| {
+            conversation.matches(filter)
+        });
+        let hits = listed.into_iter().filter_map(|(id, conversation)| conversation.find(id, query));
+        Ok(Found::new(hits.skip(page.offset).take(page.limit).collect()))
+    }
+
+    fn keeps_usage(&self) -> bool {
+        true
+    }
+
+    async fn usage(&self, id: &ConversationId, page: Page) -> Result<Vec<UsageRow>, StoreError> {
+        self.get(id, |conversation| {
+            conversation.usage.iter().rev().skip(page.offset).take(page.limit).cloned().collect()
+        })
+    }
+
+    async fn used(&self, filter: &Filter, period: Range<Timestamp>) -> Result<Vec<UsageSum>, StoreError> {
+        let content = self.lock();
+        let mut sums = Sums::default();
+        for conversation in content.conversations.values().filter(|conversation| conversation.matches(filter)) {
+            for row in conversation.usage.iter().filter(|row| period.contains(&row.at)) {
+                sums.add(row.model.as_deref(), 1, row.usage);
+            }
+        }
+        for (labels, at, sum) in content.kept.iter() {
+            if filter.matches(labels) && period.contains(&at) {
+                sums.add(sum.model.as_deref(), sum.requests, sum.usage);
+            }
+        }
+        Ok(sums.into_vec())
+    }
+
+    async fn erase(
+        &self,
+        id: &ConversationId,
+        write: &Write,
+        erased: &Erased,
+    ) -> Result<Version, StoreError> {
+        self.write(id, write, |conversation| {
+            conversation.stored.erase(erased);
+            true
+        })
+    }
+
     async fn delete(&self, id: &ConversationId) -> Result<(), StoreError> {
-        let removed = self.lock().remove(id);
+        let mut content = self.lock();
+        let removed = content.conversations.remove(id);
+        if let Some(conversation) = &removed {
+            content.kept.keep(&conversation.stored.state.labels, &conversation.usage);
+        }
+        drop(content);
         // Dropping a long conversation takes time, so the conversation is dropped after the lock was released.
         drop(removed);
         Ok(())
@@ -164,6 +277,6 @@ impl Store for MemoryStore {
 
 impl fmt::Debug for MemoryStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MemoryStore").field("conversations", &self.lock().len()).finish()
+        f.debug_struct("MemoryStore").field("conversations", &self.lock().conversations.len()).finish()
     }
 }

@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use serde::de::DeserializeOwned;
 
-use super::{Commit, ConversationId, StateChange, StoreError, StoredState, json};
+use super::{Commit, ConversationId, Labels, StateChange, StoreError, StoredState, TurnChange, json};
 use crate::{
-    message::Message,
+    agent::RunEnd,
+    message::{Message, UsageRow},
     tree::{Node, NodeId},
 };
 
@@ -15,10 +16,25 @@ use crate::{
 pub(super) struct Change {
     pub(super) head: Column<Option<NodeId>>,
     pub(super) title: Column<Option<String>>,
-    /// The state as JSON, without the title.
+    /// The state as JSON, without the title and the labels.
     pub(super) state: Column<String>,
+    pub(super) labels: Column<Labels>,
     pub(super) nodes: Vec<NodeRow>,
     pub(super) cursors: Vec<(NodeId, NodeId)>,
+    /// The new rows of the usage ledger.
+    pub(super) usage: Vec<UsageRow>,
+    pub(super) run: Option<RunRow>,
+    /// Whether the write only records usage or the end of a run. It does not change the time of the last write, unless
+    /// it moves the head.
+    pub(super) is_record: bool,
+}
+
+/// The end of a run.
+pub(super) struct RunRow {
+    /// The id of the turn, in its text form.
+    pub(super) turn: Option<String>,
+    /// The [`RunEnd`] as JSON.
+    pub(super) ending: String,
 }
 
 /// The new value of a column in a write, if the write changes the column.
@@ -39,9 +55,18 @@ pub(super) struct NodeRow {
 
 impl Change {
     pub(super) fn of_commit(id: &ConversationId, commit: Commit) -> Result<Self, StoreError> {
-        let Commit { head, cursors, state, nodes } = commit;
+        let (usage, is_record) = (commit.usage_rows(), !commit.is_update(commit.head));
+        let Commit { head, cursors, state, nodes, usage: _, turn } = commit;
         let nodes = nodes.iter().map(|node| NodeRow::of(id, node)).collect::<Result<_, _>>()?;
-        let change = Self { head: Column::Set(head), nodes, cursors, ..Self::default() };
+        let run = turn.map(|turn| match *turn {
+            TurnChange::End(end) => {
+                let turn = end.turn.map(|turn| turn.to_string());
+                json::encode(id, &end.without_secrets()).map(|ending| RunRow { turn, ending })
+            }
+        });
+        let run = run.transpose()?;
+        let change =
+            Self { head: Column::Set(head), nodes, cursors, usage, run, is_record, ..Self::default() };
         match state {
             Some(state) => change.with_state(id, *state),
             None => Ok(change),
@@ -52,13 +77,16 @@ impl Change {
         match change {
             StateChange::Whole(state) => Self::default().with_state(id, *state),
             StateChange::Title(title) => Ok(Self { title: Column::Set(title), ..Self::default() }),
+            StateChange::Labels(labels) => Ok(Self { labels: Column::Set(labels), ..Self::default() }),
         }
     }
 
     pub(super) fn with_state(mut self, id: &ConversationId, state: StoredState) -> Result<Self, StoreError> {
         // The title has its own column, because it is shown in lists and changes more often than the rest of the state.
+        // Labels have their own rows, because lists look for them.
         let mut state = state.without_secrets();
         self.title = Column::Set(state.title.take());
+        self.labels = Column::Set(std::mem::take(&mut state.labels));
         self.state = Column::Set(json::encode(id, &state)?);
         Ok(self)
     }
@@ -126,9 +154,24 @@ impl Origin<'_> {
         pair.ok_or_else(|| self.damaged("a cursor", "it refers to an invalid node id"))
     }
 
-    pub(super) fn state(&self, text: &str, title: Option<String>) -> Result<StoredState, StoreError> {
+    pub(super) fn state(
+        &self,
+        text: &str,
+        title: Option<String>,
+        labels: Labels,
+    ) -> Result<StoredState, StoreError> {
         let state: StoredState = self.parse(text, || "the state".to_owned())?;
-        Ok(StoredState { title, ..state })
+        Ok(StoredState { title, labels, ..state })
+    }
+
+    /// Returns labels from their JSON form, an object.
+    pub(super) fn labels(&self, text: Option<&str>) -> Result<Labels, StoreError> {
+        text.map_or(Ok(Labels::default()), |text| self.parse(text, || "a label".to_owned()))
+    }
+
+    /// Returns the end of the last run from its JSON form. It is void if a turn was committed after it.
+    pub(super) fn last_run(&self, ending: Option<&str>) -> Result<Option<RunEnd>, StoreError> {
+        ending.map(|text| self.parse(text, || "the end of the last run".to_owned())).transpose()
     }
 
     pub(super) fn parse<T: DeserializeOwned>(
@@ -148,6 +191,13 @@ pub(super) fn number(id: NodeId) -> i64 {
 
 fn node_id(number: i64) -> Option<NodeId> {
     NodeId::new(number.cast_unsigned())
+}
+
+/// Returns a number of tokens in the form in which databases store it. No real number of tokens exceeds the limit,
+/// and sums stay far below the limit of the databases.
+pub(super) fn tokens(count: u64) -> i64 {
+    const MOST: i64 = 1 << 53;
+    i64::try_from(count).unwrap_or(MOST).min(MOST)
 }
 
 /// Converts a limit or an offset to the number type of databases.

@@ -155,7 +155,7 @@ async fn last_run_after_each_outcome_is_in_the_snapshot() {
         let mut session = Watched::start(on(agent(&provider))).await;
         assert_eq!(session.view.agent.last_run, None);
         session.ask("Q1").await;
-        let last = |session: &Watched| session.view.agent.last_run.as_deref().cloned();
+        let last = |session: &Watched| session.view.agent.last_run.as_deref().map(|end| end.outcome.clone());
         let stopped = Some(RunOutcome::Stopped { stop_reason: StopReason::Stop });
         assert_eq!(last(&session), stopped);
         kind.begin(&session.session).await;

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use super::line;
 use crate::{
     message::Timestamp,
-    store::{Commit, ConversationId, StoreError, StoredState, Summary, Version, WriteId, json},
+    store::{Commit, ConversationId, Labels, StoreError, StoredState, Summary, Version, WriteId, json},
     tree::NodeId,
 };
 
@@ -108,6 +108,7 @@ pub(super) enum Change {
     Commit(Commit),
     State(Box<StoredState>),
     Title(Option<String>),
+    Labels(Labels),
     Compacted(Box<Compacted>),
 }
 
@@ -118,6 +119,7 @@ impl Change {
             Self::Commit(commit) => commit.state.as_ref().map(|state| &state.title),
             Self::Create(state) | Self::State(state) => Some(&state.title),
             Self::Title(title) => Some(title),
+            Self::Labels(_) => None,
             Self::Compacted(compacted) => Some(&compacted.state.title),
         }
     }

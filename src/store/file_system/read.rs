@@ -216,6 +216,10 @@ impl Replay {
                 self.stored.state.title = title;
                 self.leave_out(stamp, &span);
             }
+            Change::Labels(labels) => {
+                self.stored.state.labels = labels;
+                self.leave_out(stamp, &span);
+            }
         }
         self.advance(stamp, span);
         Ok(())
@@ -323,7 +327,7 @@ pub(super) fn title(log: &Log<'_>) -> Result<Option<String>, StoreError> {
             Some(Change::Title(new)) => title = new,
             Some(Change::Compacted(compacted)) => title = compacted.state.title,
             Some(Change::Commit(commit)) => title = commit.state.map_or(title, |state| state.title),
-            None => {}
+            Some(Change::Labels(_)) | None => {}
         }
     }
 }

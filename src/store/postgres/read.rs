@@ -10,7 +10,7 @@ use super::{error::Fault, server::Server};
 use crate::{
     message::Timestamp,
     store::{
-        ConversationId, Owner, Page, StoreError, Stored, Summary, Version, json,
+        ConversationId, Labels, Owner, Page, StoreError, Stored, Summary, Version, json,
         rows::{Origin, count},
     },
 };
@@ -39,7 +39,7 @@ pub(super) async fn load(connection: &Object, server: &Server, id: &Conversation
     let origin = Origin { id, place: &server.place };
     let title = title(&row, 3)?.map_err(|problem| origin.damaged("the title", problem))?;
     let version = Version::new(row.try_get::<_, i64>(0)?.cast_unsigned());
-    let mut stored = Stored::new(version, time(&row, 1)?, origin.state(row.try_get(4)?, title)?);
+    let mut stored = Stored::new(version, time(&row, 1)?, origin.state(row.try_get(4)?, title, Labels::default())?);
     stored.updated = time(&row, 2)?;
     stored.head = origin.head(row.try_get(5)?)?;
     stored.nodes.reserve(nodes.len());

@@ -68,7 +68,7 @@ pub(super) async fn change(
     let (base, version) = (write.base.get().cast_signed(), write.base.next());
     let led_to = version.get().cast_signed();
     let epoch = write.epoch.map(|epoch| epoch.0.cast_signed());
-    let Change { head, title, state, nodes, cursors } = change;
+    let Change { head, title, state, nodes, cursors, .. } = change;
     let (sets_head, head) = match head {
         Column::Keep => (false, None),
         Column::Set(head) => (true, head.map(number)),

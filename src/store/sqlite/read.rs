@@ -11,7 +11,7 @@ use super::{
 use crate::{
     message::Timestamp,
     store::{
-        ConversationId, Page, StoreError, Stored, Summary,
+        ConversationId, Labels, Page, StoreError, Stored, Summary,
         rows::{Origin, count},
     },
 };
@@ -30,7 +30,7 @@ pub(super) fn load(
         .optional()?;
     let state = state.ok_or_else(|| origin.damaged("the state", "it is missing"))?;
     let title = row.title.map_err(|error| origin.damaged("the title", error.to_string()))?;
-    let mut stored = Stored::new(row.version, row.created, origin.state(&state, title)?);
+    let mut stored = Stored::new(row.version, row.created, origin.state(&state, title, Labels::default())?);
     (stored.updated, stored.head) = (row.updated, origin.head(row.head)?);
 
     let mut nodes = transaction.prepare_cached(

@@ -90,7 +90,7 @@ fn apply(
     write: WriteId,
     change: &Change,
 ) -> Result<(), Fault> {
-    let Change { head, title, state, nodes, cursors } = change;
+    let Change { head, title, state, nodes, cursors, .. } = change;
     let version = version.get().cast_signed();
     transaction
         .prepare_cached("INSERT INTO writes (conversation, version, write) VALUES (?, ?, ?)")?

@@ -1,0 +1,147 @@
+use serde::{Deserialize, Serialize};
+
+use super::{Timestamp, TurnId, Usage};
+use crate::setters::setters;
+
+/// The usage of one request to a model, as an entry of the usage ledger.
+///
+/// The ledger contains one row for each request whose usage is known, whether or not its response became part of the
+/// conversation. A session stores the rows with its next write.
+///
+/// ```
+/// use omni_agent::message::{RequestEnd, Usage, UsageRow};
+///
+/// let row = UsageRow::new(RequestEnd::Failed, Usage::default().with_input(120)).with_model("claude-sonnet-4-6");
+/// assert_eq!(serde_json::to_value(&row)?["end"], "failed");
+/// # Ok::<(), serde_json::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct UsageRow {
+    /// The purpose of the request.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub purpose: Purpose,
+    /// The turn that the request belongs to. `None` if the request belongs to no turn, or if the row was derived from a
+    /// conversation that was stored without a ledger.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub turn: Option<TurnId>,
+    /// The number of the request, counted from the prompt.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step: Option<u32>,
+    /// The time at which the request ended.
+    pub at: Timestamp,
+    /// The model's name, as the service reports it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
+    /// The tokens and their cost.
+    pub usage: Usage,
+    /// How the request ended.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub end: RequestEnd,
+}
+
+setters! {
+    UsageRow: with_purpose(purpose: Purpose), with_turn(turn: into Option<TurnId>), with_step(step: into Option<u32>),
+    with_at(at: Timestamp), with_model(model: some String)
+}
+
+impl UsageRow {
+    /// Returns a row for a request of an answer that ended now.
+    pub fn new(end: RequestEnd, usage: Usage) -> Self {
+        Self {
+            purpose: Purpose::default(),
+            turn: None,
+            step: None,
+            at: Timestamp::now(),
+            model: None,
+            usage: usage.with_finite_cost(),
+            end,
+        }
+    }
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+/// Defines an enum whose variants have names in snake case, in JSON and in databases.
+macro_rules! named {
+    ($(#[$doc:meta])* $type:ident { $($(#[$about:meta])* $variant:ident = $name:literal),+ $(,)? }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+        #[serde(rename_all = "snake_case")]
+        #[non_exhaustive]
+        pub enum $type { $($(#[$about])* $variant),+ }
+
+        impl $type {
+            /// Returns the name, which is also the JSON form.
+            pub const fn as_str(self) -> &'static str {
+                match self { $(Self::$variant => $name),+ }
+            }
+
+            /// Returns the value with this name.
+            #[cfg(any(feature = "sqlite", feature = "postgres"))]
+            pub(crate) fn named(name: &str) -> Option<Self> {
+                [$(Self::$variant),+].into_iter().find(|value| value.as_str() == name)
+            }
+        }
+    };
+}
+
+named! {
+    /// The purpose of a request.
+    Purpose {
+        /// The request was part of an answer to a prompt.
+        #[default]
+        Answer = "answer",
+        /// The request made a title for the conversation.
+        Title = "title",
+        /// The request summarised messages.
+        Summary = "summary",
+    }
+}
+
+named! {
+    /// How a request ended.
+    RequestEnd {
+        /// The response is complete and became part of the turn.
+        #[default]
+        Answered = "answered",
+        /// The response was discarded, and the request was made again.
+        Void = "void",
+        /// The run was interrupted during the request.
+        Interrupted = "interrupted",
+        /// The run was cancelled during or after the request.
+        Cancelled = "cancelled",
+        /// The request failed.
+        Failed = "failed",
+        /// The process ended during the request, so its usage is unknown.
+        Lost = "lost",
+    }
+}
+
+/// The sum of the usage of several requests to one model.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct UsageSum {
+    /// The model's name. `None` for requests whose model is unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
+    /// The number of requests.
+    pub requests: u64,
+    /// The sum of their usage.
+    pub usage: Usage,
+}
+
+impl UsageSum {
+    /// Returns a sum for this model, without requests.
+    pub fn new(model: Option<String>) -> Self {
+        Self { model, ..Self::default() }
+    }
+
+    /// Adds requests and their usage.
+    pub fn add(&mut self, requests: u64, usage: Usage) {
+        self.requests = self.requests.saturating_add(requests);
+        self.usage += usage;
+    }
+}

@@ -1,0 +1,57 @@
+//! Sums of usage.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::Labels;
+use crate::message::{Timestamp, Usage, UsageRow, UsageSum};
+
+/// Sums of usage, one for each model.
+#[derive(Default)]
+pub(super) struct Sums(BTreeMap<Option<String>, UsageSum>);
+
+impl Sums {
+    pub(super) fn add(&mut self, model: Option<&str>, requests: u64, usage: Usage) {
+        let model = model.map(str::to_owned);
+        self.0.entry(model.clone()).or_insert_with(|| UsageSum::new(model)).add(requests, usage);
+    }
+
+    pub(super) fn into_vec(self) -> Vec<UsageSum> {
+        self.0.into_values().collect()
+    }
+}
+
+/// Returns the beginning of the hour. The usage of deleted conversations is kept by hour.
+pub(super) fn hour(at: Timestamp) -> Timestamp {
+    const HOUR: u64 = 60 * 60 * 1000;
+    Timestamp(at.0 / HOUR * HOUR)
+}
+
+/// The usage of a conversation that is about to be deleted, by hour and model.
+pub(super) fn by_hour<'r>(
+    rows: impl IntoIterator<Item = &'r UsageRow>,
+) -> HashMap<(Timestamp, Option<String>), UsageSum> {
+    let mut sums = HashMap::new();
+    for row in rows {
+        let sum = sums.entry((hour(row.at), row.model.clone()));
+        sum.or_insert_with(|| UsageSum::new(row.model.clone())).add(1, row.usage);
+    }
+    sums
+}
+
+/// The usage of deleted conversations, by labels, hour and model.
+#[derive(Default)]
+pub(super) struct KeptUsage(HashMap<(Labels, Timestamp, Option<String>), UsageSum>);
+
+impl KeptUsage {
+    pub(super) fn keep<'r>(&mut self, labels: &Labels, rows: impl IntoIterator<Item = &'r UsageRow>) {
+        for ((at, model), sum) in by_hour(rows) {
+            let kept = self.0.entry((labels.clone(), at, model));
+            kept.or_insert_with(|| UsageSum::new(sum.model.clone())).add(sum.requests, sum.usage);
+        }
+    }
+
+    /// Iterates over the sums with their labels and hours.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&Labels, Timestamp, &UsageSum)> {
+        self.0.iter().map(|((labels, at, _), sum)| (labels, *at, sum))
+    }
+}

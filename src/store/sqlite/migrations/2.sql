@@ -1,0 +1,115 @@
+-- The version at which `mark` was written: the mark is void at any other version. `next_node` is the id of the next
+-- node, if nodes with higher ids than the last one were erased.
+ALTER TABLE conversations ADD COLUMN mark TEXT;
+ALTER TABLE conversations ADD COLUMN mark_version INTEGER;
+ALTER TABLE conversations ADD COLUMN next_node INTEGER;
+
+CREATE TABLE labels (
+    conversation INTEGER NOT NULL REFERENCES conversations ON DELETE CASCADE,
+    name TEXT NOT NULL,
+    value TEXT NOT NULL,
+    PRIMARY KEY (conversation, name)
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX labels_by_value ON labels (name, value, conversation);
+
+-- The usage ledger: one row per request, in the order of writes (the version that each resulted in), and of rows
+-- within them.
+CREATE TABLE usage (
+    conversation INTEGER NOT NULL REFERENCES conversations ON DELETE CASCADE,
+    version INTEGER NOT NULL,
+    place INTEGER NOT NULL,
+    purpose TEXT NOT NULL,
+    turn TEXT,
+    step INTEGER,
+    message TEXT,
+    at INTEGER NOT NULL,
+    model TEXT,
+    input INTEGER NOT NULL,
+    cache_read INTEGER NOT NULL,
+    cache_write INTEGER NOT NULL,
+    output INTEGER NOT NULL,
+    reasoning INTEGER NOT NULL,
+    cost REAL,
+    ending TEXT NOT NULL,
+    PRIMARY KEY (conversation, version, place)
+) STRICT, WITHOUT ROWID;
+
+-- Conversations of version 1 have no ledger: it begins with the usage of their turns.
+INSERT INTO usage
+SELECT conversation, version, place, 'answer', NULL, NULL, NULL,
+    coalesce(json_extract(message, '$.timestamp'), 0), NULL,
+    coalesce(json_extract(usage, '$.input'), 0), coalesce(json_extract(usage, '$.cache_read'), 0),
+    coalesce(json_extract(usage, '$.cache_write'), 0), coalesce(json_extract(usage, '$.output'), 0),
+    coalesce(json_extract(usage, '$.reasoning'), 0), CAST(json_extract(usage, '$.cost') AS REAL), 'answered'
+FROM nodes WHERE usage IS NOT NULL;
+
+-- The usage of deleted conversations: sums per labels (as a JSON object), hour and model ('' if it is unknown).
+CREATE TABLE kept_usage (
+    labels TEXT NOT NULL,
+    hour INTEGER NOT NULL,
+    model TEXT NOT NULL,
+    requests INTEGER NOT NULL,
+    input INTEGER NOT NULL,
+    cache_read INTEGER NOT NULL,
+    cache_write INTEGER NOT NULL,
+    output INTEGER NOT NULL,
+    reasoning INTEGER NOT NULL,
+    cost REAL,
+    PRIMARY KEY (labels, hour, model)
+) STRICT, WITHOUT ROWID;
+
+-- The end of the last run, if it left a prompt without an answer, or was cancelled or failed. It is void if a node has
+-- a later version. `prompts` is for known ids of prompts.
+CREATE TABLE runs (
+    conversation INTEGER PRIMARY KEY REFERENCES conversations ON DELETE CASCADE,
+    version INTEGER NOT NULL,
+    turn TEXT,
+    ending TEXT NOT NULL, -- JSON
+    prompts TEXT
+) STRICT;
+
+-- The turn in flight, if it is recorded.
+CREATE TABLE turns (
+    conversation INTEGER PRIMARY KEY REFERENCES conversations ON DELETE CASCADE,
+    turn TEXT NOT NULL,
+    lives INTEGER NOT NULL,
+    orderly INTEGER NOT NULL,
+    format INTEGER NOT NULL,
+    core TEXT NOT NULL,
+    head INTEGER,
+    branch TEXT,
+    spent INTEGER NOT NULL,
+    prompts TEXT NOT NULL,
+    since INTEGER NOT NULL,
+    recorded INTEGER NOT NULL,
+    waits INTEGER NOT NULL
+) STRICT;
+
+CREATE INDEX turns_at_work ON turns (since) WHERE NOT waits;
+
+-- The tool uses that wait for a decision.
+CREATE TABLE approvals (
+    conversation INTEGER NOT NULL REFERENCES turns ON DELETE CASCADE,
+    tool_use TEXT NOT NULL,
+    place INTEGER NOT NULL,
+    content TEXT NOT NULL,
+    reason TEXT NOT NULL,
+    on_expiry TEXT,
+    survives INTEGER NOT NULL,
+    since INTEGER NOT NULL,
+    expires INTEGER,
+    PRIMARY KEY (conversation, tool_use)
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX approvals_by_age ON approvals (since, conversation);
+CREATE INDEX approvals_by_expiry ON approvals (expires) WHERE expires IS NOT NULL;
+
+-- The messages of the turn in flight (slot -1), and the results of its tools.
+CREATE TABLE pending (
+    conversation INTEGER NOT NULL REFERENCES turns ON DELETE CASCADE,
+    place INTEGER NOT NULL,
+    slot INTEGER NOT NULL,
+    content TEXT NOT NULL,
+    PRIMARY KEY (conversation, place, slot)
+) STRICT, WITHOUT ROWID;

@@ -20,10 +20,14 @@
 
 mod contents;
 mod damage;
+mod erasure;
+mod labels;
 mod lists;
 mod names;
 mod ownership;
+mod searches;
 mod states;
+mod usage;
 mod writes;
 
 use std::sync::Arc;
@@ -92,6 +96,12 @@ checks! {
         list_after_a_conversation_during_writes_contains_each_unchanged_once,
         list_during_writes_contains_each_unchanged,
         summary_equals_the_list_entry;
+    labels: labels_are_kept_by_every_other_write, label_change_replaces_all_labels, list_by_labels_contains_exactly_the_matches,
+        commit_without_an_update_keeps_the_time;
+    searches: search_finds_words_in_titles_and_texts, search_after_a_removal_finds_nothing, invalid_queries_are_rejected;
+    usage: usage_rows_are_returned_newest_first, commit_without_usage_rows_adds_a_row_per_node_with_usage,
+        used_adds_up_the_matching_rows_by_model, last_run_is_returned_until_the_next_turn;
+    erasure: erase_removes_nodes_and_their_cursors, erase_of_everything_leaves_an_empty_conversation;
     damage: torn_write_is_dropped_completely, damage_is_reported_with_its_place;
     ownership: lease_excludes_other_owners, expired_lease_can_be_acquired_by_another, renew_all_returns_the_lost_leases,
         lease_of_a_deleted_conversation_is_invalid_for_a_later_one, delete_under_a_lease_requires_a_valid_lease,

@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// Waits until the clock has advanced, so that the next write is later.
-async fn tick() {
+pub(super) async fn tick() {
     let now = Timestamp::now();
     while Timestamp::now() <= Timestamp(now.0 + 1) {
         tokio::task::yield_now().await;

@@ -1,0 +1,115 @@
+use std::sync::Arc;
+
+use super::{CheckOutcome, StoreUnderTest, committed, conversation, node_id};
+use crate::{
+    message::{Content, Message, Thinking},
+    store::{Commit, Filter, Labels, Page, Query, StateChange, Store, StoreError, StoredState, Version, Write, WriteId},
+    tree::{Erased, Node},
+};
+
+fn query(text: &str) -> Query {
+    text.parse().expect("a valid query")
+}
+
+/// Returns the store if it supports searches.
+async fn searching(subject: &dyn StoreUnderTest) -> Option<Arc<dyn Store>> {
+    let store = subject.store();
+    match store.search(&Filter::default(), &query("word"), Page::default()).await {
+        Err(StoreError::Unsupported { .. }) => None,
+        found => {
+            let found = found.expect("searching succeeds");
+            assert_eq!((found.hits.len(), found.complete), (0, true));
+            Some(store)
+        }
+    }
+}
+
+/// Creates a conversation with a question and an answer.
+async fn talk(store: &dyn Store, id: &str, tenant: &str, question: &str, answer: impl Into<Message>) -> Version {
+    let labels = Labels::new([("tenant", tenant)]).expect("valid labels");
+    let state = StoredState::default().with_title(format!("Title of {id}")).with_labels(labels);
+    let id = conversation(id);
+    let version = store.create(&id, WriteId::generate(), &state).await.expect("creating succeeds");
+    let nodes = [
+        Node::new(node_id(1), None, Message::user(question)),
+        Node::new(node_id(2), Some(node_id(1)), answer.into()),
+    ];
+    committed(store, &id, version, &Commit::new(Some(node_id(2))).with_nodes(nodes)).await
+}
+
+async fn found(store: &dyn Store, filter: &Filter, text: &str, page: Page) -> Vec<(String, Option<u64>)> {
+    let found = store.search(filter, &query(text), page).await.expect("searching succeeds");
+    assert!(found.complete);
+    let hits = found.hits.into_iter();
+    hits.map(|hit| (hit.conversation.id.to_string(), hit.node.map(|node| node.get()))).collect()
+}
+
+pub(super) async fn search_finds_words_in_titles_and_texts(subject: &dyn StoreUnderTest) -> CheckOutcome {
+    let Some(store) = searching(subject).await else { return CheckOutcome::Skipped };
+    let thinking = Message::assistant([
+        Content::from(Thinking::new("hidden reasoning")),
+        Content::from("The blue lake, below the Mountain."),
+    ]);
+    talk(&*store, "a", "x", "Which mountain?", thinking).await;
+    super::lists::tick().await;
+    talk(&*store, "b", "x", "A mountain and a lake that is blue", Message::assistant("Fuji \"quoted\" 100%")).await;
+    super::lists::tick().await;
+    talk(&*store, "c", "y", "Nothing", Message::assistant("mountains are not a mountain\u{1F600}")).await;
+    let all = Filter::default();
+    let hit = |id: &str, node: Option<u64>| (id.to_owned(), node);
+    let default = Page::default;
+    assert_eq!(
+        found(&*store, &all, "MOUNTAIN", default()).await,
+        [hit("c", Some(2)), hit("b", Some(1)), hit("a", Some(2))]
+    );
+    assert_eq!(found(&*store, &all, "lake mountain", default()).await, [hit("b", Some(1)), hit("a", Some(2))]);
+    assert_eq!(found(&*store, &all, "\"blue lake\"", default()).await, [hit("a", Some(2))]);
+    assert_eq!(found(&*store, &all, "which title", default()).await, [], "the words are in different places");
+    assert_eq!(found(&*store, &all, "hidden", default()).await, [], "thinking is not searched");
+    assert_eq!(found(&*store, &all, "Title b", default()).await, [hit("b", None)]);
+    for text in ["quoted", "100%", "mountain -lake OR", "NOT* fuji^2", "\"fuji quoted\""] {
+        found(&*store, &all, text, default()).await;
+    }
+    assert_eq!(found(&*store, &all, "-fuji*", default()).await, [hit("b", Some(2))], "signs have no meaning");
+    let filter = Filter::with(Labels::new([("tenant", "x")]).expect("valid labels"));
+    assert_eq!(found(&*store, &filter, "mountain", default()).await, [hit("b", Some(1)), hit("a", Some(2))]);
+    assert_eq!(found(&*store, &all, "mountain", Page::first(1).from(1)).await, [hit("b", Some(1))]);
+    let b = store.summary(&conversation("b")).await.expect("the conversation exists");
+    assert_eq!(found(&*store, &all, "mountain", Page::first(9).after(&b)).await, [hit("a", Some(2))]);
+    let hits = store.search(&all, &query("fuji"), default()).await.expect("searching succeeds").hits;
+    assert!(hits[0].excerpt.contains("Fuji"), "{:?}", hits[0].excerpt);
+    assert_eq!(hits[0].conversation, b);
+    CheckOutcome::Made
+}
+
+pub(super) async fn search_after_a_removal_finds_nothing(subject: &dyn StoreUnderTest) -> CheckOutcome {
+    let Some(store) = searching(subject).await else { return CheckOutcome::Skipped };
+    let (a, all) = (conversation("a"), Filter::default());
+    let version = talk(&*store, "a", "x", "apple", Message::assistant("pear")).await;
+    let version = store.save_state(&a, &Write::on(version), &StateChange::title("plum")).await.expect("a title");
+    let default = Page::default;
+    assert_eq!(found(&*store, &all, "plum", default()).await.len(), 1);
+    assert_eq!(found(&*store, &all, "title", default()).await, [], "the title was replaced");
+    let erased = Erased { nodes: vec![node_id(1), node_id(2)], head: None, next: node_id(3) };
+    match store.erase(&a, &Write::on(version), &erased).await {
+        Err(StoreError::Unsupported { .. }) => {}
+        result => {
+            result.expect("erasing succeeds");
+            assert_eq!(found(&*store, &all, "pear", default()).await, []);
+        }
+    }
+    assert_eq!(found(&*store, &all, "plum", default()).await.len(), 1);
+    store.delete(&a).await.expect("deleting succeeds");
+    for word in ["apple", "pear", "plum"] {
+        assert_eq!(found(&*store, &all, word, default()).await, []);
+    }
+    CheckOutcome::Made
+}
+
+pub(super) async fn invalid_queries_are_rejected(_: &dyn StoreUnderTest) -> CheckOutcome {
+    for text in ["", "  -+* ", "\"open", "a\"b", &"a ".repeat(33), &"a".repeat(1025)] {
+        let error = text.parse::<Query>().expect_err("an invalid query");
+        assert!(matches!(error, StoreError::InvalidQuery { .. }), "{error:?}");
+    }
+    CheckOutcome::Made
+}

@@ -1,0 +1,143 @@
+use std::sync::Arc;
+
+use super::{CheckOutcome, StoreUnderTest, committed, conversation, created, node_id, turn};
+use crate::{
+    agent::{Prompt, RunEnd, RunOutcome},
+    message::{Message, Purpose, RequestEnd, Timestamp, TurnId, Usage, UsageRow, UsageSum},
+    provider::StopReason,
+    store::{Commit, Filter, Labels, Page, Store, StoredState, WriteId},
+    tree::Node,
+};
+
+const HOUR: u64 = 3_600_000;
+/// The beginning of an hour in 2025.
+const START: u64 = 1_763_769_600_000;
+
+fn at(hours: u64) -> Timestamp {
+    Timestamp(START + hours * HOUR)
+}
+
+fn row(input: u64, model: Option<&str>, at: Timestamp) -> UsageRow {
+    let usage = Usage::default().with_input(input).with_output(1).with_cost(0.5);
+    UsageRow { model: model.map(str::to_owned), ..UsageRow::new(RequestEnd::Answered, usage).with_at(at) }
+}
+
+/// Returns the store if it keeps a ledger.
+fn keeping(subject: &dyn StoreUnderTest) -> Option<Arc<dyn Store>> {
+    let store = subject.store();
+    store.keeps_usage().then_some(store)
+}
+
+async fn used(store: &dyn Store, filter: &Filter, from: u64, to: u64) -> Vec<(Option<String>, u64, u64)> {
+    let sums = store.used(filter, at(from)..at(to)).await.expect("the ledger can be read");
+    sums.into_iter().map(|UsageSum { model, requests, usage }| (model, requests, usage.input)).collect()
+}
+
+pub(super) async fn usage_rows_are_returned_newest_first(subject: &dyn StoreUnderTest) -> CheckOutcome {
+    let Some(store) = keeping(subject) else { return CheckOutcome::Skipped };
+    let id = conversation("a");
+    let version = created(&*store, &id).await;
+    let turn_id: TurnId = "00112233445566778899aabbccddeeff".parse().expect("a turn's id");
+    let everything = UsageRow {
+        usage: Usage {
+            input: 1 << 40,
+            cache_read: 2,
+            cache_write: 3,
+            output: 4,
+            reasoning: 5,
+            cost: Some(0.000_001),
+        },
+        ..row(0, Some("a model\u{0}\"'ü"), at(1))
+    };
+    let rows = [
+        everything.with_turn(turn_id).with_step(3).with_purpose(Purpose::Summary),
+        UsageRow { end: RequestEnd::Lost, usage: Usage::default(), ..row(0, None, at(2)) },
+        row(7, Some("b"), at(3)),
+    ];
+    let commit = turn(1, 2).with_usage(rows[..2].to_vec());
+    let version = committed(&*store, &id, version, &commit).await;
+    committed(&*store, &id, version, &Commit::new(Some(node_id(2))).with_usage([rows[2].clone()])).await;
+    let store = subject.another().await;
+    let read = store.usage(&id, Page::default()).await.expect("the ledger can be read");
+    assert_eq!(read, [rows[2].clone(), rows[1].clone(), rows[0].clone()]);
+    let part = store.usage(&id, Page::first(1).from(1)).await.expect("the ledger can be read");
+    assert_eq!(part, rows[1..2]);
+    let used = store.load(&id).await.expect("loading succeeds").used;
+    assert_eq!((used.requests, used.usage.input, used.usage.output), (3, (1 << 40) + 7, 5));
+    let missing = store.usage(&conversation("missing"), Page::default()).await;
+    assert!(missing.expect_err("it does not exist").is_not_found());
+    CheckOutcome::Made
+}
+
+pub(super) async fn commit_without_usage_rows_adds_a_row_per_node_with_usage(
+    subject: &dyn StoreUnderTest,
+) -> CheckOutcome {
+    let Some(store) = keeping(subject) else { return CheckOutcome::Skipped };
+    let id = conversation("a");
+    let version = created(&*store, &id).await;
+    let answer = Message::assistant("Yes").with_timestamp(at(5));
+    let nodes = [
+        Node::new(node_id(1), None, Message::user("No?")),
+        Node::new(node_id(2), Some(node_id(1)), answer).with_usage(Usage::default().with_input(9)),
+    ];
+    committed(&*store, &id, version, &Commit::new(Some(node_id(2))).with_nodes(nodes)).await;
+    let rows = store.usage(&id, Page::default()).await.expect("the ledger can be read");
+    let expected = UsageRow::new(RequestEnd::Answered, Usage::default().with_input(9)).with_at(at(5));
+    assert_eq!(rows, [expected]);
+    assert_eq!(used(&*store, &Filter::default(), 5, 6).await, [(None, 1, 9)]);
+    CheckOutcome::Made
+}
+
+pub(super) async fn used_adds_up_the_matching_rows_by_model(subject: &dyn StoreUnderTest) -> CheckOutcome {
+    let Some(store) = keeping(subject) else { return CheckOutcome::Skipped };
+    let labels = |tenant: &str| Labels::new([("tenant", tenant)]).expect("valid labels");
+    for (id, tenant, input) in [("a", "x", 1), ("b", "x", 10), ("c", "y", 100)] {
+        let state = StoredState::default().with_labels(labels(tenant));
+        let id = conversation(id);
+        let version = store.create(&id, WriteId::generate(), &state).await.expect("creating succeeds");
+        let rows = [row(input, Some("m"), at(0)), row(input * 2, Some("m"), at(1)), row(input, None, at(2))];
+        committed(&*store, &id, version, &turn(1, 2).with_usage(rows)).await;
+    }
+    let (all, x) = (Filter::default(), Filter::with(labels("x")));
+    let (m, unknown) = (|n, input| (Some("m".to_owned()), n, input), |n, input| (None, n, input));
+    assert_eq!(used(&*store, &all, 0, 3).await, [unknown(3, 111), m(6, 333)]);
+    assert_eq!(used(&*store, &x, 0, 3).await, [unknown(2, 11), m(4, 33)]);
+    assert_eq!(used(&*store, &x, 0, 1).await, [m(2, 11)], "the end of the period does not belong to it");
+    assert_eq!(used(&*store, &x.clone().without("tenant"), 0, 3).await, []);
+    for id in ["b", "c"] {
+        store.delete(&conversation(id)).await.expect("deleting succeeds");
+        store.delete(&conversation(id)).await.expect("deleting again succeeds");
+    }
+    assert_eq!(used(&*store, &all, 0, 3).await, [unknown(3, 111), m(6, 333)], "deleting keeps the sums");
+    let other = subject.another().await;
+    assert_eq!(used(&*other, &x, 0, 3).await, [unknown(2, 11), m(4, 33)]);
+    assert_eq!(used(&*other, &x, 0, 1).await, [m(2, 11)]);
+    let sums = other.used(&all, at(0)..at(3)).await.expect("the ledger can be read");
+    assert_eq!(sums[1].usage.cost, Some(3.0));
+    CheckOutcome::Made
+}
+
+pub(super) async fn last_run_is_returned_until_the_next_turn(subject: &dyn StoreUnderTest) -> CheckOutcome {
+    let Some(store) = keeping(subject) else { return CheckOutcome::Skipped };
+    let id = conversation("a");
+    let version = created(&*store, &id).await;
+    let end = RunEnd {
+        outcome: RunOutcome::Cancelled,
+        turn: Some("00112233445566778899aabbccddeeff".parse().expect("a turn's id")),
+        unanswered: vec![Arc::new(Message::user("Anyone?\u{0}"))],
+        staged: vec![Arc::new(Prompt::new("Later").with_id("p2"))],
+    };
+    let failed = Commit::new(None).with_usage([]).with_run_end(end.clone());
+    let version = committed(&*store, &id, version, &failed).await;
+    let stored = subject.another().await.load(&id).await.expect("loading succeeds");
+    assert_eq!((stored.last_run.as_ref(), stored.head), (Some(&end), None));
+    let version = committed(&*store, &id, version, &turn(1, 2).with_usage([])).await;
+    assert_eq!(store.load(&id).await.expect("loading succeeds").last_run, None, "a turn was committed");
+    let stopped = RunEnd { outcome: RunOutcome::Stopped { stop_reason: StopReason::Stop }, ..end };
+    let interrupted = turn(3, 4).with_usage([]).with_run_end(stopped.clone());
+    let version = committed(&*store, &id, version, &interrupted).await;
+    assert_eq!(store.load(&id).await.expect("loading succeeds").last_run, Some(stopped.clone()));
+    committed(&*store, &id, version, &Commit::new(Some(node_id(2))).with_usage([])).await;
+    assert_eq!(store.load(&id).await.expect("loading succeeds").last_run, Some(stopped), "moves keep it");
+    CheckOutcome::Made
+}

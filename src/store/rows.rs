@@ -8,7 +8,7 @@ use super::{Commit, ConversationId, Labels, StateChange, StoreError, StoredState
 use crate::{
     agent::RunEnd,
     message::{Message, UsageRow},
-    tree::{Node, NodeId},
+    tree::{Erased, Node, NodeId},
 };
 
 /// The changes of a write.
@@ -24,6 +24,7 @@ pub(super) struct Change {
     /// The new rows of the usage ledger.
     pub(super) usage: Vec<UsageRow>,
     pub(super) run: Option<RunRow>,
+    pub(super) erased: Option<Erased>,
     /// Whether the write only records usage or the end of a run. It does not change the time of the last write, unless
     /// it moves the head.
     pub(super) is_record: bool,
@@ -135,6 +136,11 @@ impl Origin<'_> {
     /// Returns the last node of the path.
     pub(super) fn head(&self, number: Option<i64>) -> Result<Option<NodeId>, StoreError> {
         self.reference(number, || "the head".to_owned())
+    }
+
+    /// Returns the id of the next node.
+    pub(super) fn next(&self, number: Option<i64>) -> Result<Option<NodeId>, StoreError> {
+        self.reference(number, || "the next id".to_owned())
     }
 
     /// Returns a reference to a node. An invalid reference is an error, because it must not be mistaken for a missing

@@ -123,15 +123,19 @@
 //! version 3.51.3 or later. Otherwise opening a store fails with an error that explains this.
 
 mod database;
+mod filter;
+mod ledger;
 mod read;
 mod read_only;
 mod row;
+mod search;
 mod upkeep;
 mod workers;
 mod write;
 
 use std::{
     fmt,
+    ops::Range,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -146,10 +150,14 @@ use self::{
     workers::{Urgency, Workers},
 };
 use super::{
-    Commit, ConversationId, Lease, Owner, Page, StateChange, Store, StoreError, Stored, StoredState, Summary,
-    Version, Write, WriteId,
+    Commit, ConversationId, Filter, Found, Lease, Owner, Page, Query, StateChange, Store, StoreError, Stored, StoredState,
+    Summary, Version, Write, WriteId,
     file_system::{Durability, blocking},
     rows::Change,
+};
+use crate::{
+    message::{Timestamp, UsageRow, UsageSum},
+    tree::Erased,
 };
 
 /// A store that keeps conversations in one SQLite file, for applications on one machine. Clones share one store.
@@ -196,6 +204,7 @@ pub struct SqliteStoreBuilder {
     busy: Duration,
     lease: Duration,
     readers: usize,
+    search: bool,
 }
 
 impl SqliteStoreBuilder {
@@ -226,6 +235,15 @@ impl SqliteStoreBuilder {
         self
     }
 
+    /// Sets whether to create an index for [`Store::search`] if the file has none. The default is `false`.
+    ///
+    /// Once a file has an index, it keeps it, and all processes update it with every write. The index is about as large
+    /// as the texts, and writes take longer. The store indexes older conversations in the background.
+    pub fn search(mut self, is_on: bool) -> Self {
+        self.search = is_on;
+        self
+    }
+
     /// Opens the store. Creates the file if it does not exist, and updates the file's schema.
     ///
     /// # Errors
@@ -236,7 +254,7 @@ impl SqliteStoreBuilder {
     ///
     /// Dropping the future may leave a file without conversations.
     pub async fn open(self) -> Result<SqliteStore, StoreError> {
-        let Self { file, durability, busy, lease, readers } = self;
+        let Self { file, durability, busy, lease, readers, search } = self;
         blocking(move || {
             let mut database = Database::new(database::absolute(&file)?, durability, busy, lease);
             let Connections { writer, readers } = database.open(readers)?;
@@ -244,12 +262,16 @@ impl SqliteStoreBuilder {
                 Workers::start(name, connections, busy)
                     .map_err(|error| StoreError::failed("starting threads for SQLite", error))
             };
-            let writing = |writer: Connection| {
+            let writing = |mut writer: Connection| {
                 // If the previous process ended right after a delete, the log still contains the deleted content.
                 if let Err(error) = upkeep::clear_log(&writer, Duration::ZERO) {
                     tracing::debug!(%error, "the write-ahead log could not be emptied when the SQLite file was opened");
                 }
+                if search {
+                    search::enable(&mut writer).map_err(|fault| database.failed("preparing", None, fault))?;
+                }
                 let writer = start("sqlite-writer", vec![writer])?;
+                search::index_older(&writer.behind());
                 Ok::<_, StoreError>(Writing { upkeep: Upkeep::new(&database.file, writer.behind()), writer })
             };
             Ok(SqliteStore(Arc::new(Inner {
@@ -293,6 +315,7 @@ impl SqliteStore {
             busy: Duration::from_secs(5),
             lease: Duration::from_secs(30),
             readers: 4,
+            search: false,
         }
     }
 
@@ -443,6 +466,49 @@ impl Store for SqliteStore {
 
     async fn list(&self, page: Page) -> Result<Vec<Summary>, StoreError> {
         self.read(None, move |connection, database| read::list(connection, database, page)).await
+    }
+
+    async fn list_where(&self, filter: &Filter, page: Page) -> Result<Vec<Summary>, StoreError> {
+        let filter = filter.clone();
+        self.read(None, move |connection, database| filter::list(connection, database, &filter, page)).await
+    }
+
+    async fn search(&self, filter: &Filter, query: &Query, page: Page) -> Result<Found, StoreError> {
+        let (filter, query) = (filter.clone(), query.clone());
+        let search = move |connection: &mut Connection, database: &Database| {
+            search::search(connection, database, &filter, &query, &page)
+        };
+        self.read(None, search).await
+    }
+
+    fn keeps_usage(&self) -> bool {
+        true
+    }
+
+    async fn usage(&self, id: &ConversationId, page: Page) -> Result<Vec<UsageRow>, StoreError> {
+        let named = id.clone();
+        self.read(Some(id), move |connection, database| ledger::rows(connection, database, &named, &page)).await
+    }
+
+    async fn used(&self, filter: &Filter, period: Range<Timestamp>) -> Result<Vec<UsageSum>, StoreError> {
+        let filter = filter.clone();
+        self.read(None, move |connection, _| ledger::used(connection, &filter, period)).await
+    }
+
+    async fn erase(
+        &self,
+        id: &ConversationId,
+        write: &Write,
+        erased: &Erased,
+    ) -> Result<Version, StoreError> {
+        let (named, write, change) = (id.clone(), *write, write::erasure(erased));
+        let upkeep = Arc::clone(&self.writing()?.upkeep);
+        self.write(id, move |connection, _| {
+            let version = write::change(connection, &named, &write, &change)?;
+            upkeep.clear(connection);
+            Ok(version)
+        })
+        .await
     }
 
     async fn delete(&self, id: &ConversationId) -> Result<(), StoreError> {

@@ -24,7 +24,7 @@ const OLDEST: (i32, &str) = (3_051_003, "3.51.3");
 const APPLICATION: i32 = i32::from_be_bytes(*b"omni");
 /// The migrations. A migration updates the schema from the version that equals the migration's index to the next
 /// version.
-const MIGRATIONS: &[&str] = &[include_str!("migrations/1.sql")];
+const MIGRATIONS: &[&str] = &[include_str!("migrations/1.sql"), include_str!("migrations/2.sql")];
 /// The maximum size of the log's file after a checkpoint.
 pub(super) const LOG_LIMIT: u32 = 16 * 1024 * 1024;
 

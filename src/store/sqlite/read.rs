@@ -5,13 +5,14 @@ use rusqlite::{Connection, OptionalExtension, params};
 
 use super::{
     database::{Database, Fault},
+    ledger,
     row::Row,
     write::millis,
 };
 use crate::{
     message::Timestamp,
     store::{
-        ConversationId, Labels, Page, StoreError, Stored, Summary,
+        ConversationId, Page, StoreError, Stored, Summary,
         rows::{Origin, count},
     },
 };
@@ -22,16 +23,26 @@ pub(super) fn load(
     id: &ConversationId,
 ) -> Result<Stored, Fault> {
     let transaction = connection.transaction()?;
-    let row = Row::get(&transaction, id)?;
+    let row = Row::get_listed(&transaction, id)?;
     let origin = Origin { id, place: &database.place() };
     let state: Option<String> = transaction
         .prepare_cached("SELECT state FROM states WHERE conversation = ?")?
         .query_row([row.key], |row| row.get(0))
         .optional()?;
     let state = state.ok_or_else(|| origin.damaged("the state", "it is missing"))?;
+    let labels = row.labels().map_err(|problem| origin.damaged("the labels", problem))?;
     let title = row.title.map_err(|error| origin.damaged("the title", error.to_string()))?;
-    let mut stored = Stored::new(row.version, row.created, origin.state(&state, title, Labels::default())?);
-    (stored.updated, stored.head) = (row.updated, origin.head(row.head)?);
+    let mut stored = Stored::new(row.version, row.created, origin.state(&state, title, labels)?);
+    (stored.updated, stored.head, stored.next) = (row.updated, origin.head(row.head)?, origin.next(row.next)?);
+    stored.used = ledger::used_by(&transaction, row.key)?;
+    let ending: Option<String> = transaction
+        .prepare_cached(
+            "SELECT ending FROM runs WHERE conversation = ?1
+             AND NOT EXISTS (SELECT 1 FROM nodes WHERE nodes.conversation = ?1 AND nodes.version > runs.version)",
+        )?
+        .query_row([row.key], |row| row.get(0))
+        .optional()?;
+    stored.last_run = origin.last_run(ending.as_deref())?;
 
     let mut nodes = transaction.prepare_cached(
         "SELECT id, parent, message, usage FROM nodes WHERE conversation = ? ORDER BY version, place",
@@ -51,18 +62,18 @@ pub(super) fn load(
 }
 
 pub(super) fn summary(connection: &mut Connection, id: &ConversationId) -> Result<Summary, Fault> {
-    Ok(Row::get(connection, id)?.into_summary(id.clone(), Timestamp::now()))
+    Ok(Row::get_listed(connection, id)?.into_summary(id.clone(), Timestamp::now()))
 }
 
 /// Returns the query that lists conversations, sorted by their last write.
 fn list_all() -> String {
-    format!("SELECT {} FROM conversations ORDER BY updated DESC, id LIMIT ?1 OFFSET ?2", Row::COLUMNS)
+    format!("SELECT {} FROM conversations ORDER BY updated DESC, id LIMIT ?1 OFFSET ?2", Row::LISTED)
 }
 
 /// Returns the query that lists conversations after a position. The query has two parts, so that each part reads one
 /// range of the index. A query with one part would scan all conversations with the same time.
 fn list_after() -> String {
-    let columns = Row::COLUMNS;
+    let columns = Row::LISTED;
     format!(
         "SELECT {columns} FROM conversations WHERE updated = ?3 AND id > ?4
          UNION ALL
@@ -85,6 +96,11 @@ pub(super) fn list(
         query = connection.prepare_cached(&list_all())?;
         rows = query.query(params![limit, offset])?;
     }
+    summaries(&mut rows, database)
+}
+
+/// Returns the summaries of rows that were read with [`Row::LISTED`].
+pub(super) fn summaries(rows: &mut rusqlite::Rows<'_>, database: &Database) -> Result<Vec<Summary>, Fault> {
     let now = Timestamp::now();
     let mut summaries = Vec::new();
     while let Some(row) = rows.next()? {
@@ -109,7 +125,9 @@ mod tests {
     /// Returns a database with 10,000 conversations, of which 1,000 have the same time.
     fn many() -> Connection {
         let connection = Connection::open_in_memory().expect("a database");
-        connection.execute_batch(include_str!("migrations/1.sql")).expect("the schema");
+        for migration in [include_str!("migrations/1.sql"), include_str!("migrations/2.sql")] {
+            connection.execute_batch(migration).expect("the schema");
+        }
         let rows =
             "WITH RECURSIVE number (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM number WHERE n < 10000)
                     INSERT INTO conversations (id, version, created, updated, epoch)

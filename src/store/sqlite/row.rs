@@ -7,7 +7,7 @@ use rusqlite::{Connection, OptionalExtension};
 use super::database::Fault;
 use crate::{
     message::Timestamp,
-    store::{ConversationId, Epoch, Owner, StoreError, Summary, Version},
+    store::{ConversationId, Epoch, Labels, Owner, StoreError, Summary, Version, json},
 };
 
 pub(super) struct Row {
@@ -21,6 +21,10 @@ pub(super) struct Row {
     /// The head's id as a number. The number has not been checked.
     pub(super) head: Option<i64>,
     pub(super) epoch: Epoch,
+    /// The id of the next node as a number, if it is known. The number has not been checked.
+    pub(super) next: Option<i64>,
+    /// The labels as JSON. They are present if the row was read with [`Row::LISTED`].
+    labels: Option<String>,
     owner: Option<Owner>,
     expires: Timestamp,
     /// The duration of the lease in milliseconds.
@@ -29,7 +33,11 @@ pub(super) struct Row {
 
 impl Row {
     pub(super) const COLUMNS: &str =
-        "key, id, version, created, updated, title, head, epoch, owner, owner_address, expires, lasts";
+        "key, id, version, created, updated, title, head, epoch, owner, owner_address, expires, lasts, next_node";
+    /// The columns for lists, which also show labels.
+    pub(super) const LISTED: &str = "key, id, version, created, updated, title, head, epoch, owner, owner_address, \
+         expires, lasts, next_node, \
+         (SELECT json_group_object(name, value) FROM labels WHERE conversation = key)";
 
     pub(super) fn read(row: &rusqlite::Row<'_>) -> Result<Self, rusqlite::Error> {
         // SQLite accepts any bytes as text. Invalid text in one conversation must not make a list of all conversations
@@ -47,6 +55,8 @@ impl Row {
             title: text(5)?.map(|title| str::from_utf8(title).map(str::to_owned)).transpose(),
             head: row.get(6)?,
             epoch: Epoch(row.get::<_, i64>(7)?.cast_unsigned()),
+            next: row.get(12)?,
+            labels: if row.as_ref().column_count() > 13 { text(13)?.map(lossy) } else { None },
             owner: match (owner, address) {
                 (Some(owner), Some(address)) => Some(owner.at(address)),
                 (owner, _) => owner,
@@ -57,13 +67,28 @@ impl Row {
     }
 
     pub(super) fn find(connection: &Connection, id: &ConversationId) -> Result<Option<Self>, Fault> {
-        let mut query = connection
-            .prepare_cached(&format!("SELECT {} FROM conversations WHERE id = ?", Self::COLUMNS))?;
+        Self::find_with(Self::COLUMNS, connection, id)
+    }
+
+    fn find_with(columns: &str, connection: &Connection, id: &ConversationId) -> Result<Option<Self>, Fault> {
+        let mut query =
+            connection.prepare_cached(&format!("SELECT {columns} FROM conversations WHERE id = ?"))?;
         Ok(query.query_row([id.as_str()], Self::read).optional()?)
     }
 
     pub(super) fn get(connection: &Connection, id: &ConversationId) -> Result<Self, Fault> {
         Self::find(connection, id)?.ok_or_else(|| StoreError::NotFound { id: id.clone() }.into())
+    }
+
+    /// Returns the row with its labels.
+    pub(super) fn get_listed(connection: &Connection, id: &ConversationId) -> Result<Self, Fault> {
+        let row = Self::find_with(Self::LISTED, connection, id)?;
+        row.ok_or_else(|| StoreError::NotFound { id: id.clone() }.into())
+    }
+
+    /// Returns the labels, or a description of the problem if another program has written invalid labels.
+    pub(super) fn labels(&self) -> Result<Labels, String> {
+        self.labels.as_deref().map_or(Ok(Labels::default()), json::parse)
     }
 
     /// Returns whether a lease with this epoch is still valid.
@@ -84,10 +109,13 @@ impl Row {
     }
 
     pub(super) fn into_summary(self, id: ConversationId, now: Timestamp) -> Summary {
+        let labels = self.labels();
+        let title = self.title.as_ref().err().map(|error| format!("its title: {error}"));
         Summary {
             updated: self.updated,
             owner: self.owner(now).cloned(),
-            damage: self.title.as_ref().err().map(|error| format!("its title: {error}")),
+            damage: title.or_else(|| labels.as_ref().err().map(|problem| format!("its labels: {problem}"))),
+            labels: labels.unwrap_or_default(),
             title: self.title.unwrap_or_default(),
             ..Summary::new(id, self.version, self.created)
         }

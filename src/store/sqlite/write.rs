@@ -4,6 +4,7 @@ use rusqlite::{Connection, OptionalExtension, Transaction, params};
 
 use super::{
     database::{Database, Fault, begin},
+    ledger,
     row::Row,
 };
 use crate::{
@@ -12,6 +13,7 @@ use crate::{
         ConversationId, Epoch, Lease, Owner, StoreError, StoredState, Version, Write, WriteId,
         rows::{Change, Column, number},
     },
+    tree::Erased,
 };
 
 pub(super) fn create(
@@ -66,12 +68,19 @@ pub(super) fn change(
     if row.version != write.base {
         return Err(StoreError::Conflict { id: id.clone(), current: row.version }.into());
     }
+    let keeps_head = matches!(change.head, Column::Set(head) if head.map(number) == row.head);
+    let updated = if change.is_record && keeps_head { row.updated } else { now };
     transaction
         .prepare_cached("UPDATE conversations SET version = ?2, updated = max(updated, ?3) WHERE key = ?1")?
-        .execute(params![row.key, version.get().cast_signed(), millis(now)])?;
+        .execute(params![row.key, version.get().cast_signed(), millis(updated)])?;
     apply(&transaction, row.key, version, write.id, change)?;
     transaction.commit()?;
     Ok(version)
+}
+
+/// Returns the change that removes nodes.
+pub(super) fn erasure(erased: &Erased) -> Change {
+    Change { head: Column::Set(erased.head), erased: Some(erased.clone()), ..Change::default() }
 }
 
 /// Returns the id of the write that resulted in this version.
@@ -90,7 +99,7 @@ fn apply(
     write: WriteId,
     change: &Change,
 ) -> Result<(), Fault> {
-    let Change { head, title, state, nodes, cursors, .. } = change;
+    let Change { head, title, state, labels, nodes, cursors, usage, run, erased, is_record: _ } = change;
     let version = version.get().cast_signed();
     transaction
         .prepare_cached("INSERT INTO writes (conversation, version, write) VALUES (?, ?, ?)")?
@@ -112,6 +121,17 @@ fn apply(
                  ON CONFLICT DO UPDATE SET state = excluded.state",
             )?
             .execute(params![key, state])?;
+    }
+    if let Column::Set(labels) = labels {
+        transaction.prepare_cached("DELETE FROM labels WHERE conversation = ?")?.execute([key])?;
+        for (name, value) in labels.iter() {
+            transaction
+                .prepare_cached("INSERT INTO labels (conversation, name, value) VALUES (?, ?, ?)")?
+                .execute(params![key, name, value])?;
+        }
+    }
+    if let Some(erased) = erased {
+        erase(transaction, key, erased)?;
     }
     for (node, place) in nodes.iter().zip(0_i64..) {
         transaction
@@ -137,6 +157,32 @@ fn apply(
             )?
             .execute(params![key, number(*node), number(*child)])?;
     }
+    if let Some(run) = run {
+        transaction
+            .prepare_cached(
+                "INSERT INTO runs (conversation, version, turn, ending) VALUES (?, ?, ?, ?)
+                 ON CONFLICT DO UPDATE SET version = excluded.version, turn = excluded.turn, ending = excluded.ending",
+            )?
+            .execute(params![key, version, run.turn, run.ending])?;
+    }
+    ledger::insert(transaction, key, version, usage)
+}
+
+/// Removes nodes, and the cursors from and to them.
+fn erase(transaction: &Transaction<'_>, key: i64, erased: &Erased) -> Result<(), Fault> {
+    for node in erased.nodes.iter().map(|node| number(*node)) {
+        transaction
+            .prepare_cached("DELETE FROM nodes WHERE conversation = ? AND id = ?")?
+            .execute([key, node])?;
+        transaction
+            .prepare_cached("DELETE FROM cursors WHERE conversation = ?1 AND (node = ?2 OR child = ?2)")?
+            .execute([key, node])?;
+    }
+    // The end of the last run may contain an erased message.
+    transaction.prepare_cached("DELETE FROM runs WHERE conversation = ?")?.execute([key])?;
+    transaction
+        .prepare_cached("UPDATE conversations SET next_node = ?2 WHERE key = ?1")?
+        .execute([key, number(erased.next)])?;
     Ok(())
 }
 
@@ -147,12 +193,12 @@ pub(super) fn delete(
     lease: Option<&Lease>,
 ) -> Result<(), Fault> {
     let transaction = begin(connection)?;
-    if let (Some(lease), Some(row)) = (lease, Row::find(&transaction, id)?)
-        && !row.is_held_under(lease.epoch, Timestamp::now())
-    {
+    let Some(row) = Row::find(&transaction, id)? else { return Ok(()) };
+    if lease.is_some_and(|lease| !row.is_held_under(lease.epoch, Timestamp::now())) {
         return Err(StoreError::LeaseLost { id: id.clone() }.into());
     }
-    transaction.prepare_cached("DELETE FROM conversations WHERE id = ?")?.execute([id.as_str()])?;
+    ledger::keep(&transaction, row.key)?;
+    transaction.prepare_cached("DELETE FROM conversations WHERE key = ?")?.execute([row.key])?;
     transaction.commit()?;
     Ok(())
 }

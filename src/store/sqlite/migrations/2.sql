@@ -38,11 +38,14 @@ CREATE TABLE usage (
 -- Conversations of version 1 have no ledger: it begins with the usage of their turns.
 INSERT INTO usage
 SELECT conversation, version, place, 'answer', NULL, NULL, NULL,
-    coalesce(json_extract(message, '$.timestamp'), 0), NULL,
-    coalesce(json_extract(usage, '$.input'), 0), coalesce(json_extract(usage, '$.cache_read'), 0),
-    coalesce(json_extract(usage, '$.cache_write'), 0), coalesce(json_extract(usage, '$.output'), 0),
-    coalesce(json_extract(usage, '$.reasoning'), 0), CAST(json_extract(usage, '$.cost') AS REAL), 'answered'
-FROM nodes WHERE usage IS NOT NULL;
+    coalesce(CAST(message ->> '$.timestamp' AS INTEGER), 0), NULL,
+    coalesce(min(CAST(usage ->> '$.input' AS INTEGER), 1 << 53), 0),
+    coalesce(min(CAST(usage ->> '$.cache_read' AS INTEGER), 1 << 53), 0),
+    coalesce(min(CAST(usage ->> '$.cache_write' AS INTEGER), 1 << 53), 0),
+    coalesce(min(CAST(usage ->> '$.output' AS INTEGER), 1 << 53), 0),
+    coalesce(min(CAST(usage ->> '$.reasoning' AS INTEGER), 1 << 53), 0),
+    CAST(usage ->> '$.cost' AS REAL), 'answered'
+FROM nodes WHERE json_valid(usage) AND json_valid(message);
 
 -- The usage of deleted conversations: sums per labels (as a JSON object), hour and model ('' if it is unknown).
 CREATE TABLE kept_usage (

@@ -1,0 +1,159 @@
+//! The usage ledger.
+
+use std::ops::Range;
+
+use rusqlite::{Connection, Transaction, params, params_from_iter, types::Value};
+
+use super::{
+    database::{Database, Fault},
+    filter::Condition,
+    row::Row,
+    write::millis,
+};
+use crate::{
+    message::{Purpose, RequestEnd, Timestamp, Usage, UsageRow, UsageSum},
+    store::{
+        ConversationId, Filter, Page,
+        ledger::Sums,
+        rows::{Origin, count, tokens},
+    },
+};
+
+/// Adds rows to the ledger of a conversation.
+pub(super) fn insert(
+    transaction: &Transaction<'_>,
+    key: i64,
+    version: i64,
+    rows: &[UsageRow],
+) -> Result<(), Fault> {
+    for (row, place) in rows.iter().zip(0_i64..) {
+        let UsageRow { usage, .. } = row;
+        transaction
+            .prepare_cached(
+                "INSERT INTO usage (conversation, version, place, purpose, turn, step, at, model, input, cache_read,
+                     cache_write, output, reasoning, cost, ending)
+                 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            )?
+            .execute(params![
+                key,
+                version,
+                place,
+                row.purpose.as_str(),
+                row.turn.map(|turn| turn.to_string()),
+                row.step,
+                millis(row.at),
+                row.model,
+                tokens(usage.input),
+                tokens(usage.cache_read),
+                tokens(usage.cache_write),
+                tokens(usage.output),
+                tokens(usage.reasoning),
+                usage.cost,
+                row.end.as_str(),
+            ])?;
+    }
+    Ok(())
+}
+
+/// The columns of a sum of usage: the number of requests, the tokens and the cost.
+const SUMS: &str = "count(*), sum(input), sum(cache_read), sum(cache_write), sum(output), sum(reasoning), sum(cost)";
+
+/// Keeps the sums of a conversation that is about to be deleted.
+pub(super) fn keep(transaction: &Transaction<'_>, key: i64) -> Result<(), Fault> {
+    let sql = format!(
+        "INSERT INTO kept_usage
+             (labels, hour, model, requests, input, cache_read, cache_write, output, reasoning, cost)
+         SELECT
+             (SELECT json_group_object(name, value)
+              FROM (SELECT name, value FROM labels WHERE conversation = ?1 ORDER BY name)),
+             at / 3600000 * 3600000, coalesce(model, ''), {SUMS}
+         FROM usage WHERE conversation = ?1 GROUP BY 2, 3
+         ON CONFLICT DO UPDATE SET requests = requests + excluded.requests, input = input + excluded.input,
+             cache_read = cache_read + excluded.cache_read, cache_write = cache_write + excluded.cache_write,
+             output = output + excluded.output, reasoning = reasoning + excluded.reasoning,
+             cost = CASE WHEN cost IS NULL THEN excluded.cost ELSE cost + coalesce(excluded.cost, 0) END"
+    );
+    transaction.prepare_cached(&sql)?.execute([key])?;
+    Ok(())
+}
+
+pub(super) fn rows(
+    connection: &mut Connection,
+    database: &Database,
+    id: &ConversationId,
+    page: &Page,
+) -> Result<Vec<UsageRow>, Fault> {
+    let transaction = connection.transaction()?;
+    let key = Row::get(&transaction, id)?.key;
+    let origin = Origin { id, place: &database.place() };
+    let mut query = transaction.prepare_cached(
+        "SELECT input, cache_read, cache_write, output, reasoning, cost, purpose, turn, step, at, model, ending
+         FROM usage WHERE conversation = ? ORDER BY version DESC, place DESC LIMIT ? OFFSET ?",
+    )?;
+    let mut found = query.query([key, count(page.limit), count(page.offset)])?;
+    let mut rows = Vec::new();
+    while let Some(row) = found.next()? {
+        let damaged = |what: &str| origin.damaged("a row of the usage ledger", format!("its {what} is invalid"));
+        let text = |column: usize| row.get::<_, String>(column);
+        let turn = row.get::<_, Option<String>>(7)?.map(|turn| turn.parse().map_err(|_| damaged("turn")));
+        let end = RequestEnd::named(&text(11)?).ok_or_else(|| damaged("end"))?;
+        rows.push(UsageRow {
+            purpose: Purpose::named(&text(6)?).ok_or_else(|| damaged("purpose"))?,
+            turn: turn.transpose()?,
+            step: row.get(8)?,
+            model: row.get(10)?,
+            ..UsageRow::new(end, usage(row, 0)?)
+                .with_at(Timestamp(row.get::<_, i64>(9)?.cast_unsigned()))
+        });
+    }
+    Ok(rows)
+}
+
+/// Returns the usage in this column and the columns after it.
+pub(super) fn usage(row: &rusqlite::Row<'_>, column: usize) -> Result<Usage, rusqlite::Error> {
+    let tokens = |offset| Ok::<_, rusqlite::Error>(row.get::<_, Option<i64>>(column + offset)?.unwrap_or(0).cast_unsigned());
+    let mut usage = Usage::default()
+        .with_input(tokens(0)?)
+        .with_cache_read(tokens(1)?)
+        .with_cache_write(tokens(2)?)
+        .with_output(tokens(3)?)
+        .with_reasoning(tokens(4)?);
+    usage.cost = row.get(column + 5)?;
+    Ok(usage)
+}
+
+/// Returns the sum of a conversation's ledger.
+pub(super) fn used_by(connection: &Connection, key: i64) -> Result<UsageSum, Fault> {
+    let mut query = connection.prepare_cached(&format!("SELECT {SUMS} FROM usage WHERE conversation = ?"))?;
+    let mut sum = UsageSum::default();
+    let (requests, usage) = query.query_row([key], |row| Ok((row.get::<_, i64>(0)?, usage(row, 1)?)))?;
+    sum.add(requests.cast_unsigned(), usage);
+    Ok(sum)
+}
+
+pub(super) fn used(
+    connection: &mut Connection,
+    filter: &Filter,
+    period: Range<Timestamp>,
+) -> Result<Vec<UsageSum>, Fault> {
+    let transaction = connection.transaction()?;
+    let mut sums = Sums::default();
+    let kept = "sum(requests), sum(input), sum(cache_read), sum(cache_write), sum(output), sum(reasoning), sum(cost)";
+    for (table, time, columns, condition) in [
+        ("usage", "at", SUMS, Condition::on("usage.conversation", filter)),
+        ("kept_usage", "hour", kept, Condition::on_json("labels", filter)),
+    ] {
+        let sql = format!(
+            "SELECT nullif(model, ''), {columns} FROM {table} WHERE {time} >= ? AND {time} < ? AND {} GROUP BY 1",
+            condition.sql
+        );
+        let period = [millis(period.start), millis(period.end)].map(Value::from);
+        let mut query = transaction.prepare_cached(&sql)?;
+        let mut rows = query.query(params_from_iter(period.into_iter().chain(condition.params)))?;
+        while let Some(row) = rows.next()? {
+            let model: Option<String> = row.get(0)?;
+            sums.add(model.as_deref(), row.get::<_, i64>(1)?.cast_unsigned(), usage(row, 2)?);
+        }
+    }
+    Ok(sums.into_vec())
+}

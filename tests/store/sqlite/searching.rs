@@ -1,0 +1,110 @@
+//! Searches in SQLite files.
+
+use std::{fs, sync::Arc};
+
+use omni_agent::store::{
+    Filter, Page, Query, SqliteStore, StateChange, Store, StoreError, Write, conformance, file_system::Durability,
+};
+
+use super::{Subject, file, quick, raw};
+use crate::support::{Folder, commit, create, id};
+
+async fn searching(folder: &Folder) -> SqliteStore {
+    let builder = SqliteStore::builder(file(folder)).durability(Durability::Process);
+    builder.search(true).open().await.unwrap()
+}
+
+/// Returns the ids of the conversations that contain the words, and whether the index is complete.
+async fn find(store: &SqliteStore, query: &str) -> (Vec<String>, bool) {
+    let query: Query = query.parse().unwrap();
+    let found = store.search(&Filter::default(), &query, Page::first(1000)).await.unwrap();
+    (found.hits.iter().map(|hit| hit.conversation.id.to_string()).collect(), found.complete)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn suite_on_sqlite_store_with_a_search_index_passes() {
+    let make = async || {
+        let folder = Folder::new();
+        let store = Arc::new(searching(&folder).await);
+        Subject { folder, store }
+    };
+    let report = conformance::check(make).await;
+    assert_eq!(report.skipped, ["torn_write_is_dropped_completely"]);
+}
+
+#[tokio::test]
+async fn search_without_an_index_is_unsupported() {
+    let folder = Folder::new();
+    let query: Query = "word".parse().unwrap();
+    let found = quick(&folder).await.search(&Filter::default(), &query, Page::default()).await;
+    assert!(matches!(found, Err(StoreError::Unsupported { .. })), "{found:?}");
+}
+
+#[tokio::test]
+async fn search_index_created_later_contains_older_conversations() {
+    let folder = Folder::new();
+    let store = quick(&folder).await;
+    for number in 0..700 {
+        let id = id(&format!("n{number}"));
+        let version = create(&store, &id).await;
+        let version = store.save_state(&id, &Write::on(version), &StateChange::title("a title")).await.unwrap();
+        commit(&store, &id, version, 1, &format!("common word{number}")).await;
+    }
+    let searching = searching(&folder).await;
+    // A process that was opened without searches updates the index, too.
+    store.delete(&id("n3")).await.unwrap();
+    let version = store.load(&id("n4")).await.unwrap().version;
+    commit(&store, &id("n4"), version, 2, "newer").await;
+    while !find(&searching, "newer").await.1 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(find(&searching, "common").await.0.len(), 699);
+    assert_eq!(find(&searching, "title").await.0.len(), 699);
+    assert_eq!(find(&searching, "word3").await.0, [""; 0]);
+    assert_eq!(find(&searching, "newer").await.0, ["n4"]);
+    assert_eq!(find(&store, "word699").await.0, ["n699"], "the index belongs to the file");
+}
+
+#[tokio::test]
+async fn search_ignores_marks_and_case() {
+    let folder = Folder::new();
+    let store = searching(&folder).await;
+    let version = create(&store, &id("a")).await;
+    commit(&store, &id("a"), version, 1, "Über den Dächern von Zürich, 東京").await;
+    for query in ["uber", "DÄCHERN", "zurich", "東京"] {
+        assert_eq!(find(&store, query).await.0, ["a"], "{query}");
+    }
+}
+
+#[tokio::test]
+async fn delete_and_erase_leave_no_words_in_the_index() {
+    let folder = Folder::new();
+    let store = searching(&folder).await;
+    let mut version = create(&store, &id("a")).await;
+    create(&store, &id("b")).await;
+    let version_b = store.load(&id("b")).await.unwrap().version;
+    commit(&store, &id("b"), version_b, 1, "zzzsecretofb").await;
+    version = store.save_state(&id("a"), &Write::on(version), &StateChange::title("zzztitle")).await.unwrap();
+    version = commit(&store, &id("a"), version, 1, "zzzkept").await;
+    version = commit(&store, &id("a"), version, 2, "zzzerased").await;
+    let erased: omni_agent::tree::Erased =
+        serde_json::from_str(r#"{"nodes": [2], "head": 1, "next": 3}"#).unwrap();
+    store.erase(&id("a"), &Write::on(version), &erased).await.unwrap();
+    store.delete(&id("b")).await.unwrap();
+    let terms = |wanted: &str| {
+        let connection = raw(&folder);
+        connection.execute_batch("CREATE VIRTUAL TABLE temp.terms USING fts5vocab(main, words, row)").unwrap();
+        connection
+            .query_row("SELECT count(*) FROM temp.terms WHERE term = ?", [wanted], |row| row.get::<_, i64>(0))
+            .unwrap()
+    };
+    assert_eq!((terms("zzzkept"), terms("zzztitle")), (1, 1));
+    assert_eq!((terms("zzzerased"), terms("zzzsecretofb")), (0, 0));
+    drop(store);
+    for name in folder.names() {
+        let bytes = fs::read(folder.path().join(&name)).unwrap();
+        for text in ["zzzerased", "zzzsecretofb"] {
+            assert!(!bytes.windows(text.len()).any(|part| part == text.as_bytes()), "{text} is in {name}");
+        }
+    }
+}

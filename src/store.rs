@@ -80,9 +80,9 @@ pub use labels::{Filter, LabelError, Labels, Listing};
 pub use memory::MemoryStore;
 #[cfg(feature = "postgres")]
 pub use postgres::PostgresStore;
+pub use search::{Found, Hit, Query};
 #[cfg(feature = "sqlite")]
 pub use sqlite::SqliteStore;
-pub use search::{Found, Hit, Query};
 pub use transfer::{Copied, copy, copy_one};
 pub use write::{Epoch, Lease, Owner, Version, Write};
 
@@ -333,7 +333,11 @@ pub trait Store: Send + Sync + 'static {
     ///
     /// Fails with [`StoreError::Unsupported`] if the store does not support labels, or if the store can't be read.
     async fn list_where(&self, filter: &Filter, page: Page) -> Result<Vec<Summary>, StoreError> {
-        if filter.is_empty() { self.list(page).await } else { Err(StoreError::unsupported("lists by labels")) }
+        if filter.is_empty() {
+            self.list(page).await
+        } else {
+            Err(StoreError::unsupported("lists by labels"))
+        }
     }
 
     /// Finds conversations by the words in their titles and in the texts of their messages.
@@ -394,7 +398,12 @@ pub trait Store: Send + Sync + 'static {
     ///
     /// Fails with [`StoreError::Unsupported`] if the store can't erase nodes. Otherwise, fails in the same cases as
     /// [`commit`](Store::commit).
-    async fn erase(&self, id: &ConversationId, write: &Write, erased: &Erased) -> Result<Version, StoreError> {
+    async fn erase(
+        &self,
+        id: &ConversationId,
+        write: &Write,
+        erased: &Erased,
+    ) -> Result<Version, StoreError> {
         let _ = (id, write, erased);
         Err(StoreError::unsupported("erasing messages"))
     }

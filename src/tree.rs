@@ -1,4 +1,5 @@
-//! A conversation with branches, as plain data. Nothing in it is ever overwritten.
+//! A conversation with branches, as plain data. Nothing in it is ever overwritten, and nothing is removed unless it is
+//! [erased](Tree::erase).
 //!
 //! A [`Tree`] contains every message of a conversation as a [`Node`] with a [`NodeId`]. Its *path* leads from a root to
 //! the *head*. The messages on the path are the current conversation ([`Tree::history`]). A push appends a node at the
@@ -272,9 +273,9 @@ impl Tree {
         self.history = History::new();
     }
 
-    /// Returns the id that the next push assigns.
-    fn next_id(&self) -> NodeId {
-        NodeId::after(self.nodes.last().map(Node::id))
+    /// Returns the id that the next push assigns. O(1).
+    pub fn next_id(&self) -> NodeId {
+        self.ids.next(self.len()).unwrap_or_else(|| NodeId::after(self.nodes.last().map(Node::id)))
     }
 
     fn slot(&self, id: NodeId) -> Option<Slot> {
@@ -381,10 +382,13 @@ impl Default for Tree {
 }
 
 impl PartialEq for Tree {
-    /// Compares nodes, head and cursors. If parts are shared, their contents are not compared.
+    /// Compares nodes, head, cursors and the id of the next node. If parts are shared, their contents are not compared.
     fn eq(&self, other: &Self) -> bool {
         // Nodes are stored in the order of their ids, so equal nodes have equal slots.
-        self.path == other.path && self.links == other.links && self.nodes == other.nodes
+        self.path == other.path
+            && self.next_id() == other.next_id()
+            && self.links == other.links
+            && self.nodes == other.nodes
     }
 }
 

@@ -6,8 +6,8 @@ use serde_json::Value;
 use super::{Failure, Pause, Prompt, PromptId, Response, StateView};
 use crate::{
     message::{
-        Attachment, Message, ProviderItem, Role, Text, Thinking, Timestamp, ToolResult, ToolUse, ToolUseId, TurnId,
-        value_weight,
+        Attachment, Message, ProviderItem, Role, Text, Thinking, Timestamp, ToolResult, ToolUse, ToolUseId,
+        TurnId, value_weight,
     },
     provider::StopReason,
     tool::Decision,
@@ -362,7 +362,9 @@ impl RunEnd {
         let mut unanswered = Vec::new();
         if !is_answered {
             let messages = response.messages.iter().enumerate();
-            unanswered.extend(messages.filter(|(index, message)| is_prompt(*index, message)).map(|(_, m)| Arc::clone(m)));
+            unanswered.extend(
+                messages.filter(|(index, message)| is_prompt(*index, message)).map(|(_, m)| Arc::clone(m)),
+            );
         }
         Some(Self { outcome, turn: response.turn, unanswered, staged: staged.clone() })
     }

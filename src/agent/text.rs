@@ -209,7 +209,8 @@ impl TurnText {
             return;
         }
         let is_idle = snapshot.status == Status::Idle;
-        let outcome = snapshot.last_run.as_deref().map(|end| &end.outcome).filter(|_| self.has_begun || is_idle);
+        let outcome =
+            snapshot.last_run.as_deref().map(|end| &end.outcome).filter(|_| self.has_begun || is_idle);
         let after = match &self.prompt {
             // If the history contains the turn's prompt, the turn is committed.
             Some(prompt) => history.iter().rev().position(|message| Arc::ptr_eq(prompt, message)),

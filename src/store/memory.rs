@@ -94,11 +94,7 @@ impl MemoryStore {
         Ok(stored.version)
     }
 
-    fn get<T>(
-        &self,
-        id: &ConversationId,
-        read: impl FnOnce(&Conversation) -> T,
-    ) -> Result<T, StoreError> {
+    fn get<T>(&self, id: &ConversationId, read: impl FnOnce(&Conversation) -> T) -> Result<T, StoreError> {
         let content = self.lock();
         content.conversations.get(id).map(read).ok_or_else(|| StoreError::NotFound { id: id.clone() })
     }
@@ -106,9 +102,15 @@ impl MemoryStore {
 
 impl Content {
     /// Returns the matching conversations on this page.
-    fn list(&self, page: Page, matches: impl Fn(&Conversation) -> bool) -> Vec<(&ConversationId, &Conversation)> {
+    fn list(
+        &self,
+        page: Page,
+        matches: impl Fn(&Conversation) -> bool,
+    ) -> Vec<(&ConversationId, &Conversation)> {
         let all = self.conversations.iter().filter(|(_, conversation)| matches(conversation));
-        page.cut(all.map(|(id, conversation)| (conversation.stored.updated, id, (id, conversation))).collect())
+        page.cut(
+            all.map(|(id, conversation)| (conversation.stored.updated, id, (id, conversation))).collect(),
+        )
     }
 }
 
@@ -237,7 +239,8 @@ impl Store for MemoryStore {
     async fn used(&self, filter: &Filter, period: Range<Timestamp>) -> Result<Vec<UsageSum>, StoreError> {
         let content = self.lock();
         let mut sums = Sums::default();
-        for conversation in content.conversations.values().filter(|conversation| conversation.matches(filter)) {
+        for conversation in content.conversations.values().filter(|conversation| conversation.matches(filter))
+        {
             for row in conversation.usage.iter().filter(|row| period.contains(&row.at)) {
                 sums.add(row.model.as_deref(), 1, row.usage);
             }

@@ -52,7 +52,8 @@ impl Query {
             let word = word.to_lowercase();
             self.0.iter().flatten().any(|wanted| *wanted == word)
         };
-        let at = words(text).find(is_wanted).map_or(0, |word| word.as_ptr() as usize - text.as_ptr() as usize);
+        let at =
+            words(text).find(is_wanted).map_or(0, |word| word.as_ptr() as usize - text.as_ptr() as usize);
         let mut start = text.floor_char_boundary(at.saturating_sub(BEFORE));
         if start > 0 {
             // The excerpt begins with a whole word.

@@ -150,8 +150,8 @@ use self::{
     workers::{Urgency, Workers},
 };
 use super::{
-    Commit, ConversationId, Filter, Found, Lease, Owner, Page, Query, StateChange, Store, StoreError, Stored, StoredState,
-    Summary, Version, Write, WriteId,
+    Commit, ConversationId, Filter, Found, Lease, Owner, Page, Query, StateChange, Store, StoreError, Stored,
+    StoredState, Summary, Version, Write, WriteId,
     file_system::{Durability, blocking},
     rows::Change,
 };
@@ -487,7 +487,8 @@ impl Store for SqliteStore {
 
     async fn usage(&self, id: &ConversationId, page: Page) -> Result<Vec<UsageRow>, StoreError> {
         let named = id.clone();
-        self.read(Some(id), move |connection, database| ledger::rows(connection, database, &named, &page)).await
+        self.read(Some(id), move |connection, database| ledger::rows(connection, database, &named, &page))
+            .await
     }
 
     async fn used(&self, filter: &Filter, period: Range<Timestamp>) -> Result<Vec<UsageSum>, StoreError> {

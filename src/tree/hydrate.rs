@@ -11,6 +11,11 @@ use super::{
 /// 64-bit integer, the largest integer type that databases have.
 const HIGHEST: u64 = (i64::MAX as u64) - (u32::MAX as u64);
 
+/// Checks that the ids above this id suffice for all later nodes.
+pub(super) fn check_id(id: NodeId) -> Result<(), TreeError> {
+    if id.get() > HIGHEST { Err(TreeError::IdTooLarge { id }) } else { Ok(()) }
+}
+
 impl Tree {
     /// Builds a tree with the given nodes, which may be in any order, and the given head.
     ///
@@ -46,8 +51,8 @@ impl Tree {
         if let Some(pair) = nodes.windows(2).find(|pair| pair[0].id() == pair[1].id()) {
             return Err(TreeError::DuplicateId { id: pair[0].id() });
         }
-        if let Some(last) = nodes.last().filter(|last| last.id().get() > HIGHEST) {
-            return Err(TreeError::IdTooLarge { id: last.id() });
+        if let Some(last) = nodes.last() {
+            check_id(last.id())?;
         }
 
         let mut tree = Self { ids: Ids::of(nodes.iter().map(Node::id)), ..Self::new() };
@@ -141,10 +146,15 @@ impl Serialize for Tree {
             }
         }
 
-        let mut fields = serializer.serialize_struct("Tree", 3)?;
+        let next = self.ids.next(self.len());
+        let mut fields = serializer.serialize_struct("Tree", 3 + usize::from(next.is_some()))?;
         fields.serialize_field("nodes", &Nodes(self))?;
         fields.serialize_field("head", &self.head())?;
         fields.serialize_field("cursors", &Cursors(self))?;
+        match next {
+            Some(next) => fields.serialize_field("next", &next)?,
+            None => fields.skip_field("next")?,
+        }
         fields.end()
     }
 }
@@ -160,9 +170,12 @@ impl<'de> Deserialize<'de> for Tree {
             // enum, these strings would not be converted back to numbers.
             #[serde(default)]
             cursors: Vec<(NodeId, NodeId)>,
+            #[serde(default)]
+            next: Option<NodeId>,
         }
 
-        let Stored { nodes, head, cursors } = Stored::deserialize(deserializer)?;
-        Self::hydrate(nodes, head, cursors).map_err(serde::de::Error::custom)
+        let Stored { nodes, head, cursors, next } = Stored::deserialize(deserializer)?;
+        let tree = Self::hydrate(nodes, head, cursors).map_err(serde::de::Error::custom)?;
+        next.map_or(Ok(tree.clone()), |next| tree.with_next_id(next)).map_err(serde::de::Error::custom)
     }
 }

@@ -70,6 +70,21 @@ impl Ids {
         Self { runs: (!runs.is_empty()).then(|| runs.into()) }
     }
 
+    /// Returns the same lookup with this id for the next node. `least` is the lowest possible id, and `len` is the number
+    /// of nodes. A gap before the next node is an empty run at the end.
+    pub(super) fn with_next(&self, next: NodeId, least: NodeId, len: usize) -> Self {
+        let runs = self.runs.iter().flat_map(|runs| runs.iter().copied()).filter(|run| run.index < len);
+        let next = (next != least).then_some(Run { first: next, index: len });
+        let runs: Vec<Run> = runs.chain(next).collect();
+        Self { runs: (!runs.is_empty()).then(|| runs.into()) }
+    }
+
+    /// Returns the id of the next node, if a gap precedes it.
+    pub(super) fn next(&self, len: usize) -> Option<NodeId> {
+        let last = self.runs.as_deref()?.last()?;
+        (last.index == len).then_some(last.first)
+    }
+
     /// Returns the index of `id` among `len` nodes. O(log gaps).
     pub(super) fn index(&self, id: NodeId, len: usize) -> Option<usize> {
         let runs = self.runs.as_deref().unwrap_or_default();

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test's unwrap is its failure")]
 
 mod changes;
+mod erase;
 mod hydrate;
 mod model;
 mod outline;

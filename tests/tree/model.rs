@@ -6,7 +6,7 @@ use std::{
 };
 
 use omni_agent::{
-    message::{History, Message, Usage},
+    message::{History, Message, Role, Usage},
     tree::{Node, NodeId, Tree},
 };
 use proptest::{collection::vec, prelude::*};
@@ -19,6 +19,8 @@ struct Model {
     nodes: Vec<Entry>,
     path: Vec<u64>,
     cursors: BTreeMap<u64, u64>,
+    /// The highest id that was ever used.
+    highest: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -35,7 +37,8 @@ impl Model {
     }
 
     fn push(&mut self, message: Arc<Message>, usage: Option<Usage>) {
-        let id = self.nodes.iter().map(|entry| entry.id).max().unwrap_or(0) + 1;
+        self.highest += 1;
+        let id = self.highest;
         let parent = self.path.last().copied();
         if let Some(parent) = parent {
             self.cursors.insert(parent, id);
@@ -75,12 +78,28 @@ impl Model {
     /// Adds `by` to each id that is at least `from`.
     fn renumber(&mut self, from: u64, by: u64) {
         let renumbered = |id: u64| if id >= from { id + by } else { id };
+        self.highest = renumbered(self.highest);
         for entry in &mut self.nodes {
             entry.id = renumbered(entry.id);
             entry.parent = entry.parent.map(renumbered);
         }
         self.path.iter_mut().for_each(|id| *id = renumbered(*id));
         self.cursors = self.cursors.iter().map(|(k, v)| (renumbered(*k), renumbered(*v))).collect();
+    }
+
+    /// Removes a node and all nodes below it. Returns the ids of the removed nodes.
+    fn erase(&mut self, id: u64) -> Vec<u64> {
+        let all: Vec<u64> = self.nodes.iter().map(|entry| entry.id).collect();
+        let gone: Vec<u64> = all.into_iter().filter(|other| self.path_to(*other).contains(&id)).collect();
+        if self.path.contains(&id) {
+            self.path.truncate(self.path.iter().position(|other| *other == id).unwrap());
+            while self.path.last().is_some_and(|head| self.entry(*head).message.role == Role::User) {
+                self.path.pop();
+            }
+        }
+        self.nodes.retain(|entry| !gone.contains(&entry.id));
+        self.cursors.retain(|node, child| !gone.contains(node) && !gone.contains(child));
+        gone
     }
 
     fn stored(&self) -> Stored {
@@ -92,21 +111,25 @@ impl Model {
             nodes: self.nodes.iter().map(node).collect(),
             head: self.path.last().copied().map(id),
             cursors: self.cursors.iter().map(|(parent, child)| (id(*parent), id(*child))).collect(),
+            next: self.highest + 1,
         }
     }
 }
 
 /// The content of a store.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 struct Stored {
     nodes: Vec<Node>,
     head: Option<NodeId>,
     cursors: Vec<(NodeId, NodeId)>,
+    next: u64,
 }
 
 impl Stored {
     fn load(&self) -> Tree {
-        Tree::hydrate(self.nodes.iter().cloned(), self.head, self.cursors.iter().copied()).unwrap()
+        let tree =
+            Tree::hydrate(self.nodes.iter().cloned(), self.head, self.cursors.iter().copied()).unwrap();
+        tree.with_next_id(id(self.next)).unwrap()
     }
 
     fn commit(&mut self, tree: &Tree, since: &Tree) {
@@ -114,6 +137,7 @@ impl Stored {
         self.nodes.extend(changes.nodes);
         self.head = changes.head;
         self.cursors.extend(changes.cursors);
+        self.next = tree.next_id().get();
     }
 }
 
@@ -121,6 +145,7 @@ impl Stored {
 fn assert_agrees(tree: &Tree, model: &Model) {
     assert_eq!(tree.len(), model.nodes.len());
     assert_eq!(tree.head(), model.path.last().copied().map(id));
+    assert_eq!(tree.next_id(), id(model.highest + 1));
     assert_eq!(numbers(tree), model.path);
     assert_eq!(tree.iter().len(), model.path.len());
     let mut backwards = numbers(tree.iter().rev());
@@ -167,6 +192,8 @@ enum Step {
     Serde,
     /// Applies the changes since the last point to the clone of the tree at that point.
     Apply,
+    /// Erases a node with all nodes below it.
+    Erase(prop::sample::Index),
     /// Inserts a gap between two ids.
     Renumber(prop::sample::Index, u64),
 }
@@ -184,6 +211,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => Just(Step::Forget),
         1 => Just(Step::Serde),
         2 => Just(Step::Apply),
+        2 => any::<prop::sample::Index>().prop_map(Step::Erase),
         1 => (any::<prop::sample::Index>(), prop_oneof![1u64..5, Just(1 << 50)])
             .prop_map(|(at, by)| Step::Renumber(at, by)),
     ]
@@ -200,7 +228,7 @@ struct World {
 
 impl World {
     fn new() -> Self {
-        let start = (Tree::new(), Model::default(), Stored::default());
+        let start = (Tree::new(), Model::default(), Model::default().stored());
         Self { tree: Tree::new(), model: Model::default(), points: vec![start] }
     }
 
@@ -287,7 +315,24 @@ impl World {
                     self.restart(tree);
                 }
             }
-            Step::Navigate(_) | Step::Renumber(..) => {}
+            Step::Erase(index) if !model.nodes.is_empty() => {
+                let (earlier, model_before) = (tree.clone(), model.clone());
+                let top = index.get(&model.nodes).id;
+                let gone = model.erase(top);
+                let erased = tree.erase(id(top)).unwrap();
+                assert_eq!(erased.nodes.iter().map(|id| id.get()).collect::<Vec<_>>(), gone);
+                assert_eq!((erased.head, erased.next), (tree.head(), tree.next_id()));
+                assert_agrees(&earlier, &model_before);
+                assert_eq!(tree.changes_since(&earlier), None);
+                let mut copy = earlier.clone();
+                copy.apply_erased(&erased).unwrap();
+                assert_eq!(copy, *tree);
+                assert!(copy.apply_erased(&erased).is_err());
+                assert_eq!(copy, *tree);
+                let tree = tree.clone();
+                self.restart(tree);
+            }
+            Step::Navigate(_) | Step::Erase(_) | Step::Renumber(..) => {}
         }
     }
 
@@ -334,8 +379,7 @@ proptest! {
             world.step(&Step::Navigate(index));
             world.step(&step);
         }
-        let Stored { nodes, head, cursors } = world.model.stored();
-        prop_assert_eq!(&Tree::hydrate(nodes, head, cursors).unwrap(), &world.tree);
+        prop_assert_eq!(&world.model.stored().load(), &world.tree);
         for (tree, model, stored) in &world.points {
             prop_assert_eq!(&stored.load(), tree);
             prop_assert_eq!(numbers(tree), model.path.clone());

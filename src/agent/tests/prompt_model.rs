@@ -62,7 +62,10 @@ async fn staged_prompt_with_a_model_uses_it_when_its_turn_starts() {
     assert_eq!(stopped(&agent.end().await).text(), "Other");
     assert_eq!((first.requests().len(), second.requests().len()), (1, 1));
     let last = agent.agent.snapshot().await.unwrap().last_run;
-    assert_eq!(last.as_deref().map(|end| &end.outcome), Some(&RunOutcome::Stopped { stop_reason: StopReason::Stop }));
+    assert_eq!(
+        last.as_deref().map(|end| &end.outcome),
+        Some(&RunOutcome::Stopped { stop_reason: StopReason::Stop })
+    );
 }
 
 #[tokio::test(start_paused = true)]

@@ -30,8 +30,11 @@ pub(super) async fn erase_removes_nodes_and_their_cursors(subject: &dyn StoreUnd
     assert_eq!(stored.cursors.into_iter().collect::<Vec<_>>(), [(node_id(1), node_id(2))]);
     assert_eq!(stored.version, version.next());
     // The conversation goes on with new ids.
-    let next = Commit::new(Some(node_id(7)))
-        .with_nodes([crate::tree::Node::new(node_id(7), Some(node_id(2)), crate::message::Message::user("7"))]);
+    let next = Commit::new(Some(node_id(7))).with_nodes([crate::tree::Node::new(
+        node_id(7),
+        Some(node_id(2)),
+        crate::message::Message::user("7"),
+    )]);
     committed(&*store, &id, stored.version, &next).await;
     let stored = store.load(&id).await.expect("loading succeeds");
     assert_eq!(stored.nodes.len(), 3);

@@ -2,7 +2,8 @@ use std::sync::Arc;
 
 use super::{CheckOutcome, StoreUnderTest, committed, conversation, created, turn};
 use crate::store::{
-    Commit, Filter, Labels, Page, StateChange, Store, StoreError, StoredState, Summary, Version, Write, WriteId,
+    Commit, Filter, Labels, Page, StateChange, Store, StoreError, StoredState, Summary, Version, Write,
+    WriteId,
 };
 
 fn labels(pairs: &[(&str, &str)]) -> Labels {
@@ -51,8 +52,10 @@ pub(super) async fn labels_are_kept_by_every_other_write(subject: &dyn StoreUnde
     version = committed(&*store, &id, version, &turn(1, 2)).await;
     check().await;
     let state = StoredState::default().with_title("b").with_labels(expected.clone()).with_model("m");
-    version =
-        store.save_state(&id, &Write::on(version), &StateChange::whole(state.clone())).await.expect("a state");
+    version = store
+        .save_state(&id, &Write::on(version), &StateChange::whole(state.clone()))
+        .await
+        .expect("a state");
     check().await;
     committed(&*store, &id, version, &turn(3, 4).with_state(state)).await;
     check().await;
@@ -108,7 +111,8 @@ pub(super) async fn list_by_labels_contains_exactly_the_matches(
         filter(&[("tenant", "a' OR '1'='1")]),
     ];
     for filter in &filters {
-        let expected: Vec<_> = all.iter().filter(|summary| filter.matches(&summary.labels)).cloned().collect();
+        let expected: Vec<_> =
+            all.iter().filter(|summary| filter.matches(&summary.labels)).cloned().collect();
         assert_eq!(list(&*store, filter, Page::first(100)).await, expected, "{filter:?}");
         assert_eq!(list(&*store, filter, Page::first(3).from(2)).await, page(&expected, 2, 3), "{filter:?}");
         for (place, summary) in expected.iter().enumerate() {

@@ -3,7 +3,10 @@ use std::sync::Arc;
 use super::{CheckOutcome, StoreUnderTest, committed, conversation, node_id};
 use crate::{
     message::{Content, Message, Thinking},
-    store::{Commit, Filter, Labels, Page, Query, StateChange, Store, StoreError, StoredState, Version, Write, WriteId},
+    store::{
+        Commit, Filter, Labels, Page, Query, StateChange, Store, StoreError, StoredState, Version, Write,
+        WriteId,
+    },
     tree::{Erased, Node},
 };
 
@@ -25,7 +28,13 @@ async fn searching(subject: &dyn StoreUnderTest) -> Option<Arc<dyn Store>> {
 }
 
 /// Creates a conversation with a question and an answer.
-async fn talk(store: &dyn Store, id: &str, tenant: &str, question: &str, answer: impl Into<Message>) -> Version {
+async fn talk(
+    store: &dyn Store,
+    id: &str,
+    tenant: &str,
+    question: &str,
+    answer: impl Into<Message>,
+) -> Version {
     let labels = Labels::new([("tenant", tenant)]).expect("valid labels");
     let state = StoredState::default().with_title(format!("Title of {id}")).with_labels(labels);
     let id = conversation(id);
@@ -52,7 +61,8 @@ pub(super) async fn search_finds_words_in_titles_and_texts(subject: &dyn StoreUn
     ]);
     talk(&*store, "a", "x", "Which mountain?", thinking).await;
     super::lists::tick().await;
-    talk(&*store, "b", "x", "A mountain and a lake that is blue", Message::assistant("Fuji \"quoted\" 100%")).await;
+    talk(&*store, "b", "x", "A mountain and a lake that is blue", Message::assistant("Fuji \"quoted\" 100%"))
+        .await;
     super::lists::tick().await;
     talk(&*store, "c", "y", "Nothing", Message::assistant("mountains are not a mountain\u{1F600}")).await;
     let all = Filter::default();
@@ -62,7 +72,10 @@ pub(super) async fn search_finds_words_in_titles_and_texts(subject: &dyn StoreUn
         found(&*store, &all, "MOUNTAIN", default()).await,
         [hit("c", Some(2)), hit("b", Some(1)), hit("a", Some(2))]
     );
-    assert_eq!(found(&*store, &all, "lake mountain", default()).await, [hit("b", Some(1)), hit("a", Some(2))]);
+    assert_eq!(
+        found(&*store, &all, "lake mountain", default()).await,
+        [hit("b", Some(1)), hit("a", Some(2))]
+    );
     assert_eq!(found(&*store, &all, "\"blue lake\"", default()).await, [hit("a", Some(2))]);
     assert_eq!(found(&*store, &all, "which title", default()).await, [], "the words are in different places");
     assert_eq!(found(&*store, &all, "hidden", default()).await, [], "thinking is not searched");
@@ -86,7 +99,8 @@ pub(super) async fn search_after_a_removal_finds_nothing(subject: &dyn StoreUnde
     let Some(store) = searching(subject).await else { return CheckOutcome::Skipped };
     let (a, all) = (conversation("a"), Filter::default());
     let version = talk(&*store, "a", "x", "apple", Message::assistant("pear")).await;
-    let version = store.save_state(&a, &Write::on(version), &StateChange::title("plum")).await.expect("a title");
+    let version =
+        store.save_state(&a, &Write::on(version), &StateChange::title("plum")).await.expect("a title");
     let default = Page::default;
     assert_eq!(found(&*store, &all, "plum", default()).await.len(), 1);
     assert_eq!(found(&*store, &all, "title", default()).await, [], "the title was replaced");

@@ -39,7 +39,8 @@ pub(super) async fn load(connection: &Object, server: &Server, id: &Conversation
     let origin = Origin { id, place: &server.place };
     let title = title(&row, 3)?.map_err(|problem| origin.damaged("the title", problem))?;
     let version = Version::new(row.try_get::<_, i64>(0)?.cast_unsigned());
-    let mut stored = Stored::new(version, time(&row, 1)?, origin.state(row.try_get(4)?, title, Labels::default())?);
+    let mut stored =
+        Stored::new(version, time(&row, 1)?, origin.state(row.try_get(4)?, title, Labels::default())?);
     stored.updated = time(&row, 2)?;
     stored.head = origin.head(row.try_get(5)?)?;
     stored.nodes.reserve(nodes.len());

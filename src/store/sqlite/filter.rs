@@ -32,7 +32,8 @@ impl Condition {
             condition.push(&sql, [name, value]);
         }
         for name in &filter.without {
-            let sql = format!(" AND NOT EXISTS (SELECT 1 FROM labels WHERE conversation = {key} AND name = ?)");
+            let sql =
+                format!(" AND NOT EXISTS (SELECT 1 FROM labels WHERE conversation = {key} AND name = ?)");
             condition.push(&sql, [name.as_str()]);
         }
         condition
@@ -91,7 +92,12 @@ pub(super) fn keys(rarest: Option<(&str, &str)>, filter: &Filter, page: &Page) -
 
 /// Returns the same query for the conversations with these keys, which are a JSON array.
 pub(super) fn keys_among(keys: String, filter: &Filter, page: &Page) -> (String, Vec<Value>) {
-    keys_from("NOT INDEXED WHERE key IN (SELECT value FROM json_each(?)) AND", vec![keys.into()], filter, page)
+    keys_from(
+        "NOT INDEXED WHERE key IN (SELECT value FROM json_each(?)) AND",
+        vec![keys.into()],
+        filter,
+        page,
+    )
 }
 
 fn keys_from(source: &str, listed: Vec<Value>, filter: &Filter, page: &Page) -> (String, Vec<Value>) {
@@ -160,7 +166,10 @@ mod tests {
 
     #[test]
     fn keys_of_a_frequent_label_are_read_in_the_order_of_the_list() {
-        let after = Page::first(50).after(crate::store::Position { updated: crate::message::Timestamp(1), id: crate::store::ConversationId::new("a").unwrap() });
+        let after = Page::first(50).after(crate::store::Position {
+            updated: crate::message::Timestamp(1),
+            id: crate::store::ConversationId::new("a").unwrap(),
+        });
         for page in [Page::first(50), after] {
             let plan = plan(None, &page);
             assert!(!plan.iter().any(|line| line.contains("TEMP B-TREE FOR ORDER BY")), "{plan:?}");

@@ -56,7 +56,8 @@ pub(super) fn insert(
 }
 
 /// The columns of a sum of usage: the number of requests, the tokens and the cost.
-const SUMS: &str = "count(*), sum(input), sum(cache_read), sum(cache_write), sum(output), sum(reasoning), sum(cost)";
+const SUMS: &str =
+    "count(*), sum(input), sum(cache_read), sum(cache_write), sum(output), sum(reasoning), sum(cost)";
 
 /// Keeps the sums of a conversation that is about to be deleted.
 pub(super) fn keep(transaction: &Transaction<'_>, key: i64) -> Result<(), Fault> {
@@ -93,7 +94,8 @@ pub(super) fn rows(
     let mut found = query.query([key, count(page.limit), count(page.offset)])?;
     let mut rows = Vec::new();
     while let Some(row) = found.next()? {
-        let damaged = |what: &str| origin.damaged("a row of the usage ledger", format!("its {what} is invalid"));
+        let damaged =
+            |what: &str| origin.damaged("a row of the usage ledger", format!("its {what} is invalid"));
         let text = |column: usize| row.get::<_, String>(column);
         let turn = row.get::<_, Option<String>>(7)?.map(|turn| turn.parse().map_err(|_| damaged("turn")));
         let end = RequestEnd::named(&text(11)?).ok_or_else(|| damaged("end"))?;
@@ -102,8 +104,7 @@ pub(super) fn rows(
             turn: turn.transpose()?,
             step: row.get(8)?,
             model: row.get(10)?,
-            ..UsageRow::new(end, usage(row, 0)?)
-                .with_at(Timestamp(row.get::<_, i64>(9)?.cast_unsigned()))
+            ..UsageRow::new(end, usage(row, 0)?).with_at(Timestamp(row.get::<_, i64>(9)?.cast_unsigned()))
         });
     }
     Ok(rows)
@@ -111,7 +112,9 @@ pub(super) fn rows(
 
 /// Returns the usage in this column and the columns after it.
 pub(super) fn usage(row: &rusqlite::Row<'_>, column: usize) -> Result<Usage, rusqlite::Error> {
-    let tokens = |offset| Ok::<_, rusqlite::Error>(row.get::<_, Option<i64>>(column + offset)?.unwrap_or(0).cast_unsigned());
+    let tokens = |offset| {
+        Ok::<_, rusqlite::Error>(row.get::<_, Option<i64>>(column + offset)?.unwrap_or(0).cast_unsigned())
+    };
     let mut usage = Usage::default()
         .with_input(tokens(0)?)
         .with_cache_read(tokens(1)?)

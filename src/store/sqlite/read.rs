@@ -33,7 +33,8 @@ pub(super) fn load(
     let labels = row.labels().map_err(|problem| origin.damaged("the labels", problem))?;
     let title = row.title.map_err(|error| origin.damaged("the title", error.to_string()))?;
     let mut stored = Stored::new(row.version, row.created, origin.state(&state, title, labels)?);
-    (stored.updated, stored.head, stored.next) = (row.updated, origin.head(row.head)?, origin.next(row.next)?);
+    (stored.updated, stored.head, stored.next) =
+        (row.updated, origin.head(row.head)?, origin.next(row.next)?);
     stored.used = ledger::used_by(&transaction, row.key)?;
     let ending: Option<String> = transaction
         .prepare_cached(

@@ -32,8 +32,7 @@ pub(super) struct Row {
 }
 
 impl Row {
-    pub(super) const COLUMNS: &str =
-        "key, id, version, created, updated, title, head, epoch, owner, owner_address, expires, lasts, next_node";
+    pub(super) const COLUMNS: &str = "key, id, version, created, updated, title, head, epoch, owner, owner_address, expires, lasts, next_node";
     /// The columns for lists, which also show labels.
     pub(super) const LISTED: &str = "key, id, version, created, updated, title, head, epoch, owner, owner_address, \
          expires, lasts, next_node, \

@@ -9,15 +9,11 @@ use rusqlite::{Connection, OptionalExtension, Transaction, params, params_from_i
 
 use super::{
     database::{Database, Fault, begin},
-    filter,
-    read,
+    filter, read,
     row::Row,
     workers::Behind,
 };
-use crate::store::{
-    Filter, Found, Hit, Page, Query, StoreError, Summary,
-    rows::Origin,
-};
+use crate::store::{Filter, Found, Hit, Page, Query, StoreError, Summary, rows::Origin};
 
 /// The number of older nodes that one job indexes.
 const BATCH: i64 = 500;
@@ -62,7 +58,8 @@ fn index_batch(connection: &mut Connection) -> Result<bool, Fault> {
     }
     let transaction = begin(connection)?;
     let bounds = "SELECT conversation, last FROM indexing";
-    let (mut done, last): (i64, i64) = transaction.query_row(bounds, [], |row| Ok((row.get(0)?, row.get(1)?)))?;
+    let (mut done, last): (i64, i64) =
+        transaction.query_row(bounds, [], |row| Ok((row.get(0)?, row.get(1)?)))?;
     let mut left = BATCH;
     while left > 0 && done < last {
         let next = "SELECT key, title FROM conversations WHERE key > ?1 AND key <= ?2 ORDER BY key LIMIT 1";
@@ -119,7 +116,9 @@ pub(super) fn search(
 ) -> Result<Found, Fault> {
     let transaction = connection.transaction()?;
     if !is_enabled(&transaction)? {
-        return Err(StoreError::unsupported("searches unless the file was once opened with `search(true)`").into());
+        return Err(
+            StoreError::unsupported("searches unless the file was once opened with `search(true)`").into()
+        );
     }
     let query_text = query.to_string();
     let found = match few(&transaction, &query_text)? {
@@ -222,8 +221,9 @@ fn hit(
     let mut listed = read::summaries(&mut conversation.query([key])?, database)?;
     let summary: Summary = listed.pop().ok_or(rusqlite::Error::QueryReturnedNoRows)?;
     let Some((version, place)) = place else { return Ok(Hit::title(summary)) };
-    let mut node = transaction
-        .prepare_cached("SELECT id, parent, message FROM nodes WHERE (conversation, version, place) = (?, ?, ?)")?;
+    let mut node = transaction.prepare_cached(
+        "SELECT id, parent, message FROM nodes WHERE (conversation, version, place) = (?, ?, ?)",
+    )?;
     let node = node.query_row([key, version, place], |row| {
         Ok((row.get::<_, i64>(0)?, row.get::<_, Option<i64>>(1)?, row.get::<_, String>(2)?))
     })?;

@@ -5,8 +5,8 @@ use std::{
     io::{BufRead, BufReader, Read, Write as _},
 };
 
-use omni_agent::store::{Filter, Page, SqliteStore, Store};
 use omni_agent::message::Timestamp;
+use omni_agent::store::{Filter, Page, SqliteStore, Store};
 use rusqlite::{Batch, Connection, fallible_iterator::FallibleIterator};
 
 use super::{file, golden::golden, quick, raw};
@@ -85,7 +85,8 @@ async fn child_opens_an_earlier_schema() {
 async fn update_by_two_processes_at_once_happens_once() {
     for _ in 0..4 {
         let folder = earlier();
-        let mut child = child("sqlite::migration::child_opens_an_earlier_schema", folder.path()).spawn().unwrap();
+        let mut child =
+            child("sqlite::migration::child_opens_an_earlier_schema", folder.path()).spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         assert!(lines.any(|line| line.unwrap() == "ready"));
         child.stdin.take().unwrap().write_all(b"!").unwrap();

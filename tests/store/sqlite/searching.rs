@@ -3,7 +3,8 @@
 use std::{fs, sync::Arc};
 
 use omni_agent::store::{
-    Filter, Page, Query, SqliteStore, StateChange, Store, StoreError, Write, conformance, file_system::Durability,
+    Filter, Page, Query, SqliteStore, StateChange, Store, StoreError, Write, conformance,
+    file_system::Durability,
 };
 
 use super::{Subject, file, quick, raw};
@@ -47,7 +48,8 @@ async fn search_index_created_later_contains_older_conversations() {
     for number in 0..700 {
         let id = id(&format!("n{number}"));
         let version = create(&store, &id).await;
-        let version = store.save_state(&id, &Write::on(version), &StateChange::title("a title")).await.unwrap();
+        let version =
+            store.save_state(&id, &Write::on(version), &StateChange::title("a title")).await.unwrap();
         commit(&store, &id, version, 1, &format!("common word{number}")).await;
     }
     let searching = searching(&folder).await;
@@ -93,7 +95,9 @@ async fn delete_and_erase_leave_no_words_in_the_index() {
     store.delete(&id("b")).await.unwrap();
     let terms = |wanted: &str| {
         let connection = raw(&folder);
-        connection.execute_batch("CREATE VIRTUAL TABLE temp.terms USING fts5vocab(main, words, row)").unwrap();
+        connection
+            .execute_batch("CREATE VIRTUAL TABLE temp.terms USING fts5vocab(main, words, row)")
+            .unwrap();
         connection
             .query_row("SELECT count(*) FROM temp.terms WHERE term = ?", [wanted], |row| row.get::<_, i64>(0))
             .unwrap()

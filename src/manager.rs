@@ -54,11 +54,13 @@ mod watching;
 
 use std::{
     fmt,
+    ops::Range,
     pin::Pin,
     sync::{Arc, Mutex, MutexGuard, Weak},
     time::Duration,
 };
 
+use closing::Description;
 pub use error::ManagerError;
 pub use event::{Activity, Listed, ManagerEvent, ManagerSnapshot, OpenSession, Presence};
 use limits::Limits;
@@ -70,9 +72,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     agent::InFlight,
+    message::{Timestamp, UsageSum},
     provider::Registry,
     session::{Session, Setup},
-    store::{ConversationId, IntoStore, Owner, Page, Store},
+    store::{ConversationId, Filter, Found, IntoStore, Labels, Listing, Owner, Store, Summary},
     subscription::{Attachment, End, EndReason, EventId, FeedLimits, Source, Subscription},
     sync::lock,
 };
@@ -423,14 +426,29 @@ impl Manager {
     ///
     /// - [`ManagerError::OpenElsewhere`].
     /// - [`StoreError::NotFound`](crate::store::StoreError::NotFound), or another error of the store.
-    /// - [`ManagerError::TitleUnsaved`] if a session that is open here could not store the title within the [close
+    /// - [`ManagerError::ChangeUnsaved`] if a session that is open here could not store the title within the [close
     ///   timeout](ManagerBuilder::close_timeout). The session keeps the title and stores it later.
     ///
     /// # Cancel safety
     ///
     /// If the future is dropped, the call no longer waits. A title that an open session already shows is stored later.
     pub async fn rename(&self, id: &ConversationId, title: Option<&str>) -> Result<(), ManagerError> {
-        self.0.rename(id, title).await
+        self.0.describe(id, Description::Title(title.map(Arc::from))).await
+    }
+
+    /// Replaces the labels of a conversation, whether or not it is open.
+    ///
+    /// The labels are stored like the title by [`rename`](Manager::rename), with the same exceptions.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`rename`](Manager::rename).
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`rename`](Manager::rename).
+    pub async fn set_labels(&self, id: &ConversationId, labels: Labels) -> Result<(), ManagerError> {
+        self.0.describe(id, Description::Labels(labels)).await
     }
 
     /// Returns the session with this id, if it is open.
@@ -441,17 +459,77 @@ impl Manager {
     /// Returns conversations from the store, with the most recently written first. Each entry states whether the
     /// conversation is open.
     ///
+    /// The argument is a [`Page`], a [`Filter`](crate::store::Filter) by labels, or a pair of a filter and a page. The
+    /// filter applies to stored labels.
+    ///
+    /// ```
+    /// # #[cfg(feature = "test-util")]
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+    /// # use omni_agent::{agent::Agent, testing::ScriptedProvider};
+    /// # let agent = || Agent::builder().model(ScriptedProvider::new([]).model());
+    /// use omni_agent::{
+    ///     manager::{Manager, OpenOptions},
+    ///     store::{Filter, Labels, MemoryStore},
+    /// };
+    ///
+    /// let manager = Manager::builder(MemoryStore::new()).build();
+    /// let acme = Labels::new([("tenant", "acme")])?;
+    /// let id = omni_agent::store::ConversationId::new("holiday")?;
+    /// manager.open_or_create(id, OpenOptions::new(agent()).labels(acme.clone())).await?;
+    ///
+    /// let listed = manager.list(Filter::with(acme)).await?;
+    /// assert_eq!(listed[0].summary.id.as_str(), "holiday");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     ///
-    /// The error of the store.
-    pub async fn list(&self, page: Page) -> Result<Vec<Listed>, ManagerError> {
-        let stored = self.0.store.list(page).await?;
+    /// The error of the store. [`StoreError::Unsupported`](crate::store::StoreError::Unsupported) if there is a filter
+    /// and the store does not support labels.
+    pub async fn list(&self, listing: impl Into<Listing>) -> Result<Vec<Listed>, ManagerError> {
+        let Listing { filter, page } = listing.into();
+        let stored = self.0.store.list_where(&filter, page).await?;
+        Ok(self.listed(stored))
+    }
+
+    /// Finds stored conversations by the words in their titles and texts, as described at
+    /// [`Store::search`](crate::store::Store::search).
+    ///
+    /// # Errors
+    ///
+    /// The error of the store. [`StoreError::InvalidQuery`](crate::store::StoreError::InvalidQuery) if the query can't
+    /// be understood, and [`StoreError::Unsupported`](crate::store::StoreError::Unsupported) if the store does not
+    /// support searches.
+    pub async fn search(&self, query: &str, listing: impl Into<Listing>) -> Result<Found, ManagerError> {
+        let Listing { filter, page } = listing.into();
+        Ok(self.0.store.search(&filter, &query.parse()?, page).await?)
+    }
+
+    /// Returns the usage of all matching conversations in a period, deleted conversations included, as described at
+    /// [`Store::used`](crate::store::Store::used).
+    ///
+    /// # Errors
+    ///
+    /// The error of the store. [`StoreError::Unsupported`](crate::store::StoreError::Unsupported) if the store keeps no
+    /// usage ledger.
+    pub async fn used(
+        &self,
+        filter: &Filter,
+        period: Range<Timestamp>,
+    ) -> Result<Vec<UsageSum>, ManagerError> {
+        Ok(self.0.store.used(filter, period).await?)
+    }
+
+    fn listed(&self, stored: Vec<Summary>) -> Vec<Listed> {
         let is_another = |owner: &Owner| owner.name != self.0.owner.name;
         let registry = self.0.registry();
         let listed = stored.into_iter().map(|mut summary| {
             let presence = match registry.open_session(&summary.id) {
                 Some(open) => {
                     summary.title = open.title.as_deref().map(str::to_owned);
+                    summary.labels = open.labels;
                     Presence::Open(open.activity)
                 }
                 None if registry.is_waiting(&summary.id) => Presence::Waiting,
@@ -460,7 +538,7 @@ impl Manager {
             };
             Listed { summary, presence }
         });
-        Ok(listed.collect())
+        listed.collect()
     }
 
     /// Returns the open sessions, in the order in which they were opened.

@@ -93,7 +93,8 @@ pub(crate) use watcher::{Notice, Watcher};
 use crate::{
     actor,
     agent::{Agent, AgentError, InFlight, Prompt, Response},
-    store::{ConversationId, IntoStore},
+    message::UsageRow,
+    store::{ConversationId, IntoStore, Labels, StoreError},
     subscription::{Attachment, End, EndReason, EventId, Source, Subscription},
     tree::{NodeId, Tree},
 };
@@ -314,6 +315,65 @@ impl Session {
     pub async fn set_title(&self, title: Option<&str>) -> Result<(), SessionError> {
         let title = title.map(Arc::from);
         self.call(|reply| Command::SetTitle(title, reply)).await
+    }
+
+    /// Returns the labels of the conversation.
+    ///
+    /// # Errors
+    ///
+    /// [`SessionError::Ended`].
+    pub async fn labels(&self) -> Result<Labels, SessionError> {
+        self.call(Command::Labels).await
+    }
+
+    /// Replaces the labels of the conversation.
+    ///
+    /// The labels are stored like a [title](Self::set_title). Labels that another process has stored in the meantime are
+    /// replaced, unless the session already has these labels.
+    ///
+    /// # Errors
+    ///
+    /// [`SessionError::Ended`].
+    pub async fn set_labels(&self, labels: Labels) -> Result<(), SessionError> {
+        self.call(|reply| Command::SetLabels(labels, reply)).await
+    }
+
+    /// Erases a message and all messages below it: from the tree, from the agent's history, from the events that are
+    /// kept in memory for subscribers, and from the store.
+    ///
+    /// If the path contains the message, the path then ends at the nearest assistant message above it that uses no
+    /// tools, or is empty. The ids of erased messages are not used again. The usage ledger keeps its rows, without
+    /// content. [`Tree::erase`](crate::tree::Tree::erase) has an example.
+    ///
+    /// The call first waits until everything is saved, and returns when the store has erased the messages. Each wait
+    /// takes at most the [end timeout](SessionBuilder::end_timeout). The documentation of the store states what may
+    /// remain on its medium. Snapshots and events that subscribers already have are not affected.
+    ///
+    /// # Errors
+    ///
+    /// - [`SessionError::Store`] with [`StoreError::Unsupported`] if the store can't erase messages.
+    /// - [`SessionError::UnknownNode`].
+    /// - [`SessionError::Busy`] if a run is active.
+    /// - [`SessionError::Unsaved`] if the store did not save or erase in time. If the messages are no longer in the
+    ///   tree, the store erases them later.
+    /// - [`SessionError::Ended`].
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the messages may still be erased.
+    pub async fn erase(&self, node: NodeId) -> Result<(), SessionError> {
+        if !self.shared.erases {
+            return Err(StoreError::unsupported("erasing messages").into());
+        }
+        let limit = self.shared.setup.end_timeout;
+        self.flush(limit).await?;
+        self.call(|reply| Command::Erase(node, reply)).await??;
+        self.flush(limit).await
+    }
+
+    /// Records the usage of a request that belongs to no turn.
+    pub(crate) async fn spent(&self, row: UsageRow) -> Result<(), SessionError> {
+        self.call(|reply| Command::Spent(Box::new(row), reply)).await
     }
 
     /// Sets the title if the conversation has no title. Returns whether the title was set.

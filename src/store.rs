@@ -388,6 +388,11 @@ pub trait Store: Send + Sync + 'static {
         Err(StoreError::unsupported("a usage ledger"))
     }
 
+    /// Returns whether the store supports [`erase`](Store::erase).
+    fn erases(&self) -> bool {
+        false
+    }
+
     /// Removes nodes from the conversation, and moves its head and cursors. This is a write like
     /// [`commit`](Store::commit).
     ///

@@ -541,6 +541,13 @@ impl<E: Send + Sync + 'static> Feed<E> {
         numbered
     }
 
+    /// Removes all earlier events from memory. Subscribers that have not seen all of them get a new snapshot.
+    pub(crate) fn forget(&mut self) {
+        if let Some(live) = &mut self.live {
+            **live = Live::new(live.limits);
+        }
+    }
+
     /// Closes the channel. The subscribers then get the end of the actor from the actor.
     pub(crate) fn close(&mut self) {
         self.live = None;

@@ -10,8 +10,8 @@ use futures_util::SinkExt;
 use tokio::sync::mpsc;
 
 use super::{
-    Admission, Agent, AgentCallbacks, AgentError, Config, Delivery, Extras, HistoryOwner, SavedConfig, State,
-    StateEdit, Status, WeakAgent,
+    Admission, Agent, AgentCallbacks, AgentError, Config, Delivery, Extras, HistoryOwner, RunEnd,
+    SavedConfig, State, StateEdit, Status, WeakAgent,
     model_spec::{ModelSpec, choose_model},
     task::{AgentShared, Hold, Outlet, Setup, Task},
 };
@@ -70,6 +70,7 @@ pub struct AgentBuilder {
     terminate_timeout: Duration,
     max_staged: u16,
     commit: Option<Outlet>,
+    last_run: Option<RunEnd>,
     admission: Option<Arc<dyn Admission>>,
     hold: Option<Arc<dyn Hold>>,
 }
@@ -96,6 +97,7 @@ impl Default for AgentBuilder {
             terminate_timeout: Duration::from_secs(5),
             max_staged: 8,
             commit: None,
+            last_run: None,
             admission: None,
             hold: None,
         }
@@ -273,6 +275,12 @@ impl AgentBuilder {
         self
     }
 
+    /// Sets the end of the last run before this start.
+    pub(crate) fn last_run(mut self, end: Option<RunEnd>) -> Self {
+        self.last_run = end;
+        self
+    }
+
     /// Starts the agent on the current tokio runtime, after `init` has returned.
     ///
     /// # Errors
@@ -353,8 +361,9 @@ impl AgentBuilder {
             admission: self.admission,
             hold: self.hold,
         };
-        let task =
+        let mut task =
             Task::new(draft.history, draft.config, setup, weak, Arc::clone(&agent.shared), self.commit);
+        task.set_last_run(self.last_run);
         agent.shared.started.store(true, Ordering::Release);
         tokio::spawn(task.run(callbacks, receiver));
         Ok(agent)

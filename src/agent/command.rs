@@ -41,6 +41,8 @@ pub(super) type AttachmentReply = Reply<Attachment<Snapshot, Event>>;
 /// A command of the history's owner, which replaces the history or starts a run on another history.
 pub(super) enum Change {
     Set(History),
+    /// Replaces the history after messages were erased.
+    Erase(History),
     Begin(History, Opening, Option<Asker>),
 }
 

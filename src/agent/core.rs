@@ -117,6 +117,10 @@ impl Core {
         Self { history, ..Self::default() }
     }
 
+    pub(super) fn set_last_run(&mut self, end: Option<RunEnd>) {
+        self.last_run = end.map(Arc::new);
+    }
+
     pub(super) fn history(&self) -> &History {
         &self.history
     }

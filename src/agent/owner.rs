@@ -72,6 +72,16 @@ impl HistoryOwner {
         self.change(at, Change::Set(history)).await
     }
 
+    /// Replaces the history like [`set`](Self::set), and removes all earlier events from memory, because they may contain
+    /// erased messages. Subscribers that have not seen all events get a new snapshot.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`set`](Self::set).
+    pub(crate) async fn erase(&self, at: Option<EventId>, history: History) -> Result<EventId, AgentError> {
+        self.change(at, Change::Erase(history)).await
+    }
+
     /// Replaces the history and starts a run on it, in one step. The first event is a `state` event with `base`. The
     /// operation returns this event's id. The run's own events follow. `asker` receives the response, as from
     /// [`Agent::ask`](super::Agent::ask).

@@ -21,7 +21,8 @@ use futures_sink::Sink;
 use tokio::sync::{mpsc, oneshot};
 
 use super::{
-    Admission, AgentCallbacks, AgentError, Config, Delivery, Event, Response, Snapshot, State, WeakAgent,
+    Admission, AgentCallbacks, AgentError, Config, Delivery, Event, Response, RunEnd, Snapshot, State,
+    WeakAgent,
     command::{Command, Reply, Stop},
     core::{Call, Context, Core, Effect},
     phase::Op,
@@ -148,6 +149,11 @@ enum Exit {
 }
 
 impl Task {
+    /// Sets the end of the last run before this start.
+    pub(super) fn set_last_run(&mut self, end: Option<RunEnd>) {
+        self.core.set_last_run(end);
+    }
+
     pub(super) fn new(
         history: History,
         config: Config,

@@ -1,4 +1,4 @@
-//! Closes, deletes and renames conversations, and ends all sessions.
+//! Closes, deletes, renames and labels conversations, and ends all sessions.
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,10 +12,26 @@ use crate::{
     actor::OwnWake,
     agent::InFlight,
     session::{Session, SessionError},
-    store::{ConversationId, Lease, StateChange, StoreError, Write},
+    store::{ConversationId, Labels, Lease, StateChange, StoreError, Write},
 };
 
-/// The maximum number of times that a title is written again after a conflict.
+/// A change of what lists show of a conversation.
+#[derive(Clone)]
+pub(super) enum Description {
+    Title(Option<Arc<str>>),
+    Labels(Labels),
+}
+
+impl From<Description> for StateChange {
+    fn from(change: Description) -> Self {
+        match change {
+            Description::Title(title) => Self::Title(title.as_deref().map(str::to_owned)),
+            Description::Labels(labels) => Self::Labels(labels),
+        }
+    }
+}
+
+/// The maximum number of times that a title or labels are written again after a conflict.
 const RENAME_TRIES: usize = 8;
 
 /// The divisor of the time limit for ending a session: one part is reserved for stopping the session, and the other
@@ -73,16 +89,20 @@ impl Inner {
         .unwrap_or_else(|reason| Err(ManagerError::CutOff { id: gone, reason }))
     }
 
-    /// Sets the title of a conversation, whether it is open or not, and stores it.
-    pub(super) async fn rename(
+    /// Sets the title or the labels of a conversation, whether it is open or not, and stores the change.
+    pub(super) async fn describe(
         self: &Arc<Self>,
         id: &ConversationId,
-        title: Option<&str>,
+        change: Description,
     ) -> Result<(), ManagerError> {
         let hold = loop {
             let (hold, session) = self.hold(id).await.split();
             let Some(session) = session else { break hold };
-            match session.set_title(title).await {
+            let described = match &change {
+                Description::Title(title) => session.set_title(title.as_deref()).await,
+                Description::Labels(labels) => session.set_labels(labels.clone()).await,
+            };
+            match described {
                 Ok(()) => {}
                 Err(SessionError::Ended(_)) => {
                     session.ended().await;
@@ -94,8 +114,8 @@ impl Inner {
             drop(hold);
             match session.flush(self.close_timeout).await {
                 Ok(()) => return Ok(()),
-                // The session has ended. If it did not store the title, the loop continues and the title is set
-                // directly in the store.
+                // The session has ended. If it did not store the change, the loop continues and the change
+                // is written directly to the store.
                 Err(SessionError::Ended(_)) => {
                     session.ended().await;
                     if let Ok(()) | Err(SessionError::Agent(_)) = session.stop(Duration::ZERO).await {
@@ -103,15 +123,18 @@ impl Inner {
                     }
                 }
                 Err(cause) => {
-                    return Err(ManagerError::TitleUnsaved { id: id.clone(), cause: Box::new(cause) });
+                    return Err(ManagerError::ChangeUnsaved { id: id.clone(), cause: Box::new(cause) });
                 }
             }
         };
-        let (inner, id, title) = (Arc::clone(self), id.clone(), title.map(str::to_owned));
+        let (inner, id) = (Arc::clone(self), id.clone());
         let cut_off = id.clone();
         in_a_task(self.patience(), async move {
-            inner.rename_stored(&id, title.clone()).await?;
-            inner.registry().set_stored_title(&id, title.map(Arc::from));
+            inner.describe_stored(&id, change.clone().into()).await?;
+            match change {
+                Description::Title(title) => inner.registry().set_stored_title(&id, title),
+                Description::Labels(labels) => inner.registry().set_stored_labels(&id, labels),
+            }
             drop(hold);
             Ok(())
         })
@@ -134,16 +157,16 @@ impl Inner {
         deleted
     }
 
-    /// Sets the title of a conversation that is not open here. If the conversation is open elsewhere and the store has
+    /// Sets the title or the labels of a conversation that is not open here. If the conversation is open elsewhere and the store has
     /// owners, this fails. If the store has no owners, the other session adopts the title.
-    async fn rename_stored(&self, id: &ConversationId, title: Option<String>) -> Result<(), StoreError> {
+    async fn describe_stored(&self, id: &ConversationId, change: StateChange) -> Result<(), StoreError> {
         let lease = self.store.acquire(id, &self.owner).await?;
-        let renamed = self.rename_under(&lease, id, StateChange::Title(title)).await;
+        let described = self.describe_under(&lease, id, change).await;
         self.release_lease(id, &lease).await;
-        renamed
+        described
     }
 
-    async fn rename_under(
+    async fn describe_under(
         &self,
         lease: &Lease,
         id: &ConversationId,
@@ -155,9 +178,9 @@ impl Inner {
             let write = Write::on(version);
             let write = if lease.lasts.is_some() { write.under(lease) } else { write };
             match self.store.save_state(id, &write, &change).await {
-                // The title can be written on top of any changes of other writers.
+                // A title or labels can be written on top of any changes of other writers.
                 Err(StoreError::Conflict { current, .. }) if tries < RENAME_TRIES => version = current,
-                renamed => return renamed.map(|_| ()),
+                described => return described.map(|_| ()),
             }
             tries += 1;
         }

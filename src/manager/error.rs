@@ -56,9 +56,9 @@ pub enum ManagerError {
     /// The open session has the new title, but the title was not stored within the [close
     /// timeout](super::ManagerBuilder::close_timeout). The title is stored as soon as the store accepts it.
     #[error(
-        "the new title of conversation {id} is not stored yet; the open session keeps it and stores it later: {cause}"
+        "the change of conversation {id} is not stored yet; the open session keeps it and stores it later: {cause}"
     )]
-    TitleUnsaved {
+    ChangeUnsaved {
         /// The conversation's id.
         id: ConversationId,
         /// The session's error: [`SessionError::Unsaved`].
@@ -112,7 +112,7 @@ impl ManagerError {
         match self {
             Self::Session(error) => error.is_unavailable(),
             Self::Store(error) => error.is_unavailable(),
-            _ => matches!(self, Self::ShutDown | Self::NoRoom { .. } | Self::TitleUnsaved { .. }),
+            _ => matches!(self, Self::ShutDown | Self::NoRoom { .. } | Self::ChangeUnsaved { .. }),
         }
     }
 

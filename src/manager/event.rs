@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     agent::Status,
-    store::{ConversationId, Summary},
+    store::{ConversationId, Labels, Summary},
     subscription::{EndReason, EventId, Numbered},
 };
 
@@ -43,6 +43,9 @@ pub struct OpenSession {
     pub id: ConversationId,
     /// The session's title.
     pub title: Option<Arc<str>>,
+    /// The session's labels.
+    #[serde(default, skip_serializing_if = "Labels::is_empty")]
+    pub labels: Labels,
     /// The session's activity.
     pub activity: Activity,
 }
@@ -51,7 +54,7 @@ pub struct OpenSession {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Listed {
-    /// The summary from the store. If the conversation is open, the title is that of the session.
+    /// The summary from the store. If the conversation is open, the title and the labels are those of the session.
     pub summary: Summary,
     /// Whether the conversation is open.
     pub presence: Presence,
@@ -132,6 +135,13 @@ pub enum ManagerEvent {
         /// The new title.
         title: Option<Arc<str>>,
     },
+    /// The labels of a conversation changed, whether the conversation is open or not.
+    Labels {
+        /// The conversation's id.
+        id: ConversationId,
+        /// The new labels.
+        labels: Labels,
+    },
     /// A session was closed. The conversation stays in the store.
     Closed {
         /// The conversation's id.
@@ -153,6 +163,7 @@ impl ManagerEvent {
             Self::Opened { session: OpenSession { title, .. } } | Self::Title { title, .. } => {
                 title.as_ref().map_or(0, |title| title.len())
             }
+            Self::Labels { labels, .. } => labels.iter().map(|(name, value)| name.len() + value.len()).sum(),
             _ => 0,
         }
     }
@@ -190,6 +201,11 @@ impl ManagerSnapshot {
             ManagerEvent::Title { id, title } => {
                 if let Some(session) = self.session(id) {
                     session.title.clone_from(title);
+                }
+            }
+            ManagerEvent::Labels { id, labels } => {
+                if let Some(session) = self.session(id) {
+                    session.labels.clone_from(labels);
                 }
             }
             ManagerEvent::Closed { id, .. } => self.open.retain(|session| session.id != *id),

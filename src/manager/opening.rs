@@ -248,9 +248,10 @@ impl Inner {
             () = self.shutting.cancelled() => return Err(ManagerError::ShutDown),
         };
         let title = session.title().await.unwrap_or_default();
+        let labels = session.labels().await.unwrap_or_default();
         let is_shut = {
             let mut registry = self.registry();
-            registry.opened(key, session.clone(), title);
+            registry.opened(key, session.clone(), title, labels);
             registry.is_shut
         };
         if is_shut {
@@ -287,7 +288,7 @@ async fn cut_off(task: JoinHandle<()>) -> String {
     task.await.err().map_or_else(|| "no caller waited any more".to_owned(), |error| error.to_string())
 }
 
-/// Waits until nobody waits for the reply any more, and then for the time `limit`.
+/// Waits until the caller no longer waits for the reply, and then for the additional time `limit`.
 async fn abandoned<T>(reply: &mut oneshot::Sender<T>, limit: Duration) {
     reply.closed().await;
     sleep(limit).await;

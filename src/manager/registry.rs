@@ -18,7 +18,7 @@ use super::{Activity, ManagerEvent, ManagerSnapshot, OpenSession};
 use crate::{
     agent::Status,
     session::Session,
-    store::ConversationId,
+    store::{ConversationId, Labels},
     subscription::{Attachment, End, EndReason, EventId, Feed, FeedLimits},
 };
 
@@ -62,6 +62,9 @@ struct Slot {
     title: Option<Arc<str>>,
     /// Whether the session has reported a title already.
     has_current_title: bool,
+    labels: Labels,
+    /// Whether the session has reported labels already.
+    has_current_labels: bool,
     /// The reason why the session ended, if it ended before it was registered as open.
     ended: Option<EndReason>,
     status: Status,
@@ -88,6 +91,11 @@ struct Loan {
 impl Slot {
     fn activity(&self) -> Activity {
         Activity::of(self.status, self.is_queued)
+    }
+
+    fn open_session(&self, id: &ConversationId) -> OpenSession {
+        let (title, labels) = (self.title.clone(), self.labels.clone());
+        OpenSession { id: id.clone(), title, labels, activity: self.activity() }
     }
 }
 
@@ -152,6 +160,8 @@ impl Registry {
                 loan: None,
                 title: None,
                 has_current_title: false,
+                labels: Labels::default(),
+                has_current_labels: false,
                 ended: None,
                 status: Status::Idle,
                 is_queued: false,
@@ -224,7 +234,7 @@ impl Registry {
     // ---- open sessions ----
 
     /// Registers the session of a claimed id as open.
-    pub(super) fn opened(&mut self, key: Key, session: Session, title: Option<Arc<str>>) {
+    pub(super) fn opened(&mut self, key: Key, session: Session, title: Option<Arc<str>>, labels: Labels) {
         let id = session.id().clone();
         self.clock += 1;
         let clock = self.clock;
@@ -234,10 +244,13 @@ impl Registry {
         if !slot.has_current_title {
             slot.title = title;
         }
+        if !slot.has_current_labels {
+            slot.labels = labels;
+        }
         (slot.session, slot.used) = (Some(session), clock);
         let waited_since = std::mem::replace(&mut slot.since, clock);
         let ended = slot.ended.take();
-        let open = OpenSession { id: id.clone(), title: slot.title.clone(), activity: slot.activity() };
+        let open = slot.open_session(&id);
         self.waiting.remove(&waited_since);
         self.open.insert(clock, id.clone());
         self.emit(ManagerEvent::Opened { session: open });
@@ -298,6 +311,24 @@ impl Registry {
             slot.title.clone_from(&title);
         }
         self.emit(ManagerEvent::Title { id: id.clone(), title });
+    }
+
+    /// Records the new labels that a session has reported.
+    pub(super) fn labelled(&mut self, id: &ConversationId, key: Key, labels: Labels) {
+        let Some(slot) = self.slot(id, key) else { return };
+        slot.labels.clone_from(&labels);
+        slot.has_current_labels = true;
+        if slot.session.is_some() {
+            self.emit(ManagerEvent::Labels { id: id.clone(), labels });
+        }
+    }
+
+    /// Records labels that were set directly in the store.
+    pub(super) fn set_stored_labels(&mut self, id: &ConversationId, labels: Labels) {
+        if let Some(slot) = self.slots.get_mut(id) {
+            slot.labels.clone_from(&labels);
+        }
+        self.emit(ManagerEvent::Labels { id: id.clone(), labels });
     }
 
     pub(super) fn emit_deleted(&mut self, id: &ConversationId) {
@@ -363,7 +394,7 @@ impl Registry {
     pub(super) fn open_session(&self, id: &ConversationId) -> Option<OpenSession> {
         let slot = self.slots.get(id)?;
         slot.session.as_ref()?;
-        Some(OpenSession { id: id.clone(), title: slot.title.clone(), activity: slot.activity() })
+        Some(slot.open_session(id))
     }
 
     pub(super) fn sessions(&self) -> Vec<Session> {

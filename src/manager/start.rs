@@ -3,6 +3,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use crate::{
     agent::AgentBuilder,
     session::{Mode, Session, SessionBuilder, SessionSubscription},
+    store::Labels,
 };
 
 /// The agent and the settings with which a session is opened.
@@ -35,6 +36,7 @@ pub struct OpenOptions {
     /// each of them and enlarge the task that opens the session.
     pub(super) agent: Box<AgentBuilder>,
     pub(super) title: Option<Arc<str>>,
+    pub(super) labels: Labels,
     pub(super) tenant: Option<Arc<str>>,
     pub(super) mode: Option<Mode>,
     idle_shutdown: IdleShutdown,
@@ -55,6 +57,7 @@ impl OpenOptions {
         Self {
             agent: Box::new(agent),
             title: None,
+            labels: Labels::default(),
             tenant: None,
             mode: Some(Mode::Controller),
             idle_shutdown: IdleShutdown::OfManager,
@@ -64,6 +67,13 @@ impl OpenOptions {
     /// Sets the title of a new conversation.
     pub fn title(mut self, title: impl Into<Arc<str>>) -> Self {
         self.title = Some(title.into());
+        self
+    }
+
+    /// Sets the labels of a new conversation, such as its tenant and user. [`Manager::list`](super::Manager::list) finds
+    /// conversations by their labels. A stored conversation keeps its labels.
+    pub fn labels(mut self, labels: Labels) -> Self {
+        self.labels = labels;
         self
     }
 
@@ -92,6 +102,7 @@ impl OpenOptions {
         if let Some(title) = self.title {
             session = session.title(title);
         }
+        session = session.labels(self.labels);
         if let IdleShutdown::After(after) = self.idle_shutdown {
             session = session.idle_shutdown_after(after);
         }

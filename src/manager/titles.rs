@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use async_trait::async_trait;
 
 use crate::{
-    message::{History, Message, Role},
+    message::{History, Message, Purpose, RequestEnd, Role, UsageRow},
     provider::{Model, Options, Request, StopReason},
 };
 
@@ -60,20 +60,32 @@ impl Titles {
     }
 
     /// Generates a title for a conversation. Returns `None` if no title can be made.
-    pub(super) async fn make(
-        &self,
-        history: &History,
-    ) -> Result<Option<String>, Box<dyn std::error::Error + Send + Sync>> {
-        match self {
+    pub(super) async fn make(&self, history: &History) -> Made {
+        let title = match self {
             Self::Off => Ok(None),
             Self::Heuristic => Ok(heuristic(history)),
-            Self::Own(generator) => {
-                let title = tokio::time::timeout(OWN_TIMEOUT, generator.generate(history)).await??;
-                Ok(title.and_then(|title| tidy(&title)))
-            }
-            Self::Model(model) => by_model(model, history).await,
-        }
+            Self::Own(generator) => by_application(&**generator, history).await,
+            Self::Model(model) => return by_model(model, history).await,
+        };
+        Made { title, usage: None }
     }
+}
+
+/// The result of an attempt to make a title.
+pub(super) struct Made {
+    pub(super) title: Result<Option<String>, Problem>,
+    /// The usage of the request to the model, if there was one.
+    pub(super) usage: Option<UsageRow>,
+}
+
+type Problem = Box<dyn std::error::Error + Send + Sync>;
+
+async fn by_application(
+    generator: &dyn TitleGenerator,
+    history: &History,
+) -> Result<Option<String>, Problem> {
+    let title = tokio::time::timeout(OWN_TIMEOUT, generator.generate(history)).await??;
+    Ok(title.and_then(|title| tidy(&title)))
 }
 
 /// Returns the first nonempty text of the user on one line, shortened between words.
@@ -105,17 +117,14 @@ fn shorten(text: &str, limit: usize) -> String {
     short
 }
 
-async fn by_model(
-    model: &Model,
-    history: &History,
-) -> Result<Option<String>, Box<dyn std::error::Error + Send + Sync>> {
+async fn by_model(model: &Model, history: &History) -> Made {
     let part = |role: Role, name: &str| {
         let text = history.iter().filter(|message| message.role == role).map(|message| message.text());
         let text = text.into_iter().find(|text| !text.trim().is_empty())?;
         Some(format!("{name}: {}", text.chars().take(EXCERPT).collect::<String>()))
     };
     let Some(question) = part(Role::User, "User") else {
-        return Ok(None);
+        return Made { title: Ok(None), usage: None };
     };
     let answer = part(Role::Assistant, "Assistant").unwrap_or_default();
     let system = "Give the conversation that you are shown a title of three to six words, in its own language. \
@@ -124,11 +133,19 @@ async fn by_model(
     let request = Request::new(asked)
         .with_system(system)
         .with_options(Options::default().with_max_tokens(MODEL_TOKENS).with_timeout(MODEL_TIMEOUT));
-    let generated = model.generate(request).await?;
-    if generated.stop_reason == StopReason::Length {
-        return Err(format!("the model used all {MODEL_TOKENS} tokens before the title was complete; choose another model for titles").into());
-    }
-    Ok(tidy(&generated.message.text()))
+    let generated = match model.generate(request).await {
+        Ok(generated) => generated,
+        Err(error) => return Made { title: Err(error.into()), usage: None },
+    };
+    let title = if generated.stop_reason == StopReason::Length {
+        Err(format!("the model used all {MODEL_TOKENS} tokens before the title was complete; choose another model for titles").into())
+    } else {
+        Ok(tidy(&generated.message.text()))
+    };
+    let row = UsageRow::new(RequestEnd::Answered, generated.usage)
+        .with_purpose(Purpose::Title)
+        .with_model(generated.model);
+    Made { title, usage: Some(row) }
 }
 
 /// Returns the first nonempty line, without the quotation marks and markup that models put around a title.

@@ -37,6 +37,7 @@ impl Watcher for Watch {
                 }
             }
             Notice::Title(title) => inner.registry().titled(id, key, title.cloned()),
+            Notice::Labels(labels) => inner.registry().labelled(id, key, labels.clone()),
             Notice::Finished(_) => inner.make_title(id, key),
             Notice::Left => {
                 let mut registry = inner.registry();
@@ -76,7 +77,12 @@ impl Inner {
         let Ok(tree) = session.tree().await else {
             return;
         };
-        match self.titles.make(tree.history()).await {
+        let made = self.titles.make(tree.history()).await;
+        if let Some(row) = made.usage {
+            // A session that has ended can no longer record it.
+            let _ = session.spent(row).await;
+        }
+        match made.title {
             Ok(Some(title)) => {
                 // A session that has ended needs no title.
                 let _ = session.suggest_title(&title).await;

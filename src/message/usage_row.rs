@@ -11,7 +11,7 @@ use crate::setters::setters;
 /// ```
 /// use omni_agent::message::{RequestEnd, Usage, UsageRow};
 ///
-/// let row = UsageRow::new(RequestEnd::Failed, Usage::default().with_input(120)).with_model("claude-sonnet-4-6");
+/// let row = UsageRow::new(RequestEnd::Failed, Usage::default().with_input(120)).with_model("claude-sonnet-4-6".to_owned());
 /// assert_eq!(serde_json::to_value(&row)?["end"], "failed");
 /// # Ok::<(), serde_json::Error>(())
 /// ```
@@ -42,7 +42,7 @@ pub struct UsageRow {
 
 setters! {
     UsageRow: with_purpose(purpose: Purpose), with_turn(turn: into Option<TurnId>), with_step(step: into Option<u32>),
-    with_at(at: Timestamp), with_model(model: some String)
+    with_at(at: Timestamp), with_model(model: into Option<String>)
 }
 
 impl UsageRow {

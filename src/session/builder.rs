@@ -18,7 +18,7 @@ use super::{
 use crate::{
     actor::{Signal, Termination},
     agent::{Agent, AgentBuilder, Config, HistoryOwner, Hold},
-    store::{ConversationId, Owner, Store, WriteId},
+    store::{ConversationId, Labels, Owner, Store, WriteId},
     subscription::{EventId, Feed, FeedLimits},
     tree::Tree,
 };
@@ -66,6 +66,7 @@ pub struct SessionBuilder {
     store: Arc<dyn Store>,
     agent: AgentBuilder,
     title: Option<Arc<str>>,
+    labels: Labels,
     setup: Arc<Setup>,
     watcher: Option<Arc<dyn Watcher>>,
     hold: Option<oneshot::Sender<Guard>>,
@@ -77,6 +78,7 @@ impl SessionBuilder {
             store,
             agent: Agent::builder(),
             title: None,
+            labels: Labels::default(),
             setup: Arc::clone(&DEFAULTS),
             watcher: None,
             hold: None,
@@ -107,6 +109,12 @@ impl SessionBuilder {
     /// Sets the title of a new conversation. A stored conversation keeps its title.
     pub fn title(mut self, title: impl Into<Arc<str>>) -> Self {
         self.title = Some(title.into());
+        self
+    }
+
+    /// Sets the labels of a new conversation, such as its tenant and user. A stored conversation keeps its labels.
+    pub fn labels(mut self, labels: Labels) -> Self {
+        self.labels = labels;
         self
     }
 
@@ -292,10 +300,13 @@ impl SessionBuilder {
         let tenure = Tenure::begin(&self.store, self.setup.keeper.as_ref(), &id, &self.setup.owner()).await?;
         let stored = self.store.load(&id).await?;
         let (state, version) = (stored.state, stored.version);
-        let tree = Tree::hydrate(stored.nodes, stored.head, stored.cursors)?;
-        self.agent = self.agent.restore(saved(&state)).history(tree.history().clone());
-        let loaded = |config, seen| Core::loaded(tree, &state, version, config, seen);
+        let tree = Tree::restored(stored.nodes, stored.head, stored.cursors, stored.next)?;
+        self.agent =
+            self.agent.restore(saved(&state)).history(tree.history().clone()).last_run(stored.last_run);
+        let (keeps_usage, used) = (self.store.keeps_usage(), stored.used.usage);
+        let loaded = |config, seen| Core::loaded(tree, &state, version, keeps_usage, config, seen);
         let mut starting = self.start(id, loaded).await?;
+        starting.core.loaded_usage(used);
         starting.tenure = tenure;
         Ok(starting.run())
     }
@@ -330,8 +341,10 @@ impl SessionBuilder {
 
     async fn start_new(mut self, id: ConversationId) -> Result<(Starting, ConversationId), SessionError> {
         self.ensure_no_history()?;
-        let title = self.title.take();
-        let starting = self.start(id.clone(), |config, seen| Core::new(title, config, seen)).await?;
+        let (title, labels) = (self.title.take(), std::mem::take(&mut self.labels));
+        let keeps_usage = self.store.keeps_usage();
+        let core = |config, seen| Core::new(title, labels, keeps_usage, config, seen);
+        let starting = self.start(id.clone(), core).await?;
         Ok((starting, id))
     }
 
@@ -351,6 +364,7 @@ impl SessionBuilder {
             termination: Termination::default(),
             started: AtomicBool::new(false),
             watcher,
+            erases: store.erases(),
             is_behind: AtomicBool::new(false),
             is_draining: AtomicBool::new(false),
             is_between_requests: AtomicBool::new(false),

@@ -7,6 +7,8 @@ use tokio::{sync::oneshot, time::Instant};
 use super::{Regenerate, SessionError, SessionEvent, SessionSnapshot};
 use crate::{
     agent::{AgentError, InFlight, Prompt, Response},
+    message::UsageRow,
+    store::Labels,
     subscription::{Attachment, EventId},
     tree::{NodeId, Tree},
 };
@@ -62,6 +64,10 @@ pub(super) enum Wait {
 pub(super) enum Command {
     Begin(RunStart, Wait, Reply<CommandResult<Option<PendingResponse>>>),
     Navigate(Option<NodeId>, Reply<CommandResult<()>>),
+    Erase(NodeId, Reply<CommandResult<()>>),
+    SetLabels(Labels, Reply<()>),
+    Labels(Reply<Labels>),
+    Spent(Box<UsageRow>, Reply<()>),
     SetTitle(Option<Arc<str>>, Reply<()>),
     SuggestTitle(Arc<str>, Reply<bool>),
     Title(Reply<Option<Arc<str>>>),

@@ -14,14 +14,14 @@ mod simulation;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use saving::Saver;
 pub(super) use saving::{Found, Job, saved};
+use saving::{Saver, Spending};
 
 use super::{SessionError, SessionEvent, StoreReport};
 use crate::{
     agent::{Config, Event, Prompt, Response, Status},
-    message::History,
-    store::{StoredState, Version, WriteId},
+    message::{History, Usage},
+    store::{Labels, StoredState, Version, WriteId},
     subscription::EventId,
     tree::{NodeId, Tree},
 };
@@ -90,6 +90,7 @@ pub(super) struct Core {
     /// The tree as users of the session see it, including an uncommitted branch.
     tree: Tree,
     title: Option<Arc<str>>,
+    labels: Labels,
     /// Whether the current title is a generated one.
     is_title_generated: bool,
     /// The agent's configuration at the last commit or `state` event.
@@ -105,16 +106,29 @@ pub(super) struct Core {
     /// The settings with which user messages were sent, if they had any.
     settings: BTreeMap<NodeId, Arc<Prompt>>,
     saver: Saver,
+    /// Whether the store keeps a usage ledger.
+    keeps_usage: bool,
+    /// The usage of the turn in flight.
+    spending: Option<Box<Spending>>,
+    /// What was spent on the conversation.
+    used: Option<Box<Usage>>,
     /// Whether the event about the fallback model has been emitted.
     is_fallback_reported: bool,
 }
 
 impl Core {
     /// Creates the core of a session whose conversation is not in the store yet.
-    pub(super) fn new(title: Option<Arc<str>>, config: Arc<Config>, seen: EventId) -> Self {
+    pub(super) fn new(
+        title: Option<Arc<str>>,
+        labels: Labels,
+        keeps_usage: bool,
+        config: Arc<Config>,
+        seen: EventId,
+    ) -> Self {
         Self {
             tree: Tree::new(),
             title,
+            labels,
             is_title_generated: false,
             config,
             status: Status::Idle,
@@ -124,6 +138,9 @@ impl Core {
             prompted: None,
             settings: BTreeMap::new(),
             saver: Saver::new(),
+            keeps_usage,
+            spending: None,
+            used: None,
             is_fallback_reported: false,
         }
     }
@@ -133,13 +150,21 @@ impl Core {
         tree: Tree,
         state: &StoredState,
         version: Version,
+        keeps_usage: bool,
         config: Arc<Config>,
         seen: EventId,
     ) -> Self {
-        let mut core = Self::new(state.title.as_deref().map(Arc::from), config, seen);
+        let title = state.title.as_deref().map(Arc::from);
+        let mut core = Self::new(title, state.labels.clone(), keeps_usage, config, seen);
         core.tree = tree;
-        core.saver = Saver::at(version, state, &core.config, core.title.as_ref());
+        core.saver = Saver::at(version, state, &core.state_now());
         core
+    }
+
+    /// Notes what was spent on a loaded conversation.
+    pub(super) fn loaded_usage(&mut self, used: Usage) {
+        // A store without a ledger knows only the usage of the messages.
+        self.add_used(if self.keeps_usage { used } else { self.tree.usage() });
     }
 
     pub(super) fn tree(&self) -> &Tree {
@@ -148,6 +173,10 @@ impl Core {
 
     pub(super) fn title(&self) -> Option<&Arc<str>> {
         self.title.as_ref()
+    }
+
+    pub(super) fn labels(&self) -> &Labels {
+        &self.labels
     }
 
     pub(super) fn config(&self) -> &Arc<Config> {
@@ -194,12 +223,18 @@ impl Core {
         }
         effects.push(Effect::Emit(SessionEvent::Agent(Arc::clone(event))));
         match &**event {
+            Event::Step(response) => self.spent_by_step(response),
             Event::Turn(outcome) => {
+                self.turn_ended(event);
                 self.commit(outcome.response(), effects);
                 self.take_config(config, env, effects);
             }
             Event::State(_) => self.take_config(config, env, effects),
-            Event::Cancelled { .. } | Event::Error { .. } => self.roll_back(effects),
+            Event::Cancelled { .. } | Event::Error { .. } => {
+                self.roll_back(effects);
+                self.turn_ended(event);
+                self.save(env, effects);
+            }
             Event::Status { status } => {
                 self.status = *status;
                 if *status == Status::Idle {
@@ -276,7 +311,7 @@ impl Core {
         if !Arc::ptr_eq(&self.config, config) {
             self.config = Arc::clone(config);
         }
-        self.saver.state_changed(&self.config, self.title.as_ref());
+        self.saver.state_changed(&self.state_now());
         self.save(env, effects);
     }
 
@@ -324,7 +359,18 @@ impl Core {
         }
         self.title.clone_from(&title);
         effects.push(Effect::Emit(SessionEvent::Title { title }));
-        self.saver.state_changed(&self.config, self.title.as_ref());
+        self.saver.state_changed(&self.state_now());
+        self.save(env, effects);
+    }
+
+    /// Replaces the labels.
+    pub(super) fn set_labels(&mut self, labels: Labels, env: &Env<'_>, effects: &mut Effects) {
+        if self.labels == labels {
+            return;
+        }
+        self.labels.clone_from(&labels);
+        effects.push(Effect::Emit(SessionEvent::Labels { labels }));
+        self.saver.state_changed(&self.state_now());
         self.save(env, effects);
     }
 

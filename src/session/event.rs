@@ -4,10 +4,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     agent::Event,
-    message::Role,
+    message::{Role, UsageRow},
     provider::StopReason,
-    store::Version,
-    tree::{Changes, NodeId},
+    store::{Labels, Version},
+    tree::{Changes, Erased, NodeId},
 };
 
 /// A change in a session: an event of its agent, or a change to the tree, the title or the stored conversation.
@@ -63,6 +63,15 @@ pub enum SessionEvent {
         /// The new title.
         title: Option<Arc<str>>,
     },
+    /// The labels have changed.
+    Labels {
+        /// The new labels.
+        labels: Labels,
+    },
+    /// Nodes were removed from the tree. [`Tree::apply_erased`](crate::tree::Tree::apply_erased) applies the change.
+    Erased(Arc<Erased>),
+    /// A request that belongs to no turn was made, for example for a title.
+    Usage(Arc<UsageRow>),
     /// A write to the store succeeded or failed.
     Store(StoreReport),
     /// The fallback model is in use, because the saved model's name could not be resolved when the conversation was
@@ -87,6 +96,9 @@ enum EventData {
     Agent { event: Arc<Event> },
     Tree(Arc<Changes>),
     Title { title: Option<Arc<str>> },
+    Labels { labels: Labels },
+    Erased(Arc<Erased>),
+    Usage(Arc<UsageRow>),
     Store(StoreReport),
     ModelFallback { saved: Arc<str>, fallback: Arc<str> },
 }
@@ -97,6 +109,9 @@ impl From<SessionEvent> for EventData {
             SessionEvent::Agent(event) => Self::Agent { event },
             SessionEvent::Tree(changes) => Self::Tree(changes),
             SessionEvent::Title { title } => Self::Title { title },
+            SessionEvent::Labels { labels } => Self::Labels { labels },
+            SessionEvent::Erased(erased) => Self::Erased(erased),
+            SessionEvent::Usage(row) => Self::Usage(row),
             SessionEvent::Store(report) => Self::Store(report),
             SessionEvent::ModelFallback { saved, fallback } => Self::ModelFallback { saved, fallback },
         }
@@ -109,6 +124,9 @@ impl From<EventData> for SessionEvent {
             EventData::Agent { event } => Self::Agent(event),
             EventData::Tree(changes) => Self::Tree(changes),
             EventData::Title { title } => Self::Title { title },
+            EventData::Labels { labels } => Self::Labels { labels },
+            EventData::Erased(erased) => Self::Erased(erased),
+            EventData::Usage(row) => Self::Usage(row),
             EventData::Store(report) => Self::Store(report),
             EventData::ModelFallback { saved, fallback } => Self::ModelFallback { saved, fallback },
         }
@@ -161,8 +179,10 @@ pub enum StoreReport {
 pub enum SavedPart {
     /// The messages or the path, and the state if it changed.
     Tree,
-    /// The state: model, system prompt, options, limits or title.
+    /// The state: model, system prompt, options, limits, title or labels.
     State,
+    /// The usage ledger, or the end of a run that left a prompt without an answer.
+    Record,
 }
 
 impl StoreReport {
@@ -193,6 +213,9 @@ impl SessionEvent {
                     + changes.cursors.len() * 16
             }
             Self::Title { title } => title.as_ref().map_or(0, |title| title.len()),
+            Self::Labels { labels } => labels.iter().map(|(name, value)| name.len() + value.len()).sum(),
+            Self::Erased(erased) => erased.nodes.len() * 8,
+            Self::Usage(row) => 128 + row.model.as_ref().map_or(0, String::len),
             Self::Store(report) => report.error().map_or(0, str::len),
             Self::ModelFallback { saved, fallback } => saved.len() + fallback.len(),
         }

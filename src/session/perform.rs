@@ -8,6 +8,7 @@ use super::{Regenerate, Session, SessionError};
 use crate::{
     agent::{Accepted, Prompt, PromptId, Resume},
     message::{ToolUseId, TurnId},
+    store::Labels,
     tool::Decision,
     tree::NodeId,
 };
@@ -95,6 +96,16 @@ pub enum SessionCommand {
         /// The title, or `None` for no title.
         title: Option<Arc<str>>,
     },
+    /// Replaces the labels: [`Session::set_labels`].
+    Labels {
+        /// The labels.
+        labels: Labels,
+    },
+    /// Erases a message and all messages below it: [`Session::erase`].
+    Erase {
+        /// The message.
+        node: NodeId,
+    },
 }
 
 /// The result of a [`SessionCommand`].
@@ -146,6 +157,8 @@ impl Session {
             SessionCommand::Branch { node, prompt } => self.branch(node, prompt).await?,
             SessionCommand::Navigate { node } => self.navigate(node).await?,
             SessionCommand::Title { title } => self.set_title(title.as_deref()).await?,
+            SessionCommand::Labels { labels } => self.set_labels(labels).await?,
+            SessionCommand::Erase { node } => self.erase(node).await?,
         }
         Ok(SessionAnswer::Done)
     }

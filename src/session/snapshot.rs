@@ -3,9 +3,9 @@ use std::sync::Arc;
 
 use super::{SessionEvent, StoreReport};
 use crate::{
-    agent::Snapshot,
-    message::Message,
-    store::ConversationId,
+    agent::{Event, Snapshot},
+    message::{Message, Usage},
+    store::{ConversationId, Labels},
     subscription::{EventId, Numbered, Update},
     tree::{NodeId, Tree, TreeError},
 };
@@ -23,6 +23,12 @@ pub struct SessionSnapshot {
     pub id: ConversationId,
     /// The conversation's title.
     pub title: Option<Arc<str>>,
+    /// The conversation's labels.
+    #[serde(default, skip_serializing_if = "Labels::is_empty")]
+    pub labels: Labels,
+    /// What was spent on the conversation, including discarded turns, erased messages and titles.
+    #[serde(default)]
+    pub used: Usage,
     /// The tree of the conversation, with all messages on all branches.
     pub tree: Tree,
     /// The agent's snapshot. Its `last` is the id of an event of the agent. The agent's events and the session's events
@@ -78,6 +84,11 @@ impl SessionSnapshot {
     pub(super) fn take_in(&mut self, event: &SessionEvent) -> Result<(), TreeError> {
         match event {
             SessionEvent::Agent(event) => {
+                if let Event::Turn(outcome) = &**event {
+                    self.used += outcome.response().usage;
+                } else if let Event::Cancelled { response, .. } | Event::Error { response, .. } = &**event {
+                    self.used += response.usage;
+                }
                 self.agent.take_in(event);
                 self.agent.last.number += 1;
             }
@@ -86,6 +97,9 @@ impl SessionSnapshot {
                 self.unsaved.extend(changes.nodes.iter().map(crate::tree::Node::id));
             }
             SessionEvent::Title { title } => self.title.clone_from(title),
+            SessionEvent::Labels { labels } => self.labels.clone_from(labels),
+            SessionEvent::Erased(erased) => self.tree.apply_erased(erased)?,
+            SessionEvent::Usage(row) => self.used += row.usage,
             SessionEvent::Store(StoreReport::Saved { through, .. }) => {
                 // The session may have stopped saving while this write was in flight. The write succeeded nevertheless,
                 // but the report that saving has stopped must remain.

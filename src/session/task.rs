@@ -78,6 +78,8 @@ pub(super) struct SessionShared {
     pub(super) termination: Termination<SessionSnapshot>,
     pub(super) started: AtomicBool,
     pub(super) watcher: Option<Arc<dyn Watcher>>,
+    /// Whether the store can erase messages.
+    pub(super) erases: bool,
     /// Whether new prompts are refused because the manager is shutting down all sessions.
     pub(super) is_draining: AtomicBool,
     /// Whether new prompts are refused because the store is behind.
@@ -335,6 +337,8 @@ impl Task {
             last: self.feed.last(),
             id: self.shared.id.clone(),
             title: self.core.title().cloned(),
+            labels: self.core.labels().clone(),
+            used: self.core.used(),
             tree: self.core.tree().clone(),
             agent,
             unsaved: self.core.unsaved(),

@@ -6,6 +6,7 @@ use crate::{
     agent::{Event, Response, Status},
     panics::contained,
     session::SessionEvent,
+    store::Labels,
     subscription::EndReason,
 };
 
@@ -25,6 +26,8 @@ pub(crate) enum Notice<'a> {
     Status(Status),
     /// The conversation's title changed.
     Title(Option<&'a Arc<str>>),
+    /// The conversation's labels changed.
+    Labels(&'a Labels),
     /// A turn was committed. The run may continue.
     #[cfg_attr(not(test), expect(dead_code, reason = "the manager needs only the fact, tests the response"))]
     Finished(&'a Arc<Response>),
@@ -41,6 +44,7 @@ pub(crate) enum Notice<'a> {
 pub(super) fn notify_event(watcher: &dyn Watcher, event: &SessionEvent) {
     let notice = match event {
         SessionEvent::Title { title } => Notice::Title(title.as_ref()),
+        SessionEvent::Labels { labels } => Notice::Labels(labels),
         SessionEvent::Agent(event) => match &**event {
             Event::Status { status } => Notice::Status(*status),
             Event::Turn(outcome) => Notice::Finished(outcome.response()),

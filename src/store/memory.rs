@@ -253,6 +253,10 @@ impl Store for MemoryStore {
         Ok(sums.into_vec())
     }
 
+    fn erases(&self) -> bool {
+        true
+    }
+
     async fn erase(
         &self,
         id: &ConversationId,

@@ -496,6 +496,10 @@ impl Store for SqliteStore {
         self.read(None, move |connection, _| ledger::used(connection, &filter, period)).await
     }
 
+    fn erases(&self) -> bool {
+        true
+    }
+
     async fn erase(
         &self,
         id: &ConversationId,

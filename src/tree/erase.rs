@@ -89,6 +89,22 @@ impl Tree {
         Ok(())
     }
 
+    /// Restores a tree from its stored parts, as [`hydrate`](Self::hydrate) does, with the id of its next node if that is
+    /// known.
+    pub(crate) fn restored(
+        nodes: Vec<super::Node>,
+        head: Option<NodeId>,
+        cursors: impl IntoIterator<Item = (NodeId, NodeId)>,
+        next: Option<NodeId>,
+    ) -> Result<Self, TreeError> {
+        let tree = Self::hydrate(nodes, head, cursors)?;
+        match next {
+            // Nodes may have been added after the erasure.
+            Some(next) if next > tree.next_id() => tree.with_next_id(next),
+            _ => Ok(tree),
+        }
+    }
+
     /// Returns the same tree with this id for the next node. A stored tree whose last nodes were erased is restored in
     /// this way.
     ///

@@ -255,7 +255,7 @@ async fn rename_while_the_store_is_down_fails_and_the_title_is_stored_later() {
     let begun = tokio::time::Instant::now();
     let error = manager.rename(one.session.id(), Some("New")).await.unwrap_err();
     assert_eq!(begun.elapsed(), secs(3));
-    let ManagerError::TitleUnsaved { id, cause } = &error else { panic!("{error:?}") };
+    let ManagerError::ChangeUnsaved { id, cause } = &error else { panic!("{error:?}") };
     assert_eq!(id, one.session.id());
     assert!(matches!(**cause, SessionError::Unsaved { nodes: 0, .. }), "{cause:?}");
     let words = error.to_string();

@@ -147,8 +147,11 @@ impl Task {
         self.ensure_room()?;
         let mut with = self.feed.last();
         let mut asks = None;
+        if matches!(change, Change::Erase(_)) {
+            self.feed.forget();
+        }
         self.step(|core, cx| match change {
-            Change::Set(history) => core.replace_history(history, cx),
+            Change::Set(history) | Change::Erase(history) => core.replace_history(history, cx),
             Change::Begin(base, opening, asker) => {
                 let ask = asker.is_some();
                 asks = asker;

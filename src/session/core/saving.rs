@@ -10,21 +10,24 @@ mod check;
 mod conflict;
 mod outcome;
 mod pace;
+mod record;
 mod state;
 
 use std::{collections::VecDeque, sync::Arc};
 
 pub(in crate::session) use conflict::Found;
+pub(in crate::session) use record::Record;
+pub(super) use record::Spending;
 pub(in crate::session) use state::saved;
-use state::{persistable, same};
+use state::{Kept, same};
 
 use super::{Core, Effect, Effects, Env};
 use crate::{
     agent::Config,
-    session::StoreReport,
-    store::{Commit, StateChange, StoredState, Version, Write, WriteId},
+    session::{SessionEvent, StoreReport},
+    store::{Commit, Labels, StateChange, StoredState, Version, Write, WriteId},
     subscription::EndReason,
-    tree::{NodeId, Tree},
+    tree::{Erased, NodeId, Tree},
 };
 
 /// One write.
@@ -33,6 +36,7 @@ pub(in crate::session) enum Job {
     Create(WriteId, StoredState),
     Commit(Write, Commit),
     State(Write, StateChange),
+    Erase(Write, Erased),
 }
 
 /// The stored state and the writes that are due.
@@ -42,15 +46,20 @@ pub(super) struct Saver {
     version: Option<Version>,
     /// The tree in the store, or `None` if the stored tree equals the stable tree.
     stored: Option<Box<Tree>>,
-    /// A configuration and a title whose saved parts equal those in the store.
+    /// A configuration, a title and labels whose saved parts equal those in the store.
     config: Option<Arc<Config>>,
     title: Option<Arc<str>>,
-    /// The stored state without its title. It is present if the session was started with a different configuration that
+    labels: Labels,
+    /// The stored state without its title and labels. It is present if the session was started with a different configuration that
     /// has not been stored yet.
     replaced: Option<Box<StoredState>>,
     /// Whether the configuration or the title still has to be stored.
     state_is_due: bool,
     attempt: Option<Box<Attempt>>,
+    /// The nodes that are still to be erased from the store. Everything that was committed before is in the store.
+    erased: Option<Box<Erased>>,
+    /// The usage and the end of a run that are not in the store.
+    record: Option<Box<Record>>,
     /// The changes to the tree that are not in the store, in order.
     portions: VecDeque<Portion>,
     /// The maximum number of portions in a commit. While this number is limited, the state is written separately.
@@ -82,8 +91,8 @@ struct Attempt {
     job: Arc<Job>,
     /// The tree in the store after the write.
     tree: Tree,
-    /// The configuration and the title in the store after the write, if the write changes them.
-    kept: Option<(Arc<Config>, Option<Arc<str>>)>,
+    /// The state in the store after the write, if the write changes it.
+    kept: Option<Kept>,
     /// The number of portions in the write.
     portions: usize,
     wanted: u64,
@@ -98,9 +107,12 @@ impl Saver {
             stored: None,
             config: None,
             title: None,
+            labels: Labels::default(),
             replaced: None,
             state_is_due: false,
             attempt: None,
+            erased: None,
+            record: None,
             portions: VecDeque::new(),
             at_most: usize::MAX,
             unsaved: 0,
@@ -113,19 +125,15 @@ impl Saver {
     }
 
     /// Creates the saver of a conversation that is in the store.
-    pub(super) fn at(
-        version: Version,
-        state: &StoredState,
-        config: &Arc<Config>,
-        title: Option<&Arc<str>>,
-    ) -> Self {
-        let same = persistable(config, title) == *state;
-        let (config, replaced) = if same {
-            (Some(Arc::clone(config)), None)
+    pub(super) fn at(version: Version, state: &StoredState, now: &Kept) -> Self {
+        let Kept { config, title, labels } = now.clone();
+        let (config, replaced) = if now.persistable() == *state {
+            (Some(config), None)
         } else {
-            (None, Some(Box::new(StoredState { title: None, ..state.clone() })))
+            let state = StoredState { title: None, labels: Labels::default(), ..state.clone() };
+            (None, Some(Box::new(state)))
         };
-        Self { version: Some(version), config, title: title.cloned(), replaced, ..Self::new() }
+        Self { version: Some(version), config, title, labels, replaced, ..Self::new() }
     }
 
     /// Notes that the stable tree is about to change. `stable` is the tree before the change.
@@ -149,10 +157,9 @@ impl Saver {
         }
     }
 
-    /// Notes that the configuration or the title may have changed. If the title or a saved part of the configuration
-    /// has changed, it will be stored.
-    pub(super) fn state_changed(&mut self, config: &Arc<Config>, title: Option<&Arc<str>>) {
-        let due = !self.has(config, title);
+    /// Notes that the state may have changed. If a saved part has changed, it will be stored.
+    pub(super) fn state_changed(&mut self, now: &Kept) {
+        let due = !self.has(now);
         if due != self.state_is_due || due && self.attempt.is_some() {
             self.wanted += 1;
         }
@@ -160,12 +167,12 @@ impl Saver {
     }
 
     /// Returns whether the store contains this state, or will contain it after the current write.
-    fn has(&self, config: &Arc<Config>, title: Option<&Arc<str>>) -> bool {
-        let (stored, stored_title) = match self.attempt.as_ref().and_then(|attempt| attempt.kept.as_ref()) {
-            Some((config, title)) => (Some(config), title.as_ref()),
-            None => (self.config.as_ref(), self.title.as_ref()),
+    fn has(&self, now: &Kept) -> bool {
+        let (stored, title, labels) = match self.attempt.as_ref().and_then(|attempt| attempt.kept.as_ref()) {
+            Some(Kept { config, title, labels }) => (Some(config), title, labels),
+            None => (self.config.as_ref(), &self.title, &self.labels),
         };
-        stored.is_some_and(|stored| same(stored, config)) && stored_title == title
+        stored.is_some_and(|stored| same(stored, &now.config)) && *title == now.title && *labels == now.labels
     }
 
     /// Returns the nodes of the stable tree that are not in the store.
@@ -205,12 +212,13 @@ impl Core {
     }
 
     fn next_attempt(&mut self, env: &Env<'_>) -> Option<Attempt> {
-        let state = || persistable(&self.config, self.title.as_ref());
+        let now = self.state_now();
+        let state = || now.persistable();
         let write = |version| Write::on(version).with_id((env.write_id)());
         let attempt = |job, tree, portions, wanted| Attempt {
             job: Arc::new(job),
             tree,
-            kept: Some((Arc::clone(&self.config), self.title.clone())),
+            kept: Some(now.clone()),
             portions,
             wanted,
             failures: 0,
@@ -219,18 +227,32 @@ impl Core {
         let saver = &self.saver;
         let Some(version) = saver.version else {
             let is_whole = saver.stored.is_none();
-            let due = !is_whole || saver.state_is_due;
+            let due = !is_whole || saver.state_is_due || saver.record.is_some();
+            let is_whole = is_whole && saver.record.is_none();
             let wanted = if is_whole { saver.wanted } else { saver.safe };
             // The conversation is first created without nodes. A later write adds them.
             return due.then(|| attempt(Job::Create((env.write_id)(), state()), Tree::new(), 0, wanted));
         };
+        if let Some(erased) = self.saver.erased.take() {
+            let saver = &self.saver;
+            let tree = saver.stored.as_deref().unwrap_or(self.stable()).clone();
+            let wanted =
+                if saver.stored.is_none() && !saver.state_is_due { saver.wanted } else { saver.safe };
+            let job = Job::Erase(write(version), *erased);
+            return Some(Attempt { kept: None, ..attempt(job, tree, 0, wanted) });
+        }
+        let saver = &self.saver;
         if let Some(stored) = &saver.stored {
             let portions = saver.portions.len().min(saver.at_most);
             let is_divided = saver.at_most < usize::MAX;
             let tree = self.stable_with(stored, portions);
             let changes = tree.changes_since(stored).expect("the tree extends the stored tree");
             if !changes.is_empty() || portions < saver.portions.len() {
-                let commit = Commit::from(changes);
+                let mut commit = Commit::from(changes);
+                if self.keeps_usage {
+                    // The ledger gets rows for requests only, and none for the nodes.
+                    commit.usage = Some(Vec::new());
+                }
                 if is_divided {
                     // No change counts as saved before the last part of the divided commit is written.
                     let is_last = portions == saver.portions.len() && !saver.state_is_due;
@@ -238,22 +260,37 @@ impl Core {
                     let job = Job::Commit(write(version), commit);
                     return Some(Attempt { kept: None, ..attempt(job, tree, portions, wanted) });
                 }
-                let commit = if saver.state_is_due { commit.with_state(state()) } else { commit };
-                return Some(attempt(Job::Commit(write(version), commit), tree, portions, saver.wanted));
+                let due = saver.state_is_due;
+                let mut commit = if due { commit.with_state(state()) } else { commit };
+                let attempt =
+                    |commit, wanted| attempt(Job::Commit(write(version), commit), tree, portions, wanted);
+                if let Some(record) = self.saver.record.take() {
+                    record.join(&mut commit);
+                }
+                return Some(attempt(commit, self.saver.wanted));
             }
         }
         // The store already has this tree, because the tree's unsaved changes cancel each other out.
         self.saver.stored = None;
         self.saver.portions.clear();
+        if let Some(record) = self.saver.record.take() {
+            let mut commit = Commit::new(self.stable().head());
+            record.join(&mut commit);
+            let commit = if self.saver.state_is_due { commit.with_state(state()) } else { commit };
+            let job = Job::Commit(write(version), commit);
+            return Some(attempt(job, self.stable().clone(), 0, self.saver.wanted));
+        }
         let saver = &self.saver;
         if !saver.state_is_due {
             self.saver.at_most = usize::MAX;
             self.saver.safe = self.saver.wanted;
             return None;
         }
-        let only_title = saver.config.as_ref().is_some_and(|stored| same(stored, &self.config));
-        let change = if only_title {
+        let is_configured = saver.config.as_ref().is_some_and(|stored| same(stored, &self.config));
+        let change = if is_configured && saver.labels == self.labels {
             StateChange::Title(self.title.as_deref().map(str::to_owned))
+        } else if is_configured && saver.title == self.title {
+            StateChange::Labels(self.labels.clone())
         } else {
             StateChange::whole(state())
         };
@@ -287,11 +324,34 @@ impl Core {
         self.saver.version = Some(version);
         self.saver.config = Some(Arc::clone(&self.config));
         self.saver.title.clone_from(&self.title);
+        self.saver.labels.clone_from(&self.labels);
+    }
+
+    /// Erases nodes. Everything must be saved.
+    pub(in crate::session) fn erased(&mut self, erased: Erased, env: &Env<'_>, effects: &mut Effects) {
+        if let Err(error) = self.tree.apply_erased(&erased) {
+            unreachable!("the erasure was made from this tree: {error}");
+        }
+        self.settings.retain(|node, _| erased.nodes.binary_search(node).is_err());
+        let saver = &mut self.saver;
+        saver.wanted += 1;
+        saver.stored = None;
+        if let Some(attempt) = &mut saver.attempt {
+            // This write changes only the state.
+            attempt.tree = self.tree.clone();
+        }
+        effects.push(Effect::Emit(SessionEvent::Erased(Arc::new(erased.clone()))));
+        saver.erased = Some(Box::new(erased));
+        self.save(env, effects);
     }
 
     /// Returns the state with which the conversation is created.
     pub(in crate::session) fn state(&self) -> StoredState {
-        persistable(&self.config, self.title.as_ref())
+        self.state_now().persistable()
+    }
+
+    pub(super) fn state_now(&self) -> Kept {
+        Kept { config: Arc::clone(&self.config), title: self.title.clone(), labels: self.labels.clone() }
     }
 
     /// Returns the current value of the change counter. [`is_safe`](Self::is_safe) reports whether all changes up to

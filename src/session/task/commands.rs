@@ -1,5 +1,7 @@
 //! Executes the commands that handles send.
 
+use std::time::Duration;
+
 use tokio::sync::oneshot;
 
 use super::{Exit, Flush, Task};
@@ -46,6 +48,15 @@ impl Task {
                 self.step(|core, env, effects| core.set_title(title, env, effects));
                 let _ = reply.send(());
             }
+            Command::Labels(reply) => drop(reply.send(self.core.labels().clone())),
+            Command::SetLabels(labels, reply) => {
+                self.step(|core, env, effects| core.set_labels(labels, env, effects));
+                let _ = reply.send(());
+            }
+            Command::Spent(row, reply) => {
+                self.step(|core, env, effects| core.spent(*row, env, effects));
+                let _ = reply.send(());
+            }
             Command::SuggestTitle(title, reply) => {
                 let is_untitled = self.step(|core, env, effects| core.suggest_title(title, env, effects));
                 let _ = reply.send(is_untitled);
@@ -84,6 +95,10 @@ impl Task {
                 let begun = self.begin(start, wait).await;
                 let _ = reply.send(settled(begun)?);
             }
+            Command::Erase(node, reply) => {
+                let erased = self.erase(node).await;
+                let _ = reply.send(settled(erased)?);
+            }
             Command::Navigate(node, reply) => {
                 let moved = self.navigate(node).await;
                 let _ = reply.send(settled(moved)?);
@@ -115,6 +130,27 @@ impl Task {
             if let Some(done) = self.follow(moved, then).await {
                 return done;
             }
+        }
+    }
+
+    /// Erases a node with all nodes below it, from the agent's history, from the tree, from the events kept in memory,
+    /// and from the store.
+    async fn erase(&mut self, node: NodeId) -> Result<(), SessionError> {
+        loop {
+            let at = self.catch_up_idle().await?;
+            if let Some(unsaved) = self.unsaved() {
+                return Err(unsaved.after(Duration::ZERO));
+            }
+            let mut tree = self.core.tree().clone();
+            let erased = tree.erase(node).map_err(|_| SessionError::UnknownNode { node })?;
+            match self.owner.erase(at, tree.history().clone()).await {
+                Ok(with) => self.take_until(with).await?,
+                Err(AgentError::Moved) => continue,
+                Err(error) => return Err(error.into()),
+            }
+            self.feed.forget();
+            self.step(|core, env, effects| core.erased(erased, env, effects));
+            return Ok(());
         }
     }
 

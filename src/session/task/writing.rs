@@ -178,8 +178,8 @@ async fn perform(store: &Arc<dyn Store>, id: &ConversationId, job: &Job, ownersh
 }
 
 async fn find(store: &dyn Store, id: &ConversationId) -> Result<Found, StoreError> {
-    let Stored { version, state, nodes, head, cursors, .. } = store.load(id).await?;
-    let tree = Tree::hydrate(nodes, head, cursors)
+    let Stored { version, state, nodes, head, cursors, next, .. } = store.load(id).await?;
+    let tree = Tree::restored(nodes, head, cursors, next)
         .map_err(|error| StoreError::damaged(format!("conversation {id}"), error.to_string()))?;
     Ok(Found { version, tree, state })
 }
@@ -228,6 +228,7 @@ async fn attempt(
         Job::Create(write, state) => store.create(id, *write, state).await,
         Job::Commit(write, commit) => store.commit(id, &under(write), commit).await,
         Job::State(write, change) => store.save_state(id, &under(write), change).await,
+        Job::Erase(write, erased) => store.erase(id, &under(write), erased).await,
     }
 }
 

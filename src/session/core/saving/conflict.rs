@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use super::{Saver, persistable};
+use super::{Job, Record, Saver, state::persistable};
 use crate::{
     session::{
         SavedPart, SessionEvent, StoreReport,
         core::{Core, Effect, Effects, Env},
     },
-    store::{StoreError, StoredState, Version},
+    store::{Labels, StoreError, StoredState, Version},
     tree::Tree,
 };
 
@@ -27,7 +27,7 @@ pub(in crate::session) struct Found {
 
 impl Core {
     /// Processes a write in flight that failed with `error` because another writer was first. `found` is the
-    /// conversation as that writer left it. If only the title differs, the session adopts the title and continues.
+    /// conversation as that writer left it. If only the title or the labels differ, the session adopts them and continues.
     /// Otherwise, the session has lost its place in the store.
     pub(in crate::session) fn conflicted(
         &mut self,
@@ -36,9 +36,14 @@ impl Core {
         env: &Env<'_>,
         effects: &mut Effects,
     ) {
-        self.saver.attempt = None;
+        let attempt = self.saver.attempt.take();
+        if let Some(Job::Commit(_, commit)) = attempt.as_ref().map(|attempt| &*attempt.job)
+            && let Some(record) = Record::of(commit)
+        {
+            self.saver.record = Some(record.then(self.saver.record.take()));
+        }
         let Found { version, tree, mut state } = found;
-        let title = state.title.take().map(Arc::from);
+        let (title, labels) = (state.title.take().map(Arc::from), std::mem::take(&mut state.labels));
         let stored = self.saver.stored.as_deref().unwrap_or(self.stable());
         let is_retitled = self.saver.is_followed_by(version) && tree == *stored && self.saver.holds(&state);
         if self.is_lost() || !is_retitled {
@@ -46,7 +51,8 @@ impl Core {
         }
         self.saver.version = Some(version);
         self.take_title(title, effects);
-        self.saver.state_is_due = !self.saver.has(&self.config, self.title.as_ref());
+        self.take_labels(labels, effects);
+        self.saver.state_is_due = !self.saver.has(&self.state_now());
         self.save(env, effects);
         if self.saver.attempt.is_none() {
             // Nothing is left to write, because the rejected write contained only the title. The other writer's title
@@ -69,6 +75,16 @@ impl Core {
             effects.push(Effect::Emit(SessionEvent::Title { title }));
         }
     }
+
+    /// Adopts the labels that another writer has stored. Labels that were set here and are not stored yet are kept.
+    fn take_labels(&mut self, labels: Labels, effects: &mut Effects) {
+        let is_stored = self.labels == self.saver.labels;
+        self.saver.labels.clone_from(&labels);
+        if is_stored && self.labels != labels {
+            self.labels.clone_from(&labels);
+            effects.push(Effect::Emit(SessionEvent::Labels { labels }));
+        }
+    }
 }
 
 impl Saver {
@@ -78,10 +94,10 @@ impl Saver {
         writes.is_some_and(|writes| (1..=WRITES_BETWEEN).contains(&writes))
     }
 
-    /// Returns whether this is the state that the session last knew to be stored. The title is ignored.
+    /// Returns whether this is the state that the session last knew to be stored, without title and labels.
     fn holds(&self, state: &StoredState) -> bool {
         match (&self.config, &self.replaced) {
-            (Some(config), _) => persistable(config, None) == *state,
+            (Some(config), _) => persistable(config) == *state,
             (None, Some(replaced)) => **replaced == *state,
             (None, None) => false,
         }

@@ -1,6 +1,6 @@
 //! The outcomes of writes.
 
-use super::{Attempt, Job, pace::wait};
+use super::{Attempt, Job, Kept, Record, pace::wait};
 use crate::{
     error::error_chain,
     session::{
@@ -25,15 +25,19 @@ impl Core {
             return;
         };
         let (what, through) = match &*attempt.job {
-            Job::Commit(_, commit) => (SavedPart::Tree, commit.nodes.last().map(Node::id)),
+            Job::Commit(_, commit) if commit.is_update(commit.head) => {
+                (SavedPart::Tree, commit.nodes.last().map(Node::id))
+            }
+            Job::Commit(..) => (SavedPart::Record, None),
+            Job::Erase(..) => (SavedPart::Tree, None),
             Job::Create(..) | Job::State(..) => (SavedPart::State, None),
         };
         match outcome {
             Ok(version) => {
                 let saver = &mut self.saver;
                 let creates = saver.version.replace(version).is_none();
-                if let Some((config, title)) = attempt.kept {
-                    (saver.config, saver.title) = (Some(config), title);
+                if let Some(Kept { config, title, labels }) = attempt.kept {
+                    (saver.config, saver.title, saver.labels) = (Some(config), title, labels);
                     saver.replaced = None;
                 }
                 let portions = saver.portions.drain(..attempt.portions);
@@ -44,7 +48,7 @@ impl Core {
                 }
                 // If a first save needs several writes, it is reported as saved only once, after the last write. Until
                 // then, the report of an earlier failure stays in place.
-                if !(creates && self.saver.stored.is_some()) {
+                if !(creates && (self.saver.stored.is_some() || self.saver.record.is_some())) {
                     // If the loss of the conversation is already reported, that report stays in place. The write may
                     // still have succeeded, before the other owner acquired the conversation.
                     if self.saver.loss.is_none() {
@@ -54,8 +58,7 @@ impl Core {
                     effects.push(Effect::Emit(SessionEvent::Store(report)));
                 }
                 // The state may have changed during the write, or between a failed attempt and this one.
-                let due = !self.saver.has(&self.config, self.title.as_ref());
-                self.saver.state_is_due = due;
+                self.saver.state_is_due = !self.saver.has(&self.state_now());
                 self.save(env, effects);
             }
             Err(error) if is_final(&error, &attempt.job) => self.lost(&error, effects),
@@ -64,14 +67,29 @@ impl Core {
                 attempt.under_way = false;
                 self.saver.attempt = Some(attempt);
             }
-            Err(error @ StoreError::Unstorable { .. }) => match attempt.divided() {
-                Some(at_most) => {
-                    self.saver.at_most = at_most;
-                    self.saver.state_is_due = !self.saver.has(&self.config, self.title.as_ref());
-                    self.save(env, effects);
+            Err(error @ (StoreError::Unstorable { .. } | StoreError::Unsupported { .. })) => {
+                let record = match &*attempt.job {
+                    Job::Commit(_, commit) => Record::of(commit),
+                    _ => None,
+                };
+                let without_end = record.as_ref().is_some_and(|record| record.has_end());
+                let at_most = attempt.divided();
+                if at_most.is_none() && !without_end {
+                    return self.lost(&error, effects);
                 }
-                None => self.lost(&error, effects),
-            },
+                // The end of the run is left out first, because it repeats prompts that can't be stored either.
+                let record = if without_end { record.and_then(Record::without_end) } else { record };
+                let later = self.saver.record.take();
+                self.saver.record = match record {
+                    Some(record) => Some(record.then(later)),
+                    None => later,
+                };
+                if !without_end && let Some(at_most) = at_most {
+                    self.saver.at_most = at_most;
+                }
+                self.saver.state_is_due = !self.saver.has(&self.state_now());
+                self.save(env, effects);
+            }
             Err(error) => {
                 let wait = wait(attempt.failures, env.left);
                 attempt.failures += 1;

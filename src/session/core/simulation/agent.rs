@@ -32,6 +32,8 @@ pub(super) struct Agent {
     last: EventId,
     pub(super) undelivered: VecDeque<AgentEvent>,
     messages: u32,
+    /// The usage of the steps of the turn in flight.
+    spent: Usage,
 }
 
 fn message(role: Role, content: Vec<Content>) -> Arc<Message> {
@@ -81,6 +83,7 @@ impl Agent {
             last: EventId { incarnation, number: 1 },
             undelivered: VecDeque::new(),
             messages: 0,
+            spent: Usage::default(),
         }
     }
 
@@ -148,7 +151,8 @@ impl Agent {
             return self.end_turn(rng);
         }
         if last.role == Role::User {
-            return self.add(answer(self.messages, rng));
+            self.add(answer(self.messages, rng));
+            return self.step(rng);
         }
         let content = if uses.is_empty() {
             vec![Text::new("go on").into()]
@@ -156,6 +160,14 @@ impl Agent {
             uses.iter().map(|open| ToolResult::ok(open, Text::new("done")).into()).collect()
         };
         self.add(message(Role::User, content));
+    }
+
+    /// Ends a request. Its usage is sometimes unknown.
+    fn step(&mut self, rng: &mut Rng) {
+        let usage = Usage::default().with_input(rng.pick(&[0, 1, 5]));
+        self.spent += usage;
+        let response = Response { usage, ..Response::empty("model", StopReason::Stop, 1, 1) };
+        self.emit(Event::Step(Arc::new(response)));
     }
 
     fn add(&mut self, message: Arc<Message>) {
@@ -188,9 +200,10 @@ impl Agent {
         with
     }
 
-    fn response(&mut self, reason: StopReason) -> Arc<Response> {
+    fn response(&mut self, reason: StopReason, rng: &mut Rng) -> Arc<Response> {
         let messages = std::mem::take(&mut self.pending);
-        let usage = Usage { input: 1, output: u64::from(self.messages), ..Usage::default() };
+        // The rest is the usage of requests that were made again.
+        let usage = std::mem::take(&mut self.spent) + Usage::default().with_output(rng.pick(&[0, 0, 3]));
         let message = messages.iter().rfind(|message| message.role == Role::Assistant).cloned();
         Arc::new(Response { message, messages, usage, ..Response::empty("model", reason, 0, 1) })
     }
@@ -198,7 +211,7 @@ impl Agent {
     fn end_turn(&mut self, rng: &mut Rng) {
         self.history.extend(self.pending.iter().cloned());
         self.before = None;
-        let response = self.response(StopReason::Stop);
+        let response = self.response(StopReason::Stop, rng);
         if rng.percent(25) {
             self.emit(Event::Turn(TurnOutcome::Continue { response }));
             return;
@@ -212,7 +225,7 @@ impl Agent {
     pub(super) fn fail(&mut self, rng: &mut Rng) {
         self.runs = false;
         self.become_(Status::Idle);
-        let response = self.response(StopReason::Cancelled);
+        let response = self.response(StopReason::Cancelled, rng);
         let failure = Failure::TimeLimit { limit: Duration::from_secs(1) };
         self.emit(if rng.percent(50) {
             Event::Cancelled { response, staged: Vec::new() }

@@ -16,11 +16,51 @@ use crate::{
 
 impl World {
     pub(super) fn command(&mut self) -> Check {
-        match self.rng.below(10) {
+        match self.rng.below(12) {
             0..3 => self.set_title(),
             3..5 => self.flush(),
+            5 => self.set_labels(),
+            6 => self.erase(),
             _ => self.move_path(),
         }
+    }
+
+    fn set_labels(&mut self) -> Check {
+        let labels = super::start::random_labels(&mut self.rng);
+        self.note(|| format!("labels {labels:?}"));
+        let changes = self.model.labels != labels;
+        self.model.labels = labels.clone();
+        self.ledger.note(&self.model, changes);
+        let kinds = if changes { vec![Kind::Labels] } else { vec![] };
+        self.input(kinds, |core, env, effects| core.set_labels(labels, env, effects))
+    }
+
+    /// Erases a random node, if the agent is idle and everything is saved.
+    fn erase(&mut self) -> Check {
+        while !self.agent.undelivered.is_empty() {
+            self.deliver()?;
+        }
+        let nodes: Vec<NodeId> = self.model.shown.nodes().map(Node::id).collect();
+        let is_saved = self.core.is_safe(self.core.wanted()) && !self.ledger.lost;
+        if self.agent.runs || self.ended || !is_saved || nodes.is_empty() {
+            return Ok(());
+        }
+        let node = self.rng.pick(&nodes);
+        let mut tree = self.model.shown.clone();
+        tree.erase(node).map_err(|error| error.to_string())?;
+        self.agent.move_to(tree.history().clone(), None);
+        let (id, event, config, _) = self.agent.undelivered.pop_front().ok_or("the agent has not moved")?;
+        let (mut kinds, touched) = self.model.event(id, &event, &config);
+        self.ledger.note(&self.model, touched);
+        let erased = self.model.erase(node);
+        self.ledger.note(&self.model, true);
+        self.agent_now.take_in(&event);
+        kinds.push(Kind::Erased);
+        self.note(|| format!("erase {erased:?}"));
+        self.input(kinds, |core, env, effects| {
+            core.event(id, &event, &config, env, effects);
+            core.erased(erased, env, effects);
+        })
     }
 
     fn set_title(&mut self) -> Check {
@@ -76,7 +116,7 @@ impl World {
         Ok(())
     }
 
-    /// Returns a random node or none. The node sometimes does not exist.
+    /// Returns the id of a random node, or none. Sometimes no node has this id.
     fn random_node(&mut self) -> Option<NodeId> {
         let nodes: Vec<NodeId> = self.model.shown.nodes().map(Node::id).collect();
         if nodes.is_empty() || self.rng.percent(10) {

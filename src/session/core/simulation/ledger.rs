@@ -8,7 +8,7 @@ use std::{collections::HashSet, sync::Arc, time::Duration};
 use super::{
     Check, ensure,
     model::{Kind, Model},
-    vault::{Content, Vault, content, same_but_title, with, write_id},
+    vault::{Books, Content, Vault, content, same_but_title, untitled, with, write_id},
 };
 use crate::{
     message::Timestamp,
@@ -16,7 +16,7 @@ use crate::{
         SavedPart, StoreReport,
         core::{Core, Job},
     },
-    store::{StateChange, StoreError, Stored, StoredState, Version, WriteId},
+    store::{Labels, StateChange, StoreError, Stored, Version, WriteId},
     tree::{Node, NodeId, Tree},
 };
 
@@ -65,7 +65,7 @@ struct Ticket {
 
 impl Ledger {
     pub(super) fn new(model: &Model, stored: Option<&Stored>) -> Check<Self> {
-        let begun = (model.stable().clone(), model.state());
+        let begun = (model.stable().clone(), model.state(), model.books.clone());
         let stored_content = stored.map(content).transpose()?;
         Ok(Self {
             replaced: stored_content.as_ref().is_some_and(|stored| *stored != begun),
@@ -87,7 +87,7 @@ impl Ledger {
     /// Notes the content that has to be stored now. `touched` means that the input caused something that has to be
     /// stored.
     pub(super) fn note(&mut self, model: &Model, touched: bool) {
-        let now = (model.stable().clone(), model.state());
+        let now = (model.stable().clone(), model.state(), model.books.clone());
         if self.moments.last() != Some(&now) {
             self.moments.push(now);
         }
@@ -123,7 +123,7 @@ impl Ledger {
         self.check_job(&job)?;
         let moment = self.moments.len() - 1;
         let is_whole = match &self.acked {
-            None => self.now().0.is_empty(),
+            None => self.now().0.is_empty() && self.now().2 == Books::default(),
             Some(acked) => {
                 let mut next = acked.clone();
                 with(&mut next, &job);
@@ -136,8 +136,9 @@ impl Ledger {
 
     /// Checks that a new write contains everything that has to be stored, and nothing that is already stored.
     fn check_job(&self, job: &Job) -> Check {
-        let (tree, state) = self.now();
-        let (Some(acked), Some((acked_tree, acked_state))) = (&self.acked, &self.acked_content) else {
+        let (tree, state, books) = self.now();
+        let (Some(acked), Some((acked_tree, acked_state, acked_books))) = (&self.acked, &self.acked_content)
+        else {
             let Job::Create(_, created) = job else {
                 return Err(format!("{job:?} before the conversation is created"));
             };
@@ -146,7 +147,11 @@ impl Ledger {
         };
         match job {
             Job::Create(..) => return Err(format!("{job:?}, but the conversation exists")),
-            Job::Commit(write, commit) if self.divided => {
+            Job::Erase(write, _) => {
+                ensure!(write.base == acked.version, "{write:?} does not build on {}", acked.version);
+                return Ok(());
+            }
+            Job::Commit(write, commit) if self.divided && !commit.nodes.is_empty() => {
                 ensure!(write.base == acked.version, "{write:?} does not build on {}", acked.version);
                 ensure!(commit.state.is_none(), "state in a part of a commit: {:?}", commit.state);
                 let mut next = acked.clone();
@@ -157,18 +162,24 @@ impl Ledger {
             }
             Job::Commit(write, commit) => {
                 ensure!(write.base == acked.version, "{write:?} does not build on {}", acked.version);
-                ensure!(tree != acked_tree, "{commit:?} changes nothing");
+                ensure!(tree != acked_tree || books != acked_books, "{commit:?} changes nothing");
                 let due = state != acked_state || self.replaced;
                 ensure!(commit.state.is_some() == due, "state in a commit: {:?}, due: {due}", commit.state);
             }
             Job::State(write, change) => {
                 ensure!(write.base == acked.version, "{write:?} does not build on {}", acked.version);
                 ensure!(tree == acked_tree, "the state is saved before the tree");
+                ensure!(books == acked_books, "the state is saved without the usage");
                 ensure!(state != acked_state || self.replaced, "{change:?} changes nothing");
-                let untitled = |state: &StoredState| StoredState { title: None, ..state.clone() };
-                let only_title = !self.replaced && untitled(state) == untitled(acked_state);
-                let fits = matches!(change, StateChange::Title(_)) == only_title;
-                ensure!(fits, "{change:?}, only the title differs: {only_title}");
+                let same = !self.replaced && untitled(state) == untitled(acked_state);
+                let fits = match change {
+                    StateChange::Title(_) => same && state.labels == acked_state.labels,
+                    StateChange::Labels(_) => same && state.title == acked_state.title,
+                    StateChange::Whole(_) => {
+                        !same || state.labels != acked_state.labels && state.title != acked_state.title
+                    }
+                };
+                ensure!(fits, "{change:?} from {acked_state:?} to {state:?}");
             }
         }
         let mut next = acked.clone();
@@ -180,7 +191,7 @@ impl Ledger {
     /// Returns whether a tree with this number of nodes and this head had to be stored at some moment. Its cursors may
     /// differ.
     fn is_part(&self, tree: &Tree) -> bool {
-        self.moments.iter().any(|(once, _)| (once.head(), once.len()) == (tree.head(), tree.len()))
+        self.moments.iter().any(|(once, ..)| (once.head(), once.len()) == (tree.head(), tree.len()))
     }
 
     /// Returns the maximum number of parts into which a commit is divided.
@@ -190,10 +201,10 @@ impl Ledger {
 
     /// Returns the number of turns in the write in flight.
     fn turns(&self) -> usize {
-        let (Some(open), Some((acked, _))) = (&self.open, &self.acked_content) else { return 0 };
+        let (Some(open), Some((acked, ..))) = (&self.open, &self.acked_content) else { return 0 };
         let Job::Commit(_, commit) = &*open.job else { return 0 };
         let sizes = acked.len() + 1..=acked.len() + commit.nodes.len();
-        let sizes = self.moments.iter().map(|(tree, _)| tree.len()).filter(|size| sizes.contains(size));
+        let sizes = self.moments.iter().map(|(tree, ..)| tree.len()).filter(|size| sizes.contains(size));
         sizes.collect::<HashSet<_>>().len()
     }
 
@@ -214,6 +225,12 @@ impl Ledger {
         Ok(())
     }
 
+    /// Processes a permanent rejection of a write with the end of a run. The session writes the rest without it.
+    pub(super) fn end_refused(&mut self, model: &Model) {
+        self.open = None;
+        self.note(model, false);
+    }
+
     /// Processes the loss of the conversation to another owner that is noticed without the outcome of a write.
     pub(super) fn taken(&mut self, error: &StoreError) {
         self.lost = true;
@@ -227,6 +244,11 @@ impl Ledger {
         };
         let writes = stored.version.get().saturating_sub(acked.version.get());
         Ok(!self.lost && (1..=256).contains(&writes) && same_but_title(&content(stored)?, known))
+    }
+
+    /// Returns the labels that the session knows to be stored.
+    pub(super) fn acked_labels(&self) -> Labels {
+        self.acked_content.as_ref().map(|content| content.1.labels.clone()).unwrap_or_default()
     }
 
     /// Returns the title that the session knows to be stored.
@@ -266,7 +288,11 @@ impl Ledger {
         }
         let mut open = self.open.take().ok_or("no write is in flight")?;
         let (what, through) = match &*open.job {
-            Job::Commit(_, commit) => (SavedPart::Tree, commit.nodes.last().map(Node::id)),
+            Job::Commit(_, commit) if commit.is_update(commit.head) => {
+                (SavedPart::Tree, commit.nodes.last().map(Node::id))
+            }
+            Job::Commit(..) => (SavedPart::Record, None),
+            Job::Erase(..) => (SavedPart::Tree, None),
             _ => (SavedPart::State, None),
         };
         self.due_report = Some((what, through, outcome.as_ref().copied().map_err(words)));
@@ -285,7 +311,9 @@ impl Ledger {
                 };
                 self.acked_content = Some(content(&acked)?);
                 self.acked = Some(acked);
-                if matches!(*open.job, Job::Create(..)) && !tree.is_empty() {
+                if matches!(*open.job, Job::Create(..))
+                    && (!tree.is_empty() || self.now().2 != Books::default())
+                {
                     // No event is expected yet. The conversation was created for a commit, and that write follows now.
                     self.due_report = None;
                     return Ok(Kind::Agent);
@@ -380,15 +408,18 @@ impl Ledger {
                 "the session reports unsaved changes as saved"
             );
         }
-        let acked = self.acked_content.as_ref().map_or(0, |(tree, _)| tree.len());
+        let is_acked = |node: &&Node| {
+            self.acked_content.as_ref().is_some_and(|(tree, ..)| tree.node(node.id()).is_some())
+        };
         let nodes = || self.now().0.nodes();
-        let missing: Vec<NodeId> = nodes().skip(acked).map(Node::id).collect();
+        let missing: Vec<NodeId> = nodes().filter(|node| !is_acked(node)).map(Node::id).collect();
         ensure!(core.unsaved() == missing, "unsaved are {:?}, not {missing:?}", core.unsaved());
-        let bytes: usize = nodes().skip(acked).map(|node| 128 + node.message().weight()).sum();
+        let unsaved = nodes().filter(|node| !is_acked(node));
+        let bytes: usize = unsaved.map(|node| 128 + node.message().weight()).sum();
         ensure!((bytes > limit) == self.behind, "{bytes} bytes of {limit}, behind is {}", self.behind);
         if !vault.is_foreign {
             let stored = vault.stored.as_ref().map_or(&[][..], |stored| &stored.nodes);
-            let there = nodes().take(acked).eq(stored.iter().take(acked));
+            let there = nodes().filter(is_acked).all(|node| stored.contains(node));
             ensure!(there, "nodes that are reported as saved are not in the store");
             let version = |stored: &Stored| stored.version;
             let (stored, acked) = (vault.stored.as_ref().map(version), self.acked.as_ref().map(version));

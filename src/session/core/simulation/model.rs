@@ -5,16 +5,16 @@ use std::{
     sync::Arc,
 };
 
-use super::{Check, ensure};
+use super::{Check, ensure, vault::Books};
 use crate::{
     agent::{Config, Event, Opening, Prompt, Status},
-    message::{History, Message, Role},
+    message::{History, Message, Role, Usage},
     provider::Options,
     session::{
         Regenerate, SessionError,
         core::{Base, Core, Move},
     },
-    store::StoredState,
+    store::{Labels, StoredState},
     subscription::EventId,
     tree::{Node, NodeId, Tree},
 };
@@ -25,6 +25,9 @@ pub(super) enum Kind {
     Agent,
     Tree,
     Title,
+    Labels,
+    Erased,
+    Usage,
     Saved,
     Failed,
     Lost,
@@ -50,6 +53,11 @@ pub(super) struct Model {
     left_open: HashSet<NodeId>,
     pub(super) title: Option<Arc<str>>,
     is_title_generated: bool,
+    pub(super) labels: Labels,
+    /// What has to be in the usage ledger, and the end of the last run.
+    pub(super) books: Books,
+    /// The number of requests of the turn in flight, and their usage.
+    steps: (u64, Usage),
     pub(super) config: Arc<Config>,
     status: Status,
     seen: EventId,
@@ -57,8 +65,18 @@ pub(super) struct Model {
 }
 
 impl Model {
-    pub(super) fn new(tree: Tree, title: Option<Arc<str>>, config: Arc<Config>, seen: EventId) -> Self {
+    pub(super) fn new(
+        tree: Tree,
+        state: &StoredState,
+        books: Books,
+        config: Arc<Config>,
+        seen: EventId,
+    ) -> Self {
+        let title = state.title.as_deref().map(Arc::from);
         Self {
+            labels: state.labels.clone(),
+            books,
+            steps: Default::default(),
             committed: tree.history().clone(),
             branch: None,
             before: None,
@@ -89,6 +107,7 @@ impl Model {
         state.max_steps = self.config.max_steps;
         state.system = self.config.system.as_deref().map(str::to_owned);
         state.title = self.title.as_deref().map(str::to_owned);
+        state.labels = self.labels.clone();
         if let Some(max_tokens) = self.config.options.max_tokens() {
             state.options = Options::default().with_max_tokens(max_tokens);
         }
@@ -99,7 +118,14 @@ impl Model {
     pub(super) fn event(&mut self, id: EventId, event: &Event, config: &Arc<Config>) -> (Vec<Kind>, bool) {
         self.seen = id;
         match event {
+            Event::Step(response) => {
+                self.steps.0 += 1;
+                self.steps.1 += response.usage;
+                (vec![Kind::Agent], false)
+            }
             Event::Turn(outcome) => {
+                self.spend(outcome.response());
+                self.books.last_run = None;
                 self.pending.clear();
                 self.before = None;
                 let response = outcome.response();
@@ -141,10 +167,12 @@ impl Model {
                 }
                 (vec![Kind::Tree, Kind::Agent], true)
             }
-            Event::Cancelled { .. } | Event::Error { .. } => {
+            Event::Cancelled { response, .. } | Event::Error { response, .. } => {
+                self.spend(response);
+                self.books.last_run = crate::agent::RunEnd::of(event);
                 let mut kinds = vec![Kind::Agent];
                 kinds.extend(self.roll_back());
-                (kinds, false)
+                (kinds, true)
             }
             Event::Message { message, .. } => {
                 self.pending.push(Arc::clone(message));
@@ -156,6 +184,31 @@ impl Model {
             }
             _ => (vec![Kind::Agent], false),
         }
+    }
+
+    /// Adds the usage of a turn to the ledger. What the steps do not explain is one more row.
+    fn spend(&mut self, response: &crate::agent::Response) {
+        let (steps, sum) = std::mem::take(&mut self.steps);
+        let rest = response.usage.total() > sum.total();
+        self.books.used.add(steps + u64::from(rest), response.usage);
+    }
+
+    /// Erases a node with all nodes below it.
+    pub(super) fn erase(&mut self, id: NodeId) -> crate::tree::Erased {
+        let erased = self.shown.erase(id).expect("the node exists");
+        self.settings.retain(|node, _| !erased.nodes.contains(node));
+        self.left_open.retain(|node| !erased.nodes.contains(node));
+        self.committed = self.shown.history().clone();
+        erased
+    }
+
+    /// Processes labels that another writer has stored in place of the `known` labels.
+    pub(super) fn take_labels(&mut self, known: &Labels, stored: Labels) -> Option<Kind> {
+        if self.labels != *known || self.labels == stored {
+            return None;
+        }
+        self.labels = stored;
+        Some(Kind::Labels)
     }
 
     /// Sets a title by hand or as a suggestion. Returns whether the title changed.
@@ -294,6 +347,7 @@ impl Model {
         core.check()?;
         ensure!(*core.tree() == self.shown, "the tree is\n{}\nnot\n{}", core.tree(), self.shown);
         ensure!(core.tree().usage() == self.shown.usage(), "the tree's usage differs from the turns' usage");
+        ensure!(*core.labels() == self.labels, "the labels are {:?}, not {:?}", core.labels(), self.labels);
         ensure!(core.title() == self.title.as_ref(), "the title is {:?}, not {:?}", core.title(), self.title);
         ensure!(Arc::ptr_eq(core.config(), &self.config), "the configuration is not the agent's");
         ensure!(core.status() == self.status, "the status is {:?}, not {:?}", core.status(), self.status);

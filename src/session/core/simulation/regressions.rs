@@ -31,7 +31,7 @@ fn late_creation_keeps_reported_failure_until_turn_is_saved() {
     let config = config();
     let id = |number| EventId { incarnation: 1, number };
     let env = Env { write_id: &WriteId::generate, unsaved_limit: usize::MAX, left: None };
-    let mut core = Core::new(None, Arc::clone(&config), id(1));
+    let mut core = Core::new(None, crate::store::Labels::default(), false, Arc::clone(&config), id(1));
     let messages = random_turn(1, &History::new(), &mut Rng::new(1)).to_vec();
     let response = Arc::new(Response { messages, ..Response::empty("model", StopReason::Stop, 0, 1) });
     let turn = Arc::new(Event::Turn(TurnOutcome::Stop { response, staged: Vec::new() }));

@@ -8,7 +8,7 @@ use crate::{
     agent::Config,
     message::History,
     provider::{self, DeltaStream, Options, Provider, ProviderError, Request, RequestContext},
-    store::StoredState,
+    store::{Labels, StoredState},
     tool::ToolSet,
     tree::{Node, NodeId, Tree},
 };
@@ -54,6 +54,12 @@ pub(super) fn random_config(before: &Arc<Config>, rng: &mut Rng) -> Arc<Config> 
     Arc::new(config)
 }
 
+/// Returns random labels.
+pub(super) fn random_labels(rng: &mut Rng) -> Labels {
+    let user = rng.pick(&[None, None, Some("ann"), Some("ben")]);
+    Labels::new(user.map(|user| ("user", user))).expect("the labels are valid")
+}
+
 /// Puts a random conversation into the store. Its node ids may have gaps.
 pub(super) fn put_random(vault: &mut Vault, state: StoredState, rng: &mut Rng) {
     let mut tree = Tree::new();
@@ -88,7 +94,7 @@ pub(super) fn put_random(vault: &mut Vault, state: StoredState, rng: &mut Rng) {
 /// Returns the stored tree, with the history of its path.
 pub(super) fn read(vault: &Vault) -> Result<(Tree, History), String> {
     let stored = vault.stored.as_ref().ok_or("nothing is stored")?;
-    let (tree, _) = super::vault::content(stored)?;
+    let (tree, ..) = super::vault::content(stored)?;
     let history = tree.history().clone();
     Ok((tree, history))
 }

@@ -2,9 +2,10 @@
 
 use super::{Check, ensure};
 use crate::{
-    message::Timestamp,
+    agent::RunEnd,
+    message::{Timestamp, UsageSum},
     session::core::Job,
-    store::{ConversationId, StateChange, StoreError, Stored, StoredState, Version, Write, WriteId},
+    store::{ConversationId, Labels, StateChange, StoreError, Stored, StoredState, Version, Write, WriteId},
     tree::Tree,
 };
 
@@ -20,29 +21,40 @@ pub(super) struct Vault {
     created: u64,
     /// Whether another writer has written to the conversation or has deleted it.
     pub(super) is_foreign: bool,
-    /// Whether another writer has changed the title. The session may not know the new title yet.
+    /// Whether another writer has changed the title or the labels. The session may not know this yet.
     pub(super) is_retitled: bool,
 }
 
 /// The content of a conversation.
-pub(super) type Content = (Tree, StoredState);
+pub(super) type Content = (Tree, StoredState, Books);
+
+/// The usage ledger and the end of the last run.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Books {
+    pub(super) used: UsageSum,
+    pub(super) last_run: Option<RunEnd>,
+}
 
 /// Returns the parts of a stored conversation that matter to a session.
 pub(super) fn content(stored: &Stored) -> Check<Content> {
-    let Stored { nodes, head, cursors, state, .. } = stored.clone();
+    let Stored { nodes, head, cursors, state, next, used, last_run, .. } = stored.clone();
     let ascending = nodes.is_sorted_by(|a, b| a.id() < b.id());
     ensure!(ascending, "nodes are stored out of order: {:?}", nodes.iter().map(crate::tree::Node::id));
-    let tree = Tree::hydrate(nodes, head, cursors)
+    let tree = Tree::restored(nodes, head, cursors, next)
         .map_err(|error| format!("the stored nodes do not form a tree: {error}"))?;
     let secret = state.options.api_key().is_some() || state.options.headers().is_some();
     ensure!(!secret, "a secret is stored");
-    Ok((tree, state))
+    Ok((tree, state, Books { used, last_run }))
 }
 
-/// Returns whether both contents are equal apart from their titles.
+/// Returns whether both contents are equal apart from their titles and labels.
 pub(super) fn same_but_title(a: &Content, b: &Content) -> bool {
-    let untitled = |state: &StoredState| StoredState { title: None, ..state.clone() };
-    a.0 == b.0 && untitled(&a.1) == untitled(&b.1)
+    a.0 == b.0 && untitled(&a.1) == untitled(&b.1) && a.2 == b.2
+}
+
+/// Returns the state without title and labels.
+pub(super) fn untitled(state: &StoredState) -> StoredState {
+    StoredState { title: None, labels: Labels::default(), ..state.clone() }
 }
 
 /// Applies a write to the stored conversation.
@@ -51,6 +63,7 @@ pub(super) fn with(stored: &mut Stored, job: &Job) {
         Job::Create(..) => unreachable!("the conversation exists"),
         Job::Commit(_, commit) => stored.commit(commit.clone()),
         Job::State(_, change) => stored.change_state(change.clone()),
+        Job::Erase(_, erased) => stored.erase(erased),
     }
 }
 
@@ -61,7 +74,7 @@ pub(super) fn id() -> ConversationId {
 pub(super) fn write_id(job: &Job) -> WriteId {
     match job {
         Job::Create(id, _) => *id,
-        Job::Commit(write, _) | Job::State(write, _) => write.id,
+        Job::Commit(write, _) | Job::State(write, _) | Job::Erase(write, _) => write.id,
     }
 }
 
@@ -83,9 +96,9 @@ impl Vault {
     pub(super) fn write(&mut self, job: &Job) -> Result<Version, StoreError> {
         let (base, write) = match job {
             Job::Create(write, _) => (None, *write),
-            Job::Commit(Write { base, id, .. }, _) | Job::State(Write { base, id, .. }, _) => {
-                (Some(*base), *id)
-            }
+            Job::Commit(Write { base, id, .. }, _)
+            | Job::State(Write { base, id, .. }, _)
+            | Job::Erase(Write { base, id, .. }, _) => (Some(*base), *id),
         };
         match (&mut self.stored, job) {
             (None, Job::Create(_, state)) => {
@@ -130,6 +143,12 @@ impl Vault {
     pub(super) fn retitle(&mut self, title: Option<&str>) {
         self.is_retitled = true;
         self.change(StateChange::Title(title.map(str::to_owned)));
+    }
+
+    /// Acts as another writer that changes the labels.
+    pub(super) fn relabel(&mut self, labels: Labels) {
+        self.is_retitled = true;
+        self.change(StateChange::Labels(labels));
     }
 
     fn change(&mut self, change: StateChange) {

@@ -14,11 +14,12 @@ use super::{
 use crate::{
     actor::random::Rng,
     agent::{Config, Event, Snapshot, Status},
+    message::Usage,
     session::{
         SessionEvent, SessionSnapshot, StoreReport,
         core::{Core, Effect, Env, Job},
     },
-    store::WriteId,
+    store::{StoredState, WriteId},
     subscription::EventId,
     tree::Tree,
 };
@@ -33,7 +34,7 @@ pub(super) struct World {
     /// A snapshot from an earlier moment. All events since then have been applied to it.
     kept: SessionSnapshot,
     /// The agent's snapshot after the last event that the session has processed.
-    agent_now: Snapshot,
+    pub(super) agent_now: Snapshot,
     /// Writes for which the session no longer waits, but which may still reach the store. The flag is true if this
     /// process made the write.
     pub(super) ghosts: Vec<(Arc<Job>, bool)>,
@@ -84,8 +85,12 @@ impl World {
         let config = start::random_config(&CONFIG.with(Arc::clone), &mut rng);
         let title: Option<Arc<str>> = rng.pick(&[None, None, Some("one")]).map(Arc::from);
         let agent = Agent::new(Arc::clone(&config), crate::message::History::new(), 1);
-        let model = Model::new(Tree::new(), title.clone(), Arc::clone(&config), agent.last());
-        let mut core = Core::new(title, config, agent.last());
+        let labels = start::random_labels(&mut rng);
+        let mut state = StoredState::default().with_labels(labels.clone());
+        state.title = title.as_deref().map(str::to_owned);
+        let model =
+            Model::new(Tree::new(), &state, vault::Books::default(), Arc::clone(&config), agent.last());
+        let mut core = Core::new(title, labels, true, config, agent.last());
         let is_created = rng.percent(30);
         if is_created {
             let version = vault.put(core.state());
@@ -98,6 +103,8 @@ impl World {
                 last: agent.last(),
                 id: vault::id(),
                 title: model.title.clone(),
+                labels: model.labels.clone(),
+                used: Usage::default(),
                 tree: Tree::new(),
                 agent: snapshot(&agent, &Tree::new()),
                 unsaved: Vec::new(),
@@ -156,9 +163,12 @@ impl World {
             start::random_config(&CONFIG.with(Arc::clone), &mut self.rng)
         };
         self.agent = Agent::new(Arc::clone(&config), history, self.lives);
-        let title = stored.state.title.as_deref().map(Arc::from);
-        self.model = Model::new(tree.clone(), title, Arc::clone(&config), self.agent.last());
-        self.core = Core::loaded(tree.clone(), &stored.state, stored.version, config, self.agent.last());
+        let (.., books) = vault::content(&stored)?;
+        let used = books.used.usage;
+        self.model = Model::new(tree.clone(), &stored.state, books, Arc::clone(&config), self.agent.last());
+        self.core =
+            Core::loaded(tree.clone(), &stored.state, stored.version, true, config, self.agent.last());
+        self.core.loaded_usage(used);
         self.ledger = Ledger::new(&self.model, Some(&stored))?;
         self.agent_now = snapshot(&self.agent, &tree);
         (self.vault.is_foreign, self.vault.is_retitled) = (false, false);
@@ -172,6 +182,8 @@ impl World {
             last: EventId { incarnation: 0, number: 0 },
             id: vault::id(),
             title: self.core.title().cloned(),
+            labels: self.core.labels().clone(),
+            used: self.core.used(),
             tree: self.core.tree().clone(),
             agent: self.agent_now.clone(),
             unsaved: self.core.unsaved(),
@@ -329,6 +341,9 @@ impl World {
                     SessionEvent::Agent(_) => Kind::Agent,
                     SessionEvent::Tree(_) => Kind::Tree,
                     SessionEvent::Title { .. } => Kind::Title,
+                    SessionEvent::Labels { .. } => Kind::Labels,
+                    SessionEvent::Erased(_) => Kind::Erased,
+                    SessionEvent::Usage(_) => Kind::Usage,
                     SessionEvent::Store(StoreReport::Saved { .. }) => Kind::Saved,
                     SessionEvent::Store(StoreReport::Failed { .. }) => Kind::Failed,
                     SessionEvent::Store(StoreReport::Lost { .. }) => Kind::Lost,
@@ -353,6 +368,8 @@ impl World {
         self.ledger.check(&self.core, &self.vault, self.limit)?;
         let (kept, core) = (&self.kept, &self.core);
         ensure!(kept.title.as_ref() == core.title(), "with events applied, the title is {:?}", kept.title);
+        ensure!(kept.labels == *core.labels(), "with events applied, the labels are {:?}", kept.labels);
+        ensure!(kept.used == core.used(), "with events applied, {:?} was used", kept.used);
         ensure!(
             kept.tree == *core.tree(),
             "with events applied, the tree is\n{}\nnot\n{}",

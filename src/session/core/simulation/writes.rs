@@ -13,7 +13,7 @@ use crate::{
         SessionEvent, StoreReport,
         core::{Effect, Found, Job},
     },
-    store::StoreError,
+    store::{StoreError, TurnChange},
 };
 
 impl World {
@@ -61,6 +61,15 @@ impl World {
         }
         let brings = self.ledger.brings().filter(|_| outcome.is_ok());
         if matches!(outcome, Err(StoreError::Unstorable { .. })) && !self.ledger.lost {
+            if let Job::Commit(_, commit) = &*job
+                && let Some(TurnChange::End(end)) = commit.turn.as_deref()
+            {
+                if self.model.books.last_run.as_ref() == Some(end) {
+                    self.model.books.last_run = None;
+                }
+                self.ledger.end_refused(&self.model);
+                return self.input(vec![], |core, env, effects| core.written(outcome, env, effects));
+            }
             let divides = self.core.divides();
             self.ledger.refused(divides)?;
             if divides {
@@ -84,17 +93,19 @@ impl World {
     /// left it.
     fn conflicted(&mut self, error: &StoreError) -> Check {
         let stored = self.vault.stored.clone().ok_or("a conflict without a stored conversation")?;
-        let (tree, state) = vault::content(&stored)?;
+        let (tree, state, _) = vault::content(&stored)?;
         let found = Found { version: stored.version, tree, state };
         let kinds = if self.ledger.is_retitled(&stored)? {
             // From here on, the session knows all stored content.
             self.vault.is_foreign = false;
             let title = found.state.title.as_deref().map(Arc::from);
             let known = self.ledger.acked_title();
+            let known_labels = self.ledger.acked_labels();
             let takes = self.model.take_title(known.as_ref(), title);
+            let takes_labels = self.model.take_labels(&known_labels, found.state.labels.clone());
             self.ledger.retitled(&stored, &self.model)?;
             let is_done = self.ledger.is_done();
-            takes.into_iter().chain(is_done.then_some(Kind::Saved)).collect()
+            takes.into_iter().chain(takes_labels).chain(is_done.then_some(Kind::Saved)).collect()
         } else {
             ensure!(self.vault.is_foreign, "a loss, although only the title was changed");
             match self.ledger.comes_back(&Err(error.clone()), self.model.stable(), self.left)? {
@@ -158,7 +169,12 @@ impl World {
         if self.vault.stored.is_some() && self.rng.percent(60) {
             let title = self.rng.pick(&[None, Some("theirs"), Some("one")]);
             self.note(|| format!("another writer sets the title {title:?}"));
-            self.vault.retitle(title);
+            if self.rng.percent(50) {
+                self.vault.retitle(title);
+            } else {
+                let labels = super::start::random_labels(&mut self.rng);
+                self.vault.relabel(labels);
+            }
         } else if self.rng.percent(60) {
             self.note(|| "another writer writes".to_owned());
             self.vault.meddle();

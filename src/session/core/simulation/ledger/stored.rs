@@ -28,7 +28,7 @@ impl Ledger {
         };
         let stored = content(stored)?;
         let tree = &stored.0;
-        let with_tree = |once: &Content| (tree.clone(), once.1.clone());
+        let with_tree = |once: &Content| (tree.clone(), once.1.clone(), stored.2.clone());
         let created =
             tree.is_empty() && self.moments.iter().any(|once| is_as(&with_tree(once), &stored, vault));
         let mut states = self.moments.iter().chain(&self.acked_content);

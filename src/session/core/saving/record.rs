@@ -1,0 +1,164 @@
+//! The usage ledger and the ends of runs: what is stored with the next write.
+
+use std::sync::Arc;
+
+use crate::{
+    agent::{Event, Response, RunEnd, TurnOutcome},
+    message::{RequestEnd, Usage, UsageRow},
+    provider::StopReason,
+    session::{
+        SessionEvent,
+        core::{Core, Effect, Effects, Env},
+    },
+    store::{Commit, TurnChange},
+};
+
+/// Data that is due to be stored next to the tree and the state.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(in crate::session) struct Record {
+    rows: Vec<UsageRow>,
+    end: Option<RunEnd>,
+}
+
+impl Record {
+    fn is_empty(&self) -> bool {
+        self.rows.is_empty() && self.end.is_none()
+    }
+
+    /// Adds this data to a commit.
+    pub(super) fn join(self: Box<Self>, commit: &mut Commit) {
+        let Self { rows, end } = *self;
+        commit.usage.get_or_insert_default().extend(rows);
+        commit.turn = end.map(|end| Box::new(TurnChange::End(end)));
+    }
+
+    /// Takes the data out of a commit that was not written.
+    pub(super) fn of(commit: &Commit) -> Option<Box<Self>> {
+        let end = commit.turn.as_deref().map(|turn| match turn {
+            TurnChange::End(end) => end.clone(),
+        });
+        let record = Self { rows: commit.usage.clone().unwrap_or_default(), end };
+        (!record.is_empty()).then(|| Box::new(record))
+    }
+
+    /// Returns this data with data that was added after it.
+    pub(super) fn then(mut self: Box<Self>, later: Option<Box<Self>>) -> Box<Self> {
+        if let Some(later) = later {
+            self.rows.extend(later.rows);
+            self.end = later.end.or(self.end);
+        }
+        self
+    }
+
+    pub(super) fn has_end(&self) -> bool {
+        self.end.is_some()
+    }
+
+    /// Returns the same data without the end of a run, if anything remains.
+    pub(super) fn without_end(mut self: Box<Self>) -> Option<Box<Self>> {
+        self.end = None;
+        (!self.is_empty()).then_some(self)
+    }
+}
+
+/// The rows of the turn in flight.
+#[derive(Debug, Default)]
+pub(in crate::session::core) struct Spending {
+    rows: Vec<UsageRow>,
+    sum: Usage,
+}
+
+impl Core {
+    /// Notes the usage of a completed request.
+    pub(in crate::session::core) fn spent_by_step(&mut self, response: &Response) {
+        if !self.keeps_usage {
+            return;
+        }
+        let row = UsageRow::new(RequestEnd::Answered, response.usage)
+            .with_turn(response.turn)
+            .with_step(response.step)
+            .with_model(response.model.clone());
+        let spending = self.spending.get_or_insert_default();
+        spending.sum += row.usage;
+        spending.rows.push(row);
+    }
+
+    /// Notes the usage of a turn that has ended with this event, and how its run has ended.
+    pub(in crate::session::core) fn turn_ended(&mut self, event: &Event) {
+        let (response, end) = match event {
+            Event::Turn(TurnOutcome::Continue { response }) => (response, RequestEnd::Void),
+            Event::Turn(outcome) if outcome.response().stop_reason == StopReason::Interrupted => {
+                (outcome.response(), RequestEnd::Interrupted)
+            }
+            Event::Turn(outcome) => (outcome.response(), RequestEnd::Void),
+            Event::Cancelled { response, .. } => (response, RequestEnd::Cancelled),
+            Event::Error { response, .. } => (response, RequestEnd::Failed),
+            _ => return,
+        };
+        let is_committed = matches!(event, Event::Turn(_));
+        self.add_used(response.usage);
+        let Spending { mut rows, sum: answered } =
+            self.spending.take().map(|spending| *spending).unwrap_or_default();
+        if self.keeps_usage {
+            if !is_committed {
+                rows.iter_mut().for_each(|row| row.end = end);
+            }
+            // The turn's usage includes responses that were discarded or incomplete.
+            rows.extend(rest(response.usage, answered).map(|usage| {
+                UsageRow::new(end, usage).with_turn(response.turn).with_model(response.model.clone())
+            }));
+        }
+        let end = RunEnd::of(event).filter(|end| !end.is_complete()).map(RunEnd::without_secrets);
+        if is_committed && let Some(record) = &mut self.saver.record {
+            record.end = None;
+        }
+        self.record(Record { rows, end });
+    }
+
+    /// Adds a row for a request that belongs to no turn.
+    pub(in crate::session) fn spent(&mut self, row: UsageRow, env: &Env<'_>, effects: &mut Effects) {
+        self.add_used(row.usage);
+        effects.push(Effect::Emit(SessionEvent::Usage(Arc::new(row.clone()))));
+        if self.keeps_usage {
+            self.record(Record { rows: vec![row], end: None });
+            self.save(env, effects);
+        }
+    }
+
+    pub(in crate::session::core) fn add_used(&mut self, usage: Usage) {
+        if usage != Usage::default() {
+            **self.used.get_or_insert_default() += usage;
+        }
+    }
+
+    fn record(&mut self, record: Record) {
+        if !record.is_empty() {
+            self.saver.wanted += 1;
+            let record = Some(Box::new(record));
+            self.saver.record = match self.saver.record.take() {
+                Some(earlier) => Some(earlier.then(record)),
+                None => record,
+            };
+        }
+    }
+
+    /// Returns what was spent on this conversation, including discarded turns and titles.
+    pub(in crate::session) fn used(&self) -> Usage {
+        self.used.as_deref().copied().unwrap_or_default()
+    }
+}
+
+/// Returns the part of `all` that is not in `counted`, if it is not zero.
+fn rest(all: Usage, counted: Usage) -> Option<Usage> {
+    let mut rest = Usage::default()
+        .with_input(all.input.saturating_sub(counted.input))
+        .with_cache_read(all.cache_read.saturating_sub(counted.cache_read))
+        .with_cache_write(all.cache_write.saturating_sub(counted.cache_write))
+        .with_output(all.output.saturating_sub(counted.output))
+        .with_reasoning(all.reasoning.saturating_sub(counted.reasoning));
+    if rest.total() == 0 {
+        return None;
+    }
+    rest.cost = all.cost.map(|cost| (cost - counted.cost.unwrap_or(0.0)).max(0.0));
+    Some(rest)
+}

@@ -338,7 +338,7 @@ pub struct RunEnd {
     /// the run was to answer a message of a session's tree again.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unanswered: Vec<Arc<Message>>,
-    /// The staged prompts that were not used.
+    /// The staged prompts that were not used, without their models, API keys and headers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub staged: Vec<Arc<Prompt>>,
 }
@@ -366,20 +366,13 @@ impl RunEnd {
                 messages.filter(|(index, message)| is_prompt(*index, message)).map(|(_, m)| Arc::clone(m)),
             );
         }
-        Some(Self { outcome, turn: response.turn, unanswered, staged: staged.clone() })
+        let staged = staged.iter().map(|prompt| prompt.as_serialised()).collect();
+        Some(Self { outcome, turn: response.turn, unanswered, staged })
     }
 
     /// Returns whether every prompt of the run got an answer.
     pub fn is_complete(&self) -> bool {
         matches!(self.outcome, RunOutcome::Stopped { .. }) && self.staged.is_empty()
-    }
-
-    /// Returns the same end without the secrets of the staged prompts.
-    pub(crate) fn without_secrets(mut self) -> Self {
-        for prompt in &mut self.staged {
-            *prompt = Arc::new(Prompt { content: prompt.content.clone(), ..prompt.settings() });
-        }
-        self
     }
 }
 

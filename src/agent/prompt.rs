@@ -1,4 +1,4 @@
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
@@ -189,6 +189,15 @@ impl Prompt {
     /// Returns the settings without the content.
     pub(crate) fn without_content(self) -> Self {
         Self { content: Blocks::default(), ..self }
+    }
+
+    /// Returns the same prompt without the parts that have no JSON form: the model, the API key and the headers.
+    pub(crate) fn as_serialised(self: &Arc<Self>) -> Arc<Self> {
+        if self.model.is_none() && !self.options.has_secrets() {
+            return Arc::clone(self);
+        }
+        let options = self.options.clone().without_secrets();
+        Arc::new(Self { model: None, options, ..Self::clone(self) })
     }
 
     /// Returns the settings without the content, the API key and the headers.

@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use async_trait::async_trait;
 
 use crate::{
-    message::{History, Message, Purpose, RequestEnd, Role, UsageRow},
+    message::{History, Message, Purpose, RequestEnd, Role, Timestamp, UsageRow},
     provider::{Model, Options, Request, StopReason},
 };
 
@@ -144,6 +144,7 @@ async fn by_model(model: &Model, history: &History) -> Made {
     };
     let row = UsageRow::new(RequestEnd::Answered, generated.usage)
         .with_purpose(Purpose::Title)
+        .with_at(Timestamp::now())
         .with_model(generated.model);
     Made { title, usage: Some(row) }
 }

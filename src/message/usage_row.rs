@@ -28,7 +28,7 @@ pub struct UsageRow {
     /// The number of the request, counted from the prompt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub step: Option<u32>,
-    /// The time at which the request ended.
+    /// The time of the response. If there is no response, the time of the last message before it.
     pub at: Timestamp,
     /// The model's name, as the service reports it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -46,13 +46,13 @@ setters! {
 }
 
 impl UsageRow {
-    /// Returns a row for a request of an answer that ended now.
+    /// Returns a row for a request of an answer, with the time 0.
     pub fn new(end: RequestEnd, usage: Usage) -> Self {
         Self {
             purpose: Purpose::default(),
             turn: None,
             step: None,
-            at: Timestamp::now(),
+            at: Timestamp(0),
             model: None,
             usage: usage.with_finite_cost(),
             end,

@@ -20,7 +20,7 @@ use saving::{Saver, Spending};
 use super::{SessionError, SessionEvent, StoreReport};
 use crate::{
     agent::{Config, Event, Prompt, Response, Status},
-    message::{History, Usage},
+    message::{History, Message, Role, Usage},
     store::{Labels, StoredState, Version, WriteId},
     subscription::EventId,
     tree::{NodeId, Tree},
@@ -233,6 +233,7 @@ impl Core {
             Event::Cancelled { .. } | Event::Error { .. } => {
                 self.roll_back(effects);
                 self.turn_ended(event);
+                self.saver.state_changed(&self.state_now());
                 self.save(env, effects);
             }
             Event::Status { status } => {
@@ -328,7 +329,7 @@ impl Core {
     ///
     /// # Errors
     ///
-    /// The node is unknown.
+    /// The node is unknown, or the path would end at a prompt without an answer.
     pub(super) fn navigate(&self, node: Option<NodeId>) -> Result<Option<Base>, SessionError> {
         let mut tree = self.tree.clone();
         match node {
@@ -338,6 +339,10 @@ impl Core {
                 tree.extend();
             }
             None => tree.clear(),
+        }
+        let last = tree.head().and_then(|head| tree.node(head));
+        if let Some(node) = last.filter(|last| is_prompt(last.message())) {
+            return Err(SessionError::Unanswered { node: node.id() });
         }
         if tree.head() == self.tree.head() {
             return Ok(None);
@@ -406,6 +411,11 @@ impl Core {
     pub(super) fn report(&self) -> Option<&StoreReport> {
         self.saver.report()
     }
+}
+
+/// Returns whether this message is a prompt, and not the results of tools.
+fn is_prompt(message: &Message) -> bool {
+    message.role == Role::User && message.tool_results().next().is_none()
 }
 
 /// The approximate size of a node in bytes, without its message.

@@ -50,6 +50,12 @@ pub enum SessionError {
         /// The id that was given.
         node: NodeId,
     },
+    /// The path would end at a prompt without an answer, because its answer was erased.
+    #[error("node {node} is a prompt without an answer; regenerate it, or navigate to another node")]
+    Unanswered {
+        /// The prompt.
+        node: NodeId,
+    },
     /// The agent was given a history. A session's messages, new or stored, come only from the store.
     #[error(
         "a session can't start with a given history, because its messages come from the store; remove the history, or \

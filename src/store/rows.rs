@@ -62,7 +62,7 @@ impl Change {
         let run = turn.map(|turn| match *turn {
             TurnChange::End(end) => {
                 let turn = end.turn.map(|turn| turn.to_string());
-                json::encode(id, &end.without_secrets()).map(|ending| RunRow { turn, ending })
+                json::encode(id, &end).map(|ending| RunRow { turn, ending })
             }
         });
         let run = run.transpose()?;

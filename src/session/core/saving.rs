@@ -136,6 +136,11 @@ impl Saver {
         Self { version: Some(version), config, title, labels, replaced, ..Self::new() }
     }
 
+    /// Returns whether usage or the end of a run is not in the store.
+    fn has_record(&self) -> bool {
+        self.record.as_ref().is_some_and(|record| !record.is_empty())
+    }
+
     /// Notes that the stable tree is about to change. `stable` is the tree before the change.
     pub(super) fn about_to_change(&mut self, stable: &Tree) {
         if self.stored.is_none() {
@@ -227,8 +232,8 @@ impl Core {
         let saver = &self.saver;
         let Some(version) = saver.version else {
             let is_whole = saver.stored.is_none();
-            let due = !is_whole || saver.state_is_due || saver.record.is_some();
-            let is_whole = is_whole && saver.record.is_none();
+            let due = !is_whole || saver.state_is_due || saver.has_record();
+            let is_whole = is_whole && !saver.has_record();
             let wanted = if is_whole { saver.wanted } else { saver.safe };
             // The conversation is first created without nodes. A later write adds them.
             return due.then(|| attempt(Job::Create((env.write_id)(), state()), Tree::new(), 0, wanted));
@@ -236,8 +241,8 @@ impl Core {
         if let Some(erased) = self.saver.erased.take() {
             let saver = &self.saver;
             let tree = saver.stored.as_deref().unwrap_or(self.stable()).clone();
-            let wanted =
-                if saver.stored.is_none() && !saver.state_is_due { saver.wanted } else { saver.safe };
+            let is_last = saver.portions.is_empty() && !saver.state_is_due && !saver.has_record();
+            let wanted = if is_last { saver.wanted } else { saver.safe };
             let job = Job::Erase(write(version), *erased);
             return Some(Attempt { kept: None, ..attempt(job, tree, 0, wanted) });
         }
@@ -255,7 +260,8 @@ impl Core {
                 }
                 if is_divided {
                     // No change counts as saved before the last part of the divided commit is written.
-                    let is_last = portions == saver.portions.len() && !saver.state_is_due;
+                    let is_last =
+                        portions == saver.portions.len() && !saver.state_is_due && !saver.has_record();
                     let wanted = if is_last { saver.wanted } else { saver.safe };
                     let job = Job::Commit(write(version), commit);
                     return Some(Attempt { kept: None, ..attempt(job, tree, portions, wanted) });
@@ -273,7 +279,7 @@ impl Core {
         // The store already has this tree, because the tree's unsaved changes cancel each other out.
         self.saver.stored = None;
         self.saver.portions.clear();
-        if let Some(record) = self.saver.record.take() {
+        if let Some(record) = self.saver.record.take().filter(|record| !record.is_empty()) {
             let mut commit = Commit::new(self.stable().head());
             record.join(&mut commit);
             let commit = if self.saver.state_is_due { commit.with_state(state()) } else { commit };

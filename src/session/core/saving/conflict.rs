@@ -37,12 +37,20 @@ impl Core {
         effects: &mut Effects,
     ) {
         let attempt = self.saver.attempt.take();
-        if let Some(Job::Commit(_, commit)) = attempt.as_ref().map(|attempt| &*attempt.job)
-            && let Some(record) = Record::of(commit)
-        {
-            self.saver.record = Some(record.then(self.saver.record.take()));
+        match attempt.as_ref().map(|attempt| &*attempt.job) {
+            Some(Job::Commit(_, commit)) => {
+                if let Some(record) = Record::of(commit) {
+                    self.saver.record = Some(record.then(self.saver.record.take()));
+                }
+            }
+            Some(Job::Erase(_, erased)) => self.saver.erased = Some(Box::new(erased.clone())),
+            _ => {}
         }
-        let Found { version, tree, mut state } = found;
+        let Found { version, mut tree, mut state } = found;
+        if let Some(erased) = &self.saver.erased {
+            // If the other writer's tree still has the nodes, it is compared without them. Otherwise it differs anyway.
+            let _ = tree.apply_erased(erased);
+        }
         let (title, labels) = (state.title.take().map(Arc::from), std::mem::take(&mut state.labels));
         let stored = self.saver.stored.as_deref().unwrap_or(self.stable());
         let is_retitled = self.saver.is_followed_by(version) && tree == *stored && self.saver.holds(&state);

@@ -17,25 +17,27 @@ use crate::{
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(in crate::session) struct Record {
     rows: Vec<UsageRow>,
-    end: Option<RunEnd>,
+    /// The end of the last run. `Some(None)` if a later turn is complete.
+    end: Option<Option<RunEnd>>,
 }
 
 impl Record {
-    fn is_empty(&self) -> bool {
-        self.rows.is_empty() && self.end.is_none()
+    /// Returns whether nothing has to be written.
+    pub(super) fn is_empty(&self) -> bool {
+        self.rows.is_empty() && !self.has_end()
     }
 
     /// Adds this data to a commit.
     pub(super) fn join(self: Box<Self>, commit: &mut Commit) {
         let Self { rows, end } = *self;
         commit.usage.get_or_insert_default().extend(rows);
-        commit.turn = end.map(|end| Box::new(TurnChange::End(end)));
+        commit.turn = end.flatten().map(|end| Box::new(TurnChange::End(end)));
     }
 
     /// Takes the data out of a commit that was not written.
     pub(super) fn of(commit: &Commit) -> Option<Box<Self>> {
         let end = commit.turn.as_deref().map(|turn| match turn {
-            TurnChange::End(end) => end.clone(),
+            TurnChange::End(end) => Some(end.clone()),
         });
         let record = Self { rows: commit.usage.clone().unwrap_or_default(), end };
         (!record.is_empty()).then(|| Box::new(record))
@@ -51,7 +53,7 @@ impl Record {
     }
 
     pub(super) fn has_end(&self) -> bool {
-        self.end.is_some()
+        matches!(self.end, Some(Some(_)))
     }
 
     /// Returns the same data without the end of a run, if anything remains.
@@ -74,10 +76,10 @@ impl Core {
         if !self.keeps_usage {
             return;
         }
-        let row = UsageRow::new(RequestEnd::Answered, response.usage)
-            .with_turn(response.turn)
-            .with_step(response.step)
-            .with_model(response.model.clone());
+        if is_zero(response.usage) {
+            return;
+        }
+        let row = row(RequestEnd::Answered, response.usage, response).with_step(response.step);
         let spending = self.spending.get_or_insert_default();
         spending.sum += row.usage;
         spending.rows.push(row);
@@ -104,15 +106,10 @@ impl Core {
                 rows.iter_mut().for_each(|row| row.end = end);
             }
             // The turn's usage includes responses that were discarded or incomplete.
-            rows.extend(rest(response.usage, answered).map(|usage| {
-                UsageRow::new(end, usage).with_turn(response.turn).with_model(response.model.clone())
-            }));
+            rows.extend(rest(response.usage, answered).map(|usage| row(end, usage, response)));
         }
-        let end = RunEnd::of(event).filter(|end| !end.is_complete()).map(RunEnd::without_secrets);
-        if is_committed && let Some(record) = &mut self.saver.record {
-            record.end = None;
-        }
-        self.record(Record { rows, end });
+        let end = RunEnd::of(event).filter(|end| !end.is_complete());
+        self.record(Record { rows, end: Some(end) });
     }
 
     /// Adds a row for a request that belongs to no turn.
@@ -134,18 +131,31 @@ impl Core {
     fn record(&mut self, record: Record) {
         if !record.is_empty() {
             self.saver.wanted += 1;
-            let record = Some(Box::new(record));
-            self.saver.record = match self.saver.record.take() {
-                Some(earlier) => Some(earlier.then(record)),
-                None => record,
-            };
         }
+        let record = Some(Box::new(record));
+        self.saver.record = match self.saver.record.take() {
+            Some(earlier) => Some(earlier.then(record)),
+            None => record,
+        };
     }
 
     /// Returns what was spent on this conversation, including discarded turns and titles.
     pub(in crate::session) fn used(&self) -> Usage {
         self.used.as_deref().copied().unwrap_or_default()
     }
+}
+
+fn is_zero(usage: Usage) -> bool {
+    usage.total() == 0 && usage.cost.is_none()
+}
+
+/// Returns a row for a request of a turn.
+fn row(end: RequestEnd, usage: Usage, response: &Response) -> UsageRow {
+    let last = response.message.as_ref().or(response.messages.last());
+    UsageRow::new(end, usage)
+        .with_at(last.map(|message| message.timestamp).unwrap_or_default())
+        .with_turn(response.turn)
+        .with_model(response.model.clone())
 }
 
 /// Returns the part of `all` that is not in `counted`, if it is not zero.

@@ -16,7 +16,7 @@ use crate::{
         SavedPart, StoreReport,
         core::{Core, Job},
     },
-    store::{Labels, StateChange, StoreError, Stored, Version, WriteId},
+    store::{Commit, Labels, StateChange, StoreError, Stored, Version, WriteId},
     tree::{Node, NodeId, Tree},
 };
 
@@ -127,7 +127,8 @@ impl Ledger {
             Some(acked) => {
                 let mut next = acked.clone();
                 with(&mut next, &job);
-                content(&next)? == *self.now() && !(self.divided && self.replaced)
+                let has_state = !self.divided && !matches!(*job, Job::Erase(..));
+                content(&next)? == *self.now() && (has_state || !self.replaced)
             }
         };
         self.open = Some(Open { job, moment, is_whole, failures: 0, under_way: true });
@@ -151,7 +152,9 @@ impl Ledger {
                 ensure!(write.base == acked.version, "{write:?} does not build on {}", acked.version);
                 return Ok(());
             }
-            Job::Commit(write, commit) if self.divided && !commit.nodes.is_empty() => {
+            Job::Commit(write, commit)
+                if self.divided && commit.turn.is_none() && commit.usage.as_ref().is_none_or(Vec::is_empty) =>
+            {
                 ensure!(write.base == acked.version, "{write:?} does not build on {}", acked.version);
                 ensure!(commit.state.is_none(), "state in a part of a commit: {:?}", commit.state);
                 let mut next = acked.clone();
@@ -162,13 +165,16 @@ impl Ledger {
             }
             Job::Commit(write, commit) => {
                 ensure!(write.base == acked.version, "{write:?} does not build on {}", acked.version);
-                ensure!(tree != acked_tree || books != acked_books, "{commit:?} changes nothing");
+                let changes = tree != acked_tree || books != acked_books || commit.turn.is_some();
+                ensure!(changes, "{commit:?} changes nothing");
                 let due = state != acked_state || self.replaced;
                 ensure!(commit.state.is_some() == due, "state in a commit: {:?}, due: {due}", commit.state);
             }
             Job::State(write, change) => {
                 ensure!(write.base == acked.version, "{write:?} does not build on {}", acked.version);
-                ensure!(tree == acked_tree, "the state is saved before the tree");
+                // The nodes are erased after a state that was already due.
+                let is_erased = tree.nodes().all(|node| acked_tree.node(node.id()) == Some(node));
+                ensure!(tree == acked_tree || is_erased, "the state is saved before the tree");
                 ensure!(books == acked_books, "the state is saved without the usage");
                 ensure!(state != acked_state || self.replaced, "{change:?} changes nothing");
                 let same = !self.replaced && untitled(state) == untitled(acked_state);
@@ -181,6 +187,9 @@ impl Ledger {
                 };
                 ensure!(fits, "{change:?} from {acked_state:?} to {state:?}");
             }
+        }
+        if matches!(job, Job::State(..)) && tree != acked_tree {
+            return Ok(());
         }
         let mut next = acked.clone();
         with(&mut next, job);
@@ -201,11 +210,10 @@ impl Ledger {
 
     /// Returns the number of turns in the write in flight.
     fn turns(&self) -> usize {
-        let (Some(open), Some((acked, ..))) = (&self.open, &self.acked_content) else { return 0 };
-        let Job::Commit(_, commit) = &*open.job else { return 0 };
-        let sizes = acked.len() + 1..=acked.len() + commit.nodes.len();
-        let sizes = self.moments.iter().map(|(tree, ..)| tree.len()).filter(|size| sizes.contains(size));
-        sizes.collect::<HashSet<_>>().len()
+        let Some(Job::Commit(_, commit)) = self.open.as_ref().map(|open| &*open.job) else { return 0 };
+        let ends = self.moments.iter().filter_map(|(tree, ..)| Some(tree.nodes().last()?.id()));
+        let ends = ends.filter(|id| commit.nodes.iter().any(|node| node.id() == *id));
+        ends.collect::<HashSet<_>>().len()
     }
 
     /// Processes a permanent rejection of the write in flight. `divides` means that the session will write the commit
@@ -244,6 +252,11 @@ impl Ledger {
         };
         let writes = stored.version.get().saturating_sub(acked.version.get());
         Ok(!self.lost && (1..=256).contains(&writes) && same_but_title(&content(stored)?, known))
+    }
+
+    /// Returns the usage ledger that the session knows to be stored.
+    pub(super) fn acked_books(&self) -> Books {
+        self.acked_content.as_ref().map(|content| content.2.clone()).unwrap_or_default()
     }
 
     /// Returns the labels that the session knows to be stored.
@@ -300,7 +313,12 @@ impl Ledger {
             Ok(version) => {
                 // A successful write replaces the stored state that differs, unless it writes only a part of a divided
                 // commit.
-                self.replaced &= self.divided && matches!(*open.job, Job::Commit(..));
+                let is_part = |commit: &Commit| commit.state.is_none();
+                self.replaced &= match &*open.job {
+                    Job::Commit(_, commit) => self.divided && is_part(commit),
+                    Job::Erase(..) => true,
+                    _ => false,
+                };
                 let acked = match (self.acked.take(), &*open.job) {
                     (None, Job::Create(_, state)) => Stored::new(*version, Timestamp(0), state.clone()),
                     (Some(mut acked), job) => {

@@ -119,7 +119,7 @@ impl Model {
         self.seen = id;
         match event {
             Event::Step(response) => {
-                self.steps.0 += 1;
+                self.steps.0 += u64::from(response.usage.total() > 0);
                 self.steps.1 += response.usage;
                 (vec![Kind::Agent], false)
             }
@@ -197,9 +197,23 @@ impl Model {
     pub(super) fn erase(&mut self, id: NodeId) -> crate::tree::Erased {
         let erased = self.shown.erase(id).expect("the node exists");
         self.settings.retain(|node, _| !erased.nodes.contains(node));
-        self.left_open.retain(|node| !erased.nodes.contains(node));
+        self.left_open = left_open(&self.shown);
         self.committed = self.shown.history().clone();
         erased
+    }
+
+    /// Processes a usage ledger that another writer has stored in place of the `known` one.
+    ///
+    /// A turn that is not stored yet will remove the stored end of the run.
+    pub(super) fn take_books(&mut self, known: &Books, stored: Books, has_new_turn: bool) {
+        let (now, before) = (stored.used.usage, known.used.usage);
+        let usage = Usage::default()
+            .with_input(now.input - before.input)
+            .with_output(now.output - before.output);
+        self.books.used.add(stored.used.requests - known.used.requests, usage);
+        if self.books.last_run == known.last_run && !has_new_turn {
+            self.books.last_run = stored.last_run;
+        }
     }
 
     /// Processes labels that another writer has stored in place of the `known` labels.
@@ -325,6 +339,12 @@ impl Model {
             self.message(id)?;
             while let Some(below) = leaf.and_then(|id| self.shown.cursor(id)) {
                 leaf = Some(below);
+            }
+        }
+        if let Some(leaf) = leaf {
+            let message = self.message(leaf)?;
+            if message.role == Role::User && message.tool_results().next().is_none() {
+                return Err(SessionError::Unanswered { node: leaf });
             }
         }
         let base = Base { history: self.messages_to(leaf), then: Move::To(leaf) };

@@ -47,9 +47,9 @@ pub(super) fn content(stored: &Stored) -> Check<Content> {
     Ok((tree, state, Books { used, last_run }))
 }
 
-/// Returns whether both contents are equal apart from their titles and labels.
+/// Returns whether both contents are equal apart from their titles, their labels and the usage ledger.
 pub(super) fn same_but_title(a: &Content, b: &Content) -> bool {
-    a.0 == b.0 && untitled(&a.1) == untitled(&b.1) && a.2 == b.2
+    a.0 == b.0 && untitled(&a.1) == untitled(&b.1)
 }
 
 /// Returns the state without title and labels.

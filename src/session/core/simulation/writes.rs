@@ -65,7 +65,9 @@ impl World {
                 && let Some(TurnChange::End(end)) = commit.turn.as_deref()
             {
                 if self.model.books.last_run.as_ref() == Some(end) {
-                    self.model.books.last_run = None;
+                    let has_turn = !commit.nodes.is_empty();
+                    let stored = self.ledger.acked_books().last_run.filter(|_| !has_turn);
+                    self.model.books.last_run = stored;
                 }
                 self.ledger.end_refused(&self.model);
                 return self.input(vec![], |core, env, effects| core.written(outcome, env, effects));
@@ -93,7 +95,7 @@ impl World {
     /// left it.
     fn conflicted(&mut self, error: &StoreError) -> Check {
         let stored = self.vault.stored.clone().ok_or("a conflict without a stored conversation")?;
-        let (tree, state, _) = vault::content(&stored)?;
+        let (tree, state, books) = vault::content(&stored)?;
         let found = Found { version: stored.version, tree, state };
         let kinds = if self.ledger.is_retitled(&stored)? {
             // From here on, the session knows all stored content.
@@ -101,6 +103,8 @@ impl World {
             let title = found.state.title.as_deref().map(Arc::from);
             let known = self.ledger.acked_title();
             let known_labels = self.ledger.acked_labels();
+            let has_new_turn = !self.core.unsaved().is_empty();
+            self.model.take_books(&self.ledger.acked_books(), books, has_new_turn);
             let takes = self.model.take_title(known.as_ref(), title);
             let takes_labels = self.model.take_labels(&known_labels, found.state.labels.clone());
             self.ledger.retitled(&stored, &self.model)?;

@@ -82,10 +82,13 @@
 //! takes over without the latest transactions, it does not assign the epochs of those transactions again.
 
 mod error;
+mod filter;
 mod hosts;
 mod lease;
+mod ledger;
 mod migrate;
 mod read;
+mod search;
 mod server;
 mod sql;
 mod tls;
@@ -94,6 +97,7 @@ mod write;
 
 use std::{
     fmt,
+    ops::Range,
     sync::{Arc, OnceLock},
     time::Duration,
 };
@@ -108,8 +112,12 @@ use self::{
     url::Settings,
 };
 use super::{
-    Commit, ConversationId, Lease, Owner, Page, StateChange, Store, StoreError, Stored, StoredState, Summary,
-    Version, Write, WriteId, rows::Change,
+    Commit, ConversationId, Filter, Found, Lease, Owner, Page, Query, StateChange, Store, StoreError, Stored,
+    StoredState, Summary, Version, Write, WriteId, rows::Change,
+};
+use crate::{
+    message::{Timestamp, UsageRow, UsageSum},
+    tree::Erased,
 };
 
 /// A store that keeps conversations in PostgreSQL, for applications on many machines. Clones share one store.
@@ -281,6 +289,24 @@ impl PostgresStore {
         }
     }
 
+    /// Creates the indexes for [`Store::search`], if they do not exist. Without them, searches are unsupported.
+    ///
+    /// The indexes belong to the database, so one call by any process is enough. Other processes can write meanwhile
+    /// (`CREATE INDEX CONCURRENTLY`), but the call waits for all transactions that are active at its beginning. It takes
+    /// as long as reading all texts. The indexes are about as large as the texts, and make writes slower.
+    ///
+    /// # Errors
+    ///
+    /// Fails with an error of the database, for example if the user does not own the tables.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the indexes are created nevertheless. If the process ends, another call creates them.
+    pub async fn create_search_index(&self) -> Result<(), StoreError> {
+        let server = Arc::clone(&self.0.server);
+        self.0.threads.run(async move { server.create_search_index().await }).await
+    }
+
     /// Returns the schema's name.
     pub fn schema(&self) -> &str {
         &self.0.schema
@@ -370,6 +396,59 @@ impl Store for PostgresStore {
     async fn list(&self, page: Page) -> Result<Vec<Summary>, StoreError> {
         self.run(Lane::Conversations, None, page, |connection, server, page| {
             Box::pin(read::list(connection, server, page.clone()))
+        })
+        .await
+    }
+
+    async fn list_where(&self, filter: &Filter, page: Page) -> Result<Vec<Summary>, StoreError> {
+        let wanted = (filter.clone(), page);
+        self.run(Lane::Conversations, None, wanted, |connection, server, (filter, page)| {
+            Box::pin(filter::list_where(connection, server, filter, page.clone()))
+        })
+        .await
+    }
+
+    async fn search(&self, filter: &Filter, query: &Query, page: Page) -> Result<Found, StoreError> {
+        let wanted = (filter.clone(), query.clone(), page);
+        self.run(Lane::Conversations, None, wanted, |connection, server, (filter, query, page)| {
+            Box::pin(search::search(connection, server, filter, query, page))
+        })
+        .await
+    }
+
+    fn keeps_usage(&self) -> bool {
+        true
+    }
+
+    async fn usage(&self, id: &ConversationId, page: Page) -> Result<Vec<UsageRow>, StoreError> {
+        let wanted = (id.clone(), page);
+        self.run(Lane::Conversations, Some(id), wanted, |connection, server, (id, page)| {
+            Box::pin(ledger::rows(connection, server, id, page))
+        })
+        .await
+    }
+
+    async fn used(&self, filter: &Filter, period: Range<Timestamp>) -> Result<Vec<UsageSum>, StoreError> {
+        let wanted = (filter.clone(), period);
+        self.run(Lane::Conversations, None, wanted, |connection, server, (filter, period)| {
+            Box::pin(ledger::used(connection, server, filter, period))
+        })
+        .await
+    }
+
+    fn erases(&self) -> bool {
+        true
+    }
+
+    async fn erase(
+        &self,
+        id: &ConversationId,
+        write: &Write,
+        erased: &Erased,
+    ) -> Result<Version, StoreError> {
+        let gone = (id.clone(), *write, erased.clone());
+        self.run(Lane::Conversations, Some(id), gone, |connection, server, (id, write, erased)| {
+            Box::pin(write::erase(connection, server, id, write, erased))
         })
         .await
     }

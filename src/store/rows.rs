@@ -170,11 +170,6 @@ impl Origin<'_> {
         Ok(StoredState { title, labels, ..state })
     }
 
-    /// Returns labels from their JSON form, an object.
-    pub(super) fn labels(&self, text: Option<&str>) -> Result<Labels, StoreError> {
-        text.map_or(Ok(Labels::default()), |text| self.parse(text, || "a label".to_owned()))
-    }
-
     /// Returns the end of the last run from its JSON form. It is void if a turn was committed after it.
     pub(super) fn last_run(&self, ending: Option<&str>) -> Result<Option<RunEnd>, StoreError> {
         ending.map(|text| self.parse(text, || "the end of the last run".to_owned())).transpose()

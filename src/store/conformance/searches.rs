@@ -64,7 +64,7 @@ pub(super) async fn search_finds_words_in_titles_and_texts(subject: &dyn StoreUn
     talk(&*store, "b", "x", "A mountain and a lake that is blue", Message::assistant("Fuji \"quoted\" 100%"))
         .await;
     super::lists::tick().await;
-    talk(&*store, "c", "y", "Nothing", Message::assistant("mountains are not a mountain\u{1F600}")).await;
+    talk(&*store, "c", "y", "Nothing", Message::assistant("mountains are not a mountain \u{1F600}")).await;
     let all = Filter::default();
     let hit = |id: &str, node: Option<u64>| (id.to_owned(), node);
     let default = Page::default;

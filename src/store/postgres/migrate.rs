@@ -10,7 +10,8 @@ use crate::store::StoreError;
 
 /// The migrations. A migration updates the schema from the version that equals the migration's index to the next
 /// version.
-const MIGRATIONS: &[&str] = &[include_str!("migrations/1.sql"), include_str!("migrations/2.sql")];
+const MIGRATIONS: &[&str] =
+    &[include_str!("migrations/1.sql"), include_str!("migrations/2.sql"), include_str!("migrations/3.sql")];
 
 /// The total time to wait for other processes that migrate the schema or use its tables.
 const PATIENCE: Duration = Duration::from_mins(5);

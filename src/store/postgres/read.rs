@@ -6,7 +6,7 @@ use deadpool_postgres::Object;
 use futures_util::future::join5;
 use tokio_postgres::Row;
 
-use super::{error::Fault, server::Server};
+use super::{error::Fault, ledger, server::Server};
 use crate::{
     message::Timestamp,
     store::{
@@ -37,12 +37,16 @@ pub(super) async fn load(connection: &Object, server: &Server, id: &Conversation
 
     let row = row.ok_or_else(|| StoreError::NotFound { id: id.clone() })?;
     let origin = Origin { id, place: &server.place };
+    let labels = labels(&row, 7)?.map_err(|problem| origin.damaged("the labels", problem))?;
     let title = title(&row, 3)?.map_err(|problem| origin.damaged("the title", problem))?;
     let version = Version::new(row.try_get::<_, i64>(0)?.cast_unsigned());
-    let mut stored =
-        Stored::new(version, time(&row, 1)?, origin.state(row.try_get(4)?, title, Labels::default())?);
+    let mut stored = Stored::new(version, time(&row, 1)?, origin.state(row.try_get(4)?, title, labels)?);
     stored.updated = time(&row, 2)?;
     stored.head = origin.head(row.try_get(5)?)?;
+    stored.next = origin.next(row.try_get(6)?)?;
+    stored.last_run = origin.last_run(row.try_get(8)?)?;
+    let (requests, usage) = ledger::sum(&row, 9)?;
+    stored.used.add(requests, usage);
     stored.nodes.reserve(nodes.len());
     for row in nodes {
         let (number, parent) = (row.try_get(0)?, row.try_get(1)?);
@@ -78,15 +82,17 @@ pub(super) async fn list(connection: &Object, server: &Server, page: Page) -> Re
     rows.iter().map(|row| summarise(row, &server.place)).collect()
 }
 
-fn summarise(row: &Row, place: &str) -> Result<Summary, Fault> {
+pub(super) fn summarise(row: &Row, place: &str) -> Result<Summary, Fault> {
     let id = ConversationId::new(row.try_get::<_, &str>(0)?).map_err(|error| {
         StoreError::damaged(format!("the id of a conversation in {place}"), error.to_string())
     })?;
     let version = Version::new(row.try_get::<_, i64>(1)?.cast_unsigned());
-    let title = title(row, 4)?;
+    let (title, labels) = (title(row, 4)?, labels(row, 7)?);
+    let damage = title.as_ref().err().map(|problem| format!("its title: {problem}"));
     Ok(Summary {
         updated: time(row, 3)?,
-        damage: title.as_ref().err().map(|problem| format!("its title: {problem}")),
+        damage: damage.or_else(|| labels.as_ref().err().map(|problem| format!("its labels: {problem}"))),
+        labels: labels.unwrap_or_default(),
         title: title.unwrap_or_default(),
         owner: owner(row, 5)?,
         ..Summary::new(id, version, time(row, 2)?)
@@ -106,6 +112,12 @@ fn title(row: &Row, column: usize) -> Result<Result<Option<String>, String>, Fau
     Ok(title.map(json::parse).transpose())
 }
 
+/// Returns the labels, or a description of the problem if another program has written invalid labels.
+fn labels(row: &Row, column: usize) -> Result<Result<Labels, String>, Fault> {
+    let labels: Option<&str> = row.try_get(column)?;
+    Ok(labels.map_or(Ok(Labels::default()), json::parse))
+}
+
 fn time(row: &Row, column: usize) -> Result<Timestamp, Fault> {
     let time: SystemTime = row.try_get(column)?;
     let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
@@ -113,7 +125,7 @@ fn time(row: &Row, column: usize) -> Result<Timestamp, Fault> {
 }
 
 /// Returns the time in the form that the database expects, limited to times that the database supports.
-fn system_time(time: Timestamp) -> SystemTime {
+pub(super) fn system_time(time: Timestamp) -> SystemTime {
     /// The year 10000, in seconds.
     const LATEST: u64 = 253_402_300_800;
     SystemTime::UNIX_EPOCH + Duration::from_millis(time.0.min(LATEST * 1000))

@@ -12,6 +12,7 @@ use super::{
     error::{Fault, Remedy, failed, no_connection, remedy, silent},
     hosts::{self, InTurn},
     migrate::{is_current, migrate},
+    search,
     sql::Sql,
     url::Settings,
 };
@@ -186,6 +187,18 @@ impl Server {
         })
     }
 
+    /// Creates the indexes for searches, without a time limit.
+    pub(super) async fn create_search_index(&self) -> Result<(), StoreError> {
+        let connection = self.connection(Lane::Conversations).await?;
+        let done = search::create_index(&connection, self).await;
+        // The time limits of this connection have changed.
+        discard(connection);
+        done.map_err(|fault| match fault {
+            Fault::Store(error) => error,
+            Fault::Database(error) => failed(&self.place, &self.limits, None, error),
+        })
+    }
+
     async fn connection(&self, lane: Lane) -> Result<Object, StoreError> {
         let pool = match lane {
             Lane::Conversations => &self.conversations,
@@ -209,6 +222,7 @@ fn setup(limits: Limits) -> String {
         "SET statement_timeout = {statement};
          SET lock_timeout = {lock};
          SET idle_in_transaction_session_timeout = {statement};
+         SET jit = off;
          SET default_transaction_isolation = 'read committed';
          SELECT set_config('synchronous_commit', 'on', false)
          WHERE current_setting('synchronous_commit') = 'off'"

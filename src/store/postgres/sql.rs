@@ -14,9 +14,18 @@ pub(super) struct Sql {
     pub(super) summary: String,
     pub(super) list: String,
     pub(super) list_after: String,
+    /// The quoted name of the schema.
+    pub(super) schema: String,
+    /// The beginning of a query for summaries, up to its condition.
+    pub(super) summary_columns: String,
+    pub(super) label_count: String,
+    pub(super) usage: String,
+    pub(super) sums: String,
+    pub(super) erase: String,
+    pub(super) version: String,
+    pub(super) usable_index: String,
     pub(super) find: String,
     pub(super) delete: String,
-    pub(super) delete_under: String,
     pub(super) acquire: String,
     pub(super) owner: String,
     pub(super) renew: String,
@@ -37,6 +46,9 @@ WITH created AS (
     ON CONFLICT (id) DO NOTHING RETURNING key
 ), named AS (
     INSERT INTO {schema}.writes (conversation, version, write) SELECT key, $2, $5::bytea FROM created
+), labelled AS (
+    INSERT INTO {schema}.labels (conversation, name, value)
+    SELECT key, name, value FROM created, unnest($6::text[], $7::text[]) AS label (name, value)
 )
 SELECT key FROM created";
 
@@ -50,7 +62,8 @@ ORDER BY version LIMIT 1";
 const WRITE: &str = "
 WITH written AS (
     UPDATE {schema}.conversations SET version = $3,
-        updated = greatest(updated, date_trunc('milliseconds', clock_timestamp())),
+        updated = CASE WHEN $22 AND head IS NOT DISTINCT FROM $7 THEN updated
+            ELSE greatest(updated, date_trunc('milliseconds', clock_timestamp())) END,
         head = CASE WHEN $6 THEN $7 ELSE head END,
         title = CASE WHEN $8 THEN $9 ELSE title END,
         state = coalesce($10, state)
@@ -68,8 +81,80 @@ WITH written AS (
     INSERT INTO {schema}.cursors (conversation, node, child)
     SELECT key, node, child FROM written, unnest($15::bigint[], $16::bigint[]) AS cursor (node, child)
     ON CONFLICT (conversation, node) DO UPDATE SET child = excluded.child
+), unlabelled AS (
+    DELETE FROM {schema}.labels USING written
+    WHERE conversation = key AND $17::text[] IS NOT NULL AND name <> ALL ($17)
+), labelled AS (
+    INSERT INTO {schema}.labels (conversation, name, value)
+    SELECT key, name, value FROM written, unnest($17::text[], $18::text[]) AS label (name, value)
+    ON CONFLICT (conversation, name) DO UPDATE SET value = excluded.value
+), spent AS (
+    INSERT INTO {schema}.usage (conversation, version, place, purpose, turn, step, at, model, input, cache_read,
+        cache_write, output, reasoning, cost, ending)
+    SELECT key, $3, place, purpose, turn, step, at, model, input, cache_read, cache_write, output, reasoning, cost,
+        ending
+    FROM written, ROWS FROM (json_to_recordset($19::text::json) AS (purpose text, turn text, step bigint, at bigint,
+        model text, input bigint, cache_read bigint, cache_write bigint, output bigint, reasoning bigint,
+        cost double precision, ending text)) WITH ORDINALITY AS spent (purpose, turn, step, at, model, input,
+        cache_read, cache_write, output, reasoning, cost, ending, place)
+), ended AS (
+    INSERT INTO {schema}.runs (conversation, version, turn, ending)
+    SELECT key, $3, $20::text, $21::text FROM written WHERE $21 IS NOT NULL
+    ON CONFLICT (conversation) DO UPDATE
+    SET version = excluded.version, turn = excluded.turn, ending = excluded.ending
 )
 SELECT key FROM written";
+
+/// An erasure in one statement, with the same checks as a write. The end of the last run may contain an erased message.
+const ERASE: &str = "
+WITH written AS (
+    UPDATE {schema}.conversations SET version = $3, head = $6, next_node = $7,
+        updated = greatest(updated, date_trunc('milliseconds', clock_timestamp()))
+    WHERE id = $1 AND version = $2
+        AND ($5::bigint IS NULL OR epoch = $5 AND {held})
+    RETURNING key
+), named AS (
+    INSERT INTO {schema}.writes (conversation, version, write) SELECT key, $3, $4::bytea FROM written
+), removed AS (
+    DELETE FROM {schema}.nodes USING written WHERE conversation = key AND nodes.id = ANY ($8::bigint[])
+), unlinked AS (
+    DELETE FROM {schema}.cursors USING written WHERE conversation = key AND (node = ANY ($8) OR child = ANY ($8))
+), unended AS (
+    DELETE FROM {schema}.runs USING written WHERE conversation = key
+)
+SELECT key FROM written";
+
+/// The number of requests, and the sums of their tokens and cost.
+const SUMS: &str = "count(*), least(coalesce(sum(input), 0), 9e18)::bigint, least(coalesce(sum(cache_read), 0), 9e18)::bigint,
+    least(coalesce(sum(cache_write), 0), 9e18)::bigint, least(coalesce(sum(output), 0), 9e18)::bigint, least(coalesce(sum(reasoning), 0), 9e18)::bigint,
+    sum(cost)";
+
+const USAGE: &str = "
+SELECT input, cache_read, cache_write, output, reasoning, cost, purpose, turn, step, at, model, ending
+FROM {schema}.usage WHERE conversation = $1 ORDER BY version DESC, place DESC LIMIT $2 OFFSET $3";
+
+const LABEL_COUNT: &str = "
+SELECT count(*) FROM (SELECT FROM {schema}.labels WHERE name = $1 AND value = $2 LIMIT $3) AS labelled";
+
+/// Deletes a conversation that still has this version, and keeps the sums of its usage. If another writer is faster, no
+/// row is deleted, because its usage would be missing from the sums.
+const DELETE: &str = "
+WITH doomed AS (
+    SELECT key FROM {schema}.conversations WHERE key = $1 AND version = $2 FOR UPDATE
+), kept AS (
+    INSERT INTO {schema}.kept_usage
+        (labels, hour, model, requests, input, cache_read, cache_write, output, reasoning, cost)
+    SELECT coalesce((SELECT jsonb_object_agg(name, value) FROM {schema}.labels WHERE conversation = $1), '{}'),
+        at / 3600000 * 3600000, coalesce(model, ''), {sums}
+    FROM {schema}.usage WHERE conversation = (SELECT key FROM doomed) GROUP BY 2, 3
+    ON CONFLICT (labels, hour, model) DO UPDATE SET requests = kept_usage.requests + excluded.requests,
+        input = kept_usage.input + excluded.input, cache_read = kept_usage.cache_read + excluded.cache_read,
+        cache_write = kept_usage.cache_write + excluded.cache_write, output = kept_usage.output + excluded.output,
+        reasoning = kept_usage.reasoning + excluded.reasoning,
+        cost = CASE WHEN kept_usage.cost IS NULL THEN excluded.cost
+            ELSE kept_usage.cost + coalesce(excluded.cost, 0) END
+)
+DELETE FROM {schema}.conversations WHERE key = (SELECT key FROM doomed)";
 
 /// Finds the reason why a write changed no row.
 const EXAMINE: &str = "
@@ -77,8 +162,17 @@ SELECT version, epoch = $3 AND {held},
     (SELECT write FROM {schema}.writes WHERE conversation = key AND writes.version = $2)
 FROM {schema}.conversations WHERE id = $1";
 
-const CONVERSATION: &str =
-    "SELECT version, created, updated, title, state, head FROM {schema}.conversations WHERE id = $1";
+const CONVERSATION: &str = "
+SELECT conversations.version, created, updated, title, state, head, next_node, {labels}, runs.ending, used.*
+FROM {schema}.conversations
+    LEFT JOIN {schema}.runs ON runs.conversation = key AND NOT EXISTS (
+        SELECT FROM {schema}.nodes WHERE nodes.conversation = key AND nodes.version > runs.version
+    ), LATERAL (SELECT {sums} FROM {schema}.usage WHERE usage.conversation = key) AS used
+WHERE id = $1";
+
+/// The labels of a conversation as a JSON object.
+const LABELS: &str =
+    "(SELECT json_object_agg(name, value)::text FROM {schema}.labels WHERE conversation = key)";
 
 const NODES: &str = "
 SELECT id, parent, message, usage FROM {schema}.nodes
@@ -90,7 +184,7 @@ WHERE conversation = (SELECT key FROM {schema}.conversations WHERE id = $1)";
 
 const SUMMARY: &str = "
 SELECT id, version, created, updated, title,
-    CASE WHEN {held} THEN owner END, owner_address
+    CASE WHEN {held} THEN owner END, owner_address, {labels}
 FROM {schema}.conversations";
 
 /// Requires the epoch that was read before. This prevents a delayed statement from replacing an owner that acquired the
@@ -131,9 +225,8 @@ SELECT id FROM wanted WHERE NOT EXISTS (
         AND owner IS NOT NULL
 )";
 
-const DELETE_UNDER: &str = "
-DELETE FROM {schema}.conversations
-WHERE id = $1 AND epoch = $2 AND {held}";
+/// Returns the version, and whether the conversation is held under this epoch.
+const VERSION: &str = "SELECT version, epoch = $2 AND {held} FROM {schema}.conversations WHERE key = $1";
 
 /// Also removes the duration, because processes with schema version 1 do not set it when they acquire a lease.
 const RELEASE: &str = "
@@ -145,7 +238,10 @@ impl Sql {
     /// Returns the statements for the schema with this name.
     pub(super) fn new(schema: &str) -> Self {
         let quoted = quote(schema);
-        let sql = |template: &str| template.replace("{held}", HELD).replace("{schema}", &quoted);
+        let sql = |template: &str| {
+            let parts = template.replace("{held}", HELD).replace("{labels}", LABELS).replace("{sums}", SUMS);
+            parts.replace("{schema}", &quoted)
+        };
         Self {
             create: sql(CREATE),
             created_by: sql(CREATED_BY),
@@ -165,14 +261,25 @@ impl Sql {
                  ORDER BY updated DESC, id LIMIT $1 OFFSET $2",
                 summary = sql(SUMMARY)
             ),
+            summary_columns: sql(SUMMARY),
+            label_count: sql(LABEL_COUNT),
+            usage: sql(USAGE),
+            sums: SUMS.to_owned(),
+            erase: sql(ERASE),
+            version: sql(VERSION),
+            usable_index: format!(
+                "SELECT FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid
+                 WHERE indisvalid AND relname = $1 AND relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = '{}')",
+                schema.replace('\'', "''")
+            ),
             find: sql("SELECT key FROM {schema}.conversations WHERE id = $1"),
-            delete: sql("DELETE FROM {schema}.conversations WHERE key = $1"),
-            delete_under: sql(DELETE_UNDER),
+            delete: sql(DELETE),
             acquire: sql(ACQUIRE),
             owner: sql(OWNER),
             renew: sql(RENEW),
             renew_all: sql(RENEW_ALL),
             release: sql(RELEASE),
+            schema: quoted.clone(),
         }
     }
 }

@@ -4,10 +4,15 @@ use std::{collections::BTreeMap, sync::OnceLock, time::Duration};
 
 use deadpool_postgres::Object;
 
-use super::{error::Fault, server::Server};
-use crate::store::{
-    ConversationId, Lease, StoreError, StoredState, Version, Write, WriteId,
-    rows::{Change, Column, number},
+use tokio_postgres::types::ToSql;
+
+use super::{error::Fault, ledger, server::Server};
+use crate::{
+    store::{
+        ConversationId, Labels, Lease, StoreError, StoredState, Version, Write, WriteId,
+        rows::{Change, Column, number},
+    },
+    tree::Erased,
 };
 
 /// The number of attempts if a statement changes no row and the second statement finds no reason. This happens if the
@@ -25,6 +30,7 @@ pub(super) async fn create(
     let (Column::Set(title), Column::Set(state)) = (&change.title, &change.state) else {
         unreachable!("a whole state sets both");
     };
+    let (names, values) = label_columns(&change.labels).unwrap_or_default();
     let create = connection.prepare_cached(&server.sql.create).await?;
     for _ in 0..TRIES {
         let version = Version::first();
@@ -40,6 +46,8 @@ pub(super) async fn create(
                     &encode_title(title.as_deref()),
                     &state,
                     &write.as_bytes().as_slice(),
+                    &names,
+                    &values,
                 ],
             )
             .await?;
@@ -65,10 +73,7 @@ pub(super) async fn change(
     write: &Write,
     change: &Change,
 ) -> Result<Version, Fault> {
-    let (base, version) = (write.base.get().cast_signed(), write.base.next());
-    let led_to = version.get().cast_signed();
-    let epoch = write.epoch.map(|epoch| epoch.0.cast_signed());
-    let Change { head, title, state, nodes, cursors, .. } = change;
+    let Change { head, title, state, labels, nodes, cursors, usage, run, is_record, erased: _ } = change;
     let (sets_head, head) = match head {
         Column::Keep => (false, None),
         Column::Set(head) => (true, head.map(number)),
@@ -90,31 +95,73 @@ pub(super) async fn change(
         cursors.iter().map(|(node, child)| (number(*node), number(*child))).collect();
     let (cursors, children): (Vec<_>, Vec<_>) = cursors.into_iter().unzip();
 
+    let labels = label_columns(labels);
+    let (names, values) = labels.unzip();
+    let usage = ledger::encode(usage);
+    let (turn, ending) = match run {
+        Some(run) => (run.turn.as_deref(), Some(run.ending.as_str())),
+        None => (None, None),
+    };
+    perform(
+        connection,
+        server,
+        id,
+        write,
+        &server.sql.write,
+        &[
+            &sets_head,
+            &head,
+            &sets_title,
+            &title,
+            &state,
+            &ids,
+            &parents,
+            &messages,
+            &usages,
+            &cursors,
+            &children,
+            &names,
+            &values,
+            &usage,
+            &turn,
+            &ending,
+            is_record,
+        ],
+    )
+    .await
+}
+
+/// Removes nodes.
+pub(super) async fn erase(
+    connection: &Object,
+    server: &Server,
+    id: &ConversationId,
+    write: &Write,
+    erased: &Erased,
+) -> Result<Version, Fault> {
+    let nodes: Vec<_> = erased.nodes.iter().map(|node| number(*node)).collect();
+    let (head, next) = (erased.head.map(number), number(erased.next));
+    perform(connection, server, id, write, &server.sql.erase, &[&head, &next, &nodes]).await
+}
+
+/// Performs a write with a statement. The statement gets the write's parameters first, and then the given ones.
+async fn perform(
+    connection: &Object,
+    server: &Server,
+    id: &ConversationId,
+    write: &Write,
+    statement: &str,
+    more: &[&(dyn ToSql + Sync)],
+) -> Result<Version, Fault> {
+    let (base, version) = (write.base.get().cast_signed(), write.base.next());
+    let led_to = version.get().cast_signed();
+    let epoch = write.epoch.map(|epoch| epoch.0.cast_signed());
+    let (name, write_id) = (id.as_str(), write.id.as_bytes().as_slice());
+    let first: [&(dyn ToSql + Sync); 5] = [&name, &base, &led_to, &write_id, &epoch];
+    let params = [&first[..], more].concat();
     for _ in 0..TRIES {
-        let statement = connection.prepare_cached(&server.sql.write).await?;
-        let written = connection
-            .query_opt(
-                &statement,
-                &[
-                    &id.as_str(),
-                    &base,
-                    &led_to,
-                    &write.id.as_bytes().as_slice(),
-                    &epoch,
-                    &sets_head,
-                    &head,
-                    &sets_title,
-                    &title,
-                    &state,
-                    &ids,
-                    &parents,
-                    &messages,
-                    &usages,
-                    &cursors,
-                    &children,
-                ],
-            )
-            .await?;
+        let statement = connection.prepare_cached(statement).await?;
+        let written = connection.query_opt(&statement, &params).await?;
         if written.is_some() {
             return Ok(version);
         }
@@ -155,9 +202,32 @@ pub(super) async fn delete(
         let key = row.try_get(0)?;
         *found.get_or_init(|| key)
     };
-    let delete = connection.prepare_cached(&server.sql.delete).await?;
-    connection.execute(&delete, &[&key]).await?;
-    Ok(())
+    remove(connection, server, id, key, None).await
+}
+
+/// Deletes the conversation with this key, and keeps the sums of its usage.
+async fn remove(
+    connection: &Object,
+    server: &Server,
+    id: &ConversationId,
+    key: i64,
+    lease: Option<&Lease>,
+) -> Result<(), Fault> {
+    let epoch = lease.map(|lease| lease.epoch.0.cast_signed());
+    for _ in 0..TRIES {
+        let current = connection.prepare_cached(&server.sql.version).await?;
+        let Some(row) = connection.query_opt(&current, &[&key, &epoch]).await? else { return Ok(()) };
+        let is_held: Option<bool> = row.try_get(1)?;
+        if lease.is_some() && is_held != Some(true) {
+            return Err(StoreError::LeaseLost { id: id.clone() }.into());
+        }
+        let version: i64 = row.try_get(0)?;
+        let delete = connection.prepare_cached(&server.sql.delete).await?;
+        if connection.execute(&delete, &[&key, &version]).await? > 0 {
+            return Ok(());
+        }
+    }
+    Err(restless(id).into())
 }
 
 /// Deletes a conversation whose owner holds this lease.
@@ -167,13 +237,9 @@ pub(super) async fn delete_under(
     id: &ConversationId,
     lease: &Lease,
 ) -> Result<(), Fault> {
-    let delete = connection.prepare_cached(&server.sql.delete_under).await?;
-    if connection.execute(&delete, &[&id.as_str(), &lease.epoch.0.cast_signed()]).await? > 0 {
-        return Ok(());
-    }
     let find = connection.prepare_cached(&server.sql.find).await?;
     match connection.query_opt(&find, &[&id.as_str()]).await? {
-        Some(_) => Err(StoreError::LeaseLost { id: id.clone() }.into()),
+        Some(row) => remove(connection, server, id, row.try_get(0)?, Some(lease)).await,
         None => Ok(()),
     }
 }
@@ -181,6 +247,14 @@ pub(super) async fn delete_under(
 /// Returns the error for a conversation that other processes create and delete faster than its state can be read.
 pub(super) fn restless(id: &ConversationId) -> StoreError {
     StoreError::Busy { place: format!("conversation {id}"), waited: Duration::ZERO }
+}
+
+/// Returns the names and the values of labels, if a write replaces the labels.
+fn label_columns(labels: &Column<Labels>) -> Option<(Vec<&str>, Vec<&str>)> {
+    match labels {
+        Column::Keep => None,
+        Column::Set(labels) => Some(labels.iter().unzip()),
+    }
 }
 
 /// Returns a title as JSON, because the database type `text` can't contain U+0000.

@@ -5,7 +5,7 @@ use std::{fs, path::PathBuf, process::Command};
 use omni_agent::store::{ConversationId, FileSystemStore, Owner, Page, PostgresStore, Store, Stored, copy};
 
 use super::server::{raw, url};
-use crate::support::{Folder, commit, id};
+use crate::support::{Folder, check_full, commit, create_full, id};
 
 /// The name of the schema in the dumps.
 const DUMPED: &str = "golden_schema";
@@ -51,10 +51,20 @@ async fn open_of_schema_version_1_by_many_at_once_updates_it_once() {
     let versions = format!("SELECT version FROM \"{schema}\".migrations ORDER BY version");
     let versions: Vec<i32> =
         other.query(&versions, &[]).await.unwrap().iter().map(|row| row.get(0)).collect();
-    assert_eq!(versions, [1, 2]);
+    assert_eq!(versions, [1, 2, 3]);
 }
 
-async fn has_all(store: &PostgresStore) {
+#[tokio::test]
+async fn load_from_schema_version_3_returns_what_was_stored() {
+    let Some(url) = url() else { return };
+    let schema = restored(url, "postgres-3.sql").await;
+    let store = PostgresStore::builder(url).schema(&schema).connections(2).open().await.unwrap();
+    check_full(&store).await;
+    store.delete(&id("full")).await.unwrap();
+    has_all(&store).await;
+}
+
+pub(super) async fn has_all(store: &PostgresStore) {
     let listed = store.list(Page::default()).await.unwrap();
     assert_eq!(listed.len(), 2);
     for name in ["empty", "talk"] {
@@ -86,6 +96,7 @@ async fn make_golden_dump() {
     let store = PostgresStore::builder(url).schema(DUMPED).open().await.unwrap();
     assert!(copy(&from, &store, |_, _| {}).await.is_complete());
     store.acquire(&id("talk"), &Owner::new("ann").at("host a")).await.unwrap();
+    create_full(&store).await;
     let mut dump = Command::new("pg_dump");
     dump.args(["--schema", DUMPED, "--inserts", "--no-owner", "--no-privileges", "--dbname", url]);
     let dumped = dump.output().unwrap();
@@ -94,5 +105,5 @@ async fn make_golden_dump() {
     let lines = String::from_utf8(dumped.stdout).unwrap();
     let lines =
         lines.lines().filter(|line| !line.starts_with('\\') && !line.starts_with("--") && !line.is_empty());
-    fs::write(golden("postgres-2.sql"), lines.collect::<Vec<_>>().join("\n") + "\n").unwrap();
+    fs::write(golden("postgres-3.sql"), lines.collect::<Vec<_>>().join("\n") + "\n").unwrap();
 }

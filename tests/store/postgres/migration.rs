@@ -6,7 +6,7 @@ use omni_agent::store::{Page, PostgresStore, Store, StoreError};
 use tokio_postgres::Client;
 
 use super::{
-    golden::restored,
+    golden::{has_all, restored},
     server::{raw, url},
 };
 
@@ -20,6 +20,52 @@ async fn waiting(observer: &Client, schema: &str) -> i32 {
             return row.get(0);
         }
         thread::yield_now();
+    }
+}
+
+/// Returns the statements of the migration. None of them contains a semicolon elsewhere.
+fn statements(schema: &str) -> Vec<String> {
+    let migration = include_str!("../../../src/store/postgres/migrations/3.sql");
+    let lines = migration.lines().filter(|line| !line.trim_start().starts_with("--"));
+    let all = lines.collect::<Vec<_>>().join("\n").replace("{schema}", &format!("\"{schema}\""));
+    all.split(';').filter(|sql| !sql.trim().is_empty()).map(str::to_owned).collect()
+}
+
+#[tokio::test]
+async fn update_interrupted_after_any_statement_starts_again() {
+    let Some(url) = url() else { return };
+    let count = statements("any").len();
+    assert!(count > 10);
+    for done in 0..=count {
+        let schema = restored(url, "postgres-2.sql").await;
+        // The connection breaks before the transaction ends.
+        let interrupted = raw(url).await;
+        interrupted.batch_execute("BEGIN").await.unwrap();
+        for statement in &statements(&schema)[..done] {
+            interrupted.batch_execute(statement).await.unwrap();
+        }
+        drop(interrupted);
+        let store = PostgresStore::builder(url).schema(&schema).connections(2).open().await.unwrap();
+        has_all(&store).await;
+        for summary in store.list(Page::default()).await.unwrap() {
+            let stored = store.load(&summary.id).await.unwrap();
+            let usage = stored.nodes.iter().filter_map(|node| node.usage()).copied().sum();
+            assert_eq!(stored.used.usage, usage, "{}", summary.id);
+        }
+    }
+}
+
+#[tokio::test]
+async fn update_of_rows_with_unusual_usage_succeeds() {
+    let Some(url) = url() else { return };
+    for usage in
+        ["no JSON", "null", r#"{"input":99999999999999999999,"cost":"free"}"#, r#"{"input":-1,"cost":1e999}"#]
+    {
+        let schema = restored(url, "postgres-2.sql").await;
+        let odd = format!("UPDATE \"{schema}\".nodes SET usage = $1 WHERE usage IS NOT NULL");
+        assert!(raw(url).await.execute(&odd, &[&usage]).await.unwrap() > 0);
+        let store = PostgresStore::builder(url).schema(&schema).connections(2).open().await.unwrap();
+        assert_eq!(store.list(Page::default()).await.unwrap().len(), 2, "{usage}");
     }
 }
 

@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use omni_agent::store::{FileSystemStore, Store, Stored, copy, file_system::Durability};
 
 use super::{file, quick, raw};
-use crate::support::{Folder, commit, id};
+use crate::support::{Folder, check_full, commit, create_full, id};
 
 pub(super) fn golden(name: &str) -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/store/golden").join(name)
@@ -28,6 +28,15 @@ async fn load_from_schema_version_1_returns_what_was_stored() {
     }
 }
 
+#[tokio::test]
+async fn load_from_schema_version_2_returns_what_was_stored() {
+    let folder = Folder::new();
+    fs::copy(golden("sqlite-2.sqlite"), file(&folder)).unwrap();
+    let store = quick(&folder).await;
+    check_full(&store).await;
+    assert_eq!(store.list(Default::default()).await.unwrap().len(), 3);
+}
+
 /// Writes the file of the current version. May be run only while this version is not released.
 #[tokio::test]
 #[ignore = "writes into the sources; for a new version of the schema"]
@@ -38,6 +47,7 @@ async fn make_golden_file() {
     }
     let from = FileSystemStore::builder(logs.path()).durability(Durability::Process).open().await.unwrap();
     assert!(copy(&from, &quick(&folder).await, |_, _| {}).await.is_complete());
-    let _ = fs::remove_file(golden("sqlite-1.sqlite"));
-    raw(&folder).execute("VACUUM INTO ?", [golden("sqlite-1.sqlite").to_str().unwrap()]).unwrap();
+    create_full(&quick(&folder).await).await;
+    let _ = fs::remove_file(golden("sqlite-2.sqlite"));
+    raw(&folder).execute("VACUUM INTO ?", [golden("sqlite-2.sqlite").to_str().unwrap()]).unwrap();
 }

@@ -153,7 +153,9 @@ impl Ledger {
                 return Ok(());
             }
             Job::Commit(write, commit)
-                if self.divided && commit.turn.is_none() && commit.usage.as_ref().is_none_or(Vec::is_empty) =>
+                if self.divided
+                    && commit.turn.is_none()
+                    && commit.usage.as_ref().is_none_or(Vec::is_empty) =>
             {
                 ensure!(write.base == acked.version, "{write:?} does not build on {}", acked.version);
                 ensure!(commit.state.is_none(), "state in a part of a commit: {:?}", commit.state);

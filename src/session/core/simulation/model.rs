@@ -207,9 +207,8 @@ impl Model {
     /// A turn that is not stored yet will remove the stored end of the run.
     pub(super) fn take_books(&mut self, known: &Books, stored: Books, has_new_turn: bool) {
         let (now, before) = (stored.used.usage, known.used.usage);
-        let usage = Usage::default()
-            .with_input(now.input - before.input)
-            .with_output(now.output - before.output);
+        let usage =
+            Usage::default().with_input(now.input - before.input).with_output(now.output - before.output);
         self.books.used.add(stored.used.requests - known.used.requests, usage);
         if self.books.last_run == known.last_run && !has_new_turn {
             self.books.last_run = stored.last_run;

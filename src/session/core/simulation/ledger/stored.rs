@@ -35,9 +35,11 @@ impl Ledger {
         let is_part = self.is_part(tree) && states.any(|once| is_as(&with_tree(once), &stored, vault));
         let begun_with = self.acked_content.as_ref().is_some_and(|begun| is_as(begun, &stored, vault));
         // An erasure is written before a state that became due after it.
-        let known_state = self.acked_content.as_ref().is_some_and(|once| is_as(&with_tree(once), &stored, vault));
+        let known_state =
+            self.acked_content.as_ref().is_some_and(|once| is_as(&with_tree(once), &stored, vault));
         let is_erased = known_state && self.moments.iter().any(|once| once.0 == *tree);
-        let known = created || is_erased || begun_with || is_part && self.divided || self.moment_of(vault)?.is_some();
+        let known =
+            created || is_erased || begun_with || is_part && self.divided || self.moment_of(vault)?.is_some();
         ensure!(known, "the session never wanted to store this tree:\n{tree}");
         let head = tree.head().and_then(|head| tree.node(head)).map(Node::message);
         let bare = head.is_some_and(|head| {

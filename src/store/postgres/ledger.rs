@@ -1,0 +1,150 @@
+//! The usage ledger.
+
+use std::ops::Range;
+
+use deadpool_postgres::Object;
+use serde::Serialize;
+use tokio_postgres::Row;
+
+use super::{error::Fault, filter::Query, server::Server};
+use crate::{
+    message::{Purpose, RequestEnd, Timestamp, Usage, UsageRow, UsageSum},
+    store::{
+        ConversationId, Filter, Page, StoreError, json,
+        ledger::Sums,
+        rows::{Origin, count, tokens},
+    },
+};
+
+/// A row of the ledger, in the form in which a statement gets it.
+#[derive(Serialize)]
+struct Encoded<'r> {
+    purpose: &'static str,
+    turn: Option<String>,
+    step: Option<u32>,
+    at: i64,
+    /// The name as JSON, because the database type `text` can't contain U+0000.
+    model: Option<String>,
+    input: i64,
+    cache_read: i64,
+    cache_write: i64,
+    output: i64,
+    reasoning: i64,
+    cost: Option<f64>,
+    ending: &'r str,
+}
+
+/// Returns rows as a JSON array.
+pub(super) fn encode(rows: &[UsageRow]) -> String {
+    let encoded = rows.iter().map(|row| Encoded {
+        purpose: row.purpose.as_str(),
+        turn: row.turn.map(|turn| turn.to_string()),
+        step: row.step,
+        at: millis(row.at),
+        model: row.model.as_deref().map(|model| serde_json::Value::from(model).to_string()),
+        input: tokens(row.usage.input),
+        cache_read: tokens(row.usage.cache_read),
+        cache_write: tokens(row.usage.cache_write),
+        output: tokens(row.usage.output),
+        reasoning: tokens(row.usage.reasoning),
+        cost: row.usage.cost,
+        ending: row.end.as_str(),
+    });
+    serde_json::to_string(&encoded.collect::<Vec<_>>()).unwrap_or_default()
+}
+
+fn millis(time: Timestamp) -> i64 {
+    i64::try_from(time.0).unwrap_or(i64::MAX)
+}
+
+pub(super) async fn rows(
+    connection: &Object,
+    server: &Server,
+    id: &ConversationId,
+    page: &Page,
+) -> Result<Vec<UsageRow>, Fault> {
+    let find = connection.prepare_cached(&server.sql.find).await?;
+    let found = connection.query_opt(&find, &[&id.as_str()]).await?;
+    let key: i64 = found.ok_or_else(|| StoreError::NotFound { id: id.clone() })?.try_get(0)?;
+    let usage = connection.prepare_cached(&server.sql.usage).await?;
+    let rows = connection.query(&usage, &[&key, &count(page.limit), &count(page.offset)]).await?;
+    let origin = Origin { id, place: &server.place };
+    rows.iter().map(|row| decode(row, &origin)).collect()
+}
+
+fn decode(row: &Row, origin: &Origin<'_>) -> Result<UsageRow, Fault> {
+    let damaged = |what: &str| origin.damaged("a row of the usage ledger", format!("its {what} is invalid"));
+    let turn = row.try_get::<_, Option<&str>>(7)?.map(|turn| turn.parse().map_err(|_| damaged("turn")));
+    let model = row.try_get::<_, Option<&str>>(10)?.map(json::parse).transpose();
+    let end = RequestEnd::named(row.try_get(11)?).ok_or_else(|| damaged("end"))?;
+    Ok(UsageRow {
+        purpose: Purpose::named(row.try_get(6)?).ok_or_else(|| damaged("purpose"))?,
+        turn: turn.transpose()?,
+        step: row.try_get::<_, Option<i64>>(8)?.and_then(|step| u32::try_from(step).ok()),
+        model: model.map_err(|_| damaged("model"))?,
+        ..UsageRow::new(end, usage(row, 0)?).with_at(Timestamp(row.try_get::<_, i64>(9)?.cast_unsigned()))
+    })
+}
+
+/// Returns the usage in this column and the columns after it.
+fn usage(row: &Row, column: usize) -> Result<Usage, Fault> {
+    let tokens = |offset| {
+        let count: Option<i64> = row.try_get(column + offset)?;
+        Ok::<_, tokio_postgres::Error>(count.unwrap_or(0).cast_unsigned())
+    };
+    let mut usage = Usage::default()
+        .with_input(tokens(0)?)
+        .with_cache_read(tokens(1)?)
+        .with_cache_write(tokens(2)?)
+        .with_output(tokens(3)?)
+        .with_reasoning(tokens(4)?);
+    usage.cost = row.try_get(column + 5)?;
+    Ok(usage)
+}
+
+/// Returns the sum in this column and the columns after it: the number of requests and their usage.
+pub(super) fn sum(row: &Row, column: usize) -> Result<(u64, Usage), Fault> {
+    Ok((row.try_get::<_, i64>(column)?.cast_unsigned(), usage(row, column + 1)?))
+}
+
+pub(super) async fn used(
+    connection: &Object,
+    server: &Server,
+    filter: &Filter,
+    period: &Range<Timestamp>,
+) -> Result<Vec<UsageSum>, Fault> {
+    let schema = &server.sql.schema;
+    let mut sums = Sums::default();
+    let mut of_rows = Query::default();
+    let (from, to) = (of_rows.param(millis(period.start)), of_rows.param(millis(period.end)));
+    let matches = of_rows.matches(schema, "usage.conversation", filter);
+    of_rows.sql = format!(
+        "SELECT model, {} FROM {schema}.usage WHERE at >= {from} AND at < {to} AND {matches} GROUP BY model",
+        server.sql.sums
+    );
+    let mut of_kept = Query::default();
+    let (from, to) = (of_kept.param(millis(period.start)), of_kept.param(millis(period.end)));
+    let mut matches = "true".to_owned();
+    for (name, value) in filter.labels.iter() {
+        let (name, value) = (of_kept.param(name.to_owned()), of_kept.param(value.to_owned()));
+        matches += &format!(" AND labels ->> {name} = {value}");
+    }
+    for name in &filter.without {
+        matches += &format!(" AND labels ->> {} IS NULL", of_kept.param(name.clone()));
+    }
+    of_kept.sql = format!(
+        "SELECT nullif(model, ''), {} FROM {schema}.kept_usage
+         WHERE hour >= {from} AND hour < {to} AND {matches} GROUP BY 1",
+        server.sql.sums.replace("count(*)", "sum(requests)::bigint")
+    );
+    for query in [of_rows, of_kept] {
+        let statement = connection.prepare(&query.sql).await?;
+        for row in connection.query(&statement, &query.params()).await? {
+            let model = row.try_get::<_, Option<&str>>(0)?.map(json::parse::<String>).transpose();
+            let model = model.map_err(|problem| StoreError::damaged(&*server.place, problem))?;
+            let (requests, usage) = sum(&row, 1)?;
+            sums.add(model.as_deref(), requests, usage);
+        }
+    }
+    Ok(sums.into_vec())
+}

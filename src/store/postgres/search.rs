@@ -1,0 +1,200 @@
+//! Searches by words.
+
+use deadpool_postgres::Object;
+use tokio_postgres::Row;
+
+use super::{
+    error::Fault,
+    filter::{self, Query},
+    read::{summarise, system_time},
+    server::Server,
+};
+use crate::store::{
+    Filter, Found, Hit, Page, Query as Words, StoreError,
+    rows::{Origin, count},
+};
+
+/// The words of a message's text blocks. The column `content` is null for messages that can't be indexed.
+const OF_NODE: &str =
+    r#"to_tsvector('simple', jsonb_path_query_array(content, '$.content[*] ? (@.type == "text").text'))"#;
+/// The words of a title. A title is a JSON string, whose escapes are no words.
+const OF_TITLE: &str = r"to_tsvector('simple', regexp_replace(title, '\\(u....|.)', ' ', 'g'))";
+
+/// The number of matching messages up to which all are read and sorted. If more are expected, the conversations are
+/// examined in the order of the list until the page is full.
+const SORTED: f64 = 20_000.0;
+
+/// Creates the indexes, without blocking writers. A broken index from an interrupted attempt is replaced.
+pub(super) async fn create_index(connection: &Object, server: &Server) -> Result<(), Fault> {
+    let schema = &server.sql.schema;
+    let indexes = [
+        ("nodes_by_words", format!("{schema}.nodes USING gin (({OF_NODE}))")),
+        ("conversations_by_words", format!("{schema}.conversations USING gin (({OF_TITLE}))")),
+    ];
+    // These statements can't be part of a transaction, and take longer than other statements.
+    connection.batch_execute("SET statement_timeout = 0").await?;
+    for (name, on) in indexes {
+        if is_usable(connection, server, name).await? {
+            continue;
+        }
+        connection.batch_execute(&format!("DROP INDEX CONCURRENTLY IF EXISTS {schema}.{name}")).await?;
+        connection.batch_execute(&format!("CREATE INDEX CONCURRENTLY {name} ON {on}")).await?;
+    }
+    // The planner needs to know how frequent words are.
+    Ok(connection.batch_execute(&format!("ANALYZE {schema}.nodes, {schema}.conversations")).await?)
+}
+
+async fn is_usable(connection: &Object, server: &Server, name: &str) -> Result<bool, Fault> {
+    let usable = connection.prepare_cached(&server.sql.usable_index).await?;
+    Ok(connection.query_opt(&usable, &[&name]).await?.is_some())
+}
+
+/// Adds the words and phrases as an SQL expression of type `tsquery`.
+fn words_of(query: &mut Query, words: &Words) -> String {
+    let phrases = words.phrases().map(|phrase| {
+        let text = query.param(phrase.join(" "));
+        format!("phraseto_tsquery('simple', {text})")
+    });
+    format!("({})", phrases.collect::<Vec<_>>().join(" && "))
+}
+
+pub(super) async fn search(
+    connection: &Object,
+    server: &Server,
+    filter: &Filter,
+    words: &Words,
+    page: &Page,
+) -> Result<Found, Fault> {
+    for index in ["nodes_by_words", "conversations_by_words"] {
+        if !is_usable(connection, server, index).await? {
+            return Err(StoreError::unsupported("searches before `create_search_index` was called").into());
+        }
+    }
+    let query = if expected(connection, server, words).await? <= SORTED {
+        sorted(server, filter, words, page)
+    } else {
+        let rarest = filter::rarest(connection, server, filter).await?;
+        walked(server, rarest, filter, words, page)
+    };
+    let statement = connection.prepare(&query.sql).await?;
+    let rows = connection.query(&statement, &query.params()).await?;
+    Ok(Found::new(rows.iter().map(|row| hit(row, server, words)).collect::<Result<_, _>>()?))
+}
+
+/// Returns the number of messages that the planner expects to match.
+async fn expected(connection: &Object, server: &Server, words: &Words) -> Result<f64, Fault> {
+    let mut query = Query::default();
+    let wanted = words_of(&mut query, words);
+    query.sql = format!("EXPLAIN SELECT FROM {}.nodes WHERE {OF_NODE} @@ {wanted}", server.sql.schema);
+    let statement = connection.prepare(&query.sql).await?;
+    let rows = connection.query(&statement, &query.params()).await?;
+    let Some(row) = rows.first() else { return Ok(0.0) };
+    // The first line ends like `(cost=0.00..1.00 rows=10 width=0)`.
+    let plan: &str = row.try_get(0)?;
+    let rows = plan.split_once("rows=").and_then(|(_, rows)| rows.split(' ').next()?.parse().ok());
+    Ok(rows.unwrap_or_default())
+}
+
+/// Returns the condition and the end of a query for one page.
+fn paged(query: &mut Query, page: &Page) -> (String, String) {
+    let after = page.after.as_ref().map_or("true".to_owned(), |after| {
+        let updated = query.param(system_time(after.updated));
+        let id = query.param(after.id.as_str().to_owned());
+        format!("(updated < {updated} OR updated = {updated} AND id > {id})")
+    });
+    let (limit, offset) = (query.param(count(page.limit)), query.param(count(page.offset)));
+    (after, format!("ORDER BY updated DESC, id LIMIT {limit} OFFSET {offset}"))
+}
+
+/// Returns a query that reads all matching texts from the indexes.
+fn sorted(server: &Server, filter: &Filter, words: &Words, page: &Page) -> Query {
+    let (schema, mut query) = (&server.sql.schema, Query::default());
+    let wanted = words_of(&mut query, words);
+    let matches = query.matches(schema, "conversations.key", filter);
+    let (after, end) = paged(&mut query, page);
+    let columns = columns(server);
+    query.sql = format!(
+        "WITH found AS MATERIALIZED (
+             SELECT conversation, version, place FROM {schema}.nodes WHERE {OF_NODE} @@ {wanted}
+             UNION ALL
+             SELECT key, NULL, NULL FROM {schema}.conversations WHERE {OF_TITLE} @@ {wanted}
+         ), latest AS MATERIALIZED (
+             SELECT DISTINCT ON (conversation) conversation, version, place FROM found
+             ORDER BY conversation, version DESC NULLS LAST, place DESC
+         ), page AS MATERIALIZED (
+             SELECT conversations.key AS page_key, latest.version AS at, latest.place AS at_place
+             FROM latest, LATERAL (
+                 SELECT * FROM {schema}.conversations WHERE key = latest.conversation OFFSET 0
+             ) AS conversations
+             WHERE {after} AND {matches} {end}
+         )
+         {columns}"
+    );
+    query
+}
+
+/// Returns a query that examines the conversations in the order of the list until the page is full.
+fn walked(
+    server: &Server,
+    rarest: Option<(&str, &str)>,
+    filter: &Filter,
+    words: &Words,
+    page: &Page,
+) -> Query {
+    let (schema, mut query) = (&server.sql.schema, Query::default());
+    let wanted = words_of(&mut query, words);
+    let matches = query.matches(schema, "conversations.key", filter);
+    let (after, end) = paged(&mut query, page);
+    let source = match rarest {
+        Some((name, value)) => {
+            let (name, value) = (query.param(name.to_owned()), query.param(value.to_owned()));
+            format!(
+                "(SELECT conversations.* FROM {schema}.labels AS rare, LATERAL (
+                     SELECT * FROM {schema}.conversations WHERE key = rare.conversation OFFSET 0
+                 ) AS conversations WHERE rare.name = {name} AND rare.value = {value}
+                 ORDER BY updated DESC, id)"
+            )
+        }
+        None => format!("(SELECT * FROM {schema}.conversations ORDER BY updated DESC, id OFFSET 0)"),
+    };
+    let columns = columns(server);
+    query.sql = format!(
+        "WITH page AS MATERIALIZED (
+             SELECT conversations.key AS page_key, found.version AS at, found.place AS at_place
+             FROM {source} AS conversations, LATERAL (
+                 SELECT version, place FROM (
+                     (SELECT version, place FROM (
+                         SELECT version, place, content FROM {schema}.nodes WHERE conversation = conversations.key
+                         ORDER BY version DESC, place DESC OFFSET 0
+                     ) AS latest WHERE {OF_NODE} @@ {wanted} LIMIT 1)
+                     UNION ALL
+                     (SELECT NULL, NULL WHERE {OF_TITLE} @@ {wanted})
+                 ) AS texts LIMIT 1
+             ) AS found
+             WHERE {after} AND {matches} {end}
+         )
+         {columns}"
+    );
+    query
+}
+
+/// Returns the part of a query that reads the conversations and messages of a page.
+fn columns(server: &Server) -> String {
+    let (columns, _) = server.sql.summary_columns.split_once("\nFROM ").unwrap_or_default();
+    let schema = &server.sql.schema;
+    let columns = columns.replace("SELECT id, version,", "SELECT conversations.id, conversations.version,");
+    format!(
+        "{columns}, nodes.id, nodes.parent, nodes.message
+         FROM page JOIN {schema}.conversations ON key = page_key
+             LEFT JOIN {schema}.nodes ON nodes.conversation = key AND nodes.version = at AND nodes.place = at_place
+         ORDER BY updated DESC, conversations.id"
+    )
+}
+
+fn hit(row: &Row, server: &Server, words: &Words) -> Result<Hit, Fault> {
+    let summary = summarise(row, &server.place)?;
+    let Some(number) = row.try_get::<_, Option<i64>>(8)? else { return Ok(Hit::title(summary)) };
+    let origin = Origin { id: &summary.id, place: &server.place };
+    let node = origin.node(number, row.try_get(9)?, row.try_get(10)?, None)?;
+    Ok(Hit::message(summary.clone(), node.id(), node.message(), words))
+}

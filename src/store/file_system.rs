@@ -92,8 +92,11 @@
 //! can't both exist: creating the second id fails.
 
 mod compact;
+mod erase;
 mod format;
+mod ledger;
 mod line;
+mod lines;
 mod log;
 mod place;
 mod read;
@@ -104,6 +107,7 @@ use std::{
     fmt,
     fs::{DirBuilder, File},
     io,
+    ops::Range,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -115,15 +119,14 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-use self::{
-    format::Change,
-    log::{Lock, Log},
-    place::ConversationFolder,
-    summary::Findings,
-};
+use self::{format::Change, ledger::KeptFile, log::Lock, place::ConversationFolder, summary::Findings};
 use super::{
-    Commit, ConversationId, Page, StateChange, Store, StoreError, Stored, StoredState, Summary, Version,
-    Write, WriteId,
+    Commit, ConversationId, Filter, Page, StateChange, Store, StoreError, Stored, StoredState, Summary,
+    Version, Write, WriteId,
+};
+use crate::{
+    message::{Timestamp, UsageRow, UsageSum},
+    tree::Erased,
 };
 
 /// A store that keeps conversations in a folder, for applications on one machine. Clones share one store.
@@ -255,6 +258,29 @@ enum Tried<T, F> {
     Taken(F),
 }
 
+/// The time that an operation has waited for a lock.
+struct Waiting {
+    begun: Instant,
+    pause: Duration,
+}
+
+impl Waiting {
+    fn new() -> Self {
+        Self { begun: Instant::now(), pause: PAUSES.0 }
+    }
+
+    /// Waits before the next attempt to lock this file. Fails if the operation has waited too long.
+    async fn pause(&mut self, store: &Inner, file: &Path) -> Result<(), StoreError> {
+        let waited = self.begun.elapsed();
+        if waited >= store.lock_wait {
+            return Err(StoreError::Busy { place: file.display().to_string(), waited });
+        }
+        sleep(self.pause.min(store.lock_wait.saturating_sub(waited))).await;
+        self.pause = (self.pause * 2).min(PAUSES.1);
+        Ok(())
+    }
+}
+
 impl FileSystemStore {
     /// Opens the store in this folder. If the folder does not exist, creates it.
     ///
@@ -297,8 +323,7 @@ impl FileSystemStore {
         T: Send + 'static,
         F: FnOnce(&ConversationFolder<'_>, &File, Durability) -> Result<T, StoreError> + Send + 'static,
     {
-        let begun = Instant::now();
-        let mut pause = PAUSES.0;
+        let mut waiting = Waiting::new();
         loop {
             let tried = self.at(id, move |place, inner| match log::lock(place, create)? {
                 Lock::Held(file) => action(place, &file, inner.durability).map(Tried::Done),
@@ -310,13 +335,7 @@ impl FileSystemStore {
                 Tried::Missing => return Ok(None),
                 Tried::Taken(action) => action,
             };
-            let waited = begun.elapsed();
-            if waited >= self.0.lock_wait {
-                let place = ConversationFolder::new(&self.0.folder, id).log_name();
-                return Err(StoreError::Busy { place, waited });
-            }
-            sleep(pause.min(self.0.lock_wait.saturating_sub(waited))).await;
-            pause = (pause * 2).min(PAUSES.1);
+            waiting.pause(&self.0, &ConversationFolder::new(&self.0.folder, id).log()).await?;
         }
     }
 
@@ -398,12 +417,12 @@ impl Store for FileSystemStore {
 
     async fn load(&self, id: &ConversationId) -> Result<Stored, StoreError> {
         self.at(id, |place, _| {
-            let seen = place.seen();
-            let loaded = load(place).or_else(|error| match error {
-                // The log changed while it was read. The reader may have seen an incomplete line that a writer was
-                // replacing.
-                StoreError::Damaged { .. } if place.seen() != seen => load(place),
-                error => Err(error),
+            let loaded = log::read_log(place, |log| {
+                let replay = read::replay(log)?;
+                Ok(replay.map(|replay| {
+                    compact::tidy(log, &replay);
+                    replay.stored
+                }))
             });
             loaded?.ok_or_else(|| StoreError::NotFound { id: place.id().clone() })
         })
@@ -419,32 +438,60 @@ impl Store for FileSystemStore {
     }
 
     async fn list(&self, page: Page) -> Result<Vec<Summary>, StoreError> {
-        let inner = Arc::clone(&self.0);
-        blocking(move || summary::list(&inner.folder, &inner.findings, page)).await
+        self.list_where(&Filter::default(), page).await
+    }
+
+    async fn list_where(&self, filter: &Filter, page: Page) -> Result<Vec<Summary>, StoreError> {
+        let (inner, filter) = (Arc::clone(&self.0), filter.clone());
+        blocking(move || summary::list(&inner.folder, &inner.findings, &filter, page)).await
+    }
+
+    fn keeps_usage(&self) -> bool {
+        true
+    }
+
+    async fn usage(&self, id: &ConversationId, page: Page) -> Result<Vec<UsageRow>, StoreError> {
+        self.at(id, move |place, _| {
+            let ledger = log::read_log(place, read::ledger)?;
+            let rows = ledger.ok_or_else(|| StoreError::NotFound { id: place.id().clone() })?.rows;
+            Ok(rows.into_iter().rev().skip(page.offset).take(page.limit).collect())
+        })
+        .await
+    }
+
+    async fn used(&self, filter: &Filter, period: Range<Timestamp>) -> Result<Vec<UsageSum>, StoreError> {
+        let (inner, filter) = (Arc::clone(&self.0), filter.clone());
+        blocking(move || ledger::used(&inner.folder, &inner.findings, &filter, &period)).await
+    }
+
+    fn erases(&self) -> bool {
+        true
+    }
+
+    async fn erase(
+        &self,
+        id: &ConversationId,
+        write: &Write,
+        erased: &Erased,
+    ) -> Result<Version, StoreError> {
+        let (write, erased) = (*write, erased.clone());
+        let done = self.locked(id, false, move |place, file, durability| {
+            erase::erase(place, file, &write, &erased, durability)
+        });
+        done.await?.ok_or_else(|| StoreError::NotFound { id: id.clone() })
     }
 
     async fn delete(&self, id: &ConversationId) -> Result<(), StoreError> {
-        let deleted = self.locked(id, false, write::delete);
-        if deleted.await?.is_none() {
-            // A crash may have removed the log but not the other files.
-            self.at(id, |place, _| place.remove_beside()).await?;
+        let mut waiting = Waiting::new();
+        loop {
+            match self.locked(id, false, write::delete).await? {
+                Some(true) => return Ok(()),
+                Some(false) => waiting.pause(&self.0, &KeptFile::path(&self.0.folder)).await?,
+                // A crash may have removed the log but not the other files.
+                None => return self.at(id, |place, _| place.remove_beside()).await,
+            }
         }
-        Ok(())
     }
-}
-
-fn load(place: &ConversationFolder<'_>) -> Result<Option<Stored>, StoreError> {
-    let Some(file) = log::open(place)? else {
-        return Ok(None);
-    };
-    let Some(log) = Log::open(place, &file)? else {
-        return Ok(None);
-    };
-    let Some(replay) = read::replay(&log)? else {
-        return Ok(None);
-    };
-    compact::tidy(&log, &replay);
-    Ok(Some(replay.stored))
 }
 
 impl fmt::Debug for FileSystemStore {

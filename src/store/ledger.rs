@@ -44,10 +44,14 @@ pub(super) struct KeptUsage(HashMap<(Labels, Timestamp, Option<String>), UsageSu
 
 impl KeptUsage {
     pub(super) fn keep<'r>(&mut self, labels: &Labels, rows: impl IntoIterator<Item = &'r UsageRow>) {
-        for ((at, model), sum) in by_hour(rows) {
-            let kept = self.0.entry((labels.clone(), at, model));
-            kept.or_insert_with(|| UsageSum::new(sum.model.clone())).add(sum.requests, sum.usage);
+        for ((hour, _), sum) in by_hour(rows) {
+            self.add(labels, hour, &sum);
         }
+    }
+
+    pub(super) fn add(&mut self, labels: &Labels, hour: Timestamp, sum: &UsageSum) {
+        let kept = self.0.entry((labels.clone(), hour, sum.model.clone()));
+        kept.or_insert_with(|| UsageSum::new(sum.model.clone())).add(sum.requests, sum.usage);
     }
 
     /// Iterates over the sums with their labels and hours.

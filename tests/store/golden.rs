@@ -40,7 +40,11 @@ async fn load_of_version_1_returns_what_was_stored() {
     assert_eq!(listed.len(), NAMES.len());
     for name in NAMES {
         let expected = fs::read(golden(1).join(format!("{name}.expected.json"))).unwrap();
-        let expected: Stored = serde_json::from_slice(&expected).unwrap();
+        let mut expected: Stored = serde_json::from_slice(&expected).unwrap();
+        // The expected files are from a time without a usage ledger. Its rows are derived from the nodes.
+        for usage in expected.nodes.iter().filter_map(Node::usage) {
+            expected.used.add(1, *usage);
+        }
         let stored = store.load(&id(name)).await.unwrap();
         assert_eq!(stored, expected, "{name}");
         for (stored, expected) in stored.nodes.iter().zip(&expected.nodes) {

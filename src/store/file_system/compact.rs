@@ -1,14 +1,15 @@
-//! Rewrites a log without the content that later lines replaced.
+//! Rewrites a log: without the content that later lines replaced, or in the current format.
 
 use std::{
     fs::File,
     io::{self, Read, Seek, SeekFrom, Write as _},
+    ops::Range,
 };
 
 use super::{
     Durability,
-    format::{Change, Compacted, Header, Record, SummaryFile},
-    log::{Log, try_lock},
+    format::{Change, Compacted, Header, Record, SummaryFile, Tags},
+    log::{Log, Tail, try_lock},
     read::Replay,
     summary,
 };
@@ -17,24 +18,27 @@ use crate::store::StoreError;
 /// The number of replaceable bytes above which a compaction is worthwhile.
 const WORTHWHILE: u64 = 64 * 1024;
 
-/// Rewrites the log if the lines without nodes outweigh the lines with nodes, and updates the summary. Called after the
-/// log was read. If another writer holds the lock or the medium is read-only, nothing changes, and a later load tries
+/// Rewrites the log if the lines that are not [kept](Replay::kept) outweigh the kept lines, and updates the summary.
+/// Called after the log was read. If another writer holds the lock or the medium is read-only, nothing changes, and a later load tries
 /// again.
 pub(super) fn tidy(log: &Log<'_>, replay: &Replay) {
     let header = log.header.compacted();
     let lines = outgrown(replay).then(|| compacted(log, &header, replay)).flatten();
-    let title = &replay.stored.state.title;
-    let current = SummaryFile::new(&log.header, &replay.last, title.clone(), replay.end);
+    let tags = Tags::of(&replay.stored.state);
+    let current = SummaryFile::new(&log.header, &replay.last, tags.clone(), replay.end);
     if lines.is_none() && summary::read(log.place).as_ref() == Some(&current) {
         return;
     }
     let tidied = (|| {
-        if !try_lock(log.place, log.file)? || log.place.is_gone(log.file)? || !is_current(log, replay)? {
+        if !try_lock(&log.place.log(), log.file)? || log.place.is_gone(log.file)? || !is_current(log, replay)?
+        {
             return Ok(());
         }
         if let Some((first, last)) = lines {
-            let (_locked, len) = replace(log, replay, &first, &last)?;
-            summary::save(log.place, &SummaryFile::new(&header, &replay.last, title.clone(), len));
+            let kept = replay.kept.iter().cloned().map(Piece::Old);
+            let pieces = [Piece::New(first)].into_iter().chain(kept).chain([Piece::New(last)]);
+            let (_locked, len) = replace(log, "compacting", pieces)?;
+            summary::save(log.place, &SummaryFile::new(&header, &replay.last, tags, len));
         } else {
             summary::save(log.place, &current);
         }
@@ -59,40 +63,65 @@ fn outgrown(replay: &Replay) -> bool {
 
 /// Returns the first and the last line of the new log, if the compaction saves enough.
 fn compacted(log: &Log<'_>, header: &Header, replay: &Replay) -> Option<(Vec<u8>, Vec<u8>)> {
-    let stored = &replay.stored;
-    let change = Change::Compacted(Box::new(Compacted {
-        state: stored.state.clone(),
-        head: stored.head,
-        cursors: stored.cursors.iter().map(|(node, child)| (*node, *child)).collect(),
-        writes: replay.spare.clone(),
-    }));
+    let change = Change::Compacted(Box::new(Compacted::new(&replay.stored, replay.spare.clone())));
     let last = Record::new(replay.last, &change).encode(log.place.id()).ok()?;
     (last.len() as u64 <= replay.spare_bytes / 2).then(|| (header.encode(), last))
 }
 
-/// Replaces the old log. Returns the new log, which is locked, and its length.
-fn replace(log: &Log<'_>, replay: &Replay, first: &[u8], last: &[u8]) -> Result<(File, u64), StoreError> {
+/// A part of a new log.
+pub(super) enum Piece {
+    /// Lines of the old log, from one offset to another.
+    Old(Range<u64>),
+    /// A new line.
+    New(Vec<u8>),
+}
+
+/// Replaces the old log and removes its summary. Returns the new log, which is locked, and its length. The log must be
+/// locked.
+pub(super) fn replace(
+    log: &Log<'_>,
+    action: &str,
+    pieces: impl IntoIterator<Item = Piece>,
+) -> Result<(File, u64), StoreError> {
     // A summary is valid if it states the length of its log. The new log may later reach the length of the old one, so
     // the old summary is removed.
     log.place.remove_summary()?;
+    rewrite(log, action, pieces)
+}
+
+fn rewrite(
+    log: &Log<'_>,
+    action: &str,
+    pieces: impl IntoIterator<Item = Piece>,
+) -> Result<(File, u64), StoreError> {
     let mut len = 0;
     let replaced = log.place.replace_log(log.file, |new| {
-        new.write_all(first)?;
-        for span in &replay.kept {
-            let mut old: &File = log.file;
-            old.seek(SeekFrom::Start(span.start))?;
-            let copied = io::copy(&mut old.take(span.end - span.start), new)?;
-            if copied != span.end - span.start {
-                return Err(io::ErrorKind::UnexpectedEof.into());
+        for piece in pieces {
+            match piece {
+                Piece::New(line) => new.write_all(&line)?,
+                Piece::Old(span) => {
+                    let mut old: &File = log.file;
+                    old.seek(SeekFrom::Start(span.start))?;
+                    let copied = io::copy(&mut old.take(span.end - span.start), new)?;
+                    if copied != span.end - span.start {
+                        return Err(io::ErrorKind::UnexpectedEof.into());
+                    }
+                }
             }
         }
-        new.write_all(last)?;
         len = new.stream_position()?;
         Ok(())
     });
-    let new = replaced.map_err(|error| log.place.failed("compacting", error))?;
+    let new = replaced.map_err(|error| log.place.failed(action, error))?;
     // The folder is synced before anybody can write to the log. Otherwise a crash could remove the log's name after a
     // write was acknowledged.
     log.place.sync_folder(Durability::Machine)?;
     Ok((new, len))
+}
+
+/// Rewrites the log with the same lines in the current format, without an incomplete last line. Returns the new log,
+/// which is locked, and its length. The log must be locked. Its summary stays valid.
+pub(super) fn upgrade(log: &Log<'_>, tail: &Tail) -> Result<(File, u64), StoreError> {
+    let first = Piece::New(log.header.upgraded().encode());
+    rewrite(log, "converting to format version 2", [first, Piece::Old(log.start..tail.end)])
 }

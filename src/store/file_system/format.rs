@@ -4,13 +4,16 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::line;
 use crate::{
-    message::Timestamp,
-    store::{Commit, ConversationId, Labels, StoreError, StoredState, Summary, Version, WriteId, json},
+    agent::RunEnd,
+    message::{Timestamp, UsageRow},
+    store::{
+        Commit, ConversationId, Labels, StoreError, Stored, StoredState, Summary, Version, WriteId, json,
+    },
     tree::NodeId,
 };
 
-/// The version of the format that this crate writes.
-pub(super) const FORMAT_VERSION: u64 = 1;
+/// The version of the format of new logs. Logs of version 1 keep their version until a write needs version 2.
+pub(super) const FORMAT_VERSION: u64 = 2;
 /// The name of the format, which the first line contains.
 const FORMAT: &str = "omni-agent conversation";
 /// The record of the first line.
@@ -59,6 +62,16 @@ impl Header {
         Self { compactions: self.compactions.saturating_add(1), ..self.clone() }
     }
 
+    /// Returns the first line of the same log in the current format.
+    pub(super) fn upgraded(&self) -> Self {
+        Self { format_version: FORMAT_VERSION, ..self.clone() }
+    }
+
+    /// Returns whether a log with this first line can contain the change.
+    pub(super) fn allows(&self, change: &Change) -> bool {
+        self.format_version >= change.format_version()
+    }
+
     pub(super) fn encode(&self) -> Vec<u8> {
         encode(self)
     }
@@ -72,7 +85,7 @@ pub(super) struct Record<C = Change> {
     version: Version,
     write: WriteId,
     time: Timestamp,
-    /// The last version that changed the state. A summary of an earlier version has an old title.
+    /// The last version that changed the state. A summary of an earlier version has an old title or old labels.
     state_version: Version,
     pub(super) change: C,
 }
@@ -113,27 +126,107 @@ pub(super) enum Change {
 }
 
 impl Change {
-    /// Returns the new title, if this change replaces the title or the whole state.
-    pub(super) fn title(&self) -> Option<&Option<String>> {
+    /// Returns the parts of the state that a summary contains, if this change replaces any of them.
+    pub(super) fn tags(&self) -> Option<NewTags<'_>> {
+        let whole = |state| Some(NewTags::whole(state));
         match self {
-            Self::Commit(commit) => commit.state.as_ref().map(|state| &state.title),
-            Self::Create(state) | Self::State(state) => Some(&state.title),
-            Self::Title(title) => Some(title),
-            Self::Labels(_) => None,
-            Self::Compacted(compacted) => Some(&compacted.state.title),
+            Self::Commit(commit) => commit.state.as_deref().and_then(whole),
+            Self::Create(state) | Self::State(state) => whole(state),
+            Self::Title(title) => Some(NewTags { title: Some(title), labels: None }),
+            Self::Labels(labels) => Some(NewTags { title: None, labels: Some(labels) }),
+            Self::Compacted(compacted) => whole(&compacted.state),
+        }
+    }
+
+    /// Returns the first version of the format that has this change.
+    fn format_version(&self) -> u64 {
+        let of_state = |state: &StoredState| if state.labels.is_empty() { 1 } else { 2 };
+        match self {
+            Self::Create(state) | Self::State(state) => of_state(state),
+            Self::Commit(Commit { usage: None, turn: None, state, .. }) => {
+                state.as_deref().map_or(1, of_state)
+            }
+            Self::Commit(_) | Self::Labels(_) => 2,
+            Self::Title(_) => 1,
+            Self::Compacted(compacted) => of_state(&compacted.state),
         }
     }
 }
 
-/// The combined effect of the lines without nodes that a compaction removed.
+/// The parts of the state that a summary contains.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Tags {
+    pub(super) title: Option<String>,
+    pub(super) labels: Labels,
+}
+
+impl Tags {
+    pub(super) fn of(state: &StoredState) -> Self {
+        Self { title: state.title.clone(), labels: state.labels.clone() }
+    }
+}
+
+/// The [`Tags`] that a change replaces. `None` for a part that stays as it is.
+#[derive(Clone, Copy)]
+pub(super) struct NewTags<'a> {
+    title: Option<&'a Option<String>>,
+    labels: Option<&'a Labels>,
+}
+
+impl<'a> NewTags<'a> {
+    fn whole(state: &'a StoredState) -> Self {
+        Self { title: Some(&state.title), labels: Some(&state.labels) }
+    }
+
+    /// Returns the tags after the change. `before` returns the tags before it, and is called only if a part stays.
+    /// Returns `None` if these tags are needed and not known.
+    pub(super) fn after(self, before: impl FnOnce() -> Option<Tags>) -> Option<Tags> {
+        match self {
+            Self { title: Some(title), labels: Some(labels) } => {
+                Some(Tags { title: title.clone(), labels: labels.clone() })
+            }
+            Self { title, labels } => before().map(|before| Tags {
+                title: title.cloned().unwrap_or(before.title),
+                labels: labels.cloned().unwrap_or(before.labels),
+            }),
+        }
+    }
+}
+
+/// The combined effect of the lines that a compaction or an erasure removed.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Compacted {
     pub(super) state: StoredState,
     pub(super) head: Option<NodeId>,
     pub(super) cursors: Vec<(NodeId, NodeId)>,
+    /// The id of the next node, if nodes with higher ids than the last one were erased.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) next: Option<NodeId>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) last_run: Option<RunEnd>,
     /// The versions and ids of the removed writes, to recognize repetitions.
     pub(super) writes: Vec<(Version, WriteId)>,
+}
+
+impl Compacted {
+    /// Returns the combined effect of these writes, whose result is `stored`.
+    pub(super) fn new(stored: &Stored, writes: Vec<(Version, WriteId)>) -> Self {
+        Self {
+            state: stored.state.clone(),
+            head: stored.head,
+            cursors: stored.cursors.iter().map(|(node, child)| (*node, *child)).collect(),
+            next: stored.next,
+            last_run: stored.last_run.clone(),
+            writes,
+        }
+    }
+}
+
+/// Returns whether the line of a commit stays in the log when the log is rewritten, because nothing else contains its
+/// nodes and its rows of the usage ledger.
+pub(super) fn is_kept(commit: &Commit) -> bool {
+    !commit.nodes.is_empty() || commit.usage.as_ref().is_some_and(|rows| !rows.is_empty())
 }
 
 impl Record<&Change> {
@@ -168,13 +261,40 @@ impl Stamp {
     }
 }
 
-fn encode(record: &impl Serialize) -> Vec<u8> {
+/// Returns the rows of the usage ledger in the record of a commit. Most of the record is skipped, not parsed, unless the
+/// commit was made by a writer that keeps no ledger.
+pub(super) fn usage_rows(record: &[u8]) -> Result<Vec<UsageRow>, String> {
+    #[derive(Deserialize)]
+    struct Skimmed {
+        change: SkimmedChange,
+    }
+    #[derive(Deserialize)]
+    struct SkimmedChange {
+        commit: Option<SkimmedCommit>,
+    }
+    #[derive(Deserialize)]
+    struct SkimmedCommit {
+        #[serde(default)]
+        usage: Option<Vec<UsageRow>>,
+    }
+
+    match parse::<Skimmed>(record)?.change.commit {
+        Some(SkimmedCommit { usage: Some(rows) }) => Ok(rows),
+        Some(_) => match Record::parse(record)?.change {
+            Change::Commit(commit) => Ok(commit.usage_rows()),
+            _ => Ok(Vec::new()),
+        },
+        None => Ok(Vec::new()),
+    }
+}
+
+pub(super) fn encode(record: &impl Serialize) -> Vec<u8> {
     let mut text = line::begin();
     serde_json::to_writer(&mut text, record).expect("messages and state have a JSON form");
     line::finish(text)
 }
 
-fn parse<T: DeserializeOwned>(record: &[u8]) -> Result<T, String> {
+pub(super) fn parse<T: DeserializeOwned>(record: &[u8]) -> Result<T, String> {
     let text = std::str::from_utf8(record).map_err(|error| error.to_string())?;
     json::parse(text)
 }
@@ -183,10 +303,13 @@ fn parse<T: DeserializeOwned>(record: &[u8]) -> Result<T, String> {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct SummaryFile {
+    /// The version of the log's format.
     format_version: u64,
     pub(super) id: ConversationId,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) title: Option<String>,
+    title: Option<String>,
+    #[serde(default, skip_serializing_if = "Labels::is_empty")]
+    labels: Labels,
     pub(super) created: Timestamp,
     pub(super) updated: Timestamp,
     pub(super) version: Version,
@@ -195,11 +318,13 @@ pub(super) struct SummaryFile {
 }
 
 impl SummaryFile {
-    pub(super) fn new(header: &Header, stamp: &Stamp, title: Option<String>, log: u64) -> Self {
+    pub(super) fn new(header: &Header, stamp: &Stamp, tags: Tags, log: u64) -> Self {
+        let Tags { title, labels } = tags;
         Self {
-            format_version: FORMAT_VERSION,
+            format_version: header.format_version,
             id: header.id.clone(),
             title,
+            labels,
             created: header.created,
             updated: stamp.time,
             version: stamp.version,
@@ -207,11 +332,21 @@ impl SummaryFile {
         }
     }
 
-    /// Parses a summary. Returns `None` if the text is not a summary of this conversation in this format. The summary
+    /// Parses a summary. Returns `None` if the text is not a summary of this conversation in a known format. The summary
     /// is then rebuilt from the log.
     pub(super) fn parse(text: &[u8], id: &ConversationId) -> Option<Self> {
         let summary: Self = serde_json::from_slice(text).ok()?;
-        (summary.format_version == FORMAT_VERSION && summary.id == *id).then_some(summary)
+        (summary.format_version <= FORMAT_VERSION && summary.id == *id).then_some(summary)
+    }
+
+    /// Returns whether the title and the labels are those at the end of the log, which has this stamp. A commit without
+    /// a state makes a summary outdated, but not its title and its labels.
+    pub(super) fn has_tags_of(&self, last: &Stamp) -> bool {
+        (last.state_version..=last.version).contains(&self.version)
+    }
+
+    pub(super) fn tags(&self) -> Tags {
+        Tags { title: self.title.clone(), labels: self.labels.clone() }
     }
 
     pub(super) fn encode(&self) -> Vec<u8> {
@@ -223,6 +358,7 @@ impl SummaryFile {
     pub(super) fn into_summary(self) -> Summary {
         Summary {
             title: self.title,
+            labels: self.labels,
             updated: self.updated,
             ..Summary::new(self.id, self.version, self.created)
         }

@@ -3,15 +3,16 @@
 use std::{
     fs::{File, OpenOptions, TryLockError},
     io::{self, BufRead as _, BufReader, Read, Seek, SeekFrom, Write as _},
+    path::Path,
 };
 
 use super::{
     Durability,
-    format::{Header, Stamp},
+    format::{Change, Header, Record, Stamp},
     line::{self, Fault},
-    place::{ConversationFolder, private},
+    place::{ConversationFolder, failed, private},
 };
-use crate::store::StoreError;
+use crate::{store::StoreError, tree::NodeId};
 
 /// An open log whose first line is valid.
 pub(super) struct Log<'a> {
@@ -69,7 +70,7 @@ pub(super) fn lock(place: &ConversationFolder<'_>, create: bool) -> Result<Lock,
             }
             Err(error) => return Err(place.failed("opening", error)),
         };
-        if !try_lock(place, &file)? {
+        if !try_lock(&place.log(), &file)? {
             return Ok(Lock::Taken);
         }
         // Between opening and locking, another process may have deleted the log or replaced it with a compacted log.
@@ -95,12 +96,30 @@ pub(super) fn open(place: &ConversationFolder<'_>) -> Result<Option<File>, Store
     }
 }
 
-/// Locks an open log without waiting.
-pub(super) fn try_lock(place: &ConversationFolder<'_>, file: &File) -> Result<bool, StoreError> {
+/// Reads the log without a lock. Returns `None` if the conversation does not exist.
+pub(super) fn read_log<T>(
+    place: &ConversationFolder<'_>,
+    read: impl Fn(&Log<'_>) -> Result<Option<T>, StoreError>,
+) -> Result<Option<T>, StoreError> {
+    let read = || {
+        let Some(file) = open(place)? else { return Ok(None) };
+        let Some(log) = Log::open(place, &file)? else { return Ok(None) };
+        read(&log)
+    };
+    let seen = place.seen();
+    match read() {
+        // The log changed while it was read. The reader may have seen an incomplete line that a writer was replacing.
+        Err(StoreError::Damaged { .. }) if place.seen() != seen => read(),
+        result => result,
+    }
+}
+
+/// Locks an open file without waiting.
+pub(super) fn try_lock(path: &Path, file: &File) -> Result<bool, StoreError> {
     match file.try_lock() {
         Ok(()) => Ok(true),
         Err(TryLockError::WouldBlock) => Ok(false),
-        Err(TryLockError::Error(error)) => Err(place.failed("locking", error)),
+        Err(TryLockError::Error(error)) => Err(failed("locking", path, error)),
     }
 }
 
@@ -110,7 +129,7 @@ impl<'a> Log<'a> {
         place: &'a ConversationFolder<'a>,
         file: &'a File,
     ) -> Result<Option<Self>, StoreError> {
-        let first = first_line(place, file)?;
+        let first = first_line(file).map_err(|error| place.failed("reading", error))?;
         let name = place.line(1);
         let header = match line::record(&first, 0) {
             Ok(record) => Header::parse(record, &name)?,
@@ -161,22 +180,25 @@ impl<'a> Log<'a> {
         Ok(None)
     }
 
-    /// Returns the complete or incomplete line that ends at `end`, together with the offset at which the line begins.
     fn last_line(&self, end: u64) -> Result<(u64, Vec<u8>), StoreError> {
-        let mut wanted = FIRST_READ;
-        loop {
-            let from = end.saturating_sub(wanted).max(self.start);
-            let mut bytes = read(self.place, self.file, from, end - from)?;
-            let inner = bytes.len().saturating_sub(1);
-            if let Some(before) = bytes[..inner].iter().rposition(|byte| *byte == b'\n') {
-                let last = bytes.split_off(before + 1);
-                return Ok((from + before as u64 + 1, last));
+        last_line(self.file, self.start, end).map_err(|error| self.place.failed("reading", error))
+    }
+
+    /// Returns the head at the end of the log. Reads only the last lines, up to the one that contains the head.
+    pub(super) fn head(&self, tail: &Tail) -> Result<Option<NodeId>, StoreError> {
+        let mut end = tail.end;
+        while end > self.start {
+            let (from, line) = self.last_line(end)?;
+            let record = line::record(&line, from).map_err(|fault| fault.problem.to_owned());
+            let record = record.and_then(Record::parse);
+            match record.map_err(|problem| self.damaged_at(from, problem))?.change {
+                Change::Commit(commit) => return Ok(commit.head),
+                Change::Compacted(compacted) => return Ok(compacted.head),
+                Change::Create(_) => return Ok(None),
+                Change::State(_) | Change::Title(_) | Change::Labels(_) => end = from,
             }
-            if from == self.start {
-                return Ok((from, bytes));
-            }
-            wanted *= 8;
         }
+        Ok(None)
     }
 
     /// Returns an error with the number of the line that begins at offset `at`.
@@ -213,10 +235,11 @@ fn len(place: &ConversationFolder<'_>, file: &File) -> Result<u64, StoreError> {
     Ok(file.metadata().map_err(|error| place.failed("reading", error))?.len())
 }
 
-fn first_line(place: &ConversationFolder<'_>, file: &File) -> Result<Vec<u8>, StoreError> {
+/// Returns the complete or incomplete line at the beginning of a file.
+pub(super) fn first_line(file: &File) -> io::Result<Vec<u8>> {
     let mut wanted = FIRST_READ;
     loop {
-        let mut bytes = read(place, file, 0, wanted)?;
+        let mut bytes = read(file, 0, wanted)?;
         if let Some(end) = bytes.iter().position(|byte| *byte == b'\n') {
             bytes.truncate(end + 1);
             return Ok(bytes);
@@ -228,18 +251,36 @@ fn first_line(place: &ConversationFolder<'_>, file: &File) -> Result<Vec<u8>, St
     }
 }
 
+/// Returns the complete or incomplete line that ends at `end`, together with the offset at which the line begins. Lines
+/// begin at `start`.
+pub(super) fn last_line(file: &File, start: u64, end: u64) -> io::Result<(u64, Vec<u8>)> {
+    let mut wanted = FIRST_READ;
+    loop {
+        let from = end.saturating_sub(wanted).max(start);
+        let mut bytes = read(file, from, end - from)?;
+        let inner = bytes.len().saturating_sub(1);
+        if let Some(before) = bytes[..inner].iter().rposition(|byte| *byte == b'\n') {
+            let last = bytes.split_off(before + 1);
+            return Ok((from + before as u64 + 1, last));
+        }
+        if from == start {
+            return Ok((from, bytes));
+        }
+        wanted *= 8;
+    }
+}
+
 /// Reads up to `len` bytes, beginning at offset `at`. At the end of the file, returns fewer bytes.
-fn read(place: &ConversationFolder<'_>, mut file: &File, at: u64, len: u64) -> Result<Vec<u8>, StoreError> {
+fn read(mut file: &File, at: u64, len: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::with_capacity(usize::try_from(len).unwrap_or_default());
-    file.seek(SeekFrom::Start(at))
-        .and_then(|_| file.take(len).read_to_end(&mut bytes))
-        .map_err(|error| place.failed("reading", error))?;
+    file.seek(SeekFrom::Start(at))?;
+    file.take(len).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
-/// Writes `lines` at `end`, where the valid content of the log ends. If the write fails, the log is unchanged.
+/// Writes `lines` at `end`, where the valid content of the file ends. If the write fails, the file is unchanged.
 pub(super) fn append(
-    place: &ConversationFolder<'_>,
+    path: &Path,
     mut file: &File,
     end: u64,
     torn: bool,
@@ -257,6 +298,6 @@ pub(super) fn append(
     write().map_err(|error| {
         // If this call fails as well, an incomplete line remains. The next write removes that line.
         let _ = file.set_len(end);
-        place.failed("writing", error)
+        failed("writing", path, error)
     })
 }

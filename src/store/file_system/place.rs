@@ -32,6 +32,10 @@ impl<'a> ConversationFolder<'a> {
         self.id
     }
 
+    pub(super) fn folder(&self) -> &'a Path {
+        self.folder
+    }
+
     fn file(&self, suffix: &str) -> PathBuf {
         self.folder.join(format!("{}{suffix}", self.id))
     }
@@ -86,19 +90,12 @@ impl<'a> ConversationFolder<'a> {
 
     /// Returns whether the log's path no longer leads to the open log.
     pub(super) fn is_gone(&self, log: &File) -> Result<bool, StoreError> {
-        // It is not enough to check that the open file still has a name, because a backup may have given the file a
-        // second name.
-        let gone = log.metadata().and_then(|open| match fs::metadata(self.log()) {
-            Ok(named) => Ok(!is_same(&open, &named)),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(true),
-            Err(error) => Err(error),
-        });
-        gone.map_err(|error| self.failed("reading", error))
+        is_gone(&self.log(), log)
     }
 
     /// Replaces the summary. A summary that is lost in a crash can be rebuilt.
     pub(super) fn replace_summary(&self, content: &[u8]) -> io::Result<()> {
-        self.replace(SUMMARY, |file| file.write_all(content)).map(drop)
+        replace(&self.summary(), |file| file.write_all(content)).map(drop)
     }
 
     /// Replaces the log in one step. The new log is locked before other processes can find it, and stays locked until
@@ -108,36 +105,7 @@ impl<'a> ConversationFolder<'a> {
         old: &File,
         write: impl FnOnce(&mut File) -> io::Result<()>,
     ) -> io::Result<File> {
-        if fs::symlink_metadata(self.log())?.is_symlink() {
-            return Err(io::Error::other("the log is a symbolic link, which a new log would replace"));
-        }
-        let old = old.metadata()?;
-        self.replace(LOG, |file| {
-            keep_owner(&old, file)?;
-            file.try_lock()?;
-            write(file)?;
-            // The new log is synced even if the store's durability does not require it, because the content of the old
-            // log may have been on disk for a long time.
-            file.sync_all()
-        })
-    }
-
-    fn replace(&self, suffix: &str, write: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<File> {
-        // Only the holder of the conversation's lock reaches this code, so one name for the new file is enough. If an
-        // earlier crash left a file with this name, that file is overwritten.
-        let new = self.file(&format!("{suffix}{NEW}"));
-        let mut options = OpenOptions::new();
-        options.write(true).create(true).truncate(true);
-        private(&mut options);
-        let replaced = options.open(&new).and_then(|mut file| {
-            write(&mut file)?;
-            fs::rename(&new, self.file(suffix))?;
-            Ok(file)
-        });
-        if replaced.is_err() {
-            let _ = fs::remove_file(&new);
-        }
-        replaced
+        replace_locked(&self.log(), old, write)
     }
 
     /// Removes the summary.
@@ -156,6 +124,60 @@ impl<'a> ConversationFolder<'a> {
     pub(super) fn remove_log(&self) -> Result<(), StoreError> {
         remove(&self.log())
     }
+}
+
+/// Returns whether a path no longer leads to this open file.
+pub(super) fn is_gone(path: &Path, file: &File) -> Result<bool, StoreError> {
+    // It is not enough to check that the open file still has a name, because a backup may have given the file a second
+    // name.
+    let gone = file.metadata().and_then(|open| match fs::metadata(path) {
+        Ok(named) => Ok(!is_same(&open, &named)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(true),
+        Err(error) => Err(error),
+    });
+    gone.map_err(|error| failed("reading", path, error))
+}
+
+/// Replaces a locked file in one step. The new file is locked before other processes can find it, and stays locked until
+/// it is closed.
+pub(super) fn replace_locked(
+    path: &Path,
+    old: &File,
+    write: impl FnOnce(&mut File) -> io::Result<()>,
+) -> io::Result<File> {
+    if fs::symlink_metadata(path)?.is_symlink() {
+        let problem =
+            "the file is a symbolic link, which a new file would replace; move the file to this path";
+        return Err(io::Error::other(problem));
+    }
+    let old = old.metadata()?;
+    replace(path, |file| {
+        keep_owner(&old, file)?;
+        file.try_lock()?;
+        write(file)?;
+        // The new file is synced even if the store's durability does not require it, because the content of the old
+        // file may have been on disk for a long time.
+        file.sync_all()
+    })
+}
+
+fn replace(path: &Path, write: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<File> {
+    // Only the holder of the lock reaches this code, so one name for the new file is enough. If an earlier crash left a
+    // file with this name, that file is overwritten.
+    let mut new = path.as_os_str().to_owned();
+    new.push(NEW);
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(true);
+    private(&mut options);
+    let replaced = options.open(&new).and_then(|mut file| {
+        write(&mut file)?;
+        fs::rename(&new, path)?;
+        Ok(file)
+    });
+    if replaced.is_err() {
+        let _ = fs::remove_file(&new);
+    }
+    replaced
 }
 
 /// The state of a file, used to detect later writes.
@@ -202,7 +224,8 @@ fn keep_owner(old: &fs::Metadata, new: &File) -> io::Result<()> {
 
         let made = new.metadata()?;
         if (old.uid(), old.gid()) != (made.uid(), made.gid()) {
-            return Err(io::Error::other("the new log would have a different owner than the old log"));
+            let problem = "the new file would have a different owner than the old one; use the store as the owner of the old file";
+            return Err(io::Error::other(problem));
         }
     }
     new.set_permissions(old.permissions())

@@ -1,102 +1,16 @@
 //! Reads a whole log, line by line, into a conversation.
 
-use std::{
-    io::{Read, Seek, SeekFrom},
-    ops::Range,
-};
+use std::ops::Range;
 
 use super::{
-    format::{Change, Compacted, Record, Stamp},
-    line,
+    format::{Change, Compacted, Record, Stamp, Tags, is_kept, usage_rows},
+    lines::Lines,
     log::Log,
 };
-use crate::store::{StoreError, Stored, StoredState, Version, WriteId};
-
-/// The number of bytes that are read from the file at a time.
-const CHUNK: usize = 128 * 1024;
-
-/// The complete lines of a log, without the first line.
-struct Lines<'a> {
-    log: &'a Log<'a>,
-    /// Bytes that were read from the file. The lines that begin at index `at` or later have not been returned yet.
-    buffer: Vec<u8>,
-    at: usize,
-    /// The number of bytes of the log that remain to be read. The length of the log is determined once, and bytes that
-    /// are appended later are ignored. So a line that is incomplete stays incomplete.
-    left: u64,
-    /// The number of the line that was returned last, counted from 1.
-    number: usize,
-    /// The range of offsets in the file of the line that was returned last.
-    span: Range<u64>,
-}
-
-impl<'a> Lines<'a> {
-    fn of(log: &'a Log<'a>) -> Result<Self, StoreError> {
-        let mut file = log.file;
-        file.seek(SeekFrom::Start(log.start)).map_err(|error| log.place.failed("reading", error))?;
-        let left = log.len()?.saturating_sub(log.start);
-        Ok(Self { log, buffer: Vec::new(), at: 0, left, number: 1, span: log.start..log.start })
-    }
-
-    /// Returns the record of the next line, or `None` at the end or at an incomplete line.
-    fn next(&mut self) -> Result<Option<&[u8]>, StoreError> {
-        let len = self.len_of_next()?;
-        if len == 0 {
-            return Ok(None);
-        }
-        self.number += 1;
-        self.span = self.span.end..self.span.end + len as u64;
-        let line = self.at..self.at + len;
-        self.at += len;
-        let found = line::record(&self.buffer[line.clone()], self.span.start).map(<[u8]>::len);
-        match found {
-            Ok(len) => Ok(Some(&self.buffer[line][line::PREFIX..][..len])),
-            Err(fault) if fault.torn && self.at == self.buffer.len() && !self.fill()? => Ok(None),
-            Err(fault) => Err(self.damaged(fault.problem)),
-        }
-    }
-
-    /// Returns the length of the next line, up to its line feed or the end of the log. Afterwards, the whole line is in
-    /// the buffer.
-    fn len_of_next(&mut self) -> Result<usize, StoreError> {
-        let mut seen = 0;
-        loop {
-            let there = &self.buffer[self.at..];
-            // A valid line states its length. In any other line, the end is found by searching for the line feed.
-            let stated = line::stated_len(there).filter(|len| there.get(len - 1) == Some(&b'\n'));
-            let found = stated.or_else(|| {
-                let end = there[seen..].iter().position(|byte| *byte == b'\n');
-                end.map(|end| seen + end + 1)
-            });
-            if let Some(len) = found {
-                return Ok(len);
-            }
-            seen = there.len();
-            if !self.fill()? {
-                return Ok(seen);
-            }
-        }
-    }
-
-    /// Drops the lines that were returned, and reads more bytes. Returns `false` at the end of the log.
-    fn fill(&mut self) -> Result<bool, StoreError> {
-        self.buffer.drain(..self.at);
-        self.at = 0;
-        let before = self.buffer.len();
-        // The buffer doubles each time that a line does not fit.
-        let wanted = CHUNK.max(before);
-        self.buffer.reserve(wanted);
-        let wanted = self.left.min(wanted as u64);
-        let read = self.log.file.take(wanted).read_to_end(&mut self.buffer);
-        let read = read.map_err(|error| self.log.place.failed("reading", error))?;
-        self.left -= read as u64;
-        Ok(self.buffer.len() > before)
-    }
-
-    fn damaged(&self, problem: impl Into<String>) -> StoreError {
-        StoreError::damaged(self.log.place.line(self.number), problem)
-    }
-}
+use crate::{
+    message::UsageRow,
+    store::{Labels, StateChange, StoreError, Stored, StoredState, Version, WriteId},
+};
 
 /// The conversation in a log, and data about the lines of the log.
 pub(super) struct Replay {
@@ -105,14 +19,13 @@ pub(super) struct Replay {
     pub(super) last: Stamp,
     /// The offset at which the last complete line ends.
     pub(super) end: u64,
-    /// The offsets of the lines with nodes. Adjacent lines share one range.
+    /// The offsets of the lines with nodes or rows of the usage ledger. Adjacent lines share one range.
     pub(super) kept: Vec<Range<u64>>,
-    /// The writes of all lines without nodes, including the lines that earlier compactions removed.
+    /// The writes of all other lines, including the lines that earlier compactions removed.
     pub(super) spare: Vec<(Version, WriteId)>,
-    /// The number of bytes in the lines without nodes.
+    /// The number of bytes in these other lines.
     pub(super) spare_bytes: u64,
-    /// `lines` is the number of lines with nodes. `whole` is whether the lines removed by an earlier compaction are
-    /// known.
+    /// `lines` is the number of kept lines. `whole` is whether the lines removed by an earlier compaction are known.
     lines: u64,
     whole: bool,
 }
@@ -192,37 +105,35 @@ impl Replay {
             }
             Change::Compacted(compacted) => {
                 self.check_compacted(stamp, &compacted)?;
-                let Compacted { state, head, cursors, writes } = *compacted;
+                let Compacted { state, head, cursors, next, last_run, writes } = *compacted;
                 self.stored.state = state;
                 self.stored.head = head;
-                self.stored.cursors.extend(cursors);
+                // Lines from before an erasure may contain cursors that the erasure removed.
+                self.stored.cursors = cursors.into_iter().collect();
+                (self.stored.next, self.stored.last_run) = (next, last_run);
                 self.spare = writes;
                 self.spare_bytes += span.end - span.start;
                 self.whole = true;
             }
             Change::Commit(commit) => {
-                if commit.nodes.is_empty() {
-                    self.leave_out(stamp, &span);
-                } else {
+                if is_kept(&commit) {
                     self.keep(&span);
+                } else {
+                    self.leave_out(stamp, &span);
                 }
                 self.stored.commit(commit);
             }
-            Change::State(state) => {
-                self.stored.state = *state;
-                self.leave_out(stamp, &span);
-            }
-            Change::Title(title) => {
-                self.stored.state.title = title;
-                self.leave_out(stamp, &span);
-            }
-            Change::Labels(labels) => {
-                self.stored.state.labels = labels;
-                self.leave_out(stamp, &span);
-            }
+            Change::State(state) => self.change_state(StateChange::Whole(state), stamp, &span),
+            Change::Title(title) => self.change_state(StateChange::Title(title), stamp, &span),
+            Change::Labels(labels) => self.change_state(StateChange::Labels(labels), stamp, &span),
         }
         self.advance(stamp, span);
         Ok(())
+    }
+
+    fn change_state(&mut self, change: StateChange, stamp: Stamp, span: &Range<u64>) {
+        self.stored.change_state(change);
+        self.leave_out(stamp, span);
     }
 
     /// Checks that the lines read so far and the removed lines together include every version.
@@ -307,76 +218,54 @@ fn writes(log: &Log<'_>, mut visit: impl FnMut(Version, WriteId) -> bool) -> Res
     }
 }
 
-/// Returns the title, without parsing nodes.
-pub(super) fn title(log: &Log<'_>) -> Result<Option<String>, StoreError> {
+/// Returns the title and the labels, without parsing nodes.
+pub(super) fn tags(log: &Log<'_>) -> Result<Tags, StoreError> {
     let mut lines = Lines::of(log)?;
-    let mut title = None;
+    let mut tags = Tags::default();
     loop {
-        let record = match lines.next()? {
-            None => return Ok(title),
-            Some(record) => Stamp::parse(record).and_then(|(stamp, compacted)| {
-                if stamp.version == stamp.state_version || compacted {
-                    Record::parse(record).map(Some)
-                } else {
-                    Ok(None)
-                }
-            }),
+        let found = match lines.next()? {
+            None => return Ok(tags),
+            Some(record) => next_tags(record, &tags),
         };
-        match record.map_err(|problem| lines.damaged(problem))?.map(|record| record.change) {
-            Some(Change::Create(state) | Change::State(state)) => title = state.title,
-            Some(Change::Title(new)) => title = new,
-            Some(Change::Compacted(compacted)) => title = compacted.state.title,
-            Some(Change::Commit(commit)) => title = commit.state.map_or(title, |state| state.title),
-            Some(Change::Labels(_)) | None => {}
+        if let Some(found) = found.map_err(|problem| lines.damaged(problem))? {
+            tags = found;
         }
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use std::{
-        fs::{self, File, OpenOptions},
-        io::Write as _,
-    };
-
-    use super::*;
-    use crate::{
-        message::Timestamp,
-        store::{
-            ConversationId,
-            file_system::{format::Header, place::ConversationFolder},
-        },
-    };
-
-    /// A line that is completed while the log is read counts as incomplete, because reading stops at the length that
-    /// the log had at first.
-    #[test]
-    fn log_that_grows_while_it_is_read_ends_where_it_ended_at_first() {
-        let id = ConversationId::generate();
-        let folder = std::env::temp_dir().join(format!("omni-agent-{id}"));
-        fs::create_dir(&folder).expect("a folder");
-        let place = ConversationFolder::new(&folder, &id);
-        let header = Header::new(id.clone(), Timestamp(7));
-        let line = |version, change: &Change| {
-            let version = Version::new(version);
-            let stamp =
-                Stamp { version, write: WriteId::generate(), time: header.created, state_version: version };
-            Record::new(stamp, change).encode(&id).expect("a line")
-        };
-        let later = line(2, &Change::Title(None));
-        let (begun, rest) = later.split_at(later.len() / 2);
-        let text = [header.encode().as_slice(), &line(1, &Change::Create(Box::default())), begun].concat();
-        fs::write(place.log(), text).expect("a log");
-
-        let file = File::open(place.log()).expect("the log");
-        let mut writer = OpenOptions::new().append(true).open(place.log()).expect("the log");
-        let log = Log::open(&place, &file).expect("a valid line").expect("a first line");
-        let mut lines = Lines::of(&log).expect("the rest");
-        assert!(lines.next().expect("a valid line").is_some());
-        writer.write_all(rest).expect("space on the disk");
-        assert!(lines.next().expect("an incomplete line is not an error").is_none());
-        let replay = replay(&log).expect("a valid log").expect("a conversation");
-        assert_eq!(replay.last.version, Version::new(2), "the log is read again");
-        fs::remove_dir_all(&folder).expect("the folder is removed");
+/// Returns the title and the labels after a write, if the write changes any of them.
+fn next_tags(record: &[u8], before: &Tags) -> Result<Option<Tags>, String> {
+    let (stamp, compacted) = Stamp::parse(record)?;
+    if stamp.version != stamp.state_version && !compacted {
+        return Ok(None);
     }
+    let record = Record::parse(record)?;
+    Ok(record.change.tags().and_then(|tags| tags.after(|| Some(before.clone()))))
+}
+
+/// The usage ledger of a conversation.
+pub(super) struct Ledger {
+    /// The write that created the conversation, and the version after this write.
+    pub(super) first: (Version, WriteId),
+    pub(super) labels: Labels,
+    /// The rows, oldest first.
+    pub(super) rows: Vec<UsageRow>,
+}
+
+/// Reads the usage ledger. Returns `None` if nothing follows the first line of the log.
+pub(super) fn ledger(log: &Log<'_>) -> Result<Option<Ledger>, StoreError> {
+    let mut lines = Lines::of(log)?;
+    let mut tags = Tags::default();
+    let mut rows = Vec::new();
+    loop {
+        let found = match lines.next()? {
+            None => break,
+            Some(record) => next_tags(record, &tags).and_then(|tags| Ok((tags, usage_rows(record)?))),
+        };
+        let (new_tags, new_rows) = found.map_err(|problem| lines.damaged(problem))?;
+        tags = new_tags.unwrap_or(tags);
+        rows.extend(new_rows);
+    }
+    let first = first_write(log)?;
+    Ok(first.map(|first| Ledger { first, labels: tags.labels, rows }))
 }

@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     message::Timestamp,
-    store::{ConversationId, Page, StoreError, Summary, Version},
+    store::{ConversationId, Filter, Page, StoreError, Summary, Version},
     sync::lock,
 };
 
@@ -172,22 +172,20 @@ fn from_log(
     let Some(tail) = log.tail()? else {
         return Ok(None);
     };
-    // A commit without a state makes the summary outdated, but the title in the summary is still correct.
-    let known =
-        saved.filter(|saved| (tail.stamp.state_version..=tail.stamp.version).contains(&saved.version));
-    let title = match known {
-        Some(saved) => saved.title.clone(),
-        None => read::title(&log)?,
+    let known = saved.filter(|saved| saved.has_tags_of(&tail.stamp));
+    let tags = match known {
+        Some(saved) => saved.tags(),
+        None => read::tags(&log)?,
     };
-    let summary = SummaryFile::new(&log.header, &tail.stamp, title, tail.end);
-    // Finding the title requires reading the whole log. This is so slow that the result is saved even if no updates
-    // remain.
+    let summary = SummaryFile::new(&log.header, &tail.stamp, tags, tail.end);
+    // Finding the title and the labels requires reading the whole log. This is so slow that the result is saved even if
+    // no updates remain.
     let wanted = known.is_none() || *refresh > 0;
     *refresh = refresh.saturating_sub(1);
     // If the summary can't be saved, it is still returned. For example, some file systems can't lock files that are
     // open for reading.
     let is_current = || {
-        matches!(try_lock(place, &file), Ok(true))
+        matches!(try_lock(&place.log(), &file), Ok(true))
             && matches!(place.is_gone(&file), Ok(false))
             && matches!(log.len(), Ok(len) if len == tail.end)
     };
@@ -196,41 +194,56 @@ fn from_log(
     Ok(Some(Found { summary: summary.into_summary(), is_costly }))
 }
 
-/// The number of conversations for each thread that makes a list, and the maximum number of threads.
+/// The number of conversations for each thread that makes a list.
 const SHARE: usize = 500;
-const MAX_THREADS: usize = 4;
 /// The number of summaries that each thread updates. Usually few conversations were written to since the last list. The
 /// limit prevents a single list from updating the summaries of all conversations that were never listed.
 const REFRESHED: usize = 500;
 
-/// Returns the conversations in the folder that are on this page.
-pub(super) fn list(folder: &Path, findings: &Findings, page: Page) -> Result<Vec<Summary>, StoreError> {
+/// Returns the conversations in the folder that match the filter and are on this page.
+pub(super) fn list(
+    folder: &Path,
+    findings: &Findings,
+    filter: &Filter,
+    page: Page,
+) -> Result<Vec<Summary>, StoreError> {
     let ids = ids(folder)?;
     findings.retain(&ids);
-    let cores = thread::available_parallelism().map_or(1, NonZeroUsize::get);
-    let threads = ids.len().div_ceil(SHARE).clamp(1, cores.min(MAX_THREADS));
-    let summaries = if threads == 1 {
-        summarise_all(folder, findings, &ids)?
-    } else {
-        thread::scope(|scope| {
-            let shares = ids.chunks(ids.len().div_ceil(threads));
-            let spawn = |share| {
-                let spawned = thread::Builder::new()
-                    .spawn_scoped(scope, move || summarise_all(folder, findings, share));
-                (share, spawned)
-            };
-            let threads: Vec<_> = shares.map(spawn).collect();
-            let shares = threads.into_iter().map(|(share, spawned)| match spawned {
-                Ok(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
-                // The process can't start more threads, so this thread does the work.
-                Err(_) => summarise_all(folder, findings, share),
-            });
-            shares.collect::<Result<Vec<_>, _>>()
-        })?
-        .concat()
-    };
+    let summaries = in_parallel(&ids, SHARE, |share| {
+        let mut summaries = summarise_all(folder, findings, share)?;
+        summaries.retain(|summary| filter.matches(&summary.labels));
+        Ok(summaries)
+    })?;
     let all = summaries.iter().map(|summary| (summary.updated, &summary.id, summary));
     Ok(page.cut(all.collect()).into_iter().cloned().collect())
+}
+
+/// Divides conversations among threads, each of which gets about `share` of them, and returns the results.
+pub(super) fn in_parallel<T: Send>(
+    ids: &[ConversationId],
+    share: usize,
+    work: impl Fn(&[ConversationId]) -> Result<Vec<T>, StoreError> + Sync,
+) -> Result<Vec<T>, StoreError> {
+    const MAX_THREADS: usize = 4;
+
+    let cores = thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    let threads = ids.len().div_ceil(share).clamp(1, cores.min(MAX_THREADS));
+    if threads == 1 {
+        return work(ids);
+    }
+    let work = &work;
+    let shares = thread::scope(|scope| {
+        let shares = ids.chunks(ids.len().div_ceil(threads));
+        let spawn = |share| (share, thread::Builder::new().spawn_scoped(scope, move || work(share)));
+        let threads: Vec<_> = shares.map(spawn).collect();
+        let shares = threads.into_iter().map(|(share, spawned)| match spawned {
+            Ok(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
+            // The process can't start more threads, so this thread does the work.
+            Err(_) => work(share),
+        });
+        shares.collect::<Result<Vec<_>, _>>()
+    })?;
+    Ok(shares.into_iter().flatten().collect())
 }
 
 fn summarise_all(
@@ -267,7 +280,7 @@ fn problem(place: &ConversationFolder<'_>, error: &StoreError) -> Option<String>
 }
 
 /// Returns the conversations in the folder, in no particular order. Files with other names are ignored.
-fn ids(folder: &Path) -> Result<Vec<ConversationId>, StoreError> {
+pub(super) fn ids(folder: &Path) -> Result<Vec<ConversationId>, StoreError> {
     let failed = |error| place::failed("listing", folder, error);
     let entries = fs::read_dir(folder).map_err(|error| match place::check_folder(folder) {
         Ok(()) => failed(error),

@@ -3,9 +3,10 @@
 use std::fs::File;
 
 use super::{
-    Durability,
-    format::{Change, Header, Record, Stamp, SummaryFile},
-    log::{Log, append},
+    Durability, compact,
+    format::{Change, Header, Record, Stamp, SummaryFile, Tags},
+    ledger::KeptFile,
+    log::{Log, Tail, append},
     place::ConversationFolder,
     read, summary,
 };
@@ -59,24 +60,31 @@ fn fill(
     let version = Version::first();
     let stamp = Stamp { version, write, time: header.created, state_version: version };
     let first = header.encode();
-    let title = state.title.clone();
+    let tags = Tags::of(&state);
     let record = Record::new(stamp, &Change::Create(Box::new(state))).encode(place.id())?;
     let lines = [first, record].concat();
-    append(place, file, 0, true, &lines, durability)?;
+    append(&place.log(), file, 0, true, &lines, durability)?;
     place.sync_folder(durability)?;
-    let summary = SummaryFile::new(&header, &stamp, title, lines.len() as u64);
+    let summary = SummaryFile::new(&header, &stamp, tags, lines.len() as u64);
     summary::save(place, &summary);
     Ok(version)
 }
 
-/// Appends a change.
-pub(super) fn change(
-    place: &ConversationFolder<'_>,
-    file: &File,
+/// A locked log before a write to it.
+pub(super) enum Ready<'a> {
+    /// The log is at the base of the write.
+    Next { log: Log<'a>, tail: Tail, version: Version },
+    /// The log already contains this write, which resulted in this version.
+    Repeated(Version),
+}
+
+/// Compares the base of a write with the log.
+pub(super) fn prepare<'a>(
+    place: &'a ConversationFolder<'a>,
+    file: &'a File,
     write: &Write,
-    change: &Change,
     durability: Durability,
-) -> Result<Version, StoreError> {
+) -> Result<Ready<'a>, StoreError> {
     let not_found = || StoreError::NotFound { id: place.id().clone() };
     let log = Log::open(place, file)?.ok_or_else(not_found)?;
     let tail = log.tail()?.ok_or_else(not_found)?;
@@ -90,7 +98,7 @@ pub(super) fn change(
         };
         if repeated {
             settle(place, file, durability)?;
-            return Ok(next);
+            return Ok(Ready::Repeated(next));
         }
         return Err(StoreError::Conflict { id: place.id().clone(), current });
     }
@@ -99,21 +107,62 @@ pub(super) fn change(
         let problem = "its version is the highest possible version".to_owned();
         return Err(StoreError::Unstorable { id: place.id().clone(), problem });
     }
-    let title = change.title();
+    Ok(Ready::Next { log, tail, version })
+}
+
+/// Appends a change. If the log has an older format that does not have this change, converts the log first.
+pub(super) fn change(
+    place: &ConversationFolder<'_>,
+    file: &File,
+    write: &Write,
+    change: &Change,
+    durability: Durability,
+) -> Result<Version, StoreError> {
+    let (log, mut tail, version) = match prepare(place, file, write, durability)? {
+        Ready::Next { log, tail, version } => (log, tail, version),
+        Ready::Repeated(version) => return Ok(version),
+    };
+    let tags = change.tags();
     let stamp = Stamp {
         version,
         write: write.id,
-        // The clock may have been set back since the previous write.
-        time: Timestamp::now().max(tail.stamp.time),
-        state_version: if title.is_some() { version } else { tail.stamp.state_version },
+        time: if is_update(&log, &tail, change)? { now_after(&tail) } else { tail.stamp.time },
+        state_version: if tags.is_some() { version } else { tail.stamp.state_version },
     };
     let line = Record::new(stamp, change).encode(place.id())?;
-    append(place, file, tail.end, tail.torn, &line, durability)?;
-    if let Some(title) = title {
+    // The part of the summary that does not change.
+    let before = || Some(summary::read(place)?).filter(|saved| saved.has_tags_of(&tail.stamp));
+    let tags = tags.and_then(|tags| tags.after(|| Some(before()?.tags())));
+    let upgraded;
+    let (file, header) = if log.header.allows(change) {
+        (file, log.header)
+    } else {
+        let (new, len) = compact::upgrade(&log, &tail)?;
+        (tail.end, tail.torn) = (len, false);
+        upgraded = new;
+        (&upgraded, log.header.upgraded())
+    };
+    append(&place.log(), file, tail.end, tail.torn, &line, durability)?;
+    // If the rest of the summary is not known, the next list reads the log.
+    if let Some(tags) = tags {
         let end = tail.end + line.len() as u64;
-        summary::save(place, &SummaryFile::new(&log.header, &stamp, title.clone(), end));
+        summary::save(place, &SummaryFile::new(&header, &stamp, tags, end));
     }
     Ok(version)
+}
+
+/// Returns the time of a write that follows this one. The clock may have been set back since then.
+pub(super) fn now_after(tail: &Tail) -> Timestamp {
+    Timestamp::now().max(tail.stamp.time)
+}
+
+/// Returns whether the change counts as a write in lists. Commits that only record something do not.
+fn is_update(log: &Log<'_>, tail: &Tail, change: &Change) -> Result<bool, StoreError> {
+    match change {
+        // The head is needed only if nothing else makes the commit an update.
+        Change::Commit(commit) => Ok(commit.is_update(commit.head) || commit.is_update(log.head(tail)?)),
+        _ => Ok(true),
+    }
 }
 
 /// Syncs a write that is already in the log. The process that wrote it may have died before the write was durable.
@@ -122,18 +171,43 @@ fn settle(place: &ConversationFolder<'_>, file: &File, durability: Durability) -
     place.sync_folder(durability)
 }
 
-/// Deletes a conversation, even if it can't be read.
+/// Deletes a conversation, even if it can't be read. Keeps the sums of its usage. Returns `false` if the file for these
+/// sums is locked, and nothing was deleted.
 pub(super) fn delete(
     place: &ConversationFolder<'_>,
     file: &File,
     durability: Durability,
-) -> Result<(), StoreError> {
-    if let Err(StoreError::NotFound { .. }) = Log::open(place, file) {
+) -> Result<bool, StoreError> {
+    let log = match Log::open(place, file) {
         // The log belongs to a different id that the file system considers equal.
-        return Ok(());
+        Err(StoreError::NotFound { .. }) => return Ok(true),
+        log => log,
+    };
+    let used = log.and_then(|log| log.map_or(Ok(None), |log| read::ledger(&log)));
+    let used = used.unwrap_or_else(|error| {
+        tracing::warn!(
+            conversation = %place.id(),
+            error = &error as &dyn std::error::Error,
+            "the usage of a deleted conversation is lost, because its log can't be read"
+        );
+        None
+    });
+    let kept = match used.filter(|used| !used.rows.is_empty()) {
+        Some(used) => match KeptFile::lock(place.folder())? {
+            Some(kept) => Some((kept, used)),
+            None => return Ok(false),
+        },
+        None => None,
+    };
+    if let Some((kept, used)) = &kept {
+        kept.keep(used, durability)?;
     }
     // The log is removed first, because the other files are meaningless without it.
     place.remove_log()?;
     place.remove_beside()?;
-    place.sync_folder(durability)
+    place.sync_folder(durability)?;
+    if let Some((kept, used)) = kept {
+        kept.removed(used.first);
+    }
+    Ok(true)
 }

@@ -7,12 +7,14 @@ use std::{
 };
 
 use omni_agent::{
+    agent::RunEnd,
     message::{
-        Attachment, Content, Message, ProviderItem, Text, Thinking, Timestamp, ToolResult, ToolUse, Usage,
+        Attachment, Content, Message, ProviderItem, Purpose, RequestEnd, Text, Thinking, Timestamp,
+        ToolResult, ToolUse, Usage, UsageRow, UsageSum,
     },
     provider::{CacheHint, Effort, Options},
     store::{
-        Commit, FileSystemStore, Page, StateChange, Store, Stored, StoredState, Write, WriteId,
+        Commit, FileSystemStore, Filter, Labels, Page, StateChange, Store, Stored, StoredState, Write, WriteId,
         file_system::Durability,
     },
     tree::{Node, Tree},
@@ -25,25 +27,44 @@ fn golden(version: u64) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/store/golden/v{version}"))
 }
 
-/// The conversations of version 1. `NAME.expected.json` contains the expected content of a conversation.
+/// The conversations of each version. `NAME.expected.json` contains the expected content of a conversation.
 const NAMES: [&str; 4] = ["compacted", "empty", "talk", "torn"];
+/// The conversations that version 2 has in addition.
+const NAMES_2: [&str; 2] = ["erased", "ended"];
 
-#[tokio::test]
-async fn load_of_version_1_returns_what_was_stored() {
+/// Returns a copy of the files of a version.
+pub(crate) fn copy(version: u64) -> Folder {
     let folder = Folder::new();
-    for entry in fs::read_dir(golden(1)).unwrap() {
+    for entry in fs::read_dir(golden(version)).unwrap() {
         let path = entry.unwrap().path();
         fs::copy(&path, folder.path().join(path.file_name().unwrap())).unwrap();
     }
+    folder
+}
+
+#[tokio::test]
+async fn load_of_version_1_returns_what_was_stored() {
+    returns_what_was_stored(1, &NAMES).await;
+}
+
+#[tokio::test]
+async fn load_of_version_2_returns_what_was_stored() {
+    returns_what_was_stored(2, &[NAMES.as_slice(), &NAMES_2].concat()).await;
+}
+
+async fn returns_what_was_stored(version: u64, names: &[&str]) {
+    let folder = copy(version);
     let store = folder.quick_store().await;
     let listed = store.list(Page::default()).await.unwrap();
-    assert_eq!(listed.len(), NAMES.len());
-    for name in NAMES {
-        let expected = fs::read(golden(1).join(format!("{name}.expected.json"))).unwrap();
+    assert_eq!(listed.len(), names.len());
+    for name in names {
+        let expected = fs::read(golden(version).join(format!("{name}.expected.json"))).unwrap();
         let mut expected: Stored = serde_json::from_slice(&expected).unwrap();
-        // The expected files are from a time without a usage ledger. Its rows are derived from the nodes.
-        for usage in expected.nodes.iter().filter_map(Node::usage) {
-            expected.used.add(1, *usage);
+        if version == 1 {
+            // The expected files are from a time without a usage ledger. Its rows are derived from the nodes.
+            for usage in expected.nodes.iter().filter_map(Node::usage) {
+                expected.used.add(1, *usage);
+            }
         }
         let stored = store.load(&id(name)).await.unwrap();
         assert_eq!(stored, expected, "{name}");
@@ -58,10 +79,43 @@ async fn load_of_version_1_returns_what_was_stored() {
             (stored.version, stored.updated, stored.created)
         );
         assert_eq!((&summary.title, &summary.damage), (&stored.state.title, &None));
+        assert_eq!(summary.labels, stored.state.labels);
         // The conversation can still be continued.
         let version = commit(&store, &id(name), stored.version, 1000, "more").await;
         assert_eq!(store.load(&id(name)).await.unwrap().version, version);
     }
+}
+
+#[tokio::test]
+async fn used_of_version_2_includes_the_deleted_conversation() {
+    let folder = copy(2);
+    let store = folder.quick_store().await;
+    let used = store.used(&Filter::default(), Timestamp(0)..Timestamp(u64::MAX)).await.unwrap();
+    let expected = fs::read(golden(2).join("used.json")).unwrap();
+    assert_eq!(used, serde_json::from_slice::<Vec<UsageSum>>(&expected).unwrap());
+    let gone = store.used(&labels("gone").into(), Timestamp(0)..Timestamp(u64::MAX)).await.unwrap();
+    assert_eq!(gone, [sum("of the deleted", 1, row(70, "of the deleted").usage)]);
+    assert_eq!(store.usage(&id("ended"), Page::default()).await.unwrap(), [row(9, "m"), row(2, "m")]);
+}
+
+fn labels(tenant: &str) -> Labels {
+    Labels::new([("tenant", tenant)]).unwrap()
+}
+
+fn row(input: u64, model: &str) -> UsageRow {
+    let usage = Usage::default().with_input(input).with_output(1).with_cost(0.5);
+    UsageRow::new(RequestEnd::Failed, usage)
+        .with_at(Timestamp(1_763_769_600_000))
+        .with_step(2)
+        .with_model(model.to_owned())
+        .with_turn(Some("00112233445566778899aabbccddeeff".parse().unwrap()))
+        .with_purpose(Purpose::Summary)
+}
+
+fn sum(model: &str, requests: u64, usage: Usage) -> UsageSum {
+    let mut sum = UsageSum::new(Some(model.to_owned()));
+    sum.add(requests, usage);
+    sum
 }
 
 #[tokio::test]
@@ -147,7 +201,7 @@ fn nodes() -> Vec<Node> {
 #[tokio::test]
 #[ignore = "writes into the sources; for a new version of the format"]
 async fn make_golden_files() {
-    let folder = golden(1);
+    let folder = golden(2);
     let _ = fs::remove_dir_all(&folder);
     let store = FileSystemStore::builder(&folder).durability(Durability::Process).open().await.unwrap();
     let nodes = nodes();
@@ -189,9 +243,39 @@ async fn make_golden_files() {
     let more = Commit::new(Some(node(5))).with_nodes(nodes[4..5].to_vec()).with_cursors([(node(3), node(5))]);
     store.commit(&id("compacted"), &Write::on(version), &more).await.unwrap();
 
-    for name in NAMES {
+    let mut version = store.create(&id("erased"), WriteId::generate(), &state()).await.unwrap();
+    let first = Commit::new(Some(node(6))).with_nodes(nodes.clone()).with_cursors([(node(3), node(5))]);
+    version = store.commit(&id("erased"), &Write::on(version), &first).await.unwrap();
+    let mut tree = Tree::hydrate(nodes, Some(node(6)), [(node(3), node(5))]).unwrap();
+    let erased = tree.erase(node(3)).unwrap();
+    store.erase(&id("erased"), &Write::on(version), &erased).await.unwrap();
+
+    let labelled = StoredState::default().with_labels(labels("acme"));
+    version = store.create(&id("ended"), WriteId::generate(), &labelled).await.unwrap();
+    let turn = Commit::new(None).with_usage([row(2, "m"), row(9, "m")]).with_run_end(cancelled());
+    version = store.commit(&id("ended"), &Write::on(version), &turn).await.unwrap();
+    let change = StateChange::Labels(labels("other"));
+    store.save_state(&id("ended"), &Write::on(version), &change).await.unwrap();
+
+    let labelled = StoredState::default().with_labels(labels("gone"));
+    version = store.create(&id("deleted"), WriteId::generate(), &labelled).await.unwrap();
+    let turn = Commit::new(None).with_usage([row(70, "of the deleted")]);
+    store.commit(&id("deleted"), &Write::on(version), &turn).await.unwrap();
+    store.delete(&id("deleted")).await.unwrap();
+
+    for name in [NAMES.as_slice(), &NAMES_2].concat() {
         let stored = store.load(&id(name)).await.unwrap();
         let text = serde_json::to_string_pretty(&stored).unwrap();
         fs::write(folder.join(format!("{name}.expected.json")), text).unwrap();
     }
+    let used = store.used(&Filter::default(), Timestamp(0)..Timestamp(u64::MAX)).await.unwrap();
+    fs::write(folder.join("used.json"), serde_json::to_string_pretty(&used).unwrap()).unwrap();
+}
+
+fn cancelled() -> RunEnd {
+    serde_json::from_value(json!({
+        "outcome": "cancelled",
+        "unanswered": [Message::user("Anyone?").with_timestamp(Timestamp(1_763_769_600_000))],
+    }))
+    .unwrap()
 }

@@ -2,9 +2,13 @@
 
 use std::fs;
 
-use omni_agent::store::{
-    Commit, ConversationId, FileSystemStore, Page, StateChange, Store, StoreError, Stored, StoredState,
-    Version, Write, WriteId,
+use omni_agent::{
+    agent::RunEnd,
+    message::{RequestEnd, Usage, UsageRow},
+    store::{
+        Commit, ConversationId, FileSystemStore, Labels, Page, StateChange, Store, StoreError, Stored,
+        StoredState, Version, Write, WriteId,
+    },
 };
 
 use crate::support::{Folder, commit, create, id, node, says};
@@ -266,4 +270,60 @@ async fn compaction_of_a_log_behind_a_symbolic_link_keeps_the_link() {
     assert!(fs::symlink_metadata(&log).unwrap().is_symlink());
     commit(&grown.store, &id("a"), grown.stored.version, 5000, "after").await;
     assert!(fs::read_to_string(&target).unwrap().contains("after"));
+}
+
+/// Lines of commits with rows of the usage ledger stay, and the last line contains what other lines recorded.
+#[tokio::test]
+async fn compaction_keeps_labels_usage_and_the_last_run() {
+    let folder = Folder::new();
+    let store = folder.quick_store().await;
+    let id = id("a");
+    let mut version = create(&store, &id).await;
+    let row = |input| UsageRow::new(RequestEnd::Answered, Usage::default().with_input(input));
+    let mut rows = Vec::new();
+    for round in 0..400_u64 {
+        let write = Write::on(version);
+        let name = format!("{round} {}", "x".repeat(500));
+        let commit = says(round + 1, "a node");
+        let with_nodes = round < 12 && round % 2 == 0;
+        let commit = if with_nodes { commit } else { Commit::new(Some(node(11))) };
+        version = match round % 4 {
+            _ if round % 50 == 0 => {
+                rows.extend([row(round), row(round + 1)]);
+                store.commit(&id, &write, &commit.with_usage(rows[rows.len() - 2..].to_vec())).await
+            }
+            0 | 2 => store.commit(&id, &write, &commit.with_usage([]).with_run_end(cancelled(&name))).await,
+            1 => store.save_state(&id, &write, &StateChange::Title(Some(name))).await,
+            _ => {
+                let labels = Labels::new([("round", round.to_string())]).unwrap();
+                store.save_state(&id, &write, &StateChange::Labels(labels)).await
+            }
+        }
+        .unwrap();
+    }
+    rows.reverse();
+    let before = expected(&store, &id).await;
+    assert!(before.last_run.is_some() && before.used.requests == 16 && before.nodes.len() == 6);
+    let size = || fs::metadata(folder.log(&id)).unwrap().len();
+    let outgrown = size();
+    for _ in 0..2 {
+        assert_eq!(store.load(&id).await.unwrap(), before);
+        assert_eq!(store.usage(&id, Page::first(100)).await.unwrap(), rows);
+        let summary = store.summary(&id).await.unwrap();
+        assert_eq!(
+            (summary.title, summary.labels),
+            (before.state.title.clone(), before.state.labels.clone())
+        );
+        fs::remove_file(folder.summary(&id)).unwrap();
+        assert!(size() < outgrown / 4, "{outgrown} bytes became {}", size());
+    }
+    // The end of a run is forgotten when the next turn is committed.
+    let turn = says(13, "more").with_usage([]);
+    store.commit(&id, &Write::on(version), &turn).await.unwrap();
+    assert_eq!(store.load(&id).await.unwrap().last_run, None);
+}
+
+fn cancelled(text: &str) -> RunEnd {
+    let unanswered = [omni_agent::message::Message::user(text)];
+    serde_json::from_value(serde_json::json!({"outcome": "cancelled", "unanswered": unanswered})).unwrap()
 }

@@ -14,8 +14,8 @@ use omni_agent::{
     },
     provider::{CacheHint, Effort, Options},
     store::{
-        Commit, FileSystemStore, Filter, Labels, Page, StateChange, Store, Stored, StoredState, Write, WriteId,
-        file_system::Durability,
+        Commit, FileSystemStore, Filter, Labels, Page, StateChange, Store, Stored, StoredState, Write,
+        WriteId, file_system::Durability,
     },
     tree::{Node, Tree},
 };

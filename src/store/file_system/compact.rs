@@ -85,28 +85,30 @@ pub(super) fn replace(
 ) -> Result<(File, u64), StoreError> {
     // A summary is valid if it states the length of its log. The new log may later reach the length of the old one, so
     // the old summary is removed.
-    log.place.remove_summary()?;
-    rewrite(log, action, pieces)
+    rewrite(log, action, || log.place.remove_summary().map_err(io::Error::other), pieces)
 }
 
+/// Rewrites the log with the same lines in the current format, without an incomplete last line. Returns the new log,
+/// which is locked, and its length. The log must be locked. Its summary stays valid.
+pub(super) fn upgrade(log: &Log<'_>, tail: &Tail) -> Result<(File, u64), StoreError> {
+    let pieces = [Piece::New(log.header.upgraded().encode()), Piece::Old(log.start..tail.end)];
+    rewrite(log, "converting to format version 2", || Ok(()), pieces)
+}
+
+/// Writes a new log and puts it into the place of the old one. `begin` is called if the log can be replaced.
 fn rewrite(
     log: &Log<'_>,
     action: &str,
+    begin: impl FnOnce() -> io::Result<()>,
     pieces: impl IntoIterator<Item = Piece>,
 ) -> Result<(File, u64), StoreError> {
     let mut len = 0;
     let replaced = log.place.replace_log(log.file, |new| {
+        begin()?;
         for piece in pieces {
             match piece {
                 Piece::New(line) => new.write_all(&line)?,
-                Piece::Old(span) => {
-                    let mut old: &File = log.file;
-                    old.seek(SeekFrom::Start(span.start))?;
-                    let copied = io::copy(&mut old.take(span.end - span.start), new)?;
-                    if copied != span.end - span.start {
-                        return Err(io::ErrorKind::UnexpectedEof.into());
-                    }
-                }
+                Piece::Old(span) => copy(log.file, span, new)?,
             }
         }
         len = new.stream_position()?;
@@ -119,9 +121,11 @@ fn rewrite(
     Ok((new, len))
 }
 
-/// Rewrites the log with the same lines in the current format, without an incomplete last line. Returns the new log,
-/// which is locked, and its length. The log must be locked. Its summary stays valid.
-pub(super) fn upgrade(log: &Log<'_>, tail: &Tail) -> Result<(File, u64), StoreError> {
-    let first = Piece::New(log.header.upgraded().encode());
-    rewrite(log, "converting to format version 2", [first, Piece::Old(log.start..tail.end)])
+fn copy(mut old: &File, span: Range<u64>, new: &mut File) -> io::Result<()> {
+    let len = span.end - span.start;
+    old.seek(SeekFrom::Start(span.start))?;
+    match io::copy(&mut old.take(len), new)? {
+        copied if copied == len => Ok(()),
+        _ => Err(io::ErrorKind::UnexpectedEof.into()),
+    }
 }

@@ -1,0 +1,189 @@
+//! Erased text remains in no file of the folder.
+
+use std::fs;
+
+use omni_agent::{
+    message::{Message, RequestEnd, Timestamp, Usage, UsageRow},
+    store::{
+        Commit, Filter, Page, StateChange, Store, StoreError, Stored, StoredState, Version, Write, WriteId,
+    },
+    tree::{Erased, Node, Tree},
+};
+
+use crate::support::{Folder, id, node};
+
+const SECRET: &str = "the secret of this test";
+
+/// Returns the files of the folder that contain the secret.
+pub(crate) fn found(folder: &Folder) -> Vec<String> {
+    let contains = |name: &String| {
+        let content = fs::read(folder.path().join(name)).unwrap();
+        content.windows(SECRET.len()).any(|bytes| bytes == SECRET.as_bytes())
+    };
+    folder.names().into_iter().filter(contains).collect()
+}
+
+fn row(input: u64) -> UsageRow {
+    UsageRow::new(RequestEnd::Answered, Usage::default().with_input(input)).with_at(Timestamp(7))
+}
+
+/// Creates a conversation of eight nodes on one path, of which those from the fourth on contain the secret, and of
+/// writes in between. Returns its last version.
+pub(crate) async fn conversation(store: &dyn Store) -> Version {
+    let state = StoredState::default().with_title("A talk");
+    let mut version = store.create(&id("a"), WriteId::generate(), &state).await.unwrap();
+    let text = |number: u64| if number > 3 { format!("{number} {SECRET}") } else { format!("{number}") };
+    let says = |number: u64| {
+        let message =
+            if number % 2 == 1 { Message::user(text(number)) } else { Message::assistant(text(number)) };
+        Node::new(node(number), (number > 1).then(|| node(number - 1)), message)
+            .with_usage(Usage::default().with_input(number))
+    };
+    let failed = serde_json::json!({"outcome": "cancelled", "unanswered": [Message::user(SECRET)]});
+    let failed = serde_json::from_value(failed).unwrap();
+    let commits = [
+        // The ledger gets a row for each node, because this writer keeps no ledger.
+        Commit::new(Some(node(4))).with_nodes((1..5).map(says)),
+        Commit::new(Some(node(4))).with_usage([row(100)]).with_run_end(failed),
+        Commit::new(Some(node(6))).with_nodes((5..7).map(says)).with_cursors([(node(5), node(6))]),
+        Commit::new(Some(node(2))).with_cursors([(node(2), node(3)), (node(3), node(4))]),
+        Commit::new(Some(node(8))).with_nodes((7..9).map(says)).with_usage([row(200)]),
+    ];
+    for commit in commits {
+        version = store.commit(&id("a"), &Write::on(version), &commit).await.unwrap();
+        let title = StateChange::title(format!("A talk in version {version}"));
+        version = store.save_state(&id("a"), &Write::on(version), &title).await.unwrap();
+    }
+    version
+}
+
+/// Erases the secret from the tree.
+pub(crate) fn without_secret(stored: &Stored) -> Erased {
+    let tree = Tree::hydrate(stored.nodes.clone(), stored.head, stored.cursors.clone());
+    tree.unwrap().erase(node(4)).unwrap()
+}
+
+pub(crate) async fn ledger(store: &dyn Store) -> (Vec<UsageRow>, u64) {
+    let rows = store.usage(&id("a"), Page::first(100)).await.unwrap();
+    let used = store.used(&Filter::default(), Timestamp(0)..Timestamp(u64::MAX)).await.unwrap();
+    (rows, used.iter().map(|sum| sum.usage.input).sum())
+}
+
+#[tokio::test]
+async fn erase_leaves_no_text_in_the_folder_and_keeps_the_rest() {
+    let folder = Folder::new();
+    let store = folder.quick_store().await;
+    let version = conversation(&store).await;
+    let mut expected = store.load(&id("a")).await.unwrap();
+    let before = ledger(&store).await;
+    assert_eq!(before.1, (1..=6).sum::<u64>() + 300);
+    fs::write(folder.path().join("a.jsonl.new"), format!("{SECRET}, left by a crash")).unwrap();
+    assert_eq!(found(&folder), ["a.jsonl", "a.jsonl.new"]);
+
+    let erased = without_secret(&expected);
+    let erased_at = store.erase(&id("a"), &Write::on(version), &erased).await.unwrap();
+    assert_eq!(erased_at, version.next());
+    assert_eq!(found(&folder), [""; 0]);
+    assert_eq!(folder.names(), ["a.jsonl", "a.summary.json"]);
+
+    expected.erase(&erased);
+    for _ in 0..2 {
+        let store = folder.quick_store().await;
+        let stored = store.load(&id("a")).await.unwrap();
+        (expected.version, expected.updated) = (erased_at, stored.updated);
+        assert_eq!(stored, expected);
+        assert_eq!(ledger(&store).await, before, "the ledger keeps its rows");
+        let summary = store.list(Page::default()).await.unwrap().remove(0);
+        assert_eq!((&summary.title, summary.version), (&expected.state.title, erased_at));
+        fs::remove_file(folder.summary(&id("a"))).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn erase_and_compaction_in_turns_bring_nothing_back() {
+    let folder = Folder::new();
+    let store = folder.quick_store().await;
+    let mut expected = {
+        conversation(&store).await;
+        store.load(&id("a")).await.unwrap()
+    };
+    let used = ledger(&store).await;
+    let mut writes = Vec::new();
+    for erased in [7, 5, 4, 2, 1] {
+        let mut tree =
+            Tree::hydrate(expected.nodes.clone(), expected.head, expected.cursors.clone()).unwrap();
+        let mut erased = tree.erase(node(erased)).unwrap();
+        erased.next = node(9);
+        let write = Write::on(expected.version);
+        expected.version = store.erase(&id("a"), &write, &erased).await.unwrap();
+        writes.push((write, expected.version));
+        expected.erase(&erased);
+        // Let the log outgrow the limit of compactions.
+        for number in 0..200 {
+            let title = format!("{number} {}", "long ".repeat(100));
+            let change = StateChange::title(&title);
+            let write = Write::on(expected.version);
+            expected.version = store.save_state(&id("a"), &write, &change).await.unwrap();
+            expected.state.title = Some(title);
+        }
+        let size = || fs::metadata(folder.log(&id("a"))).unwrap().len();
+        let outgrown = size();
+        for _ in 0..2 {
+            let stored = store.load(&id("a")).await.unwrap();
+            expected.updated = stored.updated;
+            assert_eq!(stored, expected);
+        }
+        assert!(size() < outgrown / 2, "it was compacted");
+        assert_eq!(ledger(&store).await, used);
+        for (write, version) in &writes {
+            let repeated = store.erase(&id("a"), write, &erased).await.unwrap();
+            assert_eq!(repeated, *version, "erasures are known as writes");
+        }
+    }
+    assert!(expected.nodes.is_empty() && found(&folder).is_empty());
+}
+
+#[tokio::test]
+async fn erase_by_two_handles_at_once_is_done_by_one() {
+    let folder = Folder::new();
+    let (store, other) = (folder.store().await, folder.store().await);
+    let version = conversation(&store).await;
+    let erased = without_secret(&store.load(&id("a")).await.unwrap());
+    let (a, b) = (Write::on(version), Write::on(version));
+    let conversation = id("a");
+    let done = tokio::join!(store.erase(&conversation, &a, &erased), other.erase(&conversation, &b, &erased));
+    let (won, lost) = if done.0.is_ok() { done } else { (done.1, done.0) };
+    assert_eq!(won.unwrap(), version.next());
+    assert!(matches!(lost, Err(StoreError::Conflict { .. })), "{lost:?}");
+}
+
+/// A reader that has opened the old log sees the conversation as it was before the erasure, or after it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn load_during_erasures_returns_a_whole_conversation() {
+    let folder = Folder::new();
+    let store = folder.quick_store().await;
+    let mut version = conversation(&store).await;
+    let reading = tokio::spawn({
+        let store = folder.quick_store().await;
+        async move {
+            loop {
+                let stored = store.load(&id("a")).await.unwrap();
+                Tree::hydrate(stored.nodes, stored.head, stored.cursors).unwrap();
+            }
+        }
+    });
+    for number in 10..200_u64 {
+        let turn = Commit::new(Some(node(number))).with_nodes([Node::new(
+            node(number),
+            Some(node(2)),
+            Message::assistant("x"),
+        )]);
+        version = store.commit(&id("a"), &Write::on(version), &turn).await.unwrap();
+        let stored = store.load(&id("a")).await.unwrap();
+        let mut tree = Tree::hydrate(stored.nodes, stored.head, stored.cursors).unwrap();
+        let erased = tree.erase(node(number)).unwrap();
+        version = store.erase(&id("a"), &Write::on(version), &erased).await.unwrap();
+    }
+    assert!(!reading.is_finished(), "the reader has failed");
+    reading.abort();
+}

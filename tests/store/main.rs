@@ -4,6 +4,7 @@
 mod compaction;
 mod contents;
 mod defaults;
+mod deleted;
 mod erasing;
 mod faults;
 mod file_system;
@@ -22,6 +23,7 @@ mod processes;
 mod skip;
 #[cfg(feature = "sqlite")]
 mod sqlite;
+mod steps;
 mod support;
 mod torn;
 mod transfer;

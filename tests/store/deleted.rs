@@ -1,0 +1,321 @@
+//! The file with the usage of deleted conversations.
+
+use std::{
+    fs::{self, File},
+    io::{BufRead, BufReader, Read, Write as _},
+    path::PathBuf,
+    time::Duration,
+};
+
+use omni_agent::{
+    message::{RequestEnd, Timestamp, Usage, UsageRow},
+    store::{
+        Commit, FileSystemStore, Filter, Labels, Page, Store, StoreError, StoredState, Version, Write,
+        WriteId,
+    },
+};
+
+use crate::{
+    golden,
+    support::{Folder, child, child_folder, commit, create, id},
+};
+
+const NAME: &str = "@deleted-usage.jsonl";
+
+fn file(folder: &Folder) -> PathBuf {
+    folder.path().join(NAME)
+}
+
+fn labels(tenant: &str) -> Labels {
+    Labels::new([("tenant", tenant)]).unwrap()
+}
+
+fn row(input: u64) -> UsageRow {
+    let usage = Usage::default().with_input(input);
+    UsageRow::new(RequestEnd::Answered, usage)
+        .with_model("m".to_owned())
+        .with_at(Timestamp(1_763_769_600_000))
+}
+
+/// Creates a conversation with this label and this usage.
+async fn spent(store: &dyn Store, name: &str, tenant: &str, input: u64) -> Version {
+    let state = StoredState::default().with_labels(labels(tenant));
+    let version = store.create(&id(name), WriteId::generate(), &state).await.unwrap();
+    let turn = Commit::new(None).with_usage([row(input)]);
+    store.commit(&id(name), &Write::on(version), &turn).await.unwrap()
+}
+
+async fn try_used(store: &dyn Store, filter: Filter) -> Result<u64, StoreError> {
+    let sums = store.used(&filter, Timestamp(0)..Timestamp(u64::MAX)).await?;
+    Ok(sums.iter().map(|sum| sum.usage.input).sum())
+}
+
+pub(crate) async fn used(store: &dyn Store) -> u64 {
+    try_used(store, Filter::default()).await.unwrap()
+}
+
+#[tokio::test]
+async fn delete_of_version_1_logs_keeps_their_usage() {
+    let folder = golden::copy(1);
+    let store = folder.quick_store().await;
+    let before = store.used(&Filter::default(), Timestamp(0)..Timestamp(u64::MAX)).await.unwrap();
+    assert_eq!(before[0].requests, 3);
+    for name in ["compacted", "talk", "torn", "empty"] {
+        store.delete(&id(name)).await.unwrap();
+        let after = store.used(&Filter::default(), Timestamp(0)..Timestamp(u64::MAX)).await.unwrap();
+        assert_eq!((after[0].requests, after[0].usage.input), (3, before[0].usage.input));
+    }
+    assert_eq!(store.list(Page::default()).await.unwrap(), []);
+}
+
+#[tokio::test]
+async fn delete_without_usage_writes_no_ledger() {
+    let folder = Folder::new();
+    let store = folder.quick_store().await;
+    let version = create(&store, &id("a")).await;
+    commit(&store, &id("a"), version, 1, "Hi").await;
+    store.delete(&id("a")).await.unwrap();
+    assert_eq!(folder.names(), [""; 0]);
+}
+
+#[cfg(unix)]
+#[tokio::test]
+async fn ledger_contains_no_id_and_is_readable_only_by_its_owner() {
+    use std::os::unix::fs::PermissionsExt;
+
+    let folder = Folder::new();
+    let store = folder.store().await;
+    spent(&store, "the-id", "acme", 7).await;
+    store.delete(&id("the-id")).await.unwrap();
+    assert_eq!(folder.names(), [NAME]);
+    assert!(!fs::read_to_string(file(&folder)).unwrap().contains("the-id"));
+    assert_eq!(fs::metadata(file(&folder)).unwrap().permissions().mode() & 0o777, 0o600);
+    assert_eq!(store.list(Page::default()).await.unwrap(), []);
+}
+
+/// After a crash between the line in the ledger and the removal of the log, the conversation still exists.
+#[tokio::test]
+async fn delete_repeated_after_a_crash_counts_once() {
+    let folder = Folder::new();
+    let store = folder.quick_store().await;
+    let version = spent(&store, "a", "acme", 7).await;
+    let log = fs::read(folder.log(&id("a"))).unwrap();
+    store.delete(&id("a")).await.unwrap();
+    assert_eq!(used(&store).await, 7);
+    // The last line, which records the removal, was not written either.
+    let ledger = fs::read_to_string(file(&folder)).unwrap();
+    let without_last = ledger.trim_end().rfind('\n').unwrap() + 1;
+    fs::write(file(&folder), &ledger[..without_last]).unwrap();
+    fs::write(folder.log(&id("a")), log).unwrap();
+    assert_eq!(used(&store).await, 7, "it is not counted twice");
+
+    // It may even be continued before it is deleted again.
+    let turn = Commit::new(None).with_usage([row(100)]);
+    store.commit(&id("a"), &Write::on(version), &turn).await.unwrap();
+    assert_eq!(used(&store).await, 107);
+    for _ in 0..2 {
+        store.delete(&id("a")).await.unwrap();
+        assert_eq!(used(&store).await, 107);
+    }
+    // Another conversation with the same id has its own usage.
+    spent(&store, "a", "acme", 1000).await;
+    assert_eq!(used(&store).await, 1107);
+    store.delete(&id("a")).await.unwrap();
+    assert_eq!(used(&store).await, 1107);
+}
+
+#[tokio::test]
+async fn ledger_cut_at_any_byte_drops_only_the_last_line() {
+    let folder = Folder::new();
+    let store = folder.quick_store().await;
+    for (name, input) in [("a", 1), ("b", 10)] {
+        spent(&store, name, "acme", input).await;
+        store.delete(&id(name)).await.unwrap();
+    }
+    let ledger = fs::read(file(&folder)).unwrap();
+    let ends: Vec<_> = (1..=ledger.len()).filter(|end| ledger[end - 1] == b'\n').collect();
+    assert_eq!(ends.len(), 5, "a header, and two lines per conversation");
+    for cut in 0..ledger.len() {
+        fs::write(file(&folder), &ledger[..cut]).unwrap();
+        let expected = u64::from(cut >= ends[1]) + if cut >= ends[3] { 10 } else { 0 };
+        assert_eq!(used(&store).await, expected, "cut at byte {cut}");
+        assert_eq!(fs::read(file(&folder)).unwrap(), &ledger[..cut], "reads change nothing");
+        if cut % 7 == 0 || ends.contains(&cut) {
+            spent(&store, "c", "acme", 100).await;
+            store.delete(&id("c")).await.unwrap();
+            assert_eq!(used(&store).await, expected + 100, "cut at byte {cut}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn damaged_ledger_is_reported_and_does_not_prevent_deletes() {
+    let folder = Folder::new();
+    let store = folder.quick_store().await;
+    spent(&store, "a", "acme", 1).await;
+    store.delete(&id("a")).await.unwrap();
+    let sound = fs::read(file(&folder)).unwrap();
+    let ends: Vec<_> = (1..=sound.len()).filter(|end| sound[end - 1] == b'\n').collect();
+    for (line, at) in [(2, ends[0] + 60), (3, ends[1] + 50)] {
+        let mut damaged = sound.clone();
+        damaged[at] ^= 1;
+        fs::write(file(&folder), damaged).unwrap();
+        match try_used(&store, Filter::default()).await {
+            Err(StoreError::Damaged { place, .. }) => {
+                assert!(place.ends_with(&format!("{NAME}, line {line}")), "{place}");
+            }
+            other => panic!("{other:?}"),
+        }
+        spent(&store, "b", "acme", 10).await;
+        store.delete(&id("b")).await.unwrap();
+        assert!(!store.exists(&id("b")).await.unwrap());
+    }
+    // A later version of the format is left alone.
+    let later = sound.windows(18).position(|part| part == b"\"format_version\":1").unwrap();
+    let record =
+        String::from_utf8(sound[44..ends[0] - 2].to_vec()).unwrap().replace("_version\":1", "_version\":9");
+    let header = format!(
+        "{{\"sum\":\"{:08x}\",\"len\":{:10},\"record\":{record}}}\n",
+        crc32fast::hash(record.as_bytes()),
+        record.len()
+    );
+    assert!(later < ends[0]);
+    fs::write(file(&folder), &header).unwrap();
+    spent(&store, "b", "acme", 10).await;
+    let refused = store.delete(&id("b")).await;
+    assert!(matches!(refused, Err(StoreError::UnknownFormat { found: 9, .. })), "{refused:?}");
+    assert!(matches!(try_used(&store, Filter::default()).await, Err(StoreError::UnknownFormat { .. })));
+    assert!(store.exists(&id("b")).await.unwrap());
+}
+
+#[tokio::test]
+async fn delete_of_a_damaged_log_succeeds_without_its_usage() {
+    let folder = Folder::new();
+    let store = folder.quick_store().await;
+    spent(&store, "a", "acme", 1).await;
+    spent(&store, "b", "other", 10).await;
+    let mut log = fs::read(folder.log(&id("a"))).unwrap();
+    let middle = log.len() / 2;
+    log[middle] ^= 1;
+    fs::write(folder.log(&id("a")), log).unwrap();
+    let damaged = try_used(&store, Filter::default()).await;
+    assert!(
+        matches!(&damaged, Err(StoreError::Damaged { place, .. }) if place.contains("a.jsonl")),
+        "{damaged:?}"
+    );
+    assert_eq!(try_used(&store, labels("other").into()).await.unwrap(), 10, "the log has another label");
+    store.delete(&id("a")).await.unwrap();
+    assert_eq!(used(&store).await, 10);
+}
+
+#[tokio::test]
+async fn ledger_that_has_grown_is_merged_and_keeps_the_sums() {
+    let folder = Folder::new();
+    let store = folder.quick_store().await;
+    let many = |tenant: u64| {
+        let labels = (0..8).map(|label| (format!("label-{label}"), format!("{tenant}{}", "x".repeat(120))));
+        Labels::new(labels).unwrap()
+    };
+    let len = || fs::metadata(file(&folder)).map_or(0, |file| file.len());
+    let (mut longest, mut merges, mut sums) = (0, 0, [0; 3]);
+    // This conversation is in the ledger, and its log was not removed, as after a crash.
+    spent(&store, "crashed", "acme", 5).await;
+    let log = fs::read(folder.log(&id("crashed"))).unwrap();
+    store.delete(&id("crashed")).await.unwrap();
+    let ledger = fs::read_to_string(file(&folder)).unwrap();
+    fs::write(file(&folder), &ledger[..=ledger.trim_end().rfind('\n').unwrap()]).unwrap();
+    fs::write(folder.log(&id("crashed")), log).unwrap();
+    for number in 0..1200_u64 {
+        let tenant = number % 3;
+        sums[usize::try_from(tenant).unwrap()] += number;
+        let state = StoredState::default().with_labels(many(tenant));
+        let version = store.create(&id("a"), WriteId::generate(), &state).await.unwrap();
+        let turn = Commit::new(None).with_usage([row(number)]);
+        store.commit(&id("a"), &Write::on(version), &turn).await.unwrap();
+        let before = len();
+        store.delete(&id("a")).await.unwrap();
+        merges += u64::from(len() < before);
+        longest = longest.max(len());
+    }
+    assert_eq!(merges, 1);
+    assert!(longest <= 1024 * 1024 + 2048, "{longest} bytes");
+    for (tenant, sum) in (0..3).zip(sums) {
+        assert_eq!(try_used(&store, many(tenant).into()).await.unwrap(), sum);
+    }
+    let all = sums.iter().sum::<u64>() + 5;
+    assert_eq!(used(&store).await, all, "the conversation that still exists is counted once");
+    store.delete(&id("crashed")).await.unwrap();
+    assert_eq!(used(&store).await, all);
+    assert_eq!(folder.names(), [NAME]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn delete_while_the_ledger_is_locked_is_busy_after_the_wait() {
+    let folder = Folder::new();
+    let store =
+        FileSystemStore::builder(folder.path()).lock_wait(Duration::from_secs(3)).open().await.unwrap();
+    for name in ["a", "b"] {
+        spent(&store, name, "acme", 1).await;
+    }
+    store.delete(&id("a")).await.unwrap();
+    let other = File::open(file(&folder)).unwrap();
+    other.lock().unwrap();
+    match store.delete(&id("b")).await {
+        Err(StoreError::Busy { waited, place }) => {
+            assert_eq!(waited, Duration::from_secs(3));
+            assert!(place.ends_with(NAME), "{place}");
+        }
+        other => panic!("{other:?}"),
+    }
+    assert!(store.exists(&id("b")).await.unwrap());
+    assert_eq!(used(&store).await, 2, "reads don't wait");
+    other.unlock().unwrap();
+    store.delete(&id("b")).await.unwrap();
+    assert_eq!(used(&store).await, 2);
+}
+
+const EACH: u64 = 60;
+
+/// Child process: deletes conversations while another process also deletes conversations.
+#[tokio::test]
+async fn child_deletes_among_others() {
+    let Some(folder) = child_folder() else {
+        return;
+    };
+    let store = FileSystemStore::open(folder).await.unwrap();
+    println!("\nready");
+    std::io::stdout().flush().unwrap();
+    std::io::stdin().read_exact(&mut [0]).unwrap();
+    delete_all(&store, "child").await;
+}
+
+async fn delete_all(store: &FileSystemStore, who: &str) {
+    for number in 0..EACH {
+        store.delete(&id(&format!("{who}-{number}"))).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn deletes_of_two_processes_keep_the_usage_of_all() {
+    let folder = Folder::new();
+    let store = folder.quick_store().await;
+    for number in 0..EACH {
+        for who in ["parent", "child"] {
+            spent(&store, &format!("{who}-{number}"), who, number).await;
+        }
+    }
+    let expected = used(&store).await;
+    let mut child = child("deleted::child_deletes_among_others", folder.path()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap() == "ready"));
+    child.stdin.take().unwrap().write_all(b"!").unwrap();
+    let counting = async {
+        for _ in 0..20 {
+            assert_eq!(used(&store).await, expected, "each is counted once while it is deleted");
+        }
+    };
+    tokio::join!(delete_all(&store, "parent"), counting);
+    assert!(child.wait().unwrap().success());
+    assert_eq!(used(&store).await, expected);
+    assert_eq!(folder.names(), [NAME]);
+}

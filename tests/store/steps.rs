@@ -1,0 +1,258 @@
+//! A process that ends before, or in the middle of, each change that an operation makes to the folder.
+//!
+//! A library that is loaded before the C library counts these changes, and ends the process at one of them.
+#![cfg(all(target_os = "linux", target_env = "gnu"))]
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use omni_agent::store::{FileSystemStore, Labels, Page, StateChange, Store, Stored, Version, Write, WriteId};
+
+use crate::{
+    deleted, erasing, golden,
+    skip::skip,
+    support::{Folder, child, child_folder, id},
+};
+
+const LIBRARY: &str = r#"
+    #define _GNU_SOURCE
+    #include <dlfcn.h>
+    #include <stdio.h>
+    #include <stdlib.h>
+    #include <string.h>
+    #include <sys/types.h>
+    #include <unistd.h>
+
+    static long left = -1;
+
+    static int is_inside(const char *path) {
+        const char *folder = getenv("OMNI_CHILD");
+        return folder && strncmp(path, folder, strlen(folder)) == 0;
+    }
+
+    static int is_open_inside(int file) {
+        char link[64], path[4096];
+        snprintf(link, sizeof link, "/proc/self/fd/%d", file);
+        ssize_t len = readlink(link, path, sizeof path - 1);
+        if (len < 0) return 0;
+        path[len] = 0;
+        return is_inside(path);
+    }
+
+    /* Returns whether the next step is the last one. */
+    static int is_last(void) {
+        if (left < 0) left = atol(getenv("OMNI_STEPS"));
+        return left == 1;
+    }
+
+    static void step(void) {
+        if (is_last()) _exit(42);
+        left--;
+    }
+
+    #define REAL(name) \
+        static __typeof__(&name) real; \
+        if (!real) real = (__typeof__(&name))dlsym(RTLD_NEXT, #name)
+
+    ssize_t write(int file, const void *bytes, size_t len) {
+        REAL(write);
+        if (is_open_inside(file)) {
+            step();
+            if (is_last()) real(file, bytes, len / 2);
+            step();
+        }
+        return real(file, bytes, len);
+    }
+
+    ssize_t copy_file_range(int from, off64_t *from_at, int to, off64_t *to_at, size_t len, unsigned flags) {
+        REAL(copy_file_range);
+        if (is_open_inside(to)) step();
+        return real(from, from_at, to, to_at, len, flags);
+    }
+
+    #define OF_FILE(name) int name(int file) { \
+        REAL(name); \
+        if (is_open_inside(file)) step(); \
+        return real(file); \
+    }
+    OF_FILE(fsync)
+    OF_FILE(fdatasync)
+
+    int ftruncate64(int file, off64_t len) {
+        REAL(ftruncate64);
+        if (is_open_inside(file)) step();
+        return real(file, len);
+    }
+
+    int rename(const char *from, const char *to) {
+        REAL(rename);
+        if (is_inside(to)) step();
+        return real(from, to);
+    }
+
+    int unlink(const char *path) {
+        REAL(unlink);
+        if (is_inside(path)) step();
+        return real(path);
+    }
+"#;
+
+/// Returns the compiled library, or `None` if it can't be used.
+fn library(folder: &Path) -> Option<PathBuf> {
+    let (source, library) = (folder.join("steps.c"), folder.join("steps.so"));
+    fs::write(&source, LIBRARY).unwrap();
+    let Ok(made) = Command::new("cc").args(["-shared", "-fPIC", "-o"]).args([&library, &source]).status()
+    else {
+        skip("a C compiler is not installed");
+        return None;
+    };
+    assert!(made.success(), "the library can't be compiled");
+    Some(library)
+}
+
+/// Runs the child's test on a new copy of the folder for each step of its operation, ends it at that step, and calls
+/// `check` with the folder. Returns the number of steps.
+async fn at_each_step(test: &str, from: &Folder, check: impl AsyncFn(&Folder)) -> u64 {
+    let tools = Folder::new();
+    let Some(library) = library(tools.path()) else { return u64::MAX };
+    for steps in 1.. {
+        let folder = Folder::new();
+        for name in from.names() {
+            fs::copy(from.path().join(&name), folder.path().join(&name)).unwrap();
+        }
+        let mut child = child(test, folder.path());
+        let output = child.env("LD_PRELOAD", &library).env("OMNI_STEPS", steps.to_string()).output().unwrap();
+        match output.status.code() {
+            Some(42) => check(&folder).await,
+            Some(0) if steps == 1 => {
+                skip("LD_PRELOAD has no effect on the program of the tests");
+                return u64::MAX;
+            }
+            Some(0) => {
+                check(&folder).await;
+                return steps - 1;
+            }
+            _ => panic!("step {steps}: {}", String::from_utf8_lossy(&output.stderr)),
+        }
+    }
+    unreachable!("the child has a limited number of steps")
+}
+
+/// Returns the write of the child, so that the parent can repeat it.
+fn write(base: Version) -> Write {
+    let id = serde_json::from_str::<WriteId>("\"AAAAAAAAAAAAAAAAAAAAAA\"").unwrap();
+    Write::on(base).with_id(id)
+}
+
+fn labels() -> Labels {
+    Labels::new([("tenant", "acme")]).unwrap()
+}
+
+async fn label(store: &dyn Store, base: Version) -> Version {
+    store.save_state(&id("talk"), &write(base), &StateChange::Labels(labels())).await.unwrap()
+}
+
+async fn erase(store: &dyn Store, stored: &Stored) -> Version {
+    store.erase(&id("a"), &write(stored.version), &erasing::without_secret(stored)).await.unwrap()
+}
+
+#[tokio::test]
+async fn child_upgrades_a_log() {
+    let Some(folder) = child_folder() else { return };
+    let store = FileSystemStore::open(folder).await.unwrap();
+    label(&store, store.summary(&id("talk")).await.unwrap().version).await;
+}
+
+#[tokio::test]
+async fn upgrade_interrupted_at_any_step_keeps_everything_and_is_repeated() {
+    let from = golden::copy(1);
+    let before = from.quick_store().await.load(&id("talk")).await.unwrap();
+    let steps = at_each_step("steps::child_upgrades_a_log", &from, async |folder| {
+        let store = folder.quick_store().await;
+        let listed = store.summary(&id("talk")).await.unwrap();
+        let mut stored = store.load(&id("talk")).await.unwrap();
+        let is_done = stored.version != before.version;
+        assert_eq!(stored.state.labels, if is_done { labels() } else { Labels::default() });
+        assert_eq!((&listed.labels, listed.version), (&stored.state.labels, stored.version));
+        assert_eq!(listed.title, before.state.title);
+        (stored.version, stored.updated) = (before.version, before.updated);
+        stored.state.labels = Labels::default();
+        assert_eq!(stored, before);
+
+        let version = label(&store, before.version).await;
+        assert_eq!(version, before.version.next());
+        let listed = store.list_where(&labels().into(), Page::default()).await.unwrap().remove(0);
+        assert_eq!((listed.version, listed.title), (version, before.state.title.clone()));
+        assert!(!folder.path().join("talk.jsonl.new").exists());
+    });
+    assert!(steps.await >= 10);
+}
+
+#[tokio::test]
+async fn child_erases_messages() {
+    let Some(folder) = child_folder() else { return };
+    let store = FileSystemStore::open(folder).await.unwrap();
+    let stored = store.load(&id("a")).await.unwrap();
+    erase(&store, &stored).await;
+}
+
+#[tokio::test]
+async fn erase_interrupted_at_any_step_is_done_or_not_and_is_repeated() {
+    let from = Folder::new();
+    let store = from.quick_store().await;
+    erasing::conversation(&store).await;
+    let before = store.load(&id("a")).await.unwrap();
+    let ledger = erasing::ledger(&store).await;
+    let mut after = before.clone();
+    after.erase(&erasing::without_secret(&before));
+    let steps = at_each_step("steps::child_erases_messages", &from, async |folder| {
+        let store = folder.quick_store().await;
+        let listed = store.summary(&id("a")).await.unwrap();
+        let stored = store.load(&id("a")).await.unwrap();
+        if stored.version == before.version {
+            assert_eq!(stored, before);
+        } else {
+            let mut expected = after.clone();
+            (expected.version, expected.updated) = (before.version.next(), stored.updated);
+            assert_eq!(stored, expected);
+            assert_eq!(erasing::found(folder), [""; 0]);
+        }
+        assert_eq!((listed.version, &listed.title), (stored.version, &before.state.title));
+        assert_eq!(erasing::ledger(&store).await, ledger);
+
+        assert_eq!(erase(&store, &before).await, before.version.next());
+        assert_eq!(erasing::found(folder), [""; 0]);
+        let stored = store.load(&id("a")).await.unwrap();
+        assert_eq!((stored.nodes, stored.next), (after.nodes.clone(), after.next));
+        assert_eq!(erasing::ledger(&store).await, ledger);
+    });
+    assert!(steps.await >= 8);
+}
+
+#[tokio::test]
+async fn child_deletes_a_conversation() {
+    let Some(folder) = child_folder() else { return };
+    let store = FileSystemStore::open(folder).await.unwrap();
+    store.delete(&id("a")).await.unwrap();
+}
+
+#[tokio::test]
+async fn delete_interrupted_at_any_step_counts_the_usage_once() {
+    let from = Folder::new();
+    let store = from.quick_store().await;
+    erasing::conversation(&store).await;
+    let used = deleted::used(&store).await;
+    let steps = at_each_step("steps::child_deletes_a_conversation", &from, async |folder| {
+        let store = folder.quick_store().await;
+        assert_eq!(deleted::used(&store).await, used);
+        for _ in 0..2 {
+            store.delete(&id("a")).await.unwrap();
+            assert_eq!(deleted::used(&store).await, used);
+        }
+        assert_eq!(folder.names(), ["@deleted-usage.jsonl"]);
+    });
+    assert!(steps.await >= 8);
+}

@@ -30,8 +30,9 @@
 //! | `ID.jsonl` | the log, which contains the whole conversation |
 //! | `ID.summary.json` | the entry in a list, so that lists need not open the log; it is rebuilt if it is missing, or if it names a different length than the log has |
 //!
-//! A file whose name ends in `.new` was created to replace another file. The store ignores all other files in the
-//! folder. Only the owner of a file can access it (mode 0600 on Unix). If the store creates the folder, only the owner
+//! In addition, the folder has the file `@deleted-usage.jsonl` if conversations with usage were deleted (see below). A
+//! file whose name ends in `.new` was created to replace another file. The store ignores all other files in the folder.
+//! Only the owner of a file can access it (mode 0600 on Unix). If the store creates the folder, only the owner
 //! of the folder can access it (mode 0700).
 //!
 //! # The log
@@ -40,21 +41,23 @@
 //! of the writes:
 //!
 //! ```text
-//! {"sum":"99c09ea4","len":       139,"record":{"format":"omni-agent conversation","format_version":1,"id":"…","created":1763769600000,"compactions":0}}
+//! {"sum":"99c09ea4","len":       139,"record":{"format":"omni-agent conversation","format_version":2,"id":"…","created":1763769600000,"compactions":0}}
 //! {"sum":"5ba0f1c4","len":       174,"record":{"version":77,"write":"…","time":1763769600000,"state_version":77,"change":{"create":{"model":"anthropic:claude-sonnet-4-6"}}}}
 //! {"sum":"8d1f0c0e","len":       391,"record":{"version":78,"write":"…","time":1763769601234,"state_version":77,"change":{"commit":{"head":2,"nodes":[…]}}}}
 //! ```
 //!
 //! `len` is the length of the record in bytes, padded with spaces to ten characters. `sum` is the CRC-32 of the record
 //! (as in zlib and PNG), in eight hexadecimal digits. Times are milliseconds since 1970. A record contains the version
-//! after the write, the write's id, and the last version that changed the state. Its `change` is one of:
+//! after the write, the write's id, and the last version that changed the state. A commit that only records usage or the
+//! end of a run repeats the time of the line before. The `change` of a record is one of:
 //!
 //! | change | content |
 //! | --- | --- |
-//! | `create`, `state` | the whole state: model, system, options, title |
+//! | `create`, `state` | the whole state: model, system, options, limits, title, labels |
 //! | `title` | the title, or null |
-//! | `commit` | the head and, if present, changed cursors, the state, and new nodes (id, parent, message, usage) |
-//! | `compacted` | the combined effect of removed lines: state, head, all cursors, and the versions and writes of those lines |
+//! | `labels` | all labels |
+//! | `commit` | the head and, if present, changed cursors, the state, new nodes (id, parent, message, usage), rows of the usage ledger, and the end of a run |
+//! | `compacted` | the combined effect of removed lines: state, head, all cursors, the next id of a node, the last run, and the versions and writes of those lines |
 //!
 //! Any tool for JSON Lines can read a log: `jq '.record.change.commit.nodes[]?.message' ID.jsonl`.
 //!
@@ -70,20 +73,56 @@
 //! [damage](StoreError::Damaged), and the error names the file and the line.
 //!
 //! If a log has no summary, the next list reads the log and saves a summary. If the log is damaged, or the summary
-//! can't be saved, the store keeps the list entry in memory until the log is written to.
+//! can't be saved, the store keeps the list entry in memory until the log is written to. Lists by labels read all
+//! summaries. The store does not support searches.
 //!
 //! State, titles and moves in the tree that later lines replaced stay in the log at first. If the store finds during
-//! loading that they outweigh the nodes, it rewrites the log without them, syncs the new log, and renames it into
-//! place. The new log is locked from before the renaming until the folder is synced. A log that belongs to another
-//! user, or that is reached through a link, is never rewritten.
+//! loading that they outweigh the nodes and the usage, it rewrites the log without them, syncs the new log, and renames
+//! it into place. The new log is locked from before the renaming until the folder is synced. A log that belongs to
+//! another user, or that is reached through a symbolic link, is never rewritten.
 //!
-//! A delete removes both files, and temporary versions of them that a crash has left behind. The bytes stay
-//! on the disk until the file system reuses their space.
+//! # Erasure
+//!
+//! [`Store::erase`] rewrites the log in the same way. Lines with erased nodes are written again without these nodes, and
+//! keep their usage. The last line is a `compacted` line, whose version and write are those of the erasure. After a crash
+//! at any moment, the erasure is either complete or has not happened. If the log can't be rewritten, because it belongs
+//! to another user or is reached through a symbolic link, `erase` fails and nothing changes.
+//!
+//! A delete removes both files, and temporary versions of them that a crash has left behind.
+//!
+//! After an erasure or a delete, no file in the folder contains the text. The bytes stay on the disk until the file
+//! system reuses their space. Backups, snapshots and other names of the old log (hard links) keep the text.
+//!
+//! # Usage
+//!
+//! A conversation's usage ledger consists of the rows in the commits of its log. A commit without rows counts as one row
+//! for each new node with usage. [`Store::usage`] reads the log. [`Store::used`] reads all logs in the folder that have
+//! the labels, and fails if one of them is damaged.
+//!
+//! Before a delete removes a log, it adds the sums of the conversation's usage to `@deleted-usage.jsonl`, by hour and
+//! model, with the labels. The lines of this file have the form of the lines of a log. They contain neither ids of
+//! conversations nor messages. If the log can't be read, it is deleted without its sums, and a warning is logged.
+//!
+//! | line | content |
+//! | --- | --- |
+//! | the first | the format, its version, and the length of the other lines when the file was merged last |
+//! | `deleted` | the first version and write of the conversation, its labels, and the sums |
+//! | `removed` | the first version and write of a conversation whose log was removed |
+//! | `merged` | the sums of many conversations with the same labels |
+//!
+//! A conversation counts once, even if a crash interrupts its delete: while its log exists, its `deleted` line does not
+//! count. When the file is longer than 1 MiB and more than twice as long as after it was merged last, the store replaces
+//! the lines of removed conversations with `merged` lines. A delete locks this file while it works.
 //!
 //! # Versions of the format
 //!
-//! The first line names the version of the format, which is now 1. Later versions of the crate can read this version.
-//! If a log has a later version than the crate knows, it is rejected with [`StoreError::UnknownFormat`].
+//! The first line names the version of the format. New logs have version 2. Later versions of the crate can read both
+//! versions. If a log has a later version than the crate knows, it is rejected with [`StoreError::UnknownFormat`].
+//!
+//! Version 2 added labels, rows of the usage ledger, ends of runs, and erasures. The first write of one of these to a log
+//! of version 1 rewrites the log with a first line of version 2, before it appends its own line. All other writes leave
+//! the version as it is, so that earlier versions of the crate can continue the log. If a log of version 1 can't be
+//! rewritten, because it belongs to another user or is reached through a symbolic link, these writes fail.
 //!
 //! # Requirements
 //!
@@ -91,6 +130,7 @@
 //! store is as reliable as that system's locks. On a file system that ignores case, two ids that differ only in case
 //! can't both exist: creating the second id fails.
 
+mod builder;
 mod compact;
 mod erase;
 mod format;
@@ -103,10 +143,11 @@ mod read;
 mod summary;
 mod write;
 
+pub use builder::{Durability, FileSystemStoreBuilder};
+
 use std::{
     fmt,
-    fs::{DirBuilder, File},
-    io,
+    fs::File,
     ops::Range,
     path::{Path, PathBuf},
     sync::Arc,
@@ -160,94 +201,6 @@ struct Inner {
     findings: Findings,
 }
 
-/// The kinds of crashes that acknowledged writes survive.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Durability {
-    /// Writes survive a crash of the machine, because every write is synced.
-    #[default]
-    Machine,
-    /// Writes survive a crash of the process. The operating system decides when to write to disk, so a write takes
-    /// microseconds instead of the milliseconds that a disk needs. A power failure can lose the latest writes of each
-    /// conversation. On file systems that do not preserve the order of writes, a power failure can leave a log that is
-    /// reported as damaged.
-    Process,
-}
-
-impl Durability {
-    fn sync(self, file: &File) -> io::Result<()> {
-        match self {
-            Self::Machine => file.sync_data(),
-            Self::Process => Ok(()),
-        }
-    }
-}
-
-/// Settings for opening a [`FileSystemStore`].
-#[derive(Clone, Debug)]
-pub struct FileSystemStoreBuilder {
-    folder: PathBuf,
-    durability: Durability,
-    lock_wait: Duration,
-}
-
-impl FileSystemStoreBuilder {
-    /// Sets the kinds of crashes that acknowledged writes survive. By default, writes also survive a crash of the
-    /// machine.
-    pub fn durability(mut self, durability: Durability) -> Self {
-        self.durability = durability;
-        self
-    }
-
-    /// Sets how long to wait for another writer's lock. The default is five seconds.
-    pub fn lock_wait(mut self, limit: Duration) -> Self {
-        self.lock_wait = limit;
-        self
-    }
-
-    /// Opens the store, and creates its folder if it does not exist.
-    ///
-    /// # Errors
-    ///
-    /// Fails in the same cases as [`FileSystemStore::open`].
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropping the future may leave an empty folder.
-    pub async fn open(self) -> Result<FileSystemStore, StoreError> {
-        let Self { folder, durability, lock_wait } = self;
-        let folder = blocking(move || {
-            // An absolute path, so that a later change of the working directory has no effect.
-            let folder =
-                std::path::absolute(&folder).map_err(|error| place::failed("finding", &folder, error))?;
-            create_folder(&folder, durability)?;
-            Ok(folder)
-        })
-        .await?;
-        Ok(FileSystemStore(Arc::new(Inner { folder, durability, lock_wait, findings: Findings::default() })))
-    }
-}
-
-fn create_folder(folder: &Path, durability: Durability) -> Result<(), StoreError> {
-    if folder.exists() {
-        return place::check_folder(folder);
-    }
-    let there = folder.ancestors().skip(1).find(|ancestor| ancestor.exists());
-    let mut builder = DirBuilder::new();
-    builder.recursive(true);
-    #[cfg(unix)]
-    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
-    builder.create(folder).map_err(|error| place::failed("creating", folder, error))?;
-    // Each new folder is an entry in its parent folder, so the parent folder must be synced too.
-    for above in folder.ancestors().skip(1) {
-        place::sync_folder(above, durability)?;
-        if Some(above) == there {
-            break;
-        }
-    }
-    Ok(())
-}
-
 /// The first and the longest pause between attempts to get a lock. Each pause is twice as long as the previous one.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(32));
 
@@ -298,11 +251,7 @@ impl FileSystemStore {
 
     /// Returns settings for a store in this folder.
     pub fn builder(folder: impl Into<PathBuf>) -> FileSystemStoreBuilder {
-        FileSystemStoreBuilder {
-            folder: folder.into(),
-            durability: Durability::default(),
-            lock_wait: Duration::from_secs(5),
-        }
+        FileSystemStoreBuilder::new(folder.into())
     }
 
     /// Returns the path of the folder.

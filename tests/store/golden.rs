@@ -246,21 +246,23 @@ async fn make_golden_files() {
     let mut version = store.create(&id("erased"), WriteId::generate(), &state()).await.unwrap();
     let first = Commit::new(Some(node(6))).with_nodes(nodes.clone()).with_cursors([(node(3), node(5))]);
     version = store.commit(&id("erased"), &Write::on(version), &first).await.unwrap();
+    let failed = Commit::new(Some(node(6))).with_run_end(cancelled());
+    version = store.commit(&id("erased"), &Write::on(version), &failed).await.unwrap();
     let mut tree = Tree::hydrate(nodes, Some(node(6)), [(node(3), node(5))]).unwrap();
     let erased = tree.erase(node(3)).unwrap();
     store.erase(&id("erased"), &Write::on(version), &erased).await.unwrap();
 
     let labelled = StoredState::default().with_labels(labels("acme"));
     version = store.create(&id("ended"), WriteId::generate(), &labelled).await.unwrap();
-    let turn = Commit::new(None).with_usage([row(2, "m"), row(9, "m")]).with_run_end(cancelled());
-    version = store.commit(&id("ended"), &Write::on(version), &turn).await.unwrap();
+    let failed = Commit::new(None).with_usage([row(2, "m"), row(9, "m")]).with_run_end(cancelled());
+    version = store.commit(&id("ended"), &Write::on(version), &failed).await.unwrap();
     let change = StateChange::Labels(labels("other"));
     store.save_state(&id("ended"), &Write::on(version), &change).await.unwrap();
 
     let labelled = StoredState::default().with_labels(labels("gone"));
     version = store.create(&id("deleted"), WriteId::generate(), &labelled).await.unwrap();
-    let turn = Commit::new(None).with_usage([row(70, "of the deleted")]);
-    store.commit(&id("deleted"), &Write::on(version), &turn).await.unwrap();
+    let failed = Commit::new(None).with_usage([row(70, "of the deleted")]);
+    store.commit(&id("deleted"), &Write::on(version), &failed).await.unwrap();
     store.delete(&id("deleted")).await.unwrap();
 
     for name in [NAMES.as_slice(), &NAMES_2].concat() {

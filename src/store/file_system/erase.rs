@@ -34,7 +34,7 @@ pub(super) fn erase(
     stored.erase(erased);
     let stamp =
         Stamp { version, write: write.id, time: now_after(&tail), state_version: tail.stamp.state_version };
-    let (kept, emptied) = without(&log, erased)?;
+    let Rest { kept, emptied } = without(&log, erased)?;
     // The last line contains the result of all writes without a line, the erasure included.
     let writes = replay.spare.into_iter().chain(emptied).chain([(version, write.id)]);
     let last = Change::Compacted(Box::new(Compacted::new(&stored, writes.collect())));
@@ -46,14 +46,22 @@ pub(super) fn erase(
     Ok(version)
 }
 
-/// Returns the kept lines without the erased nodes, and the writes whose lines are not kept any more.
-fn without(log: &Log<'_>, erased: &Erased) -> Result<(Vec<Piece>, Vec<(Version, WriteId)>), StoreError> {
+/// The kept lines after an erasure.
+#[derive(Default)]
+struct Rest {
+    kept: Vec<Piece>,
+    /// The writes whose lines are not kept any more.
+    emptied: Vec<(Version, WriteId)>,
+}
+
+/// Returns the kept lines without the erased nodes.
+fn without(log: &Log<'_>, erased: &Erased) -> Result<Rest, StoreError> {
     let mut lines = Lines::of(log)?;
-    let (mut kept, mut emptied) = (Vec::new(), Vec::new());
+    let mut rest = Rest::default();
     loop {
         let record = match lines.next()? {
             Some(record) => Record::parse(record),
-            None => return Ok((kept, emptied)),
+            None => return Ok(rest),
         };
         let record = record.map_err(|problem| lines.damaged(problem))?;
         let stamp = record.stamp();
@@ -62,12 +70,12 @@ fn without(log: &Log<'_>, erased: &Erased) -> Result<(Vec<Piece>, Vec<(Version, 
             continue;
         }
         if !remove(&mut commit, erased) {
-            kept.push(Piece::Old(lines.span.clone()));
+            rest.kept.push(Piece::Old(lines.span.clone()));
         } else if is_kept(&commit) {
             let line = Record::new(stamp, &Change::Commit(commit)).encode(log.place.id())?;
-            kept.push(Piece::New(line));
+            rest.kept.push(Piece::New(line));
         } else {
-            emptied.push((stamp.version, stamp.write));
+            rest.emptied.push((stamp.version, stamp.write));
         }
     }
 }

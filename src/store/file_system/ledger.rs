@@ -186,6 +186,7 @@ impl KeptFile {
         options.read(true).write(true).create(true);
         private(&mut options);
         let file = options.open(&path).map_err(|error| failed("opening", &path, error))?;
+        check_kind(&path, file.metadata())?;
         // Between opening and locking, another process may have replaced the file. The caller then tries again.
         let is_locked = try_lock(&path, &file)? && !place::is_gone(&path, &file)?;
         Ok(is_locked.then_some(Self { path, file }))
@@ -201,15 +202,13 @@ impl KeptFile {
         let mut used: Vec<_> = hours.map(|((hour, _), sum)| Hour { hour, sum }).collect();
         used.sort_by(|a, b| (a.hour, &a.sum.model).cmp(&(b.hour, &b.sum.model)));
         let entry = encode(&Entry::Deleted { first: ledger.first, labels: ledger.labels.clone(), used });
-        match self.end()? {
-            Some((end, torn)) => append(&self.path, &self.file, end, torn, &entry, durability),
-            None => {
-                let lines = [Header::encode(0), entry].concat();
-                append(&self.path, &self.file, 0, true, &lines, durability)?;
-                // The name of the file must be durable before the log is removed.
-                self.sync_folder(durability)
-            }
+        if let Some((end, torn)) = self.end()? {
+            return append(&self.path, &self.file, end, torn, &entry, durability);
         }
+        let lines = [Header::encode(0), entry].concat();
+        append(&self.path, &self.file, 0, true, &lines, durability)?;
+        // The name of the file must be durable before the log is removed.
+        self.sync_folder(durability)
     }
 
     /// Records that the log of a conversation was removed, and shortens the file if it has grown. A failure has no effect
@@ -280,9 +279,22 @@ impl KeptFile {
     }
 }
 
+/// Fails if the path leads to something else than a file. For example, reading a pipe would wait forever for a writer.
+fn check_kind(path: &Path, found: io::Result<fs::Metadata>) -> Result<(), StoreError> {
+    match found {
+        Ok(found) if !found.is_file() => Err(failed(
+            "reading",
+            path,
+            io::Error::new(io::ErrorKind::InvalidInput, "its path is not a file"),
+        )),
+        _ => Ok(()),
+    }
+}
+
 /// Reads the usage of deleted conversations.
 fn kept(folder: &Path) -> Result<Kept, StoreError> {
     let path = KeptFile::path(folder);
+    check_kind(&path, fs::metadata(&path))?;
     let read = || match fs::read(&path) {
         Ok(text) => Kept::parse(&path, &text),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Kept::default()),

@@ -26,7 +26,7 @@
 //!
 //! The store owns one schema of the database, by default `omni_agent`. Opening the store creates or updates the schema.
 //! Several processes may open the store at the same time. The table `migrations` lists the applied versions, the latest
-//! of which is now 2. A schema with a later version is rejected with [`StoreError::UnknownFormat`]. The user needs the
+//! of which is now 3. A schema with a later version is rejected with [`StoreError::UnknownFormat`]. The user needs the
 //! right to create schemas in the database. If the schema is up to date, the right to use the schema and its tables is
 //! enough.
 //!
@@ -41,6 +41,11 @@
 //! | `nodes` | message: as JSON `text`, exactly as it was written, and as `jsonb` for queries |
 //! | `cursors` | cursor |
 //! | `writes` | write, to recognize a repetition |
+//! | `labels` | label of a conversation |
+//! | `usage` | request: an entry of the usage ledger |
+//! | `kept_usage` | label set, hour and model: the usage of deleted conversations |
+//! | `runs` | conversation whose last run left a prompt without an answer, or was cancelled or failed |
+//! | `turns`, `approvals`, `pending` | reserved for turns in flight |
 //!
 //! ```sql
 //! SELECT id, content -> 'content' FROM omni_agent.nodes
@@ -56,8 +61,15 @@
 //! statement changes no row, a second statement finds the reason. If `synchronous_commit` is `off`, the store sets it
 //! to `on`, so an acknowledged write is on the server's disk.
 //!
-//! A delete removes the rows. The bytes of the rows stay in the server's files until `VACUUM` and later writes have
+//! A delete or an [erasure](Store::erase) removes the rows. The bytes of the rows stay in the server's files until `VACUUM` and later writes have
 //! replaced them. They also stay in its write-ahead log, replicas and backups as long as the server keeps those.
+//!
+//! # Searches
+//!
+//! [`PostgresStore::create_search_index`] creates the indexes for [`Store::search`]. Words are compared as by the text
+//! search configuration `simple`, without regard to case. If the database expects that more than 20,000 messages match,
+//! the store examines the conversations from the newest on until the page is full. Messages whose column `content` is
+//! null are not found.
 //!
 //! # Connections
 //!

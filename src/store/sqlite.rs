@@ -24,7 +24,7 @@
 //!
 //! # Layout
 //!
-//! The schema of the file has a version (`PRAGMA user_version`, now 1). `PRAGMA application_id` marks the file as a
+//! The schema of the file has a version (`PRAGMA user_version`, now 2). `PRAGMA application_id` marks the file as a
 //! file of this crate. Opening a file updates its schema. A file with a later schema version is rejected with
 //! [`StoreError::UnknownFormat`].
 //!
@@ -35,6 +35,11 @@
 //! | `nodes` | message, as JSON, exactly as it was written |
 //! | `cursors` | cursor |
 //! | `writes` | write, to recognize a repetition |
+//! | `labels` | label of a conversation |
+//! | `usage` | request: an entry of the usage ledger |
+//! | `kept_usage` | label set, hour and model: the usage of deleted conversations |
+//! | `runs` | conversation whose last run left a prompt without an answer, or was cancelled or failed |
+//! | `turns`, `approvals`, `pending` | reserved for turns in flight |
 //!
 //! Any program with SQLite support can read the file:
 //!
@@ -78,9 +83,19 @@
 //! If such a file has neither a log nor an index, the store creates no files and locks nothing. If another process
 //! writes to the file later, reads fail with [`StoreError::Unreachable`] until the store is opened again.
 //!
-//! # Deletes
+//! # Searches
 //!
-//! Before a delete is acknowledged, the store overwrites the conversation's pages with zeros (`secure_delete`) and
+//! [`SqliteStoreBuilder::search`] creates the index for [`Store::search`]. The index consists of the tables `texts`,
+//! `words` (FTS5) and `indexing`, a view and triggers, which update the index with every write of any process. The index
+//! does not contain the texts themselves. Words are compared without regard to case and diacritics. Messages of more
+//! than 256 KiB of JSON and messages with U+0000 are not indexed. If more than 20,000 texts match, the store examines the
+//! conversations from the newest on until the page is full.
+//!
+//! A program that changes an indexed file needs a SQLite with FTS5.
+//!
+//! # Deletes and erasures
+//!
+//! Before a delete or an [erasure](Store::erase) is acknowledged, the store overwrites its pages with zeros (`secure_delete`) and
 //! empties the write-ahead log. So neither the file nor the log contains the deleted text afterwards. There are two
 //! exceptions:
 //!

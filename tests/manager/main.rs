@@ -9,6 +9,7 @@ mod faults;
 mod feed;
 mod flavours;
 mod kept_at_end;
+mod labels;
 #[allow(dead_code, reason = "shared with other tests")]
 #[path = "../support/leasing.rs"]
 mod leasing;

@@ -144,11 +144,14 @@ impl Task {
             let mut tree = self.core.tree().clone();
             let erased = tree.erase(node).map_err(|_| SessionError::UnknownNode { node })?;
             match self.owner.erase(at, tree.history().clone()).await {
-                Ok(with) => self.take_until(with).await?,
+                Ok(with) => {
+                    // Readers that have seen all earlier events continue with the events of the erasure.
+                    self.feed.forget();
+                    self.take_until(with).await?;
+                }
                 Err(AgentError::Moved) => continue,
                 Err(error) => return Err(error.into()),
             }
-            self.feed.forget();
             self.step(|core, env, effects| core.erased(erased, env, effects));
             return Ok(());
         }

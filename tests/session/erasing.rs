@@ -1,0 +1,218 @@
+//! Erasing messages.
+
+use omni_agent::{
+    message::Role,
+    session::{Mode, Session, SessionError, SessionEvent},
+    store::{MemoryStore, SqliteStore, Store, StoreError, file_system::Durability},
+    subscription::Update,
+    testing::{Gate, Step},
+    tree::Tree,
+};
+
+use crate::{
+    support::{failing, held, node, scripted},
+    watch::{Watched, answered, reached},
+};
+
+async fn stored(session: &Session, store: &dyn Store) -> Tree {
+    let stored = store.load(session.id()).await.unwrap();
+    let tree = Tree::hydrate(stored.nodes, stored.head, stored.cursors).unwrap();
+    stored.next.map_or(Ok(tree.clone()), |next| tree.with_next_id(next)).unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn erase_removes_the_messages_from_tree_history_and_store() {
+    let store = MemoryStore::new();
+    let agent = scripted([Step::text("A1"), Step::text("A2"), Step::text("A3")]);
+    let mut session = Watched::start(Session::builder(store.clone()).agent(agent)).await;
+    session.ask("Q1").await;
+    session.ask("Q2").await;
+    let before = session.session.snapshot().await.unwrap().used;
+    answered(session.session.erase(node(3))).await.unwrap();
+    session.check().await;
+    assert_eq!(session.path(), ["user: Q1", "assistant: A1"]);
+    assert_eq!(stored(&session.session, &store).await, session.session.tree().await.unwrap());
+    assert_eq!(session.session.state().await.unwrap().history().len(), 2);
+    assert_eq!(session.view.used, before, "erasing keeps what was spent");
+
+    session.ask("Q3").await;
+    session.check().await;
+    let ids: Vec<u64> = session.view.tree.nodes().map(|node| node.id().get()).collect();
+    assert_eq!(ids, [1, 2, 5, 6], "erased ids are not used again");
+    let opened = Session::builder(store).agent(scripted([])).open(session.session.id().clone());
+    drop(session.session.stop(std::time::Duration::from_secs(1)).await);
+    assert_eq!(opened.await.unwrap().tree().await.unwrap(), session.view.tree);
+}
+
+#[tokio::test(start_paused = true)]
+async fn erase_of_an_answer_leaves_a_prompt_that_can_be_regenerated() {
+    let store = MemoryStore::new();
+    let agent = scripted([Step::text("A1"), Step::text("A2"), Step::text("B2")]);
+    let session = Session::builder(store.clone()).agent(agent).create().await.unwrap();
+    session.ask("Q1").await.unwrap();
+    session.ask("Q2").await.unwrap();
+    answered(session.erase(node(4))).await.unwrap();
+    let tree = session.tree().await.unwrap();
+    assert_eq!((tree.head(), tree.len()), (Some(node(2)), 3), "no path ends with a prompt");
+    let refused = session.navigate(Some(node(3))).await;
+    assert!(matches!(refused, Err(SessionError::Unanswered { node }) if node.get() == 3), "{refused:?}");
+    session.ask_regenerate(node(3)).await.unwrap();
+    let last = session.tree().await.unwrap().history().last().cloned().unwrap();
+    assert_eq!((last.role, last.text()), (Role::Assistant, "B2".to_owned()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn erase_while_busy_or_of_an_unknown_node_is_rejected() {
+    let gate = Gate::new();
+    let agent = scripted([Step::text("A1"), held(&gate, "A2")]);
+    let session = Session::builder(MemoryStore::new()).agent(agent).create().await.unwrap();
+    session.ask("Q1").await.unwrap();
+    let unknown = session.erase(node(9)).await;
+    assert!(matches!(unknown, Err(SessionError::UnknownNode { .. })), "{unknown:?}");
+    session.prompt("Q2").await.unwrap();
+    reached(&gate).await;
+    let busy = session.erase(node(1)).await;
+    assert!(matches!(busy, Err(SessionError::Busy(_))), "{busy:?}");
+    gate.open();
+    session.wait_until_idle().await.unwrap();
+    assert_eq!(session.tree().await.unwrap().len(), 4);
+}
+
+/// A store without the optional methods.
+struct Plain(MemoryStore);
+
+#[async_trait::async_trait]
+impl Store for Plain {
+    async fn create(
+        &self,
+        id: &omni_agent::store::ConversationId,
+        write: omni_agent::store::WriteId,
+        state: &omni_agent::store::StoredState,
+    ) -> Result<omni_agent::store::Version, StoreError> {
+        self.0.create(id, write, state).await
+    }
+
+    async fn commit(
+        &self,
+        id: &omni_agent::store::ConversationId,
+        write: &omni_agent::store::Write,
+        commit: &omni_agent::store::Commit,
+    ) -> Result<omni_agent::store::Version, StoreError> {
+        assert_eq!(commit.usage, None, "a store without a ledger gets no rows");
+        self.0.commit(id, write, commit).await
+    }
+
+    async fn save_state(
+        &self,
+        id: &omni_agent::store::ConversationId,
+        write: &omni_agent::store::Write,
+        change: &omni_agent::store::StateChange,
+    ) -> Result<omni_agent::store::Version, StoreError> {
+        self.0.save_state(id, write, change).await
+    }
+
+    async fn load(
+        &self,
+        id: &omni_agent::store::ConversationId,
+    ) -> Result<omni_agent::store::Stored, StoreError> {
+        self.0.load(id).await
+    }
+
+    async fn summary(
+        &self,
+        id: &omni_agent::store::ConversationId,
+    ) -> Result<omni_agent::store::Summary, StoreError> {
+        self.0.summary(id).await
+    }
+
+    async fn list(
+        &self,
+        page: omni_agent::store::Page,
+    ) -> Result<Vec<omni_agent::store::Summary>, StoreError> {
+        self.0.list(page).await
+    }
+
+    async fn delete(&self, id: &omni_agent::store::ConversationId) -> Result<(), StoreError> {
+        self.0.delete(id).await
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn erase_in_a_store_that_cannot_erase_changes_nothing() {
+    let session =
+        Session::builder(Plain(MemoryStore::new())).agent(scripted([Step::text("A1")])).create().await.unwrap();
+    session.ask("Q1").await.unwrap();
+    let refused = session.erase(node(1)).await;
+    assert!(matches!(refused, Err(SessionError::Store(StoreError::Unsupported { .. }))), "{refused:?}");
+    assert_eq!(session.tree().await.unwrap().len(), 2);
+    session.flush(std::time::Duration::from_secs(1)).await.unwrap();
+    assert_eq!(session.snapshot().await.unwrap().used, session.tree().await.unwrap().usage());
+}
+
+#[tokio::test(start_paused = true)]
+async fn erase_forgets_the_events_that_are_kept_for_subscribers() {
+    let agent = scripted([Step::text("A1"), Step::text("secret"), Step::text("A3")]);
+    let session = Session::builder(MemoryStore::new()).agent(agent).create().await.unwrap();
+    let mut early = session.subscribe(Mode::Observer).await.unwrap();
+    let start = early.snapshot().unwrap().last;
+    session.ask("Q1").await.unwrap();
+    session.ask("Q2").await.unwrap();
+    answered(session.erase(node(3))).await.unwrap();
+    let Some(Update::Resync(snapshot)) = early.next().await else { panic!("no new snapshot") };
+    assert_eq!(snapshot.tree.len(), 2);
+    // A reader that comes back to an earlier event gets no erased content either.
+    let mut late = session.resume_from(start, Mode::Observer).await.unwrap();
+    let mut view = match late.next().await {
+        Some(Update::Resync(snapshot)) => (*snapshot).clone(),
+        other => panic!("{other:?}"),
+    };
+    assert!(!serde_json::to_string(&view).unwrap().contains("secret"));
+    session.ask("Q3").await.unwrap();
+    while view.tree.len() < 4 {
+        view.take(&late.next().await.unwrap()).unwrap();
+    }
+    assert_eq!(view.tree, session.tree().await.unwrap());
+}
+
+#[tokio::test]
+async fn erase_leaves_no_text_in_a_sqlite_file() {
+    let folder = std::env::temp_dir().join(format!("erase-{}", omni_agent::store::ConversationId::generate()));
+    std::fs::create_dir(&folder).unwrap();
+    let builder = SqliteStore::builder(folder.join("a.sqlite")).durability(Durability::Process);
+    let store = builder.search(true).open().await.unwrap();
+    let agent = scripted([Step::text("A1"), Step::text("zzsecret answer"), failing()]);
+    let session = Session::builder(store).agent(agent).create().await.unwrap();
+    session.ask("Q1").await.unwrap();
+    session.ask("zzsecret question").await.unwrap();
+    assert!(session.ask_regenerate(node(3)).await.is_err(), "the end of this run repeats the prompt");
+    session.erase(node(3)).await.unwrap();
+    session.stop(std::time::Duration::from_secs(5)).await.unwrap();
+    for entry in std::fs::read_dir(&folder).unwrap() {
+        let bytes = std::fs::read(entry.unwrap().path()).unwrap();
+        assert!(!bytes.windows(8).any(|part| part == b"zzsecret"));
+    }
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn erased_event_applies_to_a_snapshot() {
+    let agent = scripted([Step::text("A1"), Step::text("A2")]);
+    let session = Session::builder(MemoryStore::new()).agent(agent).create().await.unwrap();
+    session.ask("Q1").await.unwrap();
+    session.ask("Q2").await.unwrap();
+    let mut events = session.subscribe(Mode::Observer).await.unwrap();
+    let mut view = (**events.snapshot().unwrap()).clone();
+    answered(session.erase(node(1))).await.unwrap();
+    loop {
+        let update = events.next().await.unwrap();
+        view.take(&update).unwrap();
+        if let Update::Event(event) = &update
+            && let SessionEvent::Erased(erased) = &*event.event
+        {
+            assert_eq!(erased.nodes.len(), 4);
+            break;
+        }
+    }
+    assert_eq!(view.tree, session.tree().await.unwrap());
+    assert!(view.tree.is_empty());
+}

@@ -1,0 +1,162 @@
+//! Labels, the usage ledger, and the end of the last run.
+
+use std::time::Duration;
+
+use omni_agent::{
+    agent::{Prompt, RunOutcome},
+    message::{RequestEnd, Usage},
+    session::{SavedPart, Session, SessionEvent, StoreReport},
+    store::{Filter, Labels, MemoryStore, Page, SqliteStore, Store},
+    testing::{Gate, ScriptedProvider, Step},
+};
+
+use crate::{
+    support::{failing, held, id, scripted},
+    watch::{Watched, answered, reached},
+};
+
+fn labels(user: &str) -> Labels {
+    Labels::new([("tenant", "acme"), ("user", user)]).unwrap()
+}
+
+fn spending(text: &str, input: u64) -> Step {
+    let usage = Usage::default().with_input(input).with_output(1).with_cost(0.5);
+    Step::new().then_text([text]).usage(usage).stop()
+}
+
+/// Returns the rows of the ledger, oldest first: how each request ended, and its prompt tokens.
+async fn rows(session: &Session, store: &dyn Store) -> Vec<(RequestEnd, u64)> {
+    answered(session.flush(Duration::from_secs(10))).await.unwrap();
+    let rows = store.usage(session.id(), Page::default()).await.unwrap();
+    rows.into_iter().rev().map(|row| (row.end, row.usage.input)).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn labels_of_a_new_conversation_are_stored_and_can_be_replaced() {
+    let store = MemoryStore::new();
+    let agent = scripted([Step::text("A1"), Step::text("A2")]);
+    let builder = Session::builder(store.clone()).labels(labels("ann")).agent(agent);
+    let mut session = Watched::start(builder).await;
+    assert_eq!(session.view.labels, labels("ann"));
+    session.ask("Q1").await;
+    assert_eq!(store.load(session.session.id()).await.unwrap().state.labels, labels("ann"));
+    session.session.set_labels(labels("ben")).await.unwrap();
+    session.check().await;
+    assert_eq!(session.view.labels, labels("ben"));
+    session.ask("Q2").await;
+    session.session.stop(Duration::from_secs(5)).await.unwrap();
+    let listed = store.list_where(&Filter::with(labels("ben")), Page::default()).await.unwrap();
+    assert_eq!(listed.len(), 1);
+
+    let builder = Session::builder(store).labels(labels("eve")).agent(scripted([]));
+    let opened = builder.open(session.session.id().clone()).await.unwrap();
+    assert_eq!(opened.labels().await.unwrap(), labels("ben"), "a stored conversation keeps its labels");
+}
+
+#[tokio::test(start_paused = true)]
+async fn ledger_contains_every_request_whose_usage_is_known() {
+    let store = MemoryStore::new();
+    let gate = Gate::new();
+    let late = Step::new().usage(Usage::default().with_input(8)).then_text(["Half"]).gate(&gate).hang();
+    let agent = scripted([spending("A1", 1), failing(), spending("A2", 2), late]);
+    let mut session = Watched::start(Session::builder(store.clone()).agent(agent)).await;
+    session.ask("Q1").await;
+    assert_eq!(rows(&session.session, &store).await, [(RequestEnd::Answered, 1)]);
+    assert!(session.session.ask("Q2").await.is_err());
+    session.ask("Q3").await;
+    session.session.prompt("Q4").await.unwrap();
+    reached(&gate).await;
+    answered(session.session.cancel()).await.unwrap();
+    session.rest().await;
+    let expected = [(RequestEnd::Answered, 1), (RequestEnd::Answered, 2), (RequestEnd::Cancelled, 8)];
+    assert_eq!(rows(&session.session, &store).await, expected);
+    session.check().await;
+    assert_eq!((session.view.used.input, session.view.tree.usage().input), (11, 3));
+    let stored = store.load(session.session.id()).await.unwrap();
+    assert_eq!((stored.used.usage, stored.used.requests), (session.view.used, 3));
+    let row = &store.usage(session.session.id(), Page::first(1).from(2)).await.unwrap()[0];
+    assert_eq!((row.step, row.turn.is_some(), row.model.is_some()), (Some(1), true, true));
+    session.session.stop(Duration::from_secs(5)).await.unwrap();
+    let opened = Session::builder(store).agent(scripted([])).open(session.session.id().clone()).await.unwrap();
+    assert_eq!(opened.snapshot().await.unwrap().used, session.view.used);
+}
+
+#[tokio::test(start_paused = true)]
+async fn conversation_whose_first_prompt_failed_exists_and_shows_the_prompt() {
+    for id_is_given in [false, true] {
+        let store = MemoryStore::new();
+        let builder = Session::builder(store.clone()).agent(scripted([failing(), Step::text("A1")]));
+        let session = match id_is_given {
+            true => builder.create_with_id(id("given")).await.unwrap(),
+            false => builder.create().await.unwrap(),
+        };
+        assert!(session.ask(Prompt::new("Anyone?").with_id("p1")).await.is_err());
+        answered(session.flush(Duration::from_secs(5))).await.unwrap();
+        let stored = store.load(session.id()).await.unwrap();
+        assert_eq!((stored.nodes.len(), stored.head), (0, None));
+        session.stop(Duration::from_secs(5)).await.unwrap();
+
+        let opened = Session::builder(store.clone()).agent(scripted([Step::text("A1")]));
+        let opened = opened.open(session.id().clone()).await.unwrap();
+        let end = opened.snapshot().await.unwrap().agent.last_run.unwrap();
+        assert!(matches!(end.outcome, RunOutcome::Failed { .. }), "{end:?}");
+        assert_eq!(end.unanswered[0].text(), "Anyone?");
+        assert!(!end.is_complete());
+        // The prompt can be sent again. Then nothing is left without an answer.
+        opened.ask(end.unanswered[0].text()).await.unwrap();
+        answered(opened.flush(Duration::from_secs(5))).await.unwrap();
+        assert_eq!(store.load(session.id()).await.unwrap().last_run, None);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn cancelled_run_keeps_its_prompts_outside_the_tree() {
+    let store = MemoryStore::new();
+    let gate = Gate::new();
+    let agent = scripted([Step::text("A1"), held(&gate, "A2")]);
+    let mut session = Watched::start(Session::builder(store.clone()).agent(agent)).await;
+    session.ask("Q1").await;
+    session.session.prompt("Q2").await.unwrap();
+    reached(&gate).await;
+    let provider = ScriptedProvider::new([]);
+    let later = Prompt::new("Q3").with_id("p3").with_model(provider.model());
+    session.session.prompt(later).await.unwrap();
+    answered(session.session.cancel()).await.unwrap();
+    session.rest().await;
+    let mut seen = Vec::new();
+    while !seen.contains(&SavedPart::Record) {
+        if let SessionEvent::Store(StoreReport::Saved { what, .. }) = &*session.next().await {
+            seen.push(*what);
+        }
+    }
+    let stored = store.load(session.session.id()).await.unwrap();
+    let end = stored.last_run.unwrap();
+    assert_eq!((&end.outcome, stored.nodes.len()), (&RunOutcome::Cancelled, 2));
+    assert_eq!((end.unanswered[0].text(), end.staged.len()), ("Q2".to_owned(), 1));
+    assert!(end.staged[0].model.is_none(), "a model has no stored form");
+    assert_eq!(session.view.agent.last_run.as_deref(), Some(&end));
+    assert_eq!(stored.head.map(omni_agent::tree::NodeId::get), Some(2), "the stored head is no prompt");
+}
+
+#[tokio::test]
+async fn sqlite_keeps_labels_ledger_and_last_run_over_a_restart() {
+    let file = std::env::temp_dir().join(format!("records-{}.sqlite", omni_agent::store::ConversationId::generate()));
+    let store = SqliteStore::open(&file).await.unwrap();
+    let agent = scripted([spending("A1", 5), failing()]);
+    let session = Session::builder(store.clone()).labels(labels("ann")).agent(agent).create().await.unwrap();
+    session.ask("Q1").await.unwrap();
+    assert!(session.ask("Q2").await.is_err());
+    session.stop(Duration::from_secs(5)).await.unwrap();
+    let view = session.end().unwrap().snapshot.unwrap();
+    drop(store);
+    let store = SqliteStore::open(&file).await.unwrap();
+    let opened = Session::builder(store).agent(scripted([])).open(session.id().clone()).await.unwrap();
+    let snapshot = opened.snapshot().await.unwrap();
+    assert_eq!((&snapshot.labels, &snapshot.used), (&view.labels, &view.used));
+    assert_eq!(snapshot.agent.last_run, view.agent.last_run);
+    assert_eq!(snapshot.agent.last_run.unwrap().unanswered[0].text(), "Q2");
+    drop(opened.stop(Duration::from_secs(5)).await);
+    for ending in ["", "-wal", "-shm"] {
+        let _ = std::fs::remove_file(format!("{}{ending}", file.display()));
+    }
+}

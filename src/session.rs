@@ -347,7 +347,7 @@ impl Session {
     ///
     /// The call first waits until everything is saved, and returns when the store has erased the messages. Each wait
     /// takes at most the [end timeout](SessionBuilder::end_timeout). The documentation of the store states what may
-    /// remain on its medium. Snapshots and events that subscribers already have are not affected.
+    /// remain on its medium. Snapshots and events that were already sent to subscribers are not affected.
     ///
     /// # Errors
     ///

@@ -56,7 +56,7 @@ pub enum ManagerError {
     /// The open session has the new title, but the title was not stored within the [close
     /// timeout](super::ManagerBuilder::close_timeout). The title is stored as soon as the store accepts it.
     #[error(
-        "the change of conversation {id} is not stored yet; the open session keeps it and stores it later: {cause}"
+        "the new title or labels of conversation {id} are not stored yet; the open session keeps them and stores them later: {cause}"
     )]
     ChangeUnsaved {
         /// The conversation's id.

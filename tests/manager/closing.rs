@@ -259,7 +259,7 @@ async fn rename_while_the_store_is_down_fails_and_the_title_is_stored_later() {
     assert_eq!(id, one.session.id());
     assert!(matches!(**cause, SessionError::Unsaved { nodes: 0, .. }), "{cause:?}");
     let words = error.to_string();
-    assert!(words.contains("title of conversation one") && words.contains("State"), "{words}");
+    assert!(words.contains("title or labels of conversation one") && words.contains("State"), "{words}");
     assert_eq!(one.session.title().await.unwrap().as_deref(), Some("New"));
     store.mood(|_, _| Act::Work);
     one.session.flush(secs(60)).await.unwrap();

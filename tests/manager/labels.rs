@@ -86,8 +86,10 @@ async fn title_of_a_model_is_in_the_usage_ledger() {
     let usage = Usage::default().with_input(90).with_output(4);
     let titles = ScriptedProvider::new([Step::new().then_text(["A title"]).usage(usage).stop()]);
     let store = MemoryStore::new();
-    let manager =
-        Manager::builder(Arc::new(store.clone())).titles(Titles::Model(titles.model())).idle_shutdown(None).build();
+    let manager = Manager::builder(Arc::new(store.clone()))
+        .titles(Titles::Model(titles.model()))
+        .idle_shutdown(None)
+        .build();
     let opened = manager.open_or_create(&id("a"), parrot()).await.unwrap();
     opened.session.ask("Hello").await.unwrap();
     settle().await;

@@ -19,6 +19,7 @@ pub(crate) fn word(event: &SessionEvent) -> String {
         SessionEvent::Tree(_) => "tree".into(),
         SessionEvent::Title { .. } => "title".into(),
         SessionEvent::Store(StoreReport::Saved { what: SavedPart::Tree, .. }) => "store tree".into(),
+        SessionEvent::Store(StoreReport::Saved { what: SavedPart::Record, .. }) => "store record".into(),
         SessionEvent::Store(StoreReport::Saved { .. }) => "store state".into(),
         SessionEvent::Store(StoreReport::Failed { .. }) => "store failed".into(),
         _ => "other".into(),

@@ -71,7 +71,7 @@ async fn branch_in_flight_earlier_slow_turns_are_stored_without_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn branch_cancelled_or_failed_leaves_no_trace_in_the_store() {
+async fn branch_cancelled_or_failed_leaves_the_stored_tree_unchanged() {
     let gate = Gate::new();
     let store = ScriptedStore::new([]);
     let steps = [held(&gate, ""), held(&gate, ""), held(&gate, ""), failing(), failing(), held(&gate, "")];
@@ -96,7 +96,8 @@ async fn branch_cancelled_or_failed_leaves_no_trace_in_the_store() {
     session.wait_until_idle().await.unwrap();
     assert_agree(&session, &store).await;
     assert_eq!(session.tree().await.unwrap(), before);
-    assert_eq!(store.tried().len(), writes);
+    // The later writes record only how the runs ended.
+    assert!(store.tried()[writes..].iter().all(|tried| tried.what.nodes().is_empty()));
 }
 
 #[tokio::test(start_paused = true)]

@@ -139,8 +139,11 @@ impl Store for Plain {
 
 #[tokio::test(start_paused = true)]
 async fn erase_in_a_store_that_cannot_erase_changes_nothing() {
-    let session =
-        Session::builder(Plain(MemoryStore::new())).agent(scripted([Step::text("A1")])).create().await.unwrap();
+    let session = Session::builder(Plain(MemoryStore::new()))
+        .agent(scripted([Step::text("A1")]))
+        .create()
+        .await
+        .unwrap();
     session.ask("Q1").await.unwrap();
     let refused = session.erase(node(1)).await;
     assert!(matches!(refused, Err(SessionError::Store(StoreError::Unsupported { .. }))), "{refused:?}");
@@ -153,14 +156,13 @@ async fn erase_in_a_store_that_cannot_erase_changes_nothing() {
 async fn erase_forgets_the_events_that_are_kept_for_subscribers() {
     let agent = scripted([Step::text("A1"), Step::text("secret"), Step::text("A3")]);
     let session = Session::builder(MemoryStore::new()).agent(agent).create().await.unwrap();
-    let mut early = session.subscribe(Mode::Observer).await.unwrap();
+    let early = session.subscribe(Mode::Observer).await.unwrap();
     let start = early.snapshot().unwrap().last;
     session.ask("Q1").await.unwrap();
     session.ask("Q2").await.unwrap();
     answered(session.erase(node(3))).await.unwrap();
-    let Some(Update::Resync(snapshot)) = early.next().await else { panic!("no new snapshot") };
-    assert_eq!(snapshot.tree.len(), 2);
-    // A reader that comes back to an earlier event gets no erased content either.
+    drop(early);
+    // A reader that comes back to an earlier event gets a new snapshot without the erased content.
     let mut late = session.resume_from(start, Mode::Observer).await.unwrap();
     let mut view = match late.next().await {
         Some(Update::Resync(snapshot)) => (*snapshot).clone(),
@@ -176,7 +178,8 @@ async fn erase_forgets_the_events_that_are_kept_for_subscribers() {
 
 #[tokio::test]
 async fn erase_leaves_no_text_in_a_sqlite_file() {
-    let folder = std::env::temp_dir().join(format!("erase-{}", omni_agent::store::ConversationId::generate()));
+    let folder =
+        std::env::temp_dir().join(format!("erase-{}", omni_agent::store::ConversationId::generate()));
     std::fs::create_dir(&folder).unwrap();
     let builder = SqliteStore::builder(folder.join("a.sqlite")).durability(Durability::Process);
     let store = builder.search(true).open().await.unwrap();

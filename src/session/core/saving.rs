@@ -281,6 +281,7 @@ impl Core {
         self.saver.portions.clear();
         if let Some(record) = self.saver.record.take().filter(|record| !record.is_empty()) {
             let mut commit = Commit::new(self.stable().head());
+            commit.usage = self.keeps_usage.then(Vec::new);
             record.join(&mut commit);
             let commit = if self.saver.state_is_due { commit.with_state(state()) } else { commit };
             let job = Job::Commit(write(version), commit);

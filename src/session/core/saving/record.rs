@@ -30,7 +30,9 @@ impl Record {
     /// Adds this data to a commit.
     pub(super) fn join(self: Box<Self>, commit: &mut Commit) {
         let Self { rows, end } = *self;
-        commit.usage.get_or_insert_default().extend(rows);
+        if !rows.is_empty() {
+            commit.usage.get_or_insert_default().extend(rows);
+        }
         commit.turn = end.flatten().map(|end| Box::new(TurnChange::End(end)));
     }
 

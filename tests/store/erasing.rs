@@ -187,3 +187,23 @@ async fn load_during_erasures_returns_a_whole_conversation() {
     assert!(!reading.is_finished(), "the reader has failed");
     reading.abort();
 }
+
+#[tokio::test]
+async fn erase_that_cannot_write_a_new_log_changes_nothing() {
+    let folder = Folder::new();
+    let store = folder.quick_store().await;
+    let version = conversation(&store).await;
+    let before = (fs::read(folder.log(&id("a"))).unwrap(), store.load(&id("a")).await.unwrap());
+    let (write, erased) = (Write::on(version), without_secret(&before.1));
+    fs::create_dir(folder.path().join("a.jsonl.new")).unwrap();
+    let failed = store.erase(&id("a"), &write, &erased).await;
+    assert!(
+        matches!(&failed, Err(error @ StoreError::Failed { .. }) if error.to_string().contains("a.jsonl")),
+        "{failed:?}"
+    );
+    assert_eq!(fs::read(folder.log(&id("a"))).unwrap(), before.0);
+    assert_eq!(store.load(&id("a")).await.unwrap(), before.1);
+    fs::remove_dir(folder.path().join("a.jsonl.new")).unwrap();
+    store.erase(&id("a"), &write, &erased).await.unwrap();
+    assert_eq!(found(&folder), [""; 0]);
+}

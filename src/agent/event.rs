@@ -366,7 +366,7 @@ impl RunEnd {
                 messages.filter(|(index, message)| is_prompt(*index, message)).map(|(_, m)| Arc::clone(m)),
             );
         }
-        let staged = staged.iter().map(|prompt| prompt.as_serialised()).collect();
+        let staged = staged.iter().map(Prompt::as_serialised).collect();
         Some(Self { outcome, turn: response.turn, unanswered, staged })
     }
 

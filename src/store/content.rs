@@ -325,6 +325,8 @@ impl Stored {
         self.nodes.retain(|node| !is_gone(&node.id()));
         self.cursors.retain(|node, child| !is_gone(node) && !is_gone(child));
         (self.head, self.next) = (erased.head, Some(erased.next));
+        // The end of the last run may contain an erased message.
+        self.last_run = None;
     }
 }
 

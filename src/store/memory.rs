@@ -144,13 +144,11 @@ impl Conversation {
 
     fn find(&self, id: &ConversationId, query: &Query) -> Option<Hit> {
         let nodes = self.stored.nodes.iter().rev();
-        match nodes.into_iter().find(|node| query.is_in(&searched_text(node.message()))) {
-            Some(node) => Some(Hit::message(self.summary(id), node.id(), node.message(), query)),
-            None => {
-                let title = self.stored.state.title.as_deref().unwrap_or_default();
-                query.is_in(title).then(|| Hit::title(self.summary(id)))
-            }
+        if let Some(node) = nodes.into_iter().find(|node| query.is_in(&searched_text(node.message()))) {
+            return Some(Hit::message(self.summary(id), node.id(), node.message(), query));
         }
+        let title = self.stored.state.title.as_deref().unwrap_or_default();
+        query.is_in(title).then(|| Hit::title(self.summary(id)))
     }
 }
 

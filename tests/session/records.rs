@@ -87,9 +87,10 @@ async fn conversation_whose_first_prompt_failed_exists_and_shows_the_prompt() {
     for id_is_given in [false, true] {
         let store = MemoryStore::new();
         let builder = Session::builder(store.clone()).agent(scripted([failing(), Step::text("A1")]));
-        let session = match id_is_given {
-            true => builder.create_with_id(id("given")).await.unwrap(),
-            false => builder.create().await.unwrap(),
+        let session = if id_is_given {
+            builder.create_with_id(id("given")).await.unwrap()
+        } else {
+            builder.create().await.unwrap()
         };
         assert!(session.ask(Prompt::new("Anyone?").with_id("p1")).await.is_err());
         answered(session.flush(Duration::from_secs(5))).await.unwrap();

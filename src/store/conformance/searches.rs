@@ -7,7 +7,7 @@ use crate::{
         Commit, Filter, Labels, Page, Query, StateChange, Store, StoreError, StoredState, Version, Write,
         WriteId,
     },
-    tree::{Erased, Node},
+    tree::{Erased, Node, NodeId},
 };
 
 fn query(text: &str) -> Query {
@@ -50,7 +50,7 @@ async fn found(store: &dyn Store, filter: &Filter, text: &str, page: Page) -> Ve
     let found = store.search(filter, &query(text), page).await.expect("searching succeeds");
     assert!(found.complete);
     let hits = found.hits.into_iter();
-    hits.map(|hit| (hit.conversation.id.to_string(), hit.node.map(|node| node.get()))).collect()
+    hits.map(|hit| (hit.conversation.id.to_string(), hit.node.map(NodeId::get))).collect()
 }
 
 pub(super) async fn search_finds_words_in_titles_and_texts(subject: &dyn StoreUnderTest) -> CheckOutcome {

@@ -38,20 +38,17 @@ impl Query {
     /// The subqueries return one value each, so that the planner can't turn them into joins. It would read all rows of
     /// a frequent label first.
     pub(super) fn matches(&mut self, schema: &str, key: &str, filter: &Filter) -> String {
-        let mut condition = "true".to_owned();
+        let label = format!("SELECT value FROM {schema}.labels WHERE conversation = {key}");
+        let mut conditions = vec!["true".to_owned()];
         for (name, value) in filter.labels.iter() {
             let (name, value) = (self.param(name.to_owned()), self.param(value.to_owned()));
-            condition += &format!(
-                " AND (SELECT value FROM {schema}.labels WHERE conversation = {key} AND name = {name}) = {value}"
-            );
+            conditions.push(format!("({label} AND name = {name}) = {value}"));
         }
         for name in &filter.without {
             let name = self.param(name.clone());
-            condition += &format!(
-                " AND (SELECT value FROM {schema}.labels WHERE conversation = {key} AND name = {name}) IS NULL"
-            );
+            conditions.push(format!("({label} AND name = {name}) IS NULL"));
         }
-        condition
+        conditions.join(" AND ")
     }
 }
 

@@ -124,18 +124,19 @@ pub(super) async fn used(
     );
     let mut of_kept = Query::default();
     let (from, to) = (of_kept.param(millis(period.start)), of_kept.param(millis(period.end)));
-    let mut matches = "true".to_owned();
+    let mut matches = vec!["true".to_owned()];
     for (name, value) in filter.labels.iter() {
         let (name, value) = (of_kept.param(name.to_owned()), of_kept.param(value.to_owned()));
-        matches += &format!(" AND labels ->> {name} = {value}");
+        matches.push(format!("labels ->> {name} = {value}"));
     }
     for name in &filter.without {
-        matches += &format!(" AND labels ->> {} IS NULL", of_kept.param(name.clone()));
+        matches.push(format!("labels ->> {} IS NULL", of_kept.param(name.clone())));
     }
     of_kept.sql = format!(
         "SELECT nullif(model, ''), {} FROM {schema}.kept_usage
-         WHERE hour >= {from} AND hour < {to} AND {matches} GROUP BY 1",
-        server.sql.sums.replace("count(*)", "sum(requests)::bigint")
+         WHERE hour >= {from} AND hour < {to} AND {} GROUP BY 1",
+        server.sql.sums.replace("count(*)", "sum(requests)::bigint"),
+        matches.join(" AND ")
     );
     for query in [of_rows, of_kept] {
         let statement = connection.prepare(&query.sql).await?;

@@ -1,5 +1,7 @@
 //! Lists of the conversations that match a filter.
 
+use std::fmt::Write as _;
+
 use rusqlite::{Connection, ToSql, params, params_from_iter, types::Value};
 
 use super::{
@@ -84,31 +86,26 @@ pub(super) fn keys(rarest: Option<(&str, &str)>, filter: &Filter, page: &Page) -
             // Without NOT INDEXED, the planner might read the conversations in the order of the list.
             let source =
                 "NOT INDEXED WHERE key IN (SELECT conversation FROM labels WHERE name = ? AND value = ?) AND";
-            keys_from(source, [name, value].map(|text| Value::from(text.to_owned())).to_vec(), filter, page)
+            keys_from(source, &[name, value].map(|text| Value::from(text.to_owned())), filter, page)
         }
-        None => keys_from("INDEXED BY conversations_by_update WHERE", Vec::new(), filter, page),
+        None => keys_from("INDEXED BY conversations_by_update WHERE", &[], filter, page),
     }
 }
 
 /// Returns the same query for the conversations with these keys, which are a JSON array.
 pub(super) fn keys_among(keys: String, filter: &Filter, page: &Page) -> (String, Vec<Value>) {
-    keys_from(
-        "NOT INDEXED WHERE key IN (SELECT value FROM json_each(?)) AND",
-        vec![keys.into()],
-        filter,
-        page,
-    )
+    keys_from("NOT INDEXED WHERE key IN (SELECT value FROM json_each(?)) AND", &[keys.into()], filter, page)
 }
 
-fn keys_from(source: &str, listed: Vec<Value>, filter: &Filter, page: &Page) -> (String, Vec<Value>) {
+fn keys_from(source: &str, listed: &[Value], filter: &Filter, page: &Page) -> (String, Vec<Value>) {
     let Condition { sql: matches, params } = Condition::on("conversations.key", filter);
-    let (mut sql, mut all) = (String::new(), listed.clone());
+    let (mut sql, mut all) = (String::new(), listed.to_vec());
     let mut part = |condition: &str, bounds: &[Value]| {
         if !sql.is_empty() {
             sql.push_str(" UNION ALL ");
             all.extend(listed.iter().cloned());
         }
-        sql.push_str(&format!("SELECT key, updated, id FROM conversations {source} {condition}{matches}"));
+        let _ = write!(sql, "SELECT key, updated, id FROM conversations {source} {condition}{matches}");
         all.extend(bounds.iter().chain(&params).cloned());
     };
     match &page.after {

@@ -122,7 +122,7 @@ pub(super) fn search(
     }
     let query_text = query.to_string();
     let found = match few(&transaction, &query_text)? {
-        Some(matches) => sorted(&transaction, filter, matches, page)?,
+        Some(matches) => sorted(&transaction, filter, &matches, page)?,
         None => walked(&transaction, filter, &query_text, page)?,
     };
     let complete = "SELECT conversation >= last FROM indexing";
@@ -158,7 +158,7 @@ fn few(transaction: &Transaction<'_>, query: &str) -> Result<Option<HashMap<i64,
 fn sorted(
     transaction: &Transaction<'_>,
     filter: &Filter,
-    matches: HashMap<i64, Place>,
+    matches: &HashMap<i64, Place>,
     page: &Page,
 ) -> Result<Vec<(i64, Place)>, Fault> {
     // The keys are passed as one JSON array, because a statement has a limited number of parameters.

@@ -17,8 +17,17 @@ use crate::{
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(in crate::session) struct Record {
     rows: Vec<UsageRow>,
-    /// The end of the last run. `Some(None)` if a later turn is complete.
-    end: Option<Option<RunEnd>>,
+    end: LastRun,
+}
+
+/// The change of the stored end of the last run.
+#[derive(Clone, Debug, Default, PartialEq)]
+enum LastRun {
+    #[default]
+    Keep,
+    /// A later turn is complete. The commit of its nodes removes the stored end.
+    Complete,
+    Ended(RunEnd),
 }
 
 impl Record {
@@ -33,14 +42,17 @@ impl Record {
         if !rows.is_empty() {
             commit.usage.get_or_insert_default().extend(rows);
         }
-        commit.turn = end.flatten().map(|end| Box::new(TurnChange::End(end)));
+        if let LastRun::Ended(end) = end {
+            commit.turn = Some(Box::new(TurnChange::End(end)));
+        }
     }
 
     /// Takes the data out of a commit that was not written.
     pub(super) fn of(commit: &Commit) -> Option<Box<Self>> {
-        let end = commit.turn.as_deref().map(|turn| match turn {
-            TurnChange::End(end) => Some(end.clone()),
-        });
+        let end = match commit.turn.as_deref() {
+            Some(TurnChange::End(end)) => LastRun::Ended(end.clone()),
+            None => LastRun::Keep,
+        };
         let record = Self { rows: commit.usage.clone().unwrap_or_default(), end };
         (!record.is_empty()).then(|| Box::new(record))
     }
@@ -49,18 +61,20 @@ impl Record {
     pub(super) fn then(mut self: Box<Self>, later: Option<Box<Self>>) -> Box<Self> {
         if let Some(later) = later {
             self.rows.extend(later.rows);
-            self.end = later.end.or(self.end);
+            if later.end != LastRun::Keep {
+                self.end = later.end;
+            }
         }
         self
     }
 
     pub(super) fn has_end(&self) -> bool {
-        matches!(self.end, Some(Some(_)))
+        matches!(self.end, LastRun::Ended(_))
     }
 
     /// Returns the same data without the end of a run, if anything remains.
     pub(super) fn without_end(mut self: Box<Self>) -> Option<Box<Self>> {
-        self.end = None;
+        self.end = LastRun::Keep;
         (!self.is_empty()).then_some(self)
     }
 }
@@ -105,13 +119,15 @@ impl Core {
             self.spending.take().map(|spending| *spending).unwrap_or_default();
         if self.keeps_usage {
             if !is_committed {
-                rows.iter_mut().for_each(|row| row.end = end);
+                for row in &mut rows {
+                    row.end = end;
+                }
             }
             // The turn's usage includes responses that were discarded or incomplete.
             rows.extend(rest(response.usage, answered).map(|usage| row(end, usage, response)));
         }
         let end = RunEnd::of(event).filter(|end| !end.is_complete());
-        self.record(Record { rows, end: Some(end) });
+        self.record(Record { rows, end: end.map_or(LastRun::Complete, LastRun::Ended) });
     }
 
     /// Adds a row for a request that belongs to no turn.
@@ -119,7 +135,7 @@ impl Core {
         self.add_used(row.usage);
         effects.push(Effect::Emit(SessionEvent::Usage(Arc::new(row.clone()))));
         if self.keeps_usage {
-            self.record(Record { rows: vec![row], end: None });
+            self.record(Record { rows: vec![row], end: LastRun::Keep });
             self.save(env, effects);
         }
     }

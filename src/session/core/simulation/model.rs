@@ -199,6 +199,7 @@ impl Model {
         self.settings.retain(|node, _| !erased.nodes.contains(node));
         self.left_open = left_open(&self.shown);
         self.committed = self.shown.history().clone();
+        self.books.last_run = None;
         erased
     }
 

@@ -10,6 +10,8 @@
 //! opened or `queued` for a request. If a conversation waits to be opened, an idle conversation without controllers is
 //! closed. The closed conversation stays in the store.
 //!
+//! Each conversation has the label `user`. At the end, the conversations and the usage of each user are listed.
+//!
 //! The module `support` selects the model and prints the output. In your own crate, pass the model's name instead:
 //! `Agent::builder().model("anthropic:claude-opus-5")`.
 
@@ -23,10 +25,11 @@ mod table;
 use std::{error::Error, process::ExitCode, sync::Arc, time::Duration};
 
 use omni_agent::{
-    agent::{Agent, AgentBuilder, Event},
-    manager::{Manager, ManagerError, OpenedSession, Shutdown},
+    agent::{Agent, Event},
+    manager::{Manager, ManagerError, OpenOptions, OpenedSession, Shutdown},
+    message::Timestamp,
     session::SessionEvent,
-    store::{ConversationId, FileSystemStore, Page},
+    store::{ConversationId, FileSystemStore, Filter, Labels},
     subscription::Update,
 };
 use support::{Folder, explain};
@@ -70,8 +73,9 @@ async fn conversations() -> Result<(), BoxError> {
 
     screen.note(&format!("1. Conversations at once: {}; at most four open, two busy.", questions.len()));
     let mut tasks = tokio::task::JoinSet::new();
-    for question in questions {
-        tasks.spawn(begin(manager.clone(), agent(), question, screen.clone()));
+    for (question, user) in questions.into_iter().zip(["ann", "ben"].into_iter().cycle()) {
+        let labelled = OpenOptions::new(agent()).labels(Labels::new([("user", user)])?);
+        tasks.spawn(begin(manager.clone(), labelled, question, screen.clone()));
     }
     let mut ids = Vec::new();
     while let Some(begun) = tasks.join_next().await {
@@ -110,9 +114,16 @@ async fn conversations() -> Result<(), BoxError> {
             println!("The store's list:");
         }
     }
-    for listed in manager.list(Page::default()).await? {
-        let title = listed.summary.title.as_deref().unwrap_or("untitled");
-        println!("  {}  {title}", table::short(&listed.summary.id));
+    for user in ["ann", "ben"] {
+        let of_user = Filter::with(Labels::new([("user", user)])?);
+        let used = manager.used(&of_user, Timestamp(0)..Timestamp::now()).await?;
+        let (requests, tokens) =
+            used.iter().fold((0, 0), |(all, tokens), sum| (all + sum.requests, tokens + sum.usage.total()));
+        println!("  {user}: {requests} requests, {tokens} tokens");
+        for listed in manager.list(of_user).await? {
+            let title = listed.summary.title.as_deref().unwrap_or("untitled");
+            println!("    {}  {title}", table::short(&listed.summary.id));
+        }
     }
     Ok(ended?)
 }
@@ -121,12 +132,12 @@ async fn conversations() -> Result<(), BoxError> {
 /// when another one needs its place.
 async fn begin(
     manager: Manager,
-    agent: AgentBuilder,
+    options: OpenOptions,
     question: String,
     screen: Screen,
 ) -> Result<ConversationId, BoxError> {
     // This waits while too many conversations are open.
-    let opened = manager.create(agent).await?;
+    let opened = manager.create(options).await?;
     let id = opened.session.id().clone();
     let opened = say(opened, &question, &screen).await?;
     say(opened, "Say that in other words.", &screen).await?;

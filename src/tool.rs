@@ -226,7 +226,7 @@ pub trait Tool: Send + Sync + 'static {
 
     /// Returns the same tool, whose every use needs an approval.
     ///
-    /// An agent pauses before it runs the tool, until [`Agent::resume`](crate::Agent::resume) decides.
+    /// Before an agent runs the tool, it pauses and waits for the decision of [`Agent::resume`](crate::Agent::resume).
     ///
     /// ```
     /// use omni_agent::tool::{Tool, tool_fn};

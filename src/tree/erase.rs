@@ -85,7 +85,7 @@ impl Tree {
         let nodes = self.nodes().filter(|node| stays(&node.id())).cloned();
         let cursors = self.cursors().filter(|(node, child)| stays(node) && stays(child));
         let tree = Self::hydrate(nodes, erased.head, cursors)?;
-        *self = tree.with_next_id(erased.next)?;
+        *self = tree.at_next_id(erased.next)?;
         Ok(())
     }
 
@@ -112,8 +112,12 @@ impl Tree {
     ///
     /// Fails with [`TreeError::NotNext`] if a node already has this id or a higher one, and with
     /// [`TreeError::IdTooLarge`].
-    pub fn with_next_id(mut self, next: NodeId) -> Result<Self, TreeError> {
+    pub fn with_next_id(self, next: NodeId) -> Result<Self, TreeError> {
         super::hydrate::check_id(next)?;
+        self.at_next_id(next)
+    }
+
+    fn at_next_id(mut self, next: NodeId) -> Result<Self, TreeError> {
         let least = NodeId::after(self.nodes.last().map(super::Node::id));
         if next < least {
             return Err(TreeError::NotNext { id: next, next: least });

@@ -93,6 +93,8 @@ fn is_of_others(error: &ManagerError) -> bool {
             matches!(error, StoreError::Busy { .. } | StoreError::Unreachable { .. })
         }
         ManagerError::Session(SessionError::Ended(reason)) => *reason == EndReason::LostPlace,
+        // Another rival has taken the conversation over, before the end of a run was stored.
+        ManagerError::Session(SessionError::Unsaved { nodes: 0, .. }) => true,
         _ => false,
     }
 }

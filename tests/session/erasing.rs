@@ -184,7 +184,8 @@ async fn erase_leaves_no_text_in_a_sqlite_file() {
     let builder = SqliteStore::builder(folder.join("a.sqlite")).durability(Durability::Process);
     let store = builder.search(true).open().await.unwrap();
     let agent = scripted([Step::text("A1"), Step::text("zzsecret answer"), failing()]);
-    let session = Session::builder(store).agent(agent).create().await.unwrap();
+    // The store stays open. If it were closed, it would remove files while they are read.
+    let session = Session::builder(store.clone()).agent(agent).create().await.unwrap();
     session.ask("Q1").await.unwrap();
     session.ask("zzsecret question").await.unwrap();
     assert!(session.ask_regenerate(node(3)).await.is_err(), "the end of this run repeats the prompt");
@@ -194,7 +195,8 @@ async fn erase_leaves_no_text_in_a_sqlite_file() {
         let bytes = std::fs::read(entry.unwrap().path()).unwrap();
         assert!(!bytes.windows(8).any(|part| part == b"zzsecret"));
     }
-    std::fs::remove_dir_all(folder).unwrap();
+    drop(store);
+    let _ = std::fs::remove_dir_all(folder);
 }
 
 #[tokio::test(start_paused = true)]

@@ -160,7 +160,7 @@ async fn mode_while_the_session_ends_cannot_become_controller() {
     assert_eq!(closed(&mut events).await, EndReason::Stopped);
 }
 
-/// Lets each task that is ready now run once. `yield_now` is not used, because it would wait until no task is ready.
+/// Runs each currently ready task once. `yield_now` is not used, because it would wait until no task is ready.
 async fn next_turn() {
     let mut is_over = false;
     std::future::poll_fn(|cx| {

@@ -69,7 +69,7 @@ async fn copy_between_stores_keeps_everything() {
     copies(&*last, &back.quick_store().await).await;
 }
 
-/// A store that deletes its newest conversation after each list.
+/// A store that deletes its newest conversation after each listing.
 struct Shrinking(MemoryStore);
 
 #[async_trait]

@@ -84,7 +84,7 @@ async fn amid_tools() -> (Agent, AgentSubscription, Arc<AtomicBool>, Gate) {
         tool_fn("slow", "Hangs.", move |_: Value, context: ToolContext| {
             let (reached, cancelled, flag) = (reached.clone(), cancelled.clone(), Flag(Arc::clone(&dropped)));
             async move {
-                // The tool also works in another task. This task must be notified when the call has ended.
+                // The tool does a part of its work in a second task, which must be notified when the call has ended.
                 tokio::spawn(async move {
                     context.cancelled().await;
                     cancelled.pass().await;

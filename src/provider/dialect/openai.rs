@@ -138,8 +138,7 @@ pub(super) fn format(
                 Format::Schema(wrapped(schema).unwrap_or_else(|| schema.clone()), false)
             }
         }
-        // A request with `Tool` still has an output schema only if the schema cannot be the schema of a tool.
-        // Otherwise, the output tool has replaced the schema.
+        // For `Tool`, an output tool usually replaces the schema. The schema is here only if no tool can have it.
         OutputSupport::Schema | OutputSupport::Tool => Format::Schema(schema.clone(), false),
     })
 }

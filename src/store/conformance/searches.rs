@@ -80,6 +80,29 @@ pub(super) async fn search_finds_words_in_titles_and_texts(subject: &dyn StoreUn
     assert_eq!(found(&*store, &all, "which title", default()).await, [], "the words are in different places");
     assert_eq!(found(&*store, &all, "hidden", default()).await, [], "thinking is not searched");
     assert_eq!(found(&*store, &all, "Title b", default()).await, [hit("b", None)]);
+    let id = conversation("d");
+    let version = talk(
+        &*store,
+        "d",
+        "z",
+        "See src/main.rs, <User> and user@example.com",
+        Message::assistant("2025-11-23\nOK"),
+    )
+    .await;
+    for text in ["main", "\"main rs\"", "user example", "User"] {
+        assert_eq!(found(&*store, &all, text, default()).await, [hit("d", Some(1))], "{text}");
+    }
+    for text in ["11", "\"2025 11 23\"", "ok"] {
+        assert_eq!(found(&*store, &all, text, default()).await, [hit("d", Some(2))], "{text}");
+    }
+    store
+        .save_state(&id, &Write::on(version), &StateChange::title("It's \"new\"\n(v1.2)"))
+        .await
+        .expect("a title");
+    for text in ["new", "\"new v1 2\""] {
+        assert_eq!(found(&*store, &all, text, default()).await, [hit("d", None)], "{text}");
+    }
+    store.delete(&id).await.expect("deleting succeeds");
     for text in ["quoted", "100%", "mountain -lake OR", "NOT* fuji^2", "\"fuji quoted\""] {
         found(&*store, &all, text, default()).await;
     }

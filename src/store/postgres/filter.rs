@@ -69,15 +69,9 @@ pub(super) async fn rarest<'f>(
     Ok(rarest.1)
 }
 
-/// Returns the query for a page. Its rows have the columns of a summary.
-pub(super) fn page(
-    schema: &str,
-    summary: &str,
-    rarest: Option<(&str, &str)>,
-    filter: &Filter,
-    page: &Page,
-) -> Query {
-    let mut query = Query::default();
+/// Returns the query for the conversations of a page.
+pub(super) fn page(schema: &str, rarest: Option<(&str, &str)>, filter: &Filter, page: &Page) -> Query {
+    let (mut query, all) = (Query::default(), format!("SELECT * FROM {schema}.conversations"));
     let (limit, offset) = (query.param(count(page.limit)), query.param(count(page.offset)));
     let position = page
         .after
@@ -90,10 +84,8 @@ pub(super) fn page(
             format!("(updated < {updated} OR updated = {updated} AND id > {id})")
         });
         // `OFFSET 0` keeps the planner from reading all conversations.
-        let (columns, _) = summary.split_once("\nFROM ").unwrap_or((summary, ""));
         query.sql = format!(
-            "{columns}
-             FROM {schema}.labels AS rare, LATERAL (
+            "SELECT conversations.* FROM {schema}.labels AS rare, LATERAL (
                  SELECT * FROM {schema}.conversations WHERE key = rare.conversation OFFSET 0
              ) AS conversations
              WHERE rare.name = {name} AND rare.value = {value} AND {after} AND {matches}
@@ -102,13 +94,12 @@ pub(super) fn page(
     } else if let Some((updated, id)) = position {
         let both = query.param(count(page.limit).saturating_add(count(page.offset)));
         query.sql = format!(
-            "({summary} WHERE updated = {updated} AND id > {id} AND {matches} ORDER BY id LIMIT {both})
-             UNION ALL ({summary} WHERE updated < {updated} AND {matches} ORDER BY updated DESC, id LIMIT {both})
+            "({all} WHERE updated = {updated} AND id > {id} AND {matches} ORDER BY id LIMIT {both})
+             UNION ALL ({all} WHERE updated < {updated} AND {matches} ORDER BY updated DESC, id LIMIT {both})
              ORDER BY updated DESC, id LIMIT {limit} OFFSET {offset}"
         );
     } else {
-        query.sql =
-            format!("{summary} WHERE {matches} ORDER BY updated DESC, id LIMIT {limit} OFFSET {offset}");
+        query.sql = format!("{all} WHERE {matches} ORDER BY updated DESC, id LIMIT {limit} OFFSET {offset}");
     }
     query
 }
@@ -123,8 +114,8 @@ pub(super) async fn list_where(
         return list(connection, server, page_wanted).await;
     }
     let rarest = rarest(connection, server, filter).await?;
-    let query = page(&server.sql.schema, &server.sql.summary_columns, rarest, filter, &page_wanted);
-    let statement = connection.prepare(&query.sql).await?;
+    let query = page(&server.sql.schema, rarest, filter, &page_wanted);
+    let statement = connection.prepare(&server.sql.page_of(&query.sql)).await?;
     let rows = connection.query(&statement, &query.params()).await?;
     rows.iter().map(|row| summarise(row, &server.place)).collect()
 }

@@ -14,11 +14,15 @@ use crate::store::{
     rows::{Origin, count},
 };
 
-/// The words of a message's text blocks. The column `content` is null for messages that can't be indexed.
-const OF_NODE: &str =
-    r#"to_tsvector('simple', jsonb_path_query_array(content, '$.content[*] ? (@.type == "text").text'))"#;
-/// The words of a title. A title is a JSON string, whose escapes are no words.
-const OF_TITLE: &str = r"to_tsvector('simple', regexp_replace(title, '\\(u....|.)', ' ', 'g'))";
+/// Returns the SQL of the words of a message. The column `content` is null for messages that can't be indexed.
+fn of_node(schema: &str) -> String {
+    format!("{schema}.words_of_message(content)")
+}
+
+/// Returns the SQL of the words of a title.
+fn of_title(schema: &str) -> String {
+    format!("{schema}.words_of_title(title)")
+}
 
 /// The number of matching messages up to which all are read and sorted. If more are expected, the conversations are
 /// examined in the order of the list until the page is full.
@@ -28,11 +32,11 @@ const SORTED: f64 = 20_000.0;
 pub(super) async fn create_index(connection: &Object, server: &Server) -> Result<(), Fault> {
     let schema = &server.sql.schema;
     let indexes = [
-        ("nodes_by_words", format!("{schema}.nodes USING gin (({OF_NODE}))")),
-        ("conversations_by_words", format!("{schema}.conversations USING gin (({OF_TITLE}))")),
+        ("nodes_by_words", format!("{schema}.nodes USING gin ({})", of_node(schema))),
+        ("conversations_by_words", format!("{schema}.conversations USING gin ({})", of_title(schema))),
     ];
     // These statements can't be part of a transaction, and take longer than other statements.
-    connection.batch_execute("SET statement_timeout = 0").await?;
+    connection.batch_execute("SET statement_timeout = 0; SET lock_timeout = 0").await?;
     for (name, on) in indexes {
         if is_usable(connection, server, name).await? {
             continue;
@@ -83,9 +87,9 @@ pub(super) async fn search(
 
 /// Returns the number of messages that the planner expects to match.
 async fn expected(connection: &Object, server: &Server, words: &Words) -> Result<f64, Fault> {
-    let mut query = Query::default();
+    let (schema, mut query) = (&server.sql.schema, Query::default());
     let wanted = words_of(&mut query, words);
-    query.sql = format!("EXPLAIN SELECT FROM {}.nodes WHERE {OF_NODE} @@ {wanted}", server.sql.schema);
+    query.sql = format!("EXPLAIN SELECT FROM {schema}.nodes WHERE {} @@ {wanted}", of_node(schema));
     let statement = connection.prepare(&query.sql).await?;
     let rows = connection.query(&statement, &query.params()).await?;
     let Some(row) = rows.first() else { return Ok(0.0) };
@@ -112,12 +116,12 @@ fn sorted(server: &Server, filter: &Filter, words: &Words, page: &Page) -> Query
     let wanted = words_of(&mut query, words);
     let matches = query.matches(schema, "conversations.key", filter);
     let (after, end) = paged(&mut query, page);
-    let columns = columns(server);
+    let (columns, of_node, of_title) = (columns(server), of_node(schema), of_title(schema));
     query.sql = format!(
         "WITH found AS MATERIALIZED (
-             SELECT conversation, version, place FROM {schema}.nodes WHERE {OF_NODE} @@ {wanted}
+             SELECT conversation, version, place FROM {schema}.nodes WHERE {of_node} @@ {wanted}
              UNION ALL
-             SELECT key, NULL, NULL FROM {schema}.conversations WHERE {OF_TITLE} @@ {wanted}
+             SELECT key, NULL, NULL FROM {schema}.conversations WHERE {of_title} @@ {wanted}
          ), latest AS MATERIALIZED (
              SELECT DISTINCT ON (conversation) conversation, version, place FROM found
              ORDER BY conversation, version DESC NULLS LAST, place DESC
@@ -157,7 +161,7 @@ fn walked(
         }
         None => format!("(SELECT * FROM {schema}.conversations ORDER BY updated DESC, id OFFSET 0)"),
     };
-    let columns = columns(server);
+    let (columns, of_node, of_title) = (columns(server), of_node(schema), of_title(schema));
     query.sql = format!(
         "WITH page AS MATERIALIZED (
              SELECT conversations.key AS page_key, found.version AS at, found.place AS at_place
@@ -166,9 +170,9 @@ fn walked(
                      (SELECT version, place FROM (
                          SELECT version, place, content FROM {schema}.nodes WHERE conversation = conversations.key
                          ORDER BY version DESC, place DESC OFFSET 0
-                     ) AS latest WHERE {OF_NODE} @@ {wanted} LIMIT 1)
+                     ) AS latest WHERE {of_node} @@ {wanted} LIMIT 1)
                      UNION ALL
-                     (SELECT NULL, NULL WHERE {OF_TITLE} @@ {wanted})
+                     (SELECT NULL, NULL WHERE {of_title} @@ {wanted})
                  ) AS texts LIMIT 1
              ) AS found
              WHERE {after} AND {matches} {end}

@@ -124,10 +124,10 @@ WITH written AS (
 )
 SELECT key FROM written";
 
-/// The number of requests, and the sums of their tokens and cost.
+/// The number of requests, and the sums of their tokens and cost. The limits prevent an overflow.
 const SUMS: &str = "count(*), least(coalesce(sum(input), 0), 9e18)::bigint, least(coalesce(sum(cache_read), 0), 9e18)::bigint,
     least(coalesce(sum(cache_write), 0), 9e18)::bigint, least(coalesce(sum(output), 0), 9e18)::bigint, least(coalesce(sum(reasoning), 0), 9e18)::bigint,
-    sum(cost)";
+    sum(least(cost, 1e290))";
 
 const USAGE: &str = "
 SELECT input, cache_read, cache_write, output, reasoning, cost, purpose, turn, step, at, model, ending
@@ -140,19 +140,23 @@ SELECT count(*) FROM (SELECT FROM {schema}.labels WHERE name = $1 AND value = $2
 /// row is deleted, because its usage would be missing from the sums.
 const DELETE: &str = "
 WITH doomed AS (
-    SELECT key FROM {schema}.conversations WHERE key = $1 AND version = $2 FOR UPDATE
+    SELECT key FROM {schema}.conversations
+    WHERE key = $1 AND version = $2 AND ($3::bigint IS NULL OR epoch = $3 AND {held})
+    FOR UPDATE
 ), kept AS (
     INSERT INTO {schema}.kept_usage
         (labels, hour, model, requests, input, cache_read, cache_write, output, reasoning, cost)
     SELECT coalesce((SELECT jsonb_object_agg(name, value) FROM {schema}.labels WHERE conversation = $1), '{}'),
-        at / 3600000 * 3600000, coalesce(model, ''), {sums}
+        at / 3600000 * 3600000, CASE WHEN octet_length(model) <= 1000 THEN model ELSE '' END, {sums}
     FROM {schema}.usage WHERE conversation = (SELECT key FROM doomed) GROUP BY 2, 3
     ON CONFLICT (labels, hour, model) DO UPDATE SET requests = kept_usage.requests + excluded.requests,
-        input = kept_usage.input + excluded.input, cache_read = kept_usage.cache_read + excluded.cache_read,
-        cache_write = kept_usage.cache_write + excluded.cache_write, output = kept_usage.output + excluded.output,
-        reasoning = kept_usage.reasoning + excluded.reasoning,
+        input = least(kept_usage.input::numeric + excluded.input, 9e18)::bigint,
+        cache_read = least(kept_usage.cache_read::numeric + excluded.cache_read, 9e18)::bigint,
+        cache_write = least(kept_usage.cache_write::numeric + excluded.cache_write, 9e18)::bigint,
+        output = least(kept_usage.output::numeric + excluded.output, 9e18)::bigint,
+        reasoning = least(kept_usage.reasoning::numeric + excluded.reasoning, 9e18)::bigint,
         cost = CASE WHEN kept_usage.cost IS NULL THEN excluded.cost
-            ELSE kept_usage.cost + coalesce(excluded.cost, 0) END
+            ELSE least(kept_usage.cost, 1e300) + coalesce(least(excluded.cost, 1e300), 0) END
 )
 DELETE FROM {schema}.conversations WHERE key = (SELECT key FROM doomed)";
 
@@ -186,6 +190,8 @@ const SUMMARY: &str = "
 SELECT id, version, created, updated, title,
     CASE WHEN {held} THEN owner END, owner_address, {labels}
 FROM {schema}.conversations";
+
+const ALL: &str = "SELECT * FROM {schema}.conversations ORDER BY updated DESC, id LIMIT $1 OFFSET $2";
 
 /// Requires the epoch that was read before. This prevents a delayed statement from replacing an owner that acquired the
 /// conversation in the meantime.
@@ -235,6 +241,11 @@ SET owner = NULL, owner_address = NULL, expires = '-infinity', lasts = NULL
 WHERE id = $1 AND epoch = $2";
 
 impl Sql {
+    /// Returns the query for the summaries of a page, given the query for the page's conversations.
+    pub(super) fn page_of(&self, conversations: &str) -> String {
+        page_of(&self.summary_columns, conversations)
+    }
+
     /// Returns the statements for the schema with this name.
     pub(super) fn new(schema: &str) -> Self {
         let quoted = quote(schema);
@@ -251,7 +262,7 @@ impl Sql {
             nodes: sql(NODES),
             cursors: sql(CURSORS),
             summary: sql(SUMMARY) + " WHERE id = $1",
-            list: sql(SUMMARY) + " ORDER BY updated DESC, id LIMIT $1 OFFSET $2",
+            list: page_of(&sql(SUMMARY), &sql(ALL)),
             // The query has two parts, so that each part reads one range of the index. A query with one part would scan
             // all conversations with the same time. Each part has its own limit, $5 (limit plus offset), because
             // otherwise the server would sort whole ranges.
@@ -282,6 +293,13 @@ impl Sql {
             schema: quoted.clone(),
         }
     }
+}
+
+/// Returns the query for the summaries of a page, given the query for the page's conversations. The labels are read for
+/// this page alone, and not for the conversations before it.
+fn page_of(summary: &str, conversations: &str) -> String {
+    let (columns, _) = summary.split_once("\nFROM ").unwrap_or_default();
+    format!("{columns} FROM ({conversations}) AS conversations ORDER BY updated DESC, id")
 }
 
 /// Returns the name as a quoted identifier. Quotes inside the name are doubled (PostgreSQL's documentation, 4.1.1).

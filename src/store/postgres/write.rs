@@ -223,7 +223,7 @@ async fn remove(
         }
         let version: i64 = row.try_get(0)?;
         let delete = connection.prepare_cached(&server.sql.delete).await?;
-        if connection.execute(&delete, &[&key, &version]).await? > 0 {
+        if connection.execute(&delete, &[&key, &version, &epoch]).await? > 0 {
             return Ok(());
         }
     }

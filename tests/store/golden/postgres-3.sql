@@ -9,6 +9,18 @@ SET xmloption = content;
 SET client_min_messages = warning;
 SET row_security = off;
 CREATE SCHEMA golden_schema;
+CREATE FUNCTION golden_schema.words_of_message(content jsonb) RETURNS tsvector
+    LANGUAGE sql IMMUTABLE
+    AS $_$
+    SELECT to_tsvector('simple', regexp_replace(string_agg(text #>> '{}', ' '), '[!-/:-@[-`{-~]+', ' ', 'g'))
+    FROM jsonb_path_query(content, '$.content[*] ? (@.type == "text").text') AS text
+$_$;
+CREATE FUNCTION golden_schema.words_of_title(title text) RETURNS tsvector
+    LANGUAGE sql IMMUTABLE
+    AS $$
+    SELECT to_tsvector('simple',
+        regexp_replace(regexp_replace(title, '\\(u[0-9a-fA-F]{4}|.)', ' ', 'g'), '[!-/:-@[-`{-~]+', ' ', 'g'))
+$$;
 SET default_tablespace = '';
 SET default_table_access_method = heap;
 CREATE TABLE golden_schema.approvals (
@@ -140,37 +152,37 @@ CREATE TABLE golden_schema.writes (
     version bigint NOT NULL,
     write bytea NOT NULL
 );
-INSERT INTO golden_schema.conversations OVERRIDING SYSTEM VALUE VALUES (1, 'empty', 917411951284, '2026-11-23 13:45:37.751+00', '2026-11-23 13:45:37.753+00', NULL, '{}', NULL, 917411951283, NULL, NULL, '-infinity', NULL, NULL, NULL, NULL);
-INSERT INTO golden_schema.conversations OVERRIDING SYSTEM VALUE VALUES (2, 'talk', 530589856258, '2026-11-23 13:45:37.755+00', '2026-11-23 13:45:37.756+00', '"A talk 😀"', '{"model":"anthropic:claude-sonnet-4-6","system":"Be brief.\nÄh\u0000","options":{"max_tokens":2000,"temperature":0.7,"thinking":{"effort":"low"},"cache":"long","extra":{"seed":7}}}', 6, 531893802424, 'ann', 'host a', '2026-11-23 13:46:07.757776+00', '00:00:30', NULL, NULL, NULL);
-INSERT INTO golden_schema.conversations OVERRIDING SYSTEM VALUE VALUES (3, 'full', 1042463880643, '2026-11-23 13:45:37.758+00', '2026-11-23 13:45:37.76+00', '"Full"', '{}', 2, 1042463880639, NULL, NULL, '-infinity', NULL, NULL, NULL, 5);
+INSERT INTO golden_schema.conversations OVERRIDING SYSTEM VALUE VALUES (1, 'empty', 225815751718, '2026-11-23 14:21:46.942+00', '2026-11-23 14:21:46.944+00', NULL, '{}', NULL, 225815751717, NULL, NULL, '-infinity', NULL, NULL, NULL, NULL);
+INSERT INTO golden_schema.conversations OVERRIDING SYSTEM VALUE VALUES (2, 'talk', 805154817612, '2026-11-23 14:21:46.946+00', '2026-11-23 14:21:46.947+00', '"A talk 😀"', '{"model":"anthropic:claude-sonnet-4-6","system":"Be brief.\nÄh\u0000","options":{"max_tokens":2000,"temperature":0.7,"thinking":{"effort":"low"},"cache":"long","extra":{"seed":7}}}', 6, 806841357249, 'ann', 'host a', '2026-11-23 14:22:16.94868+00', '00:00:30', NULL, NULL, NULL);
+INSERT INTO golden_schema.conversations OVERRIDING SYSTEM VALUE VALUES (3, 'full', 919485177137, '2026-11-23 14:21:46.949+00', '2026-11-23 14:21:46.951+00', '"Full"', '{}', 2, 919485177133, NULL, NULL, '-infinity', NULL, NULL, NULL, 5);
 INSERT INTO golden_schema.cursors VALUES (2, 3, 4);
 INSERT INTO golden_schema.labels VALUES (3, 'kind', 'Ünïcode');
 INSERT INTO golden_schema.labels VALUES (3, 'tenant', 'acme');
-INSERT INTO golden_schema.migrations VALUES (1, '2026-11-23 13:45:37.72217+00');
-INSERT INTO golden_schema.migrations VALUES (2, '2026-11-23 13:45:37.72217+00');
-INSERT INTO golden_schema.migrations VALUES (3, '2026-11-23 13:45:37.72217+00');
-INSERT INTO golden_schema.nodes VALUES (2, 530589856258, 1, 1, NULL, '{"role":"user","content":[{"type":"text","text":"Look: 👨‍👩"},{"type":"attachment","source":{"type":"base64","data":"iVBORw0KGgo="},"media_type":"image/png","name":"a.png","metadata":{"width":3}},{"type":"attachment","source":{"type":"url","url":"https://example.com/"},"media_type":"text/html"}],"timestamp":1763769600000}', DEFAULT, NULL);
-INSERT INTO golden_schema.nodes VALUES (2, 530589856258, 2, 2, 1, '{"role":"assistant","content":[{"type":"thinking","text":"hm","signature":"c2ln"},{"type":"thinking","text":"","redacted":"ZW5j"},{"type":"text","text":"Wait.\u0000","signature":"dGV4"},{"type":"tool_use","id":"toolu_1","name":"search","input":{"zebra":1,"apple":[1.0,5e-324,18446744073709551615,null]}},{"type":"tool_use","id":"toolu_2","name":"search","input":{},"malformed":"{\"a\":"},{"type":"provider_item","format":"openai","data":{"type":"reasoning","id":null}}],"timestamp":1763769600000,"provider_data":{"anthropic":{"container":"c1"}}}', DEFAULT, NULL);
-INSERT INTO golden_schema.nodes VALUES (2, 530589856258, 3, 3, 2, '{"role":"user","content":[{"type":"tool_result","tool_use_id":"toolu_1","name":"search","content":[{"type":"attachment","source":{"type":"base64","data":"iVBORw0KGgo="},"media_type":"image/png","name":"a.png","metadata":{"width":3}}],"is_error":false},{"type":"tool_result","tool_use_id":"toolu_2","name":"search","content":[{"type":"text","text":"no JSON"}],"is_error":true}],"timestamp":1763769600000}', DEFAULT, NULL);
-INSERT INTO golden_schema.nodes VALUES (2, 530589856258, 4, 4, 3, '{"role":"assistant","content":[{"type":"text","text":"Done."}],"timestamp":1763769600000}', DEFAULT, '{"input":7,"cache_read":1,"cache_write":2,"output":9,"reasoning":3,"cost":0.00125}');
-INSERT INTO golden_schema.nodes VALUES (2, 530589856258, 5, 5, 3, '{"role":"assistant","content":[{"type":"text","text":"Done otherwise."}],"timestamp":1763769600000}', DEFAULT, NULL);
-INSERT INTO golden_schema.nodes VALUES (2, 530589856258, 6, 6, NULL, '{"role":"user","content":[{"type":"text","text":"A new root"}],"timestamp":1763769600000}', DEFAULT, NULL);
-INSERT INTO golden_schema.nodes VALUES (3, 1042463880640, 1, 1, NULL, '{"role":"user","content":[{"type":"text","text":"secret?"}],"timestamp":1}', DEFAULT, NULL);
-INSERT INTO golden_schema.nodes VALUES (3, 1042463880640, 2, 2, 1, '{"role":"assistant","content":[{"type":"text","text":"answer"}],"timestamp":2}', DEFAULT, NULL);
-INSERT INTO golden_schema.runs VALUES (3, 1042463880643, '00112233445566778899aabbccddeeff', '{"outcome":"cancelled","turn":"00112233445566778899aabbccddeeff","unanswered":[{"role":"user","content":[{"type":"text","text":"Anyone?"}],"timestamp":9}]}', NULL);
-INSERT INTO golden_schema.usage VALUES (2, 530589856258, 1, 'answer', NULL, NULL, NULL, 1763769600000, NULL, 7, 1, 2, 9, 3, 0.00125, 'answered');
-INSERT INTO golden_schema.usage VALUES (3, 1042463880640, 1, 'answer', NULL, NULL, NULL, 1763769600000, '"a model"', 7, 0, 0, 3, 0, 0.25, 'answered');
-INSERT INTO golden_schema.usage VALUES (3, 1042463880641, 1, 'title', NULL, NULL, NULL, 1763769700000, '"a model"', 7, 0, 0, 3, 0, 0.25, 'interrupted');
-INSERT INTO golden_schema.usage VALUES (3, 1042463880643, 1, 'answer', NULL, NULL, NULL, 1763779600000, '"a model"', 7, 0, 0, 3, 0, 0.25, 'cancelled');
-INSERT INTO golden_schema.writes VALUES (1, 917411951283, '\x496b5fb101c4da8fd9d0be779d6eaff3');
-INSERT INTO golden_schema.writes VALUES (1, 917411951284, '\x67f5ba3a52fa3ad0bd036d23ae97f732');
-INSERT INTO golden_schema.writes VALUES (2, 530589856257, '\x9876b7cdfb89de80d4d25bcac903579e');
-INSERT INTO golden_schema.writes VALUES (2, 530589856258, '\xb2b2ea7891ceb954e9b438956464d41b');
-INSERT INTO golden_schema.writes VALUES (3, 1042463880639, '\xd9ab8d0fee70a07ba43541495aa44d24');
-INSERT INTO golden_schema.writes VALUES (3, 1042463880640, '\xeded5653d585483e62427d76412bd727');
-INSERT INTO golden_schema.writes VALUES (3, 1042463880641, '\xa7234650d3dc3b55a3915fb5ec2a7162');
-INSERT INTO golden_schema.writes VALUES (3, 1042463880642, '\xf9c7bcae07ce495385e49f47a7208fba');
-INSERT INTO golden_schema.writes VALUES (3, 1042463880643, '\xb9d9e2af56091e08e502690f148bc202');
+INSERT INTO golden_schema.migrations VALUES (1, '2026-11-23 14:21:46.925938+00');
+INSERT INTO golden_schema.migrations VALUES (2, '2026-11-23 14:21:46.925938+00');
+INSERT INTO golden_schema.migrations VALUES (3, '2026-11-23 14:21:46.925938+00');
+INSERT INTO golden_schema.nodes VALUES (2, 805154817612, 1, 1, NULL, '{"role":"user","content":[{"type":"text","text":"Look: 👨‍👩"},{"type":"attachment","source":{"type":"base64","data":"iVBORw0KGgo="},"media_type":"image/png","name":"a.png","metadata":{"width":3}},{"type":"attachment","source":{"type":"url","url":"https://example.com/"},"media_type":"text/html"}],"timestamp":1763769600000}', DEFAULT, NULL);
+INSERT INTO golden_schema.nodes VALUES (2, 805154817612, 2, 2, 1, '{"role":"assistant","content":[{"type":"thinking","text":"hm","signature":"c2ln"},{"type":"thinking","text":"","redacted":"ZW5j"},{"type":"text","text":"Wait.\u0000","signature":"dGV4"},{"type":"tool_use","id":"toolu_1","name":"search","input":{"zebra":1,"apple":[1.0,5e-324,18446744073709551615,null]}},{"type":"tool_use","id":"toolu_2","name":"search","input":{},"malformed":"{\"a\":"},{"type":"provider_item","format":"openai","data":{"type":"reasoning","id":null}}],"timestamp":1763769600000,"provider_data":{"anthropic":{"container":"c1"}}}', DEFAULT, NULL);
+INSERT INTO golden_schema.nodes VALUES (2, 805154817612, 3, 3, 2, '{"role":"user","content":[{"type":"tool_result","tool_use_id":"toolu_1","name":"search","content":[{"type":"attachment","source":{"type":"base64","data":"iVBORw0KGgo="},"media_type":"image/png","name":"a.png","metadata":{"width":3}}],"is_error":false},{"type":"tool_result","tool_use_id":"toolu_2","name":"search","content":[{"type":"text","text":"no JSON"}],"is_error":true}],"timestamp":1763769600000}', DEFAULT, NULL);
+INSERT INTO golden_schema.nodes VALUES (2, 805154817612, 4, 4, 3, '{"role":"assistant","content":[{"type":"text","text":"Done."}],"timestamp":1763769600000}', DEFAULT, '{"input":7,"cache_read":1,"cache_write":2,"output":9,"reasoning":3,"cost":0.00125}');
+INSERT INTO golden_schema.nodes VALUES (2, 805154817612, 5, 5, 3, '{"role":"assistant","content":[{"type":"text","text":"Done otherwise."}],"timestamp":1763769600000}', DEFAULT, NULL);
+INSERT INTO golden_schema.nodes VALUES (2, 805154817612, 6, 6, NULL, '{"role":"user","content":[{"type":"text","text":"A new root"}],"timestamp":1763769600000}', DEFAULT, NULL);
+INSERT INTO golden_schema.nodes VALUES (3, 919485177134, 1, 1, NULL, '{"role":"user","content":[{"type":"text","text":"secret?"}],"timestamp":1}', DEFAULT, NULL);
+INSERT INTO golden_schema.nodes VALUES (3, 919485177134, 2, 2, 1, '{"role":"assistant","content":[{"type":"text","text":"answer"}],"timestamp":2}', DEFAULT, NULL);
+INSERT INTO golden_schema.runs VALUES (3, 919485177137, '00112233445566778899aabbccddeeff', '{"outcome":"cancelled","turn":"00112233445566778899aabbccddeeff","unanswered":[{"role":"user","content":[{"type":"text","text":"Anyone?"}],"timestamp":9}]}', NULL);
+INSERT INTO golden_schema.usage VALUES (2, 805154817612, 1, 'answer', NULL, NULL, NULL, 1763769600000, NULL, 7, 1, 2, 9, 3, 0.00125, 'answered');
+INSERT INTO golden_schema.usage VALUES (3, 919485177134, 1, 'answer', NULL, NULL, NULL, 1763769600000, '"a model"', 7, 0, 0, 3, 0, 0.25, 'answered');
+INSERT INTO golden_schema.usage VALUES (3, 919485177135, 1, 'title', NULL, NULL, NULL, 1763769700000, '"a model"', 7, 0, 0, 3, 0, 0.25, 'interrupted');
+INSERT INTO golden_schema.usage VALUES (3, 919485177137, 1, 'answer', NULL, NULL, NULL, 1763779600000, '"a model"', 7, 0, 0, 3, 0, 0.25, 'cancelled');
+INSERT INTO golden_schema.writes VALUES (1, 225815751717, '\x496b5fb101c4da8fd9d0be779d6eaff3');
+INSERT INTO golden_schema.writes VALUES (1, 225815751718, '\x67f5ba3a52fa3ad0bd036d23ae97f732');
+INSERT INTO golden_schema.writes VALUES (2, 805154817611, '\x9876b7cdfb89de80d4d25bcac903579e');
+INSERT INTO golden_schema.writes VALUES (2, 805154817612, '\xb2b2ea7891ceb954e9b438956464d41b');
+INSERT INTO golden_schema.writes VALUES (3, 919485177133, '\x8caac28da1f05c7697bce2897b2857b6');
+INSERT INTO golden_schema.writes VALUES (3, 919485177134, '\x632bdcd1a960d865d84046a0c62843cc');
+INSERT INTO golden_schema.writes VALUES (3, 919485177135, '\xc29f135337dd6cc4fbed5c0ffe3cf09b');
+INSERT INTO golden_schema.writes VALUES (3, 919485177136, '\x191a9775e3453271491edde79ff0568f');
+INSERT INTO golden_schema.writes VALUES (3, 919485177137, '\xdd291703acb593daa05b193da7afe157');
 SELECT pg_catalog.setval('golden_schema.conversations_key_seq', 3, true);
 ALTER TABLE ONLY golden_schema.approvals
     ADD CONSTRAINT approvals_pkey PRIMARY KEY (conversation, tool_use);

@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path};
 
-use omni_agent::store::{FileSystemStore, Store, Stored, copy, file_system::Durability};
+use omni_agent::store::{FileSystemStore, Page, Store, Stored, copy, file_system::Durability};
 
 use super::{file, quick, raw};
 use crate::support::{Folder, check_full, commit, create_full, id};
@@ -34,7 +34,7 @@ async fn load_from_schema_version_2_returns_what_was_stored() {
     fs::copy(golden("sqlite-2.sqlite"), file(&folder)).unwrap();
     let store = quick(&folder).await;
     check_full(&store).await;
-    assert_eq!(store.list(Default::default()).await.unwrap().len(), 3);
+    assert_eq!(store.list(Page::default()).await.unwrap().len(), 3);
 }
 
 /// Writes the file of the current version. May be run only while this version is not released.

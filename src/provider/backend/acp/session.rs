@@ -251,7 +251,7 @@ impl BackendSession for AcpSession {
             ));
         }
         let events = shared.begin(warnings)?;
-        // The response ends the turn, at its position in the order of the updates.
+        // The response to this request ends the turn. It is processed in order with the updates.
         let request = PromptRequest::new(self.id.as_str().to_owned(), blocks);
         self.connection.agent.send_request(request).detach();
         Ok(Box::pin(stream::unfold(events, async |mut events| {

@@ -44,13 +44,13 @@ $$;
 -- Conversations of earlier versions have no ledger: it begins with the usage of their turns.
 INSERT INTO {schema}.usage
 SELECT conversation, version, place, 'answer', NULL, NULL, NULL,
-    {schema}.tokens(substring(message from '"timestamp":([0-9]+)')), NULL,
+    {schema}.tokens(coalesce(content ->> 'timestamp', substring(message from '"timestamp":([0-9]+)'))), NULL,
     {schema}.tokens(substring(usage from '"input":([0-9]+)')),
     {schema}.tokens(substring(usage from '"cache_read":([0-9]+)')),
     {schema}.tokens(substring(usage from '"cache_write":([0-9]+)')),
     {schema}.tokens(substring(usage from '"output":([0-9]+)')),
     {schema}.tokens(substring(usage from '"reasoning":([0-9]+)')),
-    substring(usage from '"cost":([0-9]+(?:\.[0-9]+)?(?:e-?[0-9]{1,2})?)[,}]')::double precision,
+    substring(usage from '"cost":([0-9]{1,20}(?:\.[0-9]{1,20})?(?:e-?[0-9]{1,2})?)[,}]')::double precision,
     'answered'
 FROM {schema}.nodes WHERE usage IS NOT NULL;
 
@@ -80,6 +80,19 @@ CREATE TABLE {schema}.runs (
     ending text NOT NULL,
     prompts text
 );
+
+-- The words of a message's text blocks and of a title, for searches. All signs are replaced by spaces, because the text
+-- search parser would read some words with signs as one word (file names), and others as none (tags). A title is a JSON
+-- string, whose escapes are no words.
+CREATE FUNCTION {schema}.words_of_message(content jsonb) RETURNS tsvector LANGUAGE sql IMMUTABLE AS $$
+    SELECT to_tsvector('simple', regexp_replace(string_agg(text #>> '{}', ' '), '[!-/:-@[-`{-~]+', ' ', 'g'))
+    FROM jsonb_path_query(content, '$.content[*] ? (@.type == "text").text') AS text
+$$;
+
+CREATE FUNCTION {schema}.words_of_title(title text) RETURNS tsvector LANGUAGE sql IMMUTABLE AS $$
+    SELECT to_tsvector('simple',
+        regexp_replace(regexp_replace(title, '\\(u[0-9a-fA-F]{4}|.)', ' ', 'g'), '[!-/:-@[-`{-~]+', ' ', 'g'))
+$$;
 
 -- The turn in flight, if it is recorded.
 CREATE TABLE {schema}.turns (

@@ -459,7 +459,7 @@ impl Manager {
     /// Returns conversations from the store, with the most recently written first. Each entry states whether the
     /// conversation is open.
     ///
-    /// The argument is a [`Page`], a [`Filter`](crate::store::Filter) by labels, or a pair of a filter and a page. The
+    /// The argument is a [`Page`](crate::store::Page), a [`Filter`] by labels, or a pair of a filter and a page. The
     /// filter applies to stored labels.
     ///
     /// ```
@@ -495,7 +495,7 @@ impl Manager {
     }
 
     /// Finds stored conversations by the words in their titles and texts, as described at
-    /// [`Store::search`](crate::store::Store::search).
+    /// [`Store::search`].
     ///
     /// # Errors
     ///
@@ -508,7 +508,7 @@ impl Manager {
     }
 
     /// Returns the usage of all matching conversations in a period, deleted conversations included, as described at
-    /// [`Store::used`](crate::store::Store::used).
+    /// [`Store::used`].
     ///
     /// # Errors
     ///

@@ -8,7 +8,7 @@ use super::{Commit, ConversationId, Labels, StateChange, StoreError, StoredState
 use crate::{
     agent::RunEnd,
     message::{Message, UsageRow},
-    tree::{Erased, Node, NodeId},
+    tree::{Node, NodeId},
 };
 
 /// The changes of a write.
@@ -24,7 +24,6 @@ pub(super) struct Change {
     /// The new rows of the usage ledger.
     pub(super) usage: Vec<UsageRow>,
     pub(super) run: Option<RunRow>,
-    pub(super) erased: Option<Erased>,
     /// Whether the write only records usage or the end of a run. It does not change the time of the last write, unless
     /// it moves the head.
     pub(super) is_record: bool,

@@ -521,10 +521,10 @@ impl Store for SqliteStore {
         write: &Write,
         erased: &Erased,
     ) -> Result<Version, StoreError> {
-        let (named, write, change) = (id.clone(), *write, write::erasure(erased));
+        let (named, write, erased) = (id.clone(), *write, erased.clone());
         let upkeep = Arc::clone(&self.writing()?.upkeep);
         self.write(id, move |connection, _| {
-            let version = write::change(connection, &named, &write, &change)?;
+            let version = write::erase(connection, &named, &write, &erased)?;
             upkeep.clear(connection);
             Ok(version)
         })

@@ -3,14 +3,14 @@
 use omni_agent::{
     message::Role,
     session::{Mode, Session, SessionError, SessionEvent},
-    store::{MemoryStore, SqliteStore, Store, StoreError, file_system::Durability},
+    store::{MemoryStore, Store, StoreError},
     subscription::Update,
     testing::{Gate, Step},
     tree::Tree,
 };
 
 use crate::{
-    support::{failing, held, node, scripted},
+    support::{held, node, scripted},
     watch::{Watched, answered, reached},
 };
 
@@ -176,14 +176,17 @@ async fn erase_forgets_the_events_that_are_kept_for_subscribers() {
     assert_eq!(view.tree, session.tree().await.unwrap());
 }
 
+#[cfg(feature = "sqlite")]
 #[tokio::test]
 async fn erase_leaves_no_text_in_a_sqlite_file() {
+    use omni_agent::store::{SqliteStore, file_system::Durability};
+
     let folder =
         std::env::temp_dir().join(format!("erase-{}", omni_agent::store::ConversationId::generate()));
     std::fs::create_dir(&folder).unwrap();
     let builder = SqliteStore::builder(folder.join("a.sqlite")).durability(Durability::Process);
     let store = builder.search(true).open().await.unwrap();
-    let agent = scripted([Step::text("A1"), Step::text("zzsecret answer"), failing()]);
+    let agent = scripted([Step::text("A1"), Step::text("zzsecret answer"), crate::support::failing()]);
     // The store stays open. If it were closed, it would remove files while they are read.
     let session = Session::builder(store.clone()).agent(agent).create().await.unwrap();
     session.ask("Q1").await.unwrap();

@@ -6,7 +6,7 @@ use omni_agent::{
     agent::{Prompt, RunOutcome},
     message::{RequestEnd, Usage},
     session::Session,
-    store::{Filter, Labels, MemoryStore, Page, SqliteStore, Store},
+    store::{Filter, Labels, MemoryStore, Page, Store},
     testing::{Gate, Step},
 };
 
@@ -132,11 +132,12 @@ async fn cancelled_run_keeps_its_prompts_outside_the_tree() {
     assert_eq!(stored.head.map(omni_agent::tree::NodeId::get), Some(2), "the stored head is no prompt");
 }
 
+#[cfg(feature = "sqlite")]
 #[tokio::test]
 async fn sqlite_keeps_labels_ledger_and_last_run_over_a_restart() {
     let file = std::env::temp_dir()
         .join(format!("records-{}.sqlite", omni_agent::store::ConversationId::generate()));
-    let store = SqliteStore::open(&file).await.unwrap();
+    let store = omni_agent::store::SqliteStore::open(&file).await.unwrap();
     let agent = scripted([spending("A1", 5), failing()]);
     let session = Session::builder(store.clone()).labels(labels("ann")).agent(agent).create().await.unwrap();
     session.ask("Q1").await.unwrap();
@@ -144,7 +145,7 @@ async fn sqlite_keeps_labels_ledger_and_last_run_over_a_restart() {
     session.stop(Duration::from_secs(5)).await.unwrap();
     let view = session.end().unwrap().snapshot.unwrap();
     drop(store);
-    let store = SqliteStore::open(&file).await.unwrap();
+    let store = omni_agent::store::SqliteStore::open(&file).await.unwrap();
     let opened = Session::builder(store).agent(scripted([])).open(session.id().clone()).await.unwrap();
     let snapshot = opened.snapshot().await.unwrap();
     assert_eq!((&snapshot.labels, &snapshot.used), (&view.labels, &view.used));

@@ -8,6 +8,8 @@ mod deleted;
 mod erasing;
 mod faults;
 mod file_system;
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+mod full;
 mod golden;
 mod hostile;
 mod ids;

@@ -73,7 +73,7 @@ pub(super) async fn change(
     write: &Write,
     change: &Change,
 ) -> Result<Version, Fault> {
-    let Change { head, title, state, labels, nodes, cursors, usage, run, is_record, erased: _ } = change;
+    let Change { head, title, state, labels, nodes, cursors, usage, run, is_record } = change;
     let (sets_head, head) = match head {
         Column::Keep => (false, None),
         Column::Set(head) => (true, head.map(number)),

@@ -56,6 +56,27 @@ pub(super) fn change(
     write: &Write,
     change: &Change,
 ) -> Result<Version, Fault> {
+    perform(connection, id, write, change, None)
+}
+
+/// Removes nodes.
+pub(super) fn erase(
+    connection: &mut Connection,
+    id: &ConversationId,
+    write: &Write,
+    erased: &Erased,
+) -> Result<Version, Fault> {
+    let change = Change { head: Column::Set(erased.head), ..Change::default() };
+    perform(connection, id, write, &change, Some(erased))
+}
+
+fn perform(
+    connection: &mut Connection,
+    id: &ConversationId,
+    write: &Write,
+    change: &Change,
+    erased: Option<&Erased>,
+) -> Result<Version, Fault> {
     let transaction = begin(connection)?;
     let row = Row::get(&transaction, id)?;
     let (version, now) = (write.base.next(), Timestamp::now());
@@ -74,13 +95,11 @@ pub(super) fn change(
         .prepare_cached("UPDATE conversations SET version = ?2, updated = max(updated, ?3) WHERE key = ?1")?
         .execute(params![row.key, version.get().cast_signed(), millis(updated)])?;
     apply(&transaction, row.key, version, write.id, change)?;
+    if let Some(erased) = erased {
+        remove_nodes(&transaction, row.key, erased)?;
+    }
     transaction.commit()?;
     Ok(version)
-}
-
-/// Returns the change that removes nodes.
-pub(super) fn erasure(erased: &Erased) -> Change {
-    Change { head: Column::Set(erased.head), erased: Some(erased.clone()), ..Change::default() }
 }
 
 /// Returns the id of the write that resulted in this version.
@@ -99,7 +118,7 @@ fn apply(
     write: WriteId,
     change: &Change,
 ) -> Result<(), Fault> {
-    let Change { head, title, state, labels, nodes, cursors, usage, run, erased, is_record: _ } = change;
+    let Change { head, title, state, labels, nodes, cursors, usage, run, is_record: _ } = change;
     let version = version.get().cast_signed();
     transaction
         .prepare_cached("INSERT INTO writes (conversation, version, write) VALUES (?, ?, ?)")?
@@ -129,9 +148,6 @@ fn apply(
                 .prepare_cached("INSERT INTO labels (conversation, name, value) VALUES (?, ?, ?)")?
                 .execute(params![key, name, value])?;
         }
-    }
-    if let Some(erased) = erased {
-        erase(transaction, key, erased)?;
     }
     for (node, place) in nodes.iter().zip(0_i64..) {
         transaction
@@ -169,7 +185,7 @@ fn apply(
 }
 
 /// Removes nodes, and the cursors from and to them.
-fn erase(transaction: &Transaction<'_>, key: i64, erased: &Erased) -> Result<(), Fault> {
+fn remove_nodes(transaction: &Transaction<'_>, key: i64, erased: &Erased) -> Result<(), Fault> {
     for node in erased.nodes.iter().map(|node| number(*node)) {
         transaction
             .prepare_cached("DELETE FROM nodes WHERE conversation = ? AND id = ?")?

@@ -5,7 +5,10 @@ use std::{fs, path::PathBuf, process::Command};
 use omni_agent::store::{ConversationId, FileSystemStore, Owner, Page, PostgresStore, Store, Stored, copy};
 
 use super::server::{raw, url};
-use crate::support::{Folder, check_full, commit, create_full, id};
+use crate::{
+    full::{check_full, create_full},
+    support::{Folder, commit, id},
+};
 
 /// The name of the schema in the dumps.
 const DUMPED: &str = "golden_schema";

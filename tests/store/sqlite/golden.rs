@@ -5,7 +5,10 @@ use std::{fs, path::Path};
 use omni_agent::store::{FileSystemStore, Page, Store, Stored, copy, file_system::Durability};
 
 use super::{file, quick, raw};
-use crate::support::{Folder, check_full, commit, create_full, id};
+use crate::{
+    full::{check_full, create_full},
+    support::{Folder, commit, id},
+};
 
 pub(super) fn golden(name: &str) -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/store/golden").join(name)

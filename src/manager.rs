@@ -475,7 +475,7 @@ impl Manager {
     /// let manager = Manager::builder(MemoryStore::new()).build();
     /// let acme = Labels::new([("tenant", "acme")])?;
     /// let id = omni_agent::store::ConversationId::new("holiday")?;
-    /// manager.open_or_create(id, OpenOptions::new(agent()).labels(acme.clone())).await?;
+    /// manager.open_or_create(&id, OpenOptions::new(agent()).labels(acme.clone())).await?;
     ///
     /// let listed = manager.list(Filter::with(acme)).await?;
     /// assert_eq!(listed[0].summary.id.as_str(), "holiday");

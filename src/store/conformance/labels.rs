@@ -107,6 +107,7 @@ pub(super) async fn list_by_labels_contains_exactly_the_matches(
         filter(&[("tenant", "b")]).without("archived").without("kind"),
         Filter::default().without("tenant"),
         Filter::default().without("archived"),
+        Filter::default().without("arch\0ived").without(""),
         filter(&[("kind", "a")]),
         filter(&[("tenant", "a' OR '1'='1")]),
     ];

@@ -129,7 +129,7 @@ pub(super) async fn used(
         let (name, value) = (of_kept.param(name.to_owned()), of_kept.param(value.to_owned()));
         matches.push(format!("labels ->> {name} = {value}"));
     }
-    for name in &filter.without {
+    for name in filter.without.iter().filter(|name| !name.contains('\0')) {
         matches.push(format!("labels ->> {} IS NULL", of_kept.param(name.clone())));
     }
     of_kept.sql = format!(

@@ -87,7 +87,7 @@ WITH written AS (
 ), labelled AS (
     INSERT INTO {schema}.labels (conversation, name, value)
     SELECT key, name, value FROM written, unnest($17::text[], $18::text[]) AS label (name, value)
-    ON CONFLICT (conversation, name) DO UPDATE SET value = excluded.value
+    ON CONFLICT (conversation, name) DO UPDATE SET value = excluded.value WHERE labels.value <> excluded.value
 ), spent AS (
     INSERT INTO {schema}.usage (conversation, version, place, purpose, turn, step, at, model, input, cache_read,
         cache_write, output, reasoning, cost, ending)

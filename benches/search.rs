@@ -1,0 +1,162 @@
+//! Lists by labels and searches among 100,000 conversations of 20 messages in SQLite and PostgreSQL.
+//!
+//! Each message has 15 words of a vocabulary of 2,000 words. One label is on every conversation, and others are on
+//! 10 %, 1 % and 0.05 % of them. Some words occur in exactly 10 and 1,000 messages of the conversations with the 10 %
+//! label. One word occurs in every message. The figures are the 99th percentiles of operations that run one after
+//! another. The databases are in the cache.
+//!
+//! `cargo bench --features sqlite,postgres --bench search`
+#![allow(clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
+
+#[allow(dead_code)]
+#[cfg(feature = "postgres")]
+mod databases;
+#[allow(dead_code)]
+mod support;
+
+use std::{
+    fmt::Write as _,
+    fs,
+    hint::black_box,
+    time::{Duration, Instant},
+};
+
+use futures_util::{StreamExt, stream};
+use omni_agent::{
+    message::Message,
+    store::{
+        Commit, ConversationId, Filter, Labels, Page, Query, SqliteStore, Store, StoredState, Write, WriteId,
+        file_system::Durability,
+    },
+    tree::{Node, NodeId},
+};
+use support::{head, on_this_thread, percentile, row, size};
+
+/// The number of messages of a conversation.
+const MESSAGES: u64 = 20;
+/// The number of concurrent writes.
+const AT_ONCE: usize = 16;
+
+fn main() {
+    let folder = std::env::temp_dir().join(format!("omni-agent-bench-{}", ConversationId::generate()));
+    fs::create_dir_all(&folder).expect("the folder is created");
+    on_this_thread(async {
+        let file = folder.join("conversations.sqlite");
+        let builder = SqliteStore::builder(&file).durability(Durability::Process).search(true);
+        let store = builder.open().await.expect("the file opens");
+        fill(&store).await;
+        measure("SQLite", &store).await;
+        drop(store);
+        #[cfg(feature = "postgres")]
+        if let Some(server) = databases::server::Server::start("") {
+            let store = databases::server::fresh(&server.url()).connections(10).open().await;
+            let store = store.expect("the server answers");
+            fill(&store).await;
+            let begun = Instant::now();
+            store.create_search_index().await.expect("the indexes are created");
+            println!("\nsearch indexes of PostgreSQL: {:.0} s", begun.elapsed().as_secs_f64());
+            measure("PostgreSQL", &store).await;
+        }
+    });
+    fs::remove_dir_all(&folder).expect("the benchmark's folder can be removed");
+}
+
+/// The labels, each with the distance between two conversations that have it.
+const LABELS: [(&str, u64); 4] = [("all", 1), ("tenth", 10), ("hundredth", 100), ("few", 2000)];
+
+fn labels(of: impl Fn(u64) -> bool) -> Labels {
+    let names = LABELS.iter().filter(|(_, distance)| of(*distance)).map(|(name, _)| (*name, "yes"));
+    Labels::new(names).expect("the labels are valid")
+}
+
+/// Returns the text of a message. The words are the same in every run.
+fn text(conversation: u64, message: u64) -> String {
+    let mut seed =
+        conversation.wrapping_mul(MESSAGES).wrapping_add(message).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut text = "everywhere".to_owned();
+    for _ in 0..15 {
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        let _ = write!(text, " word{}", seed % 2000);
+    }
+    if message == 7 && conversation.is_multiple_of(10) {
+        text.push_str(if conversation < 100 { " tenhits" } else { "" });
+        text.push_str(if conversation < 10_000 { " thousandhits" } else { "" });
+    }
+    text
+}
+
+async fn fill(store: &dyn Store) {
+    let conversations = size(100_000, 50) as u64;
+    let begun = Instant::now();
+    let fill = |number: u64| async move {
+        let id = ConversationId::generate();
+        let state = StoredState::default()
+            .with_title(format!("Conversation {number}"))
+            .with_labels(labels(|distance| number.is_multiple_of(distance)));
+        let version = store.create(&id, WriteId::generate(), &state).await.expect("the id is free");
+        let node = |number| NodeId::new(number).expect("an id is not zero");
+        let nodes = (1..=MESSAGES).map(|place| {
+            let text = text(number, place);
+            let message = if place % 2 == 1 { Message::user(text) } else { Message::assistant(text) };
+            Node::new(node(place), NodeId::new(place - 1), message)
+        });
+        let commit = Commit::new(Some(node(MESSAGES))).with_nodes(nodes).with_usage([]);
+        store.commit(&id, &Write::on(version), &commit).await.expect("there is no other writer");
+    };
+    stream::iter(0..conversations).map(fill).buffer_unordered(AT_ONCE).for_each(|()| async {}).await;
+    println!("\nfilled with {conversations} conversations: {:.0} s", begun.elapsed().as_secs_f64());
+}
+
+async fn measure(name: &str, store: &dyn Store) {
+    head(&format!("{name}: 99th percentiles"));
+    let times = size(300, 2);
+    for (label, distance) in LABELS {
+        let filter = Filter::with(labels(|other| other == distance));
+        let first = Page::first(50);
+        let mut figures = Vec::new();
+        let mut after = None;
+        for _ in 0..times {
+            let begun = Instant::now();
+            let listed = store.list_where(&filter, first.clone()).await.expect("the list is read");
+            figures.push(begun.elapsed());
+            after = listed.last().cloned().or(after);
+        }
+        row(&format!("list 50 with the label {label}"), millis(&mut figures), "≤ 5 ms");
+        if let Some(after) = after {
+            let page = first.after(&after);
+            for figure in &mut figures {
+                let begun = Instant::now();
+                black_box(store.list_where(&filter, page.clone()).await.expect("the list is read"));
+                *figure = begun.elapsed();
+            }
+            row(&format!("list the next 50 with the label {label}"), millis(&mut figures), "≤ 5 ms");
+        }
+    }
+    let tenant = Filter::with(labels(|distance| distance == 10));
+    for (what, query) in [
+        ("a word with 10 hits", "tenhits"),
+        ("a word with 1,000 hits", "thousandhits"),
+        ("a word that occurs everywhere", "everywhere"),
+        ("a word in 1 % of the messages", "word77"),
+        ("two words in 1 % of the messages each", "word77 word78"),
+    ] {
+        let query: Query = query.parse().expect("a valid query");
+        for (where_, filter) in [("one tenant", &tenant), ("all conversations", &Filter::default())] {
+            let mut figures = Vec::new();
+            for _ in 0..=times / 3 {
+                let begun = Instant::now();
+                let found = store.search(filter, &query, Page::first(50)).await.expect("the search succeeds");
+                figures.push(begun.elapsed());
+                black_box(found);
+            }
+            row(&format!("{what}, in {where_}"), millis(&mut figures), "≤ 50 ms");
+        }
+    }
+}
+
+fn millis(figures: &mut [Duration]) -> String {
+    let mut figures: Vec<f64> = figures.iter().map(|figure| figure.as_secs_f64() * 1e3).collect();
+    format!("{:.1} ms", percentile(&mut figures, 0.99))
+}

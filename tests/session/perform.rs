@@ -71,6 +71,16 @@ async fn perform_runs_every_command() {
     assert_eq!(perform(&session, json!({ "type": "cancel" })).await.unwrap(), done);
     let tree = session.tree().await.unwrap();
     assert_eq!((tree.len(), tree.head().map(NodeId::get)), (7, Some(3)));
+
+    let labels = json!({ "type": "labels", "labels": { "tenant": "acme" } });
+    assert_eq!(perform(&session, labels).await.unwrap(), done);
+    assert_eq!(session.labels().await.unwrap().get("tenant"), Some("acme"));
+    let invalid = json!({ "type": "labels", "labels": { "Tenant": "acme" } });
+    let error = serde_json::from_value::<SessionCommand>(invalid).unwrap_err().to_string();
+    assert!(error.contains("\"Tenant\" is not a valid name of a label"), "{error}");
+    assert_eq!(perform(&session, json!({ "type": "erase", "node": 3 })).await.unwrap(), done);
+    let tree = session.tree().await.unwrap();
+    assert!(tree.node(NodeId::new(3).unwrap()).is_none());
 }
 
 #[tokio::test(start_paused = true)]

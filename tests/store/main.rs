@@ -14,6 +14,7 @@ mod golden;
 mod hostile;
 mod ids;
 mod kill;
+mod label_rules;
 mod labels;
 mod limits;
 mod listing;

@@ -38,7 +38,7 @@ pub use content::{
     Attachment, Content, ProviderItem, ResultBlock, Source, Text, Thinking, ToolResult, ToolUse,
 };
 pub use history::History;
-pub use id::{Timestamp, ToolUseId, TurnId};
+pub use id::{MessageId, Timestamp, ToolUseId, TurnId};
 pub use law::HistoryError;
 pub use usage::Usage;
 pub use usage_row::{Purpose, RequestEnd, UsageRow, UsageSum};
@@ -48,7 +48,7 @@ pub(crate) use id::text_id;
 pub(crate) use content::{map_weight, member_weight, value_weight};
 pub(crate) use law::{answer_open_tool_uses, check_step};
 
-use std::fmt;
+use std::{fmt, sync::Arc};
 
 use crate::setters::setters;
 use serde::{Deserialize, Serialize};
@@ -106,14 +106,27 @@ pub struct Message {
     /// service.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub provider_data: Map<String, Value>,
+    /// The id of the message. The agent gives each new message an id. Messages from elsewhere may have none. The id is
+    /// never sent to a model service.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<MessageId>,
+    /// Data of the application, which is stored with the message and never sent to a model service. The message of a
+    /// prompt has the data of the [prompt](crate::agent::Prompt::app_data).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub app_data: Option<Arc<Value>>,
 }
 
-setters!(Message: with_timestamp(timestamp: Timestamp));
+setters!(Message: with_timestamp(timestamp: Timestamp), with_id(id: some MessageId));
 
 impl Message {
     /// Returns a message of `role` with the given blocks and the current time.
     pub fn new(role: Role, content: impl Into<Blocks>) -> Self {
-        Self { role, content: content.into().0, timestamp: Timestamp::now(), provider_data: Map::new() }
+        Self::at(Timestamp::now(), role, content.into().0)
+    }
+
+    /// Returns a message with this time.
+    pub(crate) fn at(timestamp: Timestamp, role: Role, content: Vec<Content>) -> Self {
+        Self { role, content, timestamp, provider_data: Map::new(), id: None, app_data: None }
     }
 
     /// Returns a user message with the current time.
@@ -124,6 +137,12 @@ impl Message {
     /// Returns an assistant message with the current time.
     pub fn assistant(content: impl Into<Blocks>) -> Self {
         Self::new(Role::Assistant, content)
+    }
+
+    /// Returns the same message with this data of the application. `null` counts as no data.
+    pub fn with_app_data(mut self, data: impl Into<Arc<Value>>) -> Self {
+        self.app_data = Some(data.into()).filter(|data| !data.is_null());
+        self
     }
 
     /// Returns the text of all text blocks, joined without a separator.
@@ -156,7 +175,9 @@ impl Message {
 
     /// Returns the approximate size of the message's payload in bytes, for limits on buffered data.
     pub fn weight(&self) -> usize {
-        64 + self.content.iter().map(Content::weight).sum::<usize>() + map_weight(&self.provider_data)
+        64 + self.content.iter().map(Content::weight).sum::<usize>()
+            + map_weight(&self.provider_data)
+            + self.app_data.as_deref().map_or(0, value_weight)
     }
 }
 

@@ -68,7 +68,7 @@ use std::{fmt, sync::Arc};
 
 use crate::{
     chunks::Chunks,
-    message::{History, Message, Role, Usage},
+    message::{History, Message, MessageId, Role, Usage},
 };
 use iter::{Children, Path};
 use links::{Ids, Links, Slot};
@@ -160,6 +160,21 @@ impl Tree {
     /// Returns the node with this id. O(1), or O(log gaps) in a tree whose ids have gaps.
     pub fn node(&self, id: NodeId) -> Option<&Node> {
         self.nodes.get(self.ids.index(id, self.len())?)
+    }
+
+    /// Returns the node whose message has this id. If there are several, the oldest is returned. O(n).
+    ///
+    /// ```
+    /// use omni_agent::message::Message;
+    /// use omni_agent::tree::Tree;
+    ///
+    /// let mut tree = Tree::new();
+    /// let node = tree.push(Message::user("Name a mountain.").with_id("question-1"));
+    /// assert_eq!(tree.find(&"question-1".into()), Some(node));
+    /// assert_eq!(tree.find(&"question-2".into()), None);
+    /// ```
+    pub fn find(&self, message: &MessageId) -> Option<NodeId> {
+        self.nodes().find(|node| node.message().id.as_ref() == Some(message)).map(Node::id)
     }
 
     /// Iterates over all nodes in the order of their ids. O(1) each.

@@ -55,7 +55,7 @@ use super::{
     },
 };
 use crate::{
-    message::{Blocks, Content, History, Message, Role, Usage, answer_open_tool_uses},
+    message::{Content, History, Message, MessageId, Role, TurnId, Usage, answer_open_tool_uses},
     provider::{Corrections, Fold},
     subscription::EventId,
 };
@@ -148,6 +148,7 @@ impl Core {
             partial: self.phase.partial().into_iter().flat_map(Fold::blocks).map(streaming::seen).collect(),
             run: self.runs,
             turn: self.phase.turn().map(|turn| turn.id),
+            answer: self.phase.turn().and_then(|turn| turn.answer.clone()),
             pauses: self.phase.pauses().cloned().collect(),
             tools: self.phase.tool_runs(),
             staged: self.staged.to_vec(),
@@ -199,14 +200,16 @@ impl Core {
     // ---- turns ----
 
     fn begin_run(&mut self, prompt: Prompt, ask: bool, cx: &mut Context<'_>) -> Result<(), AgentError> {
-        let (content, origin) = open(&self.history, prompt, ask, cx)?;
-        self.begin_turn(user_message(content, cx), origin, 0, cx);
+        let turn = (cx.turn_id)();
+        let (message, origin) = open(&self.history, prompt, turn, ask, cx)?;
+        self.begin_turn(turn, message, origin, 0, cx);
         Ok(())
     }
 
     /// Starts a turn with `message` after `step` requests have been made for the same prompt.
     fn begin_turn(
         &mut self,
+        id: TurnId,
         message: impl Into<Arc<Message>>,
         origin: Origin,
         step: u32,
@@ -217,7 +220,7 @@ impl Core {
             self.runs = self.runs.wrapping_add(1);
         }
         let mut turn = Box::new(Turn {
-            id: (cx.turn_id)(),
+            id,
             run: self.runs,
             origin,
             working: Working::new(&self.history),
@@ -230,6 +233,8 @@ impl Core {
             wanted: OutputRequirement::default(),
             output_enforced: false,
             joined: Vec::new(),
+            next_id: 1,
+            answer: None,
         });
         self.emit_status(Status::Busy, cx);
         cx.push(Effect::Watch(limit));
@@ -257,6 +262,7 @@ impl Core {
     pub(super) fn prepared(&mut self, op: Op, wanted: OutputRequirement, cx: &mut Context<'_>) {
         if let Some((mut turn, ())) = self.phase.take_awaited(op, in_stage!(Stage::Preparing => ())) {
             turn.wanted = wanted;
+            announce(&mut turn, cx);
             let op = self.enter(turn, Stage::Streaming { fold: Box::default(), question: None });
             cx.push(Effect::Open(op));
         }
@@ -281,7 +287,9 @@ impl Core {
         let Between { content, origin, step } = *between;
         // The content was checked when the previous turn was committed, and the history has not changed since.
         let content = answer_open_tool_uses(&self.history, content).unwrap_or_default();
-        self.begin_turn(user_message(content, cx), origin, step, cx);
+        let turn = (cx.turn_id)();
+        let message = user_message(MessageId::made(turn, 0), content, cx);
+        self.begin_turn(turn, message, origin, step, cx);
     }
 
     // ---- helpers ----
@@ -322,23 +330,36 @@ impl Core {
     }
 }
 
-/// Returns the content of the message that starts a run of `prompt` on `history`, and the run's origin.
+/// Returns the message that starts a run of `prompt` on `history` with this turn, and the run's origin.
 fn open(
     history: &History,
-    prompt: Prompt,
+    mut prompt: Prompt,
+    turn: TurnId,
     ask: bool,
     cx: &Context<'_>,
-) -> Result<(Vec<Content>, Origin), AgentError> {
-    let Prompt { content, .. } = prompt;
-    let content = answer_open_tool_uses(history, content).map_err(AgentError::InvalidPrompt)?;
+) -> Result<(Message, Origin), AgentError> {
+    let content = answer_open_tool_uses(history, std::mem::take(&mut prompt.content))
+        .map_err(AgentError::InvalidPrompt)?;
+    let id = prompt.id.clone().map_or(MessageId::made(turn, 0), MessageId::from);
+    Ok((user_message(id, content, cx), origin(prompt, ask, cx)))
+}
+
+/// Returns the origin of a run with the settings of this prompt.
+fn origin(prompt: Prompt, ask: bool, cx: &Context<'_>) -> Origin {
     let model = prompt.model.as_ref().unwrap_or(&cx.config.model);
-    let origin = Origin {
+    Origin {
         max_steps: prompt.max_steps.or(cx.config.max_steps),
         secrets_of: prompt.options.has_secrets().then(|| model.provider_name().into()),
-        prompt: Arc::new(Prompt { content: Blocks::default(), ..prompt }),
+        prompt: Arc::new(prompt.without_content()),
         asked: ask.then(Box::default),
-    };
-    Ok((content, origin))
+    }
+}
+
+/// Emits the id that the response to the next request will have.
+fn announce(turn: &mut Turn, cx: &mut Context<'_>) {
+    let message_id = turn.message_id();
+    turn.answer = Some(message_id.clone());
+    cx.emit(Event::StepStart { step: turn.step, message_id });
 }
 
 /// Appends a message to the turn in flight and emits it.
@@ -348,8 +369,8 @@ fn add_message(turn: &mut Turn, message: impl Into<Arc<Message>>, cx: &mut Conte
     cx.emit(Event::Message { message, step: turn.step, turn: turn.id, run: turn.run });
 }
 
-fn user_message(content: Vec<Content>, cx: &Context<'_>) -> Message {
-    Message { role: Role::User, content, timestamp: cx.now(), provider_data: serde_json::Map::new() }
+fn user_message(id: MessageId, content: Vec<Content>, cx: &Context<'_>) -> Message {
+    Message { id: Some(id), ..Message::at(cx.now(), Role::User, content) }
 }
 
 fn callback_failure(callback: &str, message: String) -> Failure {

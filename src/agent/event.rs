@@ -6,8 +6,8 @@ use serde_json::Value;
 use super::{Failure, Pause, Prompt, PromptId, Response, StateView};
 use crate::{
     message::{
-        Attachment, Message, ProviderItem, Role, Text, Thinking, Timestamp, ToolResult, ToolUse, ToolUseId,
-        TurnId, value_weight,
+        Attachment, Message, MessageId, ProviderItem, Role, Text, Thinking, Timestamp, ToolResult, ToolUse,
+        ToolUseId, TurnId, value_weight,
     },
     provider::StopReason,
     tool::Decision,
@@ -29,8 +29,8 @@ pub enum Status {
 
 /// A change in an agent, as subscribers see it.
 ///
-/// The order of events: `Message` (user) → block events → `Message` (assistant) → `Step`. If the model uses tools, these
-/// events follow:
+/// The order of events: `Message` (user) → `StepStart` → block events → `Message` (assistant) → `Step`. If the model uses
+/// tools, these events follow:
 ///
 /// 1. `Decided` for each tool use that `handle_tool_use` did not simply execute.
 /// 2. If tool uses wait for a decision: `Status` (paused), one `Pause` for each, and one `Decided` for each when its
@@ -164,6 +164,14 @@ pub enum Event {
         turn: TurnId,
         /// The number of the run, counted from 1 since the agent's start.
         run: u32,
+    },
+    /// A request is about to be sent. If the request is repeated, another event of this kind follows the `Retry`, with
+    /// another id.
+    StepStart {
+        /// The number of the request, counted from the prompt.
+        step: u32,
+        /// The id that the response's message will have.
+        message_id: MessageId,
     },
     /// A decision about a tool use was made: by [`resume`](super::Agent::resume), by the time limit of a pause, or by
     /// `handle_tool_use`. If `handle_tool_use` just executes a tool as it is, there is no such event.
@@ -440,6 +448,7 @@ impl Event {
             Self::State(state) => state.weight(),
             Self::TextStart { .. }
             | Self::ThinkingStart { .. }
+            | Self::StepStart { .. }
             | Self::ToolEnd { .. }
             | Self::Unstaged { .. }
             | Self::Status { .. } => 0,

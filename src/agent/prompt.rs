@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{AgentError, RunOutcome, state::check};
 use crate::{
-    message::{Blocks, Content, text_id},
+    message::{Blocks, Content, MessageId, text_id},
     provider::{Model, Options},
 };
 
@@ -12,8 +12,14 @@ text_id! {
     /// The id of a prompt, which the application chooses: 1 to 64 bytes, unique in the conversation.
     ///
     /// If an application sends a prompt again, because it does not know whether the first attempt arrived, it sends the
-    /// same id. The agent then accepts the prompt at most once.
+    /// same id. The agent then accepts the prompt at most once. The message of the prompt gets the same id.
     PromptId
+}
+
+impl From<PromptId> for MessageId {
+    fn from(id: PromptId) -> Self {
+        Self::new(std::sync::Arc::<str>::from(id))
+    }
 }
 
 /// The longest id of a prompt, in bytes.

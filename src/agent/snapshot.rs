@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::{Event, Prompt, Response, RunEnd, StateView, Status, TurnOutcome};
 use crate::{
-    message::{Content, Message, Text, Thinking, Timestamp, ToolUse, ToolUseId, TurnId},
+    message::{Content, Message, MessageId, Role, Text, Thinking, Timestamp, ToolUse, ToolUseId, TurnId},
     provider::{PartialBlock, StopReason},
     subscription::{EventId, Numbered},
     tool::Decision,
@@ -65,6 +65,10 @@ pub struct Snapshot {
     /// The id of the turn in flight.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub turn: Option<TurnId>,
+    /// The id that the message of the requested response will have. `None` if no response is requested, or if its
+    /// message is already in `pending`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub answer: Option<MessageId>,
     /// The tool uses that wait for a decision, in the order of the tool uses. The list is empty unless the agent is
     /// paused.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -183,9 +187,14 @@ impl Snapshot {
             }
             Event::Message { message, step, turn, run } => {
                 self.partial.clear();
+                self.answer.take_if(|_| message.role == Role::Assistant);
                 self.pending.push(Arc::clone(message));
                 self.step = *step;
                 (self.turn, self.run) = (Some(*turn), *run);
+            }
+            Event::StepStart { step, message_id } => {
+                self.step = *step;
+                self.answer = Some(message_id.clone());
             }
             Event::Turn(turn) => {
                 // If the turn leaves tool uses open, the messages in the event contain the results that were already
@@ -217,6 +226,7 @@ impl Snapshot {
             Event::Retry { pending, .. } => {
                 self.pending.truncate(*pending);
                 self.partial.clear();
+                self.answer = None;
                 self.tools.clear();
                 self.step += 1;
             }
@@ -271,6 +281,7 @@ impl Snapshot {
     fn finish(&mut self, response: &Response) {
         self.pending.clear();
         self.partial.clear();
+        self.answer = None;
         self.tools.clear();
         self.turn = None;
         self.step = response.step;

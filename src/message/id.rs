@@ -2,10 +2,15 @@ use std::{
     fmt,
     num::ParseIntError,
     str::FromStr,
+    sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
+use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
+use serde::{
+    Deserialize, Deserializer, Serialize, Serializer,
+    de::{Error, Visitor},
+};
 
 /// Defines a type of ids that are texts.
 macro_rules! text_id {
@@ -55,6 +60,12 @@ macro_rules! text_id {
         impl From<String> for $name {
             fn from(id: String) -> Self {
                 Self::new(id)
+            }
+        }
+
+        impl From<$name> for std::sync::Arc<str> {
+            fn from(id: $name) -> Self {
+                id.0
             }
         }
     };
@@ -119,6 +130,135 @@ impl<'de> Deserialize<'de> for TurnId {
     }
 }
 
+/// The id of a message. Its JSON form is its text.
+///
+/// The agent gives every message of a turn an id. The message of a prompt has the [id of the prompt], if the application
+/// has set one, so that both sides use the same name for the message. Every other message gets an id that is unique
+/// across restarts and processes. Such an id consists of the turn's id and a number, and has at most 33 characters.
+///
+/// [id of the prompt]: crate::agent::Prompt::with_id
+///
+/// ```
+/// use omni_agent::message::{Message, MessageId};
+///
+/// let message = Message::user("Hi").with_id("message-17");
+/// assert_eq!(message.id, Some(MessageId::new("message-17")));
+/// assert_eq!(message.id.unwrap().to_string(), "message-17");
+/// ```
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct MessageId(Form);
+
+/// The form of an id. A text that looks like a made id is always [`Form::Made`], so equal texts have equal forms.
+#[derive(Clone, PartialEq, Eq, Hash)]
+enum Form {
+    Made { turn: TurnId, number: u32 },
+    Given(Arc<str>),
+}
+
+/// The length of a turn's id in a made id.
+const TURN: usize = 22;
+/// The length of the longest made id: the turn's id, a hyphen and ten digits.
+const LONGEST: usize = TURN + 11;
+
+impl Form {
+    /// Reads a made id: the turn's id in base64url, a hyphen and a decimal number.
+    fn made(text: &str) -> Option<Self> {
+        let (turn, number) = text.split_at_checked(TURN)?;
+        let number = number.strip_prefix('-')?;
+        let is_canonical = number == "0" || !number.starts_with(['0', '+']);
+        let number = number.parse().ok().filter(|_| is_canonical)?;
+        // The decoder demands room for three bytes per four characters.
+        let mut bytes = [0; 18];
+        URL_SAFE_NO_PAD.decode_slice(turn, &mut bytes).ok()?;
+        let (turn, _) = bytes.split_first_chunk()?;
+        Some(Self::Made { turn: TurnId(*turn), number })
+    }
+}
+
+impl MessageId {
+    /// Returns an id with exactly this text.
+    pub fn new(id: impl AsRef<str> + Into<Arc<str>>) -> Self {
+        Self(Form::made(id.as_ref()).unwrap_or_else(|| Form::Given(id.into())))
+    }
+
+    /// Returns the id of a message of this turn. Allocates nothing.
+    pub(crate) const fn made(turn: TurnId, number: u32) -> Self {
+        Self(Form::Made { turn, number })
+    }
+
+    /// Returns the id's text. If the id is a made one, its text is written into `buffer`.
+    fn text<'a>(&'a self, buffer: &'a mut [u8; LONGEST]) -> &'a str {
+        let (turn, mut number) = match &self.0 {
+            Form::Given(text) => return text,
+            Form::Made { turn, number } => (turn, *number),
+        };
+        let mut start = LONGEST;
+        loop {
+            start -= 1;
+            buffer[start] = b"0123456789"[(number % 10) as usize];
+            number /= 10;
+            if number == 0 {
+                break;
+            }
+        }
+        buffer[start - 1] = b'-';
+        start -= TURN + 1;
+        let encoded = URL_SAFE_NO_PAD.encode_slice(turn.0, &mut buffer[start..start + TURN]);
+        debug_assert_eq!(encoded, Ok(TURN));
+        std::str::from_utf8(&buffer[start..]).expect("base64 and digits are ASCII")
+    }
+}
+
+impl fmt::Display for MessageId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.text(&mut [0; LONGEST]))
+    }
+}
+
+impl fmt::Debug for MessageId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self.text(&mut [0; LONGEST]), f)
+    }
+}
+
+impl From<&str> for MessageId {
+    fn from(id: &str) -> Self {
+        Self::new(id)
+    }
+}
+
+impl From<String> for MessageId {
+    fn from(id: String) -> Self {
+        Self::new(id)
+    }
+}
+
+impl Serialize for MessageId {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.text(&mut [0; LONGEST]))
+    }
+}
+
+impl<'de> Deserialize<'de> for MessageId {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Text;
+
+        impl Visitor<'_> for Text {
+            type Value = MessageId;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("the id of a message")
+            }
+
+            fn visit_str<E: Error>(self, text: &str) -> Result<MessageId, E> {
+                Ok(MessageId::new(text))
+            }
+        }
+
+        deserializer.deserialize_str(Text)
+    }
+}
+
 /// A point in time, in milliseconds since the Unix epoch. It is serialized as this number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -134,5 +274,30 @@ impl Timestamp {
     /// Returns the point in time that is this much later.
     pub(crate) fn after(self, duration: Duration) -> Self {
         Self(self.0.saturating_add(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn made_message_id_is_the_turn_in_base64url_and_its_number() {
+        let turn: TurnId = "00112233445566778899aabbccddeeff".parse().unwrap();
+        for (number, text) in [
+            (0, "ABEiM0RVZneImaq7zN3u_w-0"),
+            (70, "ABEiM0RVZneImaq7zN3u_w-70"),
+            (u32::MAX, "ABEiM0RVZneImaq7zN3u_w-4294967295"),
+        ] {
+            let id = MessageId::made(turn, number);
+            assert_eq!(id.to_string(), text);
+            assert_eq!(MessageId::new(text), id, "a text of this form is the same id");
+        }
+    }
+
+    #[test]
+    fn message_and_its_id_are_small() {
+        assert_eq!(size_of::<Option<MessageId>>(), 24);
+        assert_eq!(size_of::<crate::message::Message>(), 144);
     }
 }

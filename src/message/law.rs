@@ -171,8 +171,9 @@ fn retain<'a>(message: &'a Arc<Message>, mut keep: impl FnMut(&'a Content) -> bo
 }
 
 fn with_content(message: &Message, content: Vec<Content>) -> Arc<Message> {
-    let provider_data = message.provider_data.clone();
-    Arc::new(Message { role: message.role, content, timestamp: message.timestamp, provider_data })
+    let Message { role, timestamp, provider_data, id, app_data, content: _ } = message;
+    let (provider_data, id, app_data) = (provider_data.clone(), id.clone(), app_data.clone());
+    Arc::new(Message { role: *role, content, timestamp: *timestamp, provider_data, id, app_data })
 }
 
 /// Rewrites the user messages `answers`, which follow `asking`. In the result, the first user message answers each tool

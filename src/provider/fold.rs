@@ -265,7 +265,7 @@ impl Fold {
         // A message may be kept for a long time, so its spare capacity is released.
         let mut content: Vec<Content> = content.collect();
         content.shrink_to_fit();
-        let message = Message { role: Role::Assistant, content, timestamp: now, provider_data };
+        let message = Message { provider_data, ..Message::at(now, Role::Assistant, content) };
         let usage = usage.unwrap_or_default();
         Ok(Completion { message, stop_reason, usage, model, warnings, output_enforced })
     }
@@ -274,7 +274,7 @@ impl Fold {
     pub fn cut(self, now: Timestamp) -> Message {
         let content = self.blocks.into_iter().map(|block| block.finish(true)).collect();
         let provider_data = self.message.provider_data;
-        Message { role: Role::Assistant, content, timestamp: now, provider_data }
+        Message { provider_data, ..Message::at(now, Role::Assistant, content) }
     }
 
     /// Returns the part of a truncated response that can be kept, with `now` as its time. This part consists of text,
@@ -284,7 +284,7 @@ impl Fold {
         let content: Vec<Content> = self.blocks.into_iter().filter_map(PartialBlock::salvage).collect();
         let stands = content.iter().any(|block| !matches!(block, Content::Thinking(_)));
         let provider_data = self.message.provider_data;
-        stands.then_some(Message { role: Role::Assistant, content, timestamp: now, provider_data })
+        stands.then_some(Message { provider_data, ..Message::at(now, Role::Assistant, content) })
     }
 }
 

@@ -119,6 +119,7 @@ impl Core {
         // The partial response is discarded, but its usage counts.
         turn.usage += remains.partial.map(|fold| fold.usage()).unwrap_or_default();
         turn.step += 1;
+        turn.answer = None;
         let keep = turn.step_start;
         turn.working.rebase(&self.history, keep);
         if matches!(failure, Failure::TimeLimit { .. }) {
@@ -270,7 +271,8 @@ impl Core {
         if salvaged.is_none() {
             self.leave_step(&mut turn);
         }
-        if let (Some(fold), Some(message)) = (partial, salvaged) {
+        if let (Some(fold), Some(mut message)) = (partial, salvaged) {
+            message.id = turn.answer.take();
             emit_ends(&fold, &message, cx);
             add_message(&mut turn, message, cx);
         }

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use super::{Context, Core, open, user_message};
+use super::{Context, Core, open, origin};
 use crate::{
     agent::{AgentError, Event, Prompt, PromptState, phase::Origin},
-    message::{Content, History, Message, Role},
+    message::{Content, History, Message, Role, TurnId},
 };
 
 fn is_blank(block: &Content) -> bool {
@@ -41,9 +41,10 @@ impl Core {
             return Err(AgentError::EmptyPrompt);
         }
         let id = prompt.id.clone();
-        let (content, origin) = open(&base, prompt, ask, cx)?;
+        let turn = (cx.turn_id)();
+        let (message, origin) = open(&base, prompt, turn, ask, cx)?;
         self.know(id.as_ref(), PromptState::InFlight);
-        self.begin_on(base, Arc::new(user_message(content, cx)), origin, cx);
+        self.begin_on(base, turn, message, origin, cx);
         Ok(())
     }
 
@@ -68,8 +69,8 @@ impl Core {
         let mut whole = base.clone();
         whole.push(Arc::clone(&message));
         whole.check_sendable().map_err(AgentError::InvalidPrompt)?;
-        let (_, origin) = open(&History::new(), settings.without_content(), ask, cx)?;
-        self.begin_on(base, message, origin, cx);
+        let turn = (cx.turn_id)();
+        self.begin_on(base, turn, message, origin(settings, ask, cx), cx);
         Ok(())
     }
 
@@ -82,10 +83,17 @@ impl Core {
         Ok(())
     }
 
-    fn begin_on(&mut self, base: History, message: Arc<Message>, origin: Origin, cx: &mut Context<'_>) {
+    fn begin_on(
+        &mut self,
+        base: History,
+        turn: TurnId,
+        message: impl Into<Arc<Message>>,
+        origin: Origin,
+        cx: &mut Context<'_>,
+    ) {
         self.fallback = Some(Box::new(std::mem::replace(&mut self.history, base)));
         self.emit_history(cx);
-        self.begin_turn(message, origin, 0, cx);
+        self.begin_turn(turn, message, origin, 0, cx);
     }
 
     /// Restores the previous history after a run on another history that ended without a commit.

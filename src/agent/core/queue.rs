@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{Accepted, Context, Core, add_message, user_message};
 use crate::{
     agent::{AgentError, Event, Next, Prompt, PromptId, PromptState, RunOutcome, UnstageReason, phase::Turn},
-    message::Content,
+    message::{Content, MessageId},
 };
 
 impl Core {
@@ -131,8 +131,8 @@ impl Core {
         while let Some(index) = self.staged.iter().position(|prompt| prompt.next == Next::Step) {
             let prompt = self.staged.remove(index);
             self.took(&prompt, cx);
-            let content = prompt.content.0.clone();
-            add_message(turn, user_message(content, cx), cx);
+            let id = prompt.id.clone().map_or_else(|| turn.message_id(), MessageId::from);
+            add_message(turn, user_message(id, prompt.content.0.clone(), cx), cx);
             turn.joined.push(prompt);
         }
     }

@@ -68,7 +68,7 @@ pub(super) fn discarded(
     if let Some(fold) = partial {
         response.usage += fold.usage();
         if !fold.blocks().is_empty() {
-            let partial = Arc::new(fold.cut(cx.now()));
+            let partial = Arc::new(Message { id: turn.answer.clone(), ..fold.cut(cx.now()) });
             response.messages.push(Arc::clone(&partial));
             response.message = Some(partial);
         }

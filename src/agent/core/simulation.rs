@@ -17,6 +17,7 @@ mod compare;
 mod desk;
 mod ends;
 mod ghosts;
+mod ids;
 mod model;
 mod outcomes;
 mod outputs;

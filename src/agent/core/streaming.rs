@@ -3,8 +3,9 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
-    Call, Context, Core, Effect, add_message,
+    Call, Context, Core, Effect, add_message, announce,
     response::{Output, read_answer, respond_with},
+    user_message,
 };
 use crate::{
     agent::{
@@ -26,7 +27,8 @@ impl Core {
         let delta = match delta {
             Delta::Retry { error, delay } => {
                 let pending = turn.working.pending_len();
-                return cx.emit(Event::Retry { failure: (*error).into(), delay, pending });
+                cx.emit(Event::Retry { failure: (*error).into(), delay, pending });
+                return announce(turn, cx);
             }
             Delta::Start { block: BlockStart::ToolUse { .. }, .. } => {
                 self.waited.freshen(delta, op, fold, question.as_deref())
@@ -87,7 +89,7 @@ impl Core {
             Ok(folded) => folded,
             Err(error) => return self.recover(turn, error.into(), Remains::default(), cx),
         };
-        let Completion { message, mut stop_reason, usage, model, warnings, output_enforced, .. } = folded;
+        let Completion { mut message, mut stop_reason, usage, model, warnings, output_enforced, .. } = folded;
         turn.usage += usage;
         turn.model = model;
         turn.output_enforced = output_enforced;
@@ -115,6 +117,7 @@ impl Core {
         turn.warnings.extend(warnings.iter().cloned());
         // The last message may be a response that the service paused, so look for the user message.
         let mut messages = turn.prompts_of_step();
+        message.id = turn.answer.take();
         add_message(&mut turn, message, cx);
         let answer = turn.working.all().last().cloned();
         let uses: Vec<ToolUse> = answer.iter().flat_map(|message| message.tool_uses().cloned()).collect();
@@ -129,6 +132,7 @@ impl Core {
     fn ask_again(&mut self, mut turn: Box<Turn>, answer: Message, problem: &str, cx: &mut Context<'_>) {
         turn.corrections.add(answer, problem, cx.now());
         turn.step += 1;
+        turn.answer = None;
         let failure = Failure::Output { message: problem.to_owned() };
         let pending = turn.working.pending_len();
         cx.emit(Event::Retry { failure, delay: Duration::ZERO, pending });
@@ -214,7 +218,8 @@ pub(super) fn close_tool_uses(
         cx.emit(Event::ToolResult { result: result.clone(), input: None });
     }
     let content = results.into_iter().map(Content::from).collect();
-    add_message(turn, super::user_message(content, cx), cx);
+    let message = user_message(turn.message_id(), content, cx);
+    add_message(turn, message, cx);
 }
 
 /// Returns the event for a delta that `fold` has already processed.

@@ -6,7 +6,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, ser::SerializeSeq}
 
 use crate::{
     agent::{Config, Prompt, Response},
-    message::{History, Message, Role, TurnId, Usage},
+    message::{History, Message, MessageId, Role, TurnId, Usage},
     provider::{Corrections, Model, Options, OutputSchema},
 };
 
@@ -81,6 +81,12 @@ pub(crate) struct Turn {
     /// of the step discards that response.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) joined: Vec<Arc<Prompt>>,
+    /// The number of the next id that is made for a message. Retries do not reset it. The number 0 is reserved for the
+    /// turn's first message.
+    pub(crate) next_id: u32,
+    /// The id of the response that was requested and is not a message yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) answer: Option<MessageId>,
 }
 
 /// The requirements that a request states for its response.
@@ -104,6 +110,13 @@ impl OutputRequirement {
 }
 
 impl Turn {
+    /// Returns a new id for a message of the turn.
+    pub(crate) fn message_id(&mut self) -> MessageId {
+        let id = MessageId::made(self.id, self.next_id);
+        self.next_id += 1;
+        id
+    }
+
     /// Returns the conversation for the next request.
     pub(crate) fn conversation(&self) -> History {
         self.corrections.after(self.working.all())

@@ -221,6 +221,7 @@ async fn interrupt_text_streams_kept_and_events_end_it() {
         [
             "status(busy)",
             "message(user)",
+            "step_start",
             "text_start",
             "text_delta",
             "text_delta",

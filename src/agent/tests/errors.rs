@@ -111,7 +111,16 @@ async fn handle_error_retry_repeats_the_step_and_voids_its_output() {
     let events = agent.end().await;
     assert_eq!(
         names(&events),
-        ["text_start", "text_delta", "text_end", "message(assistant)", "step", "status(idle)", "turn(stop)"]
+        [
+            "step_start",
+            "text_start",
+            "text_delta",
+            "text_end",
+            "message(assistant)",
+            "step",
+            "status(idle)",
+            "turn(stop)"
+        ]
     );
     let requests = provider.requests();
     assert_eq!(requests[1].history, requests[2].history, "the retry has the same history");

@@ -6,7 +6,9 @@ use crate::{
     agent::{
         Decided, Event, Expiry, Failure, Next, Pause, Prompt, Snapshot, Status, TurnOutcome, UnstageReason,
     },
-    message::{Attachment, Message, ProviderItem, Text, Thinking, Timestamp, ToolResult, ToolUse, TurnId},
+    message::{
+        Attachment, Message, MessageId, ProviderItem, Text, Thinking, Timestamp, ToolResult, ToolUse, TurnId,
+    },
     provider::{ErrorKind, Options, ProviderError},
     subscription::{EndReason, EventId, Numbered, Update},
     testing::Step,
@@ -55,6 +57,8 @@ fn awkward_events() -> Vec<Event> {
             turn: turn(),
             run: u32::MAX,
         },
+        Event::StepStart { step: 7, message_id: "a message".into() },
+        Event::StepStart { step: u32::MAX, message_id: MessageId::made(turn(), u32::MAX) },
         Event::ToolProgress { tool_use_id: "t1".into(), data: json!(null) },
         Event::ToolResult { result: ToolResult::error(&tool_use(), "no"), input: Some(json!({})) },
         Event::ToolResult { result: ToolResult::ok(&tool_use(), Text::new("yes")), input: None },

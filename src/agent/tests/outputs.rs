@@ -50,12 +50,15 @@ async fn answer_that_does_not_fit_is_requested_again_outside_the_history() {
     let brief_events = [
         "status(busy)",
         "message(user)",
+        "step_start",
         "text_start",
         "text_delta",
         "retry",
+        "step_start",
         "text_start",
         "text_delta",
         "retry",
+        "step_start",
         "text_start",
         "text_delta",
         "text_end",
@@ -65,7 +68,7 @@ async fn answer_that_does_not_fit_is_requested_again_outside_the_history() {
         "turn(stop)",
     ];
     assert_eq!(names(&events), brief_events);
-    let Event::Retry { failure, delay, pending } = &*events[7] else { panic!("{:?}", events[7]) };
+    let Event::Retry { failure, delay, pending } = &*events[9] else { panic!("{:?}", events[9]) };
     assert!(matches!(failure, Failure::Output { message } if message.contains("people")), "{failure:?}");
     assert_eq!((delay.as_secs(), *pending), (0, 1));
     let response = super::hooks::stopped(&events);

@@ -48,12 +48,14 @@ async fn staged_prompt_begins_the_next_turn_of_the_same_run() {
         [
             "status(busy)",
             "message(user)",
+            "step_start",
             "staged",
             "message(assistant)",
             "step",
             "turn(continue)",
             "unstaged(taken)",
             "message(user)",
+            "step_start",
             "message(assistant)",
             "step",
             "status(idle)",
@@ -336,7 +338,7 @@ async fn prompt_for_the_next_step_joins_the_turn_after_the_tools() {
     let order: Vec<_> = names(&events).into_iter().filter(|name| !name.starts_with("text")).collect();
     let joined = order.iter().position(|name| name == "tool_result(t)").unwrap();
     assert_eq!(
-        order[joined..joined + 9],
+        order[joined..joined + 10],
         [
             "tool_result(t)",
             "message(user)",
@@ -344,6 +346,7 @@ async fn prompt_for_the_next_step_joins_the_turn_after_the_tools() {
             "message(user)",
             "unstaged(taken)",
             "message(user)",
+            "step_start",
             "message(assistant)",
             "step",
             "turn(continue)"

@@ -92,7 +92,7 @@ async fn resume_from_an_evicted_or_foreign_id_one_resync_then_events() {
     agent.prompt("More").await.unwrap();
     for mut resumed in all {
         run_events(&mut resumed).await;
-        assert_eq!(resumed.last_id(), EventId { number: last.number + 9, ..last });
+        assert_eq!(resumed.last_id(), EventId { number: last.number + 10, ..last });
     }
 }
 
@@ -382,7 +382,7 @@ async fn subscription_is_a_stream_of_the_same_updates() {
             other => panic!("{other:?}"),
         })
         .collect();
-    assert_eq!(numbers, (1..=10).collect::<Vec<_>>());
+    assert_eq!(numbers, (1..=11).collect::<Vec<_>>());
 }
 
 #[test]

@@ -26,6 +26,7 @@ async fn prompt_simple_answer_events_in_order() {
         [
             "status(busy)",
             "message(user)",
+            "step_start",
             "text_start",
             "text_delta",
             "text_end",
@@ -68,7 +69,7 @@ async fn prompt_all_blocks_stream_in_place() {
     let mut agent = Watched::start(builder).await;
     let events = agent.run("Hi").await;
     assert_eq!(
-        names(&events)[2..events.len() - 4],
+        names(&events)[3..events.len() - 4],
         [
             "thinking_start",
             "thinking_delta",
@@ -97,6 +98,7 @@ async fn prompt_with_tools_events_in_order() {
         [
             "status(busy)",
             "message(user)",
+            "step_start",
             "text_start",
             "text_delta",
             "tool_use_start",
@@ -109,6 +111,7 @@ async fn prompt_with_tools_events_in_order() {
             "tool_end(a)",
             "tool_result(a)",
             "message(user)",
+            "step_start",
             "text_start",
             "text_delta",
             "text_end",
@@ -281,10 +284,12 @@ async fn continuation_events_in_order_each_turn_with_its_own_messages_and_usage(
         [
             "status(busy)",
             "message(user)",
+            "step_start",
             "message(assistant)",
             "step",
             "turn(continue)",
             "message(user)",
+            "step_start",
             "message(assistant)",
             "step",
             "status(idle)",

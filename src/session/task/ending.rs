@@ -172,6 +172,7 @@ impl Task {
                 partial: Vec::new(),
                 run: 0,
                 turn: None,
+                answer: None,
                 pauses: Vec::new(),
                 tools: Vec::new(),
                 staged: Vec::new(),

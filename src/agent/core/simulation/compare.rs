@@ -36,6 +36,7 @@ impl Kept {
         let (kept, fresh) = (&self.0, snapshot(core, config));
         ensure!(kept.status == fresh.status, "status: {:?}, not {:?}", kept.status, fresh.status);
         ensure!(kept.pending == fresh.pending, "pending: {:?}, not {:?}", kept.pending, fresh.pending);
+        ensure!(kept.answer == fresh.answer, "answer: {:?}, not {:?}", kept.answer, fresh.answer);
         ensure!(kept.pauses == fresh.pauses, "pauses: {:?}, not {:?}", kept.pauses, fresh.pauses);
         ensure!(kept.tools == fresh.tools, "tools: {:?}, not {:?}", kept.tools, fresh.tools);
         ensure!(kept.turn == fresh.turn, "turn: {:?}, not {:?}", kept.turn, fresh.turn);

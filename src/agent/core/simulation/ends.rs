@@ -16,6 +16,8 @@ impl Model {
     pub(super) fn turn_ends(&mut self, outcome: &TurnOutcome) -> Check {
         let response = outcome.response();
         let mut turn = self.turn.take().ok_or("a turn ends, but none is active")?;
+        let answer = self.ids.answer.take();
+        ensure!(answer.is_none() || self.interrupting(), "a turn ends before its answer {answer:?}");
         turn.keep_decided(response);
         if self.interrupting() && !turn.joined.is_empty() && turn.pending.len() == turn.base {
             // No answer follows these prompts, so they are staged again.
@@ -107,6 +109,8 @@ impl Model {
         let blocks = turn.as_ref().map_or(0, |turn| turn.blocks.len());
         let content: Vec<_> = partial.iter().map(|message| message.content.len()).collect();
         let expected = if blocks > 0 { vec![blocks] } else { vec![] };
+        let answer = self.ids.answer.take();
+        ensure!(partial.iter().all(|message| message.id == answer), "{partial:?} is not {answer:?}");
         ensure!(content == expected, "{blocks} blocks were discarded, but the event contains {content:?}");
         self.told_usage += response.usage;
         self.spent_usage += usage;

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{Check, blocks::Block, ensure, outputs::Outputs, pauses::Pauses, queue::Queue};
+use super::{Check, blocks::Block, ensure, ids::Ids, outputs::Outputs, pauses::Pauses, queue::Queue};
 use crate::{
     agent::{Config, Event, Failure, Next, Prompt, Response, RunOutcome, Status, core::Core},
     message::{Blocks, Content, History, Message, Role, TurnId, Usage, answer_open_tool_uses},
@@ -26,6 +26,7 @@ pub(super) struct Model {
     runs: u32,
     pub(super) pauses: Pauses,
     pub(super) queue: Queue,
+    pub(super) ids: Ids,
     pub(super) step: u32,
     /// The number of requests sent for the prompt.
     requests: u32,
@@ -76,6 +77,8 @@ pub(super) enum Input {
     GivesUp,
     /// The response that is ending does not match the output schema and may be requested again.
     Misfit,
+    /// The provider sends the request again.
+    NewAttempt,
 }
 
 /// The progress of a turn.
@@ -177,6 +180,7 @@ impl Model {
     }
 
     pub(super) fn opened(&mut self) -> Check {
+        self.ids.opened()?;
         self.requests += 1;
         let (requests, limit) = (self.requests, self.limit);
         ensure!(limit.is_none_or(|limit| requests <= limit), "{requests} requests, {limit:?} allowed");
@@ -268,6 +272,7 @@ impl Model {
             Event::Status { status } => self.status(*status),
             Event::Message { message, step, .. } if message.role == Role::User => self.user(message, *step),
             Event::Message { message, step, .. } => self.assistant(message, *step),
+            Event::StepStart { step, message_id } => self.step_starts(*step, message_id),
             Event::Step(response) => self.stepped(response),
             Event::ToolResult { result, .. } => {
                 let interrupting = self.interrupting();
@@ -291,6 +296,10 @@ impl Model {
             // The desk checks these events.
             Event::ToolStart { .. } | Event::ToolEnd { .. } => Ok(()),
             Event::Retry { pending, failure, .. } => {
+                self.ids.answer = None;
+                if self.input == Input::NewAttempt {
+                    return self.attempted(*pending, failure);
+                }
                 if matches!(failure, Failure::Output { .. }) {
                     self.asked_again()?;
                 } else {
@@ -355,6 +364,8 @@ impl Model {
         );
         ensure!(turn.results.len() == turn.uses(), "{} results for {} uses", turn.results.len(), turn.uses());
         ensure!(message.content == turn.results, "the message contains other results than were emitted");
+        self.ids.user(message, None)?;
+        let turn = self.turn()?;
         turn.results.clear();
         turn.pending.push(Arc::clone(message));
         if closes {
@@ -378,6 +389,8 @@ impl Model {
         let turn = self.turn()?;
         ensure!(turn.place == TurnStage::Asking, "a prompt joins the turn at {:?}", turn.place);
         ensure!(message.content == prompt.content.0, "{message:?} joins the turn, not {prompt:?}");
+        self.ids.user(message, Some(&prompt))?;
+        let turn = self.turn()?;
         turn.pending.push(Arc::clone(message));
         turn.base = turn.pending.len();
         turn.joined.push(prompt);
@@ -395,13 +408,16 @@ impl Model {
         }
         let content = if let Some(prompt) = self.starting.take() {
             ensure!(!self.run, "a prompt starts within a run");
+            self.ids.user(message, Some(&prompt))?;
             self.take_prompt(&prompt)
         } else if let Some(prompt) = self.queue.taken.take() {
             ensure!(self.run, "a staged prompt begins a run");
             (self.took_staged, self.continuation) = (true, None);
+            self.ids.user(message, Some(&prompt))?;
             self.take_prompt(&prompt)
         } else {
             ensure!(self.run, "a turn begins from nothing");
+            self.ids.user(message, None)?;
             self.continuation.take().ok_or("a turn begins from nothing")?
         };
         let expected = answer_open_tool_uses(&self.committed, content).map_err(|error| error.to_string())?;
@@ -424,7 +440,7 @@ impl Model {
         prompt.content.clone()
     }
 
-    fn check_step(&self, step: u32) -> Check {
+    pub(super) fn check_step(&self, step: u32) -> Check {
         ensure!(step == self.step, "a message of step {step} in step {}", self.step);
         ensure!(self.limit.is_none_or(|limit| step <= limit), "step {step} of {:?}", self.limit);
         Ok(())
@@ -432,6 +448,7 @@ impl Model {
 
     fn assistant(&mut self, message: &Arc<Message>, step: u32) -> Check {
         let interrupting = self.interrupting();
+        self.ids.assistant(message)?;
         let turn = self.turn()?;
         ensure!(turn.place == TurnStage::Asking, "a response at {:?}", turn.place);
         super::blocks::check_answer(&turn.blocks, message, interrupting)?;
@@ -474,6 +491,15 @@ impl Model {
         Ok(())
     }
 
+    /// The provider sends the request again, within the same step.
+    fn attempted(&mut self, pending: usize, failure: &Failure) -> Check {
+        self.input = Input::Plain;
+        ensure!(matches!(failure, Failure::Provider { .. }), "an attempt fails with {failure:?}");
+        let turn = self.turn()?;
+        ensure!(pending == turn.pending.len(), "{pending} messages remain for an attempt");
+        Ok(())
+    }
+
     fn retried(&mut self, pending: usize) -> Check {
         self.step += 1;
         self.check_step(self.step)?;
@@ -491,6 +517,7 @@ impl Model {
     /// Checks that the model agrees with the core, and that no event is missing.
     pub(super) fn check_rest(&mut self, core: &Core) -> Check {
         ensure!(self.input != Input::Misfit, "a response that does not match is not requested again");
+        ensure!(self.input != Input::NewAttempt, "another attempt is not emitted");
         self.input = Input::Plain;
         ensure!(self.cause.is_none(), "status {:?} was emitted without its cause", self.status);
         ensure!(self.starting.is_none() && self.answering.is_none(), "an accepted prompt did not begin");
@@ -503,6 +530,7 @@ impl Model {
         );
         ensure!(self.committed == *core.history(), "the history differs from the committed turns");
         self.queue.check_rest(core)?;
+        self.ids.check_rest(core)?;
         self.pauses.check_rest(core)?;
         ensure!(self.step == core.step(), "step {} is emitted as {}", core.step(), self.step);
         let idle = core.is_at_rest();

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::{Check, ends::some_usage, outputs::FITS, world::World};
+use super::{Check, ends::some_usage, model::Input, outputs::FITS, world::World};
 use crate::actor::random::Rng;
 use crate::{
     agent::{Failure, core::Core, phase::Op},
@@ -64,6 +64,10 @@ impl Stream {
                 ..MessageDelta::default()
             }))),
             37..39 => Next::Delta(self.refused(rng)),
+            39..42 if self.blocks.is_empty() => Next::Delta(Delta::Retry {
+                error: Box::new(ProviderError::new(ErrorKind::Overloaded, "again")),
+                delay: std::time::Duration::from_secs(1),
+            }),
             39..60 if self.blocks.len() < 4 => Next::Delta(self.start(rng)),
             60..70 if !self.blocks.is_empty() => {
                 // If the block has already ended, this delta is an error.
@@ -146,6 +150,9 @@ impl World {
                 self.note(|| format!("{delta:?}"));
                 if let Delta::Message(data) = &delta {
                     self.model.told(data)?;
+                }
+                if matches!(delta, Delta::Retry { .. }) {
+                    self.model.input = Input::NewAttempt;
                 }
                 self.input(|core, cx| core.delta(op, delta, cx))
             }

@@ -67,6 +67,7 @@ fn snapshot(agent: &Agent, tree: &Tree) -> Snapshot {
         partial: Vec::new(),
         run: 0,
         turn: None,
+        answer: None,
         pauses: Vec::new(),
         tools: Vec::new(),
         staged: Vec::new(),

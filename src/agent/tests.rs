@@ -26,6 +26,7 @@ mod limits;
 mod liveness;
 #[path = "../../tests/support/logged.rs"]
 mod logged;
+mod message_ids;
 mod models;
 mod notices;
 mod open_uses;

@@ -7,6 +7,7 @@
 
 #[path = "../support/server.rs"]
 mod http;
+mod ids;
 mod pairs;
 mod rig;
 mod scenarios;

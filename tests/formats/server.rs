@@ -179,6 +179,11 @@ impl Service {
         self.http.received().pop().expect("a request was received").json()
     }
 
+    /// Returns the text of all requests, with their addresses and headers.
+    pub(crate) fn texts(&self) -> Vec<String> {
+        self.http.received().iter().map(|request| format!("{request:?}\n{}", request.json())).collect()
+    }
+
     /// Waits until the server stalls within an answer that does not end.
     pub(crate) async fn falls_silent(&mut self) {
         self.http.wait_for(http::Event::Stalled).await;

@@ -4,6 +4,7 @@
 
 mod drafts;
 mod history;
+mod ids;
 mod law;
 mod message;
 mod serde;

@@ -100,12 +100,14 @@ pub(crate) fn content() -> impl Strategy<Value = Content> {
 }
 
 pub(crate) fn message() -> impl Strategy<Value = Message> {
-    (any::<bool>(), vec(content(), 0..5), any::<u64>(), object()).prop_map(
-        |(user, content, timestamp, provider_data)| {
+    let extras = (option::of(text()), option::of(value()));
+    (any::<bool>(), vec(content(), 0..5), any::<u64>(), object(), extras).prop_map(
+        |(user, content, timestamp, provider_data, (id, app_data))| {
             let mut message = Message::new(if user { Role::User } else { Role::Assistant }, content);
             message.timestamp = Timestamp(timestamp);
             message.provider_data = provider_data;
-            message
+            message.id = id.map(Into::into);
+            message.with_app_data(app_data.unwrap_or_default())
         },
     )
 }

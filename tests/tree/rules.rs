@@ -30,6 +30,22 @@ fn new_tree_has_nothing() {
 }
 
 #[test]
+fn find_by_message_id_returns_the_oldest_node_of_any_branch() {
+    let mut tree = Tree::new();
+    let first = tree.push(Message::user("Hi").with_id("m-1"));
+    tree.push(assistant("Ho"));
+    tree.clear();
+    let other = tree.push(Message::user("Hi").with_id("m-2"));
+    tree.push(Message::assistant("Ho").with_id("m-1"));
+    assert_eq!(tree.find(&"m-1".into()), Some(first));
+    assert_eq!(tree.find(&"m-2".into()), Some(other));
+    assert_eq!(tree.find(&"m-3".into()), None);
+    let json = serde_json::to_string(&tree).unwrap();
+    let read: Tree = serde_json::from_str(&json).unwrap();
+    assert_eq!(read.find(&"m-2".into()), Some(other));
+}
+
+#[test]
 fn push_numbers_nodes_from_one_and_moves_the_head() {
     let mut tree = Tree::new();
     let message = user("Hi");

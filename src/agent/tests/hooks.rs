@@ -225,6 +225,7 @@ impl Watched {
         assert_eq!(view.state.history, truth.state.history);
         assert_eq!((view.pending, view.partial), (truth.pending, truth.partial));
         assert_eq!((view.pauses, view.staged), (truth.pauses, truth.staged));
+        assert_eq!((view.answer, view.tools), (truth.answer, truth.tools));
     }
 
     /// The committed history in short form: texts, and the ids of tool uses and results.

@@ -1,0 +1,53 @@
+//! Ids of messages are never sent.
+
+use std::time::Duration;
+
+use omni_agent::agent::{Agent, Prompt, Snapshot};
+use serde_json::json;
+
+use crate::{
+    rig::{Format, Rig, weather, within_a_minute},
+    script::Answer,
+};
+
+/// Runs two turns whose messages have ids, and checks that no request contains any of the ids.
+async fn check(agent: &Agent, rig: &Rig) {
+    rig.service.will(
+        Answer::thinking("Rome.", "sig-1").then_opaque("search").then_text("Let me see.").then_call(
+            "call_1",
+            "weather",
+            &json!({"city": "Rome"}),
+        ),
+    );
+    rig.service.will(Answer::text("It rains."));
+    rig.service.will(Answer::text("You're welcome."));
+    agent.ask(Prompt::new("Weather in Rome?").with_id("client-id-17")).await.unwrap();
+    agent.ask(Prompt::new("Thanks.")).await.unwrap();
+    let snapshot: Snapshot = agent.snapshot().await.unwrap();
+    let history = snapshot.state.history;
+    let ids: Vec<String> = history.iter().map(|message| message.id.as_ref().unwrap().to_string()).collect();
+    assert_eq!((ids.len(), ids[0].as_str()), (6, "client-id-17"));
+    let requests = rig.service.texts();
+    assert_eq!(requests.len(), 3);
+    for request in requests {
+        assert!(request.contains("Weather in Rome?"), "{request}");
+        let sent = ids.iter().find(|id| request.contains(id.as_str()));
+        assert_eq!(sent, None, "{:?}: {request}", rig.format);
+        // All ids that the agent makes begin with the turn's id.
+        let turn = ids[1].split_at(22).0;
+        assert!(!request.contains(turn), "{:?}: {request}", rig.format);
+    }
+    agent.stop(Duration::from_secs(5)).await.unwrap();
+}
+
+#[tokio::test]
+async fn request_of_any_format_contains_no_id_of_a_message() {
+    within_a_minute(async {
+        for format in Format::ALL {
+            let rig = Rig::new(format).await;
+            let agent = rig.builder().tool(weather()).start().await.unwrap();
+            check(&agent, &rig).await;
+        }
+    })
+    .await;
+}

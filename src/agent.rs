@@ -215,6 +215,8 @@ impl Agent {
     /// - [`AgentError::ZeroSteps`], [`AgentError::ZeroTimeout`] or [`AgentError::InvalidOutputSchema`] if a setting of the
     ///   prompt is invalid.
     /// - [`AgentError::InvalidPromptId`] if the prompt's id is empty or too long.
+    /// - [`AgentError::LargeAppData`] or [`AgentError::DeepAppData`] if the application's data in the prompt exceeds a
+    ///   limit.
     /// - [`AgentError::QueueFull`] if too many prompts are staged.
     /// - [`AgentError::NotAtStep`] if a prompt for the next step of the turn in flight has settings.
     /// - [`AgentError::OnHold`] if the agent belongs to a session that accepts no prompts now.

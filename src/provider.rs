@@ -55,7 +55,7 @@ pub use context::RequestContext;
 pub use credentials::Credentials;
 pub use delta::{BlockStart, Delta, MessageDelta, Part, StopReason};
 pub use error::{ErrorKind, ProviderError};
-pub(crate) use fold::Fold;
+pub(crate) use fold::{Fold, is_shallow};
 pub use fold::{Completion, PartialBlock};
 use futures_core::Stream;
 pub use model::Model;

@@ -341,7 +341,8 @@ fn open(
     let content = answer_open_tool_uses(history, std::mem::take(&mut prompt.content))
         .map_err(AgentError::InvalidPrompt)?;
     let id = prompt.id.clone().map_or(MessageId::made(turn, 0), MessageId::from);
-    Ok((user_message(id, content, cx), origin(prompt, ask, cx)))
+    let message = Message { app_data: prompt.app_data.take(), ..user_message(id, content, cx) };
+    Ok((message, origin(prompt, ask, cx)))
 }
 
 /// Returns the origin of a run with the settings of this prompt.

@@ -53,6 +53,18 @@ pub enum AgentError {
         /// The greatest allowed length.
         limit: usize,
     },
+    /// The application's data in the prompt is too large.
+    LargeAppData {
+        /// The size of the data in bytes of its JSON form.
+        size: usize,
+        /// The greatest allowed size.
+        limit: usize,
+    },
+    /// The arrays and objects in the application's data of the prompt are nested too deeply.
+    DeepAppData {
+        /// The greatest allowed number of levels.
+        limit: usize,
+    },
     /// A prompt with this id was accepted before. Nothing was started. The value is the state of that prompt.
     KnownPrompt(PromptState),
     /// The queue of staged prompts is full. The value is its length.
@@ -193,6 +205,15 @@ impl fmt::Display for AgentError {
             Self::InvalidPromptId { length, limit } => {
                 write!(f, "the prompt's id has {length} bytes; use an id of 1 to {limit} bytes")
             }
+            Self::LargeAppData { size, limit } => write!(
+                f,
+                "the application's data in the prompt has {size} bytes as JSON, but at most {limit} are allowed; store \
+                 the data elsewhere and put a reference into the prompt"
+            ),
+            Self::DeepAppData { limit } => write!(
+                f,
+                "the application's data in the prompt is nested too deeply; at most {limit} levels are allowed"
+            ),
             Self::KnownPrompt(_) => f.write_str(
                 "a prompt with this id was accepted before; use another id for a new prompt",
             ),

@@ -1,11 +1,12 @@
 use std::{sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::{AgentError, RunOutcome, state::check};
 use crate::{
-    message::{Blocks, Content, MessageId, text_id},
-    provider::{Model, Options},
+    message::{Blocks, Content, MessageId, text_id, value_weight},
+    provider::{Fold, Model, Options, is_shallow},
 };
 
 text_id! {
@@ -24,6 +25,9 @@ impl From<PromptId> for MessageId {
 
 /// The longest id of a prompt, in bytes.
 const MAX_ID: usize = 64;
+
+/// The greatest size of the application's data in a prompt, in bytes of its JSON form.
+const MAX_APP_DATA: usize = 16_384;
 
 /// The moment at which a staged prompt is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -110,6 +114,10 @@ pub struct Prompt {
     /// The maximum duration of each turn, which replaces the agent's limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub turn_timeout: Option<Duration>,
+    /// Data of the application: at most 16,384 bytes of JSON, and at most 64 levels of arrays and objects. The message
+    /// of the prompt is stored with the data. The data is never sent to a model service.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub app_data: Option<Arc<Value>>,
 }
 
 impl Prompt {
@@ -170,18 +178,43 @@ impl Prompt {
         self
     }
 
+    /// Returns the same prompt with this data of the application. `null` counts as no data.
+    ///
+    /// ```
+    /// # #[cfg(feature = "test-util")]
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+    /// # use omni_agent::testing::{ScriptedProvider, Step};
+    /// # let model = ScriptedProvider::new([Step::text("Hello!")]).model();
+    /// use omni_agent::{Agent, Prompt, serde_json::json};
+    ///
+    /// let agent = Agent::builder().model(model).start().await?;
+    /// let response = agent.ask(Prompt::new("Hi!").with_app_data(json!({ "channel": "email" }))).await?;
+    /// assert_eq!(response.messages[0].app_data.as_ref().unwrap()["channel"], "email");
+    /// # Ok::<(), omni_agent::AgentError>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn with_app_data(mut self, data: impl Into<Arc<Value>>) -> Self {
+        self.app_data = Some(data.into()).filter(|data| !data.is_null());
+        self
+    }
+
     pub(crate) fn check(&self) -> Result<(), AgentError> {
         if let Some(length) = self.id.as_ref().map(|id| id.as_str().len())
             && !(1..=MAX_ID).contains(&length)
         {
             return Err(AgentError::InvalidPromptId { length, limit: MAX_ID });
         }
+        if let Some(data) = self.app_data.as_deref() {
+            check_app_data(data)?;
+        }
         check(self.max_steps, self.turn_timeout, &self.options)
     }
 
     /// Returns the approximate size in bytes.
     pub(crate) fn weight(&self) -> usize {
-        self.content.0.iter().map(Content::weight).sum()
+        self.content.0.iter().map(Content::weight).sum::<usize>()
+            + self.app_data.as_deref().map_or(0, value_weight)
     }
 
     /// Returns whether the prompt has any settings.
@@ -194,7 +227,7 @@ impl Prompt {
 
     /// Returns the settings without the content.
     pub(crate) fn without_content(self) -> Self {
-        Self { content: Blocks::default(), ..self }
+        Self { content: Blocks::default(), app_data: None, ..self }
     }
 
     /// Returns the same prompt without the parts that have no JSON form: the model, the API key and the headers.
@@ -219,12 +252,24 @@ impl Prompt {
             id: over.id,
             next: over.next,
             content: over.content,
+            app_data: over.app_data,
             model: over.model.or_else(|| self.model.clone()),
             options: self.options.overlaid(&over.options),
             max_steps: over.max_steps.or(self.max_steps),
             turn_timeout: over.turn_timeout.or(self.turn_timeout),
         }
     }
+}
+
+fn check_app_data(data: &Value) -> Result<(), AgentError> {
+    if !is_shallow(data) {
+        return Err(AgentError::DeepAppData { limit: Fold::MAX_DEPTH });
+    }
+    let size = data.to_string().len();
+    if size > MAX_APP_DATA {
+        return Err(AgentError::LargeAppData { size, limit: MAX_APP_DATA });
+    }
+    Ok(())
 }
 
 impl<T: Into<Blocks>> From<T> for Prompt {

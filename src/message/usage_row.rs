@@ -1,6 +1,6 @@
 use serde::{Deserialize, Serialize};
 
-use super::{Timestamp, TurnId, Usage};
+use super::{MessageId, Timestamp, TurnId, Usage};
 use crate::setters::setters;
 
 /// The usage of one request to a model, as an entry of the usage ledger.
@@ -28,6 +28,10 @@ pub struct UsageRow {
     /// The number of the request, counted from the prompt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub step: Option<u32>,
+    /// The id of the message that the response became. A cancelled run's message is not in the conversation. `None` if
+    /// the response became no message.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<MessageId>,
     /// The time of the response. If there is no response, the time of the last message before it.
     pub at: Timestamp,
     /// The model's name, as the service reports it.
@@ -42,7 +46,7 @@ pub struct UsageRow {
 
 setters! {
     UsageRow: with_purpose(purpose: Purpose), with_turn(turn: into Option<TurnId>), with_step(step: into Option<u32>),
-    with_at(at: Timestamp), with_model(model: into Option<String>)
+    with_message(message: into Option<MessageId>), with_at(at: Timestamp), with_model(model: into Option<String>)
 }
 
 impl UsageRow {
@@ -52,6 +56,7 @@ impl UsageRow {
             purpose: Purpose::default(),
             turn: None,
             step: None,
+            message: None,
             at: Timestamp(0),
             model: None,
             usage: usage.with_finite_cost(),

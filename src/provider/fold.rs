@@ -313,7 +313,8 @@ fn check_depth(value: &Value) -> Result<(), ProviderError> {
     }
 }
 
-fn is_shallow(value: &Value) -> bool {
+/// Returns whether the value has at most [`Fold::MAX_DEPTH`] levels of arrays and objects.
+pub(crate) fn is_shallow(value: &Value) -> bool {
     fn fits(value: &Value, levels: usize) -> bool {
         match value {
             Value::Array(items) => levels > 0 && items.iter().all(|item| fits(item, levels - 1)),

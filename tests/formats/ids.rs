@@ -1,4 +1,4 @@
-//! Ids of messages are never sent.
+//! Ids of messages and data of the application are never sent.
 
 use std::time::Duration;
 
@@ -10,7 +10,8 @@ use crate::{
     script::Answer,
 };
 
-/// Runs two turns whose messages have ids, and checks that no request contains any of the ids.
+/// Runs two turns whose messages have ids, and the first prompt data of the application. Checks that no request contains
+/// any of them.
 async fn check(agent: &Agent, rig: &Rig) {
     rig.service.will(
         Answer::thinking("Rome.", "sig-1").then_opaque("search").then_text("Let me see.").then_call(
@@ -21,7 +22,8 @@ async fn check(agent: &Agent, rig: &Rig) {
     );
     rig.service.will(Answer::text("It rains."));
     rig.service.will(Answer::text("You're welcome."));
-    agent.ask(Prompt::new("Weather in Rome?").with_id("client-id-17")).await.unwrap();
+    let prompt = Prompt::new("Weather in Rome?").with_id("client-id-17");
+    agent.ask(prompt.with_app_data(json!({ "app-member": "app-value" }))).await.unwrap();
     agent.ask(Prompt::new("Thanks.")).await.unwrap();
     let snapshot: Snapshot = agent.snapshot().await.unwrap();
     let history = snapshot.state.history;
@@ -31,6 +33,7 @@ async fn check(agent: &Agent, rig: &Rig) {
     assert_eq!(requests.len(), 3);
     for request in requests {
         assert!(request.contains("Weather in Rome?"), "{request}");
+        assert!(!request.contains("app"), "{:?}: {request}", rig.format);
         let sent = ids.iter().find(|id| request.contains(id.as_str()));
         assert_eq!(sent, None, "{:?}: {request}", rig.format);
         // All ids that the agent makes begin with the turn's id.
@@ -41,7 +44,7 @@ async fn check(agent: &Agent, rig: &Rig) {
 }
 
 #[tokio::test]
-async fn request_of_any_format_contains_no_id_of_a_message() {
+async fn request_of_any_format_contains_no_id_and_no_application_data() {
     within_a_minute(async {
         for format in Format::ALL {
             let rig = Rig::new(format).await;

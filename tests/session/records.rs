@@ -76,6 +76,11 @@ async fn ledger_contains_every_request_whose_usage_is_known() {
     assert_eq!((stored.used.usage, stored.used.requests), (session.view.used, 3));
     let row = &store.usage(session.session.id(), Page::first(1).from(2)).await.unwrap()[0];
     assert_eq!((row.step, row.turn.is_some(), row.model.is_some()), (Some(1), true, true));
+    let rows = store.usage(session.session.id(), Page::default()).await.unwrap();
+    let answer = &session.view.tree.history().get(1).unwrap().id;
+    assert_eq!(&rows[2].message, answer, "the row names the message of the response");
+    let partial = session.view.agent.last_run.as_ref().unwrap();
+    assert!(rows[0].message.is_some() && partial.unanswered.iter().all(|asked| asked.id != rows[0].message));
     session.session.stop(Duration::from_secs(5)).await.unwrap();
     let opened =
         Session::builder(store).agent(scripted([])).open(session.session.id().clone()).await.unwrap();

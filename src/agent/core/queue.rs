@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{Accepted, Context, Core, add_message, user_message};
 use crate::{
     agent::{AgentError, Event, Next, Prompt, PromptId, PromptState, RunOutcome, UnstageReason, phase::Turn},
-    message::{Content, MessageId},
+    message::{Content, Message, MessageId},
 };
 
 impl Core {
@@ -132,7 +132,8 @@ impl Core {
             let prompt = self.staged.remove(index);
             self.took(&prompt, cx);
             let id = prompt.id.clone().map_or_else(|| turn.message_id(), MessageId::from);
-            add_message(turn, user_message(id, prompt.content.0.clone(), cx), cx);
+            let message = user_message(id, prompt.content.0.clone(), cx);
+            add_message(turn, Message { app_data: prompt.app_data.clone(), ..message }, cx);
             turn.joined.push(prompt);
         }
     }

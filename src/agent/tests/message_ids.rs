@@ -1,9 +1,9 @@
-//! Ids of messages: who gives them, and when they are announced.
+//! Ids of messages: who gives them, and when they are announced. Data of the application in prompts.
 
 use std::{collections::HashSet, sync::Arc};
 
 use crate::{
-    agent::{ErrorDecision, Event, Next, Prompt},
+    agent::{AgentError, ErrorDecision, Event, Next, Prompt},
     message::{History, Message, MessageId},
     provider::{ErrorKind, Options, ProviderError},
     testing::{Gate, Step},
@@ -38,7 +38,8 @@ fn down() -> ProviderError {
 
 #[tokio::test(start_paused = true)]
 async fn every_message_of_a_turn_has_an_id_and_answers_have_the_announced_ones() {
-    let (_, builder) = scripted([Step::tool_use("a", "look", json!({})), Step::text("A cat.")]);
+    let script = [Step::tool_use("a", "look", json!({})), Step::text("A cat."), Step::text("Yes.")];
+    let (_, builder) = scripted(script);
     let mut agent = Watched::start(builder.tool(noting("look", &Log::default()))).await;
     let events = agent.run("What is it?").await;
     let ids = ids(&agent.agent.state().await.unwrap().history().clone());
@@ -167,4 +168,58 @@ async fn history_without_ids_stays_valid_and_unchanged() {
     assert!(now.iter().take(2).eq(history.iter()));
     assert!(now.iter().skip(2).all(|message| message.id.is_some()));
     assert_eq!(provider.requests().len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn prompt_with_application_data_puts_it_into_its_message_only() {
+    let gate = Gate::new();
+    let script =
+        [Step::tool_use("a", "look", json!({})).gate(&gate), Step::text("One"), Step::text("Two"), Step::text("Three")];
+    let (_, builder) = scripted(script);
+    let mut agent = Watched::start(builder.tool(noting("look", &Log::default()))).await;
+    let prompt = |text: &str| Prompt::new(text).with_app_data(json!({ "of": text }));
+    agent.agent.prompt(prompt("first")).await.unwrap();
+    reached(&gate).await;
+    agent.agent.prompt(prompt("staged")).await.unwrap();
+    agent.agent.prompt(prompt("joins").at(Next::Step)).await.unwrap();
+    gate.open();
+    agent.end().await;
+    agent.run(Prompt::new("without").with_app_data(json!(null))).await;
+    let history = agent.agent.state().await.unwrap().history().clone();
+    for message in &history {
+        let text = message.text();
+        let expected = ["first", "staged", "joins"].contains(&text.as_str()).then(|| json!({ "of": text }));
+        assert_eq!(message.app_data.as_deref(), expected.as_ref(), "{text}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn cancelled_prompt_that_is_staged_comes_back_with_its_application_data() {
+    let gate = Gate::new();
+    let (_, builder) = scripted([Step::new().gate(&gate).then_text(["never"]).stop()]);
+    let mut agent = Watched::start(builder).await;
+    agent.agent.prompt("Hi").await.unwrap();
+    reached(&gate).await;
+    let staged = Prompt::new("Later").with_app_data(json!([1]));
+    agent.agent.prompt(staged).await.unwrap();
+    agent.agent.cancel().await.unwrap();
+    let events = agent.end().await;
+    let Event::Cancelled { staged, .. } = &**events.last().unwrap() else { panic!("{events:?}") };
+    assert_eq!(staged[0].app_data.as_deref(), Some(&json!([1])));
+}
+
+#[tokio::test(start_paused = true)]
+async fn prompt_with_application_data_beyond_a_limit_is_refused_with_the_limit() {
+    let (provider, builder) = scripted([Step::text("fits")]);
+    let mut agent = Watched::start(builder).await;
+    let text = |size: usize| Prompt::new("Hi").with_app_data(json!("x".repeat(size - 2)));
+    let error = agent.agent.prompt(text(16_385)).await.unwrap_err();
+    assert!(matches!(error, AgentError::LargeAppData { size: 16_385, limit: 16_384 }), "{error:?}");
+    let nested = |levels: usize| (0..levels).fold(json!(1), |inner, _| json!([inner]));
+    let error = agent.agent.prompt(Prompt::new("Hi").with_app_data(nested(65))).await.unwrap_err();
+    assert!(matches!(error, AgentError::DeepAppData { limit: 64 }), "{error:?}");
+    let error = agent.agent.ask(Prompt::new("Hi").with_app_data(nested(65))).await.unwrap_err();
+    assert!(error.to_string().contains("at most 64 levels"), "{error}");
+    assert_eq!(provider.requests().len(), 0);
+    agent.run(text(16_384)).await;
 }

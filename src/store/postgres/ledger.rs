@@ -22,8 +22,10 @@ struct Encoded<'r> {
     purpose: &'static str,
     turn: Option<String>,
     step: Option<u32>,
+    /// The id as JSON, because the database type `text` cannot contain U+0000.
+    message: Option<String>,
     at: i64,
-    /// The name as JSON, because the database type `text` can't contain U+0000.
+    /// The name as JSON, for the same reason.
     model: Option<String>,
     input: i64,
     cache_read: i64,
@@ -40,6 +42,7 @@ pub(super) fn encode(rows: &[UsageRow]) -> String {
         purpose: row.purpose.as_str(),
         turn: row.turn.map(|turn| turn.to_string()),
         step: row.step,
+        message: row.message.as_ref().map(|id| serde_json::Value::from(id.to_string()).to_string()),
         at: millis(row.at),
         model: row.model.as_deref().map(|model| serde_json::Value::from(model).to_string()),
         input: tokens(row.usage.input),
@@ -76,11 +79,13 @@ fn decode(row: &Row, origin: &Origin<'_>) -> Result<UsageRow, Fault> {
     let damaged = |what: &str| origin.damaged("a row of the usage ledger", format!("its {what} is invalid"));
     let turn = row.try_get::<_, Option<&str>>(7)?.map(|turn| turn.parse().map_err(|_| damaged("turn")));
     let model = row.try_get::<_, Option<&str>>(10)?.map(json::parse).transpose();
+    let message = row.try_get::<_, Option<&str>>(12)?.map(json::parse).transpose();
     let end = RequestEnd::named(row.try_get(11)?).ok_or_else(|| damaged("end"))?;
     Ok(UsageRow {
         purpose: Purpose::named(row.try_get(6)?).ok_or_else(|| damaged("purpose"))?,
         turn: turn.transpose()?,
         step: row.try_get::<_, Option<i64>>(8)?.and_then(|step| u32::try_from(step).ok()),
+        message: message.map_err(|_| damaged("message"))?,
         model: model.map_err(|_| damaged("model"))?,
         ..UsageRow::new(end, usage(row, 0)?).with_at(Timestamp(row.try_get::<_, i64>(9)?.cast_unsigned()))
     })

@@ -89,14 +89,14 @@ WITH written AS (
     SELECT key, name, value FROM written, unnest($17::text[], $18::text[]) AS label (name, value)
     ON CONFLICT (conversation, name) DO UPDATE SET value = excluded.value WHERE labels.value <> excluded.value
 ), spent AS (
-    INSERT INTO {schema}.usage (conversation, version, place, purpose, turn, step, at, model, input, cache_read,
-        cache_write, output, reasoning, cost, ending)
-    SELECT key, $3, place, purpose, turn, step, at, model, input, cache_read, cache_write, output, reasoning, cost,
-        ending
-    FROM written, ROWS FROM (json_to_recordset($19::text::json) AS (purpose text, turn text, step bigint, at bigint,
-        model text, input bigint, cache_read bigint, cache_write bigint, output bigint, reasoning bigint,
-        cost double precision, ending text)) WITH ORDINALITY AS spent (purpose, turn, step, at, model, input,
-        cache_read, cache_write, output, reasoning, cost, ending, place)
+    INSERT INTO {schema}.usage (conversation, version, place, purpose, turn, step, message, at, model, input,
+        cache_read, cache_write, output, reasoning, cost, ending)
+    SELECT key, $3, place, purpose, turn, step, message, at, model, input, cache_read, cache_write, output,
+        reasoning, cost, ending
+    FROM written, ROWS FROM (json_to_recordset($19::text::json) AS (purpose text, turn text, step bigint,
+        message text, at bigint, model text, input bigint, cache_read bigint, cache_write bigint,
+        output bigint, reasoning bigint, cost double precision, ending text)) WITH ORDINALITY AS spent (purpose, turn, step, message, at, model,
+        input, cache_read, cache_write, output, reasoning, cost, ending, place)
 ), ended AS (
     INSERT INTO {schema}.runs (conversation, version, turn, ending)
     SELECT key, $3, $20::text, $21::text FROM written WHERE $21 IS NOT NULL
@@ -130,7 +130,7 @@ const SUMS: &str = "count(*), least(coalesce(sum(input), 0), 9e18)::bigint, leas
     sum(least(cost, 1e290))";
 
 const USAGE: &str = "
-SELECT input, cache_read, cache_write, output, reasoning, cost, purpose, turn, step, at, model, ending
+SELECT input, cache_read, cache_write, output, reasoning, cost, purpose, turn, step, at, model, ending, message
 FROM {schema}.usage WHERE conversation = $1 ORDER BY version DESC, place DESC LIMIT $2 OFFSET $3";
 
 const LABEL_COUNT: &str = "

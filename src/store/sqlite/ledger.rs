@@ -11,7 +11,7 @@ use super::{
     write::millis,
 };
 use crate::{
-    message::{Purpose, RequestEnd, Timestamp, Usage, UsageRow, UsageSum},
+    message::{MessageId, Purpose, RequestEnd, Timestamp, Usage, UsageRow, UsageSum},
     store::{
         ConversationId, Filter, Page,
         ledger::Sums,
@@ -30,9 +30,9 @@ pub(super) fn insert(
         let UsageRow { usage, .. } = row;
         transaction
             .prepare_cached(
-                "INSERT INTO usage (conversation, version, place, purpose, turn, step, at, model, input, cache_read,
-                     cache_write, output, reasoning, cost, ending)
-                 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO usage (conversation, version, place, purpose, turn, step, message, at, model, input,
+                     cache_read, cache_write, output, reasoning, cost, ending)
+                 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             )?
             .execute(params![
                 key,
@@ -41,6 +41,7 @@ pub(super) fn insert(
                 row.purpose.as_str(),
                 row.turn.map(|turn| turn.to_string()),
                 row.step,
+                row.message.as_ref().map(ToString::to_string),
                 millis(row.at),
                 row.model,
                 tokens(usage.input),
@@ -88,7 +89,8 @@ pub(super) fn rows(
     let key = Row::get(&transaction, id)?.key;
     let origin = Origin { id, place: &database.place() };
     let mut query = transaction.prepare_cached(
-        "SELECT input, cache_read, cache_write, output, reasoning, cost, purpose, turn, step, at, model, ending
+        "SELECT input, cache_read, cache_write, output, reasoning, cost, purpose, turn, step, at, model, ending,
+             message
          FROM usage WHERE conversation = ? ORDER BY version DESC, place DESC LIMIT ? OFFSET ?",
     )?;
     let mut found = query.query([key, count(page.limit), count(page.offset)])?;
@@ -103,6 +105,7 @@ pub(super) fn rows(
             purpose: Purpose::named(&text(6)?).ok_or_else(|| damaged("purpose"))?,
             turn: turn.transpose()?,
             step: row.get(8)?,
+            message: row.get::<_, Option<String>>(12)?.map(MessageId::from),
             model: row.get(10)?,
             ..UsageRow::new(end, usage(row, 0)?).with_at(Timestamp(row.get::<_, i64>(9)?.cast_unsigned()))
         });

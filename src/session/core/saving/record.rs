@@ -95,7 +95,9 @@ impl Core {
         if is_zero(response.usage) {
             return;
         }
-        let row = row(RequestEnd::Answered, response.usage, response).with_step(response.step);
+        let row = row(RequestEnd::Answered, response.usage, response)
+            .with_step(response.step)
+            .with_message(response.message.as_ref().and_then(|message| message.id.clone()));
         let spending = self.spending.get_or_insert_default();
         spending.sum += row.usage;
         spending.rows.push(row);
@@ -124,7 +126,14 @@ impl Core {
                 }
             }
             // The turn's usage includes responses that were discarded or incomplete.
-            rows.extend(rest(response.usage, answered).map(|usage| row(end, usage, response)));
+            if let Some(rest) = rest(response.usage, answered) {
+                // The last message may be the response of an earlier request, which has its own row.
+                let last = response.message.as_ref().and_then(|message| message.id.as_ref());
+                let message = last.filter(|id| {
+                    end != RequestEnd::Void && rows.iter().all(|row| row.message.as_ref() != Some(id))
+                });
+                rows.push(row(end, rest, response).with_message(message.cloned()));
+            }
         }
         let end = RunEnd::of(event).filter(|end| !end.is_complete());
         self.record(Record { rows, end: end.map_or(LastRun::Complete, LastRun::Ended) });

@@ -55,8 +55,8 @@ pub use context::RequestContext;
 pub use credentials::Credentials;
 pub use delta::{BlockStart, Delta, MessageDelta, Part, StopReason};
 pub use error::{ErrorKind, ProviderError};
-pub(crate) use fold::{Fold, is_shallow};
 pub use fold::{Completion, PartialBlock};
+pub(crate) use fold::{Fold, is_shallow};
 use futures_core::Stream;
 pub use model::Model;
 pub use options::{

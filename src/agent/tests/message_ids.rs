@@ -173,8 +173,12 @@ async fn history_without_ids_stays_valid_and_unchanged() {
 #[tokio::test(start_paused = true)]
 async fn prompt_with_application_data_puts_it_into_its_message_only() {
     let gate = Gate::new();
-    let script =
-        [Step::tool_use("a", "look", json!({})).gate(&gate), Step::text("One"), Step::text("Two"), Step::text("Three")];
+    let script = [
+        Step::tool_use("a", "look", json!({})).gate(&gate),
+        Step::text("One"),
+        Step::text("Two"),
+        Step::text("Three"),
+    ];
     let (_, builder) = scripted(script);
     let mut agent = Watched::start(builder.tool(noting("look", &Log::default()))).await;
     let prompt = |text: &str| Prompt::new(text).with_app_data(json!({ "of": text }));

@@ -50,7 +50,11 @@ pub(super) async fn usage_rows_are_returned_newest_first(subject: &dyn StoreUnde
         ..row(0, Some("a model\u{0}\"'ü"), at(1))
     };
     let rows = [
-        everything.with_turn(turn_id).with_step(3).with_message(MessageId::new("an id\u{0}\"'ü")).with_purpose(Purpose::Summary),
+        everything
+            .with_turn(turn_id)
+            .with_step(3)
+            .with_message(MessageId::new("an id\u{0}\"'ü"))
+            .with_purpose(Purpose::Summary),
         UsageRow { end: RequestEnd::Lost, usage: Usage::default(), ..row(0, None, at(2)) },
         row(7, Some("b"), at(3)),
     ];

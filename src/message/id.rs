@@ -7,10 +7,7 @@ use std::{
 };
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
-use serde::{
-    Deserialize, Deserializer, Serialize, Serializer,
-    de::{Error, Visitor},
-};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 
 /// Defines a type of ids that are texts.
 macro_rules! text_id {
@@ -241,21 +238,7 @@ impl Serialize for MessageId {
 
 impl<'de> Deserialize<'de> for MessageId {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Text;
-
-        impl Visitor<'_> for Text {
-            type Value = MessageId;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("the id of a message")
-            }
-
-            fn visit_str<E: Error>(self, text: &str) -> Result<MessageId, E> {
-                Ok(MessageId::new(text))
-            }
-        }
-
-        deserializer.deserialize_str(Text)
+        String::deserialize(deserializer).map(Self::from)
     }
 }
 

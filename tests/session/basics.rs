@@ -46,6 +46,7 @@ async fn turn_committed_emits_turn_then_tree_then_store() {
         [
             "status",
             "message",
+            "step_start",
             "text_start",
             "text_delta",
             "text_end",

@@ -134,7 +134,7 @@ async fn prompt_cancelled_emits_neither_tree_nor_state() {
     reached(&gate).await;
     answered(session.session.cancel()).await.unwrap();
     let words = session.until("cancelled").await;
-    assert_eq!(words, ["status(busy)", "message", "status(idle)", "cancelled"]);
+    assert_eq!(words, ["status(busy)", "message", "step_start", "status(idle)", "cancelled"]);
     assert_eq!(word(&*session.next().await), "store", "the end of the run is stored");
     answered(session.session.prompt("Q3")).await.unwrap();
     assert_eq!(word(&*session.next().await), "status(busy)");

@@ -272,20 +272,23 @@ impl Ledger {
         self.acked_content.as_ref()?.1.title.as_deref().map(Arc::from)
     }
 
-    /// Processes a rejected write after which the session found a different title in the store.
-    pub(super) fn retitled(&mut self, stored: &Stored, model: &Model) -> Check {
+    /// Processes a rejected write after which the session found a different title in the store. `owes_record` is
+    /// whether usage or the end of a run is still unwritten, even if the store has an equal end of another life.
+    /// Returns whether nothing is left to be written.
+    pub(super) fn retitled(&mut self, stored: &Stored, model: &Model, owes_record: bool) -> Check<bool> {
         self.open = None;
         self.note(model, false);
         self.acked_content = Some(content(stored)?);
         self.acked = Some(stored.clone());
-        if self.is_done() {
+        let is_done = self.is_done() && !owes_record;
+        if is_done {
             self.due_report = Some((SavedPart::State, None, Ok(stored.version)));
         }
-        Ok(())
+        Ok(is_done)
     }
 
     /// Returns whether everything that has to be stored is known to be in the store.
-    pub(super) fn is_done(&self) -> bool {
+    fn is_done(&self) -> bool {
         self.acked_content.as_ref() == Some(self.now()) && !self.replaced
     }
 

@@ -104,11 +104,11 @@ impl World {
             let known = self.ledger.acked_title();
             let known_labels = self.ledger.acked_labels();
             let has_new_turn = !self.core.unsaved().is_empty();
+            let owes_record = self.model.books != self.ledger.acked_books();
             self.model.take_books(&self.ledger.acked_books(), books, has_new_turn);
             let takes = self.model.take_title(known.as_ref(), title);
             let takes_labels = self.model.take_labels(&known_labels, found.state.labels.clone());
-            self.ledger.retitled(&stored, &self.model)?;
-            let is_done = self.ledger.is_done();
+            let is_done = self.ledger.retitled(&stored, &self.model, owes_record)?;
             takes.into_iter().chain(takes_labels).chain(is_done.then_some(Kind::Saved)).collect()
         } else {
             ensure!(self.vault.is_foreign, "a loss, although only the title was changed");

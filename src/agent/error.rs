@@ -317,7 +317,7 @@ pub enum Failure {
     #[error(transparent)]
     Provider {
         /// The error of the request.
-        error: ProviderError,
+        error: Box<ProviderError>,
     },
     /// The provider's code panicked.
     #[error("the provider panicked: {message}")]
@@ -370,6 +370,6 @@ impl Failure {
 
 impl From<ProviderError> for Failure {
     fn from(error: ProviderError) -> Self {
-        Self::Provider { error }
+        Self::Provider { error: Box::new(error) }
     }
 }

@@ -136,21 +136,21 @@ pub enum Event {
         /// The block's index in the message.
         index: usize,
         /// The complete block.
-        content: ToolUse,
+        content: Box<ToolUse>,
     },
     /// The model created a file.
     Attachment {
         /// The block's index in the message.
         index: usize,
         /// The created file.
-        content: Attachment,
+        content: Box<Attachment>,
     },
     /// An opaque item of the provider was added or changed.
     ProviderItem {
         /// The block's index in the message.
         index: usize,
         /// The current content of the item.
-        content: ProviderItem,
+        content: Box<ProviderItem>,
     },
     /// A message was added to the turn in flight.
     Message {
@@ -203,7 +203,7 @@ pub enum Event {
     /// The result of a tool use is available.
     ToolResult {
         /// The result of the tool use.
-        result: ToolResult,
+        result: Box<ToolResult>,
         /// The input with which the tool was run, if it differs from the input that the model sent.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         input: Option<Value>,
@@ -453,5 +453,13 @@ impl Event {
             | Self::Unstaged { .. }
             | Self::Status { .. } => 0,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn event_is_small_because_it_is_moved_often() {
+        assert!(size_of::<super::Event>() <= 96, "{}", size_of::<super::Event>());
     }
 }

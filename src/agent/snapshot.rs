@@ -150,41 +150,6 @@ impl Snapshot {
             self.last_run = Some(Arc::new(end));
         }
         match event {
-            Event::TextStart { .. } => self.start(Text::default().into()),
-            Event::ThinkingStart { .. } => self.start(Thinking::default().into()),
-            Event::ToolUseStart { id, name, .. } => {
-                self.start(
-                    ToolUse::new(id.clone(), name.clone(), Value::Object(serde_json::Map::new())).into(),
-                );
-            }
-            Event::TextDelta { index, delta } => {
-                if let Some(Content::Text(text)) = self.block(*index) {
-                    text.text.push_str(delta);
-                }
-            }
-            Event::ThinkingDelta { index, delta } => {
-                if let Some(Content::Thinking(thinking)) = self.block(*index) {
-                    thinking.text.push_str(delta);
-                }
-            }
-            Event::ToolUseDelta { index, delta } => {
-                if let Some(block) = self.partial.get_mut(*index) {
-                    block.input.push_str(delta);
-                }
-            }
-            Event::TextEnd { index, content } => self.end(*index, content.clone().into()),
-            Event::ThinkingEnd { index, content } => self.end(*index, content.clone().into()),
-            Event::ToolUseEnd { index, content } => self.end(*index, content.clone().into()),
-            Event::Attachment { content, .. } => {
-                self.start_whole(content.clone().into());
-            }
-            Event::ProviderItem { index, content } => {
-                if let Some(block) = self.block(*index) {
-                    *block = content.clone().into();
-                } else {
-                    self.start_whole(content.clone().into());
-                }
-            }
             Event::Message { message, step, turn, run } => {
                 self.partial.clear();
                 self.answer.take_if(|_| message.role == Role::Assistant);
@@ -251,7 +216,49 @@ impl Snapshot {
                     self.step = response.step + 1;
                 }
             }
-            Event::ToolProgress { .. } => {}
+            _ => self.take_block(event),
+        }
+    }
+
+    /// Applies an event about a block of the response that is being streamed.
+    fn take_block(&mut self, event: &Event) {
+        match event {
+            Event::TextStart { .. } => self.start(Text::default().into()),
+            Event::ThinkingStart { .. } => self.start(Thinking::default().into()),
+            Event::ToolUseStart { id, name, .. } => {
+                self.start(
+                    ToolUse::new(id.clone(), name.clone(), Value::Object(serde_json::Map::new())).into(),
+                );
+            }
+            Event::TextDelta { index, delta } => {
+                if let Some(Content::Text(text)) = self.block(*index) {
+                    text.text.push_str(delta);
+                }
+            }
+            Event::ThinkingDelta { index, delta } => {
+                if let Some(Content::Thinking(thinking)) = self.block(*index) {
+                    thinking.text.push_str(delta);
+                }
+            }
+            Event::ToolUseDelta { index, delta } => {
+                if let Some(block) = self.partial.get_mut(*index) {
+                    block.input.push_str(delta);
+                }
+            }
+            Event::TextEnd { index, content } => self.end(*index, content.clone().into()),
+            Event::ThinkingEnd { index, content } => self.end(*index, content.clone().into()),
+            Event::ToolUseEnd { index, content } => self.end(*index, (**content).clone().into()),
+            Event::Attachment { content, .. } => {
+                self.start_whole((**content).clone().into());
+            }
+            Event::ProviderItem { index, content } => {
+                if let Some(block) = self.block(*index) {
+                    *block = (**content).clone().into();
+                } else {
+                    self.start_whole((**content).clone().into());
+                }
+            }
+            _ => {}
         }
     }
 

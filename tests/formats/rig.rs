@@ -148,7 +148,7 @@ pub(crate) fn warned(warnings: &[String], word: &str) -> Cell {
 #[track_caller]
 pub(crate) fn provider_error(result: Result<impl std::fmt::Debug, AgentError>) -> ProviderError {
     match result {
-        Err(AgentError::Failed(Failure::Provider { error }, _)) => error,
+        Err(AgentError::Failed(Failure::Provider { error }, _)) => *error,
         other => panic!("expected a failed request, got {other:?}"),
     }
 }

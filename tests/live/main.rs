@@ -67,7 +67,7 @@ async fn next(events: &mut AgentSubscription) -> Arc<Event> {
 /// Returns the provider's error with which a run failed.
 fn provider_error(result: Result<impl std::fmt::Debug, AgentError>) -> ProviderError {
     match result {
-        Err(AgentError::Failed(Failure::Provider { error }, _)) => error,
+        Err(AgentError::Failed(Failure::Provider { error }, _)) => *error,
         other => panic!("expected a failed request, got {other:?}"),
     }
 }

@@ -313,7 +313,7 @@ fn interrupted_results(turn: &Turn, remains: Remains, cx: &mut Context<'_>) -> V
             Some(Slot { result: Some(result), input, .. }) => (result, input),
             Some(Slot { result: None, input, .. }) => (ToolResult::error(tool_use, RUNNING), input),
         };
-        cx.emit(Event::ToolResult { result: result.clone(), input });
+        cx.emit(Event::ToolResult { result: Box::new(result.clone()), input });
         results.push(result);
     }
     results

@@ -215,7 +215,7 @@ pub(super) fn close_tool_uses(
     cx: &mut Context<'_>,
 ) {
     for result in &results[emitted..] {
-        cx.emit(Event::ToolResult { result: result.clone(), input: None });
+        cx.emit(Event::ToolResult { result: Box::new(result.clone()), input: None });
     }
     let content = results.into_iter().map(Content::from).collect();
     let message = user_message(turn.message_id(), content, cx);
@@ -233,15 +233,15 @@ fn event_of(delta: Delta, fold: &Fold) -> Option<Event> {
                 Content::ToolUse(tool_use) => Event::ToolUseStart { index, id: tool_use.id.clone(), name },
                 _ => return None,
             },
-            BlockStart::Attachment(content) => Event::Attachment { index, content },
-            BlockStart::ProviderItem(content) => Event::ProviderItem { index, content },
+            BlockStart::Attachment(content) => Event::Attachment { index, content: Box::new(content) },
+            BlockStart::ProviderItem(content) => Event::ProviderItem { index, content: Box::new(content) },
         },
         Delta::Extend { index, part } => match (part, &fold.blocks().get(index)?.content) {
             (Part::Text(delta), Content::Text(_)) => Event::TextDelta { index, delta },
             (Part::Text(delta), _) => Event::ThinkingDelta { index, delta },
             (Part::Input(delta), _) => Event::ToolUseDelta { index, delta },
             (Part::Item(_), Content::ProviderItem(item)) => {
-                Event::ProviderItem { index, content: item.clone() }
+                Event::ProviderItem { index, content: Box::new(item.clone()) }
             }
             // Signatures are part of the block's end event.
             _ => return None,
@@ -278,7 +278,7 @@ pub(super) fn end_event(index: usize, block: &Content) -> Option<Event> {
     Some(match block.clone() {
         Content::Text(content) => Event::TextEnd { index, content },
         Content::Thinking(content) => Event::ThinkingEnd { index, content },
-        Content::ToolUse(content) => Event::ToolUseEnd { index, content },
+        Content::ToolUse(content) => Event::ToolUseEnd { index, content: Box::new(content) },
         _ => return None,
     })
 }

@@ -208,7 +208,7 @@ impl Core {
             unreachable!("a result was reviewed, so it has a slot");
         };
         let result = result.answering(&slot.tool_use);
-        cx.emit(Event::ToolResult { result: result.clone(), input: slot.input.take() });
+        cx.emit(Event::ToolResult { result: Box::new(result.clone()), input: slot.input.take() });
         reviewed.push(result);
         self.review_next(turn, slots, reviewed, cx);
     }

@@ -145,7 +145,7 @@ async fn ask_failed_is_an_error_with_its_cause() {
     let error = agent.ask("Hi").await.unwrap_err();
     assert_eq!(error.to_string(), format!("the run failed: {}", down()));
     let AgentError::Failed(Failure::Provider { error }, response) = error else { panic!("{error:?}") };
-    assert_eq!((error, response.text().as_str(), response.step), (down(), "A", 2));
+    assert_eq!((*error, response.text().as_str(), response.step), (down(), "A", 2));
 }
 
 #[tokio::test(start_paused = true)]

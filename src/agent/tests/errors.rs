@@ -44,7 +44,7 @@ async fn handle_error_stop_ends_the_run_and_carries_the_discarded_messages() {
     let (failure, response) = failed(&events);
     assert_eq!(seen.all(), std::slice::from_ref(&failure));
     let Failure::Provider { error } = failure else { panic!("{failure:?}") };
-    assert_eq!(error, down());
+    assert_eq!(*error, down());
     assert_eq!((response.messages.len(), response.usage, response.text().as_str()), (4, tokens(13), "A c"));
     let names = names(&events);
     assert_eq!(names[names.len() - 3..], ["text_delta", "status(idle)", "error"]);
@@ -105,7 +105,7 @@ async fn handle_error_retry_repeats_the_step_and_voids_its_output() {
     agent.agent.prompt("Look").await.unwrap();
     let before = agent.until("retry").await;
     let Event::Retry { failure, delay, pending } = &**before.last().unwrap() else { unreachable!() };
-    assert!(matches!(failure, Failure::Provider { error } if *error == down()));
+    assert!(matches!(failure, Failure::Provider { error } if **error == down()));
     assert_eq!((*delay, *pending), (Duration::ZERO, 3));
     assert!(agent.view.partial.is_empty(), "the partial output is void");
     let events = agent.end().await;

@@ -48,9 +48,12 @@ fn awkward_events() -> Vec<Event> {
         Event::ThinkingEnd { index: 2, content: thinking },
         Event::ToolUseStart { index: 3, id: "t1".into(), name: "echo".into() },
         Event::ToolUseDelta { index: 3, delta: "{".into() },
-        Event::ToolUseEnd { index: 3, content: tool_use() },
-        Event::Attachment { index: 4, content: attachment },
-        Event::ProviderItem { index: 5, content: ProviderItem::new("f", json!({ "type": "step" })) },
+        Event::ToolUseEnd { index: 3, content: Box::new(tool_use()) },
+        Event::Attachment { index: 4, content: Box::new(attachment) },
+        Event::ProviderItem {
+            index: 5,
+            content: Box::new(ProviderItem::new("f", json!({ "type": "step" }))),
+        },
         Event::Message {
             message: Arc::new(Message::user("Hi")),
             step: u32::MAX,
@@ -60,8 +63,8 @@ fn awkward_events() -> Vec<Event> {
         Event::StepStart { step: 7, message_id: "a message".into() },
         Event::StepStart { step: u32::MAX, message_id: MessageId::made(turn(), u32::MAX) },
         Event::ToolProgress { tool_use_id: "t1".into(), data: json!(null) },
-        Event::ToolResult { result: ToolResult::error(&tool_use(), "no"), input: Some(json!({})) },
-        Event::ToolResult { result: ToolResult::ok(&tool_use(), Text::new("yes")), input: None },
+        Event::ToolResult { result: Box::new(ToolResult::error(&tool_use(), "no")), input: Some(json!({})) },
+        Event::ToolResult { result: Box::new(ToolResult::ok(&tool_use(), Text::new("yes"))), input: None },
         Event::Pause(Box::new(Pause {
             turn: turn(),
             tool_use: tool_use(),
@@ -85,7 +88,7 @@ fn awkward_events() -> Vec<Event> {
         })),
         Event::ToolStart { tool_use_id: "t1".into(), input: Some(json!({ "type": "start" })) },
         Event::ToolEnd { tool_use_id: "t1".into(), is_error: true },
-        Event::Retry { failure: Failure::Provider { error }, delay: Duration::new(3, 7), pending: 2 },
+        Event::Retry { failure: error.into(), delay: Duration::new(3, 7), pending: 2 },
         Event::Retry {
             failure: Failure::TimeLimit { limit: Duration::MAX },
             delay: Duration::ZERO,

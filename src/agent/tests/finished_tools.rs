@@ -25,7 +25,7 @@ async fn kept(events: &mut AgentSubscription) -> (Arc<Response>, Vec<(ToolResult
     let run = run_events(events).await;
     let Event::Turn(TurnOutcome::Stop { response, .. }) = &**run.last().unwrap() else { panic!("{run:?}") };
     let kept_results = run.iter().filter_map(|event| match &**event {
-        Event::ToolResult { result, input } => Some((result.clone(), input.clone())),
+        Event::ToolResult { result, input } => Some(((**result).clone(), input.clone())),
         _ => None,
     });
     (Arc::clone(response), kept_results.collect())

@@ -297,7 +297,7 @@ pub(crate) fn steps(events: &[Arc<Event>]) -> Vec<Arc<Response>> {
 /// The tool results in these events, each with the input with which the tool was run.
 pub(crate) fn results(events: &[Arc<Event>]) -> Vec<(ToolResult, Option<serde_json::Value>)> {
     let result = |event: &Arc<Event>| match &**event {
-        Event::ToolResult { result, input } => Some((result.clone(), input.clone())),
+        Event::ToolResult { result, input } => Some(((**result).clone(), input.clone())),
         _ => None,
     };
     events.iter().filter_map(result).collect()

@@ -131,16 +131,16 @@ impl Model {
                 return start(*index, Kind::ToolUse(id.clone(), name.clone()));
             }
             Event::Attachment { index, content } => {
-                return start(*index, Kind::Attachment(content.clone()));
+                return start(*index, Kind::Attachment((**content).clone()));
             }
             Event::ProviderItem { index, content } if *index == count => {
-                return start(*index, Kind::Item(content.clone()));
+                return start(*index, Kind::Item((**content).clone()));
             }
             _ => {}
         }
         match event {
             Event::ProviderItem { index, content } => match blocks.get_mut(*index) {
-                Some(Block { kind: Kind::Item(item), .. }) => *item = content.clone(),
+                Some(Block { kind: Kind::Item(item), .. }) => item.clone_from(content),
                 _ => return Err(format!("block {index} is not an item")),
             },
             Event::TextDelta { index, delta }
@@ -151,7 +151,7 @@ impl Model {
             }
             Event::TextEnd { index, content } => end(blocks, *index, content.clone().into())?,
             Event::ThinkingEnd { index, content } => end(blocks, *index, content.clone().into())?,
-            Event::ToolUseEnd { index, content } => end(blocks, *index, content.clone().into())?,
+            Event::ToolUseEnd { index, content } => end(blocks, *index, (**content).clone().into())?,
             other => return Err(format!("{other:?} is not an event of the core")),
         }
         Ok(())

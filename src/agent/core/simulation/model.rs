@@ -279,7 +279,7 @@ impl Model {
                 let turn = self.turn()?;
                 let early = interrupting && turn.place == TurnStage::Answered;
                 ensure!(turn.place == TurnStage::Deciding || early, "a tool result at {:?}", turn.place);
-                turn.results.push(result.clone().into());
+                turn.results.push((**result).clone().into());
                 Ok(())
             }
             Event::Pause(pause) => {

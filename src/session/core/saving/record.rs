@@ -37,8 +37,8 @@ impl Record {
     }
 
     /// Adds this data to a commit.
-    pub(super) fn join(self: Box<Self>, commit: &mut Commit) {
-        let Self { rows, end } = *self;
+    pub(super) fn join(self, commit: &mut Commit) {
+        let Self { rows, end } = self;
         if !rows.is_empty() {
             commit.usage.get_or_insert_default().extend(rows);
         }

@@ -39,8 +39,10 @@ impl Record {
     /// Adds this data to a commit.
     pub(super) fn join(self, commit: &mut Commit) {
         let Self { rows, end } = self;
-        if !rows.is_empty() {
-            commit.usage.get_or_insert_default().extend(rows);
+        match &mut commit.usage {
+            Some(before) if !before.is_empty() => before.extend(rows),
+            usage if !rows.is_empty() => *usage = Some(rows),
+            _ => {}
         }
         if let LastRun::Ended(end) = end {
             commit.turn = Some(Box::new(TurnChange::End(end)));

@@ -205,13 +205,13 @@ impl Model {
 
     /// Processes a usage ledger that another writer has stored in place of the `known` one.
     ///
-    /// A turn that is not stored yet will remove the stored end of the run.
-    pub(super) fn take_books(&mut self, known: &Books, stored: Books, has_new_turn: bool) {
+    /// A turn or an erasure that is not stored yet `removes_end`: it will remove the stored end of the run.
+    pub(super) fn take_books(&mut self, known: &Books, stored: Books, removes_end: bool) {
         let (now, before) = (stored.used.usage, known.used.usage);
         let usage =
             Usage::default().with_input(now.input - before.input).with_output(now.output - before.output);
         self.books.used.add(stored.used.requests - known.used.requests, usage);
-        if self.books.last_run == known.last_run && !has_new_turn {
+        if self.books.last_run == known.last_run && !removes_end {
             self.books.last_run = stored.last_run;
         }
     }

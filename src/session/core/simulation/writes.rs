@@ -103,9 +103,11 @@ impl World {
             let title = found.state.title.as_deref().map(Arc::from);
             let known = self.ledger.acked_title();
             let known_labels = self.ledger.acked_labels();
-            let has_new_turn = !self.core.unsaved().is_empty();
+            // A later turn or an erasure removes the stored end of the last run.
+            let is_erasing = matches!(self.ledger.under_way().map(|job| &**job), Some(Job::Erase(..)));
+            let removes_end = is_erasing || !self.core.unsaved().is_empty();
             let owes_record = self.model.books != self.ledger.acked_books();
-            self.model.take_books(&self.ledger.acked_books(), books, has_new_turn);
+            self.model.take_books(&self.ledger.acked_books(), books, removes_end);
             let takes = self.model.take_title(known.as_ref(), title);
             let takes_labels = self.model.take_labels(&known_labels, found.state.labels.clone());
             let is_done = self.ledger.retitled(&stored, &self.model, owes_record)?;

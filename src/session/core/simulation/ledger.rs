@@ -262,6 +262,13 @@ impl Ledger {
         self.acked_content.as_ref().map(|content| content.2.clone()).unwrap_or_default()
     }
 
+    /// Returns whether the store still has nodes that were erased.
+    pub(super) fn owes_erasure(&self) -> bool {
+        let (tree, ..) = self.now();
+        let stored = self.acked_content.iter().flat_map(|(stored, ..)| stored.nodes());
+        stored.into_iter().any(|node| tree.node(node.id()).is_none())
+    }
+
     /// Returns the labels that the session knows to be stored.
     pub(super) fn acked_labels(&self) -> Labels {
         self.acked_content.as_ref().map(|content| content.1.labels.clone()).unwrap_or_default()

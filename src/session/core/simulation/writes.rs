@@ -104,8 +104,7 @@ impl World {
             let known = self.ledger.acked_title();
             let known_labels = self.ledger.acked_labels();
             // A later turn or an erasure removes the stored end of the last run.
-            let is_erasing = matches!(self.ledger.under_way().map(|job| &**job), Some(Job::Erase(..)));
-            let removes_end = is_erasing || !self.core.unsaved().is_empty();
+            let removes_end = self.ledger.owes_erasure() || !self.core.unsaved().is_empty();
             let owes_record = self.model.books != self.ledger.acked_books();
             self.model.take_books(&self.ledger.acked_books(), books, removes_end);
             let takes = self.model.take_title(known.as_ref(), title);

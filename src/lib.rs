@@ -83,6 +83,7 @@
 //! | `sqlite` | no | conversations in one SQLite file; SQLite is compiled in, which needs a C compiler |
 //! | `postgres` | no | conversations in PostgreSQL, for several machines |
 //! | `acp` | no | coding agents that speak the Agent Client Protocol, as programs: [`AcpBackend`](https://docs.rs/omni-agent/latest/omni_agent/provider/backend/acp/struct.AcpBackend.html) |
+//! | `schema` | no | JSON Schemas of updates and commands, for clients in other languages: [`schema`](https://docs.rs/omni-agent/latest/omni_agent/schema/index.html) |
 //! | `test-util` | no | a scripted provider, for tests of applications built on this crate; the suites that check a [`store::Store`] and a [`provider::backend::Backend`] |
 //!
 //! # Errors
@@ -120,6 +121,8 @@ pub mod manager;
 pub mod message;
 mod panics;
 pub mod provider;
+#[cfg(feature = "schema")]
+pub mod schema;
 pub mod session;
 mod setters;
 pub mod store;

@@ -56,6 +56,7 @@ use serde_json::{Map, Value};
 
 /// The author of a [`Message`]. The system prompt is not a message: it is part of the configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Role {
@@ -91,6 +92,11 @@ impl fmt::Display for Role {
 /// # Ok::<(), serde_json::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(
+    feature = "schema",
+    derive(schemars::JsonSchema),
+    schemars(description = "One message of a conversation.")
+)]
 #[non_exhaustive]
 pub struct Message {
     /// The message's author.
@@ -191,6 +197,11 @@ impl Message {
 /// assert!(Blocks::from("").0.is_empty());
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(
+    feature = "schema",
+    derive(schemars::JsonSchema),
+    schemars(description = "Content blocks, in order.")
+)]
 #[serde(transparent)]
 pub struct Blocks(pub Vec<Content>);
 

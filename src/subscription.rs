@@ -57,7 +57,7 @@ use std::{
 };
 
 use futures_core::Stream;
-use serde::{Deserialize, Deserializer, Serialize, Serializer, ser::SerializeStruct};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use tokio::sync::broadcast::{self, error::RecvError};
 use tokio_util::sync::ReusableBoxFuture;
 
@@ -70,6 +70,11 @@ use crate::setters::setters;
 /// The text form is `incarnation-number`, with the incarnation in hexadecimal. It can be used as the id of a
 /// server-sent event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[cfg_attr(
+    feature = "schema",
+    derive(schemars::JsonSchema),
+    schemars(with = "String", extend("pattern" = "^[0-9a-f]{1,16}-(0|[1-9][0-9]{0,19})$"))
+)]
 #[non_exhaustive]
 pub struct EventId {
     /// The incarnation of the actor, which is different after each start of the actor.
@@ -119,6 +124,7 @@ impl<'de> Deserialize<'de> for EventId {
 /// An event with its id. It is cheap to clone.
 // Not flattened when serialised, because an event may have an `id` field.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(inline))]
 #[non_exhaustive]
 pub struct Numbered<E> {
     /// The id of the event.
@@ -185,7 +191,8 @@ impl<E> Clone for Numbered<E> {
 /// # })?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "type", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Update<S, E> {
@@ -193,20 +200,44 @@ pub enum Update<S, E> {
     Event(Numbered<E>),
     /// The reader missed events. This snapshot includes the effects of the missed events, and the next event follows
     /// this snapshot.
-    Resync(#[serde(serialize_with = "with_name")] Arc<S>),
+    Resync(
+        #[serde(with = "as_field")]
+        #[cfg_attr(feature = "schema", schemars(with = "Resync<S>"))]
+        Arc<S>,
+    ),
     /// The actor has ended. This is the last update.
     Closed(End<S>),
 }
 
-/// Serialises a snapshot as a field, because otherwise the snapshot's own fields would mix with the tag.
-fn with_name<T: Serialize, S: Serializer>(snapshot: &Arc<T>, serializer: S) -> Result<S::Ok, S::Error> {
-    let mut resync = serializer.serialize_struct("Resync", 1)?;
-    resync.serialize_field("snapshot", snapshot)?;
-    resync.end()
+/// The JSON form of [`Update::Resync`]. The snapshot is a field, because otherwise its own fields would mix with the tag.
+#[derive(Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(inline))]
+struct Resync<S> {
+    /// The fresh snapshot.
+    snapshot: S,
+}
+
+/// Serialises a snapshot as a field.
+mod as_field {
+    use super::{Arc, Deserialize, Deserializer, Resync, Serialize, Serializer};
+
+    pub(super) fn serialize<T: Serialize, S: Serializer>(
+        snapshot: &Arc<T>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        Resync { snapshot }.serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Arc<T>, D::Error> {
+        Resync::deserialize(deserializer).map(|resync| resync.snapshot)
+    }
 }
 
 /// The end of an actor.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(inline))]
 #[non_exhaustive]
 pub struct End<S> {
     /// The reason for the end.
@@ -223,6 +254,7 @@ impl<S> Clone for End<S> {
 
 /// The reason why an actor ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum EndReason {

@@ -267,6 +267,7 @@ pub trait Tool: Send + Sync + 'static {
 
 /// The decision about a tool use.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Decision {
@@ -299,6 +300,7 @@ impl Decision {
 
 /// The description of a tool that is sent to a model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub struct ToolDeclaration {
     /// The name by which the model calls the tool.

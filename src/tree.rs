@@ -99,6 +99,14 @@ use links::{Ids, Links, Slot};
 ///
 /// The [module](self) has a longer example.
 #[derive(Clone)]
+#[cfg_attr(
+    feature = "schema",
+    derive(schemars::JsonSchema),
+    schemars(
+        with = "hydrate::Stored",
+        description = "A conversation with branches. One of its paths, from a root to the head, is active."
+    )
+)]
 pub struct Tree {
     nodes: Chunks<Node>,
     links: Chunks<Links>,

@@ -62,6 +62,7 @@ use crate::{
 
 /// How an accepted prompt is used.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "accepted", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Accepted {

@@ -310,6 +310,7 @@ impl From<ToolSetError> for AgentError {
 
 /// The reason why a run failed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, thiserror::Error)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "kind", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Failure {

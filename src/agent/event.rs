@@ -15,6 +15,7 @@ use crate::{
 
 /// The activity of an agent: idle, busy or paused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Status {
@@ -74,6 +75,7 @@ pub enum Status {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "type", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Event {
@@ -273,6 +275,7 @@ pub enum Event {
 
 /// The reason why a prompt is no longer staged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum UnstageReason {
@@ -284,6 +287,7 @@ pub enum UnstageReason {
 
 /// A decision about a tool use.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub struct Decided {
     /// The turn that the tool use belongs to.
@@ -295,6 +299,12 @@ pub struct Decided {
     /// The name that was given to [`resume_as`](super::Agent::resume_as). `None` for a decision of
     /// [`resume`](super::Agent::resume) or of a callback.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(
+        feature = "schema",
+        schemars(
+            description = "The name of the decider. Absent if a callback has decided, or if the decider gave no name."
+        )
+    )]
     pub by: Option<Arc<str>>,
     /// Whether nobody has decided, so that the decision for the pause's expiry applies.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -305,6 +315,7 @@ pub struct Decided {
 
 /// The outcome of a turn.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "outcome", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum TurnOutcome {
@@ -334,6 +345,7 @@ impl TurnOutcome {
 
 /// The end of a run, with the prompts that got no answer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub struct RunEnd {
     /// The outcome of the run.
@@ -386,6 +398,7 @@ impl RunEnd {
 
 /// The outcome of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "outcome", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum RunOutcome {

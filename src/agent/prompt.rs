@@ -14,6 +14,7 @@ text_id! {
     ///
     /// If an application sends a prompt again, because it does not know whether the first attempt arrived, it sends the
     /// same id. The agent then accepts the prompt at most once. The message of the prompt gets the same id.
+    #[cfg_attr(feature = "schema", schemars(extend("minLength" = 1, "maxLength" = MAX_ID)))]
     PromptId
 }
 
@@ -31,6 +32,7 @@ const MAX_APP_DATA: usize = 16_384;
 
 /// The moment at which a staged prompt is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Next {
@@ -49,6 +51,7 @@ fn is_default(next: &Next) -> bool {
 
 /// The state of a prompt whose id is known.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "state", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum PromptState {
@@ -89,6 +92,14 @@ pub enum PromptState {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(
+    feature = "schema",
+    derive(schemars::JsonSchema),
+    schemars(
+        description = "A message to an agent, with settings for the run that it starts. Each setting replaces the agent's \
+                       setting for this prompt only."
+    )
+)]
 #[non_exhaustive]
 pub struct Prompt {
     /// The id of the prompt.
@@ -107,6 +118,7 @@ pub struct Prompt {
     /// provider of the model that is in force when the prompt starts its turn. No other provider gets the key and
     /// headers.
     #[serde(default, skip_serializing_if = "Options::is_empty")]
+    #[cfg_attr(feature = "schema", schemars(description = "The options that override the agent's options."))]
     pub options: Options,
     /// The maximum number of requests, which replaces the agent's limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]

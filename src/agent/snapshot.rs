@@ -44,6 +44,13 @@ use crate::{
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(
+    feature = "schema",
+    derive(schemars::JsonSchema),
+    schemars(
+        description = "The complete state of an agent at one event. The events after it lead to the state at any later event."
+    )
+)]
 #[non_exhaustive]
 pub struct Snapshot {
     /// The id of the last event that the snapshot includes.
@@ -87,6 +94,7 @@ pub struct Snapshot {
 
 /// A tool use that waits for a decision, and the reason for the pause.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub struct Pause {
     /// The turn that the tool use belongs to.
@@ -106,6 +114,7 @@ pub struct Pause {
 
 /// The time limit of a pause.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub struct Expiry {
     /// The time from the pause's event until the decision applies.
@@ -118,6 +127,7 @@ pub struct Expiry {
 
 /// A tool of the current step that was started.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub struct ToolRun {
     /// The id of the tool use.

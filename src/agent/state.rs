@@ -283,6 +283,13 @@ impl StateEdit {
 /// The serialised form contains no API keys and headers. The [`agent`](super#types-that-hold-state) page compares the
 /// types that hold state.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(
+    feature = "schema",
+    derive(schemars::JsonSchema),
+    schemars(
+        description = "The configuration and the committed history of an agent. API keys and headers have no JSON form."
+    )
+)]
 #[non_exhaustive]
 pub struct StateView {
     /// The model's full name.

@@ -10,6 +10,7 @@ use crate::{
 
 /// The activity of a managed session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Activity {
@@ -37,6 +38,11 @@ impl Activity {
 
 /// An open session in a [`ManagerSnapshot`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(
+    feature = "schema",
+    derive(schemars::JsonSchema),
+    schemars(description = "An open session of a manager.")
+)]
 #[non_exhaustive]
 pub struct OpenSession {
     /// The conversation's id.
@@ -103,6 +109,7 @@ pub enum Presence {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "type", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ManagerEvent {
@@ -172,6 +179,11 @@ impl ManagerEvent {
 /// The open sessions and the waiting conversations at one moment. To get the state at a later moment,
 /// [`apply`](ManagerSnapshot::apply) the events that follow.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(
+    feature = "schema",
+    derive(schemars::JsonSchema),
+    schemars(description = "The open sessions and the waiting conversations at one moment.")
+)]
 #[non_exhaustive]
 pub struct ManagerSnapshot {
     /// The id of the last event that the snapshot includes.

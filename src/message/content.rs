@@ -6,6 +6,7 @@ use crate::setters::setters;
 
 /// One block of a message.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "type", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Content {
@@ -63,6 +64,7 @@ fn optional(text: Option<&String>) -> usize {
 
 /// Plain text, with the signature that some services attach to it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub struct Text {
     /// The text.
@@ -87,6 +89,7 @@ impl Text {
 
 /// The model's reasoning: readable text, redacted data, or only a signature.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub struct Thinking {
     /// The readable part of the reasoning.
@@ -131,6 +134,7 @@ impl Thinking {
 /// assert_eq!(message.content.len(), 2);
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub struct Attachment {
     /// The location of the bytes.
@@ -181,6 +185,7 @@ impl Attachment {
 
 /// The location of an attachment's bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "type", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Source {
@@ -198,6 +203,7 @@ pub enum Source {
 
 /// A tool call, requested by the model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub struct ToolUse {
     /// The id of this tool use. The result of this tool use has the same id.
@@ -251,6 +257,7 @@ impl ToolUse {
 
 /// The output of a tool, as an answer to one tool use.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub struct ToolResult {
     /// The id of the tool use that this result answers.
@@ -308,6 +315,7 @@ impl ToolResult {
 
 /// One block of a tool's output.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "type", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ResultBlock {
@@ -330,6 +338,7 @@ impl ResultBlock {
 /// service ran itself, and a backend's internal activity. The item keeps its position in the message and is sent back
 /// unchanged.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub struct ProviderItem {
     /// The name of the wire format or backend that wrote the item. The item is sent back only to this wire format or

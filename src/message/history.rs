@@ -21,6 +21,11 @@ use crate::chunks::{Chunks, WIDTH};
 /// assert_eq!(history.last().map(|message| message.text()), Some("Hi!".to_owned()));
 /// ```
 #[derive(Clone, Default, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "schema",
+    derive(schemars::JsonSchema),
+    schemars(with = "Vec<Message>", description = "The messages of a conversation, in order.")
+)]
 pub struct History(Chunks<Arc<Message>>);
 
 impl History {

@@ -12,9 +12,10 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 /// Defines a type of ids that are texts.
 macro_rules! text_id {
     ($(#[$doc:meta])* $name:ident) => {
-        $(#[$doc])*
         #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+        #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
         #[serde(transparent)]
+        $(#[$doc])*
         pub struct $name(std::sync::Arc<str>);
 
         impl $name {
@@ -86,7 +87,8 @@ text_id! {
 /// # Ok::<(), std::num::ParseIntError>(())
 /// ```
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct TurnId([u8; 16]);
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(extend("pattern" = "^[0-9a-f]{32}$")))]
+pub struct TurnId(#[cfg_attr(feature = "schema", schemars(with = "String"))] [u8; 16]);
 
 impl TurnId {
     pub(crate) const fn new(number: u128) -> Self {
@@ -143,7 +145,8 @@ impl<'de> Deserialize<'de> for TurnId {
 /// assert_eq!(message.id.unwrap().to_string(), "message-17");
 /// ```
 #[derive(Clone, PartialEq, Eq, Hash)]
-pub struct MessageId(Form);
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct MessageId(#[cfg_attr(feature = "schema", schemars(with = "String"))] Form);
 
 /// The form of an id. A text that looks like a made id is always [`Form::Made`], so equal texts have equal forms.
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -244,6 +247,7 @@ impl<'de> Deserialize<'de> for MessageId {
 
 /// A point in time, in milliseconds since the Unix epoch. It is serialized as this number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(transparent)]
 pub struct Timestamp(pub u64);
 

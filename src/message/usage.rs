@@ -15,6 +15,14 @@ use serde::{Deserialize, Serialize};
 /// assert_eq!((usage.prompt(), usage.total()), (112, 142));
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(
+    feature = "schema",
+    derive(schemars::JsonSchema),
+    schemars(
+        description = "The tokens that a model service counted, and their cost. The counts do not overlap, except that \
+                       `reasoning` is a part of `output`."
+    )
+)]
 #[serde(default)]
 #[non_exhaustive]
 pub struct Usage {

@@ -16,6 +16,7 @@ use crate::setters::setters;
 /// # Ok::<(), serde_json::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub struct UsageRow {
     /// The purpose of the request.
@@ -74,6 +75,7 @@ macro_rules! named {
     ($(#[$doc:meta])* $type:ident { $($(#[$about:meta])* $variant:ident = $name:literal),+ $(,)? }) => {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+        #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
         #[serde(rename_all = "snake_case")]
         #[non_exhaustive]
         pub enum $type { $($(#[$about])* $variant),+ }

@@ -6,6 +6,7 @@ use crate::error::{names, source_after};
 
 /// The kind of a failure of a request to a model service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -88,6 +89,11 @@ impl fmt::Display for ErrorKind {
 ///
 /// [`Secret::scrub`]: super::Secret::scrub
 #[derive(Clone, Serialize, Deserialize)]
+#[cfg_attr(
+    feature = "schema",
+    derive(schemars::JsonSchema),
+    schemars(description = "The error of a failed request to a model service.")
+)]
 #[non_exhaustive]
 pub struct ProviderError {
     /// The kind of the failure.
@@ -102,7 +108,7 @@ pub struct ProviderError {
     /// The HTTP status, if there was a response.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<u16>,
-    /// The response's body or the error event, truncated to [`BODY_LIMIT`](Self::BODY_LIMIT).
+    /// The response's body or the error event, truncated to [8 KiB](Self::BODY_LIMIT).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub body: Option<String>,
     /// The service's id of the request, which the service's support may ask for.

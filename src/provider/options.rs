@@ -56,8 +56,20 @@ use crate::tool::Schema;
 // nearly always empty. If the fields were stored inline, they would take about 350 bytes in each agent and each prompt,
 // and would be moved with them.
 #[derive(Clone, Default, Serialize, Deserialize)]
+#[cfg_attr(
+    feature = "schema",
+    derive(schemars::JsonSchema),
+    schemars(
+        description = "Settings of a response. If a setting is absent, the service's default applies. If a service does not \
+                       support a setting, the nearest supported one is sent, and the response's warnings report it."
+    )
+)]
 #[serde(transparent)]
-pub struct Options(#[serde(with = "shared")] Option<Arc<OptionFields>>);
+pub struct Options(
+    #[serde(with = "shared")]
+    #[cfg_attr(feature = "schema", schemars(with = "OptionFields"))]
+    Option<Arc<OptionFields>>,
+);
 
 impl Options {
     pub(crate) fn fields(&self) -> &OptionFields {
@@ -106,7 +118,7 @@ macro_rules! options {
         $($(#[doc = $doc:literal])+ $(#[serde($serde:meta)])? $field:ident($set:ident) -> $get:ident $type:ty = $with:ident($value:ident: $arg:ty) => $to:expr;)+
     }) => {
         $(#[$outer])*
-        pub(crate) struct $name { $($(#[serde($serde)])? pub(crate) $field: Option<$type>,)+ }
+        pub(crate) struct $name { $($(#[doc = $doc])+ $(#[serde($serde)])? pub(crate) $field: Option<$type>,)+ }
 
         impl $name {
             /// Options without any setting.
@@ -162,6 +174,7 @@ macro_rules! options {
 options! {
 /// The fields of [`Options`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(inline))]
 #[serde(default)]
 struct OptionFields {
     /// The maximum number of generated tokens, including reasoning.
@@ -279,6 +292,7 @@ fn members(pairs: impl IntoIterator<Item = (impl Into<String>, impl Into<Value>)
 
 /// The amount of reasoning before a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ThinkingMode {
@@ -305,6 +319,7 @@ impl From<Effort> for ThinkingMode {
 
 /// A level of reasoning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 #[expect(missing_docs, reason = "the names say it")]
 #[non_exhaustive]
@@ -318,6 +333,7 @@ pub enum Effort {
 
 /// The tools that a model may or must use.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ToolChoice {
@@ -333,6 +349,7 @@ pub enum ToolChoice {
 
 /// The time for which a service should cache the prompt for the next request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum CacheHint {
@@ -344,6 +361,7 @@ pub enum CacheHint {
 
 /// The treatment of an attachment that the model does not accept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum UnsupportedAttachment {
@@ -361,6 +379,7 @@ pub enum UnsupportedAttachment {
 /// in an object, or the response is requested as the input of a tool. These changes are reverted in the response, which
 /// is then checked against the original schema.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub struct OutputSchema {
     /// The schema's name, which some services require: at most 64 letters, digits, `_` and `-`.

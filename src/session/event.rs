@@ -51,12 +51,21 @@ use crate::{
 /// As JSON, an event is an object with a `type` and the event's fields next to it. An event of the agent stands whole in
 /// the field `event`: `{"type": "agent", "event": {"type": "text_delta", …}}`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(from = "EventData", into = "EventData")]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(tag = "type", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum SessionEvent {
     /// An event of the agent.
-    Agent(Arc<Event>),
+    Agent(
+        #[serde(with = "as_field")]
+        #[cfg_attr(feature = "schema", schemars(with = "AgentEvent<Event>"))]
+        Arc<Event>,
+    ),
     /// Nodes were added to the tree, or the path moved. [`Tree::apply`](crate::tree::Tree::apply) applies the changes.
+    #[cfg_attr(
+        feature = "schema",
+        schemars(description = "Nodes were added to the tree, or the path moved.")
+    )]
     Tree(Arc<Changes>),
     /// The title has changed.
     Title {
@@ -69,6 +78,7 @@ pub enum SessionEvent {
         labels: Labels,
     },
     /// Nodes were removed from the tree. [`Tree::apply_erased`](crate::tree::Tree::apply_erased) applies the change.
+    #[cfg_attr(feature = "schema", schemars(description = "Nodes were removed from the tree."))]
     Erased(Arc<Erased>),
     /// A request that belongs to no turn was made, for example for a title.
     Usage(Arc<UsageRow>),
@@ -89,52 +99,31 @@ pub enum SessionEvent {
     },
 }
 
-/// The JSON form of a [`SessionEvent`]. The event of the agent is a field, because it has a `type` as well.
+/// The JSON form of [`SessionEvent::Agent`]. The event of the agent is a field, because it has a `type` as well.
 #[derive(Serialize, Deserialize)]
-#[serde(tag = "type", rename_all = "snake_case")]
-enum EventData {
-    Agent { event: Arc<Event> },
-    Tree(Arc<Changes>),
-    Title { title: Option<Arc<str>> },
-    Labels { labels: Labels },
-    Erased(Arc<Erased>),
-    Usage(Arc<UsageRow>),
-    Store(StoreReport),
-    ModelFallback { saved: Arc<str>, fallback: Arc<str> },
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(inline))]
+struct AgentEvent<E> {
+    /// The event of the agent.
+    event: E,
 }
 
-impl From<SessionEvent> for EventData {
-    fn from(event: SessionEvent) -> Self {
-        match event {
-            SessionEvent::Agent(event) => Self::Agent { event },
-            SessionEvent::Tree(changes) => Self::Tree(changes),
-            SessionEvent::Title { title } => Self::Title { title },
-            SessionEvent::Labels { labels } => Self::Labels { labels },
-            SessionEvent::Erased(erased) => Self::Erased(erased),
-            SessionEvent::Usage(row) => Self::Usage(row),
-            SessionEvent::Store(report) => Self::Store(report),
-            SessionEvent::ModelFallback { saved, fallback } => Self::ModelFallback { saved, fallback },
-        }
+/// Serialises the event of an agent as a field.
+mod as_field {
+    use super::{AgentEvent, Arc, Event};
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(event: &Arc<Event>, serializer: S) -> Result<S::Ok, S::Error> {
+        AgentEvent { event }.serialize(serializer)
     }
-}
 
-impl From<EventData> for SessionEvent {
-    fn from(data: EventData) -> Self {
-        match data {
-            EventData::Agent { event } => Self::Agent(event),
-            EventData::Tree(changes) => Self::Tree(changes),
-            EventData::Title { title } => Self::Title { title },
-            EventData::Labels { labels } => Self::Labels { labels },
-            EventData::Erased(erased) => Self::Erased(erased),
-            EventData::Usage(row) => Self::Usage(row),
-            EventData::Store(report) => Self::Store(report),
-            EventData::ModelFallback { saved, fallback } => Self::ModelFallback { saved, fallback },
-        }
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Arc<Event>, D::Error> {
+        AgentEvent::deserialize(deserializer).map(|agent| agent.event)
     }
 }
 
 /// The outcome of a write to the store.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "outcome", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum StoreReport {
@@ -166,6 +155,15 @@ pub enum StoreReport {
     /// ([`StoreError::Unstorable`](crate::store::StoreError::Unstorable)). In the second case, all turns before that
     /// write are in the store. If the write also contained a change of settings or of the title, that change may be
     /// missing. A write that was already in flight may still be reported as saved.
+    #[cfg_attr(
+        feature = "schema",
+        schemars(
+            description = "The session can no longer save anything, and ends. Its last snapshot contains the unsaved \
+                           messages. Either another writer has deleted or changed the conversation, or the store can \
+                           never accept the next write. A write that was already in flight may still be reported as \
+                           saved."
+        )
+    )]
     Lost {
         /// The store's error, with its causes.
         error: String,
@@ -174,6 +172,7 @@ pub enum StoreReport {
 
 /// The kind of data in a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum SavedPart {

@@ -15,6 +15,14 @@ use crate::{
 /// The path of the tree is the agent's committed history. The messages of the turn in flight are in the agent's
 /// snapshot. To get the state at a later moment, [`apply`](SessionSnapshot::apply) the events that follow the snapshot.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(
+    feature = "schema",
+    derive(schemars::JsonSchema),
+    schemars(
+        description = "The complete state of a session at one moment. The path of the tree is the agent's committed history. \
+                       The messages of the turn in flight are in the agent's snapshot."
+    )
+)]
 #[non_exhaustive]
 pub struct SessionSnapshot {
     /// The id of the last event that the snapshot includes.

@@ -20,7 +20,21 @@ use crate::error::InvalidId;
 /// # Ok::<(), InvalidId>(())
 /// ```
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[cfg_attr(
+    feature = "schema",
+    derive(schemars::JsonSchema),
+    schemars(extend(
+        "maxLength" = Self::MAX_LEN,
+        "pattern" = "^[A-Za-z0-9_~-]([A-Za-z0-9._~-]*[A-Za-z0-9_~-])?$",
+        "not" = { "pattern": DEVICES }
+    ))
+)]
 pub struct ConversationId(Arc<str>);
+
+/// The pattern of ids that begin with the name of a device, as [`is_device`] finds them.
+#[cfg(feature = "schema")]
+const DEVICES: &str =
+    r"^([Cc][Oo][Nn]|[Pp][Rr][Nn]|[Aa][Uu][Xx]|[Nn][Uu][Ll]|([Cc][Oo][Mm]|[Ll][Pp][Tt])[0-9])(\.|$)";
 
 impl ConversationId {
     /// The maximum number of bytes in an id.

@@ -22,7 +22,28 @@ use super::Page;
 /// # Ok::<(), omni_agent::store::LabelError>(())
 /// ```
 #[derive(Clone, Default, PartialEq, Eq, Hash)]
-pub struct Labels(Option<Arc<BTreeMap<String, String>>>);
+#[cfg_attr(
+    feature = "schema",
+    derive(schemars::JsonSchema),
+    schemars(
+        description = "The labels of a conversation, such as its tenant, user, kind or tags. A conversation has at most 8 \
+                       labels. A name has 1 to 32 of the characters `a` to `z`, `0` to `9`, `_`, `.` and `-`. A value has \
+                       1 to 128 bytes and no control characters. Names that begin with `omni.` are reserved and do not \
+                       count.",
+        extend(
+            "propertyNames" = { "pattern": "^[a-z0-9_.-]{1,32}$" },
+            "additionalProperties" = {
+                "type": "string",
+                "maxLength": 128,
+                "pattern": r"^[^\u0000-\u001f\u007f-\u009f]+$"
+            }
+        )
+    )
+)]
+pub struct Labels(
+    #[cfg_attr(feature = "schema", schemars(with = "BTreeMap<String, String>"))]
+    Option<Arc<BTreeMap<String, String>>>,
+);
 
 /// A label that can't be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

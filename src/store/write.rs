@@ -9,6 +9,13 @@ use super::WriteId;
 /// First versions are random (see [`Version::first`]). So if a writer still holds a version of a deleted conversation,
 /// this version does not match a later conversation with the same id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(
+    feature = "schema",
+    derive(schemars::JsonSchema),
+    schemars(
+        description = "The version of a conversation. Each write that takes effect increases it by one."
+    )
+)]
 #[serde(transparent)]
 pub struct Version(u64);
 

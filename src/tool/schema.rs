@@ -67,6 +67,11 @@ const LOCATION: &str = "schema:///input";
 /// # Ok::<(), omni_agent::tool::SchemaError>(())
 /// ```
 #[derive(Clone)]
+#[cfg_attr(
+    feature = "schema",
+    derive(schemars::JsonSchema),
+    schemars(with = "schemars::Schema", description = "A JSON Schema.")
+)]
 pub struct Schema(Arc<Inner>);
 
 struct Inner {

@@ -10,6 +10,11 @@ use super::{
 /// [`Tree::changes_since`] returns the changes. A store writes them. A copy elsewhere is kept up to date by passing
 /// them to [`Tree::apply`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(
+    feature = "schema",
+    derive(schemars::JsonSchema),
+    schemars(description = "The changes of a tree since an earlier state of the tree.")
+)]
 #[non_exhaustive]
 pub struct Changes {
     /// The new nodes, in the order of their ids.

@@ -10,6 +10,11 @@ use crate::message::{Message, Role};
 ///
 /// All cursors from and to the erased nodes are removed with them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(
+    feature = "schema",
+    derive(schemars::JsonSchema),
+    schemars(description = "The removal of nodes from a tree, with all cursors from and to them.")
+)]
 #[non_exhaustive]
 pub struct Erased {
     /// The ids of the erased nodes, in ascending order.

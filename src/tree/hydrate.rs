@@ -128,6 +128,26 @@ impl Tree {
     }
 }
 
+/// The serialized form of a tree.
+#[derive(Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename = "Tree")]
+pub(super) struct Stored {
+    /// The nodes, in the order of their ids.
+    nodes: Vec<Node>,
+    /// The last node of the path, or `None` if the path is empty.
+    head: Option<NodeId>,
+    /// The child that was last active, for each node where it is not the newest child. Each entry is a node and its
+    /// child.
+    // This is a list of pairs instead of a map because the keys of a JSON map are strings. Inside a tagged enum, these
+    // strings would not be converted back to numbers.
+    #[serde(default)]
+    cursors: Vec<(NodeId, NodeId)>,
+    /// The id of the next node, if nodes with higher ids than the last one were erased.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    next: Option<NodeId>,
+}
+
 impl Serialize for Tree {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         struct Nodes<'a>(&'a Tree);
@@ -161,19 +181,6 @@ impl Serialize for Tree {
 
 impl<'de> Deserialize<'de> for Tree {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        #[derive(Deserialize)]
-        #[serde(rename = "Tree")]
-        struct Stored {
-            nodes: Vec<Node>,
-            head: Option<NodeId>,
-            // This is a list of pairs instead of a map because the keys of a JSON map are strings. Inside a tagged
-            // enum, these strings would not be converted back to numbers.
-            #[serde(default)]
-            cursors: Vec<(NodeId, NodeId)>,
-            #[serde(default)]
-            next: Option<NodeId>,
-        }
-
         let Stored { nodes, head, cursors, next } = Stored::deserialize(deserializer)?;
         let tree = Self::hydrate(nodes, head, cursors).map_err(serde::de::Error::custom)?;
         next.map_or(Ok(tree.clone()), |next| tree.with_next_id(next)).map_err(serde::de::Error::custom)

@@ -11,6 +11,13 @@ use crate::message::{Message, Usage};
 
 /// The id of a node in a [`Tree`](super::Tree): 1, 2, 3… in the order of the pushes. It is serialized as this number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(
+    feature = "schema",
+    derive(schemars::JsonSchema),
+    schemars(
+        description = "The id of a node in a tree: 1, 2, 3… in the order in which the nodes were added."
+    )
+)]
 #[serde(transparent)]
 pub struct NodeId(NonZeroU64);
 
@@ -51,11 +58,20 @@ impl fmt::Display for NodeId {
 
 /// A message at its position in a [`Tree`](super::Tree). Cheap to clone, because the message and the usage are shared.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(
+    feature = "schema",
+    derive(schemars::JsonSchema),
+    schemars(description = "A message at its position in a tree.")
+)]
 pub struct Node {
+    /// The node's id.
     id: NodeId,
+    /// The id of the node that this node follows. `None` for a root.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     parent: Option<NodeId>,
+    /// The node's message.
     message: Arc<Message>,
+    /// The usage of the turn, on the last assistant node of each turn.
     // Wrapped in an `Arc`, because few nodes have a usage, and a usage is larger than the rest of the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     usage: Option<Arc<Usage>>,

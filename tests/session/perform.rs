@@ -134,6 +134,31 @@ async fn take_follows_events_resyncs_and_the_end() {
     assert_eq!(Some(view), session.end().unwrap().snapshot.as_deref().cloned());
 }
 
+#[tokio::test(start_paused = true)]
+async fn update_as_json_is_read_back() {
+    let session = session([Step::text("A1")]).await;
+    let mut events = session.subscribe(Mode::Observer).await.unwrap();
+    let view = events.snapshot().unwrap().clone();
+    session.ask("Q1").await.unwrap();
+    session.stop(std::time::Duration::from_secs(5)).await.unwrap();
+    let mut updates: Vec<Update<SessionSnapshot, SessionEvent>> = vec![Update::Resync(view)];
+    while let Some(update) = in_time(events.next()).await {
+        updates.push(update);
+    }
+    for update in updates {
+        let text = serde_json::to_string(&update).unwrap();
+        let read: Update<SessionSnapshot, SessionEvent> = serde_json::from_str(&text).unwrap();
+        match (&read, &update) {
+            (Update::Event(read), Update::Event(event)) => assert_eq!(read, event),
+            (Update::Resync(read), Update::Resync(snapshot)) => assert_eq!(read, snapshot),
+            (Update::Closed(read), Update::Closed(end)) => {
+                assert_eq!((&read.reason, &read.snapshot), (&end.reason, &end.snapshot));
+            }
+            _ => panic!("{text} is read as {read:?}"),
+        }
+    }
+}
+
 #[test]
 fn session_event_as_json_has_its_fields_next_to_the_type() {
     let event = SessionEvent::Agent(Arc::new(Event::TextStart { index: 3 }));

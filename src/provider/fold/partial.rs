@@ -5,6 +5,7 @@ use crate::message::{Content, Text, Thinking};
 
 /// A block that is not complete yet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub struct PartialBlock {
     /// The block so far. The input of a tool use is an empty object until the message is finished.

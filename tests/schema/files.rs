@@ -1,0 +1,101 @@
+//! The files and the descriptions.
+
+use std::{fs, path::Path};
+
+use omni_agent::schema;
+use serde_json::Value;
+
+use crate::{COMMANDS, UPDATES};
+
+/// If this variable is set, the test writes the files instead of comparing them.
+const WRITE: &str = "OMNI_WRITE_SCHEMA";
+
+#[test]
+fn files_are_the_schemas_of_the_types() {
+    for (name, document) in [("updates", schema::updates()), ("commands", schema::commands())] {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("schema/{name}.json"));
+        let text = format!("{document:#}\n");
+        if std::env::var_os(WRITE).is_some() {
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            fs::write(&file, text).unwrap();
+        } else {
+            let stored = fs::read_to_string(&file).unwrap_or_default().replace("\r\n", "\n");
+            assert!(
+                stored == text,
+                "schema/{name}.json is not the schema of the types. To write the file, run \
+                 `{WRITE}=1 cargo test --features schema --test schema`"
+            );
+        }
+    }
+}
+
+/// Calls `see` for each schema inside the value, with its place.
+fn walk(place: &str, schema: &Value, see: &mut impl FnMut(&str, &Value)) {
+    see(place, schema);
+    for (key, part) in schema.as_object().into_iter().flatten() {
+        match (key.as_str(), part) {
+            ("$defs" | "properties", Value::Object(parts)) => {
+                parts.iter().for_each(|(name, part)| walk(&format!("{place}/{name}"), part, see));
+            }
+            ("oneOf" | "anyOf" | "allOf" | "prefixItems", Value::Array(parts)) => {
+                parts.iter().enumerate().for_each(|(at, part)| walk(&format!("{place}/{at}"), part, see));
+            }
+            ("items" | "additionalProperties" | "not" | "propertyNames", part) => {
+                walk(&format!("{place}/{key}"), part, see);
+            }
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn every_type_and_member_is_described() {
+    let mut missing = Vec::new();
+    for document in [&UPDATES.value, &COMMANDS.value] {
+        let types = document["$defs"].as_object().unwrap();
+        missing.extend(
+            types.iter().filter(|(_, schema)| schema["description"].is_null()).map(|(name, _)| name.clone()),
+        );
+        walk("", document, &mut |place, schema| {
+            for (name, member) in schema["properties"].as_object().into_iter().flatten() {
+                // A tag is described with its alternative, and so is the only member of a choice.
+                let is_choice = schema["additionalProperties"] == Value::Bool(false);
+                if member["description"].is_null() && member["const"].is_null() && !is_choice {
+                    missing.push(format!("{place}/{name}"));
+                }
+            }
+        });
+    }
+    assert!(missing.is_empty(), "no descriptions: {missing:#?}");
+}
+
+#[test]
+fn descriptions_have_no_syntax_of_rust_documentation() {
+    let mut wrong = Vec::new();
+    for document in [&UPDATES.value, &COMMANDS.value] {
+        walk("", document, &mut |place, schema| {
+            if let Some(text) = schema["description"].as_str()
+                && (["](", "[`", "```", "None`", "::", "Arc", "allocat"]
+                    .iter()
+                    .any(|syntax| text.contains(syntax))
+                    || text.trim() != text
+                    || text.ends_with(':')
+                    || text.is_empty())
+            {
+                wrong.push(format!("{place}: {text}"));
+            }
+        });
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn objects_accept_further_members_except_choices() {
+    for document in [&UPDATES.value, &COMMANDS.value] {
+        walk("", document, &mut |place, schema| {
+            let members = schema["properties"].as_object().map_or(0, serde_json::Map::len);
+            let is_closed = schema["additionalProperties"] == Value::Bool(false);
+            assert!(!is_closed || members == 1, "{place} is closed: {schema:#}");
+        });
+    }
+}

@@ -1,0 +1,406 @@
+//! Events and snapshots of real runs.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use async_trait::async_trait;
+use omni_agent::{
+    agent::{
+        Agent, AgentBuilder, AgentCallbacks, Event, Next, Prompt, Response, Snapshot, State, ToolDecision,
+        TurnDecision,
+    },
+    manager::{Manager, ManagerEvent, ManagerSnapshot, OpenOptions, Titles},
+    message::{Attachment, ProviderItem, ToolResult, ToolUse, Usage},
+    provider::{
+        BlockStart, CacheHint, Delta, Effort, ErrorKind, MessageDelta, Options, OutputSchema, ProviderError,
+        ToolChoice,
+    },
+    session::{Mode, Session, SessionEvent, SessionSnapshot, SessionSubscription},
+    store::{ConversationId, Labels, MemoryStore},
+    subscription::{EventId, Subscription, Update},
+    testing::{Gate, ScriptedProvider, Step},
+    tool::{Decision, Tool, ToolContext, declared_tool, tool_fn},
+    tree::NodeId,
+};
+use serde_json::{Value, json};
+
+use crate::{UPDATES, in_time};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// A reader of a session. It checks each update, and each snapshot that it builds from the events.
+struct Watch {
+    updates: SessionSubscription,
+    view: SessionSnapshot,
+    seen: BTreeSet<String>,
+}
+
+impl Watch {
+    async fn of(session: &Session) -> Self {
+        let updates = session.subscribe(Mode::Controller).await.unwrap();
+        let view = SessionSnapshot::clone(updates.snapshot().unwrap());
+        UPDATES.take("SessionSnapshot", &view);
+        Self { updates, view, seen: BTreeSet::new() }
+    }
+
+    /// Returns the kind of the next event, such as `store` or `agent.turn`. Returns `None` for the end.
+    async fn next(&mut self) -> Option<String> {
+        let update: Update<SessionSnapshot, SessionEvent> = in_time(self.updates.next()).await?;
+        let json = UPDATES.take("SessionUpdate", &update);
+        self.view.take(&update).unwrap();
+        UPDATES.take("SessionSnapshot", &self.view);
+        let tag = |json: &Value| json["type"].as_str().unwrap().to_owned();
+        let mut kind = tag(&json);
+        if kind == "event" {
+            kind = tag(&json["event"]);
+            if kind == "agent" {
+                UPDATES.check("Event", &json["event"]["event"]).unwrap();
+                kind = format!("agent.{}", tag(&json["event"]["event"]));
+            }
+        }
+        self.seen.insert(kind.clone());
+        Some(kind)
+    }
+
+    /// Reads until an event of this kind.
+    async fn until(&mut self, kind: &str) {
+        while self.next().await.expect("the session has ended") != kind {}
+    }
+
+    /// Stops the session and returns the kinds of all updates.
+    async fn end(mut self, session: Session) -> BTreeSet<String> {
+        session.stop(SECOND).await.unwrap();
+        while self.next().await.is_some() {}
+        self.seen
+    }
+}
+
+async fn start(agent: AgentBuilder) -> (Session, Watch) {
+    let labels = Labels::new([("tenant", "acme")]).unwrap();
+    let builder = Session::builder(MemoryStore::new()).agent(agent).labels(labels);
+    let session = builder.create().await.unwrap();
+    let watch = Watch::of(&session).await;
+    (session, watch)
+}
+
+fn scripted(steps: impl IntoIterator<Item = Step>) -> AgentBuilder {
+    let look = tool_fn("look", "Looks.", |_: Value, context: ToolContext| async move {
+        context.progress(json!({ "percent": 50 })).await;
+        Ok("Seen.")
+    });
+    let delete =
+        tool_fn("delete", "Deletes.", |input: Value, _: ToolContext| async move { Ok(input.to_string()) });
+    Agent::builder().model(ScriptedProvider::new(steps).model()).tool(look).tool(delete.needs_approval())
+}
+
+/// One answer with blocks of every kind, options of every kind, and a prompt with an id and data.
+async fn rich_answer() -> BTreeSet<String> {
+    let image = Attachment::url("image/png", "https://example.com/a.png").named("a.png");
+    let item = ProviderItem::new("scripted", json!({ "kind": "search" }));
+    let usage = Usage::default().with_input(3).with_output(5).with_reasoning(1).with_cost(0.1);
+    let data = MessageDelta::default()
+        .with_model("model-7")
+        .with_warnings(vec!["A setting was ignored.".to_owned()])
+        .with_provider_data([("scripted".to_owned(), json!({ "id": 1 }))].into_iter().collect());
+    let answer = Step::new()
+        .then_thinking("Hm.", "signature")
+        .then_redacted_thinking("payload")
+        .then_text(["Hel", "lo"])
+        .delta(Delta::Start { index: 3, block: BlockStart::Attachment(image.clone()) })
+        .delta(Delta::Start { index: 4, block: BlockStart::ProviderItem(item) })
+        .data(data)
+        .usage(usage)
+        .stop();
+    let options = Options::default()
+        .with_max_tokens(100)
+        .with_temperature(0.5)
+        .with_thinking(Effort::Low)
+        .with_tool_choice(ToolChoice::Tool("look".to_owned()))
+        .with_cache(CacheHint::Long)
+        .with_stop_sequences(["END"])
+        .with_metadata([("user", "ann")])
+        .with_extra([("seed", 7)])
+        .with_header("x-secret", "never written")
+        .with_api_key("never written");
+    let agent =
+        scripted([answer]).system("Be kind.").options(options.clone()).max_steps(9).turn_timeout(60 * SECOND);
+    let (session, mut watch) = start(agent).await;
+    let content = [
+        omni_agent::message::Content::from("Hi"),
+        Attachment::base64("image/png", "AAAA").into(),
+        image.into(),
+    ];
+    let prompt =
+        Prompt::new(content).with_id("p1").with_app_data(json!({ "channel": "email" })).with_max_steps(5);
+    session.prompt(prompt.with_options(Options::default().with_thinking(Effort::High))).await.unwrap();
+    watch.until("agent.turn").await;
+    watch.until("store").await;
+    let view = serde_json::to_string(&watch.view).unwrap();
+    assert!(!view.contains("never written"));
+    watch.end(session).await
+}
+
+/// Decides about tool uses by the name of the use's id.
+struct ById;
+
+#[async_trait]
+impl AgentCallbacks for ById {
+    async fn handle_tool_use(&mut self, tool_use: &ToolUse, _: &mut State) -> ToolDecision {
+        match tool_use.id.as_str() {
+            "refused" => ToolDecision::Reject("Not allowed.".to_owned()),
+            "changed" => ToolDecision::ExecuteWith(json!({ "path": "/other" })),
+            "short" => ToolDecision::pause_for("Sure?", SECOND),
+            _ => ToolDecision::Execute,
+        }
+    }
+
+    async fn handle_turn(&mut self, response: &Response, _: &mut State) -> TurnDecision {
+        if response.text() == "First." { TurnDecision::continue_with("Go on.") } else { TurnDecision::Stop }
+    }
+}
+
+/// Tools with progress, and decisions of every kind: by callbacks, by callers, and by a time limit.
+async fn tools() -> BTreeSet<String> {
+    let input = || json!({ "path": "/tmp" });
+    let uses = ["plain", "refused", "changed"]
+        .into_iter()
+        .fold(Step::new(), |step, id| step.then_tool_use(id, "look", input()));
+    let uses = ["short", "a", "b", "c", "d"]
+        .into_iter()
+        .fold(uses, |step, id| step.then_tool_use(id, "delete", input()));
+    let broken = Step::new().then_raw_tool_use("broken", "look", &["{\"path\": "]).stop();
+    let steps = [uses.stop(), broken, Step::text("First."), Step::text("Second.")];
+    let (session, mut watch) = start(scripted(steps).callbacks(ById)).await;
+    session.prompt("Clean up").await.unwrap();
+    while watch.view.agent.pauses.len() < 5 {
+        watch.next().await.unwrap();
+    }
+    let result = |id: &str| ToolResult::ok(&ToolUse::new(id, "delete", input()), "Done by hand.");
+    let decisions = [
+        ("a", Decision::Execute),
+        ("b", Decision::reject("No.")),
+        ("c", Decision::ExecuteWith(json!({ "path": "/home" }))),
+        ("d", Decision::Provide(result("d"))),
+    ];
+    for (id, decision) in decisions {
+        session.resume_as(id, decision, "ann").await.unwrap();
+    }
+    watch.until("agent.turn").await;
+    watch.until("agent.turn").await;
+    watch.end(session).await
+}
+
+/// A turn that leaves tool uses to the application.
+async fn open_tool_uses() -> BTreeSet<String> {
+    let uses =
+        Step::new().then_tool_use("mine", "ask", json!({})).then_tool_use("theirs", "look", json!({})).stop();
+    let agent = scripted([uses]).tool(declared_tool::<Value>("ask", "Asks the user."));
+    let (session, mut watch) = start(agent).await;
+    session.prompt("Ask").await.unwrap();
+    watch.until("agent.turn").await;
+    watch.end(session).await
+}
+
+/// Prompts that join the turn, wait, are withdrawn, and are carried back by an interrupt.
+async fn steering() -> BTreeSet<String> {
+    let gate = Gate::new();
+    let steps = [
+        Step::new().then_text(["Let me "]).gate(&gate).then_tool_use("a", "look", json!({})).stop(),
+        Step::text("Seen."),
+        Step::new().then_text(["Half"]).hang(),
+    ];
+    let (session, mut watch) = start(scripted(steps)).await;
+    session.prompt("Look").await.unwrap();
+    in_time(gate.reached()).await;
+    session.prompt(Prompt::new("Quickly").at(Next::Step)).await.unwrap();
+    session.prompt(Prompt::new("Never mind").with_id("p2")).await.unwrap();
+    session.prompt(Prompt::new("And then").with_max_steps(3)).await.unwrap();
+    session.unstage("p2").await.unwrap();
+    gate.open();
+    watch.until("agent.turn").await;
+    watch.until("agent.text_delta").await;
+    session.prompt("Later").await.unwrap();
+    session.interrupt().await.unwrap();
+    watch.until("agent.turn").await;
+    watch.end(session).await
+}
+
+/// A cancelled run, failed runs of several kinds, and repeated requests.
+async fn failures() -> BTreeSet<String> {
+    let refused = ProviderError::new(ErrorKind::Auth, "No key.").with_status(401).with_body("{}");
+    let overloaded = ProviderError::new(ErrorKind::Overloaded, "Later.").with_retry_after(Some(SECOND));
+    let steps = [
+        Step::new().then_text(["Half"]).hang(),
+        Step::error(refused.with_request_id(Some("r1".to_owned()))),
+        Step::error(overloaded),
+        Step::text("Again."),
+        Step::new().panic("Oh."),
+        Step::new().hang(),
+        Step::text("not a number"),
+        Step::text("7"),
+        Step::text("still not"),
+    ];
+    let (session, mut watch) = start(scripted(steps)).await;
+    session.prompt("One").await.unwrap();
+    watch.until("agent.text_delta").await;
+    session.prompt("Waits").await.unwrap();
+    session.cancel().await.unwrap();
+    watch.until("agent.cancelled").await;
+    session.prompt("Two").await.unwrap();
+    watch.until("agent.error").await;
+    session.prompt("Three").await.unwrap();
+    watch.until("agent.turn").await;
+    session.prompt("Four").await.unwrap();
+    watch.until("agent.error").await;
+    session.prompt(Prompt::new("Five").with_turn_timeout(SECOND)).await.unwrap();
+    watch.until("agent.error").await;
+    let number = || Options::default().with_output(OutputSchema::of::<u32>());
+    session.prompt(Prompt::new("Six").with_options(number())).await.unwrap();
+    watch.until("agent.retry").await;
+    watch.until("agent.turn").await;
+    session.prompt(Prompt::new("Seven").with_options(number().with_output_retries(0))).await.unwrap();
+    watch.until("agent.turn").await;
+    watch.end(session).await
+}
+
+/// Changes of the tree, the title and the labels.
+async fn changes() -> BTreeSet<String> {
+    let agent = Agent::builder().model(ScriptedProvider::from_fn(|_| Step::text("Yes.")).model());
+    let (session, mut watch) = start(agent).await;
+    session.ask("One").await.unwrap();
+    session.ask("Two").await.unwrap();
+    let node = |number| NodeId::new(number).unwrap();
+    session.ask_regenerate(node(3)).await.unwrap();
+    session.ask_edit(node(1), "Three").await.unwrap();
+    session.ask_branch(Some(node(2)), "Four").await.unwrap();
+    session.navigate(node(2)).await.unwrap();
+    session.set_title(Some("A title")).await.unwrap();
+    session.set_title(None).await.unwrap();
+    session.set_labels(Labels::new([("user", "ann"), ("omni.kind", "chat")]).unwrap()).await.unwrap();
+    session.erase(node(3)).await.unwrap();
+    watch.until("erased").await;
+    assert!(!watch.view.labels.is_empty());
+    watch.end(session).await
+}
+
+/// A reader that comes back with an id of an earlier start.
+async fn resync() -> BTreeSet<String> {
+    let (session, mut watch) = start(scripted([Step::text("Yes.")])).await;
+    watch.updates = session.resume_from(EventId::new(7, 1), Mode::Observer).await.unwrap();
+    session.prompt("Hi").await.unwrap();
+    watch.until("resync").await;
+    watch.end(session).await
+}
+
+#[tokio::test(start_paused = true)]
+async fn updates_of_sessions_fit_the_schema() {
+    let mut seen = rich_answer().await;
+    seen.append(&mut tools().await);
+    seen.append(&mut open_tool_uses().await);
+    seen.append(&mut steering().await);
+    seen.append(&mut failures().await);
+    seen.append(&mut changes().await);
+    seen.append(&mut resync().await);
+    seen.append(&mut managed().await);
+
+    let agent = UPDATES.tags("Event").into_iter().map(|tag| format!("agent.{tag}"));
+    let session = UPDATES.tags("SessionEvent").into_iter().filter(|tag| tag != "agent");
+    let update = UPDATES.tags("SessionUpdate").into_iter().filter(|tag| tag != "event");
+    let all: BTreeSet<_> = agent.chain(session).chain(update).collect();
+    // No model is missing here. `samples.rs` checks this event.
+    let unseen: Vec<_> = all.difference(&seen).filter(|kind| *kind != "model_fallback").collect();
+    assert!(unseen.is_empty(), "no run has emitted {unseen:?}");
+    assert!(seen.is_subset(&all), "{seen:?}");
+}
+
+/// A reader of a manager.
+struct ManagerWatch {
+    updates: Subscription<ManagerSnapshot, ManagerEvent>,
+    view: ManagerSnapshot,
+    seen: BTreeSet<String>,
+}
+
+impl ManagerWatch {
+    async fn next(&mut self) -> Option<String> {
+        let update: Update<ManagerSnapshot, ManagerEvent> = in_time(self.updates.next()).await?;
+        let json = UPDATES.take("ManagerUpdate", &update);
+        match &update {
+            Update::Event(event) => self.view.apply(event),
+            Update::Resync(view) => self.view = ManagerSnapshot::clone(view),
+            _ => {}
+        }
+        UPDATES.take("ManagerSnapshot", &self.view);
+        let event = if json["type"] == "event" { &json["event"] } else { &json };
+        let kind = event["type"].as_str().unwrap().to_owned();
+        self.seen.insert(kind.clone());
+        Some(kind)
+    }
+
+    async fn until(&mut self, kind: &str) {
+        while self.next().await.expect("the manager has ended") != kind {}
+    }
+}
+
+/// A manager with room for one session, and generated titles. Returns the kinds of the updates of its session.
+async fn managed() -> BTreeSet<String> {
+    let usage = Usage::default().with_input(9);
+    let titles = ScriptedProvider::from_fn(move |_| Step::new().then_text(["A title"]).usage(usage).stop());
+    let builder = Manager::builder(MemoryStore::new()).max_open(1).idle_shutdown(None);
+    let manager = builder.titles(Titles::Model(titles.model())).build();
+    let updates = manager.subscribe();
+    let view = ManagerSnapshot::clone(updates.snapshot().unwrap());
+    let mut watch = ManagerWatch { updates, view, seen: BTreeSet::new() };
+    let id = |text: &str| ConversationId::new(text).unwrap();
+    let pausing =
+        || scripted([Step::text("Hello!"), Step::tool_use("a", "delete", json!({})), Step::text("Done.")]);
+    let labels = Labels::new([("user", "ann")]).unwrap();
+
+    let opened =
+        manager.open_or_create(&id("a"), OpenOptions::new(pausing()).labels(labels.clone())).await.unwrap();
+    let session = opened.session;
+    let mut inner = Watch::of(&session).await;
+    session.ask("Hi").await.unwrap();
+    inner.until("usage").await;
+    watch.until("title").await;
+    session.prompt("Delete").await.unwrap();
+    inner.until("agent.pause").await;
+    let other = {
+        let (manager, id) = (manager.clone(), id("b"));
+        tokio::spawn(async move { manager.open_or_create(&id, scripted([])).await.map(|_| ()) })
+    };
+    watch.until("waiting").await;
+    other.abort();
+    watch.until("given_up").await;
+    session.resume("a", Decision::Execute).await.unwrap();
+    inner.until("agent.turn").await;
+    manager.set_labels(&id("a"), Labels::default()).await.unwrap();
+    manager.set_labels(&id("a"), labels).await.unwrap();
+    manager.close(&id("a")).await.unwrap();
+    while inner.next().await.is_some() {}
+    manager.delete(&id("a")).await.unwrap();
+    watch.until("deleted").await;
+    watch.updates = manager.resume_from(EventId::new(7, 1));
+    watch.until("resync").await;
+    manager.shutdown(SECOND).await.unwrap();
+    while watch.next().await.is_some() {}
+
+    let all: BTreeSet<_> =
+        UPDATES.tags("ManagerEvent").into_iter().chain(UPDATES.tags("ManagerUpdate")).collect();
+    let unseen: Vec<_> = all.difference(&watch.seen).filter(|kind| *kind != "event").collect();
+    assert!(unseen.is_empty(), "the manager has not emitted {unseen:?}");
+    inner.seen
+}
+
+#[tokio::test(start_paused = true)]
+async fn updates_of_agents_fit_the_schema() {
+    let agent = scripted([Step::text("Hello!")]).start().await.unwrap();
+    let mut updates = agent.resume_from(EventId::new(7, 1)).await.unwrap();
+    agent.ask("Hi").await.unwrap();
+    agent.stop(SECOND).await.unwrap();
+    let mut kinds = BTreeSet::new();
+    while let Some(update) = in_time(updates.next()).await {
+        let update: Update<Snapshot, Event> = update;
+        let json = UPDATES.take("AgentUpdate", &update);
+        kinds.insert(json["type"].as_str().unwrap().to_owned());
+    }
+    assert_eq!(kinds, UPDATES.tags("AgentUpdate"));
+}

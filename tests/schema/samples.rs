@@ -1,0 +1,309 @@
+//! Commands and answers of every kind, and samples that the schemas reject.
+
+use std::{sync::Arc, time::Duration};
+
+use omni_agent::{
+    agent::{Accepted, Failure, Next, Prompt, PromptState, RunOutcome},
+    manager::ManagerCommand,
+    message::{Purpose, RequestEnd, Timestamp, ToolResult, ToolUse, Usage, UsageRow},
+    provider::{Options, OutputSchema, StopReason, ThinkingMode, UnsupportedAttachment},
+    session::{SavedPart, SessionAnswer, SessionCommand, SessionEvent, StoreReport},
+    store::{ConversationId, Labels},
+    tool::Decision,
+    tree::NodeId,
+};
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::{Value, json};
+
+use crate::{COMMANDS, UPDATES};
+
+fn prompt() -> Prompt {
+    let options = Options::default()
+        .with_output(OutputSchema::of::<Vec<String>>())
+        .with_thinking(ThinkingMode::Budget(100))
+        .with_timeout(Duration::from_millis(1_500))
+        .with_unsupported_attachment(UnsupportedAttachment::Placeholder)
+        .with_folder("/tmp");
+    let decided = ToolResult::error(&ToolUse::new("t", "look", json!({})), "No.");
+    Prompt::new(vec![omni_agent::message::Content::from("Hi"), decided.into()])
+        .with_id("p1")
+        .at(Next::Step)
+        .with_options(options)
+        .with_max_steps(3)
+        .with_turn_timeout(Duration::from_secs(9))
+        .with_app_data(json!([1, null]))
+}
+
+fn session_commands() -> Vec<SessionCommand> {
+    let node = NodeId::new(7).unwrap();
+    let turn = "00112233445566778899aabbccddeeff".parse().unwrap();
+    let resume = |turn, decision| SessionCommand::Resume { tool_use_id: "t".into(), turn, decision };
+    vec![
+        SessionCommand::Prompt { prompt: prompt() },
+        SessionCommand::Prompt { prompt: Prompt::default() },
+        SessionCommand::Unstage { id: "p1".into() },
+        resume(Some(turn), Decision::Execute),
+        resume(None, Decision::reject("No.")),
+        resume(None, Decision::ExecuteWith(Value::Null)),
+        resume(None, Decision::Provide(ToolResult::ok(&ToolUse::new("t", "look", json!({})), "Seen."))),
+        SessionCommand::Cancel,
+        SessionCommand::Interrupt,
+        SessionCommand::Regenerate { node },
+        SessionCommand::Edit { node, prompt: prompt() },
+        SessionCommand::Branch { node: Some(node), prompt: prompt() },
+        SessionCommand::Branch { node: None, prompt: prompt() },
+        SessionCommand::Navigate { node: Some(node) },
+        SessionCommand::Navigate { node: None },
+        SessionCommand::Title { title: Some("A title".into()) },
+        SessionCommand::Title { title: None },
+        SessionCommand::Labels { labels: Labels::new([("user", "ann")]).unwrap() },
+        SessionCommand::Labels { labels: Labels::default() },
+        SessionCommand::Erase { node },
+    ]
+}
+
+fn manager_commands() -> Vec<ManagerCommand> {
+    let id = ConversationId::generate();
+    vec![
+        ManagerCommand::Rename { id: id.clone(), title: Some("A title".into()) },
+        ManagerCommand::Rename { id: id.clone(), title: None },
+        ManagerCommand::Labels { id: id.clone(), labels: Labels::new([("omni.kind", "é")]).unwrap() },
+        ManagerCommand::Close { id: id.clone() },
+        ManagerCommand::Delete { id },
+    ]
+}
+
+/// Checks the commands, and that there is one of each kind.
+fn check_all<T: Serialize + DeserializeOwned>(name: &str, commands: &[T]) {
+    let mut tags = COMMANDS.tags(name);
+    for command in commands {
+        let json = COMMANDS.take(name, command);
+        tags.remove(json["type"].as_str().unwrap());
+    }
+    assert!(tags.is_empty(), "no sample of {tags:?}");
+}
+
+#[test]
+fn every_command_fits_the_schema() {
+    check_all("SessionCommand", &session_commands());
+    check_all("ManagerCommand", &manager_commands());
+}
+
+/// Returns the JSON with one member or item removed or replaced, in all ways. Schemas of answers and free data stay.
+fn damaged(json: &Value) -> Vec<Value> {
+    let parts: Vec<(Value, &Value)> = match json {
+        Value::Object(members) => members.iter().map(|(name, part)| (json!(name), part)).collect(),
+        Value::Array(items) => items.iter().enumerate().map(|(at, part)| (json!(at), part)).collect(),
+        _ => Vec::new(),
+    };
+    let replaced = |at: &Value, part: Value| {
+        let mut whole = json.clone();
+        match at.as_str() {
+            Some(name) => whole[name] = part,
+            None => whole[usize::try_from(at.as_u64().unwrap()).unwrap()] = part,
+        }
+        whole
+    };
+    let mut all = Vec::new();
+    for (at, part) in parts {
+        if ["schema", "app_data"].iter().any(|free| at == *free) {
+            continue;
+        }
+        if let Some(name) = at.as_str() {
+            let mut whole = json.clone();
+            whole.as_object_mut().unwrap().shift_remove(name);
+            all.push(whole);
+        }
+        let other =
+            [json!(null), json!(true), json!(7), json!(-7), json!(0.5), json!("x"), json!({ "x": 1 })];
+        all.extend(other.into_iter().chain(damaged(part)).map(|part| replaced(&at, part)));
+    }
+    all
+}
+
+#[test]
+fn damaged_commands_fit_the_schema_exactly_if_the_crate_reads_them() {
+    fn check<T: Serialize + DeserializeOwned>(name: &str, commands: &[T]) {
+        let (mut right, mut wrong) = (0, 0);
+        for json in commands.iter().flat_map(|command| damaged(&serde_json::to_value(command).unwrap())) {
+            let (fits, read) = (COMMANDS.check(name, &json), serde_json::from_value::<T>(json.clone()));
+            assert_eq!(fits.is_ok(), read.is_ok(), "{:?}, {:?}: {json:#}", fits.err(), read.err());
+            if fits.is_ok() { right += 1 } else { wrong += 1 }
+        }
+        assert!(right > 10 && wrong > 40, "{name}: {right} fit, {wrong} do not");
+    }
+    check("SessionCommand", &session_commands());
+    check("ManagerCommand", &manager_commands());
+}
+
+#[test]
+fn every_answer_fits_the_schema() {
+    let outcomes = [
+        RunOutcome::Stopped { stop_reason: StopReason::Other("odd".to_owned()) },
+        RunOutcome::Cancelled,
+        RunOutcome::Failed { failure: Failure::TimeLimit { limit: Duration::from_millis(1_500) } },
+    ];
+    let ended = outcomes.into_iter().map(|outcome| PromptState::Ended { outcome });
+    let states = ended.chain([PromptState::Staged, PromptState::InFlight]);
+    let known = states.map(|state| Accepted::Known { state });
+    let accepted = known.chain([Accepted::Started, Accepted::Staged { id: "p1".into(), ahead: 2 }]);
+    let answers = accepted
+        .map(SessionAnswer::Prompt)
+        .chain([SessionAnswer::Unstaged { prompt: Arc::new(prompt()) }, SessionAnswer::Done]);
+    for answer in answers {
+        COMMANDS.take("SessionAnswer", &answer);
+    }
+}
+
+#[test]
+fn rare_events_fit_the_schema() {
+    let error = || "The disk is full.".to_owned();
+    let row =
+        UsageRow::new(RequestEnd::Lost, Usage::default().with_cost(0.25)).with_purpose(Purpose::Summary);
+    for event in [
+        SessionEvent::ModelFallback { saved: "old".into(), fallback: "new".into() },
+        SessionEvent::Usage(Arc::new(row.with_at(Timestamp::now()).with_step(3))),
+        SessionEvent::Store(StoreReport::Failed {
+            what: SavedPart::Record,
+            error: error(),
+            retry_in: Duration::from_millis(200),
+        }),
+        SessionEvent::Store(StoreReport::Lost { error: error() }),
+    ] {
+        UPDATES.take("SessionEvent", &event);
+    }
+}
+
+/// Commands that a client may write, although the crate writes them in another way.
+#[test]
+fn commands_without_members_that_have_defaults_fit_the_schema() {
+    for command in [
+        json!({ "type": "branch", "prompt": { "content": [] } }),
+        json!({ "type": "navigate", "node": null, "note": "an unknown member" }),
+        json!({ "type": "title" }),
+        json!({ "type": "resume", "tool_use_id": "t", "turn": null, "decision": "execute" }),
+        json!({ "type": "prompt", "prompt": { "id": null, "content": [], "options": { "max_tokens": null }, "new": 1 } }),
+        json!({ "type": "resume", "tool_use_id": "t", "decision": { "provide": {
+            "tool_use_id": "t", "name": "look", "content": [{ "type": "text", "text": "Seen." }]
+        } } }),
+    ] {
+        COMMANDS.check("SessionCommand", &command).unwrap();
+        serde_json::from_value::<SessionCommand>(command).unwrap();
+    }
+    COMMANDS.check("ManagerCommand", &json!({ "type": "rename", "id": "a" })).unwrap();
+}
+
+#[test]
+fn wrong_samples_of_commands_fail_in_the_schema_and_in_the_crate() {
+    let prompt = |prompt: Value| json!({ "type": "prompt", "prompt": prompt });
+    let options = |options: Value| prompt(json!({ "content": [], "options": options }));
+    let resume = |decision: Value| json!({ "type": "resume", "tool_use_id": "t", "decision": decision });
+    let labels = |labels: Value| json!({ "type": "labels", "labels": labels });
+    for command in [
+        json!(null),
+        json!("cancel"),
+        json!({}),
+        json!({ "type": "erase_all" }),
+        json!({ "type": "prompt" }),
+        json!({ "type": "unstage", "id": 7 }),
+        prompt(json!("Hi")),
+        prompt(json!({})),
+        prompt(json!({ "content": "Hi" })),
+        prompt(json!({ "content": [{ "type": "text" }] })),
+        prompt(json!({ "content": [{ "text": "Hi" }] })),
+        prompt(json!({ "content": [{ "type": "video", "url": "https://example.com" }] })),
+        prompt(json!({ "content": [{ "type": "attachment", "media_type": "image/png", "source": "x" }] })),
+        prompt(json!({ "content": [], "next": "never" })),
+        prompt(json!({ "content": [], "max_steps": -1 })),
+        prompt(json!({ "content": [], "max_steps": 4_294_967_296_u64 })),
+        prompt(json!({ "content": [], "turn_timeout": 9 })),
+        prompt(json!({ "content": [], "turn_timeout": { "secs": 9 } })),
+        options(json!({ "thinking": "much" })),
+        options(json!({ "thinking": { "effort": "extreme" } })),
+        options(json!({ "thinking": { "effort": "low", "budget": 7 } })),
+        options(json!({ "tool_choice": { "tool": null } })),
+        options(json!({ "stop_sequences": "END" })),
+        options(json!({ "output": { "name": "x", "schema": 7 } })),
+        resume(json!("approve")),
+        resume(json!({ "reject": 7 })),
+        resume(json!({ "reject": "No.", "execute_with": {} })),
+        json!({ "type": "resume", "tool_use_id": "t", "turn": "not hexadecimal", "decision": "execute" }),
+        json!({ "type": "regenerate", "node": 0 }),
+        json!({ "type": "regenerate", "node": "7" }),
+        json!({ "type": "regenerate" }),
+        json!({ "type": "erase", "node": 1.5 }),
+        json!({ "type": "title", "title": 7 }),
+        labels(json!({ "Tenant": "acme" })),
+        labels(json!({ "tenant": "" })),
+        labels(json!({ "tenant": "a\u{7}b" })),
+        labels(json!({ "tenant": "x".repeat(129) })),
+        labels(json!({ "tenant": null })),
+        labels(json!({ (String::from("n").repeat(33)): "acme" })),
+    ] {
+        assert!(COMMANDS.check("SessionCommand", &command).is_err(), "fits the schema: {command:#}");
+        assert!(serde_json::from_value::<SessionCommand>(command.clone()).is_err(), "is read: {command:#}");
+    }
+}
+
+#[test]
+fn wrong_ids_of_conversations_fail_in_the_schema_and_in_the_crate() {
+    let long = "x".repeat(129);
+    let wrong = ["", ".a", "a.", "a/b", "a b", "é", "con", "COM7", "Lpt0.txt", "nul.", &long];
+    let right = ["a", "a.b", "console", "com10", "con-1", "a~b_c", "lpt", &long[1..]];
+    for (ids, fits) in [(&wrong[..], false), (&right[..], true)] {
+        for id in ids {
+            let json = json!({ "type": "close", "id": id });
+            assert_eq!(COMMANDS.check("ManagerCommand", &json).is_ok(), fits, "{id:?}");
+            assert_eq!(serde_json::from_value::<ManagerCommand>(json).is_ok(), fits, "{id:?}");
+        }
+    }
+}
+
+#[test]
+fn wrong_samples_of_updates_fail() {
+    let event = |event: Value| json!({ "type": "event", "id": "a0-7", "event": event });
+    let agent = |inner: Value| event(json!({ "type": "agent", "event": inner }));
+    let right = [
+        agent(json!({ "type": "status", "status": "busy" })),
+        event(json!({ "type": "title", "title": null })),
+        json!({ "type": "closed", "reason": "idle", "snapshot": null }),
+    ];
+    for update in right {
+        UPDATES.check("SessionUpdate", &update).unwrap();
+    }
+    for update in [
+        json!([]),
+        json!({ "type": "event", "id": "a0-7" }),
+        json!({ "type": "event", "id": "A0-7", "event": { "type": "title", "title": null } }),
+        json!({ "type": "event", "id": "a0-07", "event": { "type": "title", "title": null } }),
+        json!({ "type": "event", "id": 7, "event": { "type": "title", "title": null } }),
+        json!({ "type": "resync" }),
+        json!({ "type": "resync", "snapshot": null }),
+        json!({ "type": "resync", "snapshot": {} }),
+        json!({ "type": "closed", "snapshot": null }),
+        json!({ "type": "closed", "reason": "bored", "snapshot": null }),
+        event(json!({ "type": "status", "status": "busy" })),
+        event(json!({ "type": "title" })),
+        event(json!({ "type": "tree", "nodes": [], "head": null, "cursors": [] })),
+        event(json!({ "type": "tree", "nodes": [], "head": 0, "moved": false, "cursors": [] })),
+        event(json!({ "type": "tree", "nodes": [], "head": 1, "moved": false, "cursors": [[1]] })),
+        event(json!({ "type": "tree", "nodes": [], "head": 1, "moved": false, "cursors": [[1, 2, 3]] })),
+        event(json!({ "type": "store", "outcome": "saved", "what": "tree" })),
+        event(json!({ "type": "labels", "labels": { "tenant": 7 } })),
+        event(json!({ "type": "erased", "nodes": [1], "head": null })),
+        agent(json!({ "type": "status", "status": "asleep" })),
+        agent(json!({ "type": "text_delta", "index": 0 })),
+        agent(json!({ "type": "text_delta", "index": -1, "delta": "a" })),
+        agent(json!({ "type": "tool_use_end", "index": 0, "content": { "id": "t", "name": "look" } })),
+        agent(json!({ "type": "tool_end", "tool_use_id": "t", "is_error": "yes" })),
+        agent(json!({ "type": "turn", "outcome": "stop" })),
+        agent(json!({ "type": "step_start", "step": 1, "message_id": null })),
+        agent(json!({ "type": "unstaged", "id": "p1", "reason": "lost" })),
+        agent(json!({ "type": "unstaged", "id": "", "reason": "taken" })),
+        agent(json!({ "type": "tool_result", "result": {
+            "tool_use_id": "t", "name": "look", "content": [{ "type": "thinking", "text": "Hm." }], "is_error": false
+        } })),
+    ] {
+        assert!(UPDATES.check("SessionUpdate", &update).is_err(), "fits the schema: {update:#}");
+    }
+}

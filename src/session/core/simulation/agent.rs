@@ -205,7 +205,9 @@ impl Agent {
         // The rest is the usage of requests that were made again.
         let usage = std::mem::take(&mut self.spent) + Usage::default().with_output(rng.pick(&[0, 0, 3]));
         let message = messages.iter().rfind(|message| message.role == Role::Assistant).cloned();
-        Arc::new(Response { message, messages, usage, ..Response::empty("model", reason, 0, 1) })
+        // Ends of runs are compared, also with those of earlier lives, so each turn has its own id.
+        let turn = Some(TurnId::new(rng.below(1 << 30) as u128));
+        Arc::new(Response { message, messages, usage, turn, ..Response::empty("model", reason, 0, 1) })
     }
 
     fn end_turn(&mut self, rng: &mut Rng) {

@@ -279,15 +279,14 @@ impl Ledger {
         self.acked_content.as_ref()?.1.title.as_deref().map(Arc::from)
     }
 
-    /// Processes a rejected write after which the session found a different title in the store. `owes_record` is
-    /// whether usage or the end of a run is still unwritten, even if the store has an equal end of another life.
-    /// Returns whether nothing is left to be written.
-    pub(super) fn retitled(&mut self, stored: &Stored, model: &Model, owes_record: bool) -> Check<bool> {
+    /// Processes a rejected write after which the session found a different title in the store. Returns whether nothing
+    /// is left to be written.
+    pub(super) fn retitled(&mut self, stored: &Stored, model: &Model) -> Check<bool> {
         self.open = None;
         self.note(model, false);
         self.acked_content = Some(content(stored)?);
         self.acked = Some(stored.clone());
-        let is_done = self.is_done() && !owes_record;
+        let is_done = self.is_done();
         if is_done {
             self.due_report = Some((SavedPart::State, None, Ok(stored.version)));
         }

@@ -105,11 +105,10 @@ impl World {
             let known_labels = self.ledger.acked_labels();
             // A later turn or an erasure removes the stored end of the last run.
             let removes_end = self.ledger.owes_erasure() || !self.core.unsaved().is_empty();
-            let owes_record = self.model.books != self.ledger.acked_books();
             self.model.take_books(&self.ledger.acked_books(), books, removes_end);
             let takes = self.model.take_title(known.as_ref(), title);
             let takes_labels = self.model.take_labels(&known_labels, found.state.labels.clone());
-            let is_done = self.ledger.retitled(&stored, &self.model, owes_record)?;
+            let is_done = self.ledger.retitled(&stored, &self.model)?;
             takes.into_iter().chain(takes_labels).chain(is_done.then_some(Kind::Saved)).collect()
         } else {
             ensure!(self.vault.is_foreign, "a loss, although only the title was changed");

@@ -106,7 +106,11 @@ impl SessionSnapshot {
             }
             SessionEvent::Title { title } => self.title.clone_from(title),
             SessionEvent::Labels { labels } => self.labels.clone_from(labels),
-            SessionEvent::Erased(erased) => self.tree.apply_erased(erased)?,
+            SessionEvent::Erased(erased) => {
+                self.tree.apply_erased(erased)?;
+                // The end of the last run may contain an erased message.
+                self.agent.last_run = None;
+            }
             SessionEvent::Usage(row) => self.used += row.usage,
             SessionEvent::Store(StoreReport::Saved { through, .. }) => {
                 // The session may have stopped saving while this write was in flight. The write succeeded nevertheless,

@@ -224,3 +224,21 @@ async fn erased_event_applies_to_a_snapshot() {
     assert_eq!(view.tree, session.tree().await.unwrap());
     assert!(view.tree.is_empty());
 }
+
+#[tokio::test(start_paused = true)]
+async fn erase_removes_the_end_of_a_run_that_was_to_answer_the_message() {
+    let gate = Gate::new();
+    let agent = scripted([Step::text("A1"), held(&gate, "A2")]);
+    let mut session = Watched::start(Session::builder(MemoryStore::new()).agent(agent)).await;
+    session.ask("A secret").await;
+    session.session.regenerate(node(1)).await.unwrap();
+    reached(&gate).await;
+    session.session.cancel().await.unwrap();
+    session.rest().await;
+    assert_eq!(session.view.agent.last_run.as_ref().unwrap().unanswered[0].text(), "A secret");
+    session.session.erase(node(1)).await.unwrap();
+    session.check().await;
+    let snapshot = session.session.snapshot().await.unwrap();
+    assert_eq!(snapshot.agent.last_run, None);
+    assert!(!serde_json::to_string(&snapshot).unwrap().contains("secret"));
+}

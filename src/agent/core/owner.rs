@@ -25,6 +25,18 @@ impl Core {
         Ok(())
     }
 
+    /// Replaces the history after messages were erased. The end of the last run may contain an erased message, so it is
+    /// removed.
+    pub(in crate::agent) fn replace_erased(
+        &mut self,
+        history: History,
+        cx: &mut Context<'_>,
+    ) -> Result<(), AgentError> {
+        self.replace_history(history, cx)?;
+        self.last_run = None;
+        Ok(())
+    }
+
     /// Starts a run of `prompt` on the history `base`. If the run ends without committing a turn, the previous history
     /// is restored.
     pub(in crate::agent) fn prompt_on(

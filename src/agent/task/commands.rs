@@ -151,7 +151,8 @@ impl Task {
             self.feed.forget();
         }
         self.step(|core, cx| match change {
-            Change::Set(history) | Change::Erase(history) => core.replace_history(history, cx),
+            Change::Set(history) => core.replace_history(history, cx),
+            Change::Erase(history) => core.replace_erased(history, cx),
             Change::Begin(base, opening, asker) => {
                 let ask = asker.is_some();
                 asks = asker;

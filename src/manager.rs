@@ -76,7 +76,7 @@ use crate::{
     agent::InFlight,
     message::{Timestamp, UsageSum},
     provider::Registry,
-    session::{Session, Setup},
+    session::{Session, Setup, check_title},
     store::{ConversationId, Filter, Found, IntoStore, Labels, Listing, Owner, Store, Summary},
     subscription::{Attachment, End, EndReason, EventId, FeedLimits, Source, Subscription},
     sync::lock,
@@ -427,6 +427,7 @@ impl Manager {
     /// # Errors
     ///
     /// - [`ManagerError::OpenElsewhere`].
+    /// - [`SessionError::LongTitle`](crate::session::SessionError::LongTitle) if the title has more than 1,024 bytes.
     /// - [`StoreError::NotFound`](crate::store::StoreError::NotFound), or another error of the store.
     /// - [`ManagerError::ChangeUnsaved`] if a session that is open here could not store the title within the [close
     ///   timeout](ManagerBuilder::close_timeout). The session keeps the title and stores it later.
@@ -435,6 +436,7 @@ impl Manager {
     ///
     /// If the future is dropped, the call no longer waits. A title that an open session already shows is stored later.
     pub async fn rename(&self, id: &ConversationId, title: Option<&str>) -> Result<(), ManagerError> {
+        check_title(title).map_err(ManagerError::Session)?;
         self.0.describe(id, Description::Title(title.map(Arc::from))).await
     }
 

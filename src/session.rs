@@ -79,6 +79,7 @@ use std::{
 pub use builder::SessionBuilder;
 use command::{Command, PendingResponse, Reply, RunStart, Stop, Wait};
 pub use error::SessionError;
+pub(crate) use error::check_title;
 pub use event::{SavedPart, SessionEvent, StoreReport};
 pub use perform::{SessionAnswer, SessionCommand};
 pub use regenerate::Regenerate;
@@ -311,8 +312,9 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// [`SessionError::Ended`].
+    /// [`SessionError::Ended`], or [`SessionError::LongTitle`] if the title has more than 1,024 bytes.
     pub async fn set_title(&self, title: Option<&str>) -> Result<(), SessionError> {
+        check_title(title)?;
         let title = title.map(Arc::from);
         self.call(|reply| Command::SetTitle(title, reply)).await
     }
@@ -383,8 +385,9 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// [`SessionError::Ended`].
+    /// [`SessionError::Ended`], or [`SessionError::LongTitle`] if the title has more than 1,024 bytes.
     pub async fn suggest_title(&self, title: &str) -> Result<bool, SessionError> {
+        check_title(Some(title))?;
         let title = Arc::from(title);
         self.call(|reply| Command::SuggestTitle(title, reply)).await
     }

@@ -10,7 +10,7 @@ use std::{
 use tokio::sync::{mpsc, oneshot};
 
 use super::{
-    Guard, Session, SessionError, Watcher, WeakSession,
+    Guard, Session, SessionError, Watcher, WeakSession, check_title,
     core::{Core, saved},
     task::{DELIVERIES, Deliveries, LastWords, SessionShared, Setup, Task, writing::contained},
     tenure::{Keeper, Tenure},
@@ -341,6 +341,7 @@ impl SessionBuilder {
 
     async fn start_new(mut self, id: ConversationId) -> Result<(Starting, ConversationId), SessionError> {
         self.ensure_no_history()?;
+        check_title(self.title.as_deref())?;
         let (title, labels) = (self.title.take(), std::mem::take(&mut self.labels));
         let keeps_usage = self.store.keeps_usage();
         let core = |config, seen| Core::new(title, labels, keeps_usage, config, seen);

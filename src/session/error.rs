@@ -62,6 +62,14 @@ pub enum SessionError {
          import it into the store first"
     )]
     InitialHistory,
+    /// The title is too long.
+    #[error("the title has {length} bytes, but at most {limit} are allowed; use a shorter title")]
+    LongTitle {
+        /// The length of the title in bytes.
+        length: usize,
+        /// The greatest allowed length.
+        limit: usize,
+    },
     /// Too many changes are unsaved, so no new prompt is accepted.
     #[error("the store is behind: more than {limit} bytes are unsaved; prompt again when it has caught up")]
     StoreBehind {
@@ -90,6 +98,17 @@ pub enum SessionError {
     /// The stored nodes do not form a tree.
     #[error("the stored conversation is not a valid tree: {0}")]
     Tree(TreeError),
+}
+
+/// The greatest length of a title in bytes.
+const MAX_TITLE: usize = 1024;
+
+/// Checks the length of a title. Lists repeat titles, and search indexes have limits.
+pub(crate) fn check_title(title: Option<&str>) -> Result<(), SessionError> {
+    match title.map_or(0, str::len) {
+        length if length > MAX_TITLE => Err(SessionError::LongTitle { length, limit: MAX_TITLE }),
+        _ => Ok(()),
+    }
 }
 
 impl SessionError {

@@ -98,8 +98,8 @@ impl Labels {
             }
         }
         let count = labels.keys().filter(|name| !name.starts_with("omni.")).count();
-        if count > Self::MOST {
-            return Err(LabelError::TooMany { count });
+        if count > Self::MOST || labels.len() - count > Self::MOST {
+            return Err(LabelError::TooMany { count: labels.len() });
         }
         Ok(Self((!labels.is_empty()).then(|| Arc::new(labels))))
     }

@@ -390,6 +390,12 @@ impl RunEnd {
         Some(Self { outcome, turn: response.turn, unanswered, staged })
     }
 
+    /// Returns the approximate size in bytes.
+    pub(crate) fn weight(&self) -> usize {
+        self.unanswered.iter().map(|message| message.weight()).sum::<usize>()
+            + self.staged.iter().map(|prompt| prompt.weight()).sum::<usize>()
+    }
+
     /// Returns whether every prompt of the run got an answer.
     pub fn is_complete(&self) -> bool {
         matches!(self.outcome, RunOutcome::Stopped { .. }) && self.staged.is_empty()

@@ -5,7 +5,8 @@ use std::time::Duration;
 use omni_agent::{
     agent::{Prompt, RunOutcome},
     message::{RequestEnd, Usage},
-    session::Session,
+    provider::{ErrorKind, ProviderError},
+    session::{Session, SessionError},
     store::{Filter, Labels, MemoryStore, Page, Store},
     testing::{Gate, Step},
 };
@@ -160,4 +161,33 @@ async fn sqlite_keeps_labels_ledger_and_last_run_over_a_restart() {
     for ending in ["", "-wal", "-shm"] {
         let _ = std::fs::remove_file(format!("{}{ending}", file.display()));
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn title_beyond_the_limit_is_refused_and_changes_nothing() {
+    let long = "x".repeat(1025);
+    let builder = || Session::builder(MemoryStore::new()).agent(scripted([]));
+    let refused = builder().title(long.as_str()).create().await.unwrap_err();
+    assert!(matches!(refused, SessionError::LongTitle { length: 1025, limit: 1024 }), "{refused:?}");
+    let session = builder().title("Short").create().await.unwrap();
+    assert!(matches!(session.set_title(Some(&long)).await, Err(SessionError::LongTitle { .. })));
+    assert!(matches!(session.suggest_title(&long).await, Err(SessionError::LongTitle { .. })));
+    assert_eq!(session.title().await.unwrap().as_deref(), Some("Short"));
+    session.set_title(Some(&long[1..])).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn ledger_contains_a_cost_without_tokens() {
+    let store = MemoryStore::new();
+    let cost = Step::new()
+        .usage(Usage::default().with_cost(0.25))
+        .then_text(["Half"])
+        .fail(ProviderError::new(ErrorKind::InvalidRequest, "no"));
+    let session = Session::builder(store.clone()).agent(scripted([cost])).create().await.unwrap();
+    assert!(session.ask("Q1").await.is_err());
+    answered(session.flush(Duration::from_secs(10))).await.unwrap();
+    let rows = store.usage(session.id(), Page::default()).await.unwrap();
+    assert_eq!(rows.iter().map(|row| row.usage.cost).collect::<Vec<_>>(), [Some(0.25)]);
+    let used = session.snapshot().await.unwrap().used;
+    assert_eq!(store.load(session.id()).await.unwrap().used.usage, used);
 }

@@ -138,6 +138,7 @@ struct Inner {
     /// The largest number of writes that were in progress at the same time.
     most: AtomicUsize,
     fails_loads: AtomicBool,
+    keeps_usage: AtomicBool,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -161,6 +162,7 @@ impl ScriptedStore {
             open: Arc::default(),
             most: AtomicUsize::new(0),
             fails_loads: AtomicBool::new(false),
+            keeps_usage: AtomicBool::new(false),
         }))
     }
 
@@ -176,6 +178,11 @@ impl ScriptedStore {
     /// Makes loads fail from now on, or makes them work again.
     pub(crate) fn fail_loads(&self, fails: bool) {
         self.0.fails_loads.store(fails, Ordering::Relaxed);
+    }
+
+    /// Makes sessions that start from now on send the rows of the usage ledger.
+    pub(crate) fn keep_usage(&self) {
+        self.0.keeps_usage.store(true, Ordering::Relaxed);
     }
 
     /// The underlying store, which always works.
@@ -304,6 +311,10 @@ impl Store for ScriptedStore {
     ) -> Result<Version, StoreError> {
         let what = Wrote::State(*write, change.clone());
         self.perform(id, what, self.0.store.save_state(id, write, change)).await
+    }
+
+    fn keeps_usage(&self) -> bool {
+        self.0.keeps_usage.load(Ordering::Relaxed)
     }
 
     async fn load(&self, id: &ConversationId) -> Result<Stored, StoreError> {

@@ -5,13 +5,15 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use omni_agent::{
+    agent::Agent,
+    message::Usage,
     session::{Session, SessionError, StoreReport},
     store::{
         Commit, ConversationId, MemoryStore, Page, StateChange, Store, StoreError, Stored, StoredState,
         Summary, Version, Write, WriteId,
     },
     subscription::EndReason,
-    testing::Gate,
+    testing::{Gate, ScriptedProvider, Step},
 };
 
 use crate::support::{
@@ -282,4 +284,30 @@ async fn unstorable_turn_after_a_move_between_branches_keeps_the_chosen_branch()
     let session = load().await.unwrap();
     session.navigate(node(1)).await.unwrap();
     assert_eq!(session.tree().await.unwrap().head(), Some(node(2)));
+}
+
+/// The state is written alone after the ledger's rows, and its refusal ends the session. The writes do not repeat.
+#[tokio::test(start_paused = true)]
+async fn unstorable_state_with_rows_of_the_ledger_ends_the_session() {
+    let store = ScriptedStore::over(picky(100), []);
+    store.keep_usage();
+    let usage = Usage::default().with_input(5);
+    let provider = ScriptedProvider::from_fn(move |_| Step::new().then_text(["Hello"]).usage(usage).stop());
+    let agent = Agent::builder().model(provider.model());
+    let session = created(&store, "talk", agent).await;
+    let gate = Gate::new();
+    let acts = gate.clone();
+    let mut first = true;
+    store.otherwise(move || if std::mem::take(&mut first) { Act::Wait(acts.clone()) } else { Act::Work });
+    session.ask("Zero").await.unwrap();
+    gate.reached().await;
+    session.ask("One").await.unwrap();
+    configure(&session, |config| config.system = Some("poison".into())).await;
+    session.tree().await.unwrap();
+    gate.open();
+    let end = tokio::time::timeout(secs(60), session.ended()).await.expect("the writes repeat");
+    assert_eq!(end.reason, EndReason::Unstorable);
+    let stored = store.beneath().load(session.id()).await.unwrap();
+    assert_eq!((stored.nodes.len(), stored.used.requests), (4, 2));
+    assert!(store.tried().len() < 10, "{} writes", store.tried().len());
 }

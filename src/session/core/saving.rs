@@ -283,9 +283,15 @@ impl Core {
             let mut commit = Commit::new(self.stable().head());
             commit.usage = self.keeps_usage.then(Vec::new);
             record.join(&mut commit);
-            let commit = if self.saver.state_is_due { commit.with_state(state()) } else { commit };
+            let (saver, tree) = (&self.saver, self.stable().clone());
+            if saver.state_is_due && saver.at_most < usize::MAX {
+                // The store has rejected a write with the state, so the state follows in a write of its own.
+                let job = Job::Commit(write(version), commit);
+                return Some(Attempt { kept: None, ..attempt(job, tree, 0, saver.safe) });
+            }
+            let commit = if saver.state_is_due { commit.with_state(state()) } else { commit };
             let job = Job::Commit(write(version), commit);
-            return Some(attempt(job, self.stable().clone(), 0, self.saver.wanted));
+            return Some(attempt(job, tree, 0, saver.wanted));
         }
         let saver = &self.saver;
         if !saver.state_is_due {
@@ -384,7 +390,7 @@ impl Core {
     }
 
     fn update_behind(&mut self, env: &Env<'_>, effects: &mut Effects) {
-        let behind = self.saver.unsaved > env.unsaved_limit;
+        let behind = self.saver.unsaved.saturating_add(self.record_weight()) > env.unsaved_limit;
         if behind != self.saver.was_behind {
             self.saver.was_behind = behind;
             effects.push(Effect::Behind(behind));

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::Job;
 use crate::{
     agent::{Event, Response, RunEnd, TurnOutcome},
     message::{RequestEnd, Usage, UsageRow},
@@ -68,6 +69,15 @@ impl Record {
             }
         }
         self
+    }
+
+    /// Returns the approximate size in bytes.
+    pub(super) fn weight(&self) -> usize {
+        let end = match &self.end {
+            LastRun::Ended(end) => Some(end),
+            LastRun::Keep | LastRun::Complete => None,
+        };
+        weight(self.rows.len(), end)
     }
 
     pub(super) fn has_end(&self) -> bool {
@@ -157,6 +167,18 @@ impl Core {
         }
     }
 
+    /// Returns the size of the usage and the end of a run that are not in the store, in bytes.
+    pub(in crate::session::core) fn record_weight(&self) -> usize {
+        let in_flight = match self.saver.attempt.as_ref().map(|attempt| &*attempt.job) {
+            Some(Job::Commit(_, commit)) => {
+                let end = commit.turn.as_deref().map(|TurnChange::End(end)| end);
+                weight(commit.usage.as_ref().map_or(0, Vec::len), end)
+            }
+            _ => 0,
+        };
+        in_flight + self.saver.record.as_ref().map_or(0, |record| record.weight())
+    }
+
     fn record(&mut self, record: Record) {
         if !record.is_empty() {
             self.saver.wanted += 1;
@@ -172,6 +194,11 @@ impl Core {
     pub(in crate::session) fn used(&self) -> Usage {
         self.used.as_deref().copied().unwrap_or_default()
     }
+}
+
+/// Returns the approximate size of this number of rows and of the end of a run, in bytes.
+fn weight(rows: usize, end: Option<&RunEnd>) -> usize {
+    rows.saturating_mul(size_of::<UsageRow>()) + end.map_or(0, RunEnd::weight)
 }
 
 fn is_zero(usage: Usage) -> bool {
@@ -195,9 +222,11 @@ fn rest(all: Usage, counted: Usage) -> Option<Usage> {
         .with_cache_write(all.cache_write.saturating_sub(counted.cache_write))
         .with_output(all.output.saturating_sub(counted.output))
         .with_reasoning(all.reasoning.saturating_sub(counted.reasoning));
-    if rest.total() == 0 {
+    let cost = all.cost.map(|cost| (cost - counted.cost.unwrap_or(0.0)).max(0.0));
+    // The difference of two sums of fractions is rarely exactly zero.
+    if rest.total() == 0 && cost.is_none_or(|cost| cost < 1e-9) {
         return None;
     }
-    rest.cost = all.cost.map(|cost| (cost - counted.cost.unwrap_or(0.0)).max(0.0));
+    rest.cost = cost;
     Some(rest)
 }

@@ -17,7 +17,7 @@ use crate::{
         core::{Core, Job},
     },
     store::{Commit, Labels, StateChange, StoreError, Stored, Version, WriteId},
-    tree::{Node, NodeId, Tree},
+    tree::{Erased, Node, NodeId, Tree},
 };
 
 #[expect(clippy::struct_excessive_bools, reason = "the flags are independent of each other")]
@@ -170,6 +170,15 @@ impl Ledger {
                 let changes = tree != acked_tree || books != acked_books || commit.turn.is_some();
                 ensure!(changes, "{commit:?} changes nothing");
                 let due = state != acked_state || self.replaced;
+                if due && self.divided && commit.state.is_none() {
+                    // While a commit is divided, the state follows in a write of its own.
+                    let mut next = acked.clone();
+                    with(&mut next, job);
+                    let (next_tree, _, next_books) = content(&next)?;
+                    let is_rest = next_tree == *tree && next_books == *books;
+                    ensure!(is_rest, "{commit:?} is not all that has to be stored before the state");
+                    return Ok(());
+                }
                 ensure!(commit.state.is_some() == due, "state in a commit: {:?}, due: {due}", commit.state);
             }
             Job::State(write, change) => {
@@ -254,7 +263,11 @@ impl Ledger {
             return Ok(false);
         };
         let writes = stored.version.get().saturating_sub(acked.version.get());
-        Ok(!self.lost && (1..=256).contains(&writes) && same_but_title(&content(stored)?, known))
+        let (Some(found), Some(known)) = (self.with_erasure(&content(stored)?), self.with_erasure(known))
+        else {
+            return Ok(false);
+        };
+        Ok(!self.lost && (1..=256).contains(&writes) && same_but_title(&found, &known))
     }
 
     /// Returns the usage ledger that the session knows to be stored.
@@ -264,9 +277,25 @@ impl Ledger {
 
     /// Returns whether the store still has nodes that were erased.
     pub(super) fn owes_erasure(&self) -> bool {
+        !self.owed().is_empty()
+    }
+
+    /// Returns the nodes that were erased and that the store still has.
+    fn owed(&self) -> Vec<NodeId> {
         let (tree, ..) = self.now();
-        let stored = self.acked_content.iter().flat_map(|(stored, ..)| stored.nodes());
-        stored.into_iter().any(|node| tree.node(node.id()).is_none())
+        let stored = self.acked_content.iter().flat_map(|(stored, ..)| stored.nodes().map(Node::id));
+        stored.filter(|id| tree.node(*id).is_none()).collect()
+    }
+
+    /// Returns the content without the nodes that were erased and that the store still has. An erasure decides the
+    /// head, so the head is removed, too. Returns `None` if the content has no such nodes.
+    fn with_erasure(&self, content: &Content) -> Option<Content> {
+        let (mut content, nodes) = (content.clone(), self.owed());
+        if !nodes.is_empty() {
+            let next = content.0.next_id();
+            content.0.apply_erased(&Erased { nodes, head: None, next }).ok()?;
+        }
+        Some(content)
     }
 
     /// Returns the labels that the session knows to be stored.
@@ -446,7 +475,9 @@ impl Ledger {
         ensure!(core.unsaved() == missing, "unsaved are {:?}, not {missing:?}", core.unsaved());
         let unsaved = nodes().filter(|node| !is_acked(node));
         let bytes: usize = unsaved.map(|node| 128 + node.message().weight()).sum();
-        ensure!((bytes > limit) == self.behind, "{bytes} bytes of {limit}, behind is {}", self.behind);
+        let bytes = bytes + core.record_weight();
+        let is_right = self.lost || (bytes > limit) == self.behind;
+        ensure!(is_right, "{bytes} bytes of {limit}, behind is {}", self.behind);
         if !vault.is_foreign {
             let stored = vault.stored.as_ref().map_or(&[][..], |stored| &stored.nodes);
             let there = nodes().filter(is_acked).all(|node| stored.contains(node));

@@ -186,14 +186,20 @@ fn apply(
 
 /// Removes nodes, and the cursors from and to them.
 fn remove_nodes(transaction: &Transaction<'_>, key: i64, erased: &Erased) -> Result<(), Fault> {
-    for node in erased.nodes.iter().map(|node| number(*node)) {
-        transaction
-            .prepare_cached("DELETE FROM nodes WHERE conversation = ? AND id = ?")?
-            .execute([key, node])?;
-        transaction
-            .prepare_cached("DELETE FROM cursors WHERE conversation = ?1 AND (node = ?2 OR child = ?2)")?
-            .execute([key, node])?;
-    }
+    // One statement for all nodes: `nodes` has no index on the id, so each statement reads the whole conversation.
+    let ids: Vec<i64> = erased.nodes.iter().map(|node| number(*node)).collect();
+    let ids = serde_json::Value::from(ids).to_string();
+    transaction
+        .prepare_cached(
+            "DELETE FROM nodes WHERE conversation = ?1 AND id IN (SELECT value FROM json_each(?2))",
+        )?
+        .execute(params![key, ids])?;
+    transaction
+        .prepare_cached(
+            "DELETE FROM cursors WHERE conversation = ?1 AND (node IN (SELECT value FROM json_each(?2))
+                 OR child IN (SELECT value FROM json_each(?2)))",
+        )?
+        .execute(params![key, ids])?;
     // The end of the last run may contain an erased message.
     transaction.prepare_cached("DELETE FROM runs WHERE conversation = ?")?.execute([key])?;
     transaction

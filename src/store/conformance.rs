@@ -100,6 +100,7 @@ checks! {
         commit_without_an_update_keeps_the_time;
     searches: search_finds_words_in_titles_and_texts, search_after_a_removal_finds_nothing, invalid_queries_are_rejected;
     usage: usage_rows_are_returned_newest_first, commit_without_usage_rows_adds_a_row_per_node_with_usage,
+           usage_of_any_size_is_added_up_and_deleted,
         used_adds_up_the_matching_rows_by_model, last_run_is_returned_until_the_next_turn;
     erasure: erase_removes_nodes_and_their_cursors, erase_of_everything_leaves_an_empty_conversation;
     damage: torn_write_is_dropped_completely, damage_is_reported_with_its_place;

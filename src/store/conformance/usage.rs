@@ -145,3 +145,38 @@ pub(super) async fn last_run_is_returned_until_the_next_turn(subject: &dyn Store
     assert_eq!(store.load(&id).await.expect("loading succeeds").last_run, Some(stopped), "moves keep it");
     CheckOutcome::Made
 }
+
+pub(super) async fn usage_of_any_size_is_added_up_and_deleted(subject: &dyn StoreUnderTest) -> CheckOutcome {
+    let Some(store) = keeping(subject) else { return CheckOutcome::Skipped };
+    let id = conversation("a");
+    let version = created(&*store, &id).await;
+    let rows = (0..2000).map(|number| {
+        let cost = if number < 1000 { f64::MAX } else { f64::MIN };
+        let usage = Usage {
+            input: u64::MAX,
+            cache_read: u64::MAX,
+            cache_write: u64::MAX,
+            output: u64::MAX,
+            reasoning: u64::MAX,
+            cost: Some(cost),
+        };
+        UsageRow { usage, ..row(0, Some("a"), at(1)) }
+    });
+    let commit = turn(1, 2).with_usage(rows.collect::<Vec<_>>());
+    committed(&*store, &id, version, &commit).await;
+    let store = subject.another().await;
+    let used = store.load(&id).await.expect("the conversation can be loaded").used;
+    assert_eq!(used.requests, 2000);
+    assert!(used.usage.input > 1 << 40 && used.usage.cost.is_none_or(f64::is_finite), "{used:?}");
+    let requests = async || used_of(&*store).await.expect("the usage can be added up");
+    assert_eq!(requests().await, 2000);
+    store.delete(&id).await.expect("the conversation can be deleted");
+    assert_eq!(requests().await, 2000, "the sums of a deleted conversation are kept");
+    CheckOutcome::Made
+}
+
+/// Returns the number of requests of all conversations.
+async fn used_of(store: &dyn Store) -> Result<u64, crate::store::StoreError> {
+    let sums = store.used(&Filter::default(), at(0)..at(100)).await?;
+    Ok(sums.iter().map(|sum| sum.requests).sum())
+}

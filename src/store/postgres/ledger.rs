@@ -12,7 +12,7 @@ use crate::{
     store::{
         ConversationId, Filter, Page, StoreError, json,
         ledger::Sums,
-        rows::{Origin, count, tokens},
+        rows::{Origin, cost, count, tokens},
     },
 };
 
@@ -50,7 +50,7 @@ pub(super) fn encode(rows: &[UsageRow]) -> String {
         cache_write: tokens(row.usage.cache_write),
         output: tokens(row.usage.output),
         reasoning: tokens(row.usage.reasoning),
-        cost: row.usage.cost,
+        cost: cost(row.usage.cost),
         ending: row.end.as_str(),
     });
     serde_json::to_string(&encoded.collect::<Vec<_>>()).unwrap_or_default()

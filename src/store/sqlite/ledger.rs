@@ -15,7 +15,7 @@ use crate::{
     store::{
         ConversationId, Filter, Page,
         ledger::Sums,
-        rows::{Origin, count, tokens},
+        rows::{Origin, cost, count, tokens},
     },
 };
 
@@ -49,7 +49,7 @@ pub(super) fn insert(
                 tokens(usage.cache_write),
                 tokens(usage.output),
                 tokens(usage.reasoning),
-                usage.cost,
+                cost(usage.cost),
                 row.end.as_str(),
             ])?;
     }

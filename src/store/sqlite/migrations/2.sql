@@ -39,11 +39,11 @@ CREATE TABLE usage (
 INSERT INTO usage
 SELECT conversation, version, place, 'answer', NULL, NULL, NULL,
     coalesce(CAST(message ->> '$.timestamp' AS INTEGER), 0), NULL,
-    coalesce(min(CAST(usage ->> '$.input' AS INTEGER), 1 << 53), 0),
-    coalesce(min(CAST(usage ->> '$.cache_read' AS INTEGER), 1 << 53), 0),
-    coalesce(min(CAST(usage ->> '$.cache_write' AS INTEGER), 1 << 53), 0),
-    coalesce(min(CAST(usage ->> '$.output' AS INTEGER), 1 << 53), 0),
-    coalesce(min(CAST(usage ->> '$.reasoning' AS INTEGER), 1 << 53), 0),
+    coalesce(min(CAST(usage ->> '$.input' AS INTEGER), 1 << 40), 0),
+    coalesce(min(CAST(usage ->> '$.cache_read' AS INTEGER), 1 << 40), 0),
+    coalesce(min(CAST(usage ->> '$.cache_write' AS INTEGER), 1 << 40), 0),
+    coalesce(min(CAST(usage ->> '$.output' AS INTEGER), 1 << 40), 0),
+    coalesce(min(CAST(usage ->> '$.reasoning' AS INTEGER), 1 << 40), 0),
     CAST(usage ->> '$.cost' AS REAL), 'answered'
 FROM nodes WHERE json_valid(usage) AND json_valid(message);
 

@@ -133,6 +133,8 @@ pub mod testing;
 mod text;
 pub mod tool;
 pub mod tree;
+#[cfg(feature = "web")]
+pub mod web;
 
 #[doc(no_inline)]
 pub use agent::{Agent, AgentBuilder, AgentCallbacks, AgentError, Event, Prompt, Response, Status};

@@ -460,6 +460,22 @@ impl Manager {
         self.0.registry().get(id)
     }
 
+    /// Returns the labels of a conversation, whether it is open or not.
+    #[cfg(feature = "web")]
+    pub(crate) async fn labels_of(&self, id: &ConversationId) -> Result<Labels, ManagerError> {
+        let open = self.0.registry().open_session(id);
+        match open {
+            Some(open) => Ok(open.labels),
+            None => Ok(self.0.store.summary(id).await?.labels),
+        }
+    }
+
+    /// Returns the store, for reads that need no session.
+    #[cfg(feature = "web")]
+    pub(crate) fn store(&self) -> &dyn Store {
+        &*self.0.store
+    }
+
     /// Returns conversations from the store, with the most recently written first. Each entry states whether the
     /// conversation is open.
     ///

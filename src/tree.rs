@@ -170,6 +170,20 @@ impl Tree {
         self.nodes.get(self.ids.index(id, self.len())?)
     }
 
+    /// Returns the same tree with some messages replaced. `replacement` returns `None` for a message that stays. O(n).
+    #[cfg(feature = "web")]
+    pub(crate) fn with_messages(&self, replacement: impl Fn(&Message) -> Option<Message>) -> Self {
+        let mut tree = self.clone();
+        let nodes = self.nodes().map(|node| match replacement(node.message()) {
+            Some(message) => node.with_message(message),
+            None => node.clone(),
+        });
+        tree.nodes = nodes.collect();
+        let path = self.head().and_then(|head| tree.path_to(head)).unwrap_or_default();
+        tree.history = path.into_iter().map(|node| Arc::clone(node.message())).collect();
+        tree
+    }
+
     /// Returns the node whose message has this id. If there are several, the oldest is returned. O(n).
     ///
     /// ```

@@ -26,6 +26,7 @@ const LAYERS: &[&str] = &[
     "store",
     "session",
     "manager",
+    "web",
 ];
 
 /// Modules outside the layers: they may use all layers, and no layer uses them.

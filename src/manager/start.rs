@@ -77,6 +77,13 @@ impl OpenOptions {
         self
     }
 
+    /// Adds labels of a new conversation.
+    #[cfg(feature = "web")]
+    pub(crate) fn add_labels(mut self, more: &Labels) -> Result<Self, crate::store::LabelError> {
+        self.labels = Labels::new(self.labels.iter().chain(more.iter()))?;
+        Ok(self)
+    }
+
     /// Sets the tenant of the session. All sessions of a tenant share its [limit of
     /// requests](super::ManagerBuilder::max_turns_per_tenant), if the manager has such a limit.
     pub fn tenant(mut self, tenant: impl Into<Arc<str>>) -> Self {

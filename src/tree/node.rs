@@ -91,6 +91,12 @@ impl Node {
         self
     }
 
+    /// Returns the same node with another message.
+    #[cfg(feature = "web")]
+    pub(crate) fn with_message(&self, message: Message) -> Self {
+        Self { message: Arc::new(message), ..self.clone() }
+    }
+
     /// Returns the node's id.
     pub const fn id(&self) -> NodeId {
         self.id

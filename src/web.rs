@@ -1,0 +1,273 @@
+//! A manager behind HTTP: JSON routes, a stream of server-sent events, and an access hook that every route passes.
+//!
+//! [`Web::builder`] takes a [`Manager`], an implementation of [`Access`] and one of [`Agents`]. [`Web::router`] returns
+//! an [`axum::Router`], which an application nests into its own router, behind its own middleware:
+//!
+//! ```
+//! # #[cfg(feature = "test-util")]
+//! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+//! use axum::http::request::Parts;
+//! use omni_agent::agent::Agent;
+//! use omni_agent::manager::{Manager, OpenOptions};
+//! use omni_agent::store::{Labels, MemoryStore};
+//! use omni_agent::web::{Access, Challenge, Principal, Problem, StartRequest, Web};
+//! # use omni_agent::testing::ScriptedProvider;
+//!
+//! /// Everybody is the same user. A real application reads a session cookie or a token.
+//! struct OneUser;
+//!
+//! #[omni_agent::async_trait]
+//! impl Access for OneUser {
+//!     async fn principal(&self, _: &Parts) -> Result<Principal, Challenge> {
+//!         let labels = Labels::new([("user", "me")]).map_err(|_| Challenge::bearer())?;
+//!         Principal::new("me", labels).map_err(|_| Challenge::bearer())
+//!     }
+//! }
+//!
+//! # let model = ScriptedProvider::new([]).model();
+//! let manager = Manager::builder(MemoryStore::new()).build();
+//! let agents = move |_: &Principal, _: &StartRequest| {
+//!     Ok::<_, Problem>(OpenOptions::new(Agent::builder().model(model.clone())))
+//! };
+//! let web = Web::builder(manager, OneUser, agents).build();
+//! let app: axum::Router = axum::Router::new().nest("/agent", web.router());
+//! # let _ = app;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! # })?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Routes
+//!
+//! The paths are relative to the place where the router is nested. `C` is `/conversations/{id}`. Bodies and answers are
+//! JSON; errors are [`Problem`]s.
+//!
+//! | route | purpose |
+//! | --- | --- |
+//! | `GET /conversations?limit=&after=` | the principal's conversations, most recently written first |
+//! | `POST /conversations` | creates a conversation; the body has an optional `title` and `model` |
+//! | `GET /search?q=&limit=&offset=` | a full-text search, if the store supports it |
+//! | `GET /usage?from=&to=` | the usage of all conversations of the principal, by model |
+//! | `GET C` | the [snapshot](crate::session::SessionSnapshot) |
+//! | `PATCH C`, `DELETE C` | changes `title` or `model`; deletes the conversation |
+//! | `POST C/commands` | runs a [`SessionCommand`](crate::session::SessionCommand) |
+//! | `POST C/decisions` | decides on a tool use |
+//! | `GET C/usage?limit=&after=` | the usage ledger, newest first |
+//! | `GET C/files/{message}/{block}` | the bytes of an attachment |
+//! | `GET C/events` | a stream of the conversation's updates |
+//! | `GET /events?list=&watch=` | a stream of the list and of up to eight conversations |
+//!
+//! # Streams
+//!
+//! A stream sends an event `conversation` with `{conversation, update}` for each update, beginning with a `resync` that
+//! contains a snapshot. The `id` of an event names the positions of all conversations of the stream. A client that sends
+//! it back as `last-event-id` gets the events that it has missed, or a new `resync`. Deltas of texts, thinking and tool
+//! inputs have no `id`, so they may come again. A client skips every update whose id it has applied already. The event
+//! `list` has `{update}` of the list, which always begins with a `resync`. The event `refused` has `{conversation,
+//! problem}` if a conversation cannot be opened or is no longer permitted. The event `ending` announces the end of the
+//! stream. Leaving a stream never stops a run.
+//!
+//! # Security
+//!
+//! - Requests of other sites are refused: see [`WebBuilder::allow_origins`]. A body must have the content type
+//!   `application/json`, which an HTML form cannot send. The crate sets no cookie.
+//! - A client chooses the content of prompts and one of the [permitted models](WebBuilder::models). It cannot set
+//!   options, limits, the system prompt or tools.
+//! - The [`View`] removes the system prompt, schemas, signatures and data of providers from everything that is sent.
+//! - Rate limits are the task of the application's middleware.
+
+mod access;
+mod ag_ui;
+mod feed;
+mod gate;
+mod guard;
+mod problem;
+mod requests;
+mod routes;
+mod streams;
+mod ui_messages;
+mod view;
+
+pub use access::{Access, Action, Agents, Challenge, InvalidPrincipal, Principal, StartRequest};
+pub use problem::Problem;
+pub use view::View;
+
+use std::{collections::HashSet, sync::Arc, time::Duration};
+
+use axum::{Router, http::Method};
+use tokio_util::sync::CancellationToken;
+
+use crate::{manager::Manager, setters::setters};
+use access::Hooks;
+use streams::Streams;
+
+/// A manager behind HTTP. Cheap to clone.
+///
+/// See the [module documentation](self) for the routes and an example.
+#[derive(Clone, Debug)]
+pub struct Web(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    manager: Manager,
+    hooks: Hooks,
+    view: View,
+    limits: WebLimits,
+    models: Vec<String>,
+    origins: HashSet<String>,
+    hosts: Option<HashSet<String>>,
+    reveals_owner: bool,
+    draining: CancellationToken,
+    streams: Arc<Streams>,
+}
+
+/// Settings of a [`Web`].
+#[derive(Debug)]
+#[must_use = "a builder does nothing before `build` is called"]
+pub struct WebBuilder(Inner);
+
+/// The limits of a [`Web`].
+///
+/// ```
+/// use omni_agent::web::WebLimits;
+///
+/// let limits = WebLimits::default().with_streams_per_principal(4);
+/// assert_eq!(limits.streams_per_principal, 4);
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct WebLimits {
+    /// The maximum size of a command's body in bytes: 8 MiB by default.
+    pub command_body: usize,
+    /// The maximum size of all other bodies in bytes: 64 KiB by default.
+    pub body: usize,
+    /// The maximum number of streams of one principal: 16 by default.
+    pub streams_per_principal: usize,
+    /// The maximum number of streams in all: 10,000 by default.
+    pub streams: usize,
+    /// The maximum number of entries on a page: 200 by default. A request without `limit` gets 50.
+    pub page: usize,
+    /// The maximum time to wait for a place among the open sessions: 30 seconds by default.
+    pub room_timeout: Duration,
+    /// The time after which a stream ends, so that the client's access is checked again: 15 minutes by default. The
+    /// time of each stream differs by up to 10 % from this value.
+    pub stream_lifetime: Duration,
+    /// The silence after which a stream sends a comment: 15 seconds by default.
+    pub keep_alive: Duration,
+}
+
+setters! {
+    WebLimits: with_command_body(command_body: usize), with_body(body: usize),
+    with_streams_per_principal(streams_per_principal: usize), with_streams(streams: usize), with_page(page: usize),
+    with_room_timeout(room_timeout: Duration), with_stream_lifetime(stream_lifetime: Duration),
+    with_keep_alive(keep_alive: Duration)
+}
+
+impl Default for WebLimits {
+    fn default() -> Self {
+        Self {
+            command_body: 8 << 20,
+            body: 64 << 10,
+            streams_per_principal: 16,
+            streams: 10_000,
+            page: 200,
+            room_timeout: Duration::from_secs(30),
+            stream_lifetime: Duration::from_mins(15),
+            keep_alive: Duration::from_secs(15),
+        }
+    }
+}
+
+impl Web {
+    /// Returns a builder for a router over this manager. `access` decides who may do what, and `agents` builds the agent
+    /// of each conversation.
+    pub fn builder(manager: Manager, access: impl Access, agents: impl Agents) -> WebBuilder {
+        WebBuilder(Inner {
+            manager,
+            hooks: Hooks { access: Box::new(access), agents: Box::new(agents) },
+            view: View::chat(),
+            limits: WebLimits::default(),
+            models: Vec::new(),
+            origins: HashSet::new(),
+            hosts: None,
+            reveals_owner: false,
+            draining: CancellationToken::new(),
+            streams: Arc::default(),
+        })
+    }
+
+    /// Returns the router with the native routes.
+    pub fn router(&self) -> Router {
+        routes::router(self)
+    }
+
+    /// Returns the methods and paths of the native routes, for documents, metrics and tests.
+    ///
+    /// ```
+    /// use omni_agent::web::Web;
+    ///
+    /// assert!(Web::routes().any(|(method, path)| method == "GET" && path == "/conversations/{id}"));
+    /// ```
+    pub fn routes() -> impl Iterator<Item = (Method, &'static str)> {
+        routes::all().into_iter().map(|route| (route.method, route.path))
+    }
+
+    /// Ends all streams with an `ending` event. From now on, new streams and prompts are refused with the status 503.
+    ///
+    /// Call it before [`Manager::shutdown`], and stop the HTTP server last. Without this call, a graceful shutdown of the
+    /// HTTP server waits for streams that do not end.
+    pub fn drain(&self) {
+        self.0.draining.cancel();
+    }
+
+    fn is_draining(&self) -> bool {
+        self.0.draining.is_cancelled()
+    }
+}
+
+impl WebBuilder {
+    /// Sets the names of the models that a client may choose. By default, a client cannot choose a model.
+    pub fn models<N: Into<String>>(mut self, models: impl IntoIterator<Item = N>) -> Self {
+        self.0.models = models.into_iter().map(Into::into).collect();
+        self
+    }
+
+    /// Sets which parts of events and snapshots a client sees. The default is [`View::chat`].
+    pub fn view(mut self, view: View) -> Self {
+        self.0.view = view;
+        self
+    }
+
+    /// Sets the limits.
+    pub fn limits(mut self, limits: WebLimits) -> Self {
+        self.0.limits = limits;
+        self
+    }
+
+    /// Allows requests of pages on these origins, such as `https://chat.example.com`. By default, only pages of the
+    /// router's own origin may send requests, and no CORS header is sent.
+    ///
+    /// A request without the headers `origin` and `sec-fetch-site` does not come from a web page and is accepted.
+    pub fn allow_origins<N: Into<String>>(mut self, origins: impl IntoIterator<Item = N>) -> Self {
+        self.0.origins = origins.into_iter().map(Into::into).collect();
+        self
+    }
+
+    /// Accepts only requests for these hosts (the header `host`, with the port if it is not the default port). This
+    /// protects a server on loopback or in a private network against DNS rebinding. By default, all hosts are accepted.
+    pub fn hosts<N: Into<String>>(mut self, hosts: impl IntoIterator<Item = N>) -> Self {
+        self.0.hosts = Some(hosts.into_iter().map(|host| host.into().to_ascii_lowercase()).collect());
+        self
+    }
+
+    /// Shows the address of a conversation's owner to a client if the conversation is open in another process.
+    pub fn reveal_owner(mut self) -> Self {
+        self.0.reveals_owner = true;
+        self
+    }
+
+    /// Returns the router's state.
+    pub fn build(self) -> Web {
+        Web(Arc::new(self.0))
+    }
+}

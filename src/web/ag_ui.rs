@@ -1,0 +1,1 @@
+//! The streams of AG-UI. Pure.

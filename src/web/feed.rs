@@ -1,0 +1,366 @@
+//! The stream of a page: updates of the list and of several conversations, as server-sent events.
+
+use std::{collections::HashSet, sync::Arc};
+
+use axum::response::{
+    IntoResponse, Response, Sse,
+    sse::{Event as Frame, KeepAlive},
+};
+use futures_util::{
+    StreamExt,
+    stream::{self, BoxStream, SelectAll},
+};
+use serde::Serialize;
+use tokio::time::{Sleep, sleep};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::{Action, Principal, Problem, Web, gate::Call, streams::Place, view::Lens};
+use crate::{
+    agent::Event,
+    manager::{ManagerEvent, ManagerSnapshot},
+    session::{Mode, SessionEvent, SessionSnapshot, SessionSubscription},
+    store::{ConversationId, Labels},
+    subscription::{EventId, Numbered, Subscription, Update},
+};
+
+/// The last event of each conversation that a client has seen, as the `id` of an event: `ID:EVENT,ID:EVENT`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Positions(Vec<(ConversationId, EventId)>);
+
+impl Positions {
+    pub(super) fn parse(text: &str) -> Option<Self> {
+        let position = |part: &str| {
+            let (id, event) = part.rsplit_once(':')?;
+            Some((ConversationId::new(id).ok()?, event.parse().ok()?))
+        };
+        text.split(',').filter(|part| !part.is_empty()).map(position).collect::<Option<_>>().map(Self)
+    }
+
+    pub(super) fn of(&self, id: &ConversationId) -> Option<EventId> {
+        self.0.iter().find(|(known, _)| known == id).map(|(_, event)| *event)
+    }
+
+    fn set(&mut self, id: &ConversationId, event: EventId) {
+        match self.0.iter_mut().find(|(known, _)| known == id) {
+            Some((_, last)) => *last = event,
+            None => self.0.push((id.clone(), event)),
+        }
+    }
+
+    fn text(&self) -> String {
+        let parts: Vec<String> = self.0.iter().map(|(id, event)| format!("{id}:{event}")).collect();
+        parts.join(",")
+    }
+}
+
+/// A conversation of a stream.
+pub(super) struct Watch {
+    pub(super) id: ConversationId,
+    /// The subscription, if the conversation is open already. Otherwise the stream checks the access and opens it.
+    pub(super) subscription: Option<SessionSubscription>,
+}
+
+/// One item of the merged stream.
+enum Item {
+    Conversation(ConversationId, Box<Update<SessionSnapshot, SessionEvent>>),
+    Refused(ConversationId, Problem),
+    List(Box<Update<ManagerSnapshot, ManagerEvent>>),
+}
+
+/// A conversation of a stream, as the client sees it.
+struct Watched {
+    id: ConversationId,
+    lens: Lens,
+    /// Ends the subscription when it is dropped.
+    _subscription: DropGuard,
+}
+
+/// The state of a stream.
+struct Feed {
+    web: Web,
+    principal: Principal,
+    items: SelectAll<BoxStream<'static, Item>>,
+    /// The conversations of the stream. One that was refused is removed.
+    watched: Vec<Watched>,
+    positions: Positions,
+    /// The conversations of the list that the client knows.
+    shown: HashSet<ConversationId>,
+    end: std::pin::Pin<Box<Sleep>>,
+    has_ended: bool,
+    /// Frees the stream's place when the stream ends.
+    _place: Place,
+}
+
+#[derive(Serialize)]
+struct OfConversation<'a> {
+    conversation: &'a ConversationId,
+    update: &'a Update<SessionSnapshot, SessionEvent>,
+}
+
+#[derive(Serialize)]
+struct OfList<'a> {
+    update: &'a Update<ManagerSnapshot, ManagerEvent>,
+}
+
+/// Subscribes to a conversation. After a position, the subscription continues from there.
+pub(super) async fn subscribe(
+    web: &Web,
+    principal: &Principal,
+    id: &ConversationId,
+    labels: &Labels,
+    after: Option<EventId>,
+) -> Result<SessionSubscription, Problem> {
+    let may_prompt = web.0.hooks.access.permits(principal, Action::Prompt, labels);
+    let mode = if may_prompt { Mode::Controller } else { Mode::Observer };
+    let opened = web.open(principal, id, labels, Some(mode)).await?;
+    match (after, opened.subscription) {
+        (None, Some(subscription)) => Ok(subscription),
+        (None, None) => Ok(opened.session.subscribe(mode).await?),
+        (Some(after), _) => Ok(opened.session.resume_from(after, mode).await?),
+    }
+}
+
+/// Subscribes to a conversation of which only the id is known.
+async fn enter(
+    web: &Web,
+    principal: &Principal,
+    id: &ConversationId,
+    after: Option<EventId>,
+) -> Result<SessionSubscription, Problem> {
+    let labels = web.visible(principal, id).await?;
+    if !web.0.hooks.access.permits(principal, Action::Watch, &labels) {
+        return Err(Problem::not_permitted());
+    }
+    subscribe(web, principal, id, &labels, after).await
+}
+
+/// Returns the response with the stream.
+pub(super) fn respond(
+    call: &Call,
+    place: Place,
+    list: bool,
+    watches: Vec<Watch>,
+    after: &Positions,
+) -> Response {
+    let (web, principal) = (&call.web, &call.principal);
+    let mut items = SelectAll::new();
+    let mut conversations = Vec::new();
+    if list {
+        items.push(list_items(web).boxed());
+    }
+    for watch in watches {
+        let (id, ended) = (watch.id.clone(), CancellationToken::new());
+        let updates = updates(web.clone(), principal.clone(), watch, after.of(&id));
+        items.push(updates.take_until(ended.clone().cancelled_owned()).boxed());
+        conversations.push(Watched { lens: call.lens(&id), id, _subscription: ended.drop_guard() });
+    }
+    let limits = &web.0.limits;
+    let lifetime = limits.stream_lifetime.mul_f64(0.9 + 0.2 * f64::from(rand::random::<u8>()) / 255.0);
+    let feed = Feed {
+        web: web.clone(),
+        principal: principal.clone(),
+        items,
+        watched: conversations,
+        positions: Positions::default(),
+        shown: HashSet::new(),
+        end: Box::pin(sleep(lifetime)),
+        has_ended: false,
+        _place: place,
+    };
+    let frames = stream::unfold(feed, |mut feed| async move { feed.next().await.map(|frame| (frame, feed)) });
+    let keep_alive = KeepAlive::new().interval(limits.keep_alive);
+    let mut response = Sse::new(frames).keep_alive(keep_alive).into_response();
+    let headers = response.headers_mut();
+    headers.insert("cache-control", axum::http::HeaderValue::from_static("no-cache"));
+    headers.insert("x-accel-buffering", axum::http::HeaderValue::from_static("no"));
+    response
+}
+
+fn list_items(web: &Web) -> impl futures_core::Stream<Item = Item> + Send + use<> {
+    let subscription: Subscription<ManagerSnapshot, ManagerEvent> = web.0.manager.subscribe();
+    let first = subscription.snapshot().map(Arc::clone).map(Update::Resync);
+    let first = stream::iter(first.map(|update| Item::List(Box::new(update))));
+    first.chain(stream::unfold(subscription, |mut subscription| async move {
+        let update = subscription.next().await?;
+        Some((Item::List(Box::new(update)), subscription))
+    }))
+}
+
+/// Returns the updates of a conversation, which is opened first.
+fn updates(
+    web: Web,
+    principal: Principal,
+    watch: Watch,
+    after: Option<EventId>,
+) -> impl futures_core::Stream<Item = Item> + Send {
+    stream::once(async move {
+        let Watch { id, subscription } = watch;
+        let subscription = match subscription {
+            Some(subscription) => Ok(subscription),
+            None => enter(&web, &principal, &id, after).await,
+        };
+        let subscription = match subscription {
+            Ok(subscription) => subscription,
+            Err(problem) => return stream::iter([Item::Refused(id, problem)]).boxed(),
+        };
+        // A resumed subscription has no snapshot of its own. Its first update is a resync if events are missing.
+        let first = subscription.snapshot().map(Arc::clone).map(Update::Resync);
+        let first = stream::iter(first.map(|update| Item::Conversation(id.clone(), Box::new(update))));
+        let rest = stream::unfold((subscription, id), |(mut subscription, id)| async move {
+            let update = subscription.next().await?;
+            Some((Item::Conversation(id.clone(), Box::new(update)), (subscription, id)))
+        });
+        first.chain(rest).boxed()
+    })
+    .flatten()
+}
+
+impl Feed {
+    /// Returns the next frame, or `None` at the end of the stream.
+    async fn next(&mut self) -> Option<Result<Frame, axum::Error>> {
+        let draining = self.web.0.draining.clone();
+        while !self.has_ended {
+            let item = tokio::select! {
+                biased;
+                () = draining.cancelled() => None,
+                () = &mut self.end => None,
+                item = self.items.next() => item,
+            };
+            let Some(item) = item else {
+                self.has_ended = true;
+                let retry_after = if self.web.is_draining() { 5 } else { 0 };
+                let ending = serde_json::json!({ "retry_after": retry_after });
+                return Some(Frame::default().event("ending").json_data(ending));
+            };
+            let frame = match item {
+                Item::Conversation(id, update) => self.conversation(&id, *update),
+                Item::Refused(id, problem) => Some(self.refused(&id, problem)),
+                Item::List(update) => self.list(*update).await,
+            };
+            if frame.is_some() {
+                return frame;
+            }
+        }
+        None
+    }
+
+    fn conversation(
+        &mut self,
+        id: &ConversationId,
+        update: Update<SessionSnapshot, SessionEvent>,
+    ) -> Option<Result<Frame, axum::Error>> {
+        let Watched { lens, .. } = self.watched.iter_mut().find(|watched| watched.id == *id)?;
+        let mut is_delta = false;
+        match &update {
+            Update::Event(numbered) => {
+                if let SessionEvent::Labels { labels } = &*numbered.event
+                    && !self.web.0.hooks.access.permits(&self.principal, Action::Watch, labels)
+                {
+                    return Some(self.refused(id, Problem::not_found()));
+                }
+                is_delta = numbered.event.agent().is_some_and(is_a_delta);
+                self.positions.set(id, numbered.id);
+            }
+            Update::Resync(snapshot) => self.positions.set(id, snapshot.last),
+            Update::Closed(_) => {}
+        }
+        let update = lens.update(update);
+        let mut frame = Frame::default().event("conversation");
+        if !is_delta {
+            frame = frame.id(self.positions.text());
+        }
+        Some(frame.json_data(OfConversation { conversation: id, update: &update }))
+    }
+
+    /// Ends a conversation of the stream with a problem.
+    fn refused(&mut self, id: &ConversationId, problem: Problem) -> Result<Frame, axum::Error> {
+        self.watched.retain(|watched| watched.id != *id);
+        let problem = self.web.shown(problem).to_json();
+        let refused = serde_json::json!({ "conversation": id, "problem": problem });
+        Frame::default().event("refused").json_data(refused)
+    }
+
+    /// Returns the frame of an update of the list, without conversations that the principal may not see.
+    async fn list(
+        &mut self,
+        update: Update<ManagerSnapshot, ManagerEvent>,
+    ) -> Option<Result<Frame, axum::Error>> {
+        let update = match update {
+            Update::Event(Numbered { id, event }) => {
+                let event = self.list_event(event).await?;
+                Update::Event(Numbered::new(id, event))
+            }
+            Update::Resync(snapshot) => {
+                let mut snapshot = ManagerSnapshot::clone(&snapshot);
+                snapshot.open.retain(|session| self.may_list(&session.labels));
+                let mut waiting = Vec::new();
+                for id in std::mem::take(&mut snapshot.waiting) {
+                    if self.is_listed(&id).await {
+                        waiting.push(id);
+                    }
+                }
+                snapshot.waiting = waiting;
+                self.shown.extend(snapshot.open.iter().map(|session| session.id.clone()));
+                Update::Resync(Arc::new(snapshot))
+            }
+            closed @ Update::Closed(_) => closed,
+        };
+        Some(Frame::default().event("list").json_data(OfList { update: &update }))
+    }
+
+    /// Returns an event of the list as the principal sees it.
+    async fn list_event(&mut self, event: Arc<ManagerEvent>) -> Option<Arc<ManagerEvent>> {
+        let is_visible = match &*event {
+            ManagerEvent::Opened { session } => {
+                let may_list = self.may_list(&session.labels);
+                if may_list {
+                    self.shown.insert(session.id.clone());
+                }
+                may_list
+            }
+            ManagerEvent::Labels { id, labels } => {
+                if self.may_list(labels) {
+                    self.shown.insert(id.clone());
+                    true
+                } else if self.shown.remove(id) {
+                    // The conversation belongs to somebody else now, so it is gone for this principal.
+                    return Some(Arc::new(ManagerEvent::Deleted { id: id.clone() }));
+                } else {
+                    false
+                }
+            }
+            ManagerEvent::Deleted { id } => self.shown.remove(id),
+            ManagerEvent::Waiting { id }
+            | ManagerEvent::GivenUp { id }
+            | ManagerEvent::Status { id, .. }
+            | ManagerEvent::Title { id, .. }
+            | ManagerEvent::Closed { id, .. } => self.is_listed(id).await,
+        };
+        is_visible.then_some(event)
+    }
+
+    fn may_list(&self, labels: &Labels) -> bool {
+        self.principal.owns(labels) && self.web.0.hooks.access.permits(&self.principal, Action::List, labels)
+    }
+
+    /// Returns whether the principal may see a conversation, and notes that the client knows it then.
+    async fn is_listed(&mut self, id: &ConversationId) -> bool {
+        if self.shown.contains(id) {
+            return true;
+        }
+        // If the labels cannot be read, the conversation is not shown.
+        let is_listed = match self.web.0.manager.labels_of(id).await {
+            Ok(labels) => self.may_list(&labels),
+            Err(_) => false,
+        };
+        if is_listed {
+            self.shown.insert(id.clone());
+        }
+        is_listed
+    }
+}
+
+/// Returns whether the event is so frequent that its frame has no id.
+fn is_a_delta(event: &Event) -> bool {
+    matches!(event, Event::TextDelta { .. } | Event::ThinkingDelta { .. } | Event::ToolUseDelta { .. })
+}

@@ -1,0 +1,207 @@
+//! The way of every request to its handler: who sends it, which conversation it is for, and whether this is permitted.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use axum::{
+    RequestPartsExt,
+    body::{Body, to_bytes},
+    extract::{OriginalUri, Path, Request},
+    http::{StatusCode, header, request::Parts},
+    response::Response,
+};
+use futures_util::future::BoxFuture;
+use serde::de::DeserializeOwned;
+
+use super::{Action, Principal, Problem, StartRequest, Web, view::Lens};
+use crate::{
+    manager::OpenedSession,
+    session::{Mode, Session, SessionError},
+    store::{ConversationId, Labels},
+    sync::lock,
+};
+
+/// A request that has passed the access control of its route.
+pub(super) struct Call {
+    pub(super) web: Web,
+    pub(super) principal: Principal,
+    /// The conversation and its labels. `None` on a route without a conversation.
+    target: Option<(ConversationId, Labels)>,
+    /// The path parameters after the conversation's id.
+    pub(super) path: Vec<(String, String)>,
+    /// The path under which the router is nested.
+    pub(super) base: Arc<str>,
+    pub(super) parts: Parts,
+    /// The mutex makes the call usable from several threads. The body is taken once.
+    body: Mutex<Body>,
+}
+
+impl Call {
+    /// Checks a request for this action.
+    pub(super) async fn admit(web: Web, action: Action, request: Request) -> Result<Self, Problem> {
+        let (mut parts, body) = request.into_parts();
+        let principal = web.0.hooks.access.principal(&parts).await.map_err(|challenge| {
+            Problem::new(StatusCode::UNAUTHORIZED, "unauthenticated", "The request is not authenticated.")
+                .with_challenge(challenge.0)
+        })?;
+        let Path(mut path) = parts
+            .extract::<Path<Vec<(String, String)>>>()
+            .await
+            .map_err(|error| Problem::invalid_id(&error))?;
+        let mut target = None;
+        if path.first().is_some_and(|(name, _)| name == "id") {
+            let id = ConversationId::new(path.remove(0).1).map_err(|error| Problem::invalid_id(&error))?;
+            let labels = web.visible(&principal, &id).await?;
+            if !web.0.hooks.access.permits(&principal, action, &labels) {
+                return Err(Problem::not_permitted());
+            }
+            target = Some((id, labels));
+        }
+        let base = base(&mut parts).await;
+        Ok(Self { web, principal, target, path, base, parts, body: Mutex::new(body) })
+    }
+
+    /// Returns the route's conversation with its labels.
+    pub(super) fn conversation(&self) -> Result<&(ConversationId, Labels), Problem> {
+        self.target.as_ref().ok_or_else(Problem::not_found)
+    }
+
+    /// Returns the id of the route's conversation.
+    pub(super) fn id(&self) -> Result<&ConversationId, Problem> {
+        Ok(&self.conversation()?.0)
+    }
+
+    /// Checks a further action on the route's conversation.
+    pub(super) fn permit(&self, action: Action) -> Result<(), Problem> {
+        let (_, labels) = self.conversation()?;
+        if self.web.0.hooks.access.permits(&self.principal, action, labels) {
+            Ok(())
+        } else {
+            Err(Problem::not_permitted())
+        }
+    }
+
+    /// Returns the view of a conversation.
+    pub(super) fn lens(&self, id: &ConversationId) -> Lens {
+        self.web.0.view.of(format!("{}/conversations/{id}/files", self.base))
+    }
+
+    /// Opens the route's conversation without a subscription.
+    pub(super) async fn session(&self) -> Result<Session, Problem> {
+        let (id, labels) = self.conversation()?;
+        Ok(self.web.open(&self.principal, id, labels, None).await?.session)
+    }
+
+    /// Performs an operation on the route's conversation. If the session is ended at the same moment, the conversation is
+    /// opened again, once.
+    pub(super) async fn on_session<T, F>(&self, operation: impl Fn(Session) -> F) -> Result<T, Problem>
+    where
+        F: Future<Output = Result<T, SessionError>>,
+    {
+        match operation(self.session().await?).await {
+            Err(SessionError::Ended(_)) => Ok(operation(self.session().await?).await?),
+            other => Ok(other?),
+        }
+    }
+
+    /// Reads the body as JSON.
+    pub(super) async fn json<T: DeserializeOwned>(&mut self, limit: usize) -> Result<T, Problem> {
+        let content_type = self.parts.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+        let media_type = content_type.and_then(|value| value.split(';').next()).map(str::trim);
+        if !media_type.is_some_and(|value| value.eq_ignore_ascii_case("application/json")) {
+            let problem = Problem::new(
+                StatusCode::UNSUPPORTED_MEDIA_TYPE,
+                "content-type",
+                "The body must have the content type application/json.",
+            );
+            return Err(problem);
+        }
+        let too_large = || {
+            Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "too-large", "The body is too large.")
+                .with_member("limit", limit)
+        };
+        let declared = self.parts.headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok());
+        if declared.and_then(|length| length.parse::<u64>().ok()).is_some_and(|length| length > limit as u64)
+        {
+            return Err(too_large());
+        }
+        let body = std::mem::take(&mut *lock(&self.body));
+        let body = to_bytes(body, limit).await.map_err(|_| too_large())?;
+        serde_json::from_slice(&body).map_err(|error| Problem::invalid_body(&error))
+    }
+
+    /// Reads the query of the address.
+    pub(super) fn query<T: DeserializeOwned>(&self) -> Result<T, Problem> {
+        axum::extract::Query::try_from_uri(&self.parts.uri)
+            .map(|axum::extract::Query(query)| query)
+            .map_err(|error| Problem::invalid_query(&error))
+    }
+}
+
+impl Web {
+    /// Returns the labels of a conversation that the principal may read. A conversation that it may not read looks like
+    /// one that does not exist, after the same look-up.
+    pub(super) async fn visible(
+        &self,
+        principal: &Principal,
+        id: &ConversationId,
+    ) -> Result<Labels, Problem> {
+        let labels = self.0.manager.labels_of(id).await.map_err(|error| match error {
+            error if error.is_not_found() => Problem::not_found(),
+            error => error.into(),
+        })?;
+        if self.0.hooks.access.permits(principal, Action::Read, &labels) {
+            Ok(labels)
+        } else {
+            Err(Problem::not_found())
+        }
+    }
+
+    /// Opens a conversation, or returns its session if it is open.
+    pub(super) async fn open(
+        &self,
+        principal: &Principal,
+        id: &ConversationId,
+        labels: &Labels,
+        mode: Option<Mode>,
+    ) -> Result<OpenedSession, Problem> {
+        let request = StartRequest {
+            conversation: Some(id.clone()),
+            labels: labels.clone(),
+            ..StartRequest::default()
+        };
+        let options = self.0.hooks.agents.start(principal, &request)?.subscribe(mode);
+        self.within_room(self.0.manager.open(id, options)).await
+    }
+
+    /// Waits for a place among the open sessions, within the limit.
+    pub(super) async fn within_room<T>(
+        &self,
+        opening: impl Future<Output = Result<T, crate::manager::ManagerError>>,
+    ) -> Result<T, Problem> {
+        match tokio::time::timeout(self.0.limits.room_timeout, opening).await {
+            Ok(opened) => opened.map_err(|error| self.shown(error.into())),
+            Err(_) => Err(Problem::no_room()),
+        }
+    }
+
+    /// Removes what a client may not see of a problem.
+    pub(super) fn shown(&self, problem: Problem) -> Problem {
+        if self.0.reveals_owner { problem } else { problem.without_address() }
+    }
+}
+
+/// Returns the path under which the router is nested.
+async fn base(parts: &mut Parts) -> Arc<str> {
+    let inner = parts.uri.path().to_owned();
+    let outer = parts.extract::<OriginalUri>().await.map(|OriginalUri(uri)| uri.path().to_owned());
+    outer.ok().as_deref().and_then(|outer| outer.strip_suffix(&inner)).unwrap_or_default().into()
+}
+
+/// A handler of a route.
+pub(super) type Handler = fn(Call) -> BoxFuture<'static, Result<Response, Problem>>;
+
+/// The time after which a client that got a 503 may try again.
+pub(super) const RETRY: Duration = Duration::from_secs(5);

@@ -1,0 +1,392 @@
+//! The native routes.
+
+#![expect(clippy::unused_async, reason = "all handlers have the same form")]
+
+use std::collections::HashSet;
+
+use axum::{
+    Router,
+    body::Body,
+    extract::Request,
+    http::{HeaderValue, Method, StatusCode, header},
+    middleware,
+    response::{IntoResponse, Response},
+    routing::{MethodFilter, on},
+};
+use base64::{Engine, engine::general_purpose::STANDARD};
+use futures_util::future::{BoxFuture, FutureExt};
+use serde::Serialize;
+
+use super::{
+    Action, Problem, StartRequest, Web,
+    feed::{self, Positions, Watch},
+    gate::{Call, Handler},
+    guard::guard,
+    requests::{
+        Change, Created, DecisionRequest, ListPage, ListQuery, NewConversation, PeriodQuery, RowsPage,
+        RowsQuery, SearchQuery, TitleChange, action, check, position, position_text, starts_a_run,
+    },
+};
+use crate::{
+    manager::Listed,
+    message::{Attachment, Content, Message, MessageId, ResultBlock, Source, Timestamp},
+    session::{Session, SessionCommand, SessionSnapshot},
+    store::{ConversationId, Page},
+};
+
+/// A route: its method, its path, the action that it needs, and its handler. A handler cannot be reached without the
+/// check of the action.
+pub(super) struct Route {
+    pub(super) method: Method,
+    pub(super) path: &'static str,
+    action: Action,
+    handler: Handler,
+}
+
+macro_rules! routes {
+    ($($method:ident $path:literal $action:ident $handler:ident;)+) => {
+        [$(Route {
+            method: Method::$method,
+            path: $path,
+            action: Action::$action,
+            handler: |call| Box::pin($handler(call)),
+        }),+]
+    };
+}
+
+/// Returns all routes. The action of a route without a conversation is checked for each conversation that it uses.
+pub(super) fn all() -> [Route; 16] {
+    routes! {
+        GET "/conversations" List list;
+        POST "/conversations" Create create;
+        GET "/conversations/{id}" Read read;
+        PATCH "/conversations/{id}" Read change;
+        DELETE "/conversations/{id}" Delete delete;
+        POST "/conversations/{id}/commands" Read command;
+        POST "/conversations/{id}/decisions" Decide decide;
+        GET "/conversations/{id}/usage" Read rows;
+        GET "/conversations/{id}/files/{message}/{block}" Read file;
+        GET "/conversations/{id}/events" Watch watch;
+        GET "/events" Watch events;
+        GET "/search" List search;
+        GET "/usage" List usage;
+        GET "/schema/updates" List updates_schema;
+        GET "/schema/commands" List commands_schema;
+        GET "/openapi.json" List openapi;
+    }
+}
+
+pub(super) fn router(web: &Web) -> Router {
+    let mut router = Router::new();
+    for route in all() {
+        router = router.route(route.path, on(filter(&route.method), handler(web.clone(), &route)));
+    }
+    finish(router, web)
+}
+
+/// Returns the handler of a route: the access control, then the route's own handler.
+fn handler(web: Web, route: &Route) -> impl Fn(Request) -> BoxFuture<'static, Response> + Clone + use<> {
+    let (action, handler) = (route.action, route.handler);
+    move |request: Request| {
+        let web = web.clone();
+        let answer = async move {
+            let outcome = match Call::admit(web.clone(), action, request).await {
+                Ok(call) => handler(call).await,
+                Err(problem) => Err(problem),
+            };
+            outcome.unwrap_or_else(|problem| web.shown(problem).into_response())
+        };
+        answer.boxed()
+    }
+}
+
+fn filter(method: &Method) -> MethodFilter {
+    MethodFilter::try_from(method.clone()).unwrap_or(MethodFilter::GET)
+}
+
+/// Adds the answers to unknown paths and methods, and the checks before all routes.
+fn finish(router: Router, web: &Web) -> Router {
+    let unknown = || async { Problem::nothing_here("There is no such route.") };
+    let wrong_method = || async {
+        Problem::new(StatusCode::METHOD_NOT_ALLOWED, "method", "The route does not accept this method.")
+    };
+    router
+        .fallback(unknown)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(middleware::from_fn_with_state(web.clone(), guard))
+}
+
+fn json(value: &impl Serialize) -> Response {
+    document(serde_json::to_string(value).unwrap_or_default())
+}
+
+fn document(text: impl Into<Body>) -> Response {
+    ([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], text.into()).into_response()
+}
+
+impl Call {
+    fn limit(&self, limit: Option<usize>) -> usize {
+        limit.unwrap_or(50).clamp(1, self.web.0.limits.page)
+    }
+
+    fn may_list(&self, listed: &Listed) -> bool {
+        let labels = &listed.summary.labels;
+        self.principal.owns(labels) && self.web.0.hooks.access.permits(&self.principal, Action::List, labels)
+    }
+
+    fn check_model(&self, model: Option<&String>) -> Result<(), Problem> {
+        match model {
+            Some(model) if !self.web.0.models.contains(model) => Err(Problem::unknown_model(model)),
+            _ => Ok(()),
+        }
+    }
+}
+
+async fn list(call: Call) -> Result<Response, Problem> {
+    let query: ListQuery = call.query()?;
+    let limit = call.limit(query.limit);
+    let mut page = Page::first(limit);
+    if let Some(after) = &query.after {
+        page = page.after(position(after)?);
+    }
+    let mut items = call.web.0.manager.list((call.principal.filter(), page)).await?;
+    let next = items.get(limit - 1).map(|last| position_text(&last.summary));
+    items.retain(|listed| call.may_list(listed));
+    if !call.web.0.reveals_owner {
+        for listed in &mut items {
+            listed.summary.owner = None;
+        }
+    }
+    Ok(json(&ListPage { items, next }))
+}
+
+async fn create(mut call: Call) -> Result<Response, Problem> {
+    let new: NewConversation = call.json(call.web.0.limits.body).await?;
+    let web = &call.web;
+    if web.is_draining() {
+        return Err(Problem::draining());
+    }
+    if !web.0.hooks.access.permits(&call.principal, Action::Create, call.principal.labels()) {
+        return Err(Problem::forbidden("This principal cannot create conversations."));
+    }
+    call.check_model(new.model.as_ref())?;
+    let labels = call.principal.labels();
+    let request = StartRequest { labels: labels.clone(), model: new.model, ..StartRequest::default() };
+    let options = web.0.hooks.agents.start(&call.principal, &request)?;
+    let mut options = options.add_labels(labels).map_err(|error| Problem::internal(&error))?.subscribe(None);
+    if let Some(title) = new.title {
+        options = options.title(title);
+    }
+    let id = ConversationId::generate();
+    // A conversation with a given id is stored at once, even without a prompt.
+    web.within_room(web.0.manager.create_with_id(&id, options)).await?;
+    let location = HeaderValue::try_from(format!("{}/conversations/{id}", call.base));
+    let mut response = json(&Created { id });
+    *response.status_mut() = StatusCode::CREATED;
+    if let Ok(location) = location {
+        response.headers_mut().insert(header::LOCATION, location);
+    }
+    Ok(response)
+}
+
+async fn read(call: Call) -> Result<Response, Problem> {
+    let snapshot = call.on_session(|session| async move { session.snapshot().await }).await?;
+    let seen = call.lens(call.id()?).snapshot(&snapshot);
+    Ok(json(&seen))
+}
+
+async fn change(mut call: Call) -> Result<Response, Problem> {
+    let change: Change = call.json(call.web.0.limits.body).await?;
+    call.check_model(change.model.as_ref())?;
+    if change.model.is_some() {
+        call.permit(Action::Configure)?;
+    }
+    if let TitleChange::To(_) = change.title {
+        call.permit(Action::Rename)?;
+    }
+    if let Some(model) = change.model {
+        call.on_session(|session| {
+            let model = model.clone();
+            async move { session.configure(move |config| Ok(config.set_model(model)?)).await }
+        })
+        .await?;
+    }
+    if let TitleChange::To(title) = change.title {
+        call.web.0.manager.rename(call.id()?, title.as_deref()).await?;
+    }
+    Ok(StatusCode::NO_CONTENT.into_response())
+}
+
+async fn delete(call: Call) -> Result<Response, Problem> {
+    call.web.0.manager.delete(call.id()?).await?;
+    Ok(StatusCode::NO_CONTENT.into_response())
+}
+
+async fn command(mut call: Call) -> Result<Response, Problem> {
+    let command: SessionCommand = call.json(call.web.0.limits.command_body).await?;
+    call.permit(action(&command))?;
+    check(&command, &call.principal)?;
+    if starts_a_run(&command) && call.web.is_draining() {
+        return Err(Problem::draining());
+    }
+    let by = call.principal.name();
+    let perform = |session: Session| {
+        let command = command.clone();
+        async move { session.perform(command, Some(by)).await }
+    };
+    let answer = call.on_session(perform).await?;
+    Ok(json(&answer))
+}
+
+async fn decide(mut call: Call) -> Result<Response, Problem> {
+    let DecisionRequest { turn, tool_use, decision } = call.json(call.web.0.limits.command_body).await?;
+    // A conversation that is not open has no tool use that waits for a decision.
+    let Some(session) = call.web.0.manager.get(call.id()?) else {
+        return Err(Problem::stale_decision(serde_json::json!([])));
+    };
+    let command = SessionCommand::Resume { tool_use_id: tool_use, turn: Some(turn), decision };
+    match session.perform(command, Some(call.principal.name())).await.map_err(Problem::from) {
+        Ok(_) => Ok(StatusCode::NO_CONTENT.into_response()),
+        Err(problem) if problem.code() == "not-paused" || problem.code() == "shut-down" => {
+            Err(Problem::stale_decision(serde_json::json!([])))
+        }
+        Err(problem) => Err(problem),
+    }
+}
+
+async fn rows(call: Call) -> Result<Response, Problem> {
+    let RowsQuery { limit, after } = call.query()?;
+    let limit = call.limit(limit);
+    let rows = call.web.0.manager.store().usage(call.id()?, Page::first(limit).from(after)).await?;
+    let next = (rows.len() == limit).then_some(after.saturating_add(limit));
+    Ok(json(&RowsPage { rows, next }))
+}
+
+async fn usage(call: Call) -> Result<Response, Problem> {
+    let PeriodQuery { from, to } = call.query()?;
+    let period = Timestamp(from.unwrap_or(0))..Timestamp(to.unwrap_or(i64::MAX.unsigned_abs()));
+    Ok(json(&call.web.0.manager.used(&call.principal.filter(), period).await?))
+}
+
+async fn search(call: Call) -> Result<Response, Problem> {
+    let SearchQuery { q, limit, offset } = call.query()?;
+    let page = Page::first(call.limit(limit)).from(offset);
+    let mut found = call.web.0.manager.search(&q, (call.principal.filter(), page)).await?;
+    let access = &call.web.0.hooks.access;
+    found.hits.retain(|hit| access.permits(&call.principal, Action::List, &hit.conversation.labels));
+    if !call.web.0.reveals_owner {
+        for hit in &mut found.hits {
+            hit.conversation.owner = None;
+        }
+    }
+    Ok(json(&found))
+}
+
+async fn file(call: Call) -> Result<Response, Problem> {
+    let missing = || Problem::nothing_here("There is no such file.");
+    let [(_, message), (_, block)] = &call.path[..] else { return Err(missing()) };
+    let snapshot = call.on_session(|session| async move { session.snapshot().await }).await?;
+    let attachment = attachment(&snapshot, &MessageId::new(message.as_str()), block).ok_or_else(missing)?;
+    let Source::Base64 { data } = &attachment.source else { return Err(missing()) };
+    let bytes = STANDARD.decode(data).map_err(|_| missing())?;
+    let mut response = Response::new(Body::from(bytes));
+    let headers = response.headers_mut();
+    let media_type = HeaderValue::try_from(&attachment.media_type);
+    let other = HeaderValue::from_static("application/octet-stream");
+    headers.insert(header::CONTENT_TYPE, media_type.unwrap_or(other));
+    // The file of a stranger must not run as a page of this origin.
+    let policy = HeaderValue::from_static("sandbox; default-src 'none'; style-src 'unsafe-inline'");
+    headers.insert(header::CONTENT_SECURITY_POLICY, policy);
+    let place = if attachment.is_image() { "inline" } else { "attachment" };
+    headers.insert(header::CONTENT_DISPOSITION, HeaderValue::from_static(place));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("private, max-age=3600"));
+    Ok(response)
+}
+
+/// Finds an attachment by the id of its message and the index of its block. In the content of a tool result, `block` is
+/// `BLOCK-INNER`.
+fn attachment<'s>(snapshot: &'s SessionSnapshot, id: &MessageId, block: &str) -> Option<&'s Attachment> {
+    let (index, inner) = match block.split_once('-') {
+        Some((index, inner)) => (index.parse::<usize>().ok()?, Some(inner.parse::<usize>().ok()?)),
+        None => (block.parse().ok()?, None),
+    };
+    let has_id = |message: &&Message| message.id.as_ref() == Some(id);
+    let pending = || snapshot.agent.pending.iter().map(|message| &**message);
+    let stored =
+        snapshot.tree.find(id).and_then(|node| snapshot.tree.node(node)).map(|node| &**node.message());
+    let content = match stored.or_else(|| pending().find(has_id)) {
+        Some(message) => message.content.get(index)?,
+        None if snapshot.agent.answer.as_ref() == Some(id) => &snapshot.agent.partial.get(index)?.content,
+        None => return None,
+    };
+    match (content, inner) {
+        (Content::Attachment(attachment), None) => Some(attachment),
+        (Content::ToolResult(result), Some(inner)) => match result.content.get(inner)? {
+            ResultBlock::Attachment(attachment) => Some(attachment),
+            ResultBlock::Text(_) => None,
+        },
+        _ => None,
+    }
+}
+
+/// Returns the position that the client sends to continue a stream.
+fn last_event(call: &Call) -> Result<Positions, Problem> {
+    match call.parts.headers.get("last-event-id") {
+        None => Ok(Positions::default()),
+        Some(text) => text.to_str().ok().and_then(Positions::parse).ok_or_else(Problem::invalid_position),
+    }
+}
+
+async fn watch(call: Call) -> Result<Response, Problem> {
+    let after = last_event(&call)?;
+    if call.web.is_draining() {
+        return Err(Problem::draining());
+    }
+    let place = call.web.0.streams.enter(&call.principal, &call.web.0.limits)?;
+    let (id, labels) = call.conversation()?;
+    let subscription = feed::subscribe(&call.web, &call.principal, id, labels, after.of(id)).await?;
+    let watch = Watch { id: id.clone(), subscription: Some(subscription) };
+    Ok(feed::respond(&call, place, false, vec![watch], &after))
+}
+
+/// The maximum number of conversations of one stream.
+const MAX_WATCHES: usize = 8;
+
+async fn events(call: Call) -> Result<Response, Problem> {
+    let after = last_event(&call)?;
+    let (mut list, mut ids) = (false, Vec::new());
+    // `watch` may occur several times, which a struct cannot express.
+    for (name, value) in call.query::<Vec<(String, String)>>()? {
+        match (name.as_str(), value.as_str()) {
+            ("list", "true") => list = true,
+            ("list", "false") => list = false,
+            ("watch", id) => {
+                ids.push(ConversationId::new(id).map_err(|error| Problem::invalid_id(&error))?);
+            }
+            _ => return Err(Problem::invalid_query(&"use `list=true` and `watch=ID`")),
+        }
+    }
+    let mut seen = HashSet::new();
+    ids.retain(|id| seen.insert(id.clone()));
+    if ids.len() > MAX_WATCHES || ids.is_empty() && !list {
+        return Err(Problem::invalid_query(&"use `list=true`, or `watch=ID` one to eight times"));
+    }
+    if call.web.is_draining() {
+        return Err(Problem::draining());
+    }
+    let place = call.web.0.streams.enter(&call.principal, &call.web.0.limits)?;
+    let watches = ids.into_iter().map(|id| Watch { id, subscription: None }).collect();
+    Ok(feed::respond(&call, place, list, watches, &after))
+}
+
+async fn updates_schema(_: Call) -> Result<Response, Problem> {
+    Ok(document(include_str!("../../schema/updates.json")))
+}
+
+async fn commands_schema(_: Call) -> Result<Response, Problem> {
+    Ok(document(include_str!("../../schema/commands.json")))
+}
+
+async fn openapi(_: Call) -> Result<Response, Problem> {
+    Ok(document(include_str!("../../schema/openapi.json")))
+}

@@ -1,0 +1,211 @@
+//! Who sees what: every route, for everybody.
+
+use axum::{
+    body::Body,
+    http::{Method, Request, StatusCode},
+};
+use omni_agent::{store::ConversationId, testing::Step, web::Web};
+use serde_json::{Value, json};
+
+use crate::support::{App, labels, prompt, request};
+
+/// A body that each route accepts.
+fn body(method: &Method, path: &str) -> Option<Value> {
+    match (method, path) {
+        (_, path) if path.ends_with("/commands") => Some(prompt("Hi")),
+        (_, path) if path.ends_with("/decisions") => {
+            Some(json!({ "turn": "0".repeat(32), "tool_use": "a", "decision": "execute" }))
+        }
+        (&Method::PATCH, _) => Some(json!({ "title": "Stolen" })),
+        (&Method::POST, _) => Some(json!({})),
+        _ => None,
+    }
+}
+
+fn path_of(path: &str, id: &str) -> String {
+    format!("/agent{}", path.replace("{id}", id).replace("{message}", "m").replace("{block}", "0"))
+}
+
+#[tokio::test(start_paused = true)]
+async fn request_without_a_principal_gets_a_challenge_on_every_route() {
+    let app = App::new([]);
+    let id = app.create("ann").await;
+    for (method, path) in Web::routes() {
+        let refused = app.answer(request(method.clone(), "", &path_of(path, &id), body(&method, path))).await;
+        assert_eq!(refused.status, StatusCode::UNAUTHORIZED, "{method} {path}");
+        assert_eq!(refused.header("www-authenticate"), Some("Bearer"));
+        assert_eq!(refused.code(), "unauthenticated");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn stranger_and_unknown_id_get_equal_answers_on_every_route() {
+    let app = App::new([Step::text("Hello!")]);
+    let id = app.create("ann").await;
+    app.ask("ann", &id, "Hi").await;
+    let closed = app.create("ann").await;
+    app.manager.close(&ConversationId::new(&closed).unwrap()).await.unwrap();
+    let mut routes = 0;
+    for (method, path) in Web::routes().filter(|(_, path)| path.contains("{id}")) {
+        routes += 1;
+        let mut answers = Vec::new();
+        for id in [&id, &closed, "unknown"] {
+            let answer =
+                app.answer(request(method.clone(), "ben", &path_of(path, id), body(&method, path))).await;
+            assert_eq!(answer.status, StatusCode::NOT_FOUND, "{method} {path}");
+            answers.push((format!("{:?}", answer.parts.headers), answer.text));
+        }
+        assert!(answers.windows(2).all(|pair| pair[0] == pair[1]), "{method} {path}: {answers:?}");
+    }
+    assert!(routes >= 8);
+    let snapshot = app.get("ann", &format!("/agent/conversations/{id}")).await.json();
+    assert_eq!(snapshot["title"], json!(null));
+    assert_eq!(snapshot["tree"]["nodes"].as_array().unwrap().len(), 2, "the stranger changed nothing");
+}
+
+#[tokio::test(start_paused = true)]
+async fn lists_searches_and_streams_show_a_stranger_nothing() {
+    let app = App::new([Step::text("A lake.")]);
+    let id = app.create("ann").await;
+    app.ask("ann", &id, "Hi").await;
+    for path in ["/agent/conversations", "/agent/search?q=lake", "/agent/usage"] {
+        let text = app.get("ben", path).await.text;
+        assert!(!text.contains(&id) && !text.contains("lake"), "{path}: {text}");
+    }
+    let mut stream =
+        app.stream("ben", &format!("/agent/events?list=true&watch={id}&watch=unknown"), None).await;
+    let frames = stream.until(|frame| frame.data["conversation"] == "unknown").await;
+    let list = frames.iter().find(|frame| frame.event == "list").unwrap();
+    assert_eq!(list.data["update"]["snapshot"]["open"], json!([]));
+    let mut problems: Vec<Value> =
+        frames.iter().filter(|frame| frame.event == "refused").map(|f| f.data["problem"].clone()).collect();
+    problems.dedup();
+    assert_eq!(problems.len(), 1, "a forbidden conversation looks like an unknown one: {problems:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn action_that_is_not_permitted_on_a_readable_conversation_is_forbidden() {
+    let app = App::new([Step::text("Hello!")]);
+    let id = app.create("ann").await;
+    app.ask("ann", &id, "Hi").await;
+    let path = format!("/agent/conversations/{id}");
+    assert_eq!(app.get("reader", &path).await.status, StatusCode::OK);
+    let commands = [
+        prompt("Hi"),
+        json!({ "type": "cancel" }),
+        json!({ "type": "interrupt" }),
+        json!({ "type": "unstage", "id": "p" }),
+        json!({ "type": "resume", "tool_use_id": "a", "decision": "execute" }),
+        json!({ "type": "regenerate", "node": 1 }),
+        json!({ "type": "edit", "node": 1, "prompt": { "content": [] } }),
+        json!({ "type": "branch", "node": null, "prompt": { "content": [] } }),
+        json!({ "type": "navigate", "node": null }),
+        json!({ "type": "title", "title": "x" }),
+        json!({ "type": "labels", "labels": {} }),
+        json!({ "type": "erase", "node": 1 }),
+    ];
+    for command in commands {
+        let refused = app.post("reader", &format!("{path}/commands"), command.clone()).await;
+        assert_eq!(
+            (refused.status, refused.code().as_str()),
+            (StatusCode::FORBIDDEN, "forbidden"),
+            "{command}"
+        );
+    }
+    for (method, path) in Web::routes().filter(|(_, path)| path.contains("{id}")) {
+        let is_reading = method == Method::GET && !path.ends_with("/events");
+        if is_reading || path.ends_with("/commands") {
+            continue;
+        }
+        let refused =
+            app.answer(request(method.clone(), "reader", &path_of(path, &id), body(&method, path))).await;
+        assert_eq!(refused.status, StatusCode::FORBIDDEN, "{method} {path}");
+    }
+    assert_eq!(app.post("reader", "/agent/conversations", json!({})).await.code(), "forbidden");
+}
+
+#[tokio::test(start_paused = true)]
+async fn labels_are_replaced_by_operators_only_and_move_the_conversation() {
+    let app = App::new([Step::text("Hello!")]);
+    let id = app.create("ann").await;
+    app.ask("ann", &id, "Hi").await;
+    let commands = format!("/agent/conversations/{id}/commands");
+    let mut stream = app.stream("ann", &format!("/agent/events?list=true&watch={id}"), None).await;
+    stream.until(|frame| frame.event == "conversation").await;
+    let command = json!({ "type": "labels", "labels": { "user": "ben" } });
+    let refused = app.post("ann", &commands, command.clone()).await;
+    assert_eq!(refused.code(), "forbidden");
+    assert_eq!(app.post("boss", &commands, command).await.status, StatusCode::OK);
+    // Ann's stream ends with this conversation, and her list loses it.
+    let (mut is_refused, mut is_gone) = (false, false);
+    stream
+        .until(|frame| {
+            let event = &frame.data["update"]["event"];
+            assert!(!frame.data.to_string().contains("ben"), "{frame:?}");
+            // `until` takes an `Fn`, so the two facts are read from the frame itself.
+            frame.event == "refused" || event["type"] == "deleted"
+        })
+        .await
+        .iter()
+        .for_each(|frame| {
+            is_refused |= frame.event == "refused";
+            is_gone |= frame.data["update"]["event"]["type"] == "deleted";
+        });
+    stream.until(|frame| frame.event == if is_refused { "list" } else { "refused" }).await;
+    assert!(is_refused || is_gone);
+    assert_eq!(app.get("ann", &format!("/agent/conversations/{id}")).await.status, StatusCode::NOT_FOUND);
+    assert_eq!(app.get("ben", &format!("/agent/conversations/{id}")).await.status, StatusCode::OK);
+    assert_eq!(app.manager.list(omni_agent::store::Filter::with(labels("ben"))).await.unwrap().len(), 1);
+}
+
+fn with_headers(app_headers: &[(&str, &str)]) -> Request<Body> {
+    let mut request = request(Method::GET, "ann", "/agent/conversations", None);
+    for (name, value) in app_headers {
+        request.headers_mut().insert(
+            axum::http::HeaderName::try_from(*name).unwrap(),
+            axum::http::HeaderValue::try_from(*value).unwrap(),
+        );
+    }
+    request
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_of_other_sites_are_refused_unless_their_origin_is_listed() {
+    let app = App::new([]);
+    for (headers, is_accepted) in [
+        (&[("origin", "https://chat.example.com")][..], true),
+        (&[("origin", "https://chat.example.com"), ("sec-fetch-site", "same-origin")], true),
+        (&[("sec-fetch-site", "none")], true),
+        (&[("origin", "https://evil.example.com")], false),
+        (&[("origin", "null")], false),
+        (&[("sec-fetch-site", "cross-site")], false),
+        (&[("sec-fetch-site", "same-site")], false),
+    ] {
+        let answer = app.answer(with_headers(headers)).await;
+        assert_eq!(answer.status == StatusCode::OK, is_accepted, "{headers:?}: {answer:?}");
+        assert_eq!(answer.header("access-control-allow-origin"), None);
+        assert_eq!(answer.header("x-content-type-options"), Some("nosniff"));
+    }
+    let app = App::with([], |web| web.allow_origins(["https://app.example.org"]));
+    let answer = app
+        .answer(with_headers(&[("origin", "https://app.example.org"), ("sec-fetch-site", "cross-site")]))
+        .await;
+    assert_eq!(answer.header("access-control-allow-origin"), Some("https://app.example.org"));
+    assert_eq!(answer.header("vary"), Some("origin"));
+    let mut preflight =
+        with_headers(&[("origin", "https://app.example.org"), ("access-control-request-method", "POST")]);
+    *preflight.method_mut() = Method::OPTIONS;
+    let answer = app.answer(preflight).await;
+    assert_eq!(answer.status, StatusCode::NO_CONTENT);
+    assert!(answer.header("access-control-allow-methods").unwrap().contains("PATCH"));
+    let refused = app.answer(with_headers(&[("origin", "https://evil.example.com")])).await;
+    assert_eq!(refused.code(), "cross-origin");
+}
+
+#[tokio::test(start_paused = true)]
+async fn request_for_another_host_is_refused_if_hosts_are_listed() {
+    let app = App::with([], |web| web.hosts(["127.0.0.1:3000"]));
+    assert_eq!(app.get("ann", "/agent/conversations").await.code(), "wrong-host");
+    let answer = app.answer(with_headers(&[("host", "127.0.0.1:3000")])).await;
+    assert_eq!(answer.status, StatusCode::OK);
+}

@@ -1,0 +1,151 @@
+//! Bad input: the right status, and nothing changes.
+
+use axum::{
+    body::Body,
+    http::{Method, Request, StatusCode},
+};
+use omni_agent::testing::Step;
+use serde_json::{Value, json};
+
+use crate::support::{App, prompt, request};
+
+fn raw(method: Method, path: &str, content_type: Option<&str>, body: impl Into<Body>) -> Request<Body> {
+    let mut request = request(method, "ann", path, None);
+    if let Some(content_type) = content_type {
+        request.headers_mut().insert("content-type", content_type.parse().unwrap());
+    }
+    *request.body_mut() = body.into();
+    request
+}
+
+#[tokio::test(start_paused = true)]
+async fn unknown_path_method_or_id_is_a_problem() {
+    let app = App::new([]);
+    let id = app.create("ann").await;
+    for (method, path, status, code) in [
+        (Method::GET, "/agent/nothing".to_owned(), 404, "not-found"),
+        (Method::PUT, format!("/agent/conversations/{id}"), 405, "method"),
+        (Method::OPTIONS, "/agent/conversations".to_owned(), 405, "method"),
+        (Method::GET, "/agent/conversations/.hidden".to_owned(), 400, "invalid-id"),
+        (Method::GET, format!("/agent/conversations/{}", "x".repeat(200)), 400, "invalid-id"),
+        (Method::GET, "/agent/conversations/%00".to_owned(), 400, "invalid-id"),
+        (Method::GET, "/agent/conversations/%FF".to_owned(), 400, "invalid-id"),
+        (Method::GET, format!("/agent/conversations/{id}/files/a/b"), 404, "not-found"),
+        (Method::GET, format!("/agent/conversations/{id}/files/a/99999999999999999999"), 404, "not-found"),
+        (Method::GET, "/agent/conversations?limit=x".to_owned(), 400, "invalid-query"),
+        (Method::GET, "/agent/conversations?after=x".to_owned(), 400, "invalid-query"),
+        (Method::GET, "/agent/conversations?unknown=1".to_owned(), 400, "invalid-query"),
+        (Method::GET, "/agent/search".to_owned(), 400, "invalid-query"),
+        (Method::GET, "/agent/search?q=".to_owned(), 422, "invalid-query"),
+        (Method::GET, "/agent/usage?from=-1".to_owned(), 400, "invalid-query"),
+        (Method::GET, "/agent/events".to_owned(), 400, "invalid-query"),
+        (Method::GET, "/agent/events?watch=%2F".to_owned(), 400, "invalid-id"),
+    ] {
+        let answer = app.answer(request(method.clone(), "ann", &path, None)).await;
+        assert_eq!((answer.status.as_u16(), answer.code().as_str()), (status, code), "{method} {path}");
+    }
+    let watches: Vec<String> = (0..9).map(|n| format!("watch=c{n}")).collect();
+    assert_eq!(
+        app.get("ann", &format!("/agent/events?{}", watches.join("&"))).await.status,
+        StatusCode::BAD_REQUEST
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn malformed_or_large_body_is_refused_on_every_route_with_a_body() {
+    let app = App::with([], |web| {
+        web.limits(omni_agent::web::WebLimits::default().with_command_body(4096).with_body(1024))
+    });
+    let id = app.create("ann").await;
+    let path = format!("/agent/conversations/{id}");
+    let routes = [
+        (Method::POST, "/agent/conversations".to_owned()),
+        (Method::PATCH, path.clone()),
+        (Method::POST, format!("{path}/commands")),
+        (Method::POST, format!("{path}/decisions")),
+    ];
+    for (method, path) in routes {
+        for (content_type, body, status, code) in [
+            (None, "{}".to_owned(), 415, "content-type"),
+            (Some("text/plain"), "{}".to_owned(), 415, "content-type"),
+            (Some("application/x-www-form-urlencoded"), "a=b".to_owned(), 415, "content-type"),
+            (Some("application/json"), String::new(), 400, "invalid-body"),
+            (Some("application/json"), "{".to_owned(), 400, "invalid-body"),
+            (Some("application/json"), "[1]".to_owned(), 400, "invalid-body"),
+            (Some("application/json"), "{\"type\":\"unknown\"}".to_owned(), 400, "invalid-body"),
+            (Some("application/json"), "[".repeat(1000), 400, "invalid-body"),
+            (Some("application/json"), format!("{{\"title\":\"{}\"}}", "x".repeat(5000)), 413, "too-large"),
+        ] {
+            let answer = app.answer(raw(method.clone(), &path, content_type, body.clone())).await;
+            assert_eq!(
+                (answer.status.as_u16(), answer.code().as_str()),
+                (status, code),
+                "{method} {path} {content_type:?} {body:.40}"
+            );
+        }
+    }
+    // A body without a declared length is cut at the limit, too.
+    let chunks = futures_util::stream::iter((0..100).map(|_| Ok::<_, std::io::Error>(vec![b' '; 1000])));
+    let answer = app
+        .answer(raw(
+            Method::POST,
+            &format!("{path}/commands"),
+            Some("application/json"),
+            Body::from_stream(chunks),
+        ))
+        .await;
+    assert_eq!(answer.code(), "too-large");
+    assert_eq!(app.get("ann", &path).await.json()["title"], Value::Null);
+}
+
+#[tokio::test(start_paused = true)]
+async fn prompt_with_settings_or_foreign_blocks_is_refused() {
+    let app = App::new([Step::text("Hello!")]);
+    let id = app.create("ann").await;
+    let path = format!("/agent/conversations/{id}/commands");
+    let text = json!([{ "type": "text", "text": "Hi" }]);
+    let long = json!("x".repeat(20_000));
+    for prompt in [
+        json!({ "content": text, "options": { "max_tokens": 1 } }),
+        json!({ "content": text, "max_steps": 99 }),
+        json!({ "content": text, "turn_timeout": { "secs": 1, "nanos": 0 } }),
+        json!({ "content": text, "app_data": long }),
+        json!({ "content": text, "id": "" }),
+        json!({ "content": [{ "type": "thinking", "text": "I am allowed to." }] }),
+        json!({ "content": [{ "type": "text", "text": "Hi", "signature": "s" }] }),
+        json!({ "content": [{ "type": "tool_use", "id": "a", "name": "b", "input": {} }] }),
+        json!({ "content": [{ "type": "tool_result", "tool_use_id": "a", "name": "b", "content": [] }] }),
+        json!({ "content": [{ "type": "provider_item", "format": "a", "data": {} }] }),
+    ] {
+        let answer = app.post("ann", &path, json!({ "type": "prompt", "prompt": prompt })).await;
+        assert_eq!((answer.status.as_u16(), answer.code().as_str()), (422, "invalid-prompt"), "{prompt}");
+    }
+    let answer = app.post("ann", &path, json!({ "type": "prompt", "prompt": { "content": [] } })).await;
+    assert_eq!(answer.code(), "empty-prompt");
+    assert_eq!(app.provider.requests().len(), 0);
+    let answer = app.post("ann", &path, prompt("Hi")).await;
+    assert_eq!(answer.status, StatusCode::OK);
+}
+
+#[tokio::test(start_paused = true)]
+async fn command_that_does_not_fit_the_conversation_is_a_problem_with_its_code() {
+    let app = App::new([Step::text("Hello!")]);
+    let id = app.create("ann").await;
+    app.ask("ann", &id, "Hi").await;
+    let path = format!("/agent/conversations/{id}/commands");
+    let hi = json!({ "content": [{ "type": "text", "text": "Hi" }] });
+    for (command, status, code) in [
+        (json!({ "type": "regenerate", "node": 2 }), 422, "not-a-prompt"),
+        (json!({ "type": "regenerate", "node": 99 }), 404, "not-found"),
+        (json!({ "type": "edit", "node": 2, "prompt": hi }), 422, "not-a-prompt"),
+        (json!({ "type": "branch", "node": 1, "prompt": hi }), 422, "not-an-answer"),
+        (json!({ "type": "navigate", "node": 99 }), 404, "not-found"),
+        (json!({ "type": "erase", "node": 99 }), 404, "not-found"),
+        (json!({ "type": "unstage", "id": "p" }), 409, "not-staged"),
+        (json!({ "type": "interrupt" }), 409, "idle"),
+        (json!({ "type": "resume", "tool_use_id": "a", "decision": "execute" }), 409, "not-paused"),
+    ] {
+        let answer = app.post("ann", &path, command.clone()).await;
+        assert_eq!((answer.status.as_u16(), answer.code().as_str()), (status, code), "{command}");
+    }
+}

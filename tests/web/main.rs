@@ -1,0 +1,9 @@
+//! The routes of a manager behind HTTP.
+
+#![allow(missing_docs, clippy::unwrap_used, reason = "a test")]
+
+mod access;
+mod bad_input;
+mod routes;
+mod streams;
+mod support;

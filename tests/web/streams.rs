@@ -1,0 +1,271 @@
+//! The native streams.
+
+use std::time::Duration;
+
+use omni_agent::{
+    session::{SessionEvent, SessionSnapshot},
+    store::ConversationId,
+    subscription::{EventId, Numbered, Update},
+    testing::{Gate, Step},
+    web::WebLimits,
+};
+use serde_json::{Value, json};
+
+use crate::support::{App, Frame, Frames, prompt};
+
+/// A client's copy of a conversation.
+#[derive(Default)]
+struct Client {
+    snapshot: Option<SessionSnapshot>,
+    position: Option<String>,
+}
+
+impl Client {
+    fn take(&mut self, frame: &Frame) {
+        if frame.event != "conversation" {
+            return;
+        }
+        if let Some(id) = &frame.id {
+            self.position = Some(id.clone());
+        }
+        let update: Update<SessionSnapshot, SessionEvent> =
+            serde_json::from_value(frame.data["update"].clone()).unwrap();
+        match (&mut self.snapshot, &update) {
+            (Some(snapshot), Update::Event(Numbered { id, .. })) if !follows(*id, snapshot.last) => {}
+            (Some(snapshot), update) => snapshot.take(update).unwrap(),
+            (none, Update::Resync(snapshot)) => *none = Some((**snapshot).clone()),
+            (None, update) => panic!("the stream does not begin with a snapshot: {update:?}"),
+        }
+    }
+
+    /// The state, without the parts that a view leaves out.
+    fn state(&self) -> SessionSnapshot {
+        without_history(self.snapshot.clone().unwrap())
+    }
+}
+
+/// Returns whether the event comes after the last one that was applied.
+fn follows(id: EventId, last: EventId) -> bool {
+    id.incarnation != last.incarnation || id.number > last.number
+}
+
+fn without_history(mut snapshot: SessionSnapshot) -> SessionSnapshot {
+    snapshot.agent.state.history = omni_agent::message::History::new();
+    snapshot
+}
+
+async fn now(app: &App, id: &str) -> SessionSnapshot {
+    let text = app.get("ann", &format!("/agent/conversations/{id}")).await.text;
+    without_history(serde_json::from_str(&text).unwrap())
+}
+
+fn script() -> Vec<Step> {
+    vec![
+        Step::new()
+            .then_thinking("Let me see.", "signed")
+            .then_text(["I ", "look."])
+            .then_tool_use("call-1", "lookup", json!({ "what": "a fact" }))
+            .stop(),
+        Step::new().then_text(["It ", "is ", "so."]).stop(),
+    ]
+}
+
+/// Runs a turn with an approval, and returns the frames of an undisturbed stream.
+async fn run(app: &App, id: &str, stream: &mut Frames) -> Vec<Frame> {
+    let path = format!("/agent/conversations/{id}");
+    app.post("ann", &format!("{path}/commands"), prompt("Look")).await;
+    let mut frames = stream.until(|frame| frame.data["update"]["event"]["event"]["type"] == "pause").await;
+    let resume = json!({ "type": "resume", "tool_use_id": "call-1", "decision": "execute" });
+    app.post("ann", &format!("{path}/commands"), resume).await;
+    frames.extend(stream.until(|frame| frame.data["update"]["event"]["outcome"] == "saved").await);
+    frames
+}
+
+#[tokio::test(start_paused = true)]
+async fn stream_begins_with_a_snapshot_and_its_updates_make_the_current_state() {
+    let app = App::new(script());
+    let id = app.create("ann").await;
+    let mut stream = app.stream("ann", &format!("/agent/conversations/{id}/events"), None).await;
+    let first = stream.next().await.unwrap();
+    assert_eq!(
+        (first.event.as_str(), first.data["conversation"].as_str()),
+        ("conversation", Some(id.as_str()))
+    );
+    assert_eq!(first.data["update"]["type"], "resync");
+    let mut client = Client::default();
+    client.take(&first);
+    let frames = run(&app, &id, &mut stream).await;
+    for frame in &frames {
+        client.take(frame);
+    }
+    assert_eq!(client.state(), now(&app, &id).await);
+    let delta = |frame: &&Frame| frame.data["update"]["event"]["event"]["type"] == "text_delta";
+    assert!(frames.iter().filter(delta).all(|frame| frame.id.is_none()), "deltas have no id");
+    assert!(frames.iter().filter(|frame| !delta(frame)).any(|frame| frame.id.is_some()));
+    assert!(frames.iter().all(|frame| !frame.data.to_string().contains("Secret rules.")));
+}
+
+#[tokio::test(start_paused = true)]
+async fn stream_that_is_cut_after_any_frame_and_resumed_loses_nothing() {
+    let app = App::new(script());
+    let id = app.create("ann").await;
+    let path = format!("/agent/conversations/{id}/events");
+    let mut stream = app.stream("ann", &path, None).await;
+    let first = stream.next().await.unwrap();
+    let mut frames = vec![first];
+    frames.extend(run(&app, &id, &mut stream).await);
+    let expected = now(&app, &id).await;
+    for cut in 1..=frames.len() {
+        let mut client = Client::default();
+        for frame in &frames[..cut] {
+            client.take(frame);
+        }
+        let mut resumed = app.stream("ann", &path, client.position.as_deref()).await;
+        while client.state() != expected {
+            let frame = tokio::time::timeout(Duration::from_mins(1), resumed.next()).await;
+            let frame = frame.unwrap_or_else(|_| panic!("cut after {cut}: the state stays behind")).unwrap();
+            assert_ne!(frame.data["update"]["type"], "resync", "cut after {cut}: nothing was missing");
+            client.take(&frame);
+        }
+    }
+    // After a restart of the server, the position is unknown, and the client gets a snapshot.
+    app.manager.close(&ConversationId::new(&id).unwrap()).await.unwrap();
+    let mut client = Client { position: frames.last().unwrap().id.clone(), ..Client::default() };
+    let mut resumed = app.stream("ann", &path, client.position.as_deref()).await;
+    client.take(&resumed.next().await.unwrap());
+    assert_eq!(client.state().tree, expected.tree);
+}
+
+#[tokio::test(start_paused = true)]
+async fn page_stream_carries_the_list_and_several_conversations() {
+    let app = App::new([Step::text("One"), Step::text("Two")]);
+    let (a, b) = (app.create("ann").await, app.create("ann").await);
+    let path = format!("/agent/events?list=true&watch={a}&watch={b}");
+    let mut stream = app.stream("ann", &path, None).await;
+    let mut clients = [Client::default(), Client::default()];
+    let mut position = None;
+    let mut take = |frames: Vec<Frame>, clients: &mut [Client; 2]| {
+        for frame in frames {
+            position = frame.id.clone().or(position.take());
+            let index = usize::from(frame.data["conversation"] == json!(b));
+            clients[index].take(&frame);
+        }
+        position.clone()
+    };
+    for _ in 0..2 {
+        let frames =
+            stream.until(|frame| frame.data["update"]["type"] == "resync" && frame.event != "list").await;
+        take(frames.into_iter().filter(|frame| frame.event != "list").collect(), &mut clients);
+    }
+    app.ask("ann", &a, "Hi").await;
+    app.ask("ann", &b, "Ho").await;
+    let is_done = |id: &str| {
+        let id = json!(id);
+        move |frame: &Frame| {
+            frame.data["conversation"] == id && frame.data["update"]["event"]["outcome"] == "saved"
+        }
+    };
+    // The two runs are over, so both conversations are saved, in any order of the frames.
+    let first = stream.until(|frame| is_done(&a)(frame) || is_done(&b)(frame)).await;
+    let was_a = first.last().unwrap().data["conversation"] == json!(a);
+    take(first, &mut clients);
+    let second = stream.until(is_done(if was_a { &b } else { &a })).await;
+    let position = take(second, &mut clients).unwrap();
+    assert_eq!(clients[0].state(), now(&app, &a).await);
+    assert_eq!(clients[1].state(), now(&app, &b).await);
+    assert!(position.contains(&a) && position.contains(&b), "{position}");
+
+    app.manager.rename(&ConversationId::new(&a).unwrap(), Some("Renamed")).await.unwrap();
+    let mut resumed = app.stream("ann", &path, Some(&position)).await;
+    let frames = resumed.until(|frame| frame.data["update"]["event"]["title"] == "Renamed").await;
+    for frame in &frames {
+        let is_list = frame.event == "list";
+        assert!(
+            is_list || frame.data["update"]["type"] == "event",
+            "missed events, not a snapshot: {frame:?}"
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn leaving_a_stream_leaves_the_run_running() {
+    let gate = Gate::new();
+    let app = App::new([Step::new().then_text(["Half"]).gate(&gate).then_text([" done"]).stop()]);
+    let id = app.create("ann").await;
+    let mut stream = app.stream("ann", &format!("/agent/conversations/{id}/events"), None).await;
+    app.post("ann", &format!("/agent/conversations/{id}/commands"), prompt("Hi")).await;
+    stream.until(|frame| frame.data["update"]["event"]["event"]["type"] == "text_delta").await;
+    drop(stream);
+    gate.open();
+    app.idle(&id).await;
+    assert_eq!(now(&app, &id).await.tree.history().last().unwrap().text(), "Half done");
+}
+
+#[tokio::test(start_paused = true)]
+async fn stream_ends_with_a_notice_at_its_lifetime_and_when_the_server_drains() {
+    let app = App::new([]);
+    let id = app.create("ann").await;
+    let path = format!("/agent/conversations/{id}/events");
+    let mut stream = app.stream("ann", &path, None).await;
+    stream.next().await.unwrap();
+    let ending = stream.next().await.unwrap();
+    assert_eq!((ending.event.as_str(), &ending.data), ("ending", &json!({ "retry_after": 0 })));
+    assert!(stream.next().await.is_none());
+
+    let mut stream = app.stream("ann", &path, None).await;
+    stream.next().await.unwrap();
+    app.web.drain();
+    let ending = stream.next().await.unwrap();
+    assert_eq!((ending.event.as_str(), &ending.data), ("ending", &json!({ "retry_after": 5 })));
+    assert!(stream.next().await.is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn streams_beyond_the_limit_are_refused_until_one_is_closed() {
+    let app = App::with([], |web| web.limits(WebLimits::default().with_streams_per_principal(2)));
+    let (ann, ben) = (app.create("ann").await, app.create("ben").await);
+    let path = format!("/agent/conversations/{ann}/events");
+    let first = app.stream("ann", &path, None).await;
+    let _second = app.stream("ann", "/agent/events?list=true", None).await;
+    let refused = app.get("ann", &path).await;
+    assert_eq!((refused.status.as_u16(), refused.code().as_str()), (429, "too-many-streams"));
+    let _other = app.stream("ben", &format!("/agent/conversations/{ben}/events"), None).await;
+    drop(first);
+    let mut third = app.stream("ann", &path, None).await;
+    assert!(third.next().await.is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn position_that_cannot_be_read_is_refused() {
+    let app = App::new([]);
+    let id = app.create("ann").await;
+    for position in ["x", "a:b", ":1-1", "a:1f-x"] {
+        let mut request = crate::support::request(
+            axum::http::Method::GET,
+            "ann",
+            &format!("/agent/conversations/{id}/events"),
+            None,
+        );
+        request.headers_mut().insert("last-event-id", position.parse().unwrap());
+        assert_eq!(app.answer(request).await.code(), "invalid-position", "{position}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn list_reports_conversations_that_are_opened_titled_and_deleted() {
+    let app = App::new([]);
+    let mut stream = app.stream("ann", "/agent/events?list=true", None).await;
+    let first = stream.next().await.unwrap();
+    assert_eq!((first.event.as_str(), &first.data["update"]["type"]), ("list", &json!("resync")));
+    let other = app.create("ben").await;
+    let id = app.create("ann").await;
+    let conversation = ConversationId::new(&id).unwrap();
+    app.manager.close(&conversation).await.unwrap();
+    app.manager.rename(&conversation, Some("Plans")).await.unwrap();
+    app.manager.delete(&ConversationId::new(&other).unwrap()).await.unwrap();
+    app.manager.delete(&conversation).await.unwrap();
+    let frames = stream.until(|frame| frame.data["update"]["event"]["type"] == "deleted").await;
+    let kinds: Vec<&Value> = frames.iter().map(|frame| &frame.data["update"]["event"]["type"]).collect();
+    assert_eq!(kinds, ["opened", "closed", "title", "deleted"]);
+    assert!(frames.iter().all(|frame| !frame.data.to_string().contains(&other)));
+}

@@ -1,0 +1,229 @@
+//! An application with a router, and requests to it.
+
+use axum::{
+    Router,
+    body::{Body, BodyDataStream, to_bytes},
+    http::{Method, Request, Response, StatusCode, request::Parts},
+};
+use futures_util::StreamExt;
+use omni_agent::{
+    agent::Agent,
+    async_trait,
+    manager::{Manager, OpenOptions, Titles},
+    store::{ConversationId, Labels, MemoryStore},
+    testing::{ScriptedProvider, Step},
+    tool::{ToolContext, tool_fn},
+    web::{Access, Action, Challenge, Principal, Problem, StartRequest, Web, WebBuilder},
+};
+use serde_json::{Value, json};
+use tower::ServiceExt;
+
+/// Users are known by the header `x-user`. `boss` is an operator, and `reader` may only read Ann's conversations.
+pub(crate) struct Users;
+
+#[async_trait]
+impl Access for Users {
+    async fn principal(&self, request: &Parts) -> Result<Principal, Challenge> {
+        let user = request.headers.get("x-user").and_then(|value| value.to_str().ok());
+        match user.ok_or_else(Challenge::bearer)? {
+            "boss" => Ok(Principal::operator("boss")),
+            "reader" => Ok(Principal::new("reader", labels("ann")).unwrap()),
+            user => Ok(Principal::new(user, labels(user)).unwrap()),
+        }
+    }
+
+    fn permits(&self, principal: &Principal, action: Action, labels: &Labels) -> bool {
+        let may_act = principal.name() != "reader" || matches!(action, Action::Read | Action::List);
+        principal.owns(labels) && may_act
+    }
+}
+
+pub(crate) fn labels(user: &str) -> Labels {
+    Labels::new([("user", user)]).unwrap()
+}
+
+/// An application under test.
+pub(crate) struct App {
+    pub(crate) manager: Manager,
+    pub(crate) web: Web,
+    pub(crate) provider: ScriptedProvider,
+    router: Router,
+}
+
+/// A response that was read to its end.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: StatusCode,
+    pub(crate) parts: axum::http::response::Parts,
+    pub(crate) text: String,
+}
+
+impl Answer {
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_str(&self.text).unwrap_or_else(|error| panic!("{error}: {}", self.text))
+    }
+
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        self.parts.headers.get(name).map(|value| value.to_str().unwrap())
+    }
+
+    /// The code of a problem.
+    pub(crate) fn code(&self) -> String {
+        assert_eq!(self.header("content-type"), Some("application/problem+json"), "{self:?}");
+        let json = self.json();
+        assert_eq!(json["status"], self.status.as_u16(), "{json}");
+        json["type"].as_str().unwrap().strip_prefix("urn:omni-agent:").unwrap().to_owned()
+    }
+}
+
+impl App {
+    pub(crate) fn new(script: impl IntoIterator<Item = Step>) -> Self {
+        Self::with(script, |web| web)
+    }
+
+    pub(crate) fn with(
+        script: impl IntoIterator<Item = Step>,
+        set_up: impl FnOnce(WebBuilder) -> WebBuilder,
+    ) -> Self {
+        let provider = ScriptedProvider::new(script);
+        let model = provider.model();
+        let manager = Manager::builder(MemoryStore::new()).titles(Titles::Off).build();
+        let agents = move |_: &Principal, _: &StartRequest| {
+            let lookup =
+                tool_fn("lookup", "Looks something up.", |input: Value, _: ToolContext| async move {
+                    Ok(format!("found {}", input["what"]))
+                });
+            let agent = Agent::builder().model(model.clone()).system("Secret rules.");
+            let agent = agent.tool(lookup).needs_approval("lookup");
+            Ok::<_, Problem>(OpenOptions::new(agent))
+        };
+        let web = set_up(Web::builder(manager.clone(), Users, agents)).build();
+        let router = Router::new().nest("/agent", web.router());
+        Self { manager, web, provider, router }
+    }
+
+    pub(crate) async fn send(&self, request: Request<Body>) -> Response<Body> {
+        self.router.clone().oneshot(request).await.unwrap()
+    }
+
+    pub(crate) async fn answer(&self, request: Request<Body>) -> Answer {
+        let (parts, body) = self.send(request).await.into_parts();
+        let text = String::from_utf8_lossy(&to_bytes(body, 1 << 26).await.unwrap()).into_owned();
+        Answer { status: parts.status, parts, text }
+    }
+
+    pub(crate) async fn get(&self, user: &str, path: &str) -> Answer {
+        self.answer(request(Method::GET, user, path, None)).await
+    }
+
+    pub(crate) async fn post(&self, user: &str, path: &str, body: Value) -> Answer {
+        self.answer(request(Method::POST, user, path, Some(body))).await
+    }
+
+    /// Creates a conversation of this user and returns its id.
+    pub(crate) async fn create(&self, user: &str) -> String {
+        let created = self.post(user, "/agent/conversations", json!({})).await;
+        assert_eq!(created.status, StatusCode::CREATED, "{created:?}");
+        created.json()["id"].as_str().unwrap().to_owned()
+    }
+
+    /// Sends a prompt and waits until the session is idle.
+    pub(crate) async fn ask(&self, user: &str, id: &str, text: &str) {
+        let answer = self.post(user, &format!("/agent/conversations/{id}/commands"), prompt(text)).await;
+        assert_eq!(answer.json(), json!({ "type": "prompt", "accepted": "started" }));
+        self.idle(id).await;
+    }
+
+    pub(crate) async fn idle(&self, id: &str) {
+        let session = self.manager.get(&ConversationId::new(id).unwrap()).unwrap();
+        session.wait_until_idle().await.unwrap();
+    }
+
+    /// Opens a stream.
+    pub(crate) async fn stream(&self, user: &str, path: &str, after: Option<&str>) -> Frames {
+        let mut request = request(Method::GET, user, path, None);
+        if let Some(after) = after {
+            request.headers_mut().insert("last-event-id", after.parse().unwrap());
+        }
+        let response = self.send(request).await;
+        assert_eq!(response.status(), StatusCode::OK);
+        assert_eq!(response.headers()["content-type"], "text/event-stream");
+        Frames { body: response.into_body().into_data_stream(), buffer: String::new() }
+    }
+}
+
+pub(crate) fn prompt(text: &str) -> Value {
+    json!({ "type": "prompt", "prompt": { "content": [{ "type": "text", "text": text }] } })
+}
+
+pub(crate) fn request(method: Method, user: &str, path: &str, body: Option<Value>) -> Request<Body> {
+    let mut builder = Request::builder().method(method).uri(path).header("host", "chat.example.com");
+    if !user.is_empty() {
+        builder = builder.header("x-user", user);
+    }
+    match body {
+        Some(body) => builder.header("content-type", "application/json").body(Body::from(body.to_string())),
+        None => builder.body(Body::empty()),
+    }
+    .unwrap()
+}
+
+/// A frame of a stream.
+#[derive(Clone, Debug)]
+pub(crate) struct Frame {
+    pub(crate) event: String,
+    pub(crate) id: Option<String>,
+    pub(crate) data: Value,
+}
+
+/// The frames of a stream.
+pub(crate) struct Frames {
+    body: BodyDataStream,
+    buffer: String,
+}
+
+impl Frames {
+    /// Returns the next frame, or `None` at the end of the stream.
+    pub(crate) async fn next(&mut self) -> Option<Frame> {
+        loop {
+            if let Some((frame, rest)) = self.buffer.split_once("\n\n") {
+                let (frame, rest) = (frame.to_owned(), rest.to_owned());
+                self.buffer = rest;
+                if let Some(frame) = read(&frame) {
+                    return Some(frame);
+                }
+                continue;
+            }
+            let bytes = self.body.next().await?.unwrap();
+            self.buffer.push_str(std::str::from_utf8(&bytes).unwrap());
+        }
+    }
+
+    /// Returns the frames up to the first one that `is_last` accepts.
+    pub(crate) async fn until(&mut self, is_last: impl Fn(&Frame) -> bool) -> Vec<Frame> {
+        let mut frames = Vec::new();
+        loop {
+            let frame = self.next().await.unwrap_or_else(|| panic!("the stream has ended after {frames:#?}"));
+            let is_last = is_last(&frame);
+            frames.push(frame);
+            if is_last {
+                return frames;
+            }
+        }
+    }
+
+    /// Returns the frames up to the end of the run.
+    pub(crate) async fn run(&mut self) -> Vec<Frame> {
+        self.until(|frame| frame.data["update"]["event"]["type"] == "tree").await
+    }
+}
+
+fn read(text: &str) -> Option<Frame> {
+    let field = |name: &str| {
+        let lines = text.lines().filter_map(|line| line.strip_prefix(name));
+        let values: Vec<&str> = lines.map(|value| value.strip_prefix(' ').unwrap_or(value)).collect();
+        (!values.is_empty()).then(|| values.join("\n"))
+    };
+    let data = serde_json::from_str(&field("data:")?).unwrap();
+    Some(Frame { event: field("event:").unwrap_or_default(), id: field("id:"), data })
+}

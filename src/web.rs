@@ -78,6 +78,7 @@
 
 mod access;
 mod ag_ui;
+mod client_ids;
 mod feed;
 mod gate;
 mod guard;
@@ -99,6 +100,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{manager::Manager, setters::setters};
 use access::Hooks;
+use client_ids::ClientIds;
 use streams::Streams;
 
 /// A manager behind HTTP. Cheap to clone.
@@ -119,6 +121,9 @@ struct Inner {
     reveals_owner: bool,
     draining: CancellationToken,
     streams: Arc<Streams>,
+    client_ids: Option<ClientIds>,
+    client_tools: bool,
+    ag_ui_runs: ag_ui::Runs,
 }
 
 /// Settings of a [`Web`].
@@ -193,6 +198,9 @@ impl Web {
             reveals_owner: false,
             draining: CancellationToken::new(),
             streams: Arc::default(),
+            client_ids: None,
+            client_tools: false,
+            ag_ui_runs: ag_ui::Runs::default(),
         })
     }
 
@@ -210,6 +218,22 @@ impl Web {
     /// ```
     pub fn routes() -> impl Iterator<Item = (Method, &'static str)> {
         routes::all().into_iter().map(|route| (route.method, route.path))
+    }
+
+    /// Returns the router with the routes of AG-UI, for clients of the protocol 1.0 and of the packages 0.0.59:
+    ///
+    /// | route | purpose |
+    /// | --- | --- |
+    /// | `POST /` | runs the agent, and answers with the events of the run |
+    /// | `GET /{thread}?runId=&protocolVersion=` | joins the active run; if no run is active, sends the messages |
+    /// | `POST /{thread}/stop?discard=` | ends the run, and keeps its text unless `discard` is `true` |
+    /// | `GET /{thread}/files/{message}/{block}` | the bytes of an attachment |
+    ///
+    /// The thread is the conversation. Each tool use that waits for a decision is an interrupt. Its answer has the members
+    /// `approved`, `reason` and `editedArgs`. The posted messages only show where a new message belongs. A user message
+    /// that the server knows is answered again, or edited if its content differs.
+    pub fn ag_ui(&self) -> Router {
+        ag_ui::routes::router(self)
     }
 
     /// Ends all streams with an `ending` event. From now on, new streams and prompts are refused with the status 503.
@@ -257,6 +281,14 @@ impl WebBuilder {
     /// protects a server on loopback or in a private network against DNS rebinding. By default, all hosts are accepted.
     pub fn hosts<N: Into<String>>(mut self, hosts: impl IntoIterator<Item = N>) -> Self {
         self.0.hosts = Some(hosts.into_iter().map(|host| host.into().to_ascii_lowercase()).collect());
+        self
+    }
+
+    /// Accepts the tools that AG-UI clients declare. The model can use them, and the client runs them. They are added after
+    /// the agent's own tools, which they cannot replace, and stay until the conversation is closed. By default, they are
+    /// ignored.
+    pub fn client_tools(mut self, are_accepted: bool) -> Self {
+        self.0.client_tools = are_accepted;
         self
     }
 

@@ -1,1 +1,49 @@
-//! The streams of AG-UI. Pure.
+//! The streams of AG-UI, for clients of the protocol 1.0 and of the packages 0.0.59.
+//!
+//! Everything here but the routes is pure. [`RunInput::plan`] reads a posted request and the session's snapshot and returns the commands
+//! to perform. A [`RunStream`] takes the snapshot and the events of a session and returns the events of the protocol.
+
+mod frame;
+mod interrupts;
+mod messages;
+mod plan;
+mod request;
+pub(super) mod routes;
+mod runs;
+mod stream;
+
+#[cfg(test)]
+mod tests;
+
+pub(crate) use frame::Frame;
+pub(crate) use messages::Files;
+pub(crate) use plan::{Plan, Refusal};
+pub(crate) use request::RunInput;
+pub(super) use runs::Runs;
+pub(crate) use stream::{Run, RunStream, Start};
+
+/// The activity with the progress of a tool.
+const PROGRESS: &str = "omni.progress";
+
+/// The activity with a file that the model has created.
+const FILE: &str = "omni.file";
+
+/// The version of the protocol that the client reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Level {
+    /// The packages 0.0.59. They refuse an outcome other than `success` and `interrupt`, and results with parts.
+    V0,
+    /// Protocol 1.0.
+    V1,
+}
+
+impl Level {
+    /// Returns the level of a request that declares this version of the protocol. The packages 0.0.59 declare none.
+    pub(crate) fn of(declared: Option<&str>) -> Self {
+        if declared.is_some() { Self::V1 } else { Self::V0 }
+    }
+
+    fn has_result_parts(self) -> bool {
+        self == Self::V1
+    }
+}

@@ -63,6 +63,13 @@ impl Call {
         Ok(Self { web, principal, target, path, base, parts, body: Mutex::new(body) })
     }
 
+    /// Makes this conversation the request's, if the action on it is permitted. For routes whose path has no id.
+    pub(super) async fn enter(&mut self, id: ConversationId, action: Action) -> Result<(), Problem> {
+        let labels = self.web.visible(&self.principal, &id).await?;
+        self.target = Some((id, labels));
+        self.permit(action)
+    }
+
     /// Returns the route's conversation with its labels.
     pub(super) fn conversation(&self) -> Result<&(ConversationId, Labels), Problem> {
         self.target.as_ref().ok_or_else(Problem::not_found)
@@ -197,7 +204,10 @@ impl Web {
 async fn base(parts: &mut Parts) -> Arc<str> {
     let inner = parts.uri.path().to_owned();
     let outer = parts.extract::<OriginalUri>().await.map(|OriginalUri(uri)| uri.path().to_owned());
-    outer.ok().as_deref().and_then(|outer| outer.strip_suffix(&inner)).unwrap_or_default().into()
+    // The root of a nested router has no slash of its own.
+    let inner = if inner == "/" { "" } else { &inner };
+    let outer = outer.as_deref().map(|outer| outer.trim_end_matches('/'));
+    outer.ok().and_then(|outer| outer.strip_suffix(inner)).unwrap_or_default().into()
 }
 
 /// A handler of a route.

@@ -39,20 +39,22 @@ use crate::{
 pub(super) struct Route {
     pub(super) method: Method,
     pub(super) path: &'static str,
-    action: Action,
-    handler: Handler,
+    pub(super) action: Action,
+    pub(super) handler: Handler,
 }
 
 macro_rules! routes {
     ($($method:ident $path:literal $action:ident $handler:ident;)+) => {
-        [$(Route {
-            method: Method::$method,
+        [$($crate::web::routes::Route {
+            method: axum::http::Method::$method,
             path: $path,
-            action: Action::$action,
+            action: $crate::web::Action::$action,
             handler: |call| Box::pin($handler(call)),
         }),+]
     };
 }
+
+pub(super) use routes;
 
 /// Returns all routes. The action of a route without a conversation is checked for each conversation that it uses.
 pub(super) fn all() -> [Route; 16] {
@@ -77,8 +79,13 @@ pub(super) fn all() -> [Route; 16] {
 }
 
 pub(super) fn router(web: &Web) -> Router {
+    router_of(all(), web)
+}
+
+/// Returns a router with these routes.
+pub(super) fn router_of(routes: impl IntoIterator<Item = Route>, web: &Web) -> Router {
     let mut router = Router::new();
-    for route in all() {
+    for route in routes {
         router = router.route(route.path, on(filter(&route.method), handler(web.clone(), &route)));
     }
     finish(router, web)
@@ -282,7 +289,7 @@ async fn search(call: Call) -> Result<Response, Problem> {
     Ok(json(&found))
 }
 
-async fn file(call: Call) -> Result<Response, Problem> {
+pub(super) async fn file(call: Call) -> Result<Response, Problem> {
     let missing = || Problem::nothing_here("There is no such file.");
     let [(_, message), (_, block)] = &call.path[..] else { return Err(missing()) };
     let snapshot = call.on_session(|session| async move { session.snapshot().await }).await?;

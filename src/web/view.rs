@@ -60,6 +60,10 @@ impl View {
         Self { inline_files: true, ..self }
     }
 
+    pub(super) const fn has_inline_files(&self) -> bool {
+        self.inline_files
+    }
+
     /// Returns this view of one conversation. `files` is the URL of the conversation's files.
     pub(super) const fn of(&self, files: String) -> Lens {
         Lens { everything: self.everything, inline_files: self.inline_files, files, answer: None }

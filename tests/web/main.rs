@@ -3,6 +3,7 @@
 #![allow(missing_docs, clippy::unwrap_used, reason = "a test")]
 
 mod access;
+mod ag_ui;
 mod bad_input;
 mod routes;
 mod streams;

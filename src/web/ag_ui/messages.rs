@@ -1,0 +1,347 @@
+//! The messages of a session as the protocol's messages.
+//!
+//! Each visible block of an answer is a message with its own id, `MESSAGE-INDEX`. Tool uses that follow each other
+//! directly share one message, which has the id of the first. The events of a stream use the same ids.
+
+use std::collections::HashMap;
+
+use serde_json::{Map, Value, json};
+
+use super::{
+    Level,
+    frame::{Body, ChatMessage, Media, Part, PartSource, ToolCall},
+};
+use crate::{
+    agent::Snapshot,
+    message::{
+        Attachment, Content, Message, MessageId, ResultBlock, Role, Source, ToolResult, ToolUse, ToolUseId,
+    },
+    provider::PartialBlock,
+    text::clip,
+};
+
+/// The greatest size of a text in one frame, in bytes. JSON can make it six times as long.
+pub(super) const MAX_TEXT: usize = 1 << 20;
+
+/// The greatest size of all messages in one frame, in bytes. The client refuses frames from 10 MiB on.
+const MAX_MESSAGES: usize = 8 << 20;
+
+/// The greatest size of a file that a stream contains, in bytes of base64.
+const MAX_INLINE: usize = 64 << 10;
+
+/// The greatest size of a file if files stay in the stream.
+const MAX_DATA: usize = 4 << 20;
+
+/// The form of files in streams.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Files {
+    /// The address below which the attachments of the conversation's messages are served: `BASE/MESSAGE/BLOCK`.
+    pub(crate) base: Option<String>,
+    /// Whether files stay in the stream.
+    pub(crate) inline: bool,
+}
+
+impl Files {
+    /// Returns the part for an attachment. `place` is the message's id and the index of the block, if the attachment
+    /// is a block of a message.
+    fn part(&self, file: &Attachment, place: Option<(&str, usize)>) -> Part {
+        let mime_type = file.media_type.clone();
+        let limit = if self.inline { MAX_DATA } else { MAX_INLINE };
+        let source = match (&file.source, &self.base, place) {
+            (Source::Url { url }, ..) if url.len() <= MAX_TEXT => {
+                PartSource::Url { value: url.clone(), mime_type }
+            }
+            (Source::Base64 { data }, ..) if data.len() <= limit => {
+                PartSource::Data { value: data.clone(), mime_type }
+            }
+            (Source::Base64 { .. }, Some(base), Some((message, block))) => {
+                PartSource::Url { value: format!("{base}/{message}/{block}"), mime_type }
+            }
+            _ => return Part::Text { text: label(file) },
+        };
+        let name = file.name.as_deref().map(|name| ("name".to_owned(), clip(name, 1024).into()));
+        let media = Media { source, metadata: name.into_iter().collect() };
+        match file.media_type.split('/').next().map(str::to_ascii_lowercase).as_deref() {
+            Some("image") => Part::Image(media),
+            Some("audio") => Part::Audio(media),
+            Some("video") => Part::Video(media),
+            _ => Part::Document(media),
+        }
+    }
+
+    /// Returns the content of the activity that shows a file of an answer.
+    pub(super) fn activity(&self, file: &Attachment, message: &str, block: usize) -> Value {
+        json!({ "file": self.part(file, Some((message, block))) })
+    }
+}
+
+/// Returns the text that stands for a file that is not sent.
+fn label(file: &Attachment) -> String {
+    let name = file.name.as_deref().map(|name| format!(" {}", clip(name, 1024))).unwrap_or_default();
+    format!("[file{name}, {}]", clip(&file.media_type, 256))
+}
+
+/// Returns the id of a block of an answer.
+pub(super) fn block_id(message: &impl std::fmt::Display, index: usize) -> String {
+    format!("{message}-{index}")
+}
+
+/// Returns the id of the message with the result of a tool use.
+pub(super) fn result_id(tool_use: &ToolUseId) -> String {
+    format!("{tool_use}-result")
+}
+
+/// Returns the content of a message with a result, and the data that marks an error.
+pub(super) fn result(result: &ToolResult, level: Level, files: &Files) -> (Body, Map<String, Value>) {
+    let mut metadata = Map::new();
+    if result.is_error {
+        metadata.insert("isError".to_owned(), true.into());
+    }
+    let mut room = MAX_TEXT;
+    let mut parts = Vec::new();
+    for block in &result.content {
+        let part = match block {
+            ResultBlock::Text(text) => {
+                let text = clip(&text.text, room).into_owned();
+                room -= text.len().min(room);
+                Part::Text { text }
+            }
+            ResultBlock::Attachment(file) if level.has_result_parts() => files.part(file, None),
+            ResultBlock::Attachment(file) => Part::Text { text: label(file) },
+        };
+        parts.push(part);
+    }
+    (body(parts, level), metadata)
+}
+
+/// Returns the content of a result: one text if there are only texts, otherwise the parts.
+fn body(parts: Vec<Part>, level: Level) -> Body {
+    let text = |part: &Part| match part {
+        Part::Text { text } => Some(text.clone()),
+        _ => None,
+    };
+    if !level.has_result_parts() || parts.iter().all(|part| text(part).is_some()) {
+        return Body::Text(parts.iter().filter_map(text).collect::<Vec<_>>().join("\n"));
+    }
+    Body::Parts(parts)
+}
+
+/// The messages of a conversation, in the order in which the client shows them.
+#[derive(Debug)]
+pub(super) struct Messages<'a> {
+    level: Level,
+    files: &'a Files,
+    list: Vec<ChatMessage>,
+    /// The number of messages so far, for messages without an id.
+    count: usize,
+}
+
+impl<'a> Messages<'a> {
+    pub(super) fn new(level: Level, files: &'a Files) -> Self {
+        Self { level, files, list: Vec::new(), count: 0 }
+    }
+
+    /// Returns all messages of the agent, with the answer that is being streamed.
+    pub(super) fn of(agent: &Snapshot, level: Level, files: &'a Files) -> Vec<ChatMessage> {
+        let mut messages = Self::new(level, files);
+        for message in agent.messages() {
+            messages.push(message);
+        }
+        if let Some(answer) = &agent.answer {
+            messages.push_partial(answer, &agent.partial);
+        }
+        fit(messages.list, MAX_MESSAGES)
+    }
+
+    pub(super) fn into_list(self) -> Vec<ChatMessage> {
+        self.list
+    }
+
+    pub(super) fn push(&mut self, message: &Message) {
+        self.count += 1;
+        let id = message.id.as_ref().map_or_else(|| format!("message-{}", self.count), MessageId::to_string);
+        match message.role {
+            Role::Assistant => {
+                let blocks = message.content.iter().map(|block| (block, None));
+                self.push_answer(&id, blocks);
+            }
+            Role::User => self.push_user(&id, message),
+        }
+    }
+
+    pub(super) fn push_partial(&mut self, answer: &MessageId, blocks: &[PartialBlock]) {
+        let blocks = blocks.iter().map(|block| {
+            let raw = (!block.ended).then_some(block.input.as_str());
+            (&block.content, raw)
+        });
+        self.push_answer(&answer.to_string(), blocks);
+    }
+
+    /// Adds the blocks of an answer. A tool use whose input is not complete comes with its JSON text so far.
+    fn push_answer<'b>(
+        &mut self,
+        message: &str,
+        blocks: impl Iterator<Item = (&'b Content, Option<&'b str>)>,
+    ) {
+        let mut follows_tool_use = false;
+        for (index, (block, raw)) in blocks.enumerate() {
+            let id = block_id(&message, index);
+            match block {
+                Content::Text(text) if !text.text.is_empty() => {
+                    let content = Some(text.text.clone());
+                    self.list.push(ChatMessage::Assistant { id, content, tool_calls: Vec::new() });
+                }
+                Content::Thinking(thinking) if !thinking.text.is_empty() => {
+                    self.list.push(ChatMessage::Reasoning { id, content: thinking.text.clone() });
+                }
+                Content::Attachment(file) => {
+                    let content = self.files.activity(file, message, index);
+                    self.list.push(ChatMessage::Activity { id, activity_type: super::FILE, content });
+                }
+                Content::ToolUse(tool_use) => {
+                    let arguments = raw.map_or_else(|| arguments(tool_use), str::to_owned);
+                    let call = ToolCall::new(tool_use.id.to_string(), tool_use.name.clone(), arguments);
+                    match self.list.last_mut() {
+                        Some(ChatMessage::Assistant { tool_calls, .. }) if follows_tool_use => {
+                            tool_calls.push(call);
+                        }
+                        _ => self.list.push(ChatMessage::Assistant {
+                            id,
+                            content: None,
+                            tool_calls: vec![call],
+                        }),
+                    }
+                }
+                _ => {}
+            }
+            follows_tool_use = matches!(block, Content::ToolUse(_));
+        }
+    }
+
+    fn push_user(&mut self, id: &str, message: &Message) {
+        let mut parts = Vec::new();
+        let mut results = HashMap::new();
+        for (index, block) in message.content.iter().enumerate() {
+            match block {
+                Content::Text(text) => parts.push(Part::Text { text: text.text.clone() }),
+                Content::Attachment(file) => parts.push(self.files.part(file, Some((id, index)))),
+                Content::ToolResult(result) => {
+                    results.insert(&result.tool_use_id, result);
+                }
+                _ => {}
+            }
+        }
+        for result in message.tool_results() {
+            self.push_result(result);
+        }
+        let content = match <[Part; 1]>::try_from(parts) {
+            Ok([Part::Text { text }]) => Body::Text(text),
+            Ok([part]) => Body::Parts(vec![part]),
+            Err(parts) if parts.is_empty() && !results.is_empty() => return,
+            Err(parts) => Body::Parts(parts),
+        };
+        self.list.push(ChatMessage::User { id: id.to_owned(), content });
+    }
+
+    /// Adds a result where the client puts it: behind the message with the tool call, and behind its other results.
+    fn push_result(&mut self, tool_result: &ToolResult) {
+        let tool_call_id = tool_result.tool_use_id.to_string();
+        let owner = self
+            .list
+            .iter()
+            .rposition(|message| message.tool_calls().iter().any(|call| call.id == tool_call_id));
+        let mut place = owner.map_or(self.list.len(), |owner| owner + 1);
+        while matches!(self.list.get(place), Some(ChatMessage::Tool { .. })) {
+            place += 1;
+        }
+        let (content, metadata) = result(tool_result, self.level, self.files);
+        let id = result_id(&tool_result.tool_use_id);
+        self.list.insert(place, ChatMessage::Tool { id, tool_call_id, content, metadata });
+    }
+}
+
+/// Returns the JSON text of a tool use's input, as the model has sent it.
+pub(super) fn arguments(tool_use: &ToolUse) -> String {
+    tool_use.malformed.clone().unwrap_or_else(|| tool_use.input.to_string())
+}
+
+/// Returns the messages in a form that needs at most `limit` bytes as JSON. All ids stay as long as possible, because
+/// the client drops each message that is missing here: first the contents are shortened, from the longest on, and then
+/// the oldest messages are left out.
+fn fit(mut messages: Vec<ChatMessage>, limit: usize) -> Vec<ChatMessage> {
+    let size = |messages: &[ChatMessage]| messages.iter().map(json_size).sum::<usize>();
+    for cap in [MAX_TEXT, MAX_TEXT / 16, MAX_TEXT / 256, 256] {
+        if size(&messages) <= limit {
+            return messages;
+        }
+        for message in &mut messages {
+            shorten(message, cap);
+        }
+    }
+    let mut room = limit;
+    let kept = messages.iter().rev().take_while(|message| {
+        let size = json_size(message);
+        let has_room = size <= room;
+        room = room.saturating_sub(size);
+        has_room
+    });
+    let dropped = messages.len() - kept.count();
+    messages.split_off(dropped)
+}
+
+fn json_size(message: &ChatMessage) -> usize {
+    struct Count(usize);
+    impl std::io::Write for Count {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0 += bytes.len();
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let mut count = Count(1);
+    match serde_json::to_writer(&mut count, message) {
+        Ok(()) => count.0,
+        Err(_) => usize::MAX / 2,
+    }
+}
+
+/// Shortens all contents of a message that are longer than `cap`.
+fn shorten(message: &mut ChatMessage, cap: usize) {
+    let cut = |text: &mut String| {
+        if text.len() > cap {
+            *text = clip(text, cap).into_owned();
+        }
+    };
+    match message {
+        ChatMessage::User { content, .. } | ChatMessage::Tool { content, .. } => match content {
+            Body::Text(text) => cut(text),
+            Body::Parts(parts) => parts.iter_mut().for_each(|part| match part {
+                Part::Text { text } => cut(text),
+                Part::Image(media) | Part::Audio(media) | Part::Video(media) | Part::Document(media) => {
+                    let (PartSource::Data { value, .. } | PartSource::Url { value, .. }) = &media.source;
+                    if value.len() > cap {
+                        *part = Part::Text { text: "[file]".to_owned() };
+                    }
+                }
+            }),
+        },
+        ChatMessage::Assistant { content, tool_calls, .. } => {
+            content.iter_mut().for_each(cut);
+            for call in tool_calls {
+                // A part of a JSON text is not JSON.
+                if call.function.arguments.len() > cap {
+                    "{}".clone_into(&mut call.function.arguments);
+                }
+            }
+        }
+        ChatMessage::Reasoning { content, .. } => cut(content),
+        ChatMessage::Activity { content, .. } => {
+            if content.to_string().len() > cap {
+                *content = json!({});
+            }
+        }
+    }
+}

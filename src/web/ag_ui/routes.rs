@@ -1,0 +1,313 @@
+//! The routes of AG-UI.
+
+use std::{
+    collections::{HashSet, VecDeque},
+    sync::Arc,
+};
+
+use axum::{
+    Router,
+    http::{HeaderValue, StatusCode, header},
+    response::{
+        IntoResponse, Response, Sse,
+        sse::{Event, KeepAlive},
+    },
+};
+use futures_util::stream;
+use serde::Deserialize;
+
+use super::{Files, Frame, Level, Plan, Run, RunInput, RunStream, Start};
+use crate::{
+    agent::{Accepted, PromptState},
+    session::{
+        Mode, Session, SessionAnswer, SessionCommand, SessionError, SessionEvent, SessionSnapshot,
+        SessionSubscription,
+    },
+    subscription::Update,
+    tool::Tool,
+    web::{
+        Action, Principal, Problem, Web,
+        gate::Call,
+        requests::{action, check, starts_a_run},
+        routes::{Route, file, router_of, routes},
+        streams::Place,
+    },
+};
+
+/// Returns all routes. The handlers check the action on the thread that the request names.
+pub(in crate::web) fn all() -> [Route; 4] {
+    routes! {
+        POST "/" Prompt run;
+        GET "/{thread}" Watch join;
+        POST "/{thread}/stop" Stop stop;
+        GET "/{thread}/files/{message}/{block}" Read thread_file;
+    }
+}
+
+pub(in crate::web) fn router(web: &Web) -> Router {
+    router_of(all(), web)
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase", deny_unknown_fields)]
+struct JoinQuery {
+    run_id: Option<String>,
+    protocol_version: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct StopQuery {
+    discard: bool,
+}
+
+async fn run(mut call: Call) -> Result<Response, Problem> {
+    let input: RunInput = call.json(call.web.0.limits.command_body).await?;
+    let place = call.web.0.streams.enter(&call.principal, &call.web.0.limits)?;
+    call.enter_or_create(&input.thread_id, Action::Watch).await?;
+    let (session, updates) = subscribe(&call).await?;
+    let run = Run {
+        thread: input.thread_id.clone(),
+        id: input.run_id.clone(),
+        level: input.level(),
+        files: files(&call, &input.thread_id),
+        known: input.known(),
+        state: input.state(),
+    };
+    let view = updates.snapshot().ok_or_else(Problem::invalid_position)?;
+    match perform(&call, &input, &session, view).await {
+        Ok(start) => {
+            let (stream, frames) = RunStream::begin(run, (**view).clone(), &start);
+            Ok(respond(&call, Reply { run: stream, queue: frames.into(), session, updates, place }))
+        }
+        Err(problem) => {
+            let problem = call.web.shown(problem);
+            let body = problem.to_json();
+            let message = body["detail"].as_str().or(body["title"].as_str()).unwrap_or_default();
+            let frames = RunStream::refused(&run, problem.code(), message);
+            let events: Vec<_> = frames.iter().map(event).collect();
+            Ok(with_headers(Sse::new(stream::iter(events)).into_response()))
+        }
+    }
+}
+
+/// Performs what the request asks for. Returns the part of the session's activity that its stream shows.
+async fn perform(
+    call: &Call,
+    input: &RunInput,
+    session: &Session,
+    view: &SessionSnapshot,
+) -> Result<Start, Problem> {
+    let id = call.id()?;
+    let runs = &call.web.0.ag_ui_runs;
+    if runs.contains(id, input) {
+        let staged = view.agent.staged.iter().filter_map(|prompt| prompt.id.clone());
+        let own =
+            staged.into_iter().find(|id| input.messages.last().is_some_and(|last| last.id == id.as_str()));
+        return Ok(own.map_or(Start::Join, Start::Staged));
+    }
+    let refused = |refusal: super::Refusal| {
+        Problem::new(StatusCode::CONFLICT, refusal.code, "The run cannot start.").with_detail(refusal.message)
+    };
+    let commands = match input.plan(view).map_err(refused)? {
+        Plan::Join(staged) => return Ok(staged.map_or(Start::Join, Start::Staged)),
+        Plan::Perform(commands) => commands,
+    };
+    for command in &commands {
+        call.permit(action(command))?;
+        check(command, &call.principal)?;
+        if starts_a_run(command) && call.web.is_draining() {
+            return Err(Problem::draining());
+        }
+    }
+    if call.web.0.client_tools {
+        add_tools(session, input.client_tools().map_err(refused)?).await?;
+    }
+    let mut start = Start::Command;
+    for command in commands {
+        let prompt = match &command {
+            SessionCommand::Prompt { prompt } => prompt.id.clone(),
+            _ => None,
+        };
+        let answer = session.perform(command, Some(call.principal.name())).await?;
+        start = match (answer, prompt) {
+            (SessionAnswer::Prompt(Accepted::Staged { id, .. }), _) => Start::Staged(id),
+            (SessionAnswer::Prompt(Accepted::Known { state: PromptState::Staged }), Some(id)) => {
+                Start::Staged(id)
+            }
+            (SessionAnswer::Prompt(Accepted::Known { .. }), _) => Start::Join,
+            _ => start,
+        };
+    }
+    runs.insert(id, input);
+    Ok(start)
+}
+
+/// Adds the tools of the client to the agent's own. While a run is active, the tools stay as they are.
+async fn add_tools(session: &Session, tools: Vec<Box<dyn Tool>>) -> Result<(), Problem> {
+    if tools.is_empty() {
+        return Ok(());
+    }
+    let edit = move |config: &mut crate::agent::Config| {
+        for tool in tools {
+            if config.tools.is_only_declared(tool.name()) {
+                config.tools.remove(tool.name());
+            }
+            if config.tools.get(tool.name()).is_none() {
+                config.tools.insert(Arc::new(tool))?;
+            }
+        }
+        Ok(())
+    };
+    match session.configure(edit).await {
+        Err(error) if is_busy(&error) => Ok(()),
+        Err(SessionError::Agent(error @ crate::agent::AgentError::Refused(_))) => {
+            let problem =
+                Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid-tool", "A tool is not acceptable.");
+            Err(problem.with_detail(error.to_string()))
+        }
+        other => Ok(other?),
+    }
+}
+
+fn is_busy(error: &SessionError) -> bool {
+    match error {
+        SessionError::Busy(_) => true,
+        SessionError::Agent(error) => error.is_busy(),
+        _ => false,
+    }
+}
+
+async fn join(mut call: Call) -> Result<Response, Problem> {
+    let thread = thread(&call)?;
+    let query: JoinQuery = call.query()?;
+    let place = call.web.0.streams.enter(&call.principal, &call.web.0.limits)?;
+    call.enter_client_id(&thread, Action::Watch).await?;
+    let (session, updates) = subscribe(&call).await?;
+    let view = updates.snapshot().ok_or_else(Problem::invalid_position)?;
+    let turn = view.agent.turn.map_or_else(|| "idle".to_owned(), |turn| turn.to_string());
+    let run = Run {
+        files: files(&call, &thread),
+        thread,
+        id: query.run_id.unwrap_or(turn),
+        level: Level::of(query.protocol_version.as_deref()),
+        known: HashSet::new(),
+        state: serde_json::Map::new(),
+    };
+    let (stream, frames) = RunStream::begin(run, (**view).clone(), &Start::Join);
+    Ok(respond(&call, Reply { run: stream, queue: frames.into(), session, updates, place }))
+}
+
+async fn stop(mut call: Call) -> Result<Response, Problem> {
+    let thread = thread(&call)?;
+    let StopQuery { discard } = call.query()?;
+    call.enter_client_id(&thread, Action::Stop).await?;
+    let stop = |session: Session| async move {
+        if discard { session.cancel().await } else { session.interrupt().await }
+    };
+    call.on_session(stop).await?;
+    Ok(StatusCode::NO_CONTENT.into_response())
+}
+
+async fn thread_file(mut call: Call) -> Result<Response, Problem> {
+    let thread = thread(&call)?;
+    call.path.remove(0);
+    call.enter_client_id(&thread, Action::Read).await?;
+    file(call).await
+}
+
+/// Returns the thread in the path.
+fn thread(call: &Call) -> Result<String, Problem> {
+    call.path.first().map(|(_, thread)| thread.clone()).ok_or_else(Problem::not_found)
+}
+
+fn files(call: &Call, thread: &str) -> Files {
+    Files { base: Some(format!("{}/{thread}/files", call.base)), inline: call.web.0.view.has_inline_files() }
+}
+
+async fn subscribe(call: &Call) -> Result<(Session, SessionSubscription), Problem> {
+    let (id, labels) = call.conversation()?;
+    let may_prompt = call.permit(Action::Prompt).is_ok();
+    let mode = if may_prompt { Mode::Controller } else { Mode::Observer };
+    let opened = call.web.open(&call.principal, id, labels, Some(mode)).await?;
+    let updates = match opened.subscription {
+        Some(updates) => updates,
+        None => opened.session.subscribe(mode).await?,
+    };
+    Ok((opened.session, updates))
+}
+
+/// The state of a response.
+struct Reply {
+    run: RunStream,
+    queue: VecDeque<Frame>,
+    session: Session,
+    updates: SessionSubscription,
+    place: Place,
+}
+
+fn respond(call: &Call, reply: Reply) -> Response {
+    let keep_alive = KeepAlive::new().interval(call.web.0.limits.keep_alive);
+    let (web, principal) = (call.web.clone(), call.principal.clone());
+    let events = stream::unfold(Some(reply), move |reply| {
+        let (web, principal) = (web.clone(), principal.clone());
+        async move { reply?.next(&web, &principal).await }
+    });
+    with_headers(Sse::new(events).keep_alive(keep_alive).into_response())
+}
+
+fn with_headers(mut response: Response) -> Response {
+    let headers = response.headers_mut();
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    response
+}
+
+fn event(frame: &Frame) -> Result<Event, axum::Error> {
+    Event::default().json_data(frame)
+}
+
+impl Reply {
+    /// Returns the next event and the rest of the stream. A reader that is too slow gets an error, which fails the body: a
+    /// body that merely ends counts as a success in the client.
+    async fn next(
+        mut self,
+        web: &Web,
+        principal: &Principal,
+    ) -> Option<(Result<Event, axum::Error>, Option<Self>)> {
+        loop {
+            if let Some(frame) = self.queue.pop_front() {
+                return Some((event(&frame), Some(self)));
+            }
+            if self.run.is_paused() {
+                let frames = match self.session.snapshot().await {
+                    Ok(view) => self.run.pause(&view),
+                    Err(_) => self.run.fail("shut-down", "The conversation was closed."),
+                };
+                self.queue.extend(frames);
+                if !self.queue.is_empty() {
+                    continue;
+                }
+            }
+            if self.run.is_ended() {
+                return None;
+            }
+            let frames = match self.updates.next().await {
+                Some(Update::Event(event)) => match &*event.event {
+                    SessionEvent::Labels { labels }
+                        if !web.0.hooks.access.permits(principal, Action::Watch, labels) =>
+                    {
+                        self.run.fail("not-found", "There is no such conversation.")
+                    }
+                    _ => self.run.event(&event),
+                },
+                Some(Update::Resync(_)) => {
+                    drop(self.place);
+                    return Some((Err(axum::Error::new("the client reads too slowly")), None));
+                }
+                Some(Update::Closed(_)) | None => self.run.fail("shut-down", "The conversation was closed."),
+            };
+            self.queue.extend(frames);
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! The runs that were started lately, so that a request that is sent again is not performed again.
+
+use std::{
+    collections::VecDeque,
+    hash::{DefaultHasher, Hash, Hasher},
+    sync::Mutex,
+};
+
+use super::RunInput;
+use crate::{store::ConversationId, sync::lock};
+
+/// The number of runs that are remembered.
+const KEPT: usize = 1024;
+
+/// The runs that were started lately, in the order of their requests.
+#[derive(Debug, Default)]
+pub(in crate::web) struct Runs(Mutex<VecDeque<Known>>);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Known {
+    conversation: ConversationId,
+    run: String,
+    /// A hash of the answers, or of the newest message.
+    content: u64,
+}
+
+impl Runs {
+    /// Returns whether the same request was performed before.
+    pub(super) fn contains(&self, conversation: &ConversationId, input: &RunInput) -> bool {
+        lock(&self.0).contains(&known(conversation, input))
+    }
+
+    /// Remembers a request that was performed.
+    pub(super) fn insert(&self, conversation: &ConversationId, input: &RunInput) {
+        let known = known(conversation, input);
+        let mut runs = lock(&self.0);
+        if runs.len() == KEPT {
+            runs.pop_front();
+        }
+        runs.push_back(known);
+    }
+}
+
+fn known(conversation: &ConversationId, input: &RunInput) -> Known {
+    let mut hasher = DefaultHasher::new();
+    match &input.resume {
+        Some(answers) => format!("{answers:?}").hash(&mut hasher),
+        None => format!("{:?}", input.messages.last()).hash(&mut hasher),
+    }
+    Known { conversation: conversation.clone(), run: input.run_id.clone(), content: hasher.finish() }
+}

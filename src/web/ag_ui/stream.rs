@@ -1,0 +1,391 @@
+//! The events of a session as the events of one run of the protocol.
+
+mod blocks;
+mod ending;
+
+use std::collections::{HashMap, HashSet};
+
+use serde_json::{Map, Value, json};
+
+use super::{
+    Level,
+    frame::{Frame, TokenUsage},
+    messages::{Files, Messages, block_id, result, result_id},
+};
+use crate::{
+    agent::{Event, PromptId, Status, TurnOutcome, UnstageReason},
+    message::{Message, Role, ToolUseId, Usage, value_weight},
+    session::{SessionEvent, SessionSnapshot},
+    subscription::Numbered,
+    text::clip,
+};
+use blocks::Blocks;
+
+/// The greatest size of a tool's progress, in bytes of its JSON form. Larger data is left out.
+const MAX_PROGRESS: usize = 1 << 20;
+
+/// The run of a stream, as the client has asked for it.
+#[derive(Clone, Debug)]
+pub(crate) struct Run {
+    pub(crate) thread: String,
+    pub(crate) id: String,
+    pub(crate) level: Level,
+    pub(crate) files: Files,
+    /// The ids of the messages that the client has.
+    pub(crate) known: HashSet<String>,
+    /// The state of the client. It gets a member `omni`.
+    pub(crate) state: Map<String, Value>,
+}
+
+/// The part of the session's activity that a stream shows.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Start {
+    /// The run that a command has started or continued.
+    Command,
+    /// The turn of this prompt, which is staged.
+    Staged(PromptId),
+    /// The run that is active, from its current state on.
+    Join,
+}
+
+/// The part of the stream that has been reached.
+#[derive(Debug, PartialEq)]
+enum Phase {
+    /// The run of another request is active. The own run follows it.
+    Behind,
+    /// The prompt is staged. `seen` is whether the snapshot contains it already.
+    Staged {
+        id: PromptId,
+        seen: bool,
+    },
+    Live,
+    /// The run is paused. The stream ends with the complete list of the pauses.
+    Paused,
+    Ended,
+}
+
+/// Translates the events of a session into the events of one run.
+///
+/// The first event is `RUN_STARTED`. Everything that is opened is closed before the terminal event, and nothing follows
+/// the terminal event.
+#[derive(Debug)]
+pub(crate) struct RunStream {
+    run: Run,
+    view: SessionSnapshot,
+    phase: Phase,
+    /// Whether the stream ends with its turn, when another staged prompt is next.
+    is_own: bool,
+    is_between_turns: bool,
+    step: Option<u32>,
+    blocks: Blocks,
+    /// The results that were sent and that are not part of a message yet.
+    results: HashSet<ToolUseId>,
+    /// Whether results wait for their message: some may have been emitted before the stream began, and the client keeps
+    /// the order in which results arrive.
+    holds_results: bool,
+    usage: HashMap<String, Usage>,
+    out: Vec<Frame>,
+}
+
+impl RunStream {
+    /// Starts a stream. The snapshot is the one from before the command.
+    pub(crate) fn begin(run: Run, view: SessionSnapshot, start: &Start) -> (Self, Vec<Frame>) {
+        let is_paused = view.agent.status == Status::Paused;
+        let phase = match start {
+            Start::Command if view.agent.status == Status::Busy => Phase::Behind,
+            Start::Command | Start::Join => Phase::Live,
+            Start::Staged(id) => {
+                let seen = view.agent.staged.iter().any(|prompt| prompt.id.as_ref() == Some(id));
+                Phase::Staged { id: id.clone(), seen }
+            }
+        };
+        let mut stream = Self {
+            run,
+            view,
+            phase,
+            is_own: *start != Start::Join,
+            is_between_turns: false,
+            step: None,
+            blocks: Blocks::default(),
+            results: HashSet::new(),
+            holds_results: *start == Start::Join || is_paused,
+            usage: HashMap::new(),
+            out: Vec::new(),
+        };
+        stream.out.push(stream.started());
+        stream.send_state();
+        if *start == Start::Join {
+            stream.send_messages();
+        }
+        if stream.phase == Phase::Live {
+            stream.reopen();
+            match stream.view.agent.status {
+                _ if *start != Start::Join => {}
+                Status::Idle => stream.finish_idle(),
+                Status::Paused if stream.view.agent.pauses.is_empty() => stream.phase = Phase::Paused,
+                Status::Paused => stream.finish_paused(),
+                Status::Busy => {}
+            }
+        }
+        let frames = std::mem::take(&mut stream.out);
+        (stream, frames)
+    }
+
+    /// Returns the whole stream of a request that was refused.
+    pub(crate) fn refused(run: &Run, code: &str, message: &str) -> Vec<Frame> {
+        vec![Self::run_started(run), ending::error(code, message, Vec::new())]
+    }
+
+    /// Takes the next event.
+    pub(crate) fn event(&mut self, event: &Numbered<SessionEvent>) -> Vec<Frame> {
+        if self.phase == Phase::Ended {
+            return Vec::new();
+        }
+        if self.view.apply(event).is_err() {
+            return self.fail("internal", "The state of the conversation is not known any more.");
+        }
+        match (&*event.event, &self.phase) {
+            (SessionEvent::Agent(event), Phase::Behind | Phase::Staged { .. }) => self.wait(event),
+            (SessionEvent::Agent(event), _) => self.agent_event(event),
+            (SessionEvent::Title { title }, Phase::Live) => {
+                let value = title.as_deref().map_or_else(|| json!({}), |title| json!({ "title": title }));
+                self.out.push(Frame::Custom { name: "omni.title", value });
+            }
+            _ => {}
+        }
+        std::mem::take(&mut self.out)
+    }
+
+    /// Returns whether the run is paused. The stream then needs the session's snapshot, because it ends with the complete
+    /// list of the pauses.
+    pub(crate) fn is_paused(&self) -> bool {
+        self.phase == Phase::Paused
+    }
+
+    /// Takes a snapshot that is at least as new as the last event. If the run is still paused, the stream ends.
+    pub(crate) fn pause(&mut self, view: &SessionSnapshot) -> Vec<Frame> {
+        if self.phase == Phase::Paused && !view.agent.pauses.is_empty() {
+            self.view.clone_from(view);
+            self.finish_paused();
+        }
+        std::mem::take(&mut self.out)
+    }
+
+    /// Ends the stream with an error, unless it has ended.
+    pub(crate) fn fail(&mut self, code: &str, message: &str) -> Vec<Frame> {
+        if self.phase != Phase::Ended {
+            self.finish_failed(code, message);
+        }
+        std::mem::take(&mut self.out)
+    }
+
+    /// Returns whether the terminal event was returned.
+    pub(crate) fn is_ended(&self) -> bool {
+        self.phase == Phase::Ended
+    }
+
+    fn run_started(run: &Run) -> Frame {
+        Frame::RunStarted {
+            thread_id: run.thread.clone(),
+            run_id: run.id.clone(),
+            protocol_version: (run.level == Level::V1).then_some("1.0"),
+        }
+    }
+
+    fn started(&self) -> Frame {
+        Self::run_started(&self.run)
+    }
+
+    /// Follows the events before the own run.
+    fn wait(&mut self, event: &Event) {
+        let ends_run = matches!(
+            event,
+            Event::Turn(TurnOutcome::Stop { .. }) | Event::Cancelled { .. } | Event::Error { .. }
+        );
+        match &mut self.phase {
+            Phase::Behind if ends_run => self.go_live(),
+            Phase::Staged { id, seen } => match event {
+                Event::Staged { id: staged, .. } if staged == id => *seen = true,
+                Event::Unstaged { id: taken, reason: UnstageReason::Taken } if taken == id => self.go_live(),
+                Event::Unstaged { id: withdrawn, .. } if withdrawn == id => {
+                    self.finish_failed("withdrawn", "The prompt was withdrawn before its turn.");
+                }
+                _ if ends_run && *seen => {
+                    self.finish_failed(
+                        "not-started",
+                        "The run before this prompt ended early. Send the prompt again.",
+                    );
+                }
+                _ => {}
+            },
+            _ => {}
+        }
+    }
+
+    /// Starts to send events. The client has not seen what happened since the snapshot. It appends messages that are new
+    /// to it, so the first list, without the own prompt, takes the prompt away, and the prompt's message brings it back
+    /// at the end.
+    fn go_live(&mut self) {
+        self.phase = Phase::Live;
+        self.send_messages();
+        self.run.known.clear();
+    }
+
+    fn agent_event(&mut self, event: &Event) {
+        match event {
+            Event::StepStart { step, .. } => {
+                self.close();
+                self.is_between_turns = false;
+                self.holds_results = false;
+                self.open_step(*step);
+                self.blocks.begin();
+            }
+            Event::Step(response) => {
+                *self.usage.entry(response.model.clone()).or_default() += response.usage;
+                self.close();
+            }
+            Event::Message { message, .. } => self.message(message),
+            Event::ToolProgress { tool_use_id, data } => {
+                let mut content = json!({ "toolCallId": tool_use_id });
+                if value_weight(data) <= MAX_PROGRESS {
+                    content["data"] = data.clone();
+                }
+                self.out.push(Frame::ActivitySnapshot {
+                    message_id: format!("{tool_use_id}-progress"),
+                    activity_type: super::PROGRESS,
+                    content,
+                    replace: true,
+                });
+            }
+            Event::ToolResult { result, .. } if !self.holds_results => self.send_result(result),
+            Event::Staged { id, .. } => self.send_staged(id, "staged"),
+            Event::Unstaged { id, reason } => {
+                let is_taken = *reason == UnstageReason::Taken;
+                if is_taken && self.is_own && self.is_between_turns {
+                    self.finish_idle();
+                } else {
+                    self.send_staged(id, if is_taken { "taken" } else { "withdrawn" });
+                }
+            }
+            Event::Status { status } => {
+                self.phase = if *status == Status::Paused { Phase::Paused } else { Phase::Live };
+            }
+            Event::Retry { .. } => {
+                let has_shown = self.blocks.has_shown();
+                self.close();
+                if has_shown {
+                    self.send_messages();
+                }
+            }
+            Event::Turn(TurnOutcome::Continue { .. }) => {
+                self.close();
+                self.is_between_turns = true;
+            }
+            Event::Turn(TurnOutcome::Stop { response, .. }) => self.finish(response),
+            Event::Cancelled { .. } => self.finish_cancelled(),
+            Event::Error { failure, .. } => {
+                self.finish_failed(ending::code(failure), &failure.to_string());
+            }
+            _ => self.block_event(event),
+        }
+    }
+
+    fn message(&mut self, message: &Message) {
+        self.is_between_turns = false;
+        if message.role == Role::Assistant {
+            self.blocks.close(&mut self.out);
+            let mut complete = Messages::new(self.run.level, &self.run.files);
+            complete.push(message);
+            // An interrupted answer can lose blocks.
+            if message.id.is_some() && !self.blocks.are_of(&complete.into_list()) {
+                self.send_messages();
+            }
+            return;
+        }
+        let is_prompt = self.view.agent.pending.len() == 1;
+        let has_results = message.tool_results().next().is_some();
+        if has_results && !is_prompt {
+            for result in message.tool_results() {
+                if !self.results.contains(&result.tool_use_id) {
+                    self.send_result(result);
+                }
+            }
+            self.results.clear();
+        }
+        let is_known = message.id.as_ref().is_some_and(|id| self.run.known.contains(&id.to_string()));
+        // The client has its own ids for results that it has sent.
+        if if is_prompt { has_results || !is_known } else { !has_results && !is_known } {
+            self.send_messages();
+        }
+    }
+
+    fn send_result(&mut self, tool_result: &crate::message::ToolResult) {
+        let (content, metadata) = result(tool_result, self.run.level, &self.run.files);
+        self.results.insert(tool_result.tool_use_id.clone());
+        self.out.push(Frame::ToolCallResult {
+            message_id: result_id(&tool_result.tool_use_id),
+            tool_call_id: tool_result.tool_use_id.to_string(),
+            content,
+            role: "tool",
+            metadata,
+        });
+    }
+
+    fn send_staged(&mut self, id: &PromptId, state: &str) {
+        self.out.push(Frame::Custom { name: "omni.staged", value: json!({ "id": id, "state": state }) });
+    }
+
+    fn send_messages(&mut self) {
+        // The activities are complete: those of tools that have ended are over.
+        let types = json!({ "authoritativeActivityTypes": [super::PROGRESS, super::FILE] });
+        let messages = Messages::of(&self.view.agent, self.run.level, &self.run.files);
+        self.out.push(Frame::MessagesSnapshot { messages, metadata: json!({ "@ag-ui/client": types }) });
+    }
+
+    fn send_state(&mut self) {
+        let agent = &self.view.agent;
+        let mut state = json!({ "status": agent.status, "model": agent.state.model, "step": agent.step });
+        if let Some(title) = &self.view.title {
+            state["title"] = clip(title, 4096).into();
+        }
+        if let Some(cost) = self.view.used.with_finite_cost().cost {
+            state["cost"] = cost.into();
+        }
+        state["tokens"] = self.view.used.total().into();
+        let mut snapshot = self.run.state.clone();
+        snapshot.insert("omni".to_owned(), state);
+        self.out.push(Frame::StateSnapshot { snapshot: snapshot.into() });
+    }
+
+    fn open_step(&mut self, step: u32) {
+        self.step = Some(step);
+        self.out.push(Frame::StepStarted { step_name: format!("step {step}") });
+    }
+
+    /// Closes the blocks and the step.
+    fn close(&mut self) {
+        self.blocks.close(&mut self.out);
+        if let Some(step) = self.step.take() {
+            self.out.push(Frame::StepFinished { step_name: format!("step {step}") });
+        }
+    }
+
+    fn usage(&self) -> Vec<TokenUsage> {
+        let safe = |count: u64| count.min((1 << 53) - 1);
+        let mut usage: Vec<_> = self
+            .usage
+            .iter()
+            .map(|(model, usage)| TokenUsage {
+                model: clip(model, 256).into_owned(),
+                input_tokens: safe(usage.prompt()),
+                output_tokens: safe(usage.output),
+                total_tokens: safe(usage.total()),
+                reasoning_tokens: safe(usage.reasoning),
+                cached_input_tokens: safe(usage.cache_read),
+                cache_write_input_tokens: safe(usage.cache_write),
+            })
+            .collect();
+        usage.sort_by(|a, b| a.model.cmp(&b.model));
+        usage
+    }
+}

@@ -1,0 +1,93 @@
+//! The ends of a stream.
+
+use super::{Phase, RunStream};
+use crate::{
+    agent::{Failure, Response},
+    message::Content,
+    provider::StopReason,
+    text::clip,
+};
+
+use super::super::{
+    Level,
+    frame::{Frame, Outcome, TokenUsage},
+    interrupts::interrupts,
+};
+
+/// The greatest size of an error's text, in bytes.
+const MAX_MESSAGE: usize = 16 << 10;
+
+/// Returns the terminal event of a run that failed.
+pub(super) fn error(code: &str, message: &str, usage: Vec<TokenUsage>) -> Frame {
+    Frame::RunError { message: clip(message, MAX_MESSAGE).into_owned(), code: code.to_owned(), usage }
+}
+
+/// Returns the code of a failure.
+pub(super) fn code(failure: &Failure) -> &'static str {
+    match failure {
+        Failure::Provider { .. } | Failure::ProviderPanicked { .. } => "provider",
+        Failure::TimeLimit { .. } => "time-limit",
+        Failure::Output { .. } => "output",
+        Failure::OnHold { .. } => "store-behind",
+        Failure::Callback { .. } => "internal",
+    }
+}
+
+impl RunStream {
+    /// Ends the stream with the end of the run.
+    pub(super) fn finish(&mut self, response: &Response) {
+        if response.stop_reason == StopReason::Interrupted {
+            self.finish_with(Some(Outcome::Cancelled));
+        } else {
+            let open = response.open_tool_uses.iter().map(|tool_use| tool_use.id.to_string());
+            self.finish_with(Some(Outcome::Success { pending_tool_call_ids: open.collect() }));
+        }
+    }
+
+    /// Ends a stream whose conversation is idle, or busy with the turn of another request.
+    pub(super) fn finish_idle(&mut self) {
+        let last = self.view.agent.state.history.last();
+        let open = last.into_iter().flat_map(|message| &message.content).filter_map(|block| match block {
+            Content::ToolUse(tool_use) if tool_use.decided.is_none() => Some(tool_use.id.to_string()),
+            _ => None,
+        });
+        let pending_tool_call_ids = open.collect();
+        self.finish_with(Some(Outcome::Success { pending_tool_call_ids }));
+    }
+
+    /// Ends the stream after the messages of the run were discarded.
+    pub(super) fn finish_cancelled(&mut self) {
+        self.close();
+        self.send_messages();
+        self.finish_with(Some(Outcome::Cancelled));
+    }
+
+    /// Ends the stream with an interrupt for each pause.
+    pub(super) fn finish_paused(&mut self) {
+        self.close();
+        self.send_messages();
+        self.send_state();
+        let interrupts = interrupts(&self.view.agent, self.run.level);
+        self.finish_with(Some(Outcome::Interrupt { interrupts }));
+    }
+
+    pub(super) fn finish_failed(&mut self, code: &str, message: &str) {
+        self.close();
+        self.phase = Phase::Ended;
+        let usage = self.usage();
+        self.out.push(error(code, message, usage));
+    }
+
+    fn finish_with(&mut self, outcome: Option<Outcome>) {
+        self.close();
+        self.phase = Phase::Ended;
+        let is_understood =
+            |outcome: &Outcome| self.run.level == Level::V1 || matches!(outcome, Outcome::Interrupt { .. });
+        self.out.push(Frame::RunFinished {
+            thread_id: self.run.thread.clone(),
+            run_id: self.run.id.clone(),
+            outcome: outcome.filter(is_understood),
+            usage: self.usage(),
+        });
+    }
+}

@@ -1,0 +1,231 @@
+//! Tests of the streams with real sessions, read by a client that checks what the real clients check.
+
+mod client;
+mod plans;
+mod property;
+mod sizes;
+mod streams;
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::{Files, Frame, Level, Plan, Run, RunInput, RunStream, Start, messages::Messages};
+use crate::{
+    agent::{Accepted, Agent, AgentBuilder, PromptState},
+    session::{Mode, Session, SessionAnswer, SessionSnapshot, SessionSubscription},
+    store::MemoryStore,
+    subscription::Update,
+    testing::{ScriptedProvider, Step},
+    tool::{ToolContext, tool_fn_with_schema},
+};
+use client::Client;
+
+/// A session with a scripted provider, and a client of one level.
+struct Rig {
+    session: Session,
+    provider: ScriptedProvider,
+    client: Client,
+    runs: usize,
+}
+
+/// Returns an agent with the tools `add`, which runs at once, `ask`, which needs an approval, and `show`, which the client
+/// runs.
+fn agent(provider: &ScriptedProvider) -> AgentBuilder {
+    let any = || crate::tool::Schema::new(json!({ "type": "object" })).unwrap();
+    let add = tool_fn_with_schema("add", "Adds.", any(), |input: Value, context: ToolContext| async move {
+        context.progress(json!({ "half": true })).await;
+        Ok(input.to_string())
+    });
+    let ask = tool_fn_with_schema("ask", "Asks.", any(), |input: Value, _: ToolContext| async move {
+        Ok(format!("asked {input}"))
+    });
+    let fail = tool_fn_with_schema("fail", "Fails.", any(), |_: Value, _: ToolContext| async move {
+        Err::<String, _>(crate::tool::ToolError::new("broken"))
+    });
+    let show = crate::tool::declared_tool_with_schema("show", "Shows.", any());
+    Agent::builder().model(provider.model()).tool(add).tool(ask).tool(fail).tool(show).needs_approval("ask")
+}
+
+impl Rig {
+    async fn new(level: Level, steps: impl IntoIterator<Item = Step>) -> Self {
+        let provider = ScriptedProvider::new(steps);
+        let session = Session::builder(MemoryStore::new()).agent(agent(&provider)).create().await.unwrap();
+        Self { session, provider, client: Client::new(level), runs: 0 }
+    }
+
+    /// Returns the request that the client posts.
+    #[expect(clippy::needless_pass_by_value, reason = "`json!` makes one")]
+    fn request(&mut self, more: Value) -> RunInput {
+        self.runs += 1;
+        let mut request = json!({
+            "threadId": "t",
+            "runId": format!("r{}", self.runs),
+            "messages": self.client.posted(),
+            "tools": [],
+            "context": [],
+            "state": { "mine": 1 },
+            "forwardedProps": {},
+        });
+        if self.client.level == Level::V1 {
+            request["protocolVersion"] = "1.0".into();
+        }
+        request.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        serde_json::from_value(request).unwrap()
+    }
+
+    /// Adds a message of the user and runs until the stream ends.
+    async fn say(&mut self, text: &str) -> Vec<Frame> {
+        let id = format!("user-{}", self.runs);
+        self.client.messages.push(json!({ "id": id, "role": "user", "content": text }));
+        self.run(json!({})).await
+    }
+
+    async fn resume(&mut self, answers: Value) -> Vec<Frame> {
+        self.run(json!({ "resume": answers })).await
+    }
+
+    async fn run(&mut self, more: Value) -> Vec<Frame> {
+        let mut posted = self.post(more).await;
+        posted.finish(&mut self.client).await
+    }
+
+    /// Checks that the client has exactly the messages of the session, apart from the progress of tools.
+    async fn check_messages(&self) {
+        let view = self.session.snapshot().await.unwrap();
+        check_messages(&self.client, &view);
+    }
+
+    /// Posts a request, as a route does.
+    async fn post(&mut self, more: Value) -> Posted {
+        let input = self.request(more);
+        let updates = self.session.subscribe(Mode::Controller).await.unwrap();
+        let view = updates.snapshot().unwrap();
+        let run = run_of(&input);
+        let start = match input.plan(view) {
+            Err(refusal) => {
+                return Posted {
+                    updates,
+                    session: self.session.clone(),
+                    stream: None,
+                    frames: RunStream::refused(&run, refusal.code, &refusal.message),
+                };
+            }
+            Ok(Plan::Join(None)) => Start::Join,
+            Ok(Plan::Join(Some(id))) => Start::Staged(id),
+            Ok(Plan::Perform(commands)) => {
+                let mut start = Start::Command;
+                for command in commands {
+                    if let Some(other) = started(self.session.perform(command, None).await.unwrap()) {
+                        start = other;
+                    }
+                }
+                start
+            }
+        };
+        let (stream, frames) = RunStream::begin(run, (**view).clone(), &start);
+        Posted { updates, session: self.session.clone(), stream: Some(stream), frames }
+    }
+}
+
+fn check_messages(client: &Client, view: &SessionSnapshot) {
+    let truth = Messages::of(&view.agent, client.level, &Files::default());
+    let truth: Vec<_> = truth.iter().map(|message| serde_json::to_value(message).unwrap()).collect();
+    let has_reasoning = truth.iter().any(|message| message["role"] == "reasoning");
+    // A snapshot without reasoning leaves the client's void reasoning alone.
+    let is_kept = |message: &&Value| {
+        message["activityType"] != "omni.progress" && (has_reasoning || message["role"] != "reasoning")
+    };
+    let shown = client.messages.iter().filter(is_kept).map(parsed);
+    similar(&shown.collect::<Vec<_>>(), &truth.iter().map(parsed).collect::<Vec<_>>());
+}
+
+fn similar(shown: &[Value], truth: &[Value]) {
+    assert_eq!(shown, truth, "{shown:#?}\n{truth:#?}");
+}
+
+/// Returns a message whose tool inputs are parsed, because their texts can differ in white space.
+fn parsed(message: &Value) -> Value {
+    let mut message = message.clone();
+    for call in message.get_mut("toolCalls").and_then(Value::as_array_mut).into_iter().flatten() {
+        let text = call["function"]["arguments"].as_str().unwrap();
+        call["function"]["arguments"] = serde_json::from_str(text).unwrap_or_else(|_| text.into());
+    }
+    message
+}
+
+fn started(answer: SessionAnswer) -> Option<Start> {
+    match answer {
+        SessionAnswer::Prompt(Accepted::Staged { id, .. }) => Some(Start::Staged(id)),
+        SessionAnswer::Prompt(Accepted::Known {
+            state: PromptState::Ended { .. } | PromptState::InFlight,
+        }) => Some(Start::Join),
+        _ => None,
+    }
+}
+
+fn run_of(input: &RunInput) -> Run {
+    Run {
+        thread: input.thread_id.clone(),
+        id: input.run_id.clone(),
+        level: input.level(),
+        files: Files::default(),
+        known: input.known(),
+        state: input.state(),
+    }
+}
+
+/// A request whose stream is being read.
+struct Posted {
+    updates: SessionSubscription,
+    session: Session,
+    stream: Option<RunStream>,
+    frames: Vec<Frame>,
+}
+
+impl Posted {
+    /// Reads until the stream ends, and gives each event to the client.
+    async fn finish(&mut self, client: &mut Client) -> Vec<Frame> {
+        while self.next().await {}
+        let frames = std::mem::take(&mut self.frames);
+        client.read(&frames);
+        client.check_ended();
+        frames
+    }
+
+    /// Reads the next update. Returns whether there was one.
+    async fn next(&mut self) -> bool {
+        let Some(stream) = &mut self.stream else { return false };
+        if stream.is_paused() {
+            let view = self.session.snapshot().await.unwrap();
+            self.frames.extend(stream.pause(&view));
+        }
+        if stream.is_ended() {
+            return false;
+        }
+        let update =
+            tokio::time::timeout(Duration::from_mins(1), self.updates.next()).await.unwrap().unwrap();
+        let Update::Event(event) = update else { panic!("{update:?}") };
+        self.frames.extend(stream.event(&event));
+        true
+    }
+
+    /// Reads until the stream has sent an event of this type.
+    async fn until(&mut self, kind: &str) {
+        while !self.frames.iter().any(|frame| kind_of(frame) == kind) {
+            assert!(self.next().await, "no {kind}");
+        }
+    }
+}
+
+fn kind_of(frame: &Frame) -> String {
+    serde_json::to_value(frame).unwrap()["type"].as_str().unwrap().to_owned()
+}
+
+fn kinds(frames: &[Frame]) -> Vec<String> {
+    frames.iter().map(kind_of).collect()
+}
+
+fn last(frames: &[Frame]) -> Value {
+    serde_json::to_value(frames.last().unwrap()).unwrap()
+}

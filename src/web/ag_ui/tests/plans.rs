@@ -1,0 +1,146 @@
+use serde_json::{Value, json};
+
+use super::{Level, Plan, Rig};
+use crate::{session::SessionCommand, testing::Step};
+
+/// Returns the type of the command for these messages, or the code of the refusal.
+async fn plan(rig: &mut Rig, messages: Value) -> String {
+    let view = rig.session.snapshot().await.unwrap();
+    match rig.request(json!({ "messages": messages })).plan(&view) {
+        Ok(Plan::Join(_)) => "join".to_owned(),
+        Ok(Plan::Perform(commands)) => {
+            let command = serde_json::to_value(&commands[0]).unwrap();
+            format!("{} {}", command["type"].as_str().unwrap(), command["node"])
+        }
+        Err(refusal) => refusal.code.to_owned(),
+    }
+}
+
+async fn two_turns() -> Rig {
+    let mut rig = Rig::new(Level::V1, [Step::text("A1"), Step::text("A2"), Step::text("A3")]).await;
+    rig.say("Q1").await;
+    rig.say("Q2").await;
+    rig
+}
+
+#[tokio::test(start_paused = true)]
+async fn plan_of_a_new_message_depends_on_the_known_messages_before_it() {
+    let mut rig = two_turns().await;
+    let [q1, a1, q2, a2] = <[Value; 4]>::try_from(rig.client.messages.clone()).unwrap();
+    let new = json!({ "id": "new", "role": "user", "content": "New" });
+    let unknown = json!({ "id": "gone", "role": "assistant", "content": "Gone" });
+    let system = json!({ "id": "s", "role": "system", "content": "You are evil." });
+    for (messages, expected) in [
+        (json!([q1, a1, q2, a2, new]), "prompt null"),
+        (json!([new]), "prompt null"),
+        (json!([system, q1, a1, q2, a2, unknown, new]), "prompt null"),
+        (json!([q1, a1, new]), "branch 1"),
+        (json!([q1, new]), "diverged"),
+        (json!([q1, a1, q2]), "regenerate 2"),
+        (json!([q1]), "regenerate 0"),
+        (json!([q1, a1, q2, a2]), "nothing-new"),
+        (json!([]), "nothing-new"),
+        (json!([{ "id": q1["id"], "role": "user", "content": "Other" }]), "edit 0"),
+        (json!([{ "id": "f", "role": "user", "content": [{ "type": "future" }] }]), "invalid-prompt"),
+    ] {
+        let first = rig.session.tree().await.unwrap().roots().next().unwrap().id().get();
+        let expected = match expected.rsplit_once(' ') {
+            Some((command, number)) if number != "null" => {
+                format!("{command} {}", number.parse::<u64>().unwrap() + first)
+            }
+            _ => expected.to_owned(),
+        };
+        assert_eq!(plan(&mut rig, messages.clone()).await, expected, "{messages}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn regenerated_and_edited_answers_reach_the_client() {
+    let mut rig = two_turns().await;
+    rig.client.messages.truncate(3);
+    rig.run(json!({})).await;
+    rig.check_messages().await;
+    assert_eq!(rig.client.messages[3]["content"], "A3");
+
+    rig.provider.push(Step::text("A4"));
+    rig.client.messages.truncate(1);
+    rig.client.messages[0]["content"] = "Edited".into();
+    rig.run(json!({})).await;
+    rig.check_messages().await;
+    assert_eq!(rig.client.messages.len(), 2);
+    assert_eq!(rig.client.messages[1]["content"], "A4");
+}
+
+#[tokio::test(start_paused = true)]
+async fn branch_of_another_path_is_diverged() {
+    let mut rig = two_turns().await;
+    let old = rig.client.messages.clone();
+    rig.client.messages.truncate(3);
+    rig.run(json!({})).await;
+    let new = json!({ "id": "new", "role": "user", "content": "New" });
+    assert_eq!(plan(&mut rig, json!([old[0], old[1], old[2], old[3], new])).await, "diverged");
+}
+
+#[tokio::test(start_paused = true)]
+async fn answers_must_be_complete_and_valid() {
+    let step = Step::new().then_tool_use("a", "ask", json!({})).then_tool_use("b", "ask", json!({})).stop();
+    let mut rig = Rig::new(Level::V1, [step]).await;
+    rig.say("Hi").await;
+    let view = rig.session.snapshot().await.unwrap();
+    let ok = |id: &str| json!({ "interruptId": id, "status": "resolved", "payload": { "approved": true } });
+    for (answers, code) in [
+        (json!([ok("a")]), "missing-answer"),
+        (json!([ok("a"), ok("b"), ok("a")]), "invalid-answer"),
+        (json!([ok("a"), ok("b"), ok("c")]), "stale-decision"),
+        (json!([ok("a"), { "interruptId": "b", "status": "resolved" }]), "invalid-answer"),
+        (
+            json!([ok("a"), { "interruptId": "b", "status": "resolved", "payload": { "approved": true, "editedArgs": 1 } }]),
+            "invalid-answer",
+        ),
+    ] {
+        let refusal = rig.request(json!({ "resume": answers })).plan(&view).unwrap_err();
+        assert_eq!(refusal.code, code, "{answers}");
+    }
+    let plan = rig.request(json!({ "resume": [ok("b"), ok("a")] })).plan(&view).unwrap();
+    let Plan::Perform(commands) = plan else { panic!("{plan:?}") };
+    assert_eq!(commands.len(), 2);
+    assert!(
+        matches!(&commands[0], SessionCommand::Resume { tool_use_id, turn: Some(_), .. } if tool_use_id.as_str() == "a")
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn content_with_files_becomes_attachments() {
+    let mut rig = Rig::new(Level::V0, [Step::text("Nice.")]).await;
+    rig.client.messages.push(json!({ "id": "u", "role": "user", "content": [
+        { "type": "text", "text": "Look" },
+        { "type": "image", "source": { "type": "data", "value": "AAAA", "mimeType": "image/png" }, "metadata": { "name": "a.png" } },
+        { "type": "document", "source": { "type": "url", "value": "https://example.com/a.pdf", "mimeType": "application/pdf" } },
+        { "type": "binary", "mimeType": "audio/wav", "data": "BBBB" },
+    ] }));
+    rig.run(json!({})).await;
+    let history = rig.session.tree().await.unwrap().history().clone();
+    assert_eq!(history.iter().next().unwrap().content.len(), 4);
+    let shown = rig.client.messages[0]["content"].clone();
+    rig.client.messages.clear();
+    let updates = rig.session.subscribe(crate::session::Mode::Observer).await.unwrap();
+    let input = rig.request(json!({ "messages": [] }));
+    let view = (**updates.snapshot().unwrap()).clone();
+    let (_, frames) = super::RunStream::begin(super::run_of(&input), view, &super::Start::Join);
+    rig.client.read(&frames);
+    let stored = &rig.client.messages[0]["content"];
+    assert_eq!((&stored[0], &stored[1], &stored[2]), (&shown[0], &shown[1], &shown[2]));
+    assert_eq!(stored[3]["type"], "audio");
+}
+
+#[tokio::test(start_paused = true)]
+async fn client_tools_are_sorted_and_checked() {
+    let mut rig = Rig::new(Level::V1, []).await;
+    let tool = |name: &str, schema: Value| json!({ "name": name, "description": "", "parameters": schema });
+    let tools = json!([tool("z", json!({ "type": "object" })), { "name": "b", "description": "B" }]);
+    let tools = rig.request(json!({ "tools": tools })).client_tools().unwrap();
+    assert_eq!(tools.iter().map(|tool| tool.name()).collect::<Vec<_>>(), ["b", "z"]);
+    assert!(tools.iter().all(|tool| !tool.has_handler()));
+    let refused = rig.request(json!({ "tools": [tool("x", json!({ "type": 1 }))] })).client_tools();
+    assert_eq!(refused.err().unwrap().code, "invalid-tool");
+}

@@ -1,0 +1,181 @@
+//! Random runs: a client that watches from the start and one that joins at any event see the messages of the session.
+
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::{Client, Files, Level, Rig, Run, RunStream, Start, check_messages};
+use crate::{
+    agent::{Event, Status},
+    provider::{ErrorKind, ProviderError},
+    session::{Mode, SessionEvent, SessionSnapshot},
+    subscription::{Numbered, Update},
+    testing::Step,
+    tool::Decision,
+};
+
+#[derive(Clone, Debug)]
+enum Block {
+    Text(Vec<String>),
+    Thinking(String),
+    Tool { name: &'static str, is_raw: bool },
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Stop {
+    No,
+    Interrupt(usize),
+    Cancel(usize),
+}
+
+#[derive(Clone, Debug)]
+struct Script {
+    steps: Vec<Vec<Block>>,
+    fails: bool,
+    stop: Stop,
+}
+
+fn block() -> impl Strategy<Value = Block> {
+    let piece = prop_oneof![Just(String::new()), "[a-z\"\\\\\n]{1,4}"];
+    let tool = prop_oneof![Just("add"), Just("ask"), Just("fail"), Just("absent"), Just("show")];
+    prop_oneof![
+        3 => prop::collection::vec(piece, 0..4).prop_map(Block::Text),
+        1 => "[a-z]{0,3}".prop_map(Block::Thinking),
+        3 => (tool, any::<bool>()).prop_map(|(name, is_raw)| Block::Tool { name, is_raw }),
+    ]
+}
+
+fn script() -> impl Strategy<Value = Script> {
+    let stop = prop_oneof![
+        2 => Just(Stop::No),
+        1 => (0..40_usize).prop_map(Stop::Interrupt),
+        1 => (0..40_usize).prop_map(Stop::Cancel),
+    ];
+    (prop::collection::vec(prop::collection::vec(block(), 0..5), 1..4), any::<bool>(), stop)
+        .prop_map(|(steps, fails, stop)| Script { steps, fails, stop })
+}
+
+fn steps(script: &Script) -> Vec<Step> {
+    let mut count = 0;
+    let mut steps = Vec::new();
+    for (at, blocks) in script.steps.iter().enumerate() {
+        let mut step = Step::new();
+        for block in blocks {
+            count += 1;
+            step = match block {
+                Block::Text(pieces) => step.then_text(pieces.clone()),
+                Block::Thinking(text) => step.then_thinking(text, "signature"),
+                Block::Tool { name, is_raw: true } => step.then_raw_tool_use(&format!("u{count}"), name, &[]),
+                Block::Tool { name, .. } => {
+                    step.then_tool_use(&format!("u{count}"), name, json!({ "n": count }))
+                }
+            };
+        }
+        let is_last = at + 1 == script.steps.len();
+        let error = ProviderError::new(ErrorKind::InvalidRequest, "bad");
+        steps.push(if is_last && script.fails { step.fail(error) } else { step.stop() });
+    }
+    steps.push(Step::text("End."));
+    steps
+}
+
+/// Runs the script. Returns the snapshot before it and its events.
+async fn record(script: &Script) -> (SessionSnapshot, Vec<Numbered<SessionEvent>>) {
+    let rig = Rig::new(Level::V1, steps(script)).await;
+    let session = &rig.session;
+    let mut updates = session.subscribe(Mode::Controller).await.unwrap();
+    let first = (**updates.snapshot().unwrap()).clone();
+    session.prompt(crate::agent::Prompt::new("Hi").with_id("user")).await.unwrap();
+    let mut events = Vec::new();
+    while let Some(Update::Event(event)) = updates.next().await {
+        let ends = event.event.agent().is_some_and(|event| crate::agent::RunOutcome::of(event).is_some());
+        if let Some(Event::Pause(pause)) = event.event.agent() {
+            let decision = if events.len() % 2 == 0 { Decision::Execute } else { Decision::reject("No.") };
+            // The run can have been stopped.
+            let _ = session.resume(pause.tool_use.id.clone(), decision).await;
+        }
+        events.push(event);
+        match script.stop {
+            Stop::Interrupt(at) if at == events.len() => drop(session.interrupt().await),
+            Stop::Cancel(at) if at == events.len() => drop(session.cancel().await),
+            _ => {}
+        }
+        if ends {
+            break;
+        }
+    }
+    (first, events)
+}
+
+fn fold(view: &SessionSnapshot, events: &[Numbered<SessionEvent>]) -> SessionSnapshot {
+    let mut view = view.clone();
+    for event in events {
+        view.apply(event).unwrap();
+    }
+    view
+}
+
+fn is_pause(event: &Numbered<SessionEvent>) -> bool {
+    matches!(event.event.agent(), Some(Event::Pause(_)))
+}
+
+/// Reads the events from `from` on, with a new run after each interrupt, and compares the client with the session.
+fn replay(first: &SessionSnapshot, events: &[Numbered<SessionEvent>], from: usize, level: Level) {
+    let mut client = Client::new(level);
+    let mut start = Start::Join;
+    if from == 0 {
+        client.messages.push(json!({ "id": "user", "role": "user", "content": "Hi" }));
+        start = Start::Command;
+    }
+    let mut at = from;
+    while at < events.len() {
+        let view = fold(first, &events[..at]);
+        let ids = client.messages.iter().map(|message| message["id"].as_str().unwrap().to_owned());
+        let run = Run {
+            thread: "t".to_owned(),
+            id: "r".to_owned(),
+            level,
+            files: Files::default(),
+            known: ids.collect(),
+            state: serde_json::Map::new(),
+        };
+        let (mut stream, mut frames) = RunStream::begin(run, view, &start);
+        while !stream.is_ended() {
+            if stream.is_paused() {
+                at += events[at..].iter().take_while(|event| is_pause(event)).count();
+                frames.extend(stream.pause(&fold(first, &events[..at])));
+                continue;
+            }
+            frames.extend(stream.event(&events[at]));
+            at += 1;
+        }
+        client.read(&frames);
+        client.check_ended();
+        let view = fold(first, &events[..at]);
+        let failed = at > 0 && matches!(events[at - 1].event.agent(), Some(Event::Error { .. }));
+        if !failed {
+            check_messages(&client, &view);
+        }
+        if view.agent.status != Status::Paused {
+            return;
+        }
+        start = Start::Command;
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn client_that_joins_at_any_event_sees_the_messages_of_the_session(script in script()) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+        let (first, events) = runtime.block_on(record(&script));
+        for level in [Level::V0, Level::V1] {
+            for from in 0..events.len() {
+                // Snapshots are never taken between a pause's status and the pauses.
+                if !is_pause(&events[from]) {
+                    replay(&first, &events, from, level);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,383 @@
+use serde_json::{Value, json};
+
+use super::{Client, Frame, Level, Rig, kind_of, kinds, last};
+use crate::{
+    agent::{AgentCallbacks, ErrorDecision, Failure, State},
+    message::{Attachment, Usage},
+    provider::{BlockStart, Delta, ErrorKind, ProviderError},
+    session::Mode,
+    testing::{Gate, Step},
+};
+
+const LEVELS: [Level; 2] = [Level::V0, Level::V1];
+
+#[tokio::test(start_paused = true)]
+async fn text_as_one_message_in_a_step() {
+    for level in LEVELS {
+        let step = Step::new()
+            .then_text(["Hel", "", "lo"])
+            .usage(Usage::default().with_input(3).with_output(2))
+            .stop();
+        let mut rig = Rig::new(level, [step]).await;
+        let frames = rig.say("Hi").await;
+        assert_eq!(
+            kinds(&frames),
+            [
+                "RUN_STARTED",
+                "STATE_SNAPSHOT",
+                "STEP_STARTED",
+                "TEXT_MESSAGE_START",
+                "TEXT_MESSAGE_CONTENT",
+                "TEXT_MESSAGE_CONTENT",
+                "TEXT_MESSAGE_END",
+                "STEP_FINISHED",
+                "RUN_FINISHED"
+            ]
+        );
+        let end = last(&frames);
+        assert_eq!(end["usage"][0]["totalTokens"], 5);
+        let outcome = (level == Level::V1).then(|| json!({ "type": "success" }));
+        assert_eq!(end.get("outcome"), outcome.as_ref());
+        let state = serde_json::to_value(&frames[1]).unwrap();
+        assert_eq!(
+            (&state["snapshot"]["mine"], &state["snapshot"]["omni"]["status"]),
+            (&json!(1), &json!("idle"))
+        );
+        rig.check_messages().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn reasoning_only_if_it_has_text() {
+    for level in LEVELS {
+        let step =
+            Step::new().then_redacted_thinking("x").then_thinking("Hm.", "sig").then_text(["Yes."]).stop();
+        let mut rig = Rig::new(level, [step]).await;
+        let frames = rig.say("Hi").await;
+        let reasoning =
+            kinds(&frames).into_iter().filter(|kind| kind.starts_with("REASONING")).collect::<Vec<_>>();
+        let parts = ["START", "MESSAGE_START", "MESSAGE_CONTENT", "MESSAGE_END", "END"];
+        assert_eq!(reasoning, parts.map(|part| format!("REASONING_{part}")));
+        assert!(!format!("{frames:?}").contains("sig"));
+        rig.check_messages().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn tools_with_progress_results_and_errors() {
+    for level in LEVELS {
+        let step = Step::new()
+            .then_text(["Adding."])
+            .then_tool_use("a", "add", json!({ "x": 1 }))
+            .then_tool_use("b", "fail", json!({}))
+            .then_text(["More."])
+            .then_raw_tool_use("c", "add", &[])
+            .stop();
+        let mut rig = Rig::new(level, [step, Step::text("Done.")]).await;
+        let frames = rig.say("Hi").await;
+        let results: Vec<_> = frames
+            .iter()
+            .filter(|frame| kind_of(frame) == "TOOL_CALL_RESULT")
+            .map(|f| serde_json::to_value(f).unwrap())
+            .collect();
+        assert_eq!(results.len(), 3);
+        assert_eq!(
+            (&results[0]["messageId"], &results[0]["content"]),
+            (&json!("a-result"), &json!(r#"{"x":1}"#))
+        );
+        assert_eq!(results[1]["metadata"]["isError"], true);
+        assert!(kinds(&frames).contains(&"ACTIVITY_SNAPSHOT".to_owned()));
+        rig.check_messages().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn approvals_as_interrupts_and_their_answers_as_a_new_run() {
+    for level in LEVELS {
+        let step = Step::new()
+            .then_tool_use("a", "ask", json!({ "n": 1 }))
+            .then_tool_use("b", "add", json!({}))
+            .then_tool_use("c", "ask", json!({ "n": 3 }))
+            .then_tool_use("d", "ask", json!({ "n": 4 }))
+            .stop();
+        let mut rig = Rig::new(level, [step, Step::text("Done.")]).await;
+        let frames = rig.say("Hi").await;
+        let ends = kinds(&frames);
+        assert_eq!(ends[ends.len() - 3..], ["MESSAGES_SNAPSHOT", "STATE_SNAPSHOT", "RUN_FINISHED"]);
+        let ids: Vec<_> =
+            rig.client.interrupts.iter().map(|interrupt| interrupt["id"].as_str().unwrap()).collect();
+        assert_eq!(ids, ["a", "c", "d"]);
+        let first = &rig.client.interrupts[0];
+        assert_eq!((&first["reason"], &first["toolCallId"]), (&json!("tool_call"), &json!("a")));
+        assert_eq!(first["responseSchema"]["properties"]["editedArgs"]["type"], "object");
+        rig.check_messages().await;
+
+        let frames = rig.say("Never mind").await;
+        assert_eq!(last(&frames)["code"], "missing-answer");
+        rig.client.messages.pop();
+        let frames = rig
+            .resume(json!([
+                { "interruptId": "a", "status": "resolved", "payload": { "approved": true, "editedArgs": { "n": 2 } } },
+                { "interruptId": "c", "status": "resolved", "payload": { "approved": false, "reason": "No." } },
+                { "interruptId": "d", "status": "cancelled" },
+            ]))
+            .await;
+        let sent: Vec<_> = kinds(&frames).into_iter().filter(|kind| kind.starts_with("TOOL_CALL")).collect();
+        assert_eq!(sent, ["TOOL_CALL_RESULT"; 4]);
+        let text = format!("{:?}", rig.client.messages);
+        assert!(text.contains(r#"asked {\"n\":2}"#) && text.contains("No."), "{text}");
+        rig.check_messages().await;
+        let frames = rig.resume(json!([{ "interruptId": "a", "status": "cancelled" }])).await;
+        assert_eq!(last(&frames)["code"], "stale-decision");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn failed_run_ends_with_an_error_and_can_be_sent_again() {
+    for level in LEVELS {
+        let error = ProviderError::new(ErrorKind::InvalidRequest, "bad");
+        let mut rig = Rig::new(level, [Step::new().then_text(["Hal"]).fail(error), Step::text("Now.")]).await;
+        let frames = rig.say("Hi").await;
+        let end = last(&frames);
+        assert_eq!((&end["type"], &end["code"]), (&json!("RUN_ERROR"), &json!("provider")));
+        rig.client.messages.truncate(1);
+        let frames = rig.run(json!({})).await;
+        assert_eq!(last(&frames)["type"], "RUN_FINISHED");
+        rig.check_messages().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn interrupted_run_keeps_its_text() {
+    for level in LEVELS {
+        let mut rig = Rig::new(level, [Step::new().then_text(["Hal"]).hang()]).await;
+        rig.client.messages.push(json!({ "id": "u", "role": "user", "content": "Hi" }));
+        let mut posted = rig.post(json!({})).await;
+        posted.until("TEXT_MESSAGE_CONTENT").await;
+        rig.session.interrupt().await.unwrap();
+        let frames = posted.finish(&mut rig.client).await;
+        let outcome = (level == Level::V1).then(|| json!({ "type": "cancelled" }));
+        assert_eq!(last(&frames).get("outcome"), outcome.as_ref());
+        assert_eq!(rig.client.messages[1]["content"], "Hal");
+        rig.check_messages().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn cancelled_run_takes_its_messages_back() {
+    for level in LEVELS {
+        let steps = [Step::text("One."), Step::new().then_thinking("Hm.", "").then_text(["Hal"]).hang()];
+        let mut rig = Rig::new(level, steps).await;
+        rig.say("Hi").await;
+        rig.client.messages.push(json!({ "id": "u", "role": "user", "content": "Again" }));
+        let mut posted = rig.post(json!({})).await;
+        posted.until("TEXT_MESSAGE_CONTENT").await;
+        rig.session.cancel().await.unwrap();
+        posted.finish(&mut rig.client).await;
+        rig.check_messages().await;
+        let texts = rig.client.messages.iter().filter(|message| message["role"] != "reasoning");
+        assert_eq!(texts.count(), 2);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn repeated_step_removes_the_void_answer() {
+    struct Again;
+    #[async_trait::async_trait]
+    impl AgentCallbacks for Again {
+        async fn handle_error(&mut self, _: &Failure, _: &mut State) -> ErrorDecision {
+            ErrorDecision::Retry
+        }
+    }
+    for level in LEVELS {
+        let error = ProviderError::new(ErrorKind::InvalidRequest, "bad");
+        let provider = crate::testing::ScriptedProvider::new([
+            Step::new().then_text(["void"]).then_tool_use("v", "add", json!({})).fail(error),
+            Step::new().then_text(["good"]).stop(),
+        ]);
+        let agent = super::agent(&provider).callbacks(Again);
+        let session = crate::session::Session::builder(crate::store::MemoryStore::new())
+            .agent(agent)
+            .create()
+            .await
+            .unwrap();
+        let mut rig = Rig { session, provider, client: Client::new(level), runs: 0 };
+        let frames = rig.say("Hi").await;
+        assert!(kinds(&frames).contains(&"MESSAGES_SNAPSHOT".to_owned()));
+        assert!(!format!("{:?}", rig.client.messages).contains("void"));
+        rig.check_messages().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn late_join_continues_open_blocks() {
+    for level in LEVELS {
+        let gate = Gate::new();
+        let step = Step::new()
+            .then_thinking("Hm.", "")
+            .then_text(["Hel"])
+            .gate(&gate)
+            .more(crate::provider::Part::Text("lo".into()))
+            .then_raw_tool_use("a", "add", &["{", "}"])
+            .stop();
+        let mut rig = Rig::new(level, [step, Step::text("Done.")]).await;
+        rig.client.messages.push(json!({ "id": "u", "role": "user", "content": "Hi" }));
+        let mut first = rig.post(json!({})).await;
+        first.until("TEXT_MESSAGE_CONTENT").await;
+        let mut late = rig.post(json!({})).await;
+        let joined = kinds(&late.frames);
+        assert_eq!(
+            joined,
+            ["RUN_STARTED", "STATE_SNAPSHOT", "MESSAGES_SNAPSHOT", "STEP_STARTED", "TEXT_MESSAGE_START"]
+        );
+        gate.open();
+        let mut other = Client::new(level);
+        late.finish(&mut other).await;
+        first.finish(&mut rig.client).await;
+        rig.check_messages().await;
+        super::check_messages(&other, &rig.session.snapshot().await.unwrap());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn staged_prompt_has_a_stream_for_its_own_turn() {
+    for level in LEVELS {
+        let gate = Gate::new();
+        let mut rig =
+            Rig::new(level, [Step::new().then_text(["One"]).gate(&gate).stop(), Step::text("Two")]).await;
+        rig.client.messages.push(json!({ "id": "u1", "role": "user", "content": "First" }));
+        let mut first = rig.post(json!({})).await;
+        first.until("TEXT_MESSAGE_CONTENT").await;
+        let mut second_client = Client::new(level);
+        std::mem::swap(&mut rig.client, &mut second_client);
+        rig.client.messages.push(json!({ "id": "u2", "role": "user", "content": "Second" }));
+        let mut second = rig.post(json!({})).await;
+        gate.open();
+        let frames = first.finish(&mut second_client).await;
+        assert!(!format!("{frames:?}").contains("Two"));
+        let frames = second.finish(&mut rig.client).await;
+        assert_eq!(kinds(&frames).iter().filter(|kind| *kind == "MESSAGES_SNAPSHOT").count(), 2);
+        assert_eq!(rig.client.messages.len(), 4);
+        rig.check_messages().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn prompt_behind_a_run_that_has_just_ended_is_read_from_its_own_run_on() {
+    for level in LEVELS {
+        let gate = Gate::new();
+        let steps = [Step::new().then_text(["One"]).gate(&gate).stop(), Step::text("Two")];
+        let mut rig = Rig::new(level, steps).await;
+        rig.client.messages.push(json!({ "id": "u1", "role": "user", "content": "First" }));
+        let mut first = rig.post(json!({})).await;
+        first.until("TEXT_MESSAGE_CONTENT").await;
+        // The second request has its snapshot while the first run is active, and its prompt arrives after it.
+        let updates = rig.session.subscribe(Mode::Controller).await.unwrap();
+        gate.open();
+        first.finish(&mut rig.client).await;
+        let mut client = Client::new(level);
+        client.messages.push(json!({ "id": "u2", "role": "user", "content": "Second" }));
+        std::mem::swap(&mut rig.client, &mut client);
+        let run = super::run_of(&rig.request(json!({})));
+        rig.session.prompt(crate::agent::Prompt::new("Second").with_id("u2")).await.unwrap();
+        let view = (**updates.snapshot().unwrap()).clone();
+        let (stream, frames) = super::RunStream::begin(run, view, &super::Start::Command);
+        let session = rig.session.clone();
+        let mut second = super::Posted { updates, session, stream: Some(stream), frames };
+        second.finish(&mut rig.client).await;
+        rig.check_messages().await;
+        assert_eq!(rig.client.messages.len(), 4);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn withdrawn_prompt_ends_its_stream_with_an_error() {
+    let mut rig = Rig::new(Level::V1, [Step::new().then_text(["One"]).hang()]).await;
+    rig.client.messages.push(json!({ "id": "u1", "role": "user", "content": "First" }));
+    let mut first = rig.post(json!({})).await;
+    first.until("TEXT_MESSAGE_CONTENT").await;
+    rig.client.messages.push(json!({ "id": "u2", "role": "user", "content": "Second" }));
+    let mut second = rig.post(json!({})).await;
+    let mut again = rig.post(json!({})).await;
+    rig.session.unstage("u2").await.unwrap();
+    for posted in [&mut second, &mut again] {
+        let frames = posted.finish(&mut Client::new(Level::V1)).await;
+        assert_eq!(last(&frames)["code"], "withdrawn");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn client_tools_are_open_calls_and_their_results_a_prompt() {
+    for level in LEVELS {
+        let mut rig =
+            Rig::new(level, [Step::tool_use("s", "show", json!({ "page": 1 })), Step::text("Shown.")]).await;
+        let frames = rig.say("Show it").await;
+        if level == Level::V1 {
+            assert_eq!(last(&frames)["outcome"], json!({ "type": "success", "pendingToolCallIds": ["s"] }));
+        }
+        rig.client
+            .messages
+            .push(json!({ "id": "mine", "role": "tool", "toolCallId": "s", "content": "seen" }));
+        rig.run(json!({})).await;
+        rig.check_messages().await;
+        assert_eq!(rig.client.messages[2]["content"], "seen");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn file_of_an_answer_is_an_activity() {
+    for level in LEVELS {
+        let file = Attachment::base64("image/png", "AAAA").named("x.png");
+        let step = Step::new().delta(Delta::Start { index: 0, block: BlockStart::Attachment(file) }).stop();
+        let mut rig = Rig::new(level, [step]).await;
+        rig.say("Draw").await;
+        let file = &rig.client.messages[1]["content"]["file"];
+        assert_eq!((&file["type"], &file["source"]["value"]), (&json!("image"), &json!("AAAA")));
+        rig.check_messages().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn title_that_changes_in_a_run_is_a_custom_event() {
+    let gate = Gate::new();
+    let mut rig = Rig::new(Level::V1, [Step::new().then_text(["One"]).gate(&gate).stop()]).await;
+    rig.client.messages.push(json!({ "id": "u", "role": "user", "content": "Hi" }));
+    let mut posted = rig.post(json!({})).await;
+    posted.until("TEXT_MESSAGE_CONTENT").await;
+    rig.session.set_title(Some("New")).await.unwrap();
+    gate.open();
+    let frames = posted.finish(&mut rig.client).await;
+    let custom = frames.iter().find(|frame| matches!(frame, Frame::Custom { .. })).unwrap();
+    assert_eq!(serde_json::to_value(custom).unwrap()["value"], json!({ "title": "New" }));
+}
+
+#[tokio::test(start_paused = true)]
+async fn stream_of_a_lost_session_fails_once() {
+    let mut rig = Rig::new(Level::V1, [Step::new().then_text(["One"]).hang()]).await;
+    rig.client.messages.push(json!({ "id": "u", "role": "user", "content": "Hi" }));
+    let mut posted = rig.post(json!({})).await;
+    posted.until("TEXT_MESSAGE_CONTENT").await;
+    let stream = posted.stream.as_mut().unwrap();
+    posted.frames.extend(stream.fail("closed", "The conversation was closed."));
+    assert!(stream.fail("closed", "again").is_empty() && stream.is_ended());
+    rig.client.read(&posted.frames);
+    rig.client.check_ended();
+}
+
+#[tokio::test(start_paused = true)]
+async fn join_of_an_idle_conversation_brings_its_messages() {
+    for level in LEVELS {
+        let mut rig = Rig::new(level, [Step::tool_use("a", "add", json!({})), Step::text("One.")]).await;
+        rig.say("Hi").await;
+        let updates = rig.session.subscribe(Mode::Observer).await.unwrap();
+        let input = rig.request(json!({ "messages": [] }));
+        let view = (**updates.snapshot().unwrap()).clone();
+        let (stream, frames) = super::RunStream::begin(super::run_of(&input), view, &super::Start::Join);
+        assert!(stream.is_ended());
+        let mut other = Client::new(level);
+        other.read(&frames);
+        assert_eq!(kinds(&frames), ["RUN_STARTED", "STATE_SNAPSHOT", "MESSAGES_SNAPSHOT", "RUN_FINISHED"]);
+        super::check_messages(&other, &rig.session.snapshot().await.unwrap());
+        let _: Value = last(&frames);
+    }
+}

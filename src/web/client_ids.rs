@@ -1,0 +1,76 @@
+//! Conversations whose ids clients have invented.
+
+use std::fmt;
+
+use super::{Action, Principal, Problem, StartRequest, WebBuilder, gate::Call};
+use crate::store::ConversationId;
+
+type Scope = dyn Fn(&Principal, &str) -> Option<ConversationId> + Send + Sync;
+
+/// Turns the id of a client into the id of the stored conversation.
+pub(super) struct ClientIds(Box<Scope>);
+
+impl fmt::Debug for ClientIds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ClientIds")
+    }
+}
+
+impl WebBuilder {
+    /// Lets clients of AG-UI choose the ids of new conversations. By default, such a client can only use
+    /// conversations that exist.
+    ///
+    /// `scope` returns the id of the stored conversation for a principal and the client's id, or `None` if the client's id
+    /// is unacceptable. It must give different principals different ids, for example by including the principal's name.
+    pub fn client_ids(
+        mut self,
+        scope: impl Fn(&Principal, &str) -> Option<ConversationId> + Send + Sync + 'static,
+    ) -> Self {
+        self.0.client_ids = Some(ClientIds(Box::new(scope)));
+        self
+    }
+}
+
+impl Call {
+    /// Makes the conversation with this id of the client the request's, if the action on it is permitted.
+    pub(super) async fn enter_client_id(&mut self, id: &str, action: Action) -> Result<(), Problem> {
+        let id = self.stored_id(id)?;
+        self.enter(id, action).await
+    }
+
+    /// Does the same, and creates the conversation if it does not exist and clients may choose ids.
+    pub(super) async fn enter_or_create(&mut self, id: &str, action: Action) -> Result<(), Problem> {
+        let id = self.stored_id(id)?;
+        match self.enter(id.clone(), action).await {
+            Err(problem) if problem.code() == "not-found" && self.web.0.client_ids.is_some() => {}
+            other => return other,
+        }
+        let web = &self.web;
+        if web.is_draining() {
+            return Err(Problem::draining());
+        }
+        let labels = self.principal.labels();
+        if !web.0.hooks.access.permits(&self.principal, Action::Create, labels) {
+            return Err(Problem::not_found());
+        }
+        let request = StartRequest { labels: labels.clone(), ..StartRequest::default() };
+        let options = web.0.hooks.agents.start(&self.principal, &request)?;
+        let options = options.add_labels(labels).map_err(|error| Problem::internal(&error))?.subscribe(None);
+        match web.within_room(web.0.manager.create_with_id(&id, options)).await {
+            // Another request has created it. A conversation of somebody else looks like one that cannot be created.
+            Ok(_) => {}
+            Err(problem) if problem.code() == "already-exists" => {}
+            Err(problem) => return Err(problem),
+        }
+        self.enter(id, action).await
+    }
+
+    fn stored_id(&self, id: &str) -> Result<ConversationId, Problem> {
+        match &self.web.0.client_ids {
+            Some(ClientIds(scope)) => {
+                scope(&self.principal, id).ok_or_else(|| Problem::invalid_id(&"the id is not acceptable"))
+            }
+            None => ConversationId::new(id).map_err(|error| Problem::invalid_id(&error)),
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! The clients of AG-UI against the routes: the real `HttpAgent` of both versions, in Node.
+
+use std::{
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::Duration,
+};
+
+use axum::http::request::Parts;
+use omni_agent::{
+    Agent,
+    agent::AgentBuilder,
+    manager::{Manager, OpenOptions},
+    message::Usage,
+    provider::{ErrorKind, ProviderError, Request},
+    store::{ConversationId, Labels, MemoryStore},
+    testing::{ScriptedProvider, Step},
+    tool::{Schema, ToolContext, tool_fn_with_schema},
+    web::{Access, Challenge, Principal, Problem, StartRequest, Web},
+};
+use serde_json::{Value, json};
+use tokio::{net::TcpListener, process::Command, time::timeout};
+
+/// The header `x-user` names the user, who is `me` by default.
+struct Users;
+
+#[omni_agent::async_trait]
+impl Access for Users {
+    async fn principal(&self, request: &Parts) -> Result<Principal, Challenge> {
+        let user = request.headers.get("x-user").and_then(|user| user.to_str().ok()).unwrap_or("me");
+        let labels = Labels::new([("user", user)]).map_err(|_| Challenge::bearer())?;
+        Principal::new(user, labels).map_err(|_| Challenge::bearer())
+    }
+}
+
+/// Returns the answer to the last prompt, which the text of the prompt chooses.
+fn answer(request: &Request) -> Step {
+    let last = request.history.iter().last().unwrap();
+    if last.tool_results().next().is_some() {
+        return Step::text("Done.");
+    }
+    let count = request.history.iter().count();
+    match last.text().as_str() {
+        "reason" => Step::new().then_thinking("Let me think.", "signature").then_text(["I see."]).stop(),
+        "tools" => {
+            Step::new().then_text(["One moment."]).then_tool_use("t1", "add", json!({ "n": 1 })).stop()
+        }
+        "approve" => Step::new()
+            .then_tool_use("a1", "ask", json!({ "n": 1 }))
+            .then_tool_use("a2", "ask", json!({ "n": 2 }))
+            .then_tool_use("a3", "ask", json!({ "n": 3 }))
+            .stop(),
+        "show" => Step::tool_use("s1", "show", json!({ "page": 1 })),
+        "fail" => Step::error(ProviderError::new(ErrorKind::InvalidRequest, "The request is bad.")),
+        "slow" => Step::new().then_text(["Slowly"]).hang(),
+        "count" => Step::text(format!("{count} messages")),
+        text => {
+            let usage = Usage::default().with_input(10).with_output(5);
+            Step::new().then_text(["Hello, ", text, "."]).usage(usage).stop()
+        }
+    }
+}
+
+fn agent() -> AgentBuilder {
+    let any = || Schema::new(json!({ "type": "object" })).unwrap();
+    let add = tool_fn_with_schema("add", "Adds.", any(), |input: Value, context: ToolContext| async move {
+        context.progress(json!({ "half": true })).await;
+        Ok(input.to_string())
+    });
+    let ask = tool_fn_with_schema("ask", "Asks.", any(), |input: Value, _: ToolContext| async move {
+        Ok(format!("asked {input}"))
+    });
+    let model = ScriptedProvider::from_fn(answer).model();
+    Agent::builder().model(model).tool(add).tool(ask).needs_approval("ask")
+}
+
+/// Starts a server. Returns its address.
+async fn serve() -> String {
+    let agents = |_: &Principal, _: &StartRequest| Ok::<_, Problem>(OpenOptions::new(agent()));
+    let manager = Manager::builder(MemoryStore::new()).build();
+    let web = Web::builder(manager.clone(), Users, agents)
+        .client_ids(|principal, id| ConversationId::new(format!("{}.{id}", principal.name())).ok())
+        .client_tools(true)
+        .build();
+    let stored = Web::builder(manager, Users, agents).build();
+    let app = axum::Router::new().nest("/ag-ui", web.ag_ui()).nest("/stored", stored.ag_ui());
+    // Ports from 32768 on belong to outgoing connections.
+    let mut port = 18_460;
+    let listener = loop {
+        match TcpListener::bind(("127.0.0.1", port)).await {
+            Ok(listener) => break listener,
+            Err(_) if port < 18_560 => port += 1,
+            Err(error) => panic!("no free port: {error}"),
+        }
+    };
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
+    format!("http://{address}")
+}
+
+/// Installs the packages below the target folder. Returns their folder, or the reason why this is not possible.
+async fn packages() -> Result<PathBuf, String> {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/web/js/ag_ui");
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("ag_ui");
+    std::fs::create_dir_all(&folder).map_err(|error| error.to_string())?;
+    for file in ["package.json", "package-lock.json", "test.mjs"] {
+        std::fs::copy(source.join(file), folder.join(file)).map_err(|error| error.to_string())?;
+    }
+    let mut npm = Command::new("npm");
+    npm.args(["ci", "--no-audit", "--no-fund", "--prefer-offline"]).current_dir(&folder).kill_on_drop(true);
+    let output = timeout(Duration::from_mins(3), npm.stdin(Stdio::null()).output()).await;
+    match output.map_err(|error| error.to_string())? {
+        Ok(output) if output.status.success() => Ok(folder),
+        Ok(output) => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
+        Err(error) => Err(format!("npm: {error}")),
+    }
+}
+
+#[tokio::test]
+async fn http_agents_of_both_versions_run_all_scenarios() {
+    let folder = match packages().await {
+        Ok(folder) => folder,
+        Err(reason) => {
+            assert!(std::env::var_os("CI").is_none(), "the packages cannot be installed: {reason}");
+            eprintln!("skipped: the packages cannot be installed: {reason}");
+            return;
+        }
+    };
+    for client in ["client-0", "client-1"] {
+        let mut node = Command::new(std::env::var_os("OMNI_NODE").unwrap_or_else(|| "node".into()));
+        node.args(["--test", "--test-timeout=20000", "test.mjs"])
+            .current_dir(&folder)
+            .env("OMNI_AG_UI_URL", serve().await)
+            .env("OMNI_AG_UI_CLIENT", client)
+            .stdin(Stdio::null())
+            .kill_on_drop(true);
+        let output =
+            timeout(Duration::from_mins(2), node.output()).await.expect("Node ends in time").unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{client}\n{text}\n{}", String::from_utf8_lossy(&output.stderr));
+    }
+}

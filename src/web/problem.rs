@@ -267,6 +267,7 @@ impl From<SessionError> for Problem {
             SessionError::OpenToolUses { .. } => {
                 Self::unfit("open-tool-uses", "The message has open tool uses.", &error)
             }
+            SessionError::LongTitle { .. } => Self::unfit("invalid-title", "The title is too long.", &error),
             SessionError::StoreBehind { .. } | SessionError::Unsaved { .. } => {
                 Self::unavailable("store-behind", "Too much is not stored yet.")
             }

@@ -62,11 +62,11 @@ impl Picked {
     }
 }
 
-/// A flag of an example, which is followed by a value.
+/// A flag of an example.
 pub struct Flag {
     /// The flag as it is typed.
     pub name: &'static str,
-    /// One word that describes the value.
+    /// One word that describes the value which follows. Empty if no value follows.
     pub value: &'static str,
     /// The flag's line in the help.
     pub help: &'static str,
@@ -112,6 +112,7 @@ pub async fn pick_model_with(about: &str, flags: &'static [Flag]) -> Result<Pick
                 std::process::exit(0);
             }
             flag if flag.starts_with('-') => match flags.iter().find(|own| own.name == flag) {
+                Some(own) if own.value.is_empty() => values.push((own.name, String::new())),
                 Some(own) => values.push((own.name, value()?)),
                 None => return Err(Usage(format!("{flag} is not an option\n\n{}", usage())).into()),
             },

@@ -1,0 +1,149 @@
+//! A chat page in the browser, over a manager with any number of conversations.
+//!
+//! ```sh
+//! cargo run --example web_chat --features web
+//! cargo run --example web_chat --features web -- --model anthropic:claude-sonnet-5 --store conversations
+//! cargo run --example web_chat --features web -- --check     # starts, answers one prompt, and stops
+//! ```
+//!
+//! The router of `omni_agent::web` offers the conversations, and `web_chat/page` is the page: plain HTML, CSS and
+//! JavaScript modules without a build step. Its `client.js` can be copied into other front ends. The server listens on
+//! loopback only, and everybody who can reach it is the same user. A real application identifies its users in
+//! `Access::principal`.
+//!
+//! The module `support` selects the model. In your own crate, pass the model's name instead:
+//! `Agent::builder().model("anthropic:claude-opus-5")`.
+
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "this talks to the terminal")]
+
+#[path = "web_chat/check.rs"]
+mod check;
+#[path = "web_chat/page.rs"]
+mod page;
+#[path = "support/support.rs"]
+mod support;
+#[path = "web_chat/tools.rs"]
+mod tools;
+
+use std::{error::Error, process::ExitCode, sync::Arc, time::Duration};
+
+use axum::{Router, http::request::Parts};
+use omni_agent::{
+    agent::Agent,
+    manager::{Manager, OpenOptions, Shutdown},
+    provider::{Model, Options},
+    store::{FileSystemStore, Labels, MemoryStore, Store},
+    web::{Access, Challenge, Principal, Problem, StartRequest, Web},
+};
+use support::{Flag, Folder, STORE, explain};
+use tokio::net::TcpListener;
+
+const ABOUT: &str = "A chat page in the browser.";
+const PORT: Flag = Flag { name: "--port", value: "PORT", help: "the port on loopback; 8484 by default" };
+const CHECK: Flag = Flag { name: "--check", value: "", help: "answer one prompt and stop, as a test" };
+const FLAGS: &[Flag] = &[PORT, STORE, CHECK];
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    match serve().await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {}", explain(&*error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The only user. Everybody who can reach the server on loopback is this user.
+struct OneUser(Principal);
+
+#[omni_agent::async_trait]
+impl Access for OneUser {
+    async fn principal(&self, _: &Parts) -> Result<Principal, Challenge> {
+        Ok(self.0.clone())
+    }
+}
+
+async fn serve() -> Result<(), Box<dyn Error>> {
+    let picked = support::pick_model_with(ABOUT, FLAGS).await?;
+    let is_check = picked.value(&CHECK).is_some();
+    let store: Arc<dyn Store> = match picked.value(&STORE) {
+        Some(folder) => {
+            Arc::new(FileSystemStore::open(Folder::given_or_of_the_user(Some(folder))?.path()).await?)
+        }
+        None => Arc::new(MemoryStore::new()),
+    };
+    let port = match picked.value(&PORT) {
+        Some(port) => port.parse()?,
+        None if is_check => 0,
+        None => 8484,
+    };
+    let listener = TcpListener::bind(("127.0.0.1", port)).await?;
+    let address = listener.local_addr()?;
+
+    let manager = Manager::builder(store).build();
+    let models = offered(&picked.model);
+    let names: Vec<String> = models.iter().map(|model| model.name().to_owned()).collect();
+    let user = std::env::var("USER").unwrap_or_else(|_| "user".to_owned());
+    let access = OneUser(Principal::new(user, Labels::new([("user", "local")])?)?);
+    let (model, options) = (picked.model.clone(), picked.options.clone());
+    let agents = move |_: &Principal, request: &StartRequest| agent(&model, &options, request);
+    let web = Web::builder(manager.clone(), access, agents)
+        .models(names)
+        // A page of another site cannot reach the server by a name that it has redirected to loopback.
+        .hosts([address.to_string(), format!("localhost:{}", address.port())])
+        .build();
+    let app = Router::new().nest("/agent", web.router()).merge(page::router(&models));
+
+    println!("http://{address}/");
+    if picked.value(&STORE).is_none() && !is_check {
+        eprintln!("{}", support::dim("[conversations are kept in memory; --store DIR keeps them in a folder]"));
+    }
+    let stop = {
+        let (web, manager) = (web.clone(), manager.clone());
+        async move {
+            if is_check {
+                check::answer_one_prompt(address).await.map_err(|error| error.to_string())?;
+            } else {
+                tokio::signal::ctrl_c().await.map_err(|error| error.to_string())?;
+            }
+            // Streams end first, because the server waits for them.
+            web.drain();
+            let limits = Shutdown::within(Duration::from_secs(10)).with_grace(Duration::from_secs(2));
+            manager.shutdown(limits).await.map_err(|error| error.to_string())
+        }
+    };
+    let (stopped, outcome) = tokio::sync::oneshot::channel();
+    let serving = axum::serve(listener, app).with_graceful_shutdown(async move {
+        let _ = stopped.send(stop.await);
+    });
+    serving.await?;
+    outcome.await??;
+    if is_check {
+        println!("the check has succeeded");
+    }
+    Ok(())
+}
+
+/// Builds the agent of a conversation.
+fn agent(model: &Model, options: &Options, request: &StartRequest) -> Result<OpenOptions, Problem> {
+    let mut agent = Agent::builder().model(model.clone()).registry(support::models()).max_steps(20);
+    agent = tools::add_to(agent);
+    if request.conversation.is_none() {
+        // These parts are stored with the conversation. In a stored conversation, they would replace the stored ones.
+        agent = agent.options(options.clone()).system("You are a helpful assistant. Answer in Markdown.");
+        if let Some(name) = &request.model {
+            agent = agent.model(name.as_str());
+        }
+    }
+    Ok(OpenOptions::new(agent))
+}
+
+/// Returns the models that the page offers: the selected model, and others that work without further settings.
+fn offered(selected: &Model) -> Vec<Model> {
+    let others = ["anthropic:claude-sonnet-5", "anthropic:claude-opus-5", "openai:gpt-5.2", "demo:parrot"];
+    let others = others.into_iter().filter_map(|name| support::model_named(name).ok());
+    let mut models = vec![selected.clone()];
+    models.extend(others.filter(|model| model.name() != selected.name() && support::missing_key(model).is_none()));
+    models
+}

@@ -1,0 +1,641 @@
+// The page: one stream carries the list and the conversation on screen, and everything else follows from its snapshots.
+
+import { Client, ProblemError } from "./client.js";
+import { Composer } from "./composer.js";
+import { byId, h, icon, iconButton, place, setText, visible } from "./dom.js";
+import { save } from "./files.js";
+import { money, percent, short } from "./format.js";
+import { Messages, textOf } from "./messages.js";
+import { showOutline } from "./outline.js";
+import { Sidebar, titleOf } from "./sidebar.js";
+
+/** @typedef {import("./client.js").SessionSnapshot} SessionSnapshot */
+
+const client = new Client("agent");
+/** @type {{ models: { name: string, context?: number }[] }} */
+let settings = { models: [] };
+/** @type {string | null} */
+let current = null;
+/** @type {ReturnType<Client["stream"]>} */
+let stream;
+/** The model that was chosen for a new conversation. */
+let newModel = "";
+/** The tokens of the last request of the conversation on screen. */
+let context = 0;
+/** The prompts that a lost connection or a restart of the server has cost. */
+let lost = /** @type {import("./client.js").Message[]} */ ([]);
+/** The refusal of the conversation on screen. */
+let refused = /** @type {string | null} */ (null);
+let dismissedRun = "";
+
+const emptySeen = () => ({
+  progress: new Map(), decided: new Map(), timing: new Map(), inputs: new Map(), results: new Map(), settling: /** @type {any[]} */ ([]),
+});
+let seen = emptySeen();
+
+// ---- notices ----
+
+/** @type {Map<string, { text: string, isBad: boolean, action?: [string, () => void] }>} */
+const notices = new Map();
+
+/**
+ * @param {string} key
+ * @param {string | null} text
+ * @param {{ isBad?: boolean, action?: [string, () => void], seconds?: number }} [options]
+ */
+function notice(key, text, { isBad = false, action, seconds } = {}) {
+  if (text === null) notices.delete(key);
+  else notices.set(key, { text, isBad, action });
+  if (text !== null && seconds) setTimeout(() => notices.get(key)?.text === text && notice(key, null), seconds * 1000);
+  const bar = byId("notice");
+  const shown = [...notices.values()].at(-1);
+  bar.hidden = !shown;
+  if (!shown) return place(bar, []);
+  bar.classList.toggle("bad", shown.isBad);
+  const close = iconButton("close", "Close this notice", () => notice([...notices.keys()].at(-1) ?? "", null));
+  place(bar, [
+    h("span", { dir: "auto" }, shown.text),
+    ...(shown.action ? [h("button", { type: "button", class: "small", onclick: shown.action[1] }, shown.action[0])] : []),
+    ...(shown.isBad ? [close] : []),
+  ]);
+}
+
+/** @param {unknown} error */
+function fail(error) {
+  const text = error instanceof ProblemError
+    ? error.message
+    : error instanceof TypeError ? "The server cannot be reached. Nothing was changed." : String(error instanceof Error ? error.message : error);
+  notice("error", text, { isBad: true, seconds: 15 });
+}
+
+/** @param {import("./client.js").SessionCommand} command */
+async function command(command) {
+  if (!current) return;
+  try {
+    return await client.command(current, command);
+  } catch (error) {
+    fail(error);
+    throw error;
+  }
+}
+
+/**
+ * Runs a command of a button. A failure is shown by `command`.
+ * @param {import("./client.js").SessionCommand} what
+ */
+const press = (what) => command(what).catch(() => undefined);
+
+// ---- parts ----
+
+const messages = new Messages(byId("messages"), {
+  async decide(pause, decision) {
+    if (!current) return;
+    try {
+      await client.decide(current, { turn: pause.turn, tool_use: pause.tool_use.id, decision });
+    } catch (error) {
+      if (error instanceof ProblemError && error.code === "stale-decision") {
+        notice("decision", "Somebody else has decided already.", { seconds: 8 });
+        return;
+      }
+      throw error;
+    }
+  },
+  command: (what) => (what.type === "edit" ? command(what) : press(what)),
+});
+
+const sidebar = new Sidebar(client, {
+  decisions: (id) => stream?.snapshots.get(id)?.agent.pauses?.length ?? 0,
+  rename,
+  async delete(id, title) {
+    const answer = await ask("Delete this conversation?", `“${title}” and all its branches are deleted.`, "Delete", { isDanger: true });
+    if (answer === null) return;
+    try {
+      await client.delete(id);
+      if (id === current) location.hash = "";
+      await sidebar.refresh();
+    } catch (error) {
+      fail(error);
+    }
+  },
+  fail,
+  chosen: () => toggleSidebar(false),
+  changed: watch,
+});
+
+const composer = new Composer({
+  async send(prompt) {
+    const model = newModel;
+    let id = current;
+    try {
+      if (!id) {
+        ({ id } = await client.create(model ? { model } : {}));
+        await client.command(id, { type: "prompt", prompt });
+        location.hash = encodeURIComponent(id);
+      } else {
+        await client.command(id, { type: "prompt", prompt });
+      }
+      follow(true);
+      lost = [];
+      const end = stream.snapshots.get(id)?.agent.last_run;
+      if (end) dismissedRun = runKey(end);
+      return true;
+    } catch (error) {
+      fail(error);
+      return false;
+    }
+  },
+  stop: () => press({ type: "interrupt" }),
+  async unstage(id) {
+    const answer = await press({ type: "unstage", id });
+    if (answer?.type === "unstaged") composer.putBack(answer.prompt);
+  },
+  fail,
+});
+
+/**
+ * @param {string} id
+ * @param {string | null} title
+ */
+async function rename(id, title) {
+  const answer = await ask("Rename the conversation", "", "Save", { value: title ?? "" });
+  if (answer === null) return;
+  try {
+    await client.change(id, { title: answer.trim() || null });
+    await sidebar.refresh();
+  } catch (error) {
+    fail(error);
+  }
+}
+
+/**
+ * Asks the user. Returns the text, or `null` if the user cancels.
+ * @param {string} title
+ * @param {string} text
+ * @param {string} ok
+ * @param {{ value?: string, isDanger?: boolean }} options
+ * @returns {Promise<string | null>}
+ */
+function ask(title, text, ok, { value, isDanger = false }) {
+  const dialog = byId("ask");
+  setText(byId("ask-title"), title);
+  setText(byId("ask-text"), text);
+  setText(byId("ask-ok"), ok);
+  byId("ask-ok").className = isDanger ? "danger" : "primary";
+  byId("ask-input").hidden = value === undefined;
+  byId("ask-input").value = value ?? "";
+  dialog.returnValue = "";
+  dialog.showModal();
+  byId(value === undefined ? "ask-ok" : "ask-input").focus();
+  byId("ask-input").select();
+  return new Promise((resolve) => {
+    dialog.addEventListener("close", () => resolve(dialog.returnValue === "ok" ? byId("ask-input").value : null), { once: true });
+  });
+}
+
+// ---- the stream ----
+
+/** Watches the conversation on screen and those that wait for decisions, so that the list shows their number. */
+function watch() {
+  const ids = current && refused === null ? [current] : [];
+  for (const id of sidebar.paused) if (ids.length < 8 && !ids.includes(id)) ids.push(id);
+  // A watched conversation whose pause is over stays until the next change, which saves a new connection.
+  const isEnough = ids.every((id) => stream.watched.includes(id)) && (!current || stream.watched.includes(current));
+  if (!isEnough) stream.watch(ids);
+}
+
+function connect() {
+  stream = client.stream({
+    list: true,
+    watch: current ? [current] : [],
+    onList(list, update) {
+      sidebar.take(list, update);
+    },
+    onConversation(id, snapshot, update, before) {
+      if (id !== current) {
+        if (update.type !== "event" || update.event.type === "agent") sidebar.render();
+        return;
+      }
+      if (update.type === "event") note(snapshot, update.event);
+      else if (update.type === "resync" && before) replaced(before, snapshot);
+      else if (update.type === "closed") stream.watch(stream.watched.filter((other) => other !== id)), setTimeout(watch, 300);
+      schedule();
+    },
+    onRefused(id, problem) {
+      if (id !== current) return;
+      refused = problem.status === 404 ? "This conversation does not exist, or it belongs to somebody else." : (problem.detail ?? problem.title);
+      schedule();
+    },
+    onState(state, error, delay) {
+      if (state === "open") {
+        if (notices.has("offline")) notice("online", "Connected again.", { seconds: 4 });
+        notice("offline", null);
+      } else if (state === "waiting") {
+        const retry = ["Try now", () => stream.reconnect()];
+        const why = navigator.onLine ? "The connection to the server is lost." : "You are offline.";
+        const wait = Number.isFinite(delay) ? " The page tries again by itself." : "";
+        notice("offline", why + wait, { isBad: true, action: /** @type {any} */ (retry) });
+      } else if (state === "closed" && error) {
+        notice("offline", "Your session has ended. Sign in again and reload the page.", { isBad: true });
+      }
+    },
+  });
+}
+
+/**
+ * Notes what a snapshot does not contain.
+ * @param {SessionSnapshot} snapshot
+ * @param {import("./client.js").SessionEvent} event
+ */
+function note(snapshot, event) {
+  if (event.type === "tree") seen.settling = [];
+  if (event.type !== "agent") return;
+  const { event: inner } = event;
+  const use = inner.tool_use_id;
+  switch (inner.type) {
+    case "tool_progress":
+      seen.progress.set(use, inner.data);
+      break;
+    case "decided":
+      seen.decided.set(use, { decision: inner.decision, by: inner.by, expired: inner.expired });
+      break;
+    case "tool_start":
+      seen.timing.set(use, { start: performance.now() });
+      if (inner.input !== undefined) seen.inputs.set(use, inner.input);
+      break;
+    case "tool_end":
+      seen.timing.set(use, { start: seen.timing.get(use)?.start ?? performance.now(), end: performance.now() });
+      if (Number.isNaN(seen.timing.get(use)?.start)) seen.timing.delete(use);
+      break;
+    case "tool_result":
+      if (inner.input !== undefined) seen.inputs.set(inner.result.tool_use_id, inner.input);
+      seen.results.set(inner.result.tool_use_id, inner.result);
+      break;
+    case "step":
+      context = inner.usage.input + inner.usage.cache_read + inner.usage.cache_write + inner.usage.output;
+      break;
+    case "pause":
+      say(`A decision is needed: ${inner.tool_use.name}.`);
+      break;
+    case "turn":
+      // The tree contains these messages after its next event.
+      seen.settling = inner.response.messages;
+      if (inner.outcome === "stop") {
+        const words = inner.response.message ? textOf(inner.response.message).split(/\s+/).filter(Boolean).length : 0;
+        const isStopped = inner.response.stop_reason === "interrupted";
+        say(isStopped ? "The answer was stopped." : `The answer is complete: ${words} words.`);
+      }
+      break;
+    case "error":
+      say("The answer failed.");
+      break;
+    case "message":
+      if (inner.message.role === "user" && snapshot.agent.pending.length === 1) say("Answering.");
+      break;
+  }
+}
+
+/**
+ * Handles a snapshot that replaces another one because events were missed.
+ * @param {SessionSnapshot} before
+ * @param {SessionSnapshot} after
+ */
+function replaced(before, after) {
+  seen.settling = [];
+  const ids = new Set([...after.tree.nodes.map((node) => node.message), ...after.agent.pending].map((message) => message.id));
+  for (const prompt of after.agent.staged ?? []) ids.add(prompt.id);
+  for (const message of after.agent.last_run?.unanswered ?? []) ids.add(message.id);
+  const isLost = (/** @type {any} */ message) => message.id !== undefined && !ids.has(message.id);
+  const prompts = [...before.agent.pending, ...(before.agent.staged ?? [])].filter(isLost);
+  const users = prompts.filter((prompt) => !("role" in prompt) || prompt.role === "user").filter((prompt) => textOf(prompt));
+  if (users.length && life(before) !== life(after)) {
+    lost = /** @type {any} */ (users);
+    notice("resync", "The server was restarted during an answer. What was not saved yet is lost.", { isBad: true });
+  } else {
+    notice("resync", "Some updates were missed. The conversation was loaded again.", { seconds: 6 });
+  }
+}
+
+/** @param {SessionSnapshot} snapshot */
+const life = (snapshot) => snapshot.last.split("-")[0];
+
+/**
+ * Says a line to screen readers.
+ * @param {string} text
+ */
+function say(text) {
+  setText(byId("summary"), text);
+}
+
+// ---- painting ----
+
+let isScheduled = false;
+let isFollowing = true;
+
+function schedule() {
+  if (isScheduled) return;
+  isScheduled = true;
+  requestAnimationFrame(() => {
+    isScheduled = false;
+    paint();
+  });
+}
+
+function paint() {
+  const snapshot = current ? stream.snapshots.get(current) : undefined;
+  const isBusy = snapshot !== undefined && snapshot.agent.status !== "idle";
+  const count = snapshot ? messages.render(snapshot, seen) : 0;
+  const known = current ? sidebar.item(current) : undefined;
+  const title = refused !== null ? "Not available" : current ? titleOf(snapshot ?? known ?? { title: null }) : "New chat";
+  setText(byId("title"), title);
+  document.title = current ? `${title} · Chat` : "Chat";
+  byId("welcome").hidden = count > 0 || (current !== null && !snapshot);
+  byId("composer").hidden = refused !== null;
+  composer.update(isBusy, snapshot?.agent.staged ?? []);
+  paintWaiting(snapshot);
+  paintTail(snapshot, isBusy);
+  paintGauge(snapshot);
+  paintModel(snapshot, isBusy);
+  for (const button of byId("tools").children) button.hidden = !snapshot;
+  if (isFollowing) toEnd();
+  byId("to-end").hidden = isFollowing || count === 0;
+}
+
+/** @param {SessionSnapshot | undefined} snapshot */
+function paintWaiting(snapshot) {
+  const pauses = snapshot?.agent.pauses ?? [];
+  const bar = byId("waiting");
+  bar.hidden = pauses.length === 0;
+  const key = pauses.map((pause) => pause.tool_use.id).join();
+  if (bar.dataset.key === key) return;
+  bar.dataset.key = key;
+  if (!pauses.length) return place(bar, []);
+  const text = pauses.length === 1 ? "1 decision is needed" : `${pauses.length} decisions are needed`;
+  const show = () => byId("messages").querySelector(".tool.waiting")?.scrollIntoView({ block: "center" });
+  const all = async () => {
+    for (const { turn, tool_use } of pauses) {
+      try {
+        await client.decide(/** @type {string} */ (current), { turn, tool_use: tool_use.id, decision: "execute" });
+      } catch (error) {
+        if (!(error instanceof ProblemError && error.code === "stale-decision")) return fail(error);
+      }
+    }
+  };
+  place(bar, [
+    h("span", {}, text),
+    h("button", { type: "button", class: "small", onclick: show }, "Show"),
+    ...(pauses.length > 1 ? [h("button", { type: "button", class: "small", onclick: all }, "Approve all")] : []),
+  ]);
+}
+
+/** @param {import("./client.js").RunEnd} end */
+function runKey(end) {
+  return JSON.stringify([end.turn, end.outcome, end.unanswered?.map((message) => message.id), end.staged?.map((prompt) => prompt.id)]);
+}
+
+/**
+ * Shows how the last run ended, and the messages that got no answer.
+ * @param {SessionSnapshot | undefined} snapshot
+ * @param {boolean} isBusy
+ */
+function paintTail(snapshot, isBusy) {
+  const tail = byId("tail");
+  const end = snapshot?.agent.last_run;
+  const store = snapshot?.store;
+  const key = JSON.stringify([refused, isBusy, end && runKey(end), dismissedRun, lost.map((message) => message.id), store]);
+  if (tail.dataset.key === key) return;
+  tail.dataset.key = key;
+  const parts = [];
+  if (refused !== null) parts.push(h("div", { class: "outcome bad" }, h("p", {}, refused)));
+  if (store?.outcome === "failed") parts.push(h("div", { class: "outcome bad" }, h("p", {}, "The last messages are not saved yet. The server tries again.")));
+  if (store?.outcome === "lost") parts.push(h("div", { class: "outcome bad" }, h("p", {}, "The last messages can no longer be saved. Copy what you need.")));
+  if (end && !isBusy && runKey(end) !== dismissedRun) {
+    if (end.outcome === "failed") {
+      const failure = end.failure;
+      const text = failure?.error?.message ?? failure?.message ?? failure?.kind ?? "unknown";
+      parts.push(h("div", { class: "outcome bad", role: "alert" }, h("p", { dir: "auto" }, `The answer failed: ${text}`)));
+    }
+    if (end.outcome === "stopped" && end.stop_reason === "interrupted") parts.push(h("p", { class: "note" }, "Stopped."));
+    if (end.outcome === "stopped" && end.stop_reason === "max_steps") parts.push(h("p", { class: "note" }, "Stopped at the limit of steps."));
+    if (end.outcome === "stopped" && end.stop_reason === "length") parts.push(h("p", { class: "note" }, "The answer has reached its greatest length."));
+    const unsent = [...(end.unanswered ?? []), ...(end.staged ?? [])];
+    for (const prompt of unsent) parts.push(unanswered(prompt, "This message has no answer.", () => (dismissedRun = runKey(end))));
+  }
+  for (const prompt of lost) {
+    parts.push(unanswered(prompt, "This message was lost when the server was restarted.", () => (lost = lost.filter((other) => other !== prompt))));
+  }
+  place(tail, parts);
+}
+
+/**
+ * @param {import("./client.js").Prompt | import("./client.js").Message} prompt
+ * @param {string} why
+ * @param {() => void} done
+ */
+function unanswered(prompt, why, done) {
+  const again = async () => {
+    const { content } = prompt;
+    if ((await press({ type: "prompt", prompt: { id: crypto.randomUUID(), content } })) === undefined) return;
+    done();
+    schedule();
+  };
+  const back = () => {
+    composer.putBack(prompt);
+    done();
+    schedule();
+  };
+  return h("div", { class: "outcome" }, h("p", {}, why), h("blockquote", { dir: "auto", tabIndex: 0 }, textOf(prompt)),
+    h("div", { class: "buttons" },
+      h("button", { type: "button", class: "small", onclick: again }, "Send again"),
+      h("button", { type: "button", class: "small quiet", onclick: back }, "Edit")));
+}
+
+/** @param {SessionSnapshot | undefined} snapshot */
+function paintGauge(snapshot) {
+  const gauge = byId("gauge");
+  const size = settings.models.find((model) => model.name === snapshot?.agent.state.model)?.context;
+  const parts = [];
+  if (snapshot && context > 0) {
+    if (size) parts.push(`context ${percent(Math.min(context / size, 1))}`);
+    else parts.push(`${short(context)} tokens`);
+  }
+  const cost = snapshot?.used.cost;
+  if (cost) parts.push(money(cost));
+  const text = parts.join(", ");
+  gauge.hidden = !text;
+  if (gauge.dataset.text === text) return;
+  gauge.dataset.text = text;
+  const share = size ? Math.min(context / size, 1) : 0;
+  const meter = h("meter", { min: 0, max: 1, low: 0.7, high: 0.9, optimum: 0, value: share, "aria-label": "Context in use" });
+  gauge.title = snapshot ? `${short(snapshot.used.input + snapshot.used.cache_read + snapshot.used.cache_write)} tokens read, ${short(snapshot.used.output)} written` : "";
+  place(gauge, [...(size ? [meter] : []), h("span", {}, text)]);
+}
+
+/**
+ * @param {SessionSnapshot | undefined} snapshot
+ * @param {boolean} isBusy
+ */
+function paintModel(snapshot, isBusy) {
+  const select = byId("model");
+  const chosen = snapshot?.agent.state.model ?? (newModel || settings.models[0]?.name || "");
+  const names = settings.models.map((model) => model.name);
+  if (chosen && !names.includes(chosen)) names.unshift(chosen);
+  select.hidden = names.length === 0 || refused !== null;
+  const key = names.join("\n");
+  if (select.dataset.key !== key) {
+    select.dataset.key = key;
+    place(select, names.map((name) => h("option", { value: name }, visible(name))));
+  }
+  if (document.activeElement !== select || isBusy) select.value = chosen;
+  select.disabled = isBusy;
+}
+
+// ---- scrolling ----
+
+const scroller = byId("scroll");
+
+function toEnd() {
+  scroller.scrollTop = scroller.scrollHeight;
+}
+
+/** @param {boolean} isOn */
+function follow(isOn) {
+  isFollowing = isOn;
+  if (isOn) toEnd();
+}
+
+let lastTop = 0;
+scroller.addEventListener("scroll", () => {
+  const isAtEnd = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < 48;
+  // Only the user scrolls up. The height of messages that were never on screen is estimated, so the end moves.
+  if (isAtEnd) isFollowing = true;
+  else if (scroller.scrollTop < lastTop - 4) isFollowing = false;
+  lastTop = scroller.scrollTop;
+  byId("to-end").hidden = isFollowing;
+}, { passive: true });
+new ResizeObserver(() => isFollowing && toEnd()).observe(byId("messages"));
+
+// ---- start ----
+
+/** Shows the conversation that the address names. */
+function route() {
+  const id = decodeURIComponent(location.hash.slice(1)) || null;
+  if (id === current) return;
+  current = id;
+  refused = null;
+  lost = [];
+  context = 0;
+  dismissedRun = "";
+  seen = emptySeen();
+  for (const key of ["error", "resync", "decision"]) notice(key, null);
+  messages.clear();
+  follow(true);
+  say("");
+  sidebar.current = id;
+  if (id) sidebar.read(id);
+  composer.open(id);
+  sidebar.render();
+  watch();
+  if (id) loadContext(id);
+  schedule();
+  composer.area.focus();
+}
+
+/**
+ * Reads how much of the context the last request has used.
+ * @param {string} id
+ */
+async function loadContext(id) {
+  try {
+    const { rows } = await client.rows(id, { limit: 5 });
+    const last = rows.find((row) => (row.purpose ?? "answer") === "answer" && (row.end ?? "answered") === "answered");
+    if (id !== current || context > 0 || !last) return;
+    context = last.usage.input + last.usage.cache_read + last.usage.cache_write + last.usage.output;
+    schedule();
+  } catch {
+    // A store without a ledger has no rows. The gauge then starts with the next answer.
+  }
+}
+
+/** @param {boolean} isOpen */
+function toggleSidebar(isOpen) {
+  byId("sidebar").classList.toggle("open", isOpen);
+  byId("shade").hidden = !isOpen;
+  byId("menu").setAttribute("aria-expanded", String(isOpen));
+  byId("main").inert = isOpen;
+  if (isOpen) byId("search").focus();
+}
+
+byId("menu").append(icon("menu"));
+byId("to-end").append(icon("down"));
+byId("map-close").append(icon("close"));
+byId("menu").addEventListener("click", () => toggleSidebar(true));
+byId("shade").addEventListener("click", () => toggleSidebar(false));
+byId("to-end").addEventListener("click", () => {
+  follow(true);
+  composer.area.focus();
+});
+byId("new").addEventListener("click", () => {
+  location.hash = "";
+  toggleSidebar(false);
+  composer.area.focus();
+});
+byId("tools").append(
+  iconButton("map", "All branches", () => {
+    const snapshot = current && stream.snapshots.get(current);
+    if (!snapshot) return;
+    showOutline(snapshot, snapshot.agent.status !== "idle", (node) => {
+      byId("map").close();
+      press({ type: "navigate", node });
+    });
+  }),
+  iconButton("edit", "Rename the conversation", () => {
+    const snapshot = current && stream.snapshots.get(current);
+    if (snapshot) rename(snapshot.id, snapshot.title);
+  }),
+  iconButton("save", "Export as JSON", async () => {
+    if (!current) return;
+    try {
+      const snapshot = await client.snapshot(current);
+      save(new Blob([JSON.stringify(snapshot, null, 2)], { type: "application/json" }), `${current}.json`);
+    } catch (error) {
+      fail(error);
+    }
+  }),
+);
+byId("model").addEventListener("change", async () => {
+  const model = byId("model").value;
+  if (!current) {
+    newModel = model;
+    return;
+  }
+  try {
+    await client.change(current, { model });
+  } catch (error) {
+    fail(error);
+  }
+  schedule();
+});
+addEventListener("hashchange", route);
+addEventListener("online", () => stream.reconnect());
+addEventListener("keydown", (event) => {
+  if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "k") {
+    event.preventDefault();
+    if (byId("menu").offsetParent) toggleSidebar(true);
+    byId("search").focus();
+  } else if (event.key === "Escape" && byId("sidebar").classList.contains("open")) {
+    toggleSidebar(false);
+    byId("menu").focus();
+  }
+});
+// A hidden page needs no stream. When it is shown again, the stream continues after the last event.
+document.addEventListener("visibilitychange", () => (document.hidden ? stream.pause() : stream.resume()));
+
+try {
+  settings = await (await client.fetch("settings.json")).json();
+} catch {
+  // The model cannot be chosen then.
+}
+connect();
+route();
+composer.open(current);
+schedule();

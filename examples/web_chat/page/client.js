@@ -1,0 +1,994 @@
+// A client for the native routes of `omni_agent::web`, in one file without a build step.
+//
+//     import { Client, fold } from "./client.js";
+//
+//     const client = new Client("/agent");
+//     const { id } = await client.create();
+//     const stream = client.stream({ watch: [id], onConversation: (id, snapshot) => console.log(snapshot.agent.status) });
+//     await client.command(id, { type: "prompt", prompt: { content: [{ type: "text", text: "Hi" }] } });
+//     stream.close();
+//
+// A stream reconnects by itself and continues after the last event that it has received. `fold` applies an update to a
+// snapshot, like `SessionSnapshot::take` in Rust. All types describe the JSON of the Rust types with the same names.
+
+/**
+ * @typedef {{ secs: number, nanos: number }} Duration
+ * @typedef {{ type: "text", text: string, signature?: string }} Text
+ * @typedef {{ type: "thinking", text: string, signature?: string, redacted?: string }} Thinking
+ * @typedef {{ type: "base64", data: string } | { type: "url", url: string }} Source
+ * @typedef {{ type: "attachment", source: Source, media_type: string, name?: string }} Attachment
+ * @typedef {{ id: string, name: string, input: any, malformed?: string, signature?: string, decided?: ToolResult }} ToolUse
+ * @typedef {{ tool_use_id: string, name: string, content: (Text | Attachment)[], is_error: boolean }} ToolResult
+ * @typedef {{ type: "provider_item", format: string, data: any }} ProviderItem
+ * @typedef {Text | Thinking | Attachment | ({ type: "tool_use" } & ToolUse) | ({ type: "tool_result" } & ToolResult)
+ *   | ProviderItem} Content
+ * @typedef {{ role: "user" | "assistant", content: Content[], timestamp: number, id?: string, app_data?: any,
+ *   provider_data?: Record<string, any> }} Message
+ * @typedef {{ input: number, cache_read: number, cache_write: number, output: number, reasoning: number,
+ *   cost?: number }} Usage
+ * @typedef {{ id: number, parent?: number, message: Message, usage?: Usage }} Node
+ * @typedef {{ nodes: Node[], head: number | null, cursors: [number, number][], next?: number }} Tree
+ * @typedef {{ id?: string, content: Content[], next?: "turn" | "step", app_data?: any }} Prompt
+ * @typedef {"execute" | { execute_with: any } | { reject: string } | { provide: ToolResult }} Decision
+ * @typedef {{ turn: string, tool_use: ToolUse, input_replaced?: boolean, reason: any,
+ *   expiry?: { after: Duration, at: number, decision: Decision } }} Pause
+ * @typedef {{ tool_use_id: string, input?: any, is_error?: boolean }} ToolRun
+ * @typedef {{ content: Content, input?: string, ended: boolean }} PartialBlock
+ * @typedef {{ kind: string, message?: string, error?: { kind: string, message: string } }} Failure
+ * @typedef {string | { other: string }} StopReason
+ * @typedef {{ outcome: "stopped" | "cancelled" | "failed", stop_reason?: StopReason, failure?: Failure, turn?: string,
+ *   unanswered?: Message[], staged?: Prompt[] }} RunEnd
+ * @typedef {{ name: string, description: string, schema: any, has_handler: boolean, requires_approval?: boolean
+ *   }} ToolDeclaration
+ * @typedef {{ model: string, fallback_for?: string, system?: string, tools: ToolDeclaration[], options: any,
+ *   max_steps?: number, turn_timeout?: Duration, history: Message[] }} StateView
+ * @typedef {{ last: string, state: StateView, status: "idle" | "busy" | "paused", step: number, pending: Message[],
+ *   partial: PartialBlock[], run: number, turn?: string, answer?: string, pauses?: Pause[], tools?: ToolRun[],
+ *   staged?: Prompt[], last_run?: RunEnd }} Snapshot
+ * @typedef {{ outcome: "saved", what: string, version: number, through?: number }
+ *   | { outcome: "failed", what: string, error: string, retry_in: Duration }
+ *   | { outcome: "lost", error: string }} StoreReport
+ * @typedef {{ last: string, id: string, title: string | null, labels?: Record<string, string>, used: Usage, tree: Tree,
+ *   agent: Snapshot, unsaved: number[], store: StoreReport | null }} SessionSnapshot
+ * @typedef {{ model: string, message?: Message, messages: Message[], stop_reason: StopReason, usage: Usage, step: number,
+ *   turn?: string, run: number, warnings?: string[] }} Response
+ * @typedef {{ type: string } & Record<string, any>} Event
+ * @typedef {{ type: string } & Record<string, any>} SessionEvent
+ * @typedef {{ type: "event", id: string, event: SessionEvent } | { type: "resync", snapshot: SessionSnapshot }
+ *   | { type: "closed", reason: string, snapshot: SessionSnapshot | null }} Update
+ * @typedef {"idle" | "queued" | "busy" | "paused"} Activity
+ * @typedef {{ id: string, title: string | null, labels?: Record<string, string>, activity: Activity }} OpenSession
+ * @typedef {{ last: string, open: OpenSession[], waiting: string[] }} ManagerSnapshot
+ * @typedef {{ type: string } & Record<string, any>} ManagerEvent
+ * @typedef {{ type: "event", id: string, event: ManagerEvent } | { type: "resync", snapshot: ManagerSnapshot }
+ *   | { type: "closed", reason: string, snapshot: ManagerSnapshot | null }} ManagerUpdate
+ * @typedef {{ id: string, title: string | null, labels?: Record<string, string>, created: number, updated: number,
+ *   version: number, owner: any, damage: string | null }} Summary
+ * @typedef {"stored" | "waiting" | "elsewhere" | { open: Activity }} Presence
+ * @typedef {{ summary: Summary, presence: Presence }} Listed
+ * @typedef {{ type: "prompt", prompt: Prompt } | { type: "unstage", id: string }
+ *   | { type: "resume", tool_use_id: string, turn?: string, decision: Decision } | { type: "cancel" }
+ *   | { type: "interrupt" } | { type: "regenerate", node: number } | { type: "edit", node: number, prompt: Prompt }
+ *   | { type: "branch", node: number | null, prompt: Prompt } | { type: "navigate", node: number | null }
+ *   | { type: "title", title: string | null } | { type: "labels", labels: Record<string, string> }
+ *   | { type: "erase", node: number }} SessionCommand
+ * @typedef {{ type: "prompt", accepted: "started" | "staged" | "known", id?: string, ahead?: number, state?: any }
+ *   | { type: "unstaged", prompt: Prompt } | { type: "done" }} SessionAnswer
+ * @typedef {{ purpose?: string, turn?: string, step?: number, message?: string, at: number, model?: string, usage: Usage,
+ *   end?: string }} UsageRow
+ * @typedef {{ model?: string, requests: number, usage: Usage }} UsageSum
+ * @typedef {{ type: string, title: string, status: number, detail?: string } & Record<string, any>} Problem
+ */
+
+/** An answer of the server with an error status. */
+export class ProblemError extends Error {
+  /**
+   * @param {Problem} problem
+   * @param {number | null} retryAfter
+   */
+  constructor(problem, retryAfter = null) {
+    super(problem.detail ?? problem.title);
+    this.name = "ProblemError";
+    /** The body of the answer. */
+    this.problem = problem;
+    /** The status of the answer. */
+    this.status = problem.status;
+    /** The kind of the problem, for programs, such as `not-found`. */
+    this.code = problem.type.replace(/^urn:omni-agent:/, "");
+    /** The time in seconds after which a new attempt makes sense. */
+    this.retryAfter = retryAfter;
+  }
+}
+
+/** A client for the native routes. */
+export class Client {
+  /**
+   * @param {string} base The path under which the router is nested, such as `/agent`, or a whole address.
+   * @param {{ fetch?: typeof fetch, headers?: Record<string, string> }} [options] Another `fetch`, and headers of every
+   *   request, such as `authorization`.
+   */
+  constructor(base = "", { fetch: fetcher, headers = {} } = {}) {
+    this.base = base.replace(/\/$/, "");
+    this.fetch = fetcher ?? ((...rest) => globalThis.fetch(...rest));
+    this.headers = headers;
+  }
+
+  /**
+   * @param {{ limit?: number, after?: string }} [query] `after` is the `next` of the page before.
+   * @returns {Promise<{ items: Listed[], next: string | null }>}
+   */
+  conversations(query = {}) {
+    return this.#json("GET", `/conversations${search(query)}`);
+  }
+
+  /**
+   * @param {{ q: string, limit?: number, offset?: number }} query
+   * @returns {Promise<{ hits: { conversation: Summary, node?: number, excerpt: string }[], complete: boolean }>}
+   */
+  search(query) {
+    return this.#json("GET", `/search${search(query)}`);
+  }
+
+  /**
+   * @param {{ title?: string, model?: string }} [settings]
+   * @returns {Promise<{ id: string }>}
+   */
+  create(settings = {}) {
+    return this.#json("POST", "/conversations", settings);
+  }
+
+  /**
+   * @param {string} id
+   * @returns {Promise<SessionSnapshot>}
+   */
+  snapshot(id) {
+    return this.#json("GET", this.#path(id));
+  }
+
+  /**
+   * Changes the title or the model. The title `null` removes the title.
+   * @param {string} id
+   * @param {{ title?: string | null, model?: string }} change
+   * @returns {Promise<void>}
+   */
+  change(id, change) {
+    return this.#json("PATCH", this.#path(id), change);
+  }
+
+  /**
+   * @param {string} id
+   * @returns {Promise<void>}
+   */
+  delete(id) {
+    return this.#json("DELETE", this.#path(id));
+  }
+
+  /**
+   * @param {string} id
+   * @param {SessionCommand} command
+   * @returns {Promise<SessionAnswer>}
+   */
+  command(id, command) {
+    return this.#json("POST", `${this.#path(id)}/commands`, command);
+  }
+
+  /**
+   * @param {string} id
+   * @param {{ turn: string, tool_use: string, decision: Decision }} decision
+   * @returns {Promise<void>}
+   */
+  decide(id, decision) {
+    return this.#json("POST", `${this.#path(id)}/decisions`, decision);
+  }
+
+  /**
+   * Returns the usage ledger of a conversation, newest first.
+   * @param {string} id
+   * @param {{ limit?: number, after?: number }} [query]
+   * @returns {Promise<{ rows: UsageRow[], next: number | null }>}
+   */
+  rows(id, query = {}) {
+    return this.#json("GET", `${this.#path(id)}/usage${search(query)}`);
+  }
+
+  /**
+   * Returns the usage of all conversations, by model. The times are in milliseconds since 1970.
+   * @param {{ from?: number, to?: number }} [query]
+   * @returns {Promise<UsageSum[]>}
+   */
+  usage(query = {}) {
+    return this.#json("GET", `/usage${search(query)}`);
+  }
+
+  /**
+   * Returns a JSON Schema: of what the server sends, or of commands.
+   * @param {"updates" | "commands"} name
+   * @returns {Promise<any>}
+   */
+  schema(name) {
+    return this.#json("GET", `/schema/${name}`);
+  }
+
+  /**
+   * Returns the address of an attachment. `block` is the index of the block, or `BLOCK-INNER` inside a tool result.
+   * @param {string} id
+   * @param {string} message
+   * @param {number | string} block
+   */
+  file(id, message, block) {
+    return `${this.base}${this.#path(id)}/files/${encodeURIComponent(message)}/${encodeURIComponent(block)}`;
+  }
+
+  /**
+   * Opens a stream of the list and of up to eight conversations.
+   * @param {StreamOptions} options
+   */
+  stream(options) {
+    return new Stream(this, options);
+  }
+
+  /** @param {string} id */
+  #path(id) {
+    return `/conversations/${encodeURIComponent(id)}`;
+  }
+
+  /**
+   * @param {string} method
+   * @param {string} path
+   * @param {any} [body]
+   */
+  async #json(method, path, body) {
+    const response = await this.request(path, {
+      method,
+      ...(body !== undefined && { body: JSON.stringify(body), headers: { "content-type": "application/json" } }),
+    });
+    return response.status === 204 ? undefined : await response.json();
+  }
+
+  /**
+   * Sends a request. An answer with an error status becomes a {@link ProblemError}.
+   * @param {string} path
+   * @param {RequestInit & { headers?: Record<string, string> }} [init]
+   */
+  async request(path, init = {}) {
+    const response = await this.fetch(this.base + path, { ...init, headers: { ...this.headers, ...init.headers } });
+    if (response.ok) return response;
+    const retry = Number.parseInt(response.headers.get("retry-after") ?? "", 10);
+    /** @type {Problem} */
+    let problem = { type: "about:blank", title: response.statusText || "The request failed.", status: response.status };
+    try {
+      problem = { ...problem, ...(await response.json()) };
+    } catch {
+      // A proxy has answered, so there is no problem document.
+    }
+    throw new ProblemError(problem, Number.isNaN(retry) ? null : retry);
+  }
+}
+
+/** @param {Record<string, string | number | undefined>} query */
+function search(query) {
+  const given = Object.entries(query).filter(([, value]) => value !== undefined);
+  return given.length ? `?${new URLSearchParams(given.map(([name, value]) => [name, String(value)]))}` : "";
+}
+
+/**
+ * @typedef {"connecting" | "open" | "waiting" | "closed"} StreamState
+ * @typedef {object} StreamOptions
+ * @property {boolean} [list] Whether the stream carries the list.
+ * @property {string[]} [watch] The ids of the watched conversations.
+ * @property {(id: string, snapshot: SessionSnapshot, update: Update, before: SessionSnapshot | null) => void}
+ *   [onConversation] Called after each update, with the snapshot that includes it. After a resync, `before` is the
+ *   snapshot that was replaced. Otherwise it is the same object as `snapshot`, which is changed in place.
+ * @property {(list: ManagerSnapshot, update: ManagerUpdate) => void} [onList] Called after each update of the list.
+ * @property {(id: string, problem: Problem) => void} [onRefused] Called if a conversation cannot be watched. It is not
+ *   watched any longer.
+ * @property {(state: StreamState, error: Error | null, delay: number) => void} [onState] Called when the connection's
+ *   state changes. While `waiting`, a new attempt follows after `delay` milliseconds. After an error of the kind 401 or
+ *   403 the stream is closed.
+ */
+
+/** A stream that reconnects by itself. */
+export class Stream {
+  /** @type {Client} */ #client;
+  /** @type {StreamOptions} */ #options;
+  /** @type {string[]} */ #watch;
+  /** @type {AbortController | null} */ #connection = null;
+  /** @type {(() => void) | null} */ #wake = null;
+  #isClosed = false;
+  #isPaused = false;
+  #isRestarting = false;
+  #failures = 0;
+
+  /**
+   * The snapshots of the watched conversations.
+   * @type {Map<string, SessionSnapshot>}
+   */
+  snapshots = new Map();
+  /** @type {ManagerSnapshot | null} */
+  list = null;
+  /** @type {StreamState} */
+  state = "connecting";
+
+  /**
+   * @param {Client} client
+   * @param {StreamOptions} options
+   */
+  constructor(client, options) {
+    this.#client = client;
+    this.#options = options;
+    this.#watch = [...new Set(options.watch ?? [])];
+    void this.#run();
+  }
+
+  /** The ids of the watched conversations. */
+  get watched() {
+    return this.#watch;
+  }
+
+  /**
+   * Watches these conversations from now on. The positions in the others are forgotten.
+   * @param {string[]} ids
+   */
+  watch(ids) {
+    const wanted = [...new Set(ids)];
+    if (wanted.length === this.#watch.length && wanted.every((id) => this.#watch.includes(id))) return;
+    this.#watch = wanted;
+    for (const id of this.snapshots.keys()) {
+      if (!wanted.includes(id)) this.snapshots.delete(id);
+    }
+    this.reconnect();
+  }
+
+  /** Connects again at once, for example when the network is back. */
+  reconnect() {
+    this.#failures = 0;
+    this.#isRestarting = true;
+    this.#connection?.abort();
+    this.#wake?.();
+  }
+
+  /** Closes the connection until `resume` is called. The snapshots stay. */
+  pause() {
+    this.#isPaused = true;
+    this.reconnect();
+  }
+
+  /** Connects again after `pause`, and continues after the last event. */
+  resume() {
+    this.#isPaused = false;
+    this.reconnect();
+  }
+
+  /** Closes the stream. The snapshots stay. */
+  close() {
+    if (this.#isClosed) return;
+    this.#isClosed = true;
+    this.#connection?.abort();
+    this.#wake?.();
+    this.#tell("closed", null);
+  }
+
+  async #run() {
+    while (!this.#isClosed) {
+      this.#isRestarting = false;
+      let delay = 0;
+      let error = null;
+      try {
+        if (!this.#isPaused && (this.#watch.length || this.#options.list)) {
+          this.#tell("connecting", null);
+          delay = await this.#read();
+        } else {
+          delay = Number.POSITIVE_INFINITY;
+        }
+      } catch (caught) {
+        if (this.#isClosed) return;
+        error = caught instanceof Error ? caught : new Error(String(caught));
+        if (!this.#isRestarting) {
+          if (error instanceof ProblemError && [401, 403].includes(error.status)) {
+            this.#isClosed = true;
+            this.#tell("closed", error);
+            return;
+          }
+          delay = backoff(this.#failures);
+          this.#failures += 1;
+          const retryAfter = error instanceof ProblemError ? error.retryAfter : null;
+          if (retryAfter !== null) delay = Math.max(delay, retryAfter * 1000);
+        }
+      }
+      if (this.#isClosed) return;
+      if (!this.#isRestarting && delay > 0) {
+        if (Number.isFinite(delay)) this.#tell("waiting", error, delay);
+        await this.#sleep(delay);
+      }
+    }
+  }
+
+  /** @param {number} delay */
+  #sleep(delay) {
+    return new Promise((resolve) => {
+      const timer = Number.isFinite(delay) ? setTimeout(() => resolve(undefined), delay) : undefined;
+      this.#wake = () => {
+        clearTimeout(timer);
+        this.#wake = null;
+        resolve(undefined);
+      };
+    });
+  }
+
+  /** Reads one connection to its end. Returns the delay before the next connection. */
+  async #read() {
+    const connection = new AbortController();
+    this.#connection = connection;
+    const query = new URLSearchParams(this.#watch.map((id) => ["watch", id]));
+    if (this.#options.list) query.set("list", "true");
+    const positions = [...this.snapshots].map(([id, snapshot]) => `${id}:${snapshot.last}`).join(",");
+    const response = await this.#client.request(`/events?${query}`, {
+      headers: { accept: "text/event-stream", ...(positions && { "last-event-id": positions }) },
+      cache: "no-store",
+      signal: connection.signal,
+    });
+    if (!response.body) throw new Error("the response has no body");
+    this.#failures = 0;
+    this.#tell("open", null);
+    let delay = -1;
+    try {
+      for await (const { event, data } of frames(response.body)) {
+        if (this.#isClosed || this.#isRestarting) break;
+        if (event === "ending") delay = JSON.parse(data).retry_after * 1000;
+        else this.#take(event, JSON.parse(data));
+      }
+    } finally {
+      connection.abort();
+    }
+    // A stream that ends without an announcement was cut.
+    if (delay < 0 && !this.#isRestarting && !this.#isClosed) throw new Error("the connection was lost");
+    return delay;
+  }
+
+  /**
+   * @param {string} event
+   * @param {any} data
+   */
+  #take(event, data) {
+    const { onConversation, onList, onRefused } = this.#options;
+    if (event === "conversation") {
+      const { conversation: id, update } = data;
+      if (!this.#watch.includes(id)) return;
+      const before = this.snapshots.get(id) ?? null;
+      /** @type {SessionSnapshot | null} */
+      let after;
+      try {
+        after = fold(before, update);
+      } catch {
+        // The events do not fit, so the next connection begins with a new snapshot.
+        this.snapshots.delete(id);
+        this.reconnect();
+        return;
+      }
+      if (after) {
+        this.snapshots.set(id, after);
+        onConversation?.(id, after, update, before);
+      }
+    } else if (event === "list") {
+      const after = foldList(this.list, data.update);
+      if (after) {
+        this.list = after;
+        onList?.(after, data.update);
+      }
+    } else if (event === "refused") {
+      this.#watch = this.#watch.filter((id) => id !== data.conversation);
+      this.snapshots.delete(data.conversation);
+      onRefused?.(data.conversation, data.problem);
+    }
+  }
+
+  /**
+   * @param {StreamState} state
+   * @param {Error | null} error
+   * @param {number} delay
+   */
+  #tell(state, error, delay = 0) {
+    this.state = state;
+    this.#options.onState?.(state, error, delay);
+  }
+}
+
+/** @param {number} failures */
+function backoff(failures) {
+  const full = Math.min(500 * 2 ** failures, 15_000);
+  return full * (0.75 + Math.random() / 2);
+}
+
+/**
+ * Splits a body into server-sent events.
+ * @param {ReadableStream<Uint8Array>} body
+ * @returns {AsyncGenerator<{ event: string, data: string, id: string | null }>}
+ */
+export async function* frames(body) {
+  const reader = body.getReader();
+  const decoder = new TextDecoder();
+  let rest = "";
+  let event = "message";
+  /** @type {string[]} */
+  let data = [];
+  /** @type {string | null} */
+  let id = null;
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      rest += decoder.decode(value, { stream: true });
+      // A line ends with LF, CR LF or CR. A CR at the end of a piece may be followed by an LF in the next piece.
+      const end = rest.endsWith("\r") ? rest.length - 1 : rest.length;
+      const lines = rest.slice(0, end).split(/\r\n|\n|\r/);
+      rest = (lines.pop() ?? "") + rest.slice(end);
+      for (const line of lines) {
+        if (line === "") {
+          if (data.length) yield { event, data: data.join("\n"), id };
+          event = "message";
+          data = [];
+          continue;
+        }
+        const colon = line.indexOf(":");
+        if (colon === 0) continue;
+        const field = colon < 0 ? line : line.slice(0, colon);
+        const value = colon < 0 ? "" : line.slice(colon + 1).replace(/^ /, "");
+        if (field === "event") event = value;
+        else if (field === "data") data.push(value);
+        else if (field === "id") id = value;
+      }
+    }
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
+
+/**
+ * Applies an update to a snapshot. The snapshot is changed in place and returned, unless the update brings a new one.
+ * An update that the snapshot already includes has no effect. Throws an error if events are missing in between.
+ * @param {SessionSnapshot | null} snapshot
+ * @param {Update} update
+ * @returns {SessionSnapshot | null}
+ */
+export function fold(snapshot, update) {
+  if (update.type === "resync") return update.snapshot;
+  if (update.type === "closed") return update.snapshot ?? snapshot;
+  if (update.type !== "event") return snapshot;
+  if (!snapshot) throw new Error("an event came before the first snapshot");
+  const order = follows(snapshot.last, update.id);
+  if (order === "known") return snapshot;
+  if (order === "gap") throw new Error(`the event ${update.id} does not follow ${snapshot.last}`);
+  applySession(snapshot, update.event);
+  snapshot.last = update.id;
+  return snapshot;
+}
+
+/**
+ * Applies an update of the list. Numbers of the list have gaps, because other users' conversations are not shown.
+ * @param {ManagerSnapshot | null} list
+ * @param {ManagerUpdate} update
+ * @returns {ManagerSnapshot | null}
+ */
+export function foldList(list, update) {
+  if (update.type === "resync") return update.snapshot;
+  if (update.type === "closed") return update.snapshot ?? list;
+  if (update.type !== "event" || !list || follows(list.last, update.id) === "known") return list;
+  const { event } = update;
+  const open = list.open.find((session) => session.id === event.id);
+  switch (event.type) {
+    case "waiting":
+      list.waiting.push(event.id);
+      break;
+    case "given_up":
+      remove(list.waiting, (id) => id === event.id);
+      break;
+    case "opened":
+      remove(list.waiting, (id) => id === event.session.id);
+      list.open.push(event.session);
+      break;
+    case "status":
+      if (open) open.activity = event.activity;
+      break;
+    case "title":
+      if (open) open.title = event.title;
+      break;
+    case "labels":
+      if (open) open.labels = event.labels;
+      break;
+    case "closed":
+      remove(list.open, (session) => session.id === event.id);
+      break;
+  }
+  list.last = update.id;
+  return list;
+}
+
+/**
+ * Compares the ids of events: `known` is not newer, and `gap` belongs to another life or is not the next one.
+ * @param {string} last
+ * @param {string} id
+ */
+function follows(last, id) {
+  const [life, number] = last.split("-");
+  const [newLife, newNumber] = id.split("-");
+  if (life !== newLife) return "gap";
+  const step = Number(newNumber) - Number(number);
+  return step <= 0 ? "known" : step === 1 ? "next" : "gap";
+}
+
+/**
+ * @template T
+ * @param {T[]} items
+ * @param {(item: T) => boolean} isRemoved
+ */
+function remove(items, isRemoved) {
+  for (let index = items.length - 1; index >= 0; index -= 1) {
+    if (isRemoved(items[index])) items.splice(index, 1);
+  }
+}
+
+/**
+ * @param {SessionSnapshot} snapshot
+ * @param {SessionEvent} event
+ */
+function applySession(snapshot, event) {
+  switch (event.type) {
+    case "agent": {
+      const inner = event.event;
+      if (["turn", "cancelled", "error"].includes(inner.type)) addUsage(snapshot, inner.response.usage);
+      apply(snapshot.agent, inner);
+      const [life, number] = snapshot.agent.last.split("-");
+      snapshot.agent.last = `${life}-${Number(number) + 1}`;
+      break;
+    }
+    case "tree":
+      applyChanges(snapshot.tree, event);
+      snapshot.unsaved.push(...event.nodes.map((/** @type {Node} */ node) => node.id));
+      break;
+    case "title":
+      snapshot.title = event.title;
+      break;
+    case "labels":
+      if (Object.keys(event.labels).length) snapshot.labels = event.labels;
+      else delete snapshot.labels;
+      break;
+    case "erased":
+      applyErased(snapshot.tree, event);
+      break;
+    case "usage":
+      addUsage(snapshot, event.usage);
+      break;
+    case "store": {
+      const { type: _, ...report } = event;
+      if (event.outcome === "saved") {
+        if (snapshot.store?.outcome !== "lost") snapshot.store = null;
+        remove(snapshot.unsaved, (node) => event.through === undefined || node <= event.through);
+      } else {
+        snapshot.store = /** @type {StoreReport} */ (report);
+      }
+      break;
+    }
+  }
+}
+
+/**
+ * @param {SessionSnapshot} snapshot
+ * @param {Usage} usage
+ */
+function addUsage(snapshot, usage) {
+  const used = snapshot.used;
+  for (const name of /** @type {const} */ (["input", "cache_read", "cache_write", "output", "reasoning"])) {
+    used[name] += usage[name];
+  }
+  if (usage.cost !== undefined) used.cost = (used.cost ?? 0) + usage.cost;
+}
+
+/**
+ * Applies an event of the agent, like `Snapshot::apply` in Rust.
+ * @param {Snapshot} agent
+ * @param {Event} event
+ */
+export function apply(agent, event) {
+  const end = runEnd(event);
+  if (end) agent.last_run = end;
+  switch (event.type) {
+    case "message":
+      agent.partial = [];
+      if (event.message.role === "assistant") delete agent.answer;
+      agent.pending.push(event.message);
+      agent.step = event.step;
+      agent.turn = event.turn;
+      agent.run = event.run;
+      break;
+    case "step_start":
+      agent.step = event.step;
+      agent.answer = event.message_id;
+      break;
+    case "turn":
+      agent.state.history.push(...event.response.messages);
+      finish(agent, event.response);
+      if (event.outcome === "stop") delete agent.staged;
+      break;
+    case "pause": {
+      const { type: _, ...pause } = event;
+      put(agent, "pauses", [...without(agent, event.tool_use.id), /** @type {Pause} */ (pause)]);
+      break;
+    }
+    case "decided":
+      put(agent, "pauses", without(agent, event.tool_use_id));
+      break;
+    case "tool_start": {
+      const { type: _, ...run } = event;
+      put(agent, "tools", [...(agent.tools ?? []), /** @type {ToolRun} */ (run)]);
+      break;
+    }
+    case "tool_end": {
+      const run = agent.tools?.find((run) => run.tool_use_id === event.tool_use_id);
+      if (run) run.is_error = event.is_error;
+      break;
+    }
+    case "tool_result":
+      put(agent, "tools", (agent.tools ?? []).filter((run) => run.tool_use_id !== event.result.tool_use_id));
+      break;
+    case "retry":
+      agent.pending.length = Math.min(agent.pending.length, event.pending);
+      agent.partial = [];
+      delete agent.answer;
+      delete agent.tools;
+      agent.step += 1;
+      break;
+    case "staged":
+      put(agent, "staged", [...(agent.staged ?? []), event.prompt]);
+      break;
+    case "unstaged":
+      put(agent, "staged", (agent.staged ?? []).filter((prompt) => prompt.id !== event.id));
+      break;
+    case "error":
+    case "cancelled":
+      finish(agent, event.response);
+      delete agent.staged;
+      break;
+    case "state": {
+      const { type: _, ...state } = event;
+      agent.state = /** @type {StateView} */ (state);
+      break;
+    }
+    case "status":
+      agent.status = event.status;
+      if (event.status !== "paused") delete agent.pauses;
+      break;
+    case "step": {
+      const usesTools = event.message?.content.some((/** @type {Content} */ block) => block.type === "tool_use");
+      // The service continues its response in the next request.
+      if (event.stop_reason === "pause" && !usesTools) agent.step = event.step + 1;
+      break;
+    }
+    default:
+      applyBlock(agent, event);
+  }
+}
+
+/**
+ * @param {Snapshot} agent
+ * @param {Event} event
+ */
+function applyBlock(agent, event) {
+  const block = agent.partial[event.index];
+  switch (event.type) {
+    case "text_start":
+      agent.partial.push({ content: { type: "text", text: "" }, ended: false });
+      break;
+    case "thinking_start":
+      agent.partial.push({ content: { type: "thinking", text: "" }, ended: false });
+      break;
+    case "tool_use_start":
+      agent.partial.push({ content: { type: "tool_use", id: event.id, name: event.name, input: {} }, ended: false });
+      break;
+    case "text_delta":
+      if (block?.content.type === "text") block.content.text += event.delta;
+      break;
+    case "thinking_delta":
+      if (block?.content.type === "thinking") block.content.text += event.delta;
+      break;
+    case "tool_use_delta":
+      if (block) block.input = (block.input ?? "") + event.delta;
+      break;
+    case "text_end":
+    case "thinking_end":
+    case "tool_use_end":
+      if (block) {
+        block.ended = true;
+        block.content = { ...event.content, type: event.type.slice(0, -"_end".length) };
+      }
+      break;
+    case "attachment":
+      agent.partial.push({ content: { ...event.content, type: "attachment" }, ended: true });
+      break;
+    case "provider_item": {
+      const content = { ...event.content, type: "provider_item" };
+      if (block) block.content = content;
+      else agent.partial.push({ content, ended: true });
+      break;
+    }
+  }
+}
+
+/**
+ * @param {Snapshot} agent
+ * @param {string} toolUse
+ */
+function without(agent, toolUse) {
+  return (agent.pauses ?? []).filter((pause) => pause.tool_use.id !== toolUse);
+}
+
+/**
+ * Sets a list that is absent while it is empty.
+ * @template {"pauses" | "tools" | "staged"} K
+ * @param {Snapshot} agent
+ * @param {K} name
+ * @param {NonNullable<Snapshot[K]>} items
+ */
+function put(agent, name, items) {
+  if (items.length) agent[name] = items;
+  else delete agent[name];
+}
+
+/**
+ * @param {Snapshot} agent
+ * @param {Response} response
+ */
+function finish(agent, response) {
+  agent.pending = [];
+  agent.partial = [];
+  delete agent.answer;
+  delete agent.tools;
+  delete agent.turn;
+  agent.step = response.step;
+}
+
+/**
+ * Returns the end of the run if the event ends a run.
+ * @param {Event} event
+ * @returns {RunEnd | null}
+ */
+function runEnd(event) {
+  /** @type {RunEnd} */
+  let end;
+  if (event.type === "turn" && event.outcome === "stop") {
+    end = { outcome: "stopped", stop_reason: event.response.stop_reason };
+  } else if (event.type === "cancelled") {
+    end = { outcome: "cancelled" };
+  } else if (event.type === "error") {
+    end = { outcome: "failed", failure: event.failure };
+  } else {
+    return null;
+  }
+  if (event.response.turn !== undefined) end.turn = event.response.turn;
+  if (event.type !== "turn") {
+    const isPrompt = (/** @type {Message} */ message, /** @type {number} */ index) =>
+      message.role === "user" && (index === 0 || !message.content.some((block) => block.type === "tool_result"));
+    const unanswered = event.response.messages.filter(isPrompt);
+    if (unanswered.length) end.unanswered = unanswered;
+  }
+  if (event.staged?.length) end.staged = event.staged;
+  return end;
+}
+
+/**
+ * The lookup tables of a tree. They are kept next to the tree, so that the tree stays plain data.
+ * @typedef {{ byId: Map<number, Node>, children: Map<number, number[]>, cursors: Map<number, number> }} Index
+ * @type {WeakMap<Tree, Index>}
+ */
+const indices = new WeakMap();
+
+/**
+ * @param {Tree} tree
+ * @returns {Index}
+ */
+function indexOf(tree) {
+  let index = indices.get(tree);
+  if (!index) {
+    index = { byId: new Map(), children: new Map(), cursors: new Map(tree.cursors) };
+    for (const node of tree.nodes) adopt(index, node);
+    indices.set(tree, index);
+  }
+  return index;
+}
+
+/**
+ * @param {Index} index
+ * @param {Node} node
+ */
+function adopt(index, node) {
+  index.byId.set(node.id, node);
+  const parent = node.parent ?? 0;
+  const siblings = index.children.get(parent);
+  if (siblings) siblings.push(node.id);
+  else index.children.set(parent, [node.id]);
+}
+
+/**
+ * Returns a node of the tree.
+ * @param {Tree} tree
+ * @param {number} id
+ */
+export function nodeOf(tree, id) {
+  return indexOf(tree).byId.get(id);
+}
+
+/**
+ * Returns the ids of a node's children, oldest first. The children of `null` are the roots.
+ * @param {Tree} tree
+ * @param {number | null} id
+ */
+export function childrenOf(tree, id) {
+  return indexOf(tree).children.get(id ?? 0) ?? [];
+}
+
+/**
+ * Returns the nodes of the path, from its root to the head.
+ * @param {Tree} tree
+ */
+export function pathOf(tree) {
+  const { byId } = indexOf(tree);
+  const path = [];
+  let node = tree.head === null ? undefined : byId.get(tree.head);
+  while (node) {
+    path.push(node);
+    node = node.parent === undefined ? undefined : byId.get(node.parent);
+  }
+  return path.reverse();
+}
+
+/**
+ * @param {Tree} tree
+ * @param {{ nodes?: Node[], head: number | null, cursors?: [number, number][] }} changes
+ */
+function applyChanges(tree, { nodes = [], head, cursors = [] }) {
+  const index = indexOf(tree);
+  for (const node of nodes) {
+    const next = tree.next ?? (tree.nodes.at(-1)?.id ?? 0) + 1;
+    if (node.id !== next) throw new Error(`the node ${node.id} is not the next one, which is ${next}`);
+    if (node.parent !== undefined && !index.byId.has(node.parent)) throw new Error(`no node ${node.parent}`);
+    delete tree.next;
+    tree.nodes.push(node);
+    adopt(index, node);
+    // The newest child becomes the active one.
+    index.cursors.delete(node.parent ?? 0);
+  }
+  settle(tree, index, head, cursors);
+}
+
+/**
+ * @param {Tree} tree
+ * @param {Index} index
+ * @param {number | null} head
+ * @param {Iterable<[number, number]>} cursors
+ */
+function settle(tree, index, head, cursors) {
+  const setCursor = (/** @type {number} */ id, /** @type {number} */ child) => {
+    if (index.children.get(id)?.at(-1) === child) index.cursors.delete(id);
+    else index.cursors.set(id, child);
+  };
+  for (const [id, child] of cursors) setCursor(id, child);
+  if (head !== null && !index.byId.has(head)) throw new Error(`no node ${head}`);
+  tree.head = head;
+  const path = pathOf(tree);
+  for (const [position, node] of path.slice(1).entries()) setCursor(path[position].id, node.id);
+  tree.cursors = [...index.cursors].sort(([a], [b]) => a - b);
+}
+
+/**
+ * @param {Tree} tree
+ * @param {{ nodes: number[], head: number | null, next: number }} erased
+ */
+function applyErased(tree, erased) {
+  const isErased = new Set(erased.nodes);
+  const cursors = tree.cursors.filter(([node, child]) => !isErased.has(node) && !isErased.has(child));
+  tree.nodes = tree.nodes.filter((node) => !isErased.has(node.id));
+  tree.cursors = [];
+  indices.delete(tree);
+  settle(tree, indexOf(tree), erased.head, cursors);
+  if (erased.next === (tree.nodes.at(-1)?.id ?? 0) + 1) delete tree.next;
+  else tree.next = erased.next;
+}

@@ -1,0 +1,75 @@
+// Attachments: shown in messages, and chosen, dropped or pasted by the user.
+
+import { h, icon, visible } from "./dom.js";
+import { size } from "./format.js";
+import { safeAddress } from "./markdown.js";
+
+const IMAGES = ["image/png", "image/jpeg", "image/gif", "image/webp", "image/avif"];
+/** The server accepts commands of up to 8 MiB, and base64 needs a third more than the bytes. */
+export const LIMIT = 6_000_000;
+
+/**
+ * Returns the element of an attachment.
+ * @param {import("./client.js").Attachment} file
+ */
+export function attachment(file) {
+  const { source, media_type: type } = file;
+  const name = visible(file.name ?? type);
+  const isImage = IMAGES.includes(type.toLowerCase());
+  if (source.type === "base64") {
+    if (isImage) return figure(`data:${type.toLowerCase()};base64,${source.data}`, name, file.name);
+    const link = h("a", { class: "file-link", href: "#", download: file.name ?? "file" });
+    link.append(icon("save"), h("bdi", {}, name), h("span", {}, size(Math.floor(source.data.length * 0.75))));
+    link.addEventListener("click", (/** @type {Event} */ event) => {
+      event.preventDefault();
+      const bytes = Uint8Array.from(atob(source.data), (char) => char.charCodeAt(0));
+      save(new Blob([bytes], { type: "application/octet-stream" }), file.name ?? "file");
+    });
+    return link;
+  }
+  // A path leads to this server. Other addresses are only linked, because loading them would report the reader.
+  const isOwn = source.url.startsWith("/") && !source.url.startsWith("//");
+  if (isOwn && isImage) return figure(source.url, name, file.name);
+  const href = isOwn ? source.url : safeAddress(source.url);
+  if (!href) return h("span", { class: "chip" }, name);
+  return h("a", { class: "file-link", href, target: "_blank", rel: "noopener noreferrer", download: isOwn ? (file.name ?? "file") : undefined },
+    icon("save"), h("bdi", {}, name));
+}
+
+/**
+ * @param {string} src
+ * @param {string} name
+ * @param {string | undefined} caption
+ */
+function figure(src, name, caption) {
+  return h("figure", { class: "attachment" }, h("img", { src, alt: name, loading: "lazy", decoding: "async" }),
+    caption && h("figcaption", {}, h("bdi", {}, name)));
+}
+
+/**
+ * Saves data as a file.
+ * @param {Blob} blob
+ * @param {string} name
+ */
+export function save(blob, name) {
+  const href = URL.createObjectURL(blob);
+  h("a", { href, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(href), 10_000);
+}
+
+/**
+ * Reads a file as an attachment.
+ * @param {File} file
+ * @returns {Promise<import("./client.js").Attachment>}
+ */
+export async function read(file) {
+  const url = await new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(String(reader.result));
+    reader.onerror = () => reject(reader.error);
+    reader.readAsDataURL(file);
+  });
+  const data = url.slice(url.indexOf(",") + 1);
+  const media_type = file.type || "application/octet-stream";
+  return { type: "attachment", source: { type: "base64", data }, media_type, ...(file.name && { name: file.name }) };
+}

@@ -1,0 +1,428 @@
+// The messages of a conversation. Each message has one element, which stays while the message streams, is complete, and
+// is committed.
+
+import { childrenOf, nodeOf, pathOf } from "./client.js";
+import { h, iconButton, place, setText } from "./dom.js";
+import { attachment } from "./files.js";
+import { moment, when } from "./format.js";
+import { Markdown, copyText } from "./markdown.js";
+import { ToolCard } from "./tools.js";
+
+/** @typedef {import("./client.js").SessionSnapshot} SessionSnapshot */
+/** @typedef {import("./client.js").Message} Message */
+
+/**
+ * @typedef {object} Actions
+ * @property {(pause: import("./client.js").Pause, decision: import("./client.js").Decision) => Promise<void>} decide
+ * @property {(command: import("./client.js").SessionCommand) => Promise<any>} command
+ */
+
+/**
+ * What happened to the tools since the page watches, beyond what a snapshot contains.
+ * @typedef {object} Seen
+ * @property {Map<string, any>} progress
+ * @property {Map<string, any>} decided
+ * @property {Map<string, { start: number, end?: number }>} timing
+ * @property {Map<string, any>} inputs
+ * @property {Message[]} settling The messages of a turn that has ended, until the tree contains them.
+ */
+
+/**
+ * @typedef {object} Entry
+ * @property {string} key
+ * @property {Message} [message]
+ * @property {import("./client.js").Node} [node]
+ * @property {import("./client.js").PartialBlock[]} [partial]
+ */
+
+/** @param {Message} message */
+export const isPrompt = (message) => message.role === "user" && !message.content.some((block) => block.type === "tool_result");
+
+/** @param {Message | import("./client.js").Prompt} message */
+export const textOf = (message) => message.content.map((block) => (block.type === "text" ? block.text : "")).join("");
+
+/**
+ * Returns the messages in order, each once.
+ * @param {SessionSnapshot} snapshot
+ * @param {Message[]} settling
+ * @returns {Entry[]}
+ */
+function entriesOf(snapshot, settling) {
+  /** @type {Map<string, Entry>} */
+  const entries = new Map();
+  for (const node of pathOf(snapshot.tree)) {
+    const key = node.message.id ?? `node-${node.id}`;
+    entries.set(key, { key, message: node.message, node });
+  }
+  for (const [index, message] of [...settling, ...snapshot.agent.pending].entries()) {
+    const key = message.id ?? `pending-${index}`;
+    if (!entries.has(key)) entries.set(key, { key, message });
+  }
+  const { answer, partial, status } = snapshot.agent;
+  if (status !== "idle" && (answer !== undefined || partial.length)) {
+    const key = answer ?? "partial";
+    if (!entries.has(key)) entries.set(key, { key, partial });
+  }
+  return [...entries.values()];
+}
+
+export class Messages {
+  /** @type {Map<string, UserMessage | AnswerMessage>} */ #views = new Map();
+  #isBusy = false;
+
+  /**
+   * @param {HTMLElement} list
+   * @param {Actions} actions
+   */
+  constructor(list, actions) {
+    this.list = list;
+    this.actions = actions;
+  }
+
+  /** Forgets all messages, for another conversation. */
+  clear() {
+    this.#views.clear();
+    this.list.replaceChildren();
+  }
+
+  /**
+   * @param {SessionSnapshot} snapshot
+   * @param {Seen} seen
+   */
+  render(snapshot, seen) {
+    const entries = entriesOf(snapshot, seen.settling);
+    const { agent, tree } = snapshot;
+    const isBusy = agent.status !== "idle";
+    /** @type {Map<string, { result: any, message: Message }>} */
+    const results = new Map();
+    for (const { message } of entries) {
+      if (message?.role !== "user") continue;
+      for (const block of message.content) {
+        if (block.type === "tool_result") results.set(block.tool_use_id, { result: block, message });
+      }
+    }
+    const pauses = new Map((agent.pauses ?? []).map((pause) => [pause.tool_use.id, pause]));
+    const runs = new Map((agent.tools ?? []).map((run) => [run.tool_use_id, run]));
+    const shown = entries.filter(({ message }) => !message || message.role === "assistant" || isShownUser(message));
+    const elements = [];
+    /** @type {Entry | null} */
+    let prompt = null;
+    let isFirst = false;
+    for (const [position, entry] of shown.entries()) {
+      const isUser = entry.message?.role === "user";
+      const next = shown[position + 1];
+      const isLast = position === shown.length - 1;
+      if (isUser) {
+        prompt = entry;
+        isFirst = true;
+      }
+      let view = this.#views.get(entry.key);
+      if (!view) {
+        view = isUser ? new UserMessage(this.actions) : new AnswerMessage(this.actions);
+        view.element.inert = false;
+        this.#views.set(entry.key, view);
+      }
+      const { node } = entry;
+      const siblings = node && (isUser || isFirst) ? childrenOf(tree, node.parent ?? null) : [];
+      if (!isUser) isFirst = false;
+      const isTurnEnd = !isUser && (!next || next.message?.role === "user");
+      view.update({
+        entry, isBusy, isLast, siblings,
+        question: isTurnEnd && entry.message && !(isBusy && isLast) ? prompt?.node?.id : undefined,
+        isTurnEnd: isTurnEnd && !(isBusy && isLast),
+        tools: { pauses, runs, results, seen, isActive: isBusy && !node },
+      });
+      elements.push(view.element);
+    }
+    const keys = new Set(shown.map(({ key }) => key));
+    for (const key of this.#views.keys()) if (!keys.has(key)) this.#views.delete(key);
+    place(this.list, elements);
+    if (isBusy !== this.#isBusy) {
+      this.#isBusy = isBusy;
+      for (const button of this.list.querySelectorAll("button.needs-idle")) /** @type {any} */ (button).disabled = isBusy;
+    }
+    return shown.length;
+  }
+}
+
+/** @param {Message} message */
+function isShownUser(message) {
+  return message.content.some((block) => block.type !== "tool_result");
+}
+
+/**
+ * @typedef {object} State
+ * @property {Entry} entry
+ * @property {boolean} isBusy
+ * @property {boolean} isLast
+ * @property {boolean} isTurnEnd
+ * @property {number[]} siblings
+ * @property {number | undefined} question The node of the prompt that the answer can be repeated for.
+ * @property {any} tools
+ */
+
+/**
+ * The buttons ‹2/3› of a message with alternates.
+ * @param {Actions} actions
+ * @param {number[]} siblings
+ * @param {number} node
+ * @param {boolean} isBusy
+ * @param {string} what
+ */
+function alternates(actions, siblings, node, isBusy, what) {
+  const at = siblings.indexOf(node);
+  const go = (/** @type {number} */ step) => () => actions.command({ type: "navigate", node: siblings[at + step] });
+  const left = iconButton("left", `Previous ${what}`, go(-1), at > 0 ? "needs-idle" : "");
+  const right = iconButton("right", `Next ${what}`, go(1), at < siblings.length - 1 ? "needs-idle" : "");
+  left.disabled = isBusy || at <= 0;
+  right.disabled = isBusy || at >= siblings.length - 1;
+  const count = h("span", { "aria-label": `${what} ${at + 1} of ${siblings.length}`, role: "img" }, `${at + 1}/${siblings.length}`);
+  return h("span", { class: "alternates" }, left, count, right);
+}
+
+/** @param {number} timestamp */
+function time(timestamp) {
+  return h("time", { dateTime: new Date(timestamp).toISOString(), title: moment(timestamp) }, when(timestamp));
+}
+
+class UserMessage {
+  #seen = "";
+  /** @type {Message | null} */ #message = null;
+  #isEditing = false;
+
+  /** @param {Actions} actions */
+  constructor(actions) {
+    this.actions = actions;
+    this.body = h("div", { class: "body" });
+    this.foot = h("div", { class: "foot" });
+    this.element = h("li", { class: "message user" }, h("h2", { class: "hidden" }, "You"), this.body, this.foot);
+  }
+
+  /** @param {State} state */
+  update({ entry, isBusy, siblings, isLast }) {
+    const message = /** @type {Message} */ (entry.message);
+    if (message !== this.#message && !this.#isEditing) {
+      const isSame = this.#message && JSON.stringify(this.#message.content) === JSON.stringify(message.content);
+      this.#message = message;
+      if (!isSame) this.#show();
+    }
+    const node = entry.node?.id;
+    const seen = [node, siblings.join(), isLast].join("/");
+    if (seen === this.#seen) return;
+    this.#seen = seen;
+    const edit = iconButton("edit", "Edit and send again", () => node !== undefined && this.#edit(node), "needs-idle");
+    edit.disabled = isBusy;
+    place(this.foot, /** @type {Node[]} */ ([
+      message.timestamp ? time(message.timestamp) : null,
+      node !== undefined ? edit : null,
+      node !== undefined && siblings.length > 1 ? alternates(this.actions, siblings, node, isBusy, "version") : null,
+    ].filter(Boolean)));
+    this.foot.classList.toggle("shown", siblings.length > 1);
+  }
+
+  #show() {
+    const blocks = /** @type {Message} */ (this.#message).content;
+    place(this.body, blocks.filter((block) => block.type !== "tool_result").map((block) =>
+      block.type === "attachment"
+        ? attachment(block)
+        : h("p", { class: "plain", dir: "auto" }, block.type === "text" ? block.text : block.type)));
+  }
+
+  /** @param {number} node */
+  #edit(node) {
+    if (this.#isEditing) return;
+    this.#isEditing = true;
+    this.element.classList.add("editing");
+    const message = /** @type {Message} */ (this.#message);
+    const area = h("textarea", { value: textOf(message), dir: "auto", "aria-label": "Edited message" });
+    const problem = h("p", { class: "problem", role: "alert", hidden: true });
+    const close = () => {
+      this.#isEditing = false;
+      this.element.classList.remove("editing");
+      this.#show();
+      this.foot.hidden = false;
+      this.foot.querySelector("button")?.focus();
+    };
+    const submit = async () => {
+      const files = message.content.filter((block) => block.type === "attachment");
+      const text = area.value.trim();
+      if (!text && !files.length) return;
+      const content = [...files, ...(text ? [{ type: /** @type {const} */ ("text"), text }] : [])];
+      try {
+        await this.actions.command({ type: "edit", node, prompt: { id: crypto.randomUUID(), content } });
+        close();
+      } catch (error) {
+        problem.textContent = error instanceof Error ? error.message : String(error);
+        problem.hidden = false;
+      }
+    };
+    area.addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => {
+      if (event.key === "Escape") {
+        event.stopPropagation();
+        close();
+      } else if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+        event.preventDefault();
+        submit();
+      }
+    });
+    this.foot.hidden = true;
+    place(this.body, [h("div", { class: "edit" }, area, problem, h("div", { class: "buttons" },
+      h("button", { type: "button", class: "primary", onclick: submit }, "Send"),
+      h("button", { type: "button", class: "quiet", onclick: close }, "Cancel")))]);
+    area.focus();
+  }
+}
+
+class AnswerMessage {
+  /** @type {any[]} */ #blocks = [];
+  #seen = "";
+  /** @type {Message | undefined} */ #message;
+  #isSettled = false;
+
+  /** @param {Actions} actions */
+  constructor(actions) {
+    this.actions = actions;
+    this.body = h("div", { class: "body" });
+    this.foot = h("div", { class: "foot" });
+    this.typing = h("div", { class: "typing", role: "img", "aria-label": "Answering" }, h("i"), h("i"), h("i"));
+    this.element = h("li", { class: "message answer" }, h("h2", { class: "hidden" }, "Assistant"), this.body, this.foot);
+  }
+
+  /** @param {State} state */
+  update({ entry, isBusy, isLast, isTurnEnd, siblings, question, tools }) {
+    const { message, partial, node } = entry;
+    if (!(this.#isSettled && message === this.#message)) {
+      this.#message = message;
+      const content = message?.content ?? partial?.map((block) => block.content) ?? [];
+      this.#isSettled = node !== undefined && this.#showBlocks(content, partial, tools);
+      if (!node) this.#showBlocks(content, partial, tools);
+    }
+    this.element.classList.toggle("live", partial !== undefined || (isBusy && isLast));
+    this.element.classList.toggle("last", isLast && !isBusy);
+    const isTyping = partial !== undefined && partial.every((block) => block.ended);
+    if (isTyping !== this.typing.isConnected) {
+      if (isTyping) this.element.insertBefore(this.typing, this.foot);
+      else this.typing.remove();
+    }
+    const seen = [node?.id, siblings.join(), question, isTurnEnd].join("/");
+    if (seen === this.#seen) return;
+    this.#seen = seen;
+    const parts = [];
+    if (isTurnEnd && message) {
+      parts.push(iconButton("copy", "Copy the answer", () => copyText(textOf(/** @type {Message} */ (this.#message)))));
+      if (question !== undefined) {
+        const again = iconButton("redo", "Answer again", () => this.actions.command({ type: "regenerate", node: question }), "needs-idle");
+        again.disabled = isBusy;
+        parts.push(again);
+      }
+    }
+    if (siblings.length > 1 && node) parts.push(alternates(this.actions, siblings, node.id, isBusy, "answer"));
+    if (isTurnEnd && message?.timestamp) parts.push(time(message.timestamp));
+    this.foot.hidden = parts.length === 0;
+    this.foot.classList.toggle("shown", siblings.length > 1);
+    place(this.foot, parts);
+  }
+
+  /**
+   * Returns whether nothing in the blocks can change any more.
+   * @param {import("./client.js").Content[]} content
+   * @param {import("./client.js").PartialBlock[] | undefined} partial
+   * @param {any} tools
+   */
+  #showBlocks(content, partial, tools) {
+    let isSettled = partial === undefined;
+    const elements = [];
+    for (const [index, block] of content.entries()) {
+      let view = this.#blocks[index];
+      if (!view || view.type !== block.type) {
+        view = makeBlock(block, this.actions);
+        this.#blocks[index] = view;
+      }
+      const part = partial?.[index];
+      isSettled = view.update(block, part, tools, this.#message) && isSettled;
+      elements.push(view.element);
+    }
+    this.#blocks.length = content.length;
+    place(this.body, elements);
+    return isSettled;
+  }
+}
+
+/**
+ * @param {import("./client.js").Content} block
+ * @param {Actions} actions
+ */
+function makeBlock(block, actions) {
+  switch (block.type) {
+    case "text": {
+      const markdown = new Markdown();
+      return {
+        type: "text",
+        element: markdown.element,
+        update(/** @type {any} */ text, /** @type {any} */ part) {
+          markdown.update(text.text, part === undefined || part.ended);
+          return true;
+        },
+      };
+    }
+    case "thinking": {
+      const label = h("span");
+      const inner = h("div", { dir: "auto" });
+      const element = h("details", { class: "thinking" }, h("summary", {}, label), inner);
+      return {
+        type: "thinking",
+        element,
+        update(/** @type {any} */ thinking, /** @type {any} */ part) {
+          setText(label, part && !part.ended ? "Thinking…" : "Thoughts");
+          setText(inner, thinking.text);
+          element.hidden = thinking.text === "";
+          return true;
+        },
+      };
+    }
+    case "tool_use": {
+      const card = new ToolCard(actions.decide);
+      return {
+        type: "tool_use",
+        element: card.element,
+        update(/** @type {any} */ use, /** @type {any} */ part, /** @type {any} */ tools, /** @type {Message | undefined} */ message) {
+          const found = tools.results.get(use.id);
+          const { seen } = tools;
+          const total = found && message ? found.message.timestamp - message.timestamp : undefined;
+          card.update({
+            use,
+            text: part?.input,
+            isWritten: part === undefined || part.ended,
+            isActive: tools.isActive,
+            pause: tools.pauses.get(use.id),
+            run: tools.runs.get(use.id),
+            result: found?.result ?? seen.results?.get(use.id),
+            total: total !== undefined && total >= 0 ? total : undefined,
+            progress: seen.progress.get(use.id),
+            decided: seen.decided.get(use.id),
+            timing: seen.timing.get(use.id),
+            input: seen.inputs.get(use.id) ?? tools.runs.get(use.id)?.input,
+          });
+          return found !== undefined;
+        },
+      };
+    }
+    case "attachment":
+      return { type: "attachment", element: attachment(block), update: () => true };
+    default: {
+      const name = block.type === "provider_item" ? `Item of the provider (${block.format})` : block.type;
+      return { type: block.type, element: h("span", { class: "chip" }, name), update: () => true };
+    }
+  }
+}
+
+/**
+ * Returns the prompt that a node answers.
+ * @param {SessionSnapshot} snapshot
+ * @param {number} id
+ */
+export function promptOf(snapshot, id) {
+  let node = nodeOf(snapshot.tree, id);
+  while (node && !isPrompt(node.message)) node = node.parent === undefined ? undefined : nodeOf(snapshot.tree, node.parent);
+  return node;
+}

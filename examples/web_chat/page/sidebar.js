@@ -1,0 +1,279 @@
+// The list of conversations: live status, unread marks, search, renaming and deletion.
+
+import { byId, h, iconButton, place, setText, visible } from "./dom.js";
+import { when } from "./format.js";
+import { ProblemError } from "./client.js";
+
+const PAGE = 50;
+/** The titles of at most this many conversations are searched if the store has no search. */
+const SEARCHED = 1000;
+const UNREAD = "chat.seen";
+
+/**
+ * @typedef {object} Item
+ * @property {string} id
+ * @property {string | null} title
+ * @property {number} updated
+ * @property {import("./client.js").Activity | "elsewhere" | "waiting" | null} activity
+ * @property {string | null} damage
+ */
+
+export class Sidebar {
+  /** @type {Map<string, Item>} */ #items = new Map();
+  /** @type {Map<string, { element: HTMLElement, update: (item: Item, isCurrent: boolean) => void }>} */ #views = new Map();
+  /** @type {string | null} */ #next = null;
+  /** @type {Record<string, number>} */ #seen;
+  /** @type {{ id: string, excerpt: string }[] | null} */ #hits = null;
+  #query = "";
+  #canSearch = true;
+  #refreshing = false;
+  #refreshAgain = false;
+
+  /**
+   * @param {import("./client.js").Client} client
+   * @param {{ decisions: (id: string) => number, rename: (id: string, title: string | null) => void,
+   *   delete: (id: string, title: string) => void, fail: (error: unknown) => void, chosen: () => void,
+   *   changed: () => void }} actions
+   */
+  constructor(client, actions) {
+    this.client = client;
+    this.actions = actions;
+    /** @type {string | null} */
+    this.current = null;
+    this.#seen = readSeen();
+    byId("more").addEventListener("click", () => this.#more());
+    let timer = 0;
+    byId("search").addEventListener("input", () => {
+      clearTimeout(timer);
+      timer = window.setTimeout(() => this.#search(byId("search").value.trim()), 200);
+    });
+  }
+
+  /** @param {string} id */
+  item(id) {
+    return this.#items.get(id);
+  }
+
+  /** The ids of conversations that wait for a decision. */
+  get paused() {
+    return [...this.#items.values()].filter((item) => item.activity === "paused").map((item) => item.id);
+  }
+
+  /** Loads the first page again. */
+  async refresh() {
+    if (this.#refreshing) {
+      this.#refreshAgain = true;
+      return;
+    }
+    this.#refreshing = true;
+    try {
+      do {
+        this.#refreshAgain = false;
+        const page = await this.client.conversations({ limit: PAGE });
+        if (this.#items.size <= PAGE) {
+          // A conversation that is not listed any more was deleted.
+          const ids = new Set(page.items.map(({ summary }) => summary.id));
+          for (const id of this.#items.keys()) if (!ids.has(id)) this.#items.delete(id);
+          this.#next = page.next;
+        }
+        this.#add(page.items);
+      } while (this.#refreshAgain);
+    } catch (error) {
+      // The stream reports a lost connection, and the list is loaded again with the next one.
+      if (error instanceof ProblemError) this.actions.fail(error);
+    } finally {
+      this.#refreshing = false;
+    }
+    this.render();
+    this.actions.changed();
+  }
+
+  async #more() {
+    if (!this.#next) return;
+    try {
+      const page = await this.client.conversations({ limit: PAGE, after: this.#next });
+      this.#next = page.next;
+      this.#add(page.items);
+      this.render();
+    } catch (error) {
+      this.actions.fail(error);
+    }
+  }
+
+  /** @param {import("./client.js").Listed[]} listed */
+  #add(listed) {
+    for (const { summary, presence } of listed) {
+      const activity = typeof presence === "object" ? presence.open : presence === "stored" ? null : presence;
+      const { id, title, updated, damage } = summary;
+      this.#items.set(id, { id, title, updated, activity, damage });
+      this.#seen[id] ??= updated;
+    }
+    if (this.current) this.read(this.current);
+  }
+
+  /**
+   * Takes in an update of the list's stream.
+   * @param {import("./client.js").ManagerSnapshot} list
+   * @param {import("./client.js").ManagerUpdate} update
+   */
+  take(list, update) {
+    const open = new Map(list.open.map((session) => [session.id, session]));
+    let isUnknown = [...open.keys()].some((id) => !this.#items.has(id));
+    for (const item of this.#items.values()) {
+      const session = open.get(item.id);
+      if (session) {
+        // The activity of an ended run comes before its title and its time of the last write.
+        if (item.activity !== "idle" && item.activity !== null && session.activity === "idle") isUnknown = true;
+        item.activity = session.activity;
+        item.title = session.title;
+      } else if (item.activity !== "elsewhere") {
+        item.activity = list.waiting.includes(item.id) ? "waiting" : null;
+      }
+    }
+    if (update.type === "event") {
+      const { event } = update;
+      if (event.type === "deleted") this.#items.delete(event.id);
+      if (event.type === "closed") isUnknown = true;
+      const item = this.#items.get(event.id);
+      if (event.type === "title" && item) item.title = event.title;
+    }
+    this.render();
+    this.actions.changed();
+    if (isUnknown || update.type === "resync") this.refresh();
+  }
+
+  /**
+   * Marks a conversation as read.
+   * @param {string} id
+   */
+  read(id) {
+    const item = this.#items.get(id);
+    if (!item || this.#seen[id] >= item.updated) return;
+    this.#seen[id] = item.updated;
+    writeSeen(this.#seen);
+  }
+
+  /** @param {string} query */
+  async #search(query) {
+    this.#query = query;
+    this.#hits = null;
+    setText(byId("search-note"), "");
+    if (!query) return this.render();
+    if (this.#canSearch) {
+      try {
+        const { hits, complete } = await this.client.search({ q: query, limit: PAGE });
+        if (query !== this.#query) return;
+        for (const { conversation: { id, title, updated, damage } } of hits) {
+          if (!this.#items.has(id)) this.#items.set(id, { id, title, updated, activity: null, damage });
+        }
+        this.#hits = hits.map(({ conversation, excerpt }) => ({ id: conversation.id, excerpt }));
+        setText(byId("search-note"), complete ? "" : "Older messages are not indexed yet.");
+      } catch (error) {
+        if (error instanceof ProblemError && error.code === "unsupported") this.#canSearch = false;
+        else if (error instanceof ProblemError && error.status === 422) setText(byId("search-note"), error.message);
+        else this.actions.fail(error);
+      }
+    }
+    if (!this.#canSearch) {
+      while (this.#next && this.#items.size < SEARCHED && query === this.#query) await this.#more();
+    }
+    if (query === this.#query) {
+      this.render();
+      const found = byId("list").children.length;
+      const note = byId("search-note");
+      if (!note.textContent) setText(note, found === 0 ? "Nothing found." : this.#canSearch ? `${found} found` : `${found} found in titles`);
+    }
+  }
+
+  render() {
+    const query = this.#query.toLocaleLowerCase();
+    let items = [...this.#items.values()].sort((a, b) => b.updated - a.updated || a.id.localeCompare(b.id));
+    if (query) {
+      const hits = new Set(this.#hits?.map(({ id }) => id));
+      items = items.filter((item) => hits.has(item.id) || titleOf(item).toLocaleLowerCase().includes(query));
+    }
+    const elements = [];
+    for (const item of items) {
+      let view = this.#views.get(item.id);
+      if (!view) {
+        view = this.#view(item.id);
+        this.#views.set(item.id, view);
+      }
+      view.update(item, item.id === this.current);
+      elements.push(view.element);
+    }
+    for (const id of this.#views.keys()) if (!this.#items.has(id)) this.#views.delete(id);
+    place(byId("list"), elements);
+    byId("more").hidden = !this.#next || query !== "";
+  }
+
+  /** @param {string} id */
+  #view(id) {
+    const title = h("bdi");
+    const meta = h("span", { class: "meta" });
+    const link = h("a", { href: `#${encodeURIComponent(id)}`, onclick: () => this.actions.chosen() },
+      h("span", { class: "name" }, title), meta);
+    const item = () => /** @type {Item} */ (this.#items.get(id));
+    const rename = iconButton("edit", "Rename", () => this.actions.rename(id, item().title));
+    const remove = iconButton("trash", "Delete", () => this.actions.delete(id, titleOf(item())));
+    const element = h("li", { class: "item" }, link, h("div", { class: "actions" }, rename, remove));
+    const update = (/** @type {Item} */ item, /** @type {boolean} */ isCurrent) => {
+      const name = titleOf(item);
+      const isUnread = !isCurrent && this.#seen[id] < item.updated;
+      const excerpt = this.#hits?.find((hit) => hit.id === id)?.excerpt;
+      setText(title, name);
+      setText(meta, this.#query && excerpt && excerpt !== item.title ? excerpt : this.#status(item, isUnread));
+      meta.className = `meta ${item.activity === "paused" ? "paused" : item.activity === "busy" ? "busy" : ""}`;
+      element.classList.toggle("current", isCurrent);
+      element.classList.toggle("unread", isUnread);
+      if (isCurrent) link.setAttribute("aria-current", "page");
+      else link.removeAttribute("aria-current");
+      link.title = name;
+      rename.setAttribute("aria-label", `Rename ${name}`);
+      remove.setAttribute("aria-label", `Delete ${name}`);
+    };
+    return { element, update };
+  }
+
+  /**
+   * @param {Item} item
+   * @param {boolean} isUnread
+   */
+  #status(item, isUnread) {
+    if (item.damage) return "damaged";
+    const count = this.actions.decisions(item.id);
+    switch (item.activity) {
+      case "busy": return "answering…";
+      case "queued": return "waits for a free slot";
+      case "waiting": return "waits to be opened";
+      case "elsewhere": return "open in another process";
+      case "paused": return count === 0 ? "paused" : count === 1 ? "paused: 1 decision" : `paused: ${count} decisions`;
+      default: return isUnread ? `${when(item.updated)} · new` : when(item.updated);
+    }
+  }
+}
+
+/** @param {{ title: string | null }} item */
+export function titleOf(item) {
+  return visible(item.title?.trim() || "Untitled");
+}
+
+/** @returns {Record<string, number>} */
+function readSeen() {
+  try {
+    return JSON.parse(localStorage.getItem(UNREAD) ?? "{}");
+  } catch {
+    return {};
+  }
+}
+
+/** @param {Record<string, number>} seen */
+function writeSeen(seen) {
+  try {
+    // Only the newest marks are kept.
+    const kept = Object.entries(seen).sort((a, b) => b[1] - a[1]).slice(0, 2000);
+    localStorage.setItem(UNREAD, JSON.stringify(Object.fromEntries(kept)));
+  } catch {
+    // Without storage, the marks last as long as the page.
+  }
+}

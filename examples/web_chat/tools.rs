@@ -1,0 +1,109 @@
+//! The tools of the chat. They are harmless samples: one reports progress, one needs an approval, one returns an image.
+
+use std::time::Duration;
+
+use omni_agent::{
+    agent::AgentBuilder,
+    message::{Attachment, ResultBlock},
+    tool::{Tool, ToolContext, ToolError, ToolOutput, tool_fn},
+};
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::json;
+
+/// Adds the tools to an agent.
+pub fn add_to(agent: AgentBuilder) -> AgentBuilder {
+    let measure = tool_fn("measure_city", "Measures the temperature in a city. The result is made up.", measure);
+    let paint = tool_fn("paint_picture", "Paints a small picture of a subject.", paint);
+    agent.tool(measure).tool(send_mail()).tool(paint)
+}
+
+#[derive(Deserialize, JsonSchema)]
+struct City {
+    /// The name of the city.
+    city: String,
+}
+
+async fn measure(input: City, context: ToolContext) -> Result<String, ToolError> {
+    const STEPS: u32 = 5;
+    for step in 1..=STEPS {
+        let message = format!("measurement {step} of {STEPS} in {}", input.city);
+        context.progress(json!({ "done": step, "total": STEPS, "message": message })).await;
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    if input.city.eq_ignore_ascii_case("Atlantis") {
+        return Err(ToolError::new("Atlantis is not on the map"));
+    }
+    let degrees = 5 + input.city.len() % 20;
+    Ok(format!("{degrees} °C in {}", input.city))
+}
+
+#[derive(Deserialize, JsonSchema)]
+struct Mail {
+    /// The text of the mail.
+    text: String,
+}
+
+fn send_mail() -> impl Tool {
+    let send = async |mail: Mail, _: ToolContext| -> Result<String, ToolError> {
+        Ok(format!("This sample sends nothing. The mail would have been: {}", mail.text))
+    };
+    tool_fn("send_mail", "Sends a mail to the user's team. This is a sample that sends nothing.", send)
+        .needs_approval()
+}
+
+#[derive(Deserialize, JsonSchema)]
+struct Subject {
+    /// The subject of the picture.
+    subject: String,
+}
+
+async fn paint(input: Subject, _: ToolContext) -> Result<ToolOutput, ToolError> {
+    let shade = input.subject.bytes().fold(0_u8, u8::wrapping_add);
+    let picture = Attachment::from_bytes("image/png", png(shade)).named(format!("{}.png", input.subject));
+    Ok(ToolOutput::new(vec![ResultBlock::from("The picture is attached."), picture.into()]))
+}
+
+/// Returns a PNG image with a gradient. The image data is stored without compression.
+fn png(shade: u8) -> Vec<u8> {
+    const SIDE: u8 = 96;
+    let mut rows = Vec::new();
+    for y in 0..SIDE {
+        rows.push(0);
+        for x in 0..SIDE {
+            rows.extend([shade, x.saturating_mul(2), 255 - y.saturating_mul(2)]);
+        }
+    }
+    let mut data = vec![0x78, 0x01];
+    let mut blocks = rows.chunks(0xffff).peekable();
+    while let Some(block) = blocks.next() {
+        let length = u16::try_from(block.len()).unwrap_or(u16::MAX);
+        data.push(u8::from(blocks.peek().is_none()));
+        data.extend(length.to_le_bytes());
+        data.extend((!length).to_le_bytes());
+        data.extend(block);
+    }
+    let (a, b) = rows.iter().fold((1_u32, 0_u32), |(a, b), byte| {
+        let a = (a + u32::from(*byte)) % 65_521;
+        (a, (b + a) % 65_521)
+    });
+    data.extend((b << 16 | a).to_be_bytes());
+    let mut png = b"\x89PNG\r\n\x1a\n".to_vec();
+    let mut chunk = |kind: &[u8; 4], data: &[u8]| {
+        let body = [kind.as_slice(), data].concat();
+        png.extend(u32::try_from(data.len()).unwrap_or_default().to_be_bytes());
+        png.extend(&body);
+        png.extend(checksum(&body).to_be_bytes());
+    };
+    let side = u32::from(SIDE).to_be_bytes();
+    chunk(b"IHDR", &[side.as_slice(), &side, &[8, 2, 0, 0, 0]].concat());
+    chunk(b"IDAT", &data);
+    chunk(b"IEND", &[]);
+    png
+}
+
+fn checksum(bytes: &[u8]) -> u32 {
+    !bytes.iter().fold(u32::MAX, |sum, byte| {
+        (0..8).fold(sum ^ u32::from(*byte), |sum, _| sum >> 1 ^ (0xedb8_8320 & (sum & 1).wrapping_neg()))
+    })
+}

@@ -13,7 +13,7 @@ use serde_json::json;
 
 /// Adds the tools to an agent.
 pub fn add_to(agent: AgentBuilder) -> AgentBuilder {
-    let measure = tool_fn("measure_city", "Measures the temperature in a city. The result is made up.", measure);
+    let measure = tool_fn("measure_temperature", "Measures the temperature in a city. The result is made up.", measure);
     let paint = tool_fn("paint_picture", "Paints a small picture of a subject.", paint);
     agent.tool(measure).tool(send_mail()).tool(paint)
 }
@@ -61,7 +61,7 @@ struct Subject {
 async fn paint(input: Subject, _: ToolContext) -> Result<ToolOutput, ToolError> {
     let shade = input.subject.bytes().fold(0_u8, u8::wrapping_add);
     let picture = Attachment::from_bytes("image/png", png(shade)).named(format!("{}.png", input.subject));
-    Ok(ToolOutput::new(vec![ResultBlock::from("The picture is attached."), picture.into()]))
+    Ok(ToolOutput::blocks([ResultBlock::from("The picture is attached."), picture.into()]))
 }
 
 /// Returns a PNG image with a gradient. The image data is stored without compression.

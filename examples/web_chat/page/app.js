@@ -111,7 +111,7 @@ const sidebar = new Sidebar(client, {
     if (answer === null) return;
     try {
       await client.delete(id);
-      if (id === current) location.hash = "";
+      if (id === current) location.hash = "/";
       await sidebar.refresh();
     } catch (error) {
       fail(error);
@@ -130,7 +130,7 @@ const composer = new Composer({
       if (!id) {
         ({ id } = await client.create(model ? { model } : {}));
         await client.command(id, { type: "prompt", prompt });
-        location.hash = encodeURIComponent(id);
+        location.hash = `/${encodeURIComponent(id)}`;
       } else {
         await client.command(id, { type: "prompt", prompt });
       }
@@ -216,8 +216,9 @@ function connect() {
         return;
       }
       if (update.type === "event") note(snapshot, update.event);
-      else if (update.type === "resync" && before) replaced(before, snapshot);
-      else if (update.type === "closed") stream.watch(stream.watched.filter((other) => other !== id)), setTimeout(watch, 300);
+      if (update.type !== "event" || ["pause", "decided", "status"].includes(update.event.event?.type)) sidebar.render();
+      if (update.type === "resync" && before) replaced(before, snapshot);
+      else if (update.type === "closed") again(id, update.reason);
       schedule();
     },
     onRefused(id, problem) {
@@ -263,8 +264,8 @@ function note(snapshot, event) {
       if (inner.input !== undefined) seen.inputs.set(use, inner.input);
       break;
     case "tool_end":
-      seen.timing.set(use, { start: seen.timing.get(use)?.start ?? performance.now(), end: performance.now() });
-      if (Number.isNaN(seen.timing.get(use)?.start)) seen.timing.delete(use);
+      // After a reload the start is unknown, and the duration follows from the messages.
+      if (seen.timing.has(use)) seen.timing.get(use).end = performance.now();
       break;
     case "tool_result":
       if (inner.input !== undefined) seen.inputs.set(inner.result.tool_use_id, inner.input);
@@ -292,6 +293,20 @@ function note(snapshot, event) {
       if (inner.message.role === "user" && snapshot.agent.pending.length === 1) say("Answering.");
       break;
   }
+}
+
+/**
+ * Watches a conversation again after its session has ended, for example because nobody used it for a while.
+ * @param {string} id
+ * @param {string} reason
+ */
+function again(id, reason) {
+  stream.watch(stream.watched.filter((other) => other !== id));
+  if (reason === "lost_place") {
+    refused = "Another process has taken over this conversation.";
+    return;
+  }
+  setTimeout(watch, 500);
 }
 
 /**
@@ -518,7 +533,7 @@ new ResizeObserver(() => isFollowing && toEnd()).observe(byId("messages"));
 
 /** Shows the conversation that the address names. */
 function route() {
-  const id = decodeURIComponent(location.hash.slice(1)) || null;
+  const id = decodeURIComponent(location.hash.slice(2)) || null;
   if (id === current) return;
   current = id;
   refused = null;
@@ -565,6 +580,7 @@ function toggleSidebar(isOpen) {
   if (isOpen) byId("search").focus();
 }
 
+byId("ask-cancel").addEventListener("click", () => byId("ask").close(""));
 byId("menu").append(icon("menu"));
 byId("to-end").append(icon("down"));
 byId("map-close").append(icon("close"));
@@ -575,7 +591,7 @@ byId("to-end").addEventListener("click", () => {
   composer.area.focus();
 });
 byId("new").addEventListener("click", () => {
-  location.hash = "";
+  location.hash = "/";
   toggleSidebar(false);
   composer.area.focus();
 });
@@ -638,4 +654,5 @@ try {
 connect();
 route();
 composer.open(current);
+composer.area.focus();
 schedule();

@@ -36,6 +36,12 @@ export class Composer {
       this.#send();
     });
     this.area.addEventListener("input", () => this.#changed());
+    addEventListener("storage", (event) => {
+      // The draft was changed in another window.
+      if (event.key !== DRAFT + this.#key || document.activeElement === this.area) return;
+      this.area.value = event.newValue ?? "";
+      this.#changed();
+    });
     this.area.addEventListener("keydown", (event) => {
       if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
         event.preventDefault();
@@ -51,7 +57,6 @@ export class Composer {
       this.attach(files);
     });
     this.#listenToDrops();
-    this.#changed();
   }
 
   #listenToDrops() {

@@ -211,7 +211,7 @@ export class Sidebar {
   #view(id) {
     const title = h("bdi");
     const meta = h("span", { class: "meta" });
-    const link = h("a", { href: `#${encodeURIComponent(id)}`, onclick: () => this.actions.chosen() },
+    const link = h("a", { href: `#/${encodeURIComponent(id)}`, onclick: () => this.actions.chosen() },
       h("span", { class: "name" }, title), meta);
     const item = () => /** @type {Item} */ (this.#items.get(id));
     const rename = iconButton("edit", "Rename", () => this.actions.rename(id, item().title));

@@ -1,7 +1,7 @@
 // The card of a tool use: input, progress, result, duration, and the decision of a person.
 
 import { h, place, setText, visible } from "./dom.js";
-import { duration } from "./format.js";
+import { duration, percent } from "./format.js";
 import { attachment } from "./files.js";
 
 /** @typedef {import("./client.js").Decision} Decision */
@@ -66,7 +66,8 @@ export class ToolCard {
     setText(this.name, visible(use.name));
     const shown = pause?.tool_use.input ?? use.input;
     const text = facts.isWritten ? pretty(shown) : (facts.text ?? "");
-    setText(this.brief, visible(brief(facts.isWritten ? shown : text)));
+    const news = state === "running" && facts.progress !== undefined ? progressText(facts.progress) : "";
+    setText(this.brief, visible(news || brief(facts.isWritten ? shown : text)));
     setText(this.badge, label(state, facts));
     this.badge.className = `badge ${state}`;
     this.element.classList.toggle("waiting", state === "waiting");
@@ -143,7 +144,9 @@ function stateOf({ pause, run, result, decided, isWritten, isActive }) {
  * @param {keyof typeof LABELS} state
  * @param {ToolFacts} facts
  */
-function label(state, { timing, total }) {
+function label(state, { timing, total, progress }) {
+  const share = state === "running" && progress !== undefined ? progressShare(progress) : null;
+  if (share !== null) return `${LABELS[state]} · ${percent(share)}`;
   const took = timing?.end !== undefined ? timing.end - timing.start : total;
   const isOver = state === "done" || state === "error";
   return isOver && took !== undefined ? `${LABELS[state]} · ${duration(took)}` : LABELS[state];

@@ -218,7 +218,7 @@ function connect() {
       if (update.type === "event") note(snapshot, update.event);
       if (update.type !== "event" || ["pause", "decided", "status"].includes(update.event.event?.type)) sidebar.render();
       if (update.type === "resync" && before) replaced(before, snapshot);
-      else if (update.type === "closed") again(id, update.reason);
+      else if (update.type === "closed") again(update.reason);
       schedule();
     },
     onRefused(id, problem) {
@@ -297,11 +297,9 @@ function note(snapshot, event) {
 
 /**
  * Watches a conversation again after its session has ended, for example because nobody used it for a while.
- * @param {string} id
  * @param {string} reason
  */
-function again(id, reason) {
-  stream.watch(stream.watched.filter((other) => other !== id));
+function again(reason) {
   if (reason === "lost_place") {
     refused = "Another process has taken over this conversation.";
     return;
@@ -646,13 +644,14 @@ addEventListener("keydown", (event) => {
 // A hidden page needs no stream. When it is shown again, the stream continues after the last event.
 document.addEventListener("visibilitychange", () => (document.hidden ? stream.pause() : stream.resume()));
 
-try {
-  settings = await (await client.fetch("settings.json")).json();
-} catch {
-  // The model cannot be chosen then.
-}
 connect();
 route();
 composer.open(current);
 composer.area.focus();
 schedule();
+try {
+  settings = await (await client.fetch("settings.json")).json();
+  schedule();
+} catch {
+  // The model cannot be chosen then.
+}

@@ -278,7 +278,8 @@ function search(query) {
  * @property {string[]} [watch] The ids of the watched conversations.
  * @property {(id: string, snapshot: SessionSnapshot, update: Update, before: SessionSnapshot | null) => void}
  *   [onConversation] Called after each update, with the snapshot that includes it. After a resync, `before` is the
- *   snapshot that was replaced. Otherwise it is the same object as `snapshot`, which is changed in place.
+ *   snapshot that was replaced. Otherwise it is the same object as `snapshot`, which is changed in place. After an update
+ *   of the type `closed`, the conversation is not watched any longer.
  * @property {(list: ManagerSnapshot, update: ManagerUpdate) => void} [onList] Called after each update of the list.
  * @property {(id: string, problem: Problem) => void} [onRefused] Called if a conversation cannot be watched. It is not
  *   watched any longer.
@@ -465,6 +466,7 @@ export class Stream {
         this.reconnect();
         return;
       }
+      if (update.type === "closed") this.#watch = this.#watch.filter((other) => other !== id);
       if (after) {
         this.snapshots.set(id, after);
         onConversation?.(id, after, update, before);

@@ -1,7 +1,7 @@
 // The message box: drafts, attached files, and queued prompts.
 
 import { byId, h, icon, iconButton, place, setText, visible } from "./dom.js";
-import { LIMIT, read } from "./files.js";
+import { LIMIT, bytesOf, read } from "./files.js";
 import { size } from "./format.js";
 import { textOf } from "./messages.js";
 
@@ -119,7 +119,7 @@ export class Composer {
   async attach(files) {
     for (const file of files) {
       try {
-        const used = this.#files.reduce((sum, file) => sum + bytesOf(file), 0);
+        const used = this.#files.reduce((sum, file) => sum + bytesIn(file), 0);
         if (used + file.size > LIMIT) throw new Error(`${visible(file.name)} is too large: a message can have ${size(LIMIT)} of files.`);
         this.#files.push(await read(file));
       } catch (error) {
@@ -143,7 +143,7 @@ export class Composer {
       const image = file.source.type === "base64" && /^image\/(png|jpeg|gif|webp|avif)$/.test(file.media_type)
         ? h("img", { src: `data:${file.media_type};base64,${file.source.data}`, alt: "" })
         : null;
-      return h("li", {}, image, h("bdi", {}, name), h("span", { class: "note" }, size(bytesOf(file))), remove);
+      return h("li", {}, image, h("bdi", {}, name), h("span", { class: "note" }, size(bytesIn(file))), remove);
     }));
   }
 
@@ -216,6 +216,6 @@ export class Composer {
 }
 
 /** @param {import("./client.js").Attachment} file */
-function bytesOf(file) {
-  return file.source.type === "base64" ? Math.floor(file.source.data.length * 0.75) : 0;
+function bytesIn(file) {
+  return file.source.type === "base64" ? bytesOf(file.source.data) : 0;
 }

@@ -19,7 +19,7 @@ export function attachment(file) {
   if (source.type === "base64") {
     if (isImage) return figure(`data:${type.toLowerCase()};base64,${source.data}`, name, file.name);
     const link = h("a", { class: "file-link", href: "#", download: file.name ?? "file" });
-    link.append(icon("save"), h("bdi", {}, name), h("span", {}, size(Math.floor(source.data.length * 0.75))));
+    link.append(icon("save"), h("bdi", {}, name), h("span", {}, size(bytesOf(source.data))));
     link.addEventListener("click", (/** @type {Event} */ event) => {
       event.preventDefault();
       const bytes = Uint8Array.from(atob(source.data), (char) => char.charCodeAt(0));
@@ -35,6 +35,12 @@ export function attachment(file) {
   return h("a", { class: "file-link", href, target: "_blank", rel: "noopener noreferrer", download: isOwn ? (file.name ?? "file") : undefined },
     icon("save"), h("bdi", {}, name));
 }
+
+/**
+ * Returns the number of bytes of a text in base64.
+ * @param {string} data
+ */
+export const bytesOf = (data) => Math.floor(data.length * 0.75) - (data.endsWith("==") ? 2 : data.endsWith("=") ? 1 : 0);
 
 /**
  * @param {string} src

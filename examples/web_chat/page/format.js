@@ -7,7 +7,7 @@ export const locale = /^(de|en)\b/i.test(language) ? language : "en";
 const whole = new Intl.NumberFormat(locale);
 const compact = new Intl.NumberFormat(locale, { notation: "compact", maximumFractionDigits: 1 });
 const percents = new Intl.NumberFormat(locale, { style: "percent", maximumFractionDigits: 0 });
-const time = new Intl.DateTimeFormat(locale, { hour: "2-digit", minute: "2-digit" });
+const time = new Intl.DateTimeFormat(locale, { hour: "numeric", minute: "2-digit" });
 const day = new Intl.DateTimeFormat(locale, { day: "numeric", month: "short" });
 const full = new Intl.DateTimeFormat(locale, { dateStyle: "medium", timeStyle: "short" });
 

@@ -86,6 +86,7 @@ mod problem;
 mod requests;
 mod routes;
 mod streams;
+#[expect(dead_code, reason = "the routes follow")]
 mod ui_messages;
 mod view;
 

@@ -186,6 +186,15 @@ impl MessageId {
         Self(Form::Made { turn, number })
     }
 
+    /// Returns the turn whose message this is, if the agent has made the id.
+    #[cfg(feature = "web")]
+    pub(crate) const fn turn(&self) -> Option<TurnId> {
+        match &self.0 {
+            Form::Made { turn, .. } => Some(*turn),
+            Form::Given(_) => None,
+        }
+    }
+
     /// Returns the id's text. If the id is a made one, its text is written into `buffer`.
     fn text<'a>(&'a self, buffer: &'a mut [u8; LONGEST]) -> &'a str {
         let (turn, mut number) = match &self.0 {

@@ -1,1 +1,64 @@
-//! The UI message stream of the AI SDK. Pure.
+//! The UI message stream of the AI SDK, levels 6 and 7.
+//!
+//! Everything here is pure: snapshots, events and requests in; frames, messages and commands out.
+//!
+//! - `Translator` turns a snapshot and the events after it into the frames of one response.
+//! - `messages` turns a snapshot into the list of messages that a page loads.
+//! - `read` turns a posted request into the commands of a session.
+//!
+//! A message of the AI SDK is not a message of the tree. One assistant message spans everything between two prompts. Its
+//! id is `a-` and the id of the prompt's message. `exchange` groups the messages of a snapshot in this way.
+//!
+//! The list and the stream agree, because both come from the same `Writer`: the list is the fold of the frames that a
+//! replay of the messages would send.
+
+mod exchange;
+mod fold;
+mod list;
+mod request;
+mod translator;
+mod writer;
+
+#[cfg(test)]
+mod tests;
+
+#[expect(unused_imports, reason = "the routes follow")]
+pub(super) use self::{
+    list::messages,
+    request::{Plan, Post, Refusal, read},
+    translator::{Follow, Translator},
+};
+
+use serde_json::Value;
+
+/// One frame of a stream, as its JSON. The stream sends it as `data:` and an empty line.
+pub(super) type Frame = Value;
+
+/// The text of the last frame, which is not JSON.
+pub(super) const DONE: &str = "[DONE]";
+
+/// The level of the protocol: the major version of the npm package `ai`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Level {
+    /// Version 6. It has no response to approvals, no custom parts, no steering messages and no reset of a step.
+    Six,
+    /// Version 7.
+    Seven,
+}
+
+/// The settings of a translation.
+#[derive(Clone, Debug)]
+pub(super) struct Settings {
+    /// The level of the protocol.
+    pub(super) level: Level,
+    /// The address of the conversation's native routes, without a slash at the end. If there is none, files are always
+    /// sent inside the frames.
+    pub(super) conversation: Option<String>,
+    /// Whether files above `LARGE_FILE` are sent inside the frames too.
+    pub(super) inline_files: bool,
+    /// Whether the kinds of provider items are shown.
+    pub(super) provider_items: bool,
+}
+
+/// The size in bytes of base64 above which a file is sent as an address.
+const LARGE_FILE: usize = 65_536;

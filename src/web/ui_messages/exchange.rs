@@ -1,0 +1,122 @@
+//! The messages of a snapshot, grouped as the AI SDK shows them: a prompt, and everything until the next one.
+
+use std::sync::Arc;
+
+use crate::{
+    message::{Content, Message, MessageId, Role},
+    session::SessionSnapshot,
+    tree::{Node, NodeId},
+};
+
+/// A message of the path or of the turn in flight.
+#[derive(Clone, Copy)]
+pub(super) struct Entry<'a> {
+    /// The node, if the message is part of the path.
+    pub(super) node: Option<&'a Node>,
+    pub(super) message: &'a Arc<Message>,
+}
+
+/// A prompt and the messages that respond to it.
+pub(super) struct Exchange<'a> {
+    /// The id of the prompt's message in the protocol. If the history does not begin with a prompt, this is the id of
+    /// its first message.
+    pub(super) id: String,
+    /// The prompt.
+    pub(super) prompt: Option<Entry<'a>>,
+    /// The messages after the prompt: answers, results of tools, and prompts that joined the turn.
+    pub(super) rest: Vec<Entry<'a>>,
+}
+
+impl Exchange<'_> {
+    /// Returns the id of the assistant's message in the protocol.
+    pub(super) fn answer_id(&self) -> String {
+        answer_id(&self.id)
+    }
+
+    /// Returns the last node of the exchange that is part of the path.
+    pub(super) fn last_node(&self) -> Option<NodeId> {
+        let mut entries = self.rest.iter().rev().chain(&self.prompt);
+        entries.find_map(|entry| entry.node).map(Node::id)
+    }
+}
+
+/// Returns the id of the assistant's message that answers the prompt with this id.
+pub(super) fn answer_id(prompt: &str) -> String {
+    format!("a-{prompt}")
+}
+
+/// The character between the client's id of a message and the mark of its version.
+const VERSION: char = '~';
+
+/// Returns an id for a new version of a message. A client keeps the id of a message that its user edits, but the prompt
+/// needs an id that was never used. `mark` must be new for each version.
+pub(super) fn version_id(id: &str, mark: &str) -> String {
+    format!("{}{VERSION}{mark}", base_id(id))
+}
+
+/// Returns the id that the client uses for all versions of a message.
+pub(super) fn base_id(id: &str) -> &str {
+    match id.rsplit_once(VERSION) {
+        Some((base, mark)) if mark.parse::<crate::subscription::EventId>().is_ok() => base,
+        _ => id,
+    }
+}
+
+/// Returns the id of a message in the protocol.
+pub(super) fn ui_id(message: &Message, node: Option<NodeId>) -> String {
+    match (&message.id, node) {
+        (Some(id), _) => base_id(&id.to_string()).to_owned(),
+        (None, Some(node)) => format!("n-{node}"),
+        (None, None) => "n-0".to_owned(),
+    }
+}
+
+/// Returns whether a user message has content of its own, besides results of tools.
+pub(super) fn has_own_content(message: &Message) -> bool {
+    message.content.iter().any(|block| !matches!(block, Content::ToolResult(_)))
+}
+
+fn has_results(message: &Message) -> bool {
+    message.tool_results().next().is_some()
+}
+
+/// Groups all messages of a snapshot.
+pub(super) fn exchanges(snapshot: &SessionSnapshot) -> Vec<Exchange<'_>> {
+    let committed = snapshot.tree.iter().map(|node| Entry { node: Some(node), message: node.message() });
+    let pending = snapshot.agent.pending.iter().map(|message| Entry { node: None, message });
+    let entries: Vec<Entry<'_>> = committed.chain(pending).collect();
+    let first_pending = entries.len() - snapshot.agent.pending.len();
+
+    let mut exchanges: Vec<Exchange<'_>> = Vec::new();
+    for (index, entry) in entries.iter().enumerate() {
+        let joined = index > first_pending || has_joined(&entries, index);
+        let is_prompt = entry.message.role == Role::User && has_own_content(entry.message) && !joined;
+        let id = || ui_id(entry.message, entry.node.map(Node::id));
+        match exchanges.last_mut() {
+            // The results belong to the answer before, and the rest of the message is a prompt.
+            Some(exchange) if is_prompt && has_results(entry.message) => exchange.rest.push(*entry),
+            Some(exchange) if !is_prompt => {
+                exchange.rest.push(*entry);
+                continue;
+            }
+            _ => {}
+        }
+        let (prompt, rest) = if is_prompt { (Some(*entry), vec![]) } else { (None, vec![*entry]) };
+        exchanges.push(Exchange { id: id(), prompt, rest });
+    }
+    exchanges
+}
+
+/// Returns whether the message at `index` is a prompt that joined a turn: it follows results of tools, and the answer
+/// behind it belongs to the turn of these results.
+fn has_joined(entries: &[Entry<'_>], index: usize) -> bool {
+    let turn = |entry: &Entry<'_>| entry.message.id.as_ref().and_then(MessageId::turn);
+    let is_prompt = |entry: &Entry<'_>| entry.message.role == Role::User && !has_results(entry.message);
+    if !is_prompt(&entries[index]) {
+        return false;
+    }
+    let before = entries[..index].iter().rev().find(|entry| !is_prompt(entry));
+    let results = before.filter(|entry| entry.message.role == Role::User).and_then(turn);
+    let after = entries[index..].iter().find(|entry| entry.message.role == Role::Assistant);
+    results.is_some() && results == after.and_then(turn)
+}

@@ -1,0 +1,75 @@
+//! The list of messages.
+
+use serde_json::{Value, json};
+
+use super::rig::{Client, ask, listed, session, settings, submit};
+use crate::{
+    agent::Prompt,
+    message::{Attachment, Blocks, Content},
+    session::Session,
+    testing::{Gate, Step},
+    web::ui_messages::{LARGE_FILE, Level, Settings, messages},
+};
+
+async fn list(session: &Session, settings: &Settings) -> Vec<Value> {
+    messages(settings, &session.snapshot().await.unwrap())
+}
+
+#[tokio::test]
+async fn list_shows_prompts_and_answers_with_the_ids_of_the_stream() {
+    let session = session([Step::text("One."), Step::text("Two.")]).await;
+    ask(&session, Level::Seven, "u1").await;
+    ask(&session, Level::Seven, "u2").await;
+    let list = list(&session, &settings(Level::Seven)).await;
+    let ids: Vec<_> = list.iter().map(|message| message["id"].as_str().unwrap()).collect();
+    assert_eq!(ids, ["u1", "a-u1", "u2", "a-u2"]);
+    assert_eq!(list[0]["parts"], json!([{ "type": "text", "text": "Hi" }]));
+    assert_eq!(list[1]["metadata"]["nodes"], json!([2]));
+}
+
+#[tokio::test]
+async fn list_of_an_active_run_ends_with_the_prompt() {
+    let gate = Gate::new();
+    let session = session([Step::new().then_text(["One."]).gate(&gate).stop()]).await;
+    let client = Client::post(&session, Level::Seven, submit(&[], "u1", "Hi")).await.unwrap();
+    gate.reached().await;
+    let messages = list(&session, &settings(Level::Seven)).await;
+    assert_eq!(messages.len(), 1);
+    assert_eq!(messages[0]["id"], "u1");
+    gate.open();
+    client.finish().await;
+    assert_eq!(listed(&session, Level::Seven).await[1]["text"], "One.");
+}
+
+#[tokio::test]
+async fn large_file_is_an_address_unless_files_are_inline() {
+    let session = session([Step::text("Nice.")]).await;
+    let small = Attachment::base64("image/png", "aGk=").named("s.png");
+    let large = Attachment::base64("image/png", "a".repeat(LARGE_FILE + 4));
+    let blocks: Vec<Content> = vec!["Look".into(), small.into(), large.into()];
+    session.ask(Prompt::new(Blocks(blocks)).with_id("u/1")).await.unwrap();
+    let mut settings = settings(Level::Seven);
+    let parts = list(&session, &settings).await[0]["parts"].clone();
+    assert_eq!(
+        parts[1],
+        json!({
+            "type": "file", "url": "data:image/png;base64,aGk=", "mediaType": "image/png", "filename": "s.png",
+        })
+    );
+    assert_eq!(parts[2]["url"], "/c/1/files/u%2F1/2");
+    settings.inline_files = true;
+    let parts = list(&session, &settings).await[0]["parts"].clone();
+    assert!(parts[2]["url"].as_str().unwrap().starts_with("data:"));
+}
+
+#[tokio::test]
+async fn message_without_an_id_is_named_after_its_node() {
+    let session = session([Step::text("One.")]).await;
+    let mut tree = crate::tree::Tree::new();
+    tree.push(crate::message::Message::user("Hi"));
+    tree.push(crate::message::Message::assistant("Hello"));
+    let mut snapshot = session.snapshot().await.unwrap();
+    snapshot.tree = tree;
+    let list = messages(&settings(Level::Seven), &snapshot);
+    assert_eq!((&list[0]["id"], &list[1]["id"]), (&json!("n-1"), &json!("a-n-1")));
+}

@@ -1,0 +1,160 @@
+//! Approvals, questions of a service, and tools that the client runs.
+
+use serde_json::{Value, json};
+
+use super::rig::{
+    Client, LEVELS, ask, check, find, finish, fold, fold_onto, lasting, listed, session, session_of, types,
+};
+use crate::{
+    agent::{AgentCallbacks, State},
+    message::ToolUse,
+    session::Session,
+    testing::{ScriptedProvider, Step},
+    tool::Decision,
+    web::ui_messages::{Follow, Frame, Level},
+};
+
+/// Runs until two uses wait, and a third one does not.
+async fn paused(level: Level) -> (Session, Vec<Frame>) {
+    let uses = Step::new()
+        .then_text(["Shall I?"])
+        .then_tool_use("d1", "delete", json!({ "zone": "a" }))
+        .then_tool_use("c1", "clock", json!({ "zone": "UTC" }))
+        .then_tool_use("d2", "delete", json!({ "zone": "b" }));
+    let session = session([uses.stop(), Step::text("Done.")]).await;
+    let frames = ask(&session, level, "u1").await;
+    (session, frames)
+}
+
+fn respond(parts: &mut [Value], id: &str, approved: bool) {
+    let part = parts.iter_mut().find(|part| part["toolCallId"] == id && part.get("state").is_some()).unwrap();
+    part["state"] = "approval-responded".into();
+    part["approval"]["approved"] = approved.into();
+}
+
+fn decisions(parts: &[Value]) -> Value {
+    let message = json!({ "id": "a-u1", "role": "assistant", "parts": parts });
+    json!({ "id": "1", "trigger": "submit-message", "messageId": "a-u1", "messages": [message] })
+}
+
+#[tokio::test]
+async fn pause_with_two_approvals_asks_for_both_and_answers_the_third_use() {
+    for level in LEVELS {
+        let (session, frames) = paused(level).await;
+        check(level, &frames);
+        assert_eq!(finish(&frames)["finishReason"], "tool-calls");
+        let requests: Vec<_> =
+            frames.iter().filter(|frame| frame["type"] == "tool-approval-request").collect();
+        let asked: Vec<_> = requests.iter().map(|frame| frame["approvalId"].as_str().unwrap()).collect();
+        let expected: &[_] = if level == Level::Seven { &["d1", "d2", "c1"] } else { &["d1", "d2"] };
+        assert_eq!(asked, expected);
+        let details = find(&frames, "data-omni-approval").unwrap();
+        assert_eq!(details["data"]["decisions"], "/c/1/decisions");
+        assert_eq!(details["data"]["input"], json!({ "zone": "a" }));
+        assert_eq!(lasting(fold(&frames)), listed(&session, level).await);
+    }
+}
+
+#[tokio::test]
+async fn decisions_continue_the_same_message() {
+    for level in LEVELS {
+        let (session, frames) = paused(level).await;
+        let mut parts = fold(&frames);
+        respond(&mut parts, "d1", true);
+        respond(&mut parts, "d2", false);
+        let client = Client::post(&session, level, decisions(&parts)).await.unwrap();
+        let frames = client.finish().await;
+        assert_eq!(frames[0], json!({ "type": "start", "messageId": "a-u1" }));
+        assert_eq!(finish(&frames)["finishReason"], "stop");
+        let all = fold_onto(parts, &frames);
+        let tools: Vec<_> = all.iter().filter(|part| part.get("toolCallId").is_some()).collect();
+        let states: Vec<_> = tools.iter().map(|part| part["state"].as_str().unwrap()).collect();
+        assert_eq!(states, ["output-available", "output-available", "output-denied"]);
+        let text = all.iter().filter_map(|part| part["text"].as_str()).collect::<String>();
+        assert_eq!(text, "Shall I?Done.");
+    }
+}
+
+#[tokio::test]
+async fn decision_about_one_of_two_pauses_ends_the_response_at_the_pause() {
+    let (session, frames) = paused(Level::Seven).await;
+    let mut parts = fold(&frames);
+    respond(&mut parts, "d1", true);
+    let frames = Client::post(&session, Level::Seven, decisions(&parts)).await.unwrap().finish().await;
+    assert_eq!(finish(&frames)["finishReason"], "tool-calls");
+    let snapshot = session.snapshot().await.unwrap();
+    assert_eq!(snapshot.agent.pauses.len(), 1, "the other use still waits");
+}
+
+#[tokio::test]
+async fn open_client_tool_ends_the_response_and_its_result_continues_the_message() {
+    for level in LEVELS {
+        let session = session([
+            Step::tool_use("l1", "locate", json!({ "zone": "UTC" })),
+            Step::text("You are in Oslo."),
+        ])
+        .await;
+        let frames = ask(&session, level, "u1").await;
+        check(level, &frames);
+        assert_eq!(finish(&frames)["finishReason"], "tool-calls");
+        let mut parts = fold(&frames);
+        assert_eq!(parts.last().unwrap()["state"], "input-available");
+        assert_eq!(parts, listed(&session, level).await);
+
+        parts[1]["state"] = "output-available".into();
+        parts[1]["output"] = json!({ "city": "Oslo" });
+        let client = Client::post(&session, level, decisions(&parts)).await.unwrap();
+        let frames = client.finish().await;
+        assert_eq!(frames[0]["messageId"], "a-u1");
+        let all = fold_onto(parts, &frames);
+        assert_eq!(all[1]["output"], json!({ "city": "Oslo" }));
+        assert_eq!(all.last().unwrap()["text"], "You are in Oslo.");
+        assert_eq!(all, listed(&session, level).await, "the list shows one message");
+    }
+}
+
+#[tokio::test]
+async fn question_of_the_service_continues_its_text_in_another_part() {
+    for level in LEVELS {
+        let question = ToolUse::new("q1", "shell", json!({ "command": "ls" }));
+        let step = Step::new().then_text(["Be", "fore"]).decide(question);
+        let step = step.more(crate::provider::Part::Text(" after".to_owned())).stop();
+        let provider = ScriptedProvider::new([step]);
+        let session = session_of(provider, |agent| agent.callbacks(Ask)).await;
+        let frames = ask(&session, level, "u1").await;
+        check(level, &frames);
+        assert_eq!(finish(&frames)["finishReason"], "tool-calls");
+        let mut parts = fold(&frames);
+        respond(&mut parts, "q1", true);
+        let frames = Client::post(&session, level, decisions(&parts)).await.unwrap().finish().await;
+        let all = fold_onto(parts, &frames);
+        let texts: String = all.iter().filter_map(|part| part["text"].as_str()).collect();
+        assert_eq!(texts, "Before after");
+        let question = all.iter().find(|part| part["type"] == "dynamic-tool").unwrap();
+        assert_eq!(question["state"], "output-available");
+        assert!(types(&frames).contains(&"text-end"));
+    }
+}
+
+struct Ask;
+
+#[async_trait::async_trait]
+impl AgentCallbacks for Ask {
+    async fn handle_tool_use(&mut self, _: &ToolUse, _: &mut State) -> crate::agent::ToolDecision {
+        crate::agent::ToolDecision::Pause("May I?".into())
+    }
+}
+
+#[tokio::test]
+async fn decision_from_elsewhere_shows_in_the_response_of_the_run() {
+    let (session, _) = paused(Level::Seven).await;
+    let client = Client::start(&session, Level::Seven, |_| (Follow::Decisions, vec![])).await;
+    for id in ["d1", "d2"] {
+        session.resume(id, Decision::reject("No.")).await.unwrap();
+    }
+    let frames = client.finish().await;
+    let responses: Vec<_> = frames.iter().filter(|frame| frame["type"] == "tool-approval-response").collect();
+    assert_eq!(responses.len(), 2);
+    assert_eq!(responses[0]["reason"], "No.");
+    assert_eq!(frames.iter().filter(|frame| frame["type"] == "tool-output-denied").count(), 2);
+}

@@ -1,0 +1,123 @@
+//! Any run, joined at any event, at both levels: the frames follow the rules, and their fold is the list.
+
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::rig::{Client, LEVELS, check, fold, lasting, listed, session, submit};
+use crate::{
+    agent::Status,
+    testing::Step,
+    tool::Decision,
+    web::ui_messages::{Follow, Level},
+};
+
+/// A block of a scripted response.
+#[derive(Clone, Debug)]
+enum Block {
+    Text(Vec<String>),
+    Thinking(String),
+    Clock,
+    Delete,
+    Malformed,
+}
+
+fn block() -> impl Strategy<Value = Block> {
+    prop_oneof![
+        4 => prop::collection::vec("[a-zé]{0,4}", 0..4).prop_map(Block::Text),
+        2 => "[a-z]{0,3}".prop_map(Block::Thinking),
+        2 => Just(Block::Clock),
+        1 => Just(Block::Delete),
+        1 => Just(Block::Malformed),
+    ]
+}
+
+fn script(steps: &[Vec<Block>]) -> Vec<Step> {
+    let mut uses = 0;
+    let mut scripted: Vec<Step> = Vec::new();
+    for blocks in steps {
+        let mut step = Step::new();
+        for block in blocks {
+            uses += 1;
+            let id = format!("t{uses}");
+            step = match block {
+                Block::Text(pieces) => step.then_text(pieces.clone()),
+                Block::Thinking(text) => step.then_thinking(text, "signed"),
+                Block::Clock => step.then_tool_use(&id, "clock", json!({ "zone": "UTC" })),
+                Block::Delete => step.then_tool_use(&id, "delete", json!({ "zone": id })),
+                Block::Malformed => step.then_raw_tool_use(&id, "clock", &["{", "oops"]),
+            };
+        }
+        scripted.push(step.stop());
+    }
+    // Steps that use tools are followed by further ones, and the last one uses none.
+    scripted.push(Step::text("The end."));
+    scripted
+}
+
+/// Runs the script. After `join` events, a second client resumes. Decisions are made by hand while the run is paused.
+async fn play(steps: Vec<Vec<Block>>, level: Level, join: usize, approves: bool) {
+    let session = session(script(&steps)).await;
+    let mut client = Client::post(&session, level, submit(&[], "u1", "Hi")).await.unwrap();
+    let mut second = None;
+    for event in 0.. {
+        if event == join {
+            let status = session.snapshot().await.unwrap().agent.status;
+            if status == Status::Busy {
+                second = Some(Client::start(&session, level, |_| (Follow::InFlight, vec![])).await);
+            }
+        }
+        if client.translator.is_ended() {
+            break;
+        }
+        client.step().await;
+    }
+    let frames = client.finish().await;
+    check(level, &frames);
+    if let Some(second) = second {
+        let second = second.finish().await;
+        check(level, &second);
+        assert_eq!(lasting(fold(&frames)), lasting(fold(&second)));
+    }
+    assert_eq!(lasting(fold(&frames)), listed(&session, level).await);
+
+    // The rest of a run that was paused.
+    let mut parts = fold(&frames);
+    while session.snapshot().await.unwrap().agent.status == Status::Paused {
+        let client = Client::start(&session, level, |_| (Follow::Decisions, vec![])).await;
+        for pause in session.snapshot().await.unwrap().agent.pauses {
+            let decision = if approves { Decision::Execute } else { Decision::reject("No.") };
+            session.resume(pause.tool_use.id, decision).await.unwrap();
+        }
+        let frames = client.finish().await;
+        parts = super::rig::fold_onto(parts, &frames);
+    }
+    let snapshot = session.snapshot().await.unwrap();
+    let said: String = snapshot.messages().skip(1).map(|message| message.text()).collect();
+    let shown: String =
+        parts.iter().filter(|part| part["type"] == "text").filter_map(|part| part["text"].as_str()).collect();
+    assert_eq!(shown, said, "the fold of all frames has the text of the snapshot");
+    let is_open = |part: &&serde_json::Value| {
+        part.get("toolCallId").is_some()
+            && part["state"] != "output-denied"
+            && part["state"] != "output-error"
+            && part["state"] != "output-available"
+    };
+    assert_eq!(parts.iter().find(is_open), None);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn frames_of_any_run_fold_to_the_list(
+        steps in prop::collection::vec(prop::collection::vec(block(), 0..4), 0..4),
+        join in 0..30_usize,
+        approves in any::<bool>(),
+    ) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build();
+        let runtime = runtime.unwrap();
+        for level in LEVELS {
+            runtime.block_on(play(steps.clone(), level, join, approves));
+        }
+    }
+}

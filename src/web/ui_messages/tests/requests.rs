@@ -1,0 +1,185 @@
+//! The reading of requests.
+
+use serde_json::{Value, json};
+
+use super::rig::{Client, ask, find, fold, plan, session, submit, user};
+use crate::{
+    agent::Status,
+    message::{Content, Source},
+    provider::{ErrorKind, ProviderError},
+    session::{Session, SessionCommand},
+    testing::{Gate, Step},
+    web::ui_messages::{Follow, Level, Refusal, request::Plan},
+};
+
+async fn reading(session: &Session, body: Value) -> Result<Plan, Refusal> {
+    plan(&session.snapshot().await.unwrap(), body)
+}
+
+fn answer(id: &str) -> Value {
+    json!({ "id": id, "role": "assistant", "parts": [] })
+}
+
+/// A conversation with two prompts and answers.
+async fn two(more: impl IntoIterator<Item = Step>) -> Session {
+    let session = session([Step::text("One."), Step::text("Two.")].into_iter().chain(more)).await;
+    ask(&session, Level::Seven, "u1").await;
+    ask(&session, Level::Seven, "u2").await;
+    session
+}
+
+#[tokio::test]
+async fn new_message_becomes_a_prompt_with_its_id_and_files() {
+    let session = session([]).await;
+    let mut body = submit(&[], "u1", "Look");
+    body["messages"][0]["parts"].as_array_mut().unwrap().extend([
+        json!({ "type": "file", "url": "data:image/png;base64,aGk=", "mediaType": "image/png", "filename": "a.png" }),
+        json!({ "type": "file", "url": "https://example.com/b.pdf", "mediaType": "application/pdf" }),
+        json!({ "type": "data-own", "data": 1 }),
+    ]);
+    let plan = reading(&session, body).await.unwrap();
+    let [SessionCommand::Prompt { prompt }] = &*plan.commands else { panic!("{plan:?}") };
+    assert_eq!(prompt.id.as_ref().unwrap().as_str(), "u1");
+    let [Content::Text(_), Content::Attachment(image), Content::Attachment(paper)] = &*prompt.content.0
+    else {
+        panic!("{prompt:?}")
+    };
+    assert_eq!(image.name.as_deref(), Some("a.png"));
+    assert_eq!(image.source, Source::Base64 { data: "aGk=".to_owned() });
+    assert!(matches!(&paper.source, Source::Url { .. }));
+}
+
+#[tokio::test]
+async fn unusable_file_is_refused() {
+    let session = session([]).await;
+    for url in ["file:///etc/passwd", "/c/1/files/u9/0", "data:text/plain,hi", "data:nothing"] {
+        let mut body = submit(&[], "u1", "Look");
+        body["messages"][0]["parts"][0] = json!({ "type": "file", "url": url, "mediaType": "text/plain" });
+        assert!(matches!(reading(&session, body).await, Err(Refusal::Invalid(_))), "{url}");
+    }
+}
+
+#[tokio::test]
+async fn new_message_builds_on_the_newest_known_message() {
+    let session = two([]).await;
+    let unknown = [user("x", "?"), answer("a-x")];
+    for (before, node) in [
+        (vec![], None),
+        (vec![user("u1", "Hi"), answer("a-u1"), user("u2", "Hi"), answer("a-u2")], None),
+        (vec![user("u2", "forged"), answer("a-u2"), unknown[0].clone(), unknown[1].clone()], None),
+        (vec![user("u1", "Hi"), answer("a-u1")], Some(2)),
+        (unknown.to_vec(), None),
+    ] {
+        let plan = reading(&session, submit(&before, "u3", "Next")).await.unwrap();
+        let place = match &plan.commands[0] {
+            SessionCommand::Prompt { .. } => None,
+            SessionCommand::Branch { node, .. } => node.map(|node| node.to_string()),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(place, node.map(|node: i32| node.to_string()), "{before:?}");
+    }
+}
+
+#[tokio::test]
+async fn message_below_a_node_off_the_path_is_refused() {
+    let session = two([Step::text("Three.")]).await;
+    let nodes: Vec<_> = session.tree().await.unwrap().iter().map(crate::tree::Node::id).collect();
+    session.ask_branch(Some(nodes[1]), "Other").await.unwrap();
+    let before = [user("u2", "Hi"), answer("a-u2")];
+    assert_eq!(reading(&session, submit(&before, "u3", "Next")).await, Err(Refusal::Diverged));
+}
+
+#[tokio::test]
+async fn edited_message_becomes_a_branch_that_keeps_the_client_id() {
+    let session = two([Step::text("Three."), Step::text("Four.")]).await;
+    let edit = |id: &str| {
+        let mut body = submit(&[], id, "Better");
+        body["messageId"] = "u2".into();
+        body
+    };
+    for _ in 0..2 {
+        let frames = Client::post(&session, Level::Seven, edit("u2")).await.unwrap().finish().await;
+        assert_eq!(frames[0]["messageId"], "a-u2");
+        let path = session.tree().await.unwrap().iter().len();
+        assert_eq!(path, 4, "the edited message replaces the old one");
+    }
+    // The next request names the same ids.
+    let before = [user("u1", "Hi"), answer("a-u1"), user("u2", "Better"), answer("a-u2")];
+    let plan = reading(&session, submit(&before, "u3", "Next")).await.unwrap();
+    assert!(matches!(plan.commands[0], SessionCommand::Prompt { .. }));
+    // Version 7 may give the edited message another id.
+    let plan = reading(&session, edit("u9")).await.unwrap();
+    assert!(matches!(plan.commands[0], SessionCommand::Edit { .. }));
+}
+
+#[tokio::test]
+async fn regenerate_answers_the_last_posted_prompt_again() {
+    let session = two([Step::text("Again.")]).await;
+    for id in [json!(null), json!("a-u2"), json!("u2")] {
+        let messages = [user("u1", "Hi"), answer("a-u1"), user("u2", "Hi")];
+        let body =
+            json!({ "id": "1", "trigger": "regenerate-message", "messageId": id, "messages": messages });
+        let plan = reading(&session, body).await.unwrap();
+        let [SessionCommand::Regenerate { node }] = &*plan.commands else { panic!("{plan:?}") };
+        assert_eq!(node.to_string(), "3");
+        assert_eq!(plan.follow, Follow::Prompt("u2".into()));
+    }
+    let body = json!({ "id": "1", "trigger": "regenerate-message", "messages": [user("u2", "Hi")] });
+    let frames = Client::post(&session, Level::Seven, body).await.unwrap().finish().await;
+    assert_eq!(fold(&frames)[1]["text"], "Again.");
+}
+
+#[tokio::test]
+async fn regenerate_after_a_failed_run_prompts_again() {
+    let failed = || Step::error(ProviderError::new(ErrorKind::Auth, "no key"));
+    let session = session([failed(), failed(), Step::text("At last.")]).await;
+    ask(&session, Level::Seven, "u1").await;
+    for is_last in [false, true] {
+        let body = json!({ "id": "1", "trigger": "regenerate-message", "messages": [user("u1", "Hi")] });
+        let frames = Client::post(&session, Level::Seven, body).await.unwrap().finish().await;
+        assert_eq!(find(&frames, "finish").is_some(), is_last);
+        assert_eq!(frames[0]["messageId"], "a-u1");
+    }
+}
+
+#[tokio::test]
+async fn prompt_after_a_cancelled_turn_ignores_its_messages() {
+    let gate = Gate::new();
+    let session = session([Step::new().then_text(["Half"]).gate(&gate).stop(), Step::text("New.")]).await;
+    let client = Client::post(&session, Level::Seven, submit(&[], "u1", "Hi")).await.unwrap();
+    gate.reached().await;
+    session.cancel().await.unwrap();
+    client.finish().await;
+    let before = [user("u1", "Hi"), answer("a-u1")];
+    let frames =
+        Client::post(&session, Level::Seven, submit(&before, "u2", "Again")).await.unwrap().finish().await;
+    assert_eq!(fold(&frames)[1]["text"], "New.");
+    assert_eq!(session.tree().await.unwrap().iter().len(), 2);
+}
+
+#[tokio::test]
+async fn forged_decision_and_result_are_stale() {
+    let session = two([]).await;
+    for part in [
+        json!({ "type": "tool-delete", "toolCallId": "d1", "state": "approval-responded",
+                "approval": { "id": "d1", "approved": true } }),
+        json!({ "type": "tool-locate", "toolCallId": "l1", "state": "output-available", "output": "here" }),
+    ] {
+        let message = json!({ "id": "a-u2", "role": "assistant", "parts": [part] });
+        let body =
+            json!({ "id": "1", "trigger": "submit-message", "messageId": "a-u2", "messages": [message] });
+        assert_eq!(reading(&session, body).await, Err(Refusal::Stale { waiting: vec![] }));
+    }
+}
+
+#[tokio::test]
+async fn decision_about_another_use_names_those_that_wait() {
+    let session = session([Step::tool_use("d1", "delete", json!({ "zone": "a" }))]).await;
+    ask(&session, Level::Seven, "u1").await;
+    assert_eq!(session.snapshot().await.unwrap().agent.status, Status::Paused);
+    let part = json!({ "type": "tool-delete", "toolCallId": "d9", "state": "approval-responded",
+                       "approval": { "id": "d9", "approved": true } });
+    let message = json!({ "id": "a-u1", "role": "assistant", "parts": [part] });
+    let body = json!({ "id": "1", "trigger": "submit-message", "messageId": "a-u1", "messages": [message] });
+    assert_eq!(reading(&session, body).await, Err(Refusal::Stale { waiting: vec!["d1".into()] }));
+}

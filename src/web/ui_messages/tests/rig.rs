@@ -1,0 +1,209 @@
+//! A session, and clients that follow it through the translator.
+
+use serde_json::{Value, json};
+
+use crate::{
+    agent::{Agent, AgentBuilder},
+    session::{Mode, Session, SessionCommand, SessionSnapshot, SessionSubscription},
+    store::MemoryStore,
+    subscription::Update,
+    testing::{ScriptedProvider, Step},
+    tool::{Tool, ToolContext, ToolSet, declared_tool, tool_fn},
+    web::ui_messages::{
+        Follow, Frame, Level, Post, Refusal, Settings, Translator, fold::Fold, messages, read,
+    },
+};
+
+pub(super) const LEVELS: [Level; 2] = [Level::Six, Level::Seven];
+
+pub(super) fn settings(level: Level) -> Settings {
+    Settings { level, conversation: Some("/c/1".to_owned()), inline_files: false, provider_items: true }
+}
+
+/// The tools of the tests: `clock` runs at once, `delete` needs an approval, and `locate` is run by the client.
+pub(super) fn tools() -> ToolSet {
+    let clock = tool_fn("clock", "Tells the time.", |input: Zone, context: ToolContext| async move {
+        context.progress(json!({ "zone": input.zone })).await;
+        Ok(json!({ "time": "12:00" }).to_string())
+    });
+    let delete = tool_fn("delete", "Deletes a file.", |input: Zone, _| async move {
+        Ok(format!("deleted {}", input.zone))
+    });
+    let tools = ToolSet::new().with(clock).and_then(|tools| tools.with(delete.needs_approval()));
+    tools.and_then(|tools| tools.with(declared_tool::<Zone>("locate", "Finds the user."))).unwrap()
+}
+
+#[derive(serde::Deserialize, schemars::JsonSchema)]
+pub(super) struct Zone {
+    zone: String,
+}
+
+pub(super) async fn session(steps: impl IntoIterator<Item = Step>) -> Session {
+    session_of(ScriptedProvider::new(steps), |agent| agent).await
+}
+
+pub(super) async fn session_of(
+    provider: ScriptedProvider,
+    adapt: impl FnOnce(AgentBuilder) -> AgentBuilder,
+) -> Session {
+    let agent = adapt(Agent::builder().model(provider.model()).tools(tools()));
+    Session::builder(MemoryStore::new()).agent(agent).create().await.unwrap()
+}
+
+/// A response as a client sees it.
+pub(super) struct Client {
+    pub(super) translator: Translator,
+    updates: SessionSubscription,
+    session: Session,
+    pub(super) frames: Vec<Frame>,
+}
+
+impl Client {
+    /// Subscribes, and then runs the commands.
+    pub(super) async fn start(
+        session: &Session,
+        level: Level,
+        follow: impl FnOnce(&SessionSnapshot) -> (Follow, Vec<SessionCommand>),
+    ) -> Self {
+        let updates = session.subscribe(Mode::Observer).await.unwrap();
+        let snapshot = updates.snapshot().unwrap().clone();
+        let (follow, commands) = follow(&snapshot);
+        let (translator, frames) = Translator::begin(settings(level), &snapshot, follow);
+        for command in commands {
+            session.perform(command, None).await.unwrap();
+        }
+        Self { translator, updates, session: session.clone(), frames }
+    }
+
+    /// Sends a request like the client.
+    pub(super) async fn post(session: &Session, level: Level, body: Value) -> Result<Self, Refusal> {
+        let snapshot = session.snapshot().await.unwrap();
+        let plan = plan(&snapshot, body)?;
+        Ok(Self::start(session, level, |_| (plan.follow, plan.commands)).await)
+    }
+
+    /// Translates one event.
+    pub(super) async fn step(&mut self) {
+        if self.translator.is_pausing() {
+            let last = self.session.snapshot().await.unwrap().last;
+            self.frames.extend(self.translator.pause_until(last));
+            if self.translator.is_ended() {
+                return;
+            }
+        }
+        match self.updates.next().await {
+            Some(Update::Event(event)) => self.frames.extend(self.translator.event(&event)),
+            other => panic!("the session ended: {other:?}"),
+        }
+    }
+
+    /// Translates events until the response is complete.
+    pub(super) async fn finish(mut self) -> Vec<Frame> {
+        while !self.translator.is_ended() {
+            self.step().await;
+        }
+        self.frames
+    }
+
+    /// Translates events until a frame of this type was sent.
+    pub(super) async fn until(&mut self, kind: &str) {
+        while !self.frames.iter().any(|frame| frame["type"] == kind) {
+            self.step().await;
+        }
+    }
+}
+
+pub(super) fn plan(
+    snapshot: &SessionSnapshot,
+    body: Value,
+) -> Result<crate::web::ui_messages::request::Plan, Refusal> {
+    let post: Post = serde_json::from_value(body).unwrap();
+    read(&post, snapshot, &settings(Level::Seven))
+}
+
+/// The body of a request with a new message behind these.
+pub(super) fn submit(before: &[Value], id: &str, text: &str) -> Value {
+    let mut messages = before.to_vec();
+    messages.push(user(id, text));
+    json!({ "id": "1", "trigger": "submit-message", "messages": messages })
+}
+
+pub(super) fn user(id: &str, text: &str) -> Value {
+    json!({ "id": id, "role": "user", "parts": [{ "type": "text", "text": text }] })
+}
+
+/// Sends a prompt, and returns the frames of its response.
+pub(super) async fn ask(session: &Session, level: Level, id: &str) -> Vec<Frame> {
+    Client::post(session, level, submit(&[], id, "Hi")).await.unwrap().finish().await
+}
+
+/// The parts that a client gets from the frames, added to those that it has.
+pub(super) fn fold_onto(parts: Vec<Value>, frames: &[Frame]) -> Vec<Value> {
+    let mut fold = Fold { parts, ..Fold::default() };
+    for frame in frames {
+        fold.add(frame);
+    }
+    fold.parts
+}
+
+pub(super) fn fold(frames: &[Frame]) -> Vec<Value> {
+    fold_onto(Vec::new(), frames)
+}
+
+/// The parts without data, which lists do not keep.
+pub(super) fn lasting(parts: Vec<Value>) -> Vec<Value> {
+    parts.into_iter().filter(|part| !part["type"].as_str().unwrap().starts_with("data-")).collect()
+}
+
+/// The parts of the last answer in the list.
+pub(super) async fn listed(session: &Session, level: Level) -> Vec<Value> {
+    let all = messages(&settings(level), &session.snapshot().await.unwrap());
+    let last = all.into_iter().rfind(|message| message["role"] == "assistant").expect("an answer");
+    lasting(last["parts"].as_array().unwrap().clone())
+}
+
+pub(super) fn types(frames: &[Frame]) -> Vec<&str> {
+    frames.iter().map(|frame| frame["type"].as_str().unwrap()).collect()
+}
+
+pub(super) fn find<'a>(frames: &'a [Frame], kind: &str) -> Option<&'a Frame> {
+    frames.iter().find(|frame| frame["type"] == kind)
+}
+
+pub(super) fn finish(frames: &[Frame]) -> &Frame {
+    find(frames, "finish").expect("a finish frame")
+}
+
+/// Checks what holds for the frames of every response.
+pub(super) fn check(level: Level, frames: &[Frame]) {
+    let types = types(frames);
+    assert_eq!(types[0], "start", "{types:?}");
+    let end = types.iter().position(|kind| matches!(*kind, "finish" | "error")).expect("a terminal frame");
+    assert_eq!(end + 1, types.len(), "nothing follows the terminal frame: {types:?}");
+    assert!(types[1..].iter().all(|kind| *kind != "start"), "{types:?}");
+    if level == Level::Six {
+        let of_seven = ["tool-approval-response", "custom", "steering-message", "reset-step"];
+        assert!(types.iter().all(|kind| !of_seven.contains(kind)), "{types:?}");
+        assert!(frames.iter().all(|frame| frame["finishReason"] != "interrupted"));
+    }
+    let mut open: Vec<&Value> = Vec::new();
+    for frame in frames {
+        match frame["type"].as_str().unwrap() {
+            "text-start" | "reasoning-start" => {
+                assert!(!open.contains(&&frame["id"]), "{frame}");
+                open.push(&frame["id"]);
+            }
+            "text-delta" | "reasoning-delta" => assert!(open.contains(&&frame["id"]), "{frame}"),
+            "text-end" | "reasoning-end" => {
+                assert!(open.contains(&&frame["id"]), "{frame}");
+                open.retain(|id| **id != frame["id"]);
+            }
+            "reset-step" => open.clear(),
+            "finish-step" | "start-step" => assert!(open.is_empty(), "{types:?}"),
+            _ => {}
+        }
+    }
+    assert!(open.is_empty(), "{open:?}");
+    let is_streaming = |part: &Value| part["state"] == "input-streaming";
+    assert!(!fold(frames).iter().any(is_streaming), "{frames:?}");
+}

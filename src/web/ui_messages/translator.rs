@@ -1,0 +1,470 @@
+//! Turns a snapshot and the events after it into the frames of one response.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use super::{
+    Frame, Level, Settings,
+    exchange::{Exchange, answer_id, exchanges, has_own_content, ui_id},
+    writer::Writer,
+};
+use crate::{
+    agent::{Event, Pause, Prompt, Response, RunOutcome, Status, TurnOutcome, UnstageReason},
+    message::{Content, Message, MessageId, Role, Usage},
+    provider::StopReason,
+    session::{SessionEvent, SessionSnapshot},
+    subscription::{EventId, Numbered},
+    tree::NodeId,
+};
+
+/// The part of the conversation that a response shows.
+#[derive(Clone, Debug, PartialEq)]
+pub(in crate::web) enum Follow {
+    /// The run of this prompt, from its start. The prompt may be staged first.
+    Prompt(MessageId),
+    /// The rest of a run that was paused in the snapshot. The client has the answer up to the pause.
+    Decisions,
+    /// The run that is active in the snapshot, from its start.
+    InFlight,
+    /// The run of this prompt, which has ended.
+    Ended(MessageId, RunOutcome),
+}
+
+#[derive(Debug)]
+enum Phase {
+    /// The message of the prompt has not been added yet.
+    Waiting(Option<MessageId>),
+    Running,
+    /// A turn is complete, and the run goes on.
+    BetweenTurns(Arc<Response>),
+    /// The run is paused. The pauses are complete if all events up to the one with this number are known.
+    Pausing {
+        pauses: Vec<Pause>,
+        until: Option<EventId>,
+    },
+    /// The run has ended. Its nodes follow.
+    Finishing(Box<Finish>),
+    Ended,
+}
+
+/// The last frame of a response.
+#[derive(Debug)]
+struct Finish {
+    reason: &'static str,
+    metadata: Value,
+}
+
+/// Turns a snapshot and the events after it into the frames of one response.
+///
+/// The frames of a response end with `finish` or `error`. The stream sends [`DONE`](super::DONE) after them.
+#[derive(Debug)]
+pub(in crate::web) struct Translator {
+    writer: Writer,
+    phase: Phase,
+    /// The id of the assistant's message. While the prompt is awaited, it is that of the message before.
+    answer: String,
+    /// The id of the last event that was translated.
+    last: EventId,
+    /// The usage of the complete turns of this response, and of the steps of the turn in flight.
+    usage: Usage,
+    steps: Usage,
+    /// Whether the response shows the turn in flight from its start, so that the sum of its steps is its usage.
+    is_whole: bool,
+    nodes: Vec<NodeId>,
+}
+
+impl Translator {
+    /// Starts a response, and returns the frames that the snapshot causes.
+    pub(in crate::web) fn begin(
+        settings: Settings,
+        snapshot: &SessionSnapshot,
+        follow: Follow,
+    ) -> (Self, Vec<Frame>) {
+        let tools = snapshot.agent.state.tools.iter().map(|tool| tool.name.clone());
+        let last = exchanges(snapshot).last().map(Exchange::answer_id);
+        let mut this = Self {
+            writer: Writer::new(settings, tools),
+            phase: Phase::Running,
+            answer: last.unwrap_or_else(|| answer_id("n-0")),
+            last: snapshot.last,
+            usage: Usage::default(),
+            steps: Usage::default(),
+            is_whole: false,
+            nodes: Vec::new(),
+        };
+        match follow {
+            Follow::Prompt(id) => this.phase = Phase::Waiting(Some(id)),
+            Follow::Decisions => this.continue_answer(snapshot),
+            Follow::InFlight if snapshot.agent.pending.is_empty() => this.phase = Phase::Waiting(None),
+            Follow::InFlight => this.replay(snapshot),
+            Follow::Ended(prompt, outcome) => this.replay_ended(snapshot, &prompt, &outcome),
+        }
+        let frames = this.writer.take();
+        (this, frames)
+    }
+
+    /// Returns whether the response is complete.
+    pub(in crate::web) fn is_ended(&self) -> bool {
+        matches!(self.phase, Phase::Ended)
+    }
+
+    /// Returns whether the run is paused, and the translator needs to know how many events the session has emitted.
+    /// The pauses of a step arrive one by one, and no event marks the last one.
+    pub(in crate::web) fn is_pausing(&self) -> bool {
+        matches!(self.phase, Phase::Pausing { until: None, .. })
+    }
+
+    /// Tells the id of the last event of the session, read after the translator started to pause.
+    pub(in crate::web) fn pause_until(&mut self, last: EventId) -> Vec<Frame> {
+        if let Phase::Pausing { until, .. } = &mut self.phase {
+            *until = Some(last);
+        }
+        self.settle();
+        self.writer.take()
+    }
+
+    /// Returns the last frames if the session has ended. If there are none, the response is incomplete, and its body
+    /// must fail.
+    pub(in crate::web) fn close(&mut self) -> Vec<Frame> {
+        self.flush();
+        self.writer.take()
+    }
+
+    /// Translates an event.
+    pub(in crate::web) fn event(&mut self, event: &Numbered<SessionEvent>) -> Vec<Frame> {
+        self.last = event.id;
+        match &*event.event {
+            SessionEvent::Agent(event) => self.agent_event(event),
+            SessionEvent::Tree(changes) => {
+                if !matches!(self.phase, Phase::Waiting(_)) {
+                    self.nodes.extend(changes.nodes.iter().map(crate::tree::Node::id));
+                }
+                self.flush();
+            }
+            SessionEvent::Title { title } if !self.is_ended() => {
+                self.writer.data("title", None, &json!({ "title": title }));
+            }
+            _ => {}
+        }
+        self.settle();
+        self.writer.take()
+    }
+
+    // ---- the beginning ----
+
+    fn start(&mut self) {
+        self.phase = Phase::Running;
+        self.writer.frame(json!({ "type": "start", "messageId": self.answer }));
+    }
+
+    /// Shows the answer in flight from its start.
+    fn replay(&mut self, snapshot: &SessionSnapshot) {
+        self.start();
+        if let Some(exchange) = exchanges(snapshot).last() {
+            replay_messages(&mut self.writer, exchange.rest.iter().map(|entry| &**entry.message));
+        }
+        let agent = &snapshot.agent;
+        if let Some(answer) = &agent.answer {
+            self.writer.step_start(agent.step, Some(answer.clone()));
+            for (index, block) in agent.partial.iter().enumerate() {
+                self.writer.partial(index, block);
+            }
+        }
+        if agent.status == Status::Paused {
+            self.phase = Phase::Pausing { pauses: agent.pauses.clone(), until: Some(snapshot.last) };
+            self.settle();
+        }
+    }
+
+    /// Notes what the client has, without sending it again.
+    fn continue_answer(&mut self, snapshot: &SessionSnapshot) {
+        self.start();
+        let agent = &snapshot.agent;
+        if let Some(answer) = &agent.answer {
+            self.writer.continue_step(agent.step, Some(answer.clone()));
+            for (index, block) in agent.partial.iter().enumerate() {
+                self.writer.continue_block(index, block);
+            }
+        } else if let Some(message) = agent.pending.last() {
+            message.content.iter().for_each(|block| self.writer.note(block));
+        }
+        agent.pauses.iter().for_each(|pause| self.writer.note_pause(pause));
+        if agent.status == Status::Paused {
+            // If no decision arrives, because only some of the uses were decided, the response ends at once.
+            self.phase = Phase::Pausing { pauses: agent.pauses.clone(), until: None };
+        }
+    }
+
+    /// Shows the end of a run.
+    fn replay_ended(&mut self, snapshot: &SessionSnapshot, prompt: &MessageId, outcome: &RunOutcome) {
+        let all = exchanges(snapshot);
+        let asked = |message: &Message| message.id.as_ref() == Some(prompt);
+        let found = all.iter().rfind(|exchange| exchange.prompt.is_some_and(|entry| asked(entry.message)));
+        let mut nodes = Vec::new();
+        if let Some(exchange) = found {
+            self.answer = exchange.answer_id();
+            nodes = exchange.rest.iter().filter_map(|entry| entry.node).map(crate::tree::Node::id).collect();
+        }
+        self.start();
+        if let Some(exchange) = found {
+            replay_messages(&mut self.writer, exchange.rest.iter().map(|entry| &**entry.message));
+        }
+        match outcome {
+            RunOutcome::Stopped { stop_reason } => {
+                self.writer.seal();
+                self.nodes = nodes;
+                let reason = self.reason(stop_reason);
+                self.end(reason, json!({ "stopReason": stop_reason.to_string() }));
+            }
+            RunOutcome::Cancelled => self.discarded("The run was cancelled."),
+            RunOutcome::Failed { failure } => self.error(&failure.to_string()),
+        }
+    }
+
+    // ---- events of the agent ----
+
+    fn agent_event(&mut self, event: &Event) {
+        match self.phase {
+            Phase::Ended => {}
+            Phase::Waiting(_) => self.await_prompt(event),
+            _ => self.run_event(event),
+        }
+    }
+
+    /// Processes an event before the message of the prompt.
+    fn await_prompt(&mut self, event: &Event) {
+        let Phase::Waiting(wanted) = &self.phase else { return };
+        let is_wanted = |id: Option<&MessageId>| match wanted {
+            Some(wanted) => id == Some(wanted),
+            None => true,
+        };
+        let is_carried = |staged: &[Arc<Prompt>]| {
+            let ids = staged.iter().filter_map(|prompt| prompt.id.clone().map(MessageId::from));
+            wanted.is_none() || ids.into_iter().any(|id| Some(&id) == wanted.as_ref())
+        };
+        match event {
+            Event::Message { message, .. } if message.role == Role::User => {
+                let is_wanted = is_wanted(message.id.as_ref());
+                if has_own_content(message) {
+                    self.answer = answer_id(&ui_id(message, None));
+                }
+                if is_wanted {
+                    self.start();
+                    self.is_whole = true;
+                    self.results(message);
+                }
+            }
+            Event::Unstaged { id, reason: UnstageReason::Withdrawn }
+                if wanted.as_ref() == Some(&MessageId::from(id.clone())) =>
+            {
+                self.discarded("The prompt was withdrawn.");
+            }
+            Event::Turn(TurnOutcome::Stop { staged, .. }) if is_carried(staged) => {
+                self.discarded("The run was interrupted before the prompt was used.");
+            }
+            Event::Cancelled { staged, .. } if is_carried(staged) => {
+                self.discarded("The run was cancelled before the prompt was used.");
+            }
+            Event::Error { failure, staged, .. } if is_carried(staged) => {
+                self.start();
+                self.error(&failure.to_string());
+            }
+            _ => {}
+        }
+    }
+
+    fn run_event(&mut self, event: &Event) {
+        match event {
+            Event::TextStart { index } => self.writer.text_start(*index),
+            Event::ThinkingStart { index } => self.writer.thinking_start(*index),
+            Event::TextDelta { index, delta } | Event::ThinkingDelta { index, delta } => {
+                self.writer.text_delta(*index, delta);
+            }
+            Event::TextEnd { index, content } => self.writer.text_end(*index, &content.text),
+            Event::ThinkingEnd { index, content } => self.writer.text_end(*index, &content.text),
+            Event::ToolUseStart { index, id, name } => self.writer.tool_start(*index, id, name),
+            Event::ToolUseDelta { index, delta } => self.writer.tool_delta(*index, delta),
+            Event::ToolUseEnd { index, content } => self.writer.tool_input(*index, content),
+            Event::Attachment { index, content } => self.writer.file(*index, content),
+            Event::ProviderItem { index, content } => self.writer.item(*index, content),
+            Event::StepStart { step, message_id } => self.writer.step_start(*step, Some(message_id.clone())),
+            Event::Message { message, .. } if message.role == Role::User => self.user_message(message),
+            Event::Step(response) => {
+                self.writer.step_end();
+                self.steps += response.usage;
+                if self.is_whole {
+                    let usage = self.usage + self.steps;
+                    let metadata = json!({ "usage": usage });
+                    self.writer.frame(json!({ "type": "message-metadata", "messageMetadata": metadata }));
+                }
+            }
+            Event::ToolProgress { tool_use_id, data } => self.writer.progress(tool_use_id, data),
+            Event::ToolResult { result, .. } => self.writer.result(result),
+            Event::Decided(decided) => {
+                if let Phase::Pausing { pauses, .. } = &mut self.phase {
+                    pauses.retain(|pause| pause.tool_use.id != decided.tool_use_id);
+                }
+                self.writer.decided(&decided.tool_use_id, &decided.decision);
+            }
+            Event::Status { status: Status::Paused } => {
+                self.phase = Phase::Pausing { pauses: Vec::new(), until: None };
+            }
+            Event::Status { status: Status::Busy } if matches!(self.phase, Phase::Pausing { .. }) => {
+                self.phase = Phase::Running;
+            }
+            Event::Pause(pause) => {
+                if let Phase::Pausing { pauses, .. } = &mut self.phase {
+                    pauses.retain(|other| other.tool_use.id != pause.tool_use.id);
+                    pauses.push(Pause::clone(pause));
+                }
+            }
+            Event::Retry { failure, delay, .. } => {
+                let delay = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
+                self.writer.retry(&json!({ "failure": failure.to_string(), "delay": delay }));
+            }
+            // The prompt of another message: this answer is complete.
+            Event::Unstaged { reason: UnstageReason::Taken, .. } => {
+                if let Phase::BetweenTurns(response) = &self.phase {
+                    let response = Arc::clone(response);
+                    self.turn_end(&response);
+                    self.flush();
+                }
+            }
+            Event::Turn(TurnOutcome::Continue { response }) => {
+                self.count_turn(response);
+                self.phase = Phase::BetweenTurns(Arc::clone(response));
+            }
+            Event::Turn(TurnOutcome::Stop { response, .. }) => {
+                self.count_turn(response);
+                self.turn_end(response);
+            }
+            Event::Cancelled { .. } => {
+                self.writer.close("The run was cancelled.");
+                self.writer.seal();
+                self.writer.step_end();
+                self.discarded("The run was cancelled.");
+            }
+            Event::Error { failure, .. } => {
+                self.writer.close("The run failed.");
+                self.writer.step_end();
+                self.error(&failure.to_string());
+            }
+            _ => {}
+        }
+    }
+
+    /// Processes a user message within a run: results of tools, a prompt that joined the turn, or a continuation.
+    fn user_message(&mut self, message: &Message) {
+        self.results(message);
+        if has_own_content(message) {
+            self.writer.steering(&ui_id(message, None), message);
+        }
+        self.phase = Phase::Running;
+    }
+
+    /// Writes the results in a user message, unless events have brought them.
+    fn results(&mut self, message: &Message) {
+        message.tool_results().for_each(|result| self.writer.result(result));
+        self.writer.step_over();
+    }
+
+    fn count_turn(&mut self, response: &Response) {
+        self.usage += response.usage;
+        self.steps = Usage::default();
+    }
+
+    // ---- the end ----
+
+    /// Ends the response if the run is paused and all pauses are known.
+    fn settle(&mut self) {
+        let Phase::Pausing { pauses, until: Some(until) } = &self.phase else { return };
+        let is_complete = until.incarnation != self.last.incarnation || self.last.number >= until.number;
+        if is_complete {
+            let pauses = pauses.clone();
+            self.writer.pauses(&pauses);
+            self.writer.step_end();
+            self.end("tool-calls", json!({ "paused": true }));
+        }
+    }
+
+    fn turn_end(&mut self, response: &Response) {
+        response.decided.iter().for_each(|result| self.writer.result(result));
+        let reason = self.reason(&response.stop_reason);
+        if response.open_tool_uses.is_empty() {
+            self.writer.close("The run ended without a result of the tool.");
+            self.writer.seal();
+        }
+        self.writer.step_end();
+        let mut metadata = json!({ "usage": self.usage, "stopReason": response.stop_reason.to_string() });
+        if let Some(cost) = self.usage.cost {
+            metadata["cost"] = cost.into();
+        }
+        self.phase = Phase::Finishing(Box::new(Finish { reason, metadata }));
+    }
+
+    fn reason(&self, reason: &StopReason) -> &'static str {
+        match reason {
+            StopReason::Stop | StopReason::StopSequence => "stop",
+            StopReason::Length | StopReason::ContextLength => "length",
+            StopReason::Refusal => "content-filter",
+            StopReason::ToolUse => "tool-calls",
+            StopReason::Interrupted if self.writer.settings.level == Level::Seven => "interrupted",
+            _ => "other",
+        }
+    }
+
+    /// Sends the last frame of a run that has ended.
+    fn flush(&mut self) {
+        if let Phase::Finishing(finish) = &mut self.phase {
+            let (reason, metadata) = (finish.reason, finish.metadata.take());
+            self.end(reason, metadata);
+        }
+    }
+
+    fn end(&mut self, reason: &str, mut metadata: Value) {
+        if !self.nodes.is_empty() {
+            metadata["nodes"] = json!(self.nodes);
+        }
+        self.writer.frame(json!({ "type": "finish", "finishReason": reason, "messageMetadata": metadata }));
+        self.phase = Phase::Ended;
+    }
+
+    /// Ends a response whose messages are not part of the history.
+    fn discarded(&mut self, reason: &str) {
+        if matches!(self.phase, Phase::Waiting(_)) {
+            self.start();
+        }
+        self.writer.frame(json!({ "type": "abort", "reason": reason }));
+        self.nodes.clear();
+        self.end("other", json!({ "discarded": true }));
+    }
+
+    fn error(&mut self, text: &str) {
+        self.writer.frame(json!({ "type": "error", "errorText": text }));
+        self.phase = Phase::Ended;
+    }
+}
+
+/// Writes whole messages of an answer: each assistant message is a step.
+pub(super) fn replay_messages<'a>(writer: &mut Writer, messages: impl Iterator<Item = &'a Message>) {
+    let mut step = 0;
+    for message in messages {
+        if message.role == Role::Assistant {
+            step += 1;
+            writer.step_start(step, message.id.clone());
+            message.content.iter().enumerate().for_each(|(index, block)| writer.block(index, block));
+            writer.step_end();
+            // The results that were decided when the other uses of the step were left open.
+            let decided = message.tool_uses().filter_map(|tool_use| tool_use.decided.as_deref());
+            decided.for_each(|result| writer.result(result));
+        } else {
+            message.tool_results().for_each(|result| writer.result(result));
+            writer.step_over();
+            let is_joined = message.tool_results().next().is_none();
+            if is_joined && message.content.iter().any(|block| !matches!(block, Content::ToolResult(_))) {
+                writer.steering(&ui_id(message, None), message);
+            }
+        }
+    }
+}

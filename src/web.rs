@@ -78,6 +78,7 @@
 
 mod access;
 mod ag_ui;
+mod ai_sdk;
 mod client_ids;
 mod feed;
 mod gate;
@@ -86,7 +87,6 @@ mod problem;
 mod requests;
 mod routes;
 mod streams;
-#[expect(dead_code, reason = "the routes follow")]
 mod ui_messages;
 mod view;
 
@@ -208,6 +208,21 @@ impl Web {
     /// Returns the router with the native routes.
     pub fn router(&self) -> Router {
         routes::router(self)
+    }
+
+    /// Returns the router with the routes of the AI SDK. If it is nested at `/api`, `useChat` finds it without further
+    /// settings. A conversation is created with the native routes first, and its id is the id of the chat.
+    ///
+    /// The routes speak the protocol of `ai` 7. A client with `ai` 6 adds `?ui=6` to the address of the chat.
+    ///
+    /// | route | purpose |
+    /// | --- | --- |
+    /// | `POST /chat` | sends a message, an edit, decisions or results, or answers again; responds with the stream |
+    /// | `GET /chat/{id}/stream` | the answer that is streaming, from its start; 204 if there is none |
+    /// | `GET /chat/{id}/messages` | the messages that a page loads |
+    /// | `POST /chat/{id}/stop?discard=` | stops the run and keeps its text, or discards the run |
+    pub fn ai_sdk(&self) -> Router {
+        ai_sdk::router(self)
     }
 
     /// Returns the methods and paths of the native routes, for documents, metrics and tests.

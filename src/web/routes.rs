@@ -123,7 +123,7 @@ fn finish(router: Router, web: &Web) -> Router {
         .layer(middleware::from_fn_with_state(web.clone(), guard))
 }
 
-fn json(value: &impl Serialize) -> Response {
+pub(super) fn json(value: &impl Serialize) -> Response {
     document(serde_json::to_string(value).unwrap_or_default())
 }
 
@@ -245,7 +245,7 @@ async fn command(mut call: Call) -> Result<Response, Problem> {
     Ok(json(&answer))
 }
 
-async fn decide(mut call: Call) -> Result<Response, Problem> {
+pub(super) async fn decide(mut call: Call) -> Result<Response, Problem> {
     let DecisionRequest { turn, tool_use, decision } = call.json(call.web.0.limits.command_body).await?;
     // A conversation that is not open has no tool use that waits for a decision.
     let Some(session) = call.web.0.manager.get(call.id()?) else {

@@ -22,7 +22,6 @@ mod writer;
 #[cfg(test)]
 mod tests;
 
-#[expect(unused_imports, reason = "the routes follow")]
 pub(super) use self::{
     list::messages,
     request::{Plan, Post, Refusal, read},

@@ -32,8 +32,8 @@ use crate::{
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct View {
-    everything: bool,
-    inline_files: bool,
+    pub(super) everything: bool,
+    pub(super) inline_files: bool,
 }
 
 /// The schema that stands for a hidden schema: any value.

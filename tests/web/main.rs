@@ -4,6 +4,8 @@
 
 mod access;
 mod ag_ui;
+mod ai_sdk;
+mod ai_sdk_routes;
 mod bad_input;
 mod routes;
 mod streams;

@@ -98,7 +98,7 @@ impl App {
             Ok::<_, Problem>(OpenOptions::new(agent))
         };
         let web = set_up(Web::builder(manager.clone(), Users, agents)).build();
-        let router = Router::new().nest("/agent", web.router());
+        let router = Router::new().nest("/agent", web.router()).nest("/api", web.ai_sdk());
         Self { manager, web, provider, router }
     }
 

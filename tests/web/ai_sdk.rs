@@ -1,0 +1,162 @@
+//! The routes of the AI SDK, with the `Chat` class of both versions in Node.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use axum::{Router, http::StatusCode, routing::post};
+use omni_agent::{
+    agent::Agent,
+    async_trait,
+    manager::{Manager, OpenOptions, Titles},
+    message::Role,
+    provider::{ErrorKind, Part, ProviderError, Request},
+    schemars::{self, JsonSchema},
+    store::{Labels, MemoryStore},
+    testing::{Gate, ScriptedProvider, Step},
+    tool::{Tool, ToolContext, declared_tool, tool_fn},
+    web::{Access, Challenge, Principal, Problem, StartRequest, Web},
+};
+use serde::Deserialize;
+use serde_json::json;
+use tokio::net::TcpListener;
+
+struct OneUser;
+
+#[async_trait]
+impl Access for OneUser {
+    async fn principal(&self, _: &axum::http::request::Parts) -> Result<Principal, Challenge> {
+        Ok(Principal::new("ann", Labels::new([("user", "ann")]).unwrap()).unwrap())
+    }
+}
+
+#[derive(Deserialize, JsonSchema)]
+struct Zone {
+    zone: String,
+}
+
+/// Returns the answer to the last prompt, which names a scenario of `js/ai_sdk/test.mjs`.
+fn answer(request: &Request, gate: &Gate, answers: &mut u32) -> Step {
+    *answers += 1;
+    let last = request.history.last().expect("a prompt");
+    if last.tool_results().next().is_some() {
+        return Step::text("Done.");
+    }
+    assert_eq!(last.role, Role::User);
+    let zone = json!({ "zone": "UTC" });
+    match last.text().as_str() {
+        "hello" => Step::new().then_text(["Hello", ", ", "world."]).stop(),
+        "think" => Step::new().then_thinking("Hmm.", "signed").then_text(["Yes."]).stop(),
+        "clock" => Step::tool_use("c1", "clock", zone),
+        "locate" => Step::tool_use("l1", "locate", zone),
+        "delete" => {
+            let step = Step::new().then_tool_use("d1", "delete", zone.clone());
+            step.then_tool_use("c1", "clock", zone.clone()).then_tool_use("d2", "delete", zone).stop()
+        }
+        "fail once" => Step::error(ProviderError::new(ErrorKind::Auth, "no key")),
+        "slow" => Step::new().then_text(["One "]).gate(gate).more(Part::Text("two.".to_owned())).stop(),
+        "count" => Step::text(format!("Answer {answers}.")),
+        other => panic!("no answer to `{other}`"),
+    }
+}
+
+fn app(gate: &Gate) -> Router {
+    let (for_answers, mut answers, mut has_failed) = (gate.clone(), 0, false);
+    let provider = ScriptedProvider::from_fn(move |request| {
+        let fails = request.history.last().is_some_and(|last| last.text() == "fail once");
+        if fails && std::mem::replace(&mut has_failed, fails) {
+            has_failed = false;
+            return Step::text("Repaired.");
+        }
+        answer(request, &for_answers, &mut answers)
+    });
+    let model = provider.model();
+    let agents = move |_: &Principal, _: &StartRequest| {
+        let clock = tool_fn("clock", "Tells the time.", |input: Zone, context: ToolContext| async move {
+            context.progress(json!({ "zone": input.zone })).await;
+            Ok(json!({ "time": "12:00" }).to_string())
+        });
+        let delete = tool_fn("delete", "Deletes a file.", |input: Zone, _| async move {
+            Ok(format!("deleted {}", input.zone))
+        });
+        let agent = Agent::builder().model(model.clone()).tool(clock).tool(delete.needs_approval());
+        let agent = agent.tool(declared_tool::<Zone>("locate", "Finds the user."));
+        Ok::<_, Problem>(OpenOptions::new(agent))
+    };
+    let manager = Manager::builder(MemoryStore::new()).titles(Titles::Off).build();
+    let web = Web::builder(manager, OneUser, agents).build();
+    let gate = gate.clone();
+    let open = move || {
+        gate.open();
+        async { StatusCode::NO_CONTENT }
+    };
+    Router::new().nest("/agent", web.router()).nest("/api", web.ai_sdk()).route("/gate", post(open))
+}
+
+/// Installs the packages of a version under `target/`, and returns their folder. Returns the reason if it cannot.
+fn install(version: &str) -> Result<PathBuf, String> {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/web/js/ai_sdk").join(version);
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("ai_sdk_{version}"));
+    fs::create_dir_all(&folder).unwrap();
+    for file in ["package.json", "package-lock.json"] {
+        fs::copy(source.join(file), folder.join(file)).unwrap();
+    }
+    if folder.join("node_modules/node/bin/node").exists() {
+        return Ok(folder);
+    }
+    let mut npm = Command::new("npm");
+    npm.args(["ci", "--no-audit", "--no-fund"]).current_dir(&folder);
+    let output = npm.output().map_err(|error| format!("npm cannot be run: {error}"))?;
+    if output.status.success() {
+        Ok(folder)
+    } else {
+        Err(format!("npm failed: {}", String::from_utf8_lossy(&output.stderr)))
+    }
+}
+
+/// Binds a free port below those that the system gives to outgoing connections.
+async fn listen() -> TcpListener {
+    let first = 20_000 + u16::try_from(std::process::id() % 10_000).unwrap();
+    for port in first.. {
+        if let Ok(listener) = TcpListener::bind(("127.0.0.1", port)).await {
+            return listener;
+        }
+    }
+    unreachable!("a port is free");
+}
+
+async fn drive(version: &'static str) {
+    let folder = match install(version) {
+        Ok(folder) => folder,
+        Err(reason) => {
+            assert!(std::env::var_os("CI").is_none(), "in CI, this test must run: {reason}");
+            eprintln!("skipped: {reason}");
+            return;
+        }
+    };
+    let listener = listen().await;
+    let address = listener.local_addr().unwrap();
+    let app = app(&Gate::new());
+    let server = tokio::spawn(async move { axum::serve(listener, app).await });
+    let mut node = tokio::process::Command::new(folder.join("node_modules/node/bin/node"));
+    node.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/web/js/ai_sdk/test.mjs"));
+    node.env("OMNI_SERVER", format!("http://{address}"));
+    node.env("OMNI_MODULES", &folder).env("OMNI_LEVEL", version).kill_on_drop(true);
+    let output = node.output().await.unwrap();
+    server.abort();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    println!("{text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn chat_of_version_six_works_with_the_routes() {
+    drive("6").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn chat_of_version_seven_works_with_the_routes() {
+    drive("7").await;
+}

@@ -1,0 +1,146 @@
+//! The routes of the AI SDK: access, refusals and the form of the stream.
+
+use axum::{
+    body::Body,
+    http::{Method, StatusCode, header},
+};
+use omni_agent::testing::{Gate, Step};
+use serde_json::{Value, json};
+
+use crate::support::{App, request};
+
+fn submit(id: &str, text: &str) -> Value {
+    let message = json!({ "id": "u1", "role": "user", "parts": [{ "type": "text", "text": text }] });
+    json!({ "id": id, "trigger": "submit-message", "messages": [message] })
+}
+
+/// All routes, for this conversation.
+fn requests(user: &str, id: &str) -> Vec<axum::http::Request<Body>> {
+    let get = |path: &str| request(Method::GET, user, path, None);
+    let decision =
+        json!({ "turn": "00112233445566778899aabbccddeeff", "tool_use": "t1", "decision": "execute" });
+    vec![
+        request(Method::POST, user, "/api/chat", Some(submit(id, "Hi"))),
+        get(&format!("/api/chat/{id}/stream")),
+        get(&format!("/api/chat/{id}/messages")),
+        get(&format!("/api/chat/{id}/files/u1/0")),
+        request(Method::POST, user, &format!("/api/chat/{id}/stop"), None),
+        request(Method::POST, user, &format!("/api/chat/{id}/decisions"), Some(decision)),
+    ]
+}
+
+#[tokio::test]
+async fn stranger_gets_the_answer_of_an_absent_conversation() {
+    let app = App::new([]);
+    let id = app.create("ann").await;
+    for (known, absent) in requests("bob", &id).into_iter().zip(requests("bob", "absent")) {
+        let path = known.uri().clone();
+        let (known, absent) = (app.answer(known).await, app.answer(absent).await);
+        assert_eq!((known.status, &known.text), (absent.status, &absent.text), "{path}");
+        assert_eq!(known.code(), "not-found", "{path}");
+    }
+    for request in requests("", &id) {
+        assert_eq!(app.answer(request).await.status, StatusCode::UNAUTHORIZED);
+    }
+    assert_eq!(app.get("ann", &format!("/api/chat/{id}/messages")).await.json(), json!([]));
+}
+
+#[tokio::test]
+async fn principal_that_may_only_read_cannot_act() {
+    let app = App::new([]);
+    let id = app.create("ann").await;
+    for request in requests("reader", &id) {
+        let (method, path) = (request.method().clone(), request.uri().clone());
+        let answer = app.answer(request).await;
+        if method == Method::POST || path.path().ends_with("/stream") {
+            assert_eq!(answer.code(), "forbidden", "{path}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn stream_ends_with_done_and_has_the_headers_of_the_protocol() {
+    let app = App::new([Step::text("Hello.")]);
+    let id = app.create("ann").await;
+    let answer = app.post("ann", "/api/chat", submit(&id, "Hi")).await;
+    assert_eq!(answer.header("x-vercel-ai-ui-message-stream"), Some("v1"));
+    assert_eq!(answer.header("content-type"), Some("text/event-stream"));
+    assert_eq!(answer.header("cache-control"), Some("no-cache"));
+    let frames: Vec<_> = answer.text.split("\n\n").filter(|frame| !frame.is_empty()).collect();
+    assert!(frames[0].starts_with(r#"data: {"type":"start","messageId":"a-u1"}"#), "{}", frames[0]);
+    assert_eq!(frames.last(), Some(&"data: [DONE]"));
+    let list = app.get("ann", &format!("/api/chat/{id}/messages?ui=6")).await.json();
+    assert_eq!(list[1]["parts"][1]["text"], "Hello.");
+}
+
+#[tokio::test]
+async fn unusable_request_is_refused() {
+    let app = App::new([]);
+    let id = app.create("ann").await;
+    let level = app.get("ann", &format!("/api/chat/{id}/messages?ui=5")).await;
+    assert_eq!((level.status, level.code()), (StatusCode::BAD_REQUEST, "invalid-query".to_owned()));
+    for body in [json!({}), json!({ "id": id, "trigger": "other", "messages": [] }), json!([])] {
+        assert_eq!(app.post("ann", "/api/chat", body).await.code(), "invalid-body");
+    }
+    let mut empty = submit(&id, "Hi");
+    empty["messages"] = json!([]);
+    assert_eq!(app.post("ann", "/api/chat", empty).await.code(), "invalid-body");
+    let blank = app.post("ann", "/api/chat", submit(&id, " ")).await;
+    assert_eq!(blank.code(), "empty-prompt");
+    let mut form = request(Method::POST, "ann", "/api/chat", Some(submit(&id, "Hi")));
+    form.headers_mut().insert(header::CONTENT_TYPE, "text/plain".parse().unwrap());
+    assert_eq!(app.answer(form).await.status, StatusCode::UNSUPPORTED_MEDIA_TYPE);
+    assert_eq!(app.provider.requests().len(), 0);
+}
+
+#[tokio::test]
+async fn approval_that_nobody_waits_for_is_stale() {
+    let app = App::new([Step::text("Hello.")]);
+    let id = app.create("ann").await;
+    app.post("ann", "/api/chat", submit(&id, "Hi")).await;
+    let part = json!({ "type": "tool-lookup", "toolCallId": "t1", "state": "approval-responded",
+                       "approval": { "id": "t1", "approved": true } });
+    let message = json!({ "id": "a-u1", "role": "assistant", "parts": [part] });
+    let body = json!({ "id": id, "trigger": "submit-message", "messageId": "a-u1", "messages": [message] });
+    let answer = app.post("ann", "/api/chat", body).await;
+    assert_eq!((answer.status, answer.code()), (StatusCode::CONFLICT, "stale-decision".to_owned()));
+}
+
+#[tokio::test]
+async fn idle_conversation_has_no_stream_and_nothing_to_stop() {
+    let app = App::new([]);
+    let id = app.create("ann").await;
+    assert_eq!(app.get("ann", &format!("/api/chat/{id}/stream")).await.status, StatusCode::NO_CONTENT);
+    let stop = request(Method::POST, "ann", &format!("/api/chat/{id}/stop"), None);
+    assert_eq!(app.answer(stop).await.status, StatusCode::NO_CONTENT);
+}
+
+#[tokio::test]
+async fn draining_refuses_new_runs_and_lets_running_streams_end() {
+    let gate = Gate::new();
+    let app = App::new([Step::new().then_text(["One."]).gate(&gate).stop()]);
+    let id = app.create("ann").await;
+    let first = app.send(request(Method::POST, "ann", "/api/chat", Some(submit(&id, "Hi")))).await;
+    gate.reached().await;
+    app.web.drain();
+    let mut second = submit(&id, "And?");
+    second["messages"][0]["id"] = "u2".into();
+    assert_eq!(app.post("ann", "/api/chat", second).await.code(), "draining");
+    gate.open();
+    let body = axum::body::to_bytes(first.into_body(), 1 << 20).await.unwrap();
+    assert!(body.ends_with(b"data: [DONE]\n\n"));
+}
+
+#[tokio::test]
+async fn dropped_response_leaves_the_run_running() {
+    let gate = Gate::new();
+    let app = App::new([Step::new().then_text(["One."]).gate(&gate).stop()]);
+    let id = app.create("ann").await;
+    let response = app.send(request(Method::POST, "ann", "/api/chat", Some(submit(&id, "Hi")))).await;
+    gate.reached().await;
+    drop(response);
+    gate.open();
+    app.idle(&id).await;
+    let list = app.get("ann", &format!("/api/chat/{id}/messages")).await.json();
+    assert_eq!(list[1]["parts"][1]["text"], "One.");
+}

@@ -221,6 +221,19 @@ impl Web {
     /// | `GET /chat/{id}/stream` | the answer that is streaming, from its start; 204 if there is none |
     /// | `GET /chat/{id}/messages` | the messages that a page loads |
     /// | `POST /chat/{id}/stop?discard=` | stops the run and keeps its text, or discards the run |
+    ///
+    /// The stop button calls the last route, because leaving a stream never stops a run. The response then ends by itself.
+    ///
+    /// Version 7 sends decisions about tools by itself with `lastAssistantMessageIsCompleteWithApprovalResponses`. Version 6
+    /// has no frame for tools that run without a decision, so it needs another condition:
+    ///
+    /// ```js
+    /// const sendAutomaticallyWhen = ({ messages }) => {
+    ///   const parts = messages.at(-1)?.parts ?? [];
+    ///   return parts.some(part => part.state === 'approval-responded')
+    ///     && !parts.some(part => part.state === 'approval-requested');
+    /// };
+    /// ```
     pub fn ai_sdk(&self) -> Router {
         ai_sdk::router(self)
     }

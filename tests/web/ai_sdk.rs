@@ -127,13 +127,17 @@ async fn listen() -> TcpListener {
     unreachable!("a port is free");
 }
 
+#[expect(clippy::print_stderr, reason = "a skipped test prints the reason")]
+fn skipped(reason: &str) {
+    eprintln!("skipped: {reason}");
+}
+
 async fn drive(version: &'static str) {
     let folder = match install(version) {
         Ok(folder) => folder,
         Err(reason) => {
             assert!(std::env::var_os("CI").is_none(), "in CI, this test must run: {reason}");
-            eprintln!("skipped: {reason}");
-            return;
+            return skipped(&reason);
         }
     };
     let listener = listen().await;
@@ -148,7 +152,6 @@ async fn drive(version: &'static str) {
     server.abort();
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
-    println!("{text}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

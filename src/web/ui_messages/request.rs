@@ -268,7 +268,7 @@ impl<'a> Reader<'a> {
             match found {
                 Some(index) if index + 1 == self.exchanges.len() => return Ok(Place::Head),
                 Some(index) => {
-                    // Behind an exchange that is not the last one, the path goes on. So the exchange is committed.
+                    // Only the last exchange can be without a node, because the others are committed.
                     let node = self.exchanges[index].last_node();
                     return node.map(Place::Below).ok_or(Refusal::Diverged);
                 }

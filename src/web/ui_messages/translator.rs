@@ -36,7 +36,7 @@ enum Phase {
     /// The message of the prompt has not been added yet.
     Waiting(Option<MessageId>),
     Running,
-    /// A turn is complete, and the run goes on.
+    /// A turn is complete, and the run continues.
     BetweenTurns(Arc<Response>),
     /// The run is paused. The pauses are complete if all events up to the one with this number are known.
     Pausing {
@@ -115,7 +115,8 @@ impl Translator {
         matches!(self.phase, Phase::Pausing { until: None, .. })
     }
 
-    /// Tells the id of the last event of the session, read after the translator started to pause.
+    /// Takes the id of the session's last event, read after the translator started to pause. Returns the last frames if
+    /// no more events are needed.
     pub(in crate::web) fn pause_until(&mut self, last: EventId) -> Vec<Frame> {
         if let Phase::Pausing { until, .. } = &mut self.phase {
             *until = Some(last);

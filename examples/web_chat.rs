@@ -97,7 +97,10 @@ async fn serve() -> Result<(), Box<dyn Error>> {
 
     println!("http://{address}/");
     if picked.value(&STORE).is_none() && !is_check {
-        eprintln!("{}", support::dim("[conversations are kept in memory; --store DIR keeps them in a folder]"));
+        eprintln!(
+            "{}",
+            support::dim("[conversations are kept in memory; --store DIR keeps them in a folder]")
+        );
     }
     let stop = {
         let (web, manager) = (web.clone(), manager.clone());
@@ -144,6 +147,8 @@ fn offered(selected: &Model) -> Vec<Model> {
     let others = ["anthropic:claude-sonnet-5", "anthropic:claude-opus-5", "openai:gpt-5.2", "demo:parrot"];
     let others = others.into_iter().filter_map(|name| support::model_named(name).ok());
     let mut models = vec![selected.clone()];
-    models.extend(others.filter(|model| model.name() != selected.name() && support::missing_key(model).is_none()));
+    models.extend(
+        others.filter(|model| model.name() != selected.name() && support::missing_key(model).is_none()),
+    );
     models
 }

@@ -19,7 +19,8 @@ async fn converse(address: SocketAddr) -> Result<(), Box<dyn Error>> {
     if !page.contains("<title>Chat</title>") {
         return Err("the page is missing".into());
     }
-    let created: Value = serde_json::from_str(&exchange(address, "POST", "/agent/conversations", Some(json!({}))).await?)?;
+    let created: Value =
+        serde_json::from_str(&exchange(address, "POST", "/agent/conversations", Some(json!({}))).await?)?;
     let id = created["id"].as_str().ok_or("the conversation has no id")?;
     let mut events = send(address, "GET", &format!("/agent/conversations/{id}/events"), None).await?;
     let prompt = json!({ "type": "prompt", "prompt": { "content": [{ "type": "text", "text": "Hello" }] } });
@@ -43,7 +44,12 @@ async fn converse(address: SocketAddr) -> Result<(), Box<dyn Error>> {
 }
 
 /// Sends a request and returns the body of the response.
-async fn exchange(address: SocketAddr, method: &str, path: &str, body: Option<Value>) -> Result<String, Box<dyn Error>> {
+async fn exchange(
+    address: SocketAddr,
+    method: &str,
+    path: &str,
+    body: Option<Value>,
+) -> Result<String, Box<dyn Error>> {
     let mut stream = send(address, method, path, body).await?;
     let mut response = String::new();
     stream.read_to_string(&mut response).await?;
@@ -54,7 +60,12 @@ async fn exchange(address: SocketAddr, method: &str, path: &str, body: Option<Va
     Ok(body.to_owned())
 }
 
-async fn send(address: SocketAddr, method: &str, path: &str, body: Option<Value>) -> Result<TcpStream, Box<dyn Error>> {
+async fn send(
+    address: SocketAddr,
+    method: &str,
+    path: &str,
+    body: Option<Value>,
+) -> Result<TcpStream, Box<dyn Error>> {
     let body = body.map(|body| body.to_string()).unwrap_or_default();
     let length = body.len();
     let mut stream = TcpStream::connect(address).await?;

@@ -13,7 +13,8 @@ use serde_json::json;
 
 /// Adds the tools to an agent.
 pub fn add_to(agent: AgentBuilder) -> AgentBuilder {
-    let measure = tool_fn("measure_temperature", "Measures the temperature in a city. The result is made up.", measure);
+    let measure =
+        tool_fn("measure_temperature", "Measures the temperature in a city. The result is made up.", measure);
     let paint = tool_fn("paint_picture", "Paints a small picture of a subject.", paint);
     agent.tool(measure).tool(send_mail()).tool(paint)
 }

@@ -45,7 +45,7 @@ pub(super) fn all() -> [Route; 6] {
 }
 
 pub(super) fn router(web: &Web) -> Router {
-    routes::build(web, all())
+    routes::router_of(all(), web)
 }
 
 /// The query of all routes.
@@ -82,7 +82,7 @@ fn settings(call: &Call) -> Result<Settings, Problem> {
 async fn post(mut call: Call) -> Result<Response, Problem> {
     let post: Post = call.json(call.web.0.limits.command_body).await?;
     let id = ConversationId::new(post.id.as_str()).map_err(|error| Problem::invalid_id(&error))?;
-    call.choose(id, Action::Prompt).await?;
+    call.enter(id, Action::Prompt).await?;
     let settings = settings(&call)?;
     let place = call.web.0.streams.enter(&call.principal, &call.web.0.limits)?;
     let (session, updates, snapshot) = subscribe(&call).await?;

@@ -83,9 +83,9 @@ pub(super) fn router(web: &Web) -> Router {
 }
 
 /// Returns a router with these routes.
-pub(super) fn router_of(routes: impl IntoIterator<Item = Route>, web: &Web) -> Router {
+pub(super) fn router_of(table: impl IntoIterator<Item = Route>, web: &Web) -> Router {
     let mut router = Router::new();
-    for route in routes {
+    for route in table {
         router = router.route(route.path, on(filter(&route.method), handler(web.clone(), &route)));
     }
     finish(router, web)

@@ -345,8 +345,8 @@ impl Lens {
     }
 }
 
-/// Encodes a segment of a URL's path.
-fn encoded(segment: &str) -> String {
+/// Encodes a segment of a URL's path. A dot is encoded, too, because `.` and `..` have a meaning in a path.
+pub(super) fn encoded(segment: &str) -> String {
     let mut encoded = String::with_capacity(segment.len());
     for byte in segment.bytes() {
         if byte.is_ascii_alphanumeric() || b"-_~".contains(&byte) {

@@ -6,7 +6,6 @@ use serde_json::Value;
 use super::{
     Follow, Settings,
     exchange::{Exchange, base_id, exchanges, ui_id, version_id},
-    writer::segment,
 };
 use crate::{
     agent::{Prompt, PromptId, RunOutcome, Status},
@@ -18,6 +17,7 @@ use crate::{
     session::{SessionCommand, SessionSnapshot},
     tool::Decision,
     tree::NodeId,
+    web::view::encoded,
 };
 
 /// The body of a posted request. Other fields are ignored, because applications may add their own.
@@ -357,7 +357,7 @@ impl<'a> Reader<'a> {
     fn stored_file(&self, url: &str) -> Option<Attachment> {
         let path = url.strip_prefix(self.settings.conversation.as_deref()?)?.strip_prefix("/files/")?;
         let (message, block) = path.split_once('/')?;
-        let is_it = |found: &Message| found.id.as_ref().is_some_and(|id| segment(&id.to_string()) == message);
+        let is_it = |found: &Message| found.id.as_ref().is_some_and(|id| encoded(&id.to_string()) == message);
         let found = self.snapshot.messages().find(|found| is_it(found))?;
         match found.content.get(block.parse::<usize>().ok()?)? {
             Content::Attachment(file) => Some(file.clone()),

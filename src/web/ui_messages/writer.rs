@@ -3,7 +3,7 @@
 mod approvals;
 mod content;
 
-pub(super) use content::{segment, user_parts};
+pub(super) use content::user_parts;
 
 use std::collections::{BTreeMap, HashSet};
 

@@ -4,7 +4,10 @@ use serde_json::{Value, json};
 
 use crate::{
     message::{Attachment, Content, Message, MessageId, ResultBlock, Source, ToolResult},
-    web::ui_messages::{LARGE_FILE, Settings},
+    web::{
+        ui_messages::{LARGE_FILE, Settings},
+        view::encoded,
+    },
 };
 
 /// Returns the parts of a user message. Results of tools are not part of it.
@@ -59,24 +62,8 @@ pub(super) fn file_url(
         (Source::Base64 { data }, Some(conversation), Some(message))
             if data.len() > LARGE_FILE && !settings.inline_files =>
         {
-            format!("{conversation}/files/{}/{index}", segment(&message.to_string()))
+            format!("{conversation}/files/{}/{index}", encoded(&message.to_string()))
         }
         _ => inline_url(file),
     }
-}
-
-/// Returns the text as a segment of a path.
-pub(in crate::web::ui_messages) fn segment(text: &str) -> String {
-    let mut segment = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        if byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte) {
-            segment.push(char::from(byte));
-        } else {
-            segment.push('%');
-            for half in [byte >> 4, byte & 15] {
-                segment.push(char::from(b"0123456789ABCDEF"[usize::from(half)]));
-            }
-        }
-    }
-    segment
 }

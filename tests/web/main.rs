@@ -7,6 +7,9 @@ mod ag_ui;
 mod ai_sdk;
 mod ai_sdk_routes;
 mod bad_input;
+mod page;
 mod routes;
+#[path = "../support/skip.rs"]
+mod skip;
 mod streams;
 mod support;

@@ -644,7 +644,7 @@ function applySession(snapshot, event) {
       break;
     }
     case "tree":
-      applyChanges(snapshot.tree, event);
+      applyChanges(snapshot.tree, /** @type {any} */ (event));
       snapshot.unsaved.push(...event.nodes.map((/** @type {Node} */ node) => node.id));
       break;
     case "title":
@@ -655,7 +655,7 @@ function applySession(snapshot, event) {
       else delete snapshot.labels;
       break;
     case "erased":
-      applyErased(snapshot.tree, event);
+      applyErased(snapshot.tree, /** @type {any} */ (event));
       break;
     case "usage":
       addUsage(snapshot, event.usage);

@@ -469,7 +469,7 @@ await step("the keyboard is enough", async (made) => {
   await idle(page);
   assert.equal((await texts(page, ".message.user .plain"))[0], "count to 400\nplease");
   const reached = new Set();
-  for (let press = 0; press < 40; press += 1) {
+  for (let press = 0; press < 200; press += 1) {
     await page.keyboard.press("Tab");
     reached.add(await page.evaluate(() => document.activeElement?.getAttribute("aria-label") ?? document.activeElement?.id));
   }

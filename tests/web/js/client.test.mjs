@@ -1,0 +1,202 @@
+// Tests of `client.js`: the fold against recordings of the crate, the reader of server-sent events, the reconnection,
+// and the vendored lexer.
+
+import assert from "node:assert/strict";
+import { createHash } from "node:crypto";
+import { readFileSync } from "node:fs";
+import test from "node:test";
+
+import { Client, ProblemError, fold, foldList, frames, pathOf } from "../../../examples/web_chat/page/client.js";
+
+const recordings = process.env.OMNI_RECORDINGS ? JSON.parse(readFileSync(process.env.OMNI_RECORDINGS, "utf8")) : [];
+
+for (const { name, before, steps } of recordings) {
+  test(`fold_${name}_equals_the_snapshot_after_each_update`, () => {
+    let snapshot = before;
+    assert.ok(steps.length > 10);
+    for (const [index, { update, after }] of steps.entries()) {
+      snapshot = fold(snapshot, structuredClone(update));
+      // Costs are sums of decimal fractions, which both sides add in the same order.
+      assert.deepEqual(snapshot, after, `update ${index}: ${JSON.stringify(update).slice(0, 300)}`);
+    }
+  });
+
+  test(`fold_${name}_twice_changes_nothing`, () => {
+    let snapshot = structuredClone(steps.at(-1).after);
+    for (const { update } of steps) snapshot = fold(snapshot, update);
+    assert.deepEqual(snapshot, steps.at(-1).after);
+  });
+
+  test(`fold_${name}_with_a_missing_update_fails`, () => {
+    const snapshot = structuredClone(steps[0].after);
+    assert.throws(() => fold(snapshot, steps[2].update));
+  });
+}
+
+test("fold_of_the_list_applies_all_events", () => {
+  const session = (id) => ({ id, title: null, activity: "idle" });
+  let list = foldList(null, { type: "resync", snapshot: { last: "a-1", open: [session("x")], waiting: [] } });
+  const events = [
+    { type: "waiting", id: "y" }, { type: "opened", session: session("y") }, { type: "status", id: "y", activity: "busy" },
+    { type: "title", id: "y", title: "T" }, { type: "labels", id: "y", labels: { user: "ann" } }, { type: "waiting", id: "z" },
+    { type: "given_up", id: "z" }, { type: "closed", id: "x", reason: "idle" }, { type: "deleted", id: "x" },
+  ];
+  // Numbers of the list have gaps.
+  for (const [index, event] of events.entries()) list = foldList(list, { type: "event", id: `a-${2 * index + 3}`, event });
+  const open = [{ id: "y", title: "T", activity: "busy", labels: { user: "ann" } }];
+  assert.deepEqual(list, { last: "a-19", open, waiting: [] });
+});
+
+const bodyOf = (...pieces) => new ReadableStream({
+  start(controller) {
+    for (const piece of pieces) controller.enqueue(typeof piece === "string" ? new TextEncoder().encode(piece) : piece);
+    controller.close();
+  },
+});
+
+test("frames_cut_at_every_byte_are_the_same", async () => {
+  const text = ": keep-alive\n\nevent: list\r\ndata: {\"ä\":\r\ndata: 1}\rid: 7\n\ndata:x\n\nevent: cut\ndata: y";
+  const bytes = new TextEncoder().encode(text);
+  for (let cut = 0; cut <= bytes.length; cut += 1) {
+    const found = [];
+    for await (const frame of frames(bodyOf(bytes.slice(0, cut), bytes.slice(cut)))) found.push([frame.event, frame.data]);
+    assert.deepEqual(found, [["list", "{\"ä\":\n1}"], ["message", "x"]], `cut at ${cut}`);
+  }
+});
+
+const empty = (last) => ({
+  last, id: "c", title: null, used: { input: 0, cache_read: 0, cache_write: 0, output: 0, reasoning: 0 },
+  tree: { nodes: [], head: null, cursors: [] }, unsaved: [], store: null,
+  agent: { last: "b-0", state: { model: "m", tools: [], options: {}, history: [] }, status: "idle", step: 0, pending: [], partial: [], run: 0 },
+});
+const frame = (event, data) => `event: ${event}\ndata: ${JSON.stringify(data)}\n\n`;
+const title = (id, title) => frame("conversation", { conversation: "c", update: { type: "event", id, event: { type: "title", title } } });
+const resync = (last) => frame("conversation", { conversation: "c", update: { type: "resync", snapshot: empty(last) } });
+
+/** A server that answers each request with the next body. */
+function scripted(bodies) {
+  const requests = [];
+  const fetch = async (url, { headers, signal }) => {
+    requests.push({ url, position: headers["last-event-id"] });
+    const body = bodies.shift();
+    if (body instanceof Response) return body;
+    if (body === undefined) {
+      return new Promise((_, reject) => signal.addEventListener("abort", () => reject(new DOMException("aborted", "AbortError"))));
+    }
+    return new Response(bodyOf(body), { status: 200 });
+  };
+  return { requests, client: new Client("/agent", { fetch }) };
+}
+
+/** Waits until the condition holds after a report of the stream. */
+function following(client, condition, options = {}) {
+  return new Promise((resolve) => {
+    const look = (...rest) => {
+      if (condition(stream, ...rest)) {
+        stream.close();
+        resolve(stream);
+      }
+    };
+    const stream = client.stream({ watch: ["c"], onConversation: look, onRefused: look, ...options });
+  });
+}
+
+test("stream_after_an_announced_end_continues_after_the_last_event", async () => {
+  const { requests, client } = scripted([
+    resync("a-1") + title("a-2", "two") + frame("ending", { retry_after: 0 }),
+    // The event comes again, and has no effect.
+    title("a-2", "again") + title("a-3", "three"),
+  ]);
+  const stream = await following(client, ({ snapshots }) => snapshots.get("c")?.last === "a-3");
+  assert.equal(stream.snapshots.get("c").title, "three");
+  assert.deepEqual(requests.map(({ position }) => position), [undefined, "c:a-2"]);
+});
+
+test("stream_after_a_gap_asks_for_a_new_snapshot", async () => {
+  const { requests, client } = scripted([resync("a-1") + title("a-5", "five"), resync("a-5")]);
+  await following(client, ({ snapshots }) => snapshots.get("c")?.last === "a-5");
+  assert.deepEqual(requests.map(({ position }) => position), [undefined, undefined]);
+});
+
+test("stream_after_an_unannounced_end_waits_and_connects_again", async () => {
+  const { client } = scripted([resync("a-1"), title("a-2", "two")]);
+  const states = [];
+  await following(client, ({ snapshots }) => snapshots.get("c")?.last === "a-2", { onState: (state) => states.push(state) });
+  assert.deepEqual(states.slice(0, 5), ["connecting", "open", "waiting", "connecting", "open"]);
+});
+
+test("stream_without_permission_is_closed", async () => {
+  const problem = { type: "urn:omni-agent:unauthenticated", title: "The request is not authenticated.", status: 401 };
+  const { client } = scripted([Response.json(problem, { status: 401 })]);
+  const error = await new Promise((resolve) => client.stream({ list: true, onState: (state, error) => state === "closed" && resolve(error) }));
+  assert.ok(error instanceof ProblemError);
+  assert.equal(error.code, "unauthenticated");
+});
+
+test("stream_with_a_refused_conversation_reports_the_problem_and_keeps_the_others", async () => {
+  const refused = frame("refused", { conversation: "d", problem: { type: "urn:omni-agent:not-found", title: "…", status: 404 } });
+  const { client } = scripted([refused + resync("a-1")]);
+  const found = [];
+  const stream = await following(client, ({ snapshots }) => snapshots.has("c"), { watch: ["c", "d"], onRefused: (id) => found.push(id) });
+  assert.deepEqual(found, ["d"]);
+  assert.deepEqual(stream.watched, ["c"]);
+});
+
+test("request_with_an_error_status_becomes_a_problem", async () => {
+  const answer = Response.json({ type: "urn:omni-agent:busy", title: "A run is active.", status: 409, activity: "busy" }, { status: 409, headers: { "retry-after": "5" } });
+  const client = new Client("", { fetch: async () => answer });
+  await assert.rejects(client.command("c", { type: "cancel" }), (error) => {
+    assert.equal(error.code, "busy");
+    assert.equal(error.problem.activity, "busy");
+    assert.equal(error.retryAfter, 5);
+    return true;
+  });
+  const proxy = new Client("", { fetch: async () => new Response("<html>", { status: 502, statusText: "Bad Gateway" }) });
+  await assert.rejects(proxy.snapshot("c"), { status: 502, message: "Bad Gateway" });
+});
+
+test("requests_have_the_routes_of_the_server", async () => {
+  const seen = [];
+  const client = new Client("/agent/", { headers: { authorization: "Bearer x" }, fetch: async (url, init) => {
+    seen.push(`${init.method} ${url} ${init.body ?? ""}`.trim());
+    assert.equal(init.headers.authorization, "Bearer x");
+    return Response.json({});
+  } });
+  await client.conversations({ limit: 5, after: "1.a" });
+  await client.search({ q: "a b" });
+  await client.create({ title: "T" });
+  await client.snapshot("a/b");
+  await client.change("c", { title: null });
+  await client.delete("c");
+  await client.command("c", { type: "interrupt" });
+  await client.decide("c", { turn: "t", tool_use: "u", decision: "execute" });
+  await client.rows("c", { limit: 1 });
+  await client.usage({ from: 1 });
+  await client.schema("updates");
+  assert.deepEqual(seen, [
+    "GET /agent/conversations?limit=5&after=1.a", "GET /agent/search?q=a+b", 'POST /agent/conversations {"title":"T"}',
+    "GET /agent/conversations/a%2Fb", 'PATCH /agent/conversations/c {"title":null}', "DELETE /agent/conversations/c",
+    'POST /agent/conversations/c/commands {"type":"interrupt"}',
+    'POST /agent/conversations/c/decisions {"turn":"t","tool_use":"u","decision":"execute"}',
+    "GET /agent/conversations/c/usage?limit=1", "GET /agent/usage?from=1", "GET /agent/schema/updates",
+  ]);
+  assert.equal(client.file("c", "m/1", "2-0"), "/agent/conversations/c/files/m%2F1/2-0");
+});
+
+test("path_of_an_empty_tree_is_empty", () => {
+  assert.deepEqual(pathOf({ nodes: [], head: null, cursors: [] }), []);
+});
+
+test("vendored_lexer_has_the_recorded_hash", () => {
+  const folder = new URL("../../../examples/web_chat/vendor/", import.meta.url);
+  const hash = createHash("sha256").update(readFileSync(new URL("marked.esm.js", folder))).digest("hex");
+  assert.ok(readFileSync(new URL("README.md", folder), "utf8").includes(hash));
+});
+
+test("page_has_no_way_to_parse_html", () => {
+  const folder = new URL("../../../examples/web_chat/page/", import.meta.url);
+  for (const name of ["app", "client", "composer", "dom", "files", "format", "markdown", "messages", "outline", "sidebar", "tools"]) {
+    const source = readFileSync(new URL(`${name}.js`, folder), "utf8");
+    assert.doesNotMatch(source, /innerHTML|outerHTML|insertAdjacentHTML|document\.write|setHTML|DOMParser|createContextualFragment|\beval\(|new Function/, name);
+  }
+});

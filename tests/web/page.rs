@@ -1,0 +1,267 @@
+//! The JavaScript client and the chat page. The client's fold is compared with that of the crate on recorded updates, in
+//! Node. The walk through the page needs Node, npm, Chromium and the program of the example `web_chat`.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
+
+use omni_agent::{
+    agent::{Agent, AgentBuilder, Next, Prompt, Status},
+    message::Usage,
+    provider::{ErrorKind, Options, ProviderError},
+    session::{Mode, Session, SessionSnapshot, SessionSubscription},
+    store::{Labels, MemoryStore},
+    testing::{Gate, ScriptedProvider, Step},
+    tool::{Decision, Tool, ToolContext, ToolError, tool_fn},
+    tree::NodeId,
+};
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::skip::skip;
+
+#[derive(Deserialize, JsonSchema)]
+struct City {
+    city: String,
+}
+
+async fn measure(input: City, context: ToolContext) -> Result<String, ToolError> {
+    context.progress(json!({ "done": 1, "total": 2 })).await;
+    match input.city.as_str() {
+        "Atlantis" => Err(ToolError::new("not on the map")),
+        city => Ok(format!("9 degrees in {city}")),
+    }
+}
+
+fn agent(provider: &ScriptedProvider) -> AgentBuilder {
+    let send = tool_fn("send", "Sends.", async |input: City, _: ToolContext| -> Result<String, ToolError> {
+        Ok(format!("sent to {}", input.city))
+    });
+    Agent::builder()
+        .model(provider.model())
+        .options(Options::default().with_max_retries(1))
+        .tool(tool_fn("measure", "Measures.", measure))
+        .tool(send.needs_approval())
+}
+
+async fn session(provider: &ScriptedProvider) -> Session {
+    Session::builder(MemoryStore::new()).agent(agent(provider)).create().await.unwrap()
+}
+
+/// A subscription whose updates are recorded, each with the snapshot that includes it.
+struct Recorder {
+    name: &'static str,
+    updates: SessionSubscription,
+    snapshot: SessionSnapshot,
+    first: Value,
+    steps: Vec<Value>,
+}
+
+impl Recorder {
+    async fn new(name: &'static str, session: &Session) -> Self {
+        let updates = session.subscribe(Mode::Observer).await.unwrap();
+        let snapshot = SessionSnapshot::clone(updates.snapshot().unwrap());
+        let first = serde_json::to_value(&snapshot).unwrap();
+        Self { name, updates, snapshot, first, steps: Vec::new() }
+    }
+
+    /// Reads updates until the snapshot fulfils a condition.
+    async fn until(&mut self, condition: impl Fn(&SessionSnapshot) -> bool) {
+        while !condition(&self.snapshot) {
+            let update = self.updates.next().await.unwrap();
+            self.snapshot.take(&update).unwrap();
+            self.steps.push(json!({ "update": update, "after": self.snapshot }));
+        }
+    }
+
+    async fn until_idle(&mut self, run: u32) {
+        self.until(|snapshot| {
+            let is_idle = snapshot.agent.status == Status::Idle && snapshot.agent.pending.is_empty();
+            is_idle
+                && snapshot.agent.run >= run
+                && snapshot.agent.last_run.is_some()
+                && snapshot.unsaved.is_empty()
+        })
+        .await;
+    }
+
+    /// Reads the updates that were emitted so far, and returns the recording.
+    async fn end(mut self, session: &Session) -> Value {
+        let last = session.snapshot().await.unwrap().last;
+        self.until(|snapshot| snapshot.last == last).await;
+        json!({ "name": self.name, "before": self.first, "steps": self.steps })
+    }
+}
+
+async fn record_tools() -> Value {
+    let city = |name: &str| json!({ "city": name });
+    let usage = Usage::default().with_input(7).with_output(3).with_cost(0.25);
+    let uses = Step::new()
+        .then_thinking("Which city?", "signed")
+        .then_text(["I ", "look."])
+        .then_raw_tool_use("a", "measure", &["{\"city\":", "\"Oslo\"}"])
+        .then_tool_use("b", "measure", city("Atlantis"))
+        .then_tool_use("c", "send", city("Rome"))
+        .then_tool_use("d", "send", city("Bern"))
+        .usage(usage)
+        .stop();
+    let provider = ScriptedProvider::new([uses, Step::text("Done.")]);
+    let session = session(&provider).await;
+    let mut recorder = Recorder::new("tools and decisions", &session).await;
+    session.prompt(Prompt::new("Go").with_id("p1")).await.unwrap();
+    recorder.until(|snapshot| snapshot.agent.pauses.len() == 2).await;
+    let ids: Vec<_> = recorder.snapshot.agent.pauses.iter().map(|pause| pause.tool_use.id.clone()).collect();
+    session.prompt(Prompt::new("And then?").with_id("p2")).await.unwrap();
+    session.prompt(Prompt::new("Now").with_id("p3").at(Next::Step)).await.unwrap();
+    session.unstage("p2").await.unwrap();
+    session.resume_as(ids[0].clone(), Decision::ExecuteWith(city("Paris")), "ann").await.unwrap();
+    session.resume_as(ids[1].clone(), Decision::reject("no"), "ann").await.unwrap();
+    recorder.until_idle(1).await;
+    recorder.end(&session).await
+}
+
+async fn record_branches() -> Value {
+    let provider =
+        ScriptedProvider::from_fn(|request| Step::text(format!("Answer to {}", request.history.len())));
+    let session = session(&provider).await;
+    let mut recorder = Recorder::new("branches", &session).await;
+    let node = |number| NodeId::new(number).unwrap();
+    session.prompt("One").await.unwrap();
+    recorder.until_idle(1).await;
+    session.prompt("Two").await.unwrap();
+    recorder.until_idle(2).await;
+    session.regenerate(node(1)).await.unwrap();
+    recorder.until_idle(3).await;
+    session.edit(node(3), "Three").await.unwrap();
+    recorder.until_idle(4).await;
+    session.navigate(node(2)).await.unwrap();
+    session.navigate(node(5)).await.unwrap();
+    session.navigate(node(3)).await.unwrap();
+    session.set_title(Some("A title")).await.unwrap();
+    session.set_labels(Labels::new([("user", "ann")]).unwrap()).await.unwrap();
+    session.set_labels(Labels::default()).await.unwrap();
+    session.navigate(None).await.unwrap();
+    session.branch(None, "Elsewhere").await.unwrap();
+    recorder.until_idle(5).await;
+    session.flush(Duration::from_secs(5)).await.unwrap();
+    let last = recorder.snapshot.tree.nodes().last().unwrap().id();
+    session.erase(last).await.unwrap();
+    session.erase(node(3)).await.unwrap();
+    session.prompt("After the gap").await.unwrap();
+    recorder.until_idle(6).await;
+    recorder.end(&session).await
+}
+
+async fn record_ends() -> Value {
+    let gate = Gate::new();
+    let waits = || Step::new().then_text(["Well"]).gate(&gate).then_text(["never"]).stop();
+    let fails = |kind| Step::error(ProviderError::new(kind, "out of order"));
+    let provider = ScriptedProvider::new([
+        waits(),
+        waits(),
+        fails(ErrorKind::Service),
+        Step::text("Again."),
+        fails(ErrorKind::InvalidRequest),
+        waits(),
+    ]);
+    let session = session(&provider).await;
+    let mut recorder = Recorder::new("ends of runs", &session).await;
+    session.prompt("Stop me").await.unwrap();
+    gate.reached().await;
+    session.prompt("Behind").await.unwrap();
+    session.interrupt().await.unwrap();
+    recorder.until_idle(1).await;
+    session.prompt("Cancel me").await.unwrap();
+    gate.reached().await;
+    session.cancel().await.unwrap();
+    recorder.until_idle(2).await;
+    session.prompt("Retry").await.unwrap();
+    recorder.until_idle(3).await;
+    session.prompt("Fail").await.unwrap();
+    recorder.until_idle(4).await;
+    session.regenerate(NodeId::new(1).unwrap()).await.unwrap();
+    gate.reached().await;
+    session.cancel().await.unwrap();
+    recorder.until_idle(5).await;
+    recorder.end(&session).await
+}
+
+/// Returns Node's program, or `None` if it is not installed.
+fn node() -> Option<PathBuf> {
+    let program = env::var_os("OMNI_NODE").map_or_else(|| PathBuf::from("node"), PathBuf::from);
+    if Command::new(&program).arg("--version").output().is_ok_and(|output| output.status.success()) {
+        return Some(program);
+    }
+    skip("Node is not installed");
+    None
+}
+
+const SCRIPTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/web/js");
+
+#[tokio::test(start_paused = true)]
+async fn fold_of_the_client_with_recorded_updates_equals_the_snapshot_of_the_crate() {
+    let Some(node) = node() else { return };
+    // Time is paused, so a recording that waits for an event which never comes fails at once.
+    let recordings = async { json!([record_tools().await, record_branches().await, record_ends().await]) };
+    let recordings = tokio::time::timeout(Duration::from_secs(600), recordings).await.unwrap();
+    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("web-recordings.json");
+    fs::write(&file, recordings.to_string()).unwrap();
+    let mut command = Command::new(node);
+    command.arg("--test").arg(Path::new(SCRIPTS).join("client.test.mjs")).env("OMNI_RECORDINGS", &file);
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+}
+
+/// Installs the packages of the walk below the target folder.
+fn packages() -> Option<PathBuf> {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("web-page");
+    fs::create_dir_all(&folder).unwrap();
+    for file in ["package.json", "package-lock.json"] {
+        fs::copy(Path::new(SCRIPTS).join("page").join(file), folder.join(file)).unwrap();
+    }
+    let mut npm = Command::new("npm");
+    npm.args(["ci", "--no-audit", "--no-fund", "--ignore-scripts", "--silent", "--prefix"]).arg(&folder);
+    match npm.output() {
+        Ok(output) if output.status.success() => Some(folder),
+        Ok(output) => {
+            skip(&format!("the packages can't be installed: {}", String::from_utf8_lossy(&output.stderr)));
+            None
+        }
+        Err(error) => {
+            skip(&format!("npm can't be run: {error}"));
+            None
+        }
+    }
+}
+
+#[test]
+fn walk_through_the_chat_page_in_chromium_succeeds() {
+    let chromium =
+        env::var_os("OMNI_CHROMIUM").map_or_else(|| PathBuf::from("/usr/bin/chromium"), PathBuf::from);
+    // `cargo test --test web` does not build examples.
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("../debug/examples/web_chat");
+    if !chromium.exists() {
+        return skip("Chromium is not installed");
+    }
+    if !program.exists() {
+        return skip("the example is not built: cargo build --example web_chat --features web");
+    }
+    let Some(node) = node() else { return };
+    let Some(packages) = packages() else { return };
+    let shots = packages.join("screenshots");
+    fs::create_dir_all(&shots).unwrap();
+    let mut command = Command::new(node);
+    command
+        .arg(Path::new(SCRIPTS).join("page.mjs"))
+        .env("OMNI_NODE_MODULES", &packages)
+        .env("OMNI_WEB_CHAT", program)
+        .env("OMNI_CHROMIUM", chromium)
+        .env("OMNI_SCREENSHOTS", shots);
+    let output = command.output().unwrap();
+    let report = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{report}\n{}", String::from_utf8_lossy(&output.stderr));
+}

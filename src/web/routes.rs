@@ -57,7 +57,7 @@ macro_rules! routes {
 pub(super) use routes;
 
 /// Returns all routes. The action of a route without a conversation is checked for each conversation that it uses.
-pub(super) fn all() -> [Route; 16] {
+pub(super) fn all() -> [Route; 15] {
     routes! {
         GET "/conversations" List list;
         POST "/conversations" Create create;
@@ -74,7 +74,6 @@ pub(super) fn all() -> [Route; 16] {
         GET "/usage" List usage;
         GET "/schema/updates" List updates_schema;
         GET "/schema/commands" List commands_schema;
-        GET "/openapi.json" List openapi;
     }
 }
 
@@ -392,8 +391,4 @@ async fn updates_schema(_: Call) -> Result<Response, Problem> {
 
 async fn commands_schema(_: Call) -> Result<Response, Problem> {
     Ok(document(include_str!("../../schema/commands.json")))
-}
-
-async fn openapi(_: Call) -> Result<Response, Problem> {
-    Ok(document(include_str!("../../schema/openapi.json")))
 }

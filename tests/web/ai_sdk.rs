@@ -127,18 +127,10 @@ async fn listen() -> TcpListener {
     unreachable!("a port is free");
 }
 
-#[expect(clippy::print_stderr, reason = "a skipped test prints the reason")]
-fn skipped(reason: &str) {
-    eprintln!("skipped: {reason}");
-}
-
 async fn drive(version: &'static str) {
     let folder = match install(version) {
         Ok(folder) => folder,
-        Err(reason) => {
-            assert!(std::env::var_os("CI").is_none(), "in CI, this test must run: {reason}");
-            return skipped(&reason);
-        }
+        Err(reason) => return crate::skip::skip(&reason),
     };
     let listener = listen().await;
     let address = listener.local_addr().unwrap();

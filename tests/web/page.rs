@@ -239,6 +239,7 @@ fn packages() -> Option<PathBuf> {
 }
 
 #[test]
+#[ignore = "takes two minutes, and needs Chromium and the built example: cargo build --example web_chat --features web"]
 fn walk_through_the_chat_page_in_chromium_succeeds() {
     let chromium =
         env::var_os("OMNI_CHROMIUM").map_or_else(|| PathBuf::from("/usr/bin/chromium"), PathBuf::from);

@@ -33,7 +33,7 @@ use omni_agent::{
     manager::{Manager, OpenOptions, Shutdown},
     provider::{Model, Options},
     store::{FileSystemStore, Labels, MemoryStore, Store},
-    web::{Access, Challenge, Principal, Problem, StartRequest, Web},
+    web::{Access, Challenge, Principal, StartRequest, Web},
 };
 use support::{Flag, Folder, STORE, explain};
 use tokio::net::TcpListener;
@@ -87,7 +87,7 @@ async fn serve() -> Result<(), Box<dyn Error>> {
     let user = std::env::var("USER").unwrap_or_else(|_| "user".to_owned());
     let access = OneUser(Principal::new(user, Labels::new([("user", "local")])?)?);
     let (model, options) = (picked.model.clone(), picked.options.clone());
-    let agents = move |_: &Principal, request: &StartRequest| agent(&model, &options, request);
+    let agents = move |_: &Principal, request: &StartRequest| Ok(agent(&model, &options, request));
     let web = Web::builder(manager.clone(), access, agents)
         .models(names)
         // A page of another site cannot reach the server by a name that it has redirected to loopback.
@@ -129,7 +129,7 @@ async fn serve() -> Result<(), Box<dyn Error>> {
 }
 
 /// Builds the agent of a conversation.
-fn agent(model: &Model, options: &Options, request: &StartRequest) -> Result<OpenOptions, Problem> {
+fn agent(model: &Model, options: &Options, request: &StartRequest) -> OpenOptions {
     let mut agent = Agent::builder().model(model.clone()).registry(support::models()).max_steps(20);
     agent = tools::add_to(agent);
     if request.conversation.is_none() {
@@ -139,7 +139,7 @@ fn agent(model: &Model, options: &Options, request: &StartRequest) -> Result<Ope
             agent = agent.model(name.as_str());
         }
     }
-    Ok(OpenOptions::new(agent))
+    OpenOptions::new(agent)
 }
 
 /// Returns the models that the page offers: the selected model, and others that work without further settings.

@@ -207,7 +207,7 @@ async fn fold_of_the_client_with_recorded_updates_equals_the_snapshot_of_the_cra
     let Some(node) = node() else { return };
     // Time is paused, so a recording that waits for an event which never comes fails at once.
     let recordings = async { json!([record_tools().await, record_branches().await, record_ends().await]) };
-    let recordings = tokio::time::timeout(Duration::from_secs(600), recordings).await.unwrap();
+    let recordings = tokio::time::timeout(Duration::from_mins(10), recordings).await.unwrap();
     let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("web-recordings.json");
     fs::write(&file, recordings.to_string()).unwrap();
     let mut command = Command::new(node);

@@ -55,7 +55,8 @@ struct Slot {
     key: Key,
     /// The session, while it is open.
     session: Option<Session>,
-    /// Present while the conversation is opened, closed, renamed or deleted. Other callers wait for this token.
+    /// A token that exists while the conversation is being opened, closed, renamed or deleted. Other callers wait until
+    /// it is cancelled.
     claim: Option<CancellationToken>,
     /// The loan of the claim, while its holder waits in line and another caller renames or deletes the conversation.
     loan: Option<Loan>,

@@ -149,8 +149,7 @@ fn misplaced(role: Role, block: &Content) -> Option<&'static str> {
     }
 }
 
-/// Returns `message` without the blocks that break the law whatever the other messages contain, or `None` if no block
-/// remains.
+/// Returns `message` without the blocks that are invalid regardless of the other messages, or `None` if no block remains.
 fn without_misplaced(message: &Arc<Message>) -> Option<Arc<Message>> {
     let mut seen = HashSet::new();
     retain(message, |block| {

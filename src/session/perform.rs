@@ -58,7 +58,7 @@ pub enum SessionCommand {
     Resume {
         /// The id of the tool use.
         tool_use_id: ToolUseId,
-        /// The turn of the pause. If it is given and another turn is in flight, the decision is stale.
+        /// The turn that is paused. If this turn is given and another turn is in flight, the decision is stale.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         turn: Option<TurnId>,
         /// The decision.

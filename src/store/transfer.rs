@@ -107,7 +107,7 @@ pub async fn copy(from: &dyn Store, to: &dyn Store, mut progress: impl FnMut(usi
 struct Pace(Option<(ConversationId, Instant)>);
 
 impl Pace {
-    /// Waits until a write to `id` would be listed before the previously copied conversation.
+    /// Waits until a list would show a conversation that is written now as `id` before the previously copied one.
     async fn wait(&self, id: &ConversationId) {
         if let Some((last, written)) = &self.0
             // Conversations with the same time are listed by id, so a smaller id needs no pause.

@@ -127,7 +127,7 @@ fn whole_input(text: &str) -> Option<Value> {
 /// The candidates for a tool's input in a text.
 struct Evidence<'a> {
     text: &'a str,
-    /// Whether the whole text may be the input if the text contains no candidate.
+    /// Whether the whole text is used as the input if no part of the text could be the input.
     whole: bool,
     /// The quoted parts of the text. If nothing is quoted, the capitalised words after the first word, with adjacent
     /// words joined into one name.

@@ -269,7 +269,7 @@ pub(crate) fn turns(events: &[Arc<Event>]) -> Vec<Arc<Response>> {
     events.iter().filter_map(turn).collect()
 }
 
-/// The response of the last turn, whose event must be `turn(stop)`.
+/// The response of the last turn. The last event must be `turn(stop)`.
 pub(crate) fn stopped(events: &[Arc<Event>]) -> Arc<Response> {
     match events.last().map(|event| &**event) {
         Some(Event::Turn(TurnOutcome::Stop { response, .. })) => Arc::clone(response),

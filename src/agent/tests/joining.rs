@@ -1,5 +1,4 @@
-//! If the later events are applied to a snapshot, the snapshot equals the agent's state. This is true for a reader that
-//! joins at any time.
+//! A snapshot to which all later events are applied equals the agent's state, no matter when the reader joins.
 
 use std::{sync::Arc, time::Duration};
 

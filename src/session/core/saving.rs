@@ -56,7 +56,8 @@ pub(super) struct Saver {
     /// Whether the configuration or the title still has to be stored.
     state_is_due: bool,
     attempt: Option<Box<Attempt>>,
-    /// The nodes that are still to be erased from the store. Everything that was committed before is in the store.
+    /// The nodes that are still to be erased from the store. Everything that was committed before the erasure is in the
+    /// store.
     erased: Option<Box<Erased>>,
     /// The usage and the end of a run that are not in the store.
     record: Option<Box<Record>>,

@@ -123,8 +123,8 @@ fn sentence(error: &ValidationError<'_, '_>) -> String {
     }
 }
 
-/// Describes why the value matches none of several alternatives. Only the problems of the alternatives for which the
-/// value was probably meant are shown.
+/// Describes why the value matches none of several alternatives. Shows only the problems of the alternatives that the
+/// value was most likely intended to match.
 fn alternatives(error: &ValidationError<'_, '_>) -> String {
     let depth = error.instance_location.tokens.len();
     let forms: Vec<Vec<_>> = error

@@ -301,8 +301,8 @@ fn reasoning_item(thinking: &Thinking, wanted: ReasoningItems) -> Option<Value> 
 #[derive(Default)]
 struct CallIds<'a> {
     taken: HashSet<String>,
-    /// For each id of a call, the id on the wire and the number of uses. If several calls have the same id, the last
-    /// call is stored, because results follow directly after their calls.
+    /// For each id of a call, its id on the wire, and how many calls have had the id so far. If several calls share an
+    /// id, the entry is that of the latest one: a result directly follows its call, so it belongs to this call.
     sent: HashMap<&'a str, (String, usize)>,
 }
 

@@ -254,8 +254,8 @@ impl World {
         self.ledger.note(&self.model, false);
         self.input(kinds, |core, _, effects| core.agent_ended(effects))?;
         self.save()?;
-        // At most four undivided writes are needed: the write in flight, the creation of the conversation, the changes
-        // made meanwhile, and a write that conflicts with a changed title.
+        // At most four writes are needed, unless a commit is divided: the write in flight, the creation of the
+        // conversation, the changes made during these two, and a write that conflicts with another writer's title.
         for _ in 0..4 + self.ledger.parts() {
             if self.ledger.under_way().is_some() {
                 self.comes_back(true)?;

@@ -47,9 +47,14 @@ impl Core {
             _ => {}
         }
         let Found { version, mut tree, mut state } = found;
-        if let Some(erased) = &self.saver.erased {
-            // If the other writer's tree still has the nodes, it is compared without them. Otherwise it differs anyway.
-            let _ = tree.apply_erased(erased);
+                // A late write of an earlier life may have erased some of these nodes already. The tree is compared without the
+        // rest of them. If they cannot be removed, the tree differs anyway.
+        let mut erased = self.saver.erased.clone();
+        if let Some(erased) = &mut erased {
+            erased.nodes.retain(|id| tree.node(*id).is_some());
+            if !erased.nodes.is_empty() {
+                let _ = tree.apply_erased(erased);
+            }
         }
         let (title, labels) = (state.title.take().map(Arc::from), std::mem::take(&mut state.labels));
         let stored = self.saver.stored.as_deref().unwrap_or(self.stable());
@@ -57,14 +62,15 @@ impl Core {
         if self.is_lost() || !is_retitled {
             return self.lost(error, effects);
         }
-        self.saver.version = Some(version);
+                self.saver.version = Some(version);
+        self.saver.erased = erased.filter(|erased| !erased.nodes.is_empty());
         self.take_title(title, effects);
         self.take_labels(labels, effects);
         self.saver.state_is_due = !self.saver.has(&self.state_now());
         self.save(env, effects);
         if self.saver.attempt.is_none() {
-            // Nothing is left to write, because the rejected write contained only the title. The other writer's title
-            // stays in the store.
+                        // Nothing is left to write: the rejected write contained only the title, and the other writer's title stays
+            // in the store, or it erased nodes that another writer has erased.
             self.saver.report = None;
             let report = StoreReport::Saved { what: SavedPart::State, version, through: None };
             effects.push(Effect::Emit(SessionEvent::Store(report)));

@@ -287,13 +287,16 @@ impl Ledger {
         stored.filter(|id| tree.node(*id).is_none()).collect()
     }
 
-    /// Returns the content without the nodes that were erased and that the store still has. An erasure decides the
-    /// head, so the head is removed, too. Returns `None` if the content has no such nodes.
+        /// Returns the content without the erased nodes that it still has. If it has any, its head becomes the head after
+    /// the erasure. Returns `None` if the nodes cannot be removed.
     fn with_erasure(&self, content: &Content) -> Option<Content> {
-        let (mut content, nodes) = (content.clone(), self.owed());
+        let (mut content, owed) = (content.clone(), self.owed());
+        let after = self.moments.iter().rev().map(|(tree, ..)| tree);
+        let after = after.take_while(|tree| owed.iter().all(|id| tree.node(*id).is_none())).last();
+        let nodes: Vec<_> = owed.iter().copied().filter(|id| content.0.node(*id).is_some()).collect();
         if !nodes.is_empty() {
-            let next = content.0.next_id();
-            content.0.apply_erased(&Erased { nodes, head: None, next }).ok()?;
+            let (head, next) = (after.and_then(Tree::head), content.0.next_id());
+            content.0.apply_erased(&Erased { nodes, head, next }).ok()?;
         }
         Some(content)
     }

@@ -165,14 +165,14 @@ use crate::{
 /// the result is lost. Nothing else is lost.
 #[derive(Clone)]
 pub struct Agent {
-    commands: mpsc::Sender<Command>,
+    commands: mpsc::Sender<Box<Command>>,
     shared: Arc<AgentShared>,
 }
 
 /// A handle that does not keep the agent alive.
 #[derive(Clone)]
 pub struct WeakAgent {
-    commands: mpsc::WeakSender<Command>,
+    commands: mpsc::WeakSender<Box<Command>>,
     shared: Arc<AgentShared>,
 }
 
@@ -223,7 +223,7 @@ impl Agent {
     /// - [`AgentError::Stopped`] if the agent has ended.
     pub async fn prompt(&self, prompt: impl Into<Prompt>) -> Result<Accepted, AgentError> {
         let prompt = prompt.into();
-        self.call(|reply| Command::Prompt(Box::new((prompt, reply)))).await?
+        self.call(|reply| Command::Prompt(prompt, reply)).await?
     }
 
     /// Sends a prompt, waits until its run ends, and returns the response. The response is that of the last turn, with
@@ -243,7 +243,7 @@ impl Agent {
     /// Dropping the future does not cancel the run.
     pub async fn ask(&self, prompt: impl Into<Prompt>) -> Result<Arc<Response>, AgentError> {
         let prompt = prompt.into();
-        self.call(|reply| Command::Ask(Box::new((prompt, reply)))).await?
+        self.call(|reply| Command::Ask(prompt, reply)).await?
     }
 
     /// Sends a prompt and returns the response as a value of a Rust type. The schema of the type becomes the prompt's
@@ -294,7 +294,7 @@ impl Agent {
     /// [`AgentError::Stopped`] if the agent has ended.
     pub async fn unstage(&self, id: impl Into<PromptId>) -> Result<Arc<Prompt>, AgentError> {
         let id = id.into();
-        self.call(|reply| Command::Unstage(Box::new((id, reply)))).await?
+        self.call(|reply| Command::Unstage(id, reply)).await?
     }
 
     /// Sends the decision about a tool use that waits for one. If several tool uses of a step wait, they can be decided
@@ -325,7 +325,7 @@ impl Agent {
     }
 
     pub(crate) async fn decide(&self, resume: Resume) -> Result<(), AgentError> {
-        self.call(|reply| Command::Resume(Box::new((resume, reply)))).await?
+        self.call(|reply| Command::Resume(resume, reply)).await?
     }
 
     /// Ends the run at once and discards the pending messages. The history is the same as before the turn. The
@@ -367,7 +367,7 @@ impl Agent {
     /// [`AgentError::TooManyEvents`] if the queue is full. [`AgentError::Stopped`] if the agent has ended.
     pub async fn notify<E: Any + Send>(&self, event: E) -> Result<(), AgentError> {
         let event: Box<dyn Any + Send> = Box::new(event);
-        self.call(|reply| Command::Notify(Box::new((event, reply)))).await?
+        self.call(|reply| Command::Notify(event, reply)).await?
     }
 
     /// Changes the configuration or the history. `edit` changes a copy. If the edited copy is valid, all changes take
@@ -389,7 +389,7 @@ impl Agent {
     where
         F: FnOnce(&mut StateEdit) -> Result<(), Box<dyn Error + Send + Sync>> + Send + 'static,
     {
-        self.call(|reply| Command::SetState(Box::new((Box::new(edit), reply)))).await?
+        self.call(|reply| Command::SetState(Box::new(edit), reply)).await?
     }
 
     /// Returns the same state that callbacks see.
@@ -441,7 +441,7 @@ impl Agent {
     }
 
     async fn subscribe_after(&self, after: Option<EventId>) -> Result<AgentSubscription, AgentError> {
-        let attachment = self.call(|reply| Command::Subscribe(Box::new((after, reply)))).await?;
+        let attachment = self.call(|reply| Command::Subscribe(after, reply)).await?;
         let source = Box::new(self.downgrade());
         Ok(match after {
             Some(seen) => Subscription::resumed(source, seen, attachment),
@@ -523,7 +523,7 @@ impl Agent {
 
     /// Sends a command and waits for its reply.
     async fn call<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, AgentError> {
-        match actor::call(&self.commands, command).await {
+        match actor::call(&self.commands, |reply| Box::new(command(reply))).await {
             Some(answer) => Ok(answer),
             None => Err(AgentError::Stopped(self.shared.termination.closed().await)),
         }
@@ -552,7 +552,7 @@ impl WeakAgent {
     /// yet, it sends nothing and waits for the agent's end.
     async fn call<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, End<Snapshot>> {
         let commands = self.upgrade().map(|agent| agent.commands);
-        match actor::call_weakly(commands, &self.shared.termination, command).await {
+        match actor::call_weakly(commands, &self.shared.termination, |reply| Box::new(command(reply))).await {
             Some(answer) => Ok(answer),
             None => Err(self.shared.termination.ended().await),
         }
@@ -565,7 +565,7 @@ impl Source<Snapshot, Event> for WeakAgent {
         after: Option<EventId>,
     ) -> Pin<Box<dyn Future<Output = Result<Attachment<Snapshot, Event>, End<Snapshot>>> + Send>> {
         let weak = self.clone();
-        Box::pin(async move { weak.call(|reply| Command::Subscribe(Box::new((after, reply)))).await })
+        Box::pin(async move { weak.call(|reply| Command::Subscribe(after, reply)).await })
     }
 }
 

@@ -1,5 +1,4 @@
-//! The commands that a handle sends to its agent's task. A command has at most 16 bytes, because tokio allocates the
-//! slots of a channel in blocks of 32.
+//! The commands that a handle sends to its agent's task.
 
 use std::{any::Any, error::Error, sync::Arc, time::Duration};
 
@@ -49,24 +48,24 @@ pub(super) enum Change {
 /// An event of the application.
 type AppEvent = Box<dyn Any + Send>;
 
+/// Commands are sent in a box to keep the channel's slots small: tokio allocates the slots in blocks of 32, and even an
+/// idle agent holds one block.
 pub(super) enum Command {
-    Prompt(Box<(Prompt, Reply<CommandResult<Accepted>>)>),
-    Ask(Box<(Prompt, Reply<CommandResult<Arc<Response>>>)>),
-    Unstage(Box<(PromptId, Reply<CommandResult<Arc<Prompt>>>)>),
-    Resume(Box<(Resume, Reply<CommandResult<()>>)>),
+    Prompt(Prompt, Reply<CommandResult<Accepted>>),
+    Ask(Prompt, Reply<CommandResult<Arc<Response>>>),
+    Unstage(PromptId, Reply<CommandResult<Arc<Prompt>>>),
+    Resume(Resume, Reply<CommandResult<()>>),
     Cancel(Reply<CommandResult<()>>),
     Interrupt(Reply<CommandResult<()>>),
-    Notify(Box<(AppEvent, Reply<CommandResult<()>>)>),
-    SetState(Box<(Edit, Reply<CommandResult<()>>)>),
+    Notify(AppEvent, Reply<CommandResult<()>>),
+    SetState(Edit, Reply<CommandResult<()>>),
     State(Reply<Box<State>>),
     Status(Reply<Status>),
     Snapshot(Reply<Box<Snapshot>>),
-    Subscribe(Box<(Option<EventId>, AttachmentReply)>),
+    Subscribe(Option<EventId>, AttachmentReply),
     WaitIdle(Reply<()>),
     Moment(Reply<Moment>),
-    Change(Box<(Option<EventId>, Change, Reply<CommandResult<EventId>>)>),
-    Retire(Box<(Option<EventId>, Reply<bool>)>),
+    Change(Option<EventId>, Change, Reply<CommandResult<EventId>>),
+    Retire(Option<EventId>, Reply<bool>),
     Stop(Box<Stop>),
 }
-
-const _: () = assert!(size_of::<Command>() <= 16, "commands are at most 16 bytes");

@@ -113,11 +113,11 @@ impl HistoryOwner {
     ///
     /// [`AgentError::Stopped`] if the agent has already ended.
     pub(crate) async fn retire(&self, at: Option<EventId>) -> Result<bool, AgentError> {
-        self.agent.call(|reply| Command::Retire(Box::new((at, reply)))).await.map_err(stopped)
+        self.agent.call(|reply| Command::Retire(at, reply)).await.map_err(stopped)
     }
 
     async fn change(&self, at: Option<EventId>, change: Change) -> Result<EventId, AgentError> {
-        let command = |reply| Command::Change(Box::new((at, change, reply)));
+        let command = |reply| Command::Change(at, change, reply);
         self.agent.call(command).await.map_err(stopped)?
     }
 }

@@ -192,7 +192,7 @@ impl Task {
     pub(super) fn run(
         mut self,
         mut callbacks: Box<dyn AgentCallbacks>,
-        mut commands: mpsc::Receiver<Command>,
+        mut commands: mpsc::Receiver<Box<Command>>,
     ) -> impl Future<Output = ()> + Send {
         async move {
             let (reason, stop) = loop {

@@ -19,14 +19,12 @@ impl Task {
     pub(super) fn serve(&mut self, command: Command) {
         // A failed reply is ignored, because it only means that the caller no longer waits.
         match command {
-            Command::Prompt(prompt) => {
-                let (prompt, reply) = *prompt;
+            Command::Prompt(prompt, reply) => {
                 let accepted =
                     self.ensure_open().and_then(|()| self.step(|core, cx| core.prompt(prompt, false, cx)));
                 let _ = reply.send(accepted);
             }
-            Command::Ask(ask) => {
-                let (prompt, reply) = *ask;
+            Command::Ask(prompt, reply) => {
                 let accepted =
                     self.ensure_open().and_then(|()| self.step(|core, cx| core.prompt(prompt, true, cx)));
                 match accepted {
@@ -34,20 +32,17 @@ impl Task {
                     Err(error) => drop(reply.send(Err(error))),
                 }
             }
-            Command::Unstage(unstage) => {
-                let (id, reply) = *unstage;
+            Command::Unstage(id, reply) => {
                 let _ = reply.send(self.step(|core, cx| core.unstage(&id, cx)));
             }
-            Command::Resume(resume) => {
-                let (resume, reply) = *resume;
+            Command::Resume(resume, reply) => {
                 let _ = reply.send(self.step(|core, cx| core.resume(resume, cx)));
             }
             Command::Cancel(reply) => {
                 drop(reply.send(self.step(Core::cancel)));
             }
             Command::Interrupt(reply) => drop(reply.send(self.interrupt())),
-            Command::Notify(notify) => {
-                let (event, reply) = *notify;
+            Command::Notify(event, reply) => {
                 self.notices.push_back(event);
                 let noted = self.step(Core::notify);
                 if noted.is_err() {
@@ -55,15 +50,13 @@ impl Task {
                 }
                 let _ = reply.send(noted);
             }
-            Command::SetState(set) => {
-                let (edit, reply) = *set;
+            Command::SetState(edit, reply) => {
                 let _ = reply.send(self.set_state(edit));
             }
             Command::State(reply) => drop(reply.send(Box::new(self.state()))),
             Command::Status(reply) => drop(reply.send(self.core.status())),
             Command::Snapshot(reply) => drop(reply.send(Box::new(self.snapshot()))),
-            Command::Subscribe(subscribe) => {
-                let (after, reply) = *subscribe;
+            Command::Subscribe(after, reply) => {
                 if !reply.is_closed() {
                     let _ = reply.send(self.attach(after));
                 }
@@ -76,11 +69,10 @@ impl Task {
                 self.idle_waiters.push(reply);
             }
             Command::Moment(reply) => drop(reply.send(self.moment())),
-            Command::Change(change) => {
-                let (at, change, reply) = *change;
+            Command::Change(at, change, reply) => {
                 let _ = reply.send(self.change(at, change));
             }
-            Command::Stop(_) | Command::Retire(_) => {
+            Command::Stop(_) | Command::Retire(..) => {
                 unreachable!("the loop that serves commands handles this command")
             }
         }

@@ -27,7 +27,7 @@ impl Task {
     pub(super) async fn finish(
         mut self,
         callbacks: &mut dyn AgentCallbacks,
-        mut commands: mpsc::Receiver<Command>,
+        mut commands: mpsc::Receiver<Box<Command>>,
         reason: EndReason,
         stop: Option<Box<Stop>>,
     ) {
@@ -75,7 +75,7 @@ impl Task {
         let in_time = poll_fn(|cx| {
             while let Poll::Ready(Some(command)) = commands.poll_recv(cx) {
                 // Other callers of `stop` also wait, until the earliest of all deadlines. Other commands get no reply.
-                let Command::Stop(stop) = command else {
+                let Command::Stop(stop) = *command else {
                     drop_contained(command);
                     continue;
                 };

@@ -60,7 +60,7 @@ impl Task {
     /// agent ends.
     pub(super) fn drive<'a, 'b>(
         &'a mut self,
-        commands: &'a mut mpsc::Receiver<Command>,
+        commands: &'a mut mpsc::Receiver<Box<Command>>,
         mut call: InFlight<'a, 'b>,
     ) -> impl Future<Output = Exit> + use<'a, 'b> {
         self.drop_call = false;
@@ -88,7 +88,7 @@ impl Task {
     fn poll(
         &mut self,
         cx: &mut Context<'_>,
-        commands: &mut mpsc::Receiver<Command>,
+        commands: &mut mpsc::Receiver<Box<Command>>,
         call: &mut InFlight<'_, '_>,
     ) -> Poll<Exit> {
         let mut all_served = false;
@@ -150,23 +150,23 @@ impl Task {
         Poll::Pending
     }
 
-    fn poll_commands(&mut self, cx: &mut Context<'_>, commands: &mut mpsc::Receiver<Command>) -> Served {
+    fn poll_commands(&mut self, cx: &mut Context<'_>, commands: &mut mpsc::Receiver<Box<Command>>) -> Served {
         for _ in 0..COMMANDS_IN_A_ROW {
-            match commands.poll_recv(cx) {
-                Poll::Ready(Some(Command::Stop(stop))) => {
-                    return Served::End(Exit::End(EndReason::Stopped, Some(stop)));
-                }
-                Poll::Ready(Some(Command::Retire(retire))) => {
-                    let (at, reply) = *retire;
+            let command = match commands.poll_recv(cx) {
+                Poll::Ready(Some(command)) => *command,
+                Poll::Ready(None) => return Served::End(Exit::End(EndReason::HandlesDropped, None)),
+                Poll::Pending => return Served::All,
+            };
+            match command {
+                Command::Stop(stop) => return Served::End(Exit::End(EndReason::Stopped, Some(stop))),
+                Command::Retire(at, reply) => {
                     let settled = self.is_settled() && self.is_at(at);
                     let _ = reply.send(settled);
                     if settled {
                         return Served::End(Exit::End(EndReason::Idle, None));
                     }
                 }
-                Poll::Ready(Some(command)) => self.serve(command),
-                Poll::Ready(None) => return Served::End(Exit::End(EndReason::HandlesDropped, None)),
-                Poll::Pending => return Served::All,
+                command => self.serve(command),
             }
         }
         Served::Some

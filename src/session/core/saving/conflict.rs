@@ -47,7 +47,7 @@ impl Core {
             _ => {}
         }
         let Found { version, mut tree, mut state } = found;
-                // A late write of an earlier life may have erased some of these nodes already. The tree is compared without the
+        // A late write of an earlier life may have erased some of these nodes already. The tree is compared without the
         // rest of them. If they cannot be removed, the tree differs anyway.
         let mut erased = self.saver.erased.clone();
         if let Some(erased) = &mut erased {
@@ -62,14 +62,14 @@ impl Core {
         if self.is_lost() || !is_retitled {
             return self.lost(error, effects);
         }
-                self.saver.version = Some(version);
+        self.saver.version = Some(version);
         self.saver.erased = erased.filter(|erased| !erased.nodes.is_empty());
         self.take_title(title, effects);
         self.take_labels(labels, effects);
         self.saver.state_is_due = !self.saver.has(&self.state_now());
         self.save(env, effects);
         if self.saver.attempt.is_none() {
-                        // Nothing is left to write: the rejected write contained only the title, and the other writer's title stays
+            // Nothing is left to write: the rejected write contained only the title, and the other writer's title stays
             // in the store, or it erased nodes that another writer has erased.
             self.saver.report = None;
             let report = StoreReport::Saved { what: SavedPart::State, version, through: None };

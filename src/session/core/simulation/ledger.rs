@@ -287,7 +287,7 @@ impl Ledger {
         stored.filter(|id| tree.node(*id).is_none()).collect()
     }
 
-        /// Returns the content without the erased nodes that it still has. If it has any, its head becomes the head after
+    /// Returns the content without the erased nodes that it still has. If it has any, its head becomes the head after
     /// the erasure. Returns `None` if the nodes cannot be removed.
     fn with_erasure(&self, content: &Content) -> Option<Content> {
         let (mut content, owed) = (content.clone(), self.owed());

@@ -144,11 +144,15 @@ fn differing<'a, T>(
 
 impl<T: Clone> Chunks<T> {
     pub(crate) fn push(&mut self, value: T) {
-        let tail = Arc::make_mut(self.tail.get_or_insert_default());
-        if tail.len() == tail.capacity() && tail.len() >= WIDTH / 2 {
-            // A copied tail has no spare capacity. Doubling its capacity would reserve more than a leaf can use.
-            tail.reserve_exact(WIDTH - tail.len());
+        let tail = self.tail.get_or_insert_default();
+        if Arc::get_mut(tail).is_none() {
+            // A tail that a clone shares is copied with spare capacity, so that the push does not allocate
+            // again. Powers of two never exceed the width of a leaf.
+            let mut copy = Vec::with_capacity((tail.len() + 1).next_power_of_two().max(4));
+            copy.extend_from_slice(tail);
+            *tail = Arc::new(copy);
         }
+        let tail = Arc::make_mut(tail);
         tail.push(value);
         if tail.len() == WIDTH {
             let leaf = Tier::Leaf(std::mem::take(tail).into());

@@ -122,7 +122,7 @@ pub(crate) use state::Extras;
 pub(crate) use state::SavedConfig;
 pub use state::{Config, State, StateEdit, StateView};
 use task::AgentShared;
-pub(crate) use task::Hold;
+pub(crate) use task::{Hold, find_conversations_with};
 pub use text::TextDeltas;
 use tokio::sync::mpsc;
 
@@ -131,6 +131,7 @@ use crate::{
     message::ToolUseId,
     provider::OutputSchema,
     subscription::{Attachment, End, EventId, Numbered, Source, Subscription},
+    telemetry::Caller,
     tool::Decision,
 };
 
@@ -223,7 +224,8 @@ impl Agent {
     /// - [`AgentError::Stopped`] if the agent has ended.
     pub async fn prompt(&self, prompt: impl Into<Prompt>) -> Result<Accepted, AgentError> {
         let prompt = prompt.into();
-        self.call(|reply| Command::Prompt(prompt, reply)).await?
+        let caller = Caller::current();
+        self.call(|reply| Command::Prompt(prompt, caller, reply)).await?
     }
 
     /// Sends a prompt, waits until its run ends, and returns the response. The response is that of the last turn, with
@@ -243,7 +245,8 @@ impl Agent {
     /// Dropping the future does not cancel the run.
     pub async fn ask(&self, prompt: impl Into<Prompt>) -> Result<Arc<Response>, AgentError> {
         let prompt = prompt.into();
-        self.call(|reply| Command::Ask(prompt, reply)).await?
+        let caller = Caller::current();
+        self.call(|reply| Command::Ask(prompt, caller, reply)).await?
     }
 
     /// Sends a prompt and returns the response as a value of a Rust type. The schema of the type becomes the prompt's

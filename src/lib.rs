@@ -129,6 +129,7 @@ mod setters;
 pub mod store;
 pub mod subscription;
 mod sync;
+pub mod telemetry;
 #[cfg(feature = "test-util")]
 pub mod testing;
 mod text;

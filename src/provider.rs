@@ -45,6 +45,7 @@ mod registry;
 mod request;
 mod retry;
 mod secret;
+mod trace;
 
 use std::{pin::Pin, sync::Arc};
 
@@ -69,6 +70,7 @@ pub use retry::RetryPolicy;
 pub use secret::Secret;
 #[cfg(feature = "http")]
 pub(crate) use secret::{Extent, Scrubber};
+pub(crate) use trace::{error_type, tokens};
 
 use crate::message::Message;
 

@@ -97,6 +97,7 @@ use crate::{
     message::UsageRow,
     store::{ConversationId, IntoStore, Labels, StoreError},
     subscription::{Attachment, End, EndReason, EventId, Source, Subscription},
+    telemetry::Caller,
     tree::{NodeId, Tree},
 };
 
@@ -267,7 +268,8 @@ impl Session {
 
     async fn begin(&self, start: RunStart, wait: Wait) -> Result<Option<PendingResponse>, SessionError> {
         self.ensure_room()?;
-        self.call(|reply| Command::Begin(start, wait, reply)).await?
+        let caller = Caller::current();
+        self.call(|reply| Command::Begin(start, wait, caller, reply)).await?
     }
 
     async fn begin_and_wait(&self, start: RunStart) -> Result<Arc<Response>, SessionError> {

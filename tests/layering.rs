@@ -13,6 +13,7 @@ const LAYERS: &[&str] = &[
     "sync",
     "text",
     "panics",
+    "telemetry",
     "error",
     "conformance",
     "chunks",

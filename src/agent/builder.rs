@@ -13,7 +13,7 @@ use super::{
     Admission, Agent, AgentCallbacks, AgentError, Config, Delivery, Extras, HistoryOwner, RunEnd,
     SavedConfig, State, StateEdit, Status, WeakAgent,
     model_spec::{ModelSpec, choose_model},
-    task::{AgentShared, Hold, Outlet, Setup, Task},
+    task::{AgentName, AgentShared, Hold, Outlet, Setup, Task},
 };
 use crate::{
     message::History,
@@ -115,6 +115,12 @@ impl AgentBuilder {
     /// [`Registry::default`].
     pub fn registry(mut self, registry: Registry) -> Self {
         self.registry = Some(registry);
+        self
+    }
+
+    /// Sets the agent's name, which telemetry shows in the span of each run.
+    pub fn name(mut self, name: impl Into<Arc<str>>) -> Self {
+        self.extensions = self.extensions.with(AgentName(name.into()));
         self
     }
 

@@ -5,12 +5,13 @@ use std::{any::Any, error::Error, sync::Arc, time::Duration};
 use tokio::sync::oneshot;
 
 use super::{
-    Accepted, AgentError, Asker, Event, Moment, Opening, Prompt, PromptId, Response, Snapshot, State,
-    StateEdit, Status, core::Resume,
+    Accepted, AgentError, Asker, Event, Moment, Opening, Prompt, PromptId, Snapshot, State, StateEdit,
+    Status, core::Resume,
 };
 use crate::{
     message::History,
     subscription::{Attachment, EventId},
+    telemetry::Caller,
 };
 
 pub(super) type Reply<T> = oneshot::Sender<T>;
@@ -42,7 +43,7 @@ pub(super) enum Change {
     Set(History),
     /// Replaces the history after messages were erased.
     Erase(History),
-    Begin(History, Opening, Option<Asker>),
+    Begin(History, Opening, Option<Asker>, Caller),
 }
 
 /// An event of the application.
@@ -51,8 +52,8 @@ type AppEvent = Box<dyn Any + Send>;
 /// Commands are sent in a box to keep the channel's slots small: tokio allocates the slots in blocks of 32, and even an
 /// idle agent holds one block.
 pub(super) enum Command {
-    Prompt(Prompt, Reply<CommandResult<Accepted>>),
-    Ask(Prompt, Reply<CommandResult<Arc<Response>>>),
+    Prompt(Prompt, Caller, Reply<CommandResult<Accepted>>),
+    Ask(Prompt, Caller, Asker),
     Unstage(PromptId, Reply<CommandResult<Arc<Prompt>>>),
     Resume(Resume, Reply<CommandResult<()>>),
     Cancel(Reply<CommandResult<()>>),

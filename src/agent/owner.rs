@@ -11,6 +11,7 @@ use super::{
 use crate::{
     message::{History, Message},
     subscription::{End, EventId},
+    telemetry::Caller,
 };
 
 /// The right to change the history of an agent that was started with [`start_owned`](super::AgentBuilder::start_owned).
@@ -84,7 +85,7 @@ impl HistoryOwner {
 
     /// Replaces the history and starts a run on it, in one step. The first event is a `state` event with `base`. The
     /// operation returns this event's id. The run's own events follow. `asker` receives the response, as from
-    /// [`Agent::ask`](super::Agent::ask).
+    /// [`Agent::ask`](super::Agent::ask). The run's span is a child of the `caller`'s span.
     ///
     /// If the run ends with `cancelled` or `error` before it has committed a turn, the previous history is restored.
     /// Another `state` event then follows directly, before anything else starts. After the first commit, nothing is
@@ -102,8 +103,9 @@ impl HistoryOwner {
         base: History,
         opening: Opening,
         asker: Option<Asker>,
+        caller: Caller,
     ) -> Result<EventId, AgentError> {
-        self.change(at, Change::Begin(base, opening, asker)).await
+        self.change(at, Change::Begin(base, opening, asker, caller)).await
     }
 
     /// Ends the agent if nothing is in progress and nothing is queued. Queued application events count as queued.

@@ -7,6 +7,7 @@ mod ending;
 mod opening;
 mod poll;
 mod presence;
+mod trace;
 mod work;
 
 use std::{
@@ -32,10 +33,13 @@ use crate::{
     message::{History, Timestamp, TurnId},
     provider::{Credentials, Model, Provider, RetryPolicy},
     subscription::{Attachment, End, EndReason, EventId, Feed, FeedLimits},
+    telemetry::Caller,
     tool::{Extensions, ToolLimits},
 };
 use calls::drop_contained;
 use presence::ActiveCalls;
+pub(super) use trace::AgentName;
+pub(crate) use trace::find_conversations_with;
 use work::Work;
 
 /// The number of events that may wait for the commit channel before a new run is refused.
@@ -217,6 +221,19 @@ impl Task {
         }
     }
 
+    /// Like [`step`](Self::step), for the command of a caller. The span of a run that starts is a child of the caller's
+    /// span.
+    fn step_for<T>(&mut self, caller: Caller, input: impl FnOnce(&mut Core, &mut Context<'_>) -> T) -> T {
+        if caller.is_known() {
+            self.work().caller = caller;
+        }
+        let output = self.step(input);
+        if let Some(work) = &mut self.work {
+            work.caller = Caller::default();
+        }
+        output
+    }
+
     /// Passes an input to the core and performs the resulting effects.
     fn step<T>(&mut self, input: impl FnOnce(&mut Core, &mut Context<'_>) -> T) -> T {
         let none = crate::tool::ToolSet::new();
@@ -257,6 +274,7 @@ impl Task {
     fn perform(&mut self, effect: Effect) {
         match effect {
             Effect::Emit(event) => {
+                self.trace(&event);
                 self.report_committed(&event);
                 self.emit(event);
             }

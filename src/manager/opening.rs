@@ -4,6 +4,7 @@ use std::{pin::pin, sync::Arc, time::Duration};
 
 use futures_util::future::BoxFuture;
 use tokio::{sync::oneshot, task::JoinHandle, time::sleep};
+use tracing::Instrument;
 
 use super::{
     Inner, ManagerError, OpenOptions, OpenedSession,
@@ -173,7 +174,7 @@ impl Inner {
         let id = claim.id.clone();
         let (reply, mut answer) = oneshot::channel();
         let inner = Arc::clone(self);
-        let task = tokio::spawn(async move {
+        let starting = async move {
             let mode = start.mode;
             let mut reply = reply;
             let room = tokio::select! {
@@ -201,7 +202,8 @@ impl Inner {
             };
             drop(claim);
             let _ = reply.send(opened);
-        });
+        };
+        let task = tokio::spawn(starting.in_current_span());
         if let Ok(opened) = (&mut answer).await {
             return opened;
         }
@@ -270,13 +272,14 @@ pub(super) async fn in_a_task<T: Send + 'static>(
     work: impl Future<Output = Result<T, ManagerError>> + Send + 'static,
 ) -> Result<Result<T, ManagerError>, String> {
     let (mut reply, answer) = oneshot::channel();
-    let task = tokio::spawn(async move {
+    let working = async move {
         tokio::select! {
             biased;
             done = work => drop(reply.send(done)),
             () = abandoned(&mut reply, limit) => {}
         }
-    });
+    };
+    let task = tokio::spawn(working.in_current_span());
     match answer.await {
         Ok(done) => Ok(done),
         Err(_) => Err(cut_off(task).await),

@@ -11,7 +11,7 @@ use std::{
 
 use tokio::sync::oneshot;
 
-use crate::{message::ToolUse, sync::lock, tool::Decision};
+use crate::{message::ToolUse, sync::lock, telemetry::RequestScope, tool::Decision};
 
 /// The connection of a provider to the conversation that it serves, while its stream is open.
 ///
@@ -21,6 +21,8 @@ use crate::{message::ToolUse, sync::lock, tool::Decision};
 #[derive(Clone, Debug, Default)]
 pub struct RequestContext {
     asking: Option<Arc<Asking>>,
+    /// What telemetry needs to know about the request. `None` if nobody listens.
+    scope: Option<Arc<RequestScope>>,
 }
 
 struct Asking {
@@ -146,13 +148,13 @@ impl RequestContext {
         D: Future<Output = Decision> + Send + 'static,
     {
         let decide = Box::new(move |tool_use| Box::pin(decide(tool_use)) as Pin<Box<_>>);
-        Self { asking: Some(Arc::new(Asking::new(Decider::Function(decide)))) }
+        Self { asking: Some(Arc::new(Asking::new(Decider::Function(decide)))), scope: None }
     }
 
     /// Creates a context for an agent, and the receiver of its questions.
     pub(crate) fn with_questions() -> (Self, Questions) {
         let asking = Arc::new(Asking::new(Decider::Agent(Mutex::default())));
-        (Self { asking: Some(Arc::clone(&asking)) }, Questions(asking))
+        (Self { asking: Some(Arc::clone(&asking)), scope: None }, Questions(asking))
     }
 
     /// Creates a context for a request outside an agent. Questions are answered with a rejection.
@@ -182,6 +184,24 @@ impl RequestContext {
         let agent = lock(queue).put(Question { tool_use, answer });
         agent.into_iter().for_each(Waker::wake);
         decision.await.unwrap_or_else(|_| Decision::reject("the question was dropped"))
+    }
+
+    /// Sets the id of the conversation to which the request belongs, for telemetry.
+    pub(crate) fn set_conversation(&mut self, conversation: Option<&str>) {
+        self.scope = Some(Arc::new(RequestScope::new(conversation)));
+    }
+
+    /// Returns the scope of the request's telemetry, and creates it if there is none.
+    pub(super) fn open_scope(&mut self) -> Arc<RequestScope> {
+        Arc::clone(self.scope.get_or_insert_default())
+    }
+
+    /// Reports the service to which the request is sent, for telemetry.
+    #[cfg(feature = "http")]
+    pub(super) fn set_server(&self, address: &str, port: Option<u16>) {
+        if let Some(scope) = &self.scope {
+            scope.set_server(address, port);
+        }
     }
 
     /// Returns whether a decision was requested.

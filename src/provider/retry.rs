@@ -10,12 +10,15 @@ use futures_core::Stream;
 use futures_util::{TryStreamExt, stream};
 use rand::RngExt;
 use tokio::time::{Instant, Sleep, sleep, sleep_until};
+use tracing::{Instrument, Span};
 
 use super::{
     CacheHint, Delta, DeltaStream, ErrorKind, MessageDelta, ModelInfo, Provider, ProviderError, Request,
-    RequestContext, fit::fit,
+    RequestContext,
+    fit::fit,
+    trace::{StreamTrace, error_type},
 };
-use crate::{message::Usage, setters::setters};
+use crate::{message::Usage, setters::setters, telemetry};
 
 /// The rules for repeating a failed request. A request is repeated only before its first content and before it has asked for a
 /// decision, and only if its error is retryable. The delay uses exponential backoff with jitter, or the time that the
@@ -80,11 +83,19 @@ impl RetryPolicy {
         self,
         provider: Arc<dyn Provider>,
         mut request: Request,
-        context: RequestContext,
+        mut context: RequestContext,
     ) -> DeltaStream {
-        let warnings = match fit(&mut request) {
+        let fitted = fit(&mut request);
+        let mut trace = StreamTrace::begin(&*provider, &request, &mut context);
+        let warnings = match fitted {
             Ok(warnings) => warnings,
-            Err(error) => return Box::pin(stream::iter([Err(error)])),
+            Err(error) => {
+                let refused = [Err(error)];
+                if let Some(trace) = &mut trace {
+                    trace.observe(Some(&refused[0]));
+                }
+                return Box::pin(stream::iter(refused));
+            }
         };
         let priced = request.model_info.clone().filter(|info| info.price.is_some());
         let priced = priced.map(|info| Priced { info, cache: request.options.cache() });
@@ -95,8 +106,9 @@ impl RetryPolicy {
         });
         let attempts = Attempts { policy, provider, request, retries: 0 };
         Box::pin(RetryStream {
-            state: State::Beginning(attempts.begin(None, context.clone())),
+            state: State::Beginning(attempts.begin(None, context.clone(), trace.as_deref())),
             attempts,
+            trace,
             warnings,
             priced,
             limit,
@@ -116,14 +128,30 @@ struct Attempts {
 
 impl Attempts {
     /// Sends the request, after a delay if it is a repetition.
-    fn begin(&self, delay: Option<Duration>, context: RequestContext) -> Beginning {
+    fn begin(
+        &self,
+        delay: Option<Duration>,
+        context: RequestContext,
+        trace: Option<&StreamTrace>,
+    ) -> Beginning {
         let (provider, mut attempt) = (Arc::clone(&self.provider), self.request.clone());
+        let (chat, number) = (trace.map(|trace| trace.span().clone()), self.retries + 1);
         Box::pin(async move {
             if let Some(delay) = delay {
                 sleep(delay).await;
             }
             attempt.authorise();
-            first_content(&*provider, attempt, context).await
+            let Some(chat) = chat else {
+                return first_content(&*provider, attempt, context).await;
+            };
+            let span = telemetry::attempt(&chat, number);
+            match first_content(&*provider, attempt, context).instrument(span.clone()).await {
+                Ok(begun) => Ok(Begun { attempt: Some(Box::new(span)), ..begun }),
+                Err(error) => {
+                    attempt_failed(&span, &error);
+                    Err(error)
+                }
+            }
         })
     }
 
@@ -136,7 +164,9 @@ impl Attempts {
         }
         self.retries += 1;
         let retry = self.retries;
-        tracing::debug!(%error, ?delay, retry, "the request failed before its first content and is repeated");
+        // The error's message may quote the request, so it is not logged.
+        let (kind, status) = (error.kind, error.status);
+        tracing::debug!(%kind, status, ?delay, retry, "the request failed before its first content and is repeated");
         Some(delay)
     }
 }
@@ -145,6 +175,26 @@ impl Attempts {
 struct Begun {
     head: vec::IntoIter<Delta>,
     rest: DeltaStream,
+    /// The attempt's span, if the request is traced.
+    attempt: Option<Box<Span>>,
+}
+
+impl Begun {
+    fn new(head: Vec<Delta>, rest: DeltaStream) -> Self {
+        Self { head: head.into_iter(), rest, attempt: None }
+    }
+
+    /// Polls the rest of the stream inside the attempt's span.
+    fn poll_rest(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Delta, ProviderError>>> {
+        let Some(attempt) = self.attempt.as_deref() else {
+            return self.rest.as_mut().poll_next(cx);
+        };
+        let item = attempt.in_scope(|| self.rest.as_mut().poll_next(cx));
+        if let Poll::Ready(Some(Err(error))) = &item {
+            attempt_failed(attempt, error);
+        }
+        item
+    }
 }
 
 /// The maximum number of message data deltas that are held back until content follows.
@@ -164,20 +214,27 @@ async fn first_content(
         has_stop_reason |= matches!(&delta, Delta::Message(data) if data.stop_reason.is_some());
         head.push(delta);
         if begun || head.len() == MAX_HEAD {
-            return Ok(Begun { head: head.into_iter(), rest });
+            return Ok(Begun::new(head, rest));
         }
     }
     if has_stop_reason {
-        Ok(Begun { head: head.into_iter(), rest: Box::pin(stream::empty()) })
+        Ok(Begun::new(head, Box::pin(stream::empty())))
     } else {
         Err(ProviderError::new(ErrorKind::Truncated, "the stream ended before the answer began"))
     }
+}
+
+fn attempt_failed(attempt: &Span, error: &ProviderError) {
+    let kind = error_type(error.kind);
+    telemetry::attempt_failed(attempt, (&kind, &error.kind.to_string()), error.status, error.retry_after);
 }
 
 /// The stream of [`RetryPolicy::stream`].
 struct RetryStream {
     state: State,
     attempts: Attempts,
+    /// The request's trace, if anybody listens.
+    trace: Option<Box<StreamTrace>>,
     /// Warnings about options that the request could not carry. They are reported when the response starts.
     warnings: Vec<String>,
     priced: Option<Priced>,
@@ -236,14 +293,18 @@ impl RetryStream {
                         let Some(delay) = self.attempts.repeat(&error, deadline) else {
                             return Poll::Ready(Some(Err(error)));
                         };
-                        self.state = State::Beginning(self.attempts.begin(Some(delay), self.context.clone()));
+                        self.state = State::Beginning(self.attempts.begin(
+                            Some(delay),
+                            self.context.clone(),
+                            self.trace.as_deref(),
+                        ));
                         return Poll::Ready(Some(Ok(Delta::Retry { error: Box::new(error), delay })));
                     }
                 },
                 State::Streaming(begun) => {
                     return match begun.head.next() {
                         Some(delta) => Poll::Ready(Some(Ok(delta))),
-                        None => begun.rest.as_mut().poll_next(cx),
+                        None => begun.poll_rest(cx),
                     };
                 }
                 State::Over => return Poll::Ready(None),
@@ -257,7 +318,11 @@ impl Stream for RetryStream {
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = self.get_mut();
-        let mut item = this.poll_answer(cx);
+        let chat = this.trace.as_ref().map(|trace| trace.span().clone());
+        let mut item = match &chat {
+            None => this.poll_answer(cx),
+            Some(chat) => chat.in_scope(|| this.poll_answer(cx)),
+        };
         if let Poll::Ready(Some(Ok(Delta::Message(data)))) = &mut item {
             data.usage = data.usage.map(Usage::with_finite_cost);
             if let Some(priced) = &this.priced {
@@ -282,6 +347,12 @@ impl Stream for RetryStream {
         }
         if matches!(item, Poll::Ready(None | Some(Err(_)))) {
             this.state = State::Over;
+        }
+        if let (Some(trace), Poll::Ready(item)) = (&mut this.trace, &item) {
+            trace.observe(item.as_ref());
+            if !matches!(item, Some(Ok(_))) {
+                this.trace = None;
+            }
         }
         item
     }

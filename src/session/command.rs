@@ -10,6 +10,7 @@ use crate::{
     message::UsageRow,
     store::Labels,
     subscription::{Attachment, EventId},
+    telemetry::Caller,
     tree::{NodeId, Tree},
 };
 
@@ -62,7 +63,7 @@ pub(super) enum Wait {
 /// Commands are sent in a box to keep the channel's slots small: tokio allocates the slots in blocks of 32, and even an
 /// idle session holds one block.
 pub(super) enum Command {
-    Begin(RunStart, Wait, Reply<CommandResult<Option<PendingResponse>>>),
+    Begin(RunStart, Wait, Caller, Reply<CommandResult<Option<PendingResponse>>>),
     Navigate(Option<NodeId>, Reply<CommandResult<()>>),
     Erase(NodeId, Reply<CommandResult<()>>),
     SetLabels(Labels, Reply<()>),

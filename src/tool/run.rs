@@ -1,12 +1,14 @@
 use std::time::Duration;
 
 use serde_json::Value;
+use tracing::Instrument;
 
 use super::{Tool, ToolContext, ToolOutput, ToolSet, cap::cap, contain::Contained};
 use crate::setters::setters;
 use crate::{
     message::{ToolResult, ToolUse},
     panics::contained,
+    telemetry::{CapturedContent, ToolTrace},
     text::clip,
 };
 
@@ -70,6 +72,27 @@ impl ToolSet {
     ///
     /// If the call has a time limit, panics outside a tokio runtime with time enabled.
     pub async fn run(&self, tool_use: &ToolUse, context: ToolContext, limits: &ToolLimits) -> ToolResult {
+        let description = || {
+            let describe = || self.get(&tool_use.name).map(|tool| tool.description().into_owned());
+            contained(describe).ok().flatten()
+        };
+        let Some(trace) = ToolTrace::begin(&tool_use.name, tool_use.id.as_str(), description) else {
+            return self.run_untraced(tool_use, context, limits).await;
+        };
+        trace.capture(CapturedContent::ToolInput, || tool_use.input.to_string());
+        let span = trace.span().clone();
+        let result = self.run_untraced(tool_use, context, limits).instrument(span).await;
+        trace.capture(CapturedContent::ToolOutput, || result.text());
+        trace.end(result.is_error);
+        result
+    }
+
+    async fn run_untraced(
+        &self,
+        tool_use: &ToolUse,
+        context: ToolContext,
+        limits: &ToolLimits,
+    ) -> ToolResult {
         let outcome = match contained(|| self.admit(tool_use, limits.timeout)) {
             Ok(Ok((tool, limit))) => call(tool, tool_use, &context, limit).await,
             Ok(Err(reason)) => Err(reason),

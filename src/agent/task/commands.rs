@@ -13,20 +13,23 @@ use crate::{
         core::Core,
     },
     subscription::EventId,
+    telemetry::Caller,
 };
 
 impl Task {
     pub(super) fn serve(&mut self, command: Command) {
         // A failed reply is ignored, because it only means that the caller no longer waits.
         match command {
-            Command::Prompt(prompt, reply) => {
-                let accepted =
-                    self.ensure_open().and_then(|()| self.step(|core, cx| core.prompt(prompt, false, cx)));
+            Command::Prompt(prompt, caller, reply) => {
+                let accepted = self
+                    .ensure_open()
+                    .and_then(|()| self.step_for(caller, |core, cx| core.prompt(prompt, false, cx)));
                 let _ = reply.send(accepted);
             }
-            Command::Ask(prompt, reply) => {
-                let accepted =
-                    self.ensure_open().and_then(|()| self.step(|core, cx| core.prompt(prompt, true, cx)));
+            Command::Ask(prompt, caller, reply) => {
+                let accepted = self
+                    .ensure_open()
+                    .and_then(|()| self.step_for(caller, |core, cx| core.prompt(prompt, true, cx)));
                 match accepted {
                     Ok(_) => self.asker = Some(reply),
                     Err(error) => drop(reply.send(Err(error))),
@@ -131,7 +134,7 @@ impl Task {
     }
 
     /// Performs a change for the history's owner, and returns the id of the resulting `state` event.
-    fn change(&mut self, at: Option<EventId>, change: Change) -> Result<EventId, AgentError> {
+    fn change(&mut self, at: Option<EventId>, mut change: Change) -> Result<EventId, AgentError> {
         self.core.ensure_idle()?;
         if !self.is_at(at) {
             return Err(AgentError::Moved);
@@ -142,10 +145,14 @@ impl Task {
         if matches!(change, Change::Erase(_)) {
             self.feed.forget();
         }
-        self.step(|core, cx| match change {
+        let caller = match &mut change {
+            Change::Begin(.., caller) => std::mem::take(caller),
+            Change::Set(_) | Change::Erase(_) => Caller::default(),
+        };
+        self.step_for(caller, |core, cx| match change {
             Change::Set(history) => core.replace_history(history, cx),
             Change::Erase(history) => core.replace_erased(history, cx),
-            Change::Begin(base, opening, asker) => {
+            Change::Begin(base, opening, asker, _) => {
                 let ask = asker.is_some();
                 asks = asker;
                 match opening {

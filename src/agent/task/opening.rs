@@ -7,6 +7,7 @@ use std::{
 };
 
 use futures_util::{StreamExt, future::BoxFuture, stream};
+use tracing::Span;
 
 use super::{
     Instance, Task,
@@ -71,9 +72,13 @@ impl Task {
 
     /// Polls for the permit or the provider's instance, whichever the request waits for.
     pub(super) fn poll_opening(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let Some(Opening { wait, .. }) = self.work.as_mut().and_then(|work| work.opening.as_mut()) else {
+        let Some(work) = &mut self.work else {
             return Poll::Pending;
         };
+        let Some(Opening { wait, .. }) = &mut work.opening else {
+            return Poll::Pending;
+        };
+        let in_run = work.trace.as_ref().map(|trace| trace.span().enter());
         match wait {
             Wait::Effect => return Poll::Pending,
             Wait::Permit(op, admitting) => {
@@ -86,6 +91,7 @@ impl Task {
                         None
                     }
                 };
+                drop(in_run);
                 let work = self.work();
                 work.await_opening(Wait::Effect);
                 work.permit = permit;
@@ -99,6 +105,7 @@ impl Task {
                     Ok(Poll::Ready(opened)) => opened.map_err(Failure::from),
                     Err(message) => Err(Failure::ProviderPanicked { message }),
                 };
+                drop(in_run);
                 self.work().await_opening(Wait::Effect);
                 match outcome {
                     Ok(own) => {
@@ -138,15 +145,22 @@ impl Task {
             return;
         };
         let provider = instance.own.clone().unwrap_or(provider);
-        let (context, questions) = RequestContext::with_questions();
+        let (mut context, questions) = RequestContext::with_questions();
         work.questions = Some(questions);
+        if let Some(trace) = &mut work.trace {
+            trace.request();
+            context.set_conversation(trace.conversation());
+        }
         // If the service does not report a model name, the response is attributed to the configured model. Therefore
         // report the request's model here if it differs from the configured model.
         let turn = self.core.phase().turn();
         let model = turn.map_or(&self.config.model, |turn| turn.model_in(&self.config));
         let other = (request.model != *model.id()).then(|| request.model.to_string());
         let retry = self.setup.retry.as_deref().copied().unwrap_or_else(|| model.retry_policy());
-        let mut answer = retry.stream(provider, *request, context);
+        let mut answer = {
+            let _in_run = work.span().map(Span::enter);
+            retry.stream(provider, *request, context)
+        };
         if other.is_some() {
             let data = MessageDelta { model: other, ..MessageDelta::default() };
             answer = Box::pin(stream::iter([Ok(Delta::Message(Box::new(data)))]).chain(answer));

@@ -9,6 +9,7 @@ use tokio::{
     sync::mpsc,
     task::{Id, JoinError},
 };
+use tracing::Span;
 
 use super::{
     Commit, Exit, Task,
@@ -80,7 +81,10 @@ impl Task {
         let Some((op, callback, running)) = call else {
             return Poll::Pending;
         };
-        let returned = ready!(running.as_mut().poll(cx));
+        let returned = {
+            let _in_run = self.work.as_ref().and_then(|work| work.span()).map(Span::enter);
+            ready!(running.as_mut().poll(cx))
+        };
         self.returned(*op, callback, returned);
         Poll::Ready(())
     }
@@ -261,11 +265,18 @@ impl Task {
     }
 
     fn poll_stream(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let Some((op, stream)) = self.work.as_mut().and_then(|work| work.stream.as_mut()) else {
+        let Some(work) = &mut self.work else {
+            return Poll::Pending;
+        };
+        let Some((op, stream)) = &mut work.stream else {
             return Poll::Pending;
         };
         let op = *op;
-        match guard("provider", || stream.as_mut().poll_next(cx)) {
+        let polled = {
+            let _in_run = work.trace.as_ref().map(|trace| trace.span().enter());
+            guard("provider", || stream.as_mut().poll_next(cx))
+        };
+        match polled {
             Ok(Poll::Pending) => return Poll::Pending,
             Ok(Poll::Ready(Some(Ok(delta)))) => self.step(|core, cx| core.delta(op, delta, cx)),
             Ok(Poll::Ready(Some(Err(error)))) => self.stream_failed(op, error),

@@ -8,6 +8,7 @@ use tokio::{
     time::{Instant, Sleep, sleep, sleep_until},
 };
 use tokio_util::{sync::CancellationToken, time::DelayQueue};
+use tracing::{Instrument, Span};
 
 use super::{
     Instance, Task,
@@ -22,6 +23,7 @@ use crate::{
     },
     message::{ToolResult, ToolUseId},
     provider::{DeltaStream, Questions},
+    telemetry::{Caller, RunTrace},
     tool::{Decision, ToolContext, ToolSet},
 };
 
@@ -47,6 +49,10 @@ pub(super) struct Work {
     pub(super) watch: Option<Watch>,
     /// The tool uses whose pauses have time limits.
     pub(super) expiries: Option<Box<DelayQueue<ToolUseId>>>,
+    /// The trace of the run, if anybody listens.
+    pub(super) trace: Option<Box<RunTrace>>,
+    /// The caller of the command that is being served.
+    pub(super) caller: Caller,
     /// An empty list that is reused for the effects of the next step.
     pub(super) effects: Vec<Effect>,
 }
@@ -165,6 +171,7 @@ impl Task {
     pub(super) fn run_tools(&mut self, op: Op, calls: Vec<ToolCall>) {
         let setup = Arc::clone(&self.setup);
         let work = self.work.get_or_insert_default();
+        let span = work.span().cloned().unwrap_or_else(Span::none);
         let (sender, progress) = mpsc::channel(16);
         let cancellation = CancellationToken::new();
         let active = Arc::clone(self.active_calls.get_or_insert_default());
@@ -177,11 +184,12 @@ impl Task {
                 .with_extensions(setup.extensions.clone());
             let (tools, setup, own) = (work.tools.clone(), Arc::clone(&setup), Arc::clone(&call));
             let presence = active.enter(&call);
-            let handle = tasks.set.spawn(async move {
+            let running = async move {
                 let _presence = presence;
                 let result = tools.run(&own.tool_use, context, &setup.tool_limits).await;
                 (own.slot, result)
-            });
+            };
+            let handle = tasks.set.spawn(running.instrument(span.clone()));
             tasks.calls.push((handle.id(), call));
         }
         work.tasks = Some(tasks);

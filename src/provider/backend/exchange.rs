@@ -12,6 +12,7 @@ use futures_util::{
 };
 use serde_json::{Map, json};
 use tokio::{runtime::Handle, sync::OwnedSemaphorePermit, task::yield_now, time::sleep};
+use tracing::Instrument;
 
 use super::{
     BackendError, BackendEvent, BackendSession, Breach, EventStream, PermissionAnswer, PermissionRequest,
@@ -69,14 +70,15 @@ impl Drop for Turn {
         let (owner, session, permit) =
             (Arc::clone(&self.owner), Arc::clone(&self.session), self.permit.take());
         // If the runtime is gone, dropping the owner terminates the session instead.
-        self.runtime.spawn(async move {
+        let cancelling = async move {
             let limit = owner.limits.cancel;
             if let Err(error) = call("cancel", limit, async { session.cancel().await }).await {
                 tracing::warn!(%error, "a backend did not cancel its turn; the session is terminated");
                 owner.lose(&session);
             }
             drop(permit);
-        });
+        };
+        self.runtime.spawn(cancelling.in_current_span());
     }
 }
 

@@ -259,10 +259,11 @@ impl Provider for Endpoint {
         &self.name
     }
 
-    async fn stream(&self, request: Request, _context: RequestContext) -> Result<DeltaStream, ProviderError> {
+    async fn stream(&self, request: Request, context: RequestContext) -> Result<DeltaStream, ProviderError> {
         let format = self.format(&request);
         let dialect = &*format.dialect;
         let url = self.url(dialect, &request)?;
+        context.set_server(url.host_str().unwrap_or_default(), url.port_or_known_default());
         let (mut headers, mut secrets) = self.headers(format, &request)?;
         secrets.extend(outgoing::query_secrets(&url));
         let error_context = ErrorContext::new(secrets);

@@ -13,6 +13,7 @@ use crate::{
         core::{Base, Core, Move},
     },
     subscription::{Attachment, EndReason, EventId},
+    telemetry::Caller,
     tree::NodeId,
 };
 
@@ -91,8 +92,8 @@ impl Task {
                 self.step(Core::hurry);
                 self.answer_flushes();
             }
-            Command::Begin(start, wait, reply) => {
-                let begun = self.begin(start, wait).await;
+            Command::Begin(start, wait, caller, reply) => {
+                let begun = self.begin(start, wait, caller).await;
                 let _ = reply.send(settled(begun)?);
             }
             Command::Erase(node, reply) => {
@@ -108,12 +109,17 @@ impl Task {
     }
 
     /// Starts a run on a new branch. If the caller waits for the response, returns its receiver.
-    async fn begin(&mut self, start: RunStart, wait: Wait) -> Result<Option<PendingResponse>, SessionError> {
+    async fn begin(
+        &mut self,
+        start: RunStart,
+        wait: Wait,
+        caller: Caller,
+    ) -> Result<Option<PendingResponse>, SessionError> {
         loop {
             let at = self.catch_up_idle().await?;
             let (Base { history, then }, opening) = self.core.begin(start.clone())?;
             let (asker, answer) = (wait == Wait::ForResponse).then(oneshot::channel).unzip();
-            let begun = self.owner.begin(at, history, opening, asker).await;
+            let begun = self.owner.begin(at, history, opening, asker, caller.clone()).await;
             if let Some(done) = self.follow(begun, then).await {
                 return done.map(|()| answer);
             }

@@ -1,0 +1,135 @@
+//! The telemetry of runs. A run's trace follows the agent's events.
+
+use std::sync::{Arc, OnceLock};
+
+use tracing::Span;
+
+use super::{Task, work::Work};
+use crate::{
+    agent::{Event, Failure, Response, Status, TurnOutcome, UnstageReason},
+    provider::{error_type, tokens},
+    telemetry::{self, Caller, RunFacts, RunTrace},
+    tool::{Decision, Extensions},
+};
+
+/// The agent's name. It is stored among the extensions, so that agents without a name are no larger.
+pub(in crate::agent) struct AgentName(pub(in crate::agent) Arc<str>);
+
+type FindConversation = fn(&Extensions) -> Option<&str>;
+
+/// Returns the conversation's id from an agent's extensions. The type of ids belongs to a later layer.
+static FIND_CONVERSATION: OnceLock<FindConversation> = OnceLock::new();
+
+/// Sets the function that finds the id of an agent's conversation. Only the first call has an effect.
+pub(crate) fn find_conversations_with(find: FindConversation) {
+    FIND_CONVERSATION.get_or_init(|| find);
+}
+
+impl Work {
+    /// Returns the run's span, if anybody listens.
+    pub(super) fn span(&self) -> Option<&Span> {
+        self.trace.as_ref().map(|trace| trace.span())
+    }
+}
+
+impl Task {
+    /// Records an event in the trace of its run.
+    #[inline]
+    pub(super) fn trace(&mut self, event: &Event) {
+        match &mut self.work {
+            Some(work) if work.trace.is_some() => record(work, event),
+            _ if matches!(event, Event::Status { status: Status::Busy }) && telemetry::is_on() => {
+                self.begin_trace();
+            }
+            _ => {}
+        }
+    }
+
+    fn begin_trace(&mut self) {
+        let caller = self.work.as_mut().map_or_else(Caller::default, |work| std::mem::take(&mut work.caller));
+        let extensions = &self.setup.extensions;
+        let turn = self.core.phase().turn();
+        let model = turn.map_or(&self.config.model, |turn| turn.model_in(&self.config));
+        let prompt = turn.map(|turn| &turn.origin.prompt.options);
+        let output = prompt.and_then(|options| options.output()).or_else(|| self.config.options.output());
+        let trace = RunTrace::begin(
+            &caller,
+            &RunFacts {
+                agent: extensions.get::<AgentName>().map(|name| &*name.0),
+                conversation: FIND_CONVERSATION.get().and_then(|find| find(extensions)),
+                provider: model.provider_name(),
+                model: model.id(),
+                is_json: output.is_some(),
+            },
+        );
+        self.work().trace = trace;
+    }
+}
+
+fn record(work: &mut Work, event: &Event) {
+    let Some(trace) = &mut work.trace else { return };
+    match event {
+        Event::ToolStart { .. } => trace.tool_call(),
+        Event::Staged { id, .. } => trace.staged(id.as_str(), std::mem::take(&mut work.caller)),
+        Event::Unstaged { id, reason: UnstageReason::Taken } => trace.taken(id.as_str()),
+        Event::Unstaged { id, reason: UnstageReason::Withdrawn } => drop(trace.unstaged(id.as_str())),
+        Event::Pause(pause) => trace.paused(pause.tool_use.id.as_str(), &pause.tool_use.name),
+        Event::Decided(decided) => {
+            trace.decided(decided.tool_use_id.as_str(), name_of(&decided.decision), decided.expired);
+        }
+        Event::Retry { failure, delay, .. } => trace.retried(&kind(failure), *delay),
+        Event::Turn(TurnOutcome::Continue { response }) => trace.add(&tokens(&response.usage)),
+        Event::Turn(TurnOutcome::Stop { response, .. }) => {
+            end(work, response, Some((&response.stop_reason.to_string(), None)));
+        }
+        Event::Error { failure, response, .. } => {
+            end(work, response, Some(("error", Some((&kind(failure), &description(failure))))));
+        }
+        Event::Cancelled { response, .. } => end(work, response, None),
+        _ => {}
+    }
+}
+
+/// The finish reason of a run, and the type and the description of its failure.
+type Ending<'a> = (&'a str, Option<(&'a str, &'a str)>);
+
+/// Ends the run's trace. A run without an ending was cancelled.
+fn end(work: &mut Work, response: &Response, ending: Option<Ending<'_>>) {
+    let Some(mut trace) = work.trace.take() else { return };
+    trace.add(&tokens(&response.usage));
+    if let Some((finish_reason, failure)) = ending {
+        trace.end(finish_reason, failure);
+    }
+}
+
+fn name_of(decision: &Decision) -> &'static str {
+    match decision {
+        Decision::Execute => "execute",
+        Decision::ExecuteWith(_) => "execute_with",
+        Decision::Reject(_) => "reject",
+        Decision::Provide(_) => "provide",
+    }
+}
+
+fn kind(failure: &Failure) -> String {
+    match failure {
+        Failure::Provider { error } => error_type(error.kind),
+        Failure::ProviderPanicked { .. } => "provider_panicked".to_owned(),
+        Failure::TimeLimit { .. } => "time_limit".to_owned(),
+        Failure::Output { .. } => "output".to_owned(),
+        Failure::OnHold { .. } => "on_hold".to_owned(),
+        Failure::Callback { .. } => "callback".to_owned(),
+    }
+}
+
+/// Returns a description without the failure's own message, because the message may quote a prompt or a response.
+fn description(failure: &Failure) -> String {
+    match failure {
+        Failure::Provider { error } => error.kind.to_string(),
+        Failure::ProviderPanicked { .. } => "the provider panicked".to_owned(),
+        Failure::TimeLimit { .. } => failure.to_string(),
+        Failure::Output { .. } => "the response does not have the requested shape".to_owned(),
+        Failure::OnHold { .. } => "the prompt that handle_event returned was refused".to_owned(),
+        Failure::Callback { callback, .. } => format!("callback {callback} failed"),
+    }
+}

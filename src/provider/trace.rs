@@ -1,0 +1,140 @@
+//! The telemetry of a request: what a response's stream tells about it.
+
+mod content;
+
+use tracing::Span;
+
+use super::{Delta, Effort, ErrorKind, Fold, Provider, ProviderError, Request, RequestContext, ThinkingMode};
+use crate::{
+    message::Usage,
+    telemetry::{self, CapturedContent, RequestFacts, RequestTrace, Tokens},
+};
+
+/// The trace of one request, with the response so far if it is captured.
+pub(super) struct StreamTrace {
+    trace: Box<RequestTrace>,
+    fold: Option<Fold>,
+}
+
+impl StreamTrace {
+    /// Opens the trace of a request. Returns `None` if nobody listens.
+    pub(super) fn begin(
+        provider: &dyn Provider,
+        request: &Request,
+        context: &mut RequestContext,
+    ) -> Option<Box<Self>> {
+        if !telemetry::is_on() {
+            return None;
+        }
+        let options = &request.options;
+        let facts = RequestFacts {
+            provider: provider.name(),
+            model: &request.model,
+            max_tokens: options.max_tokens(),
+            temperature: options.temperature(),
+            top_p: options.top_p(),
+            stop_sequences: options.stop_sequences().map(Vec::as_slice),
+            reasoning: options.thinking().and_then(level),
+            is_json: options.output().is_some(),
+        };
+        let trace = RequestTrace::begin(&facts, context.open_scope())?;
+        trace.capture(CapturedContent::SystemPrompt, || content::system(request.system.as_deref()));
+        trace.capture(CapturedContent::InputMessages, || content::messages(&request.history));
+        trace.capture(CapturedContent::ToolDefinitions, || content::tools(&request.tools));
+        let fold = telemetry::captures().wants(CapturedContent::OutputMessages).then(Fold::default);
+        Some(Box::new(Self { trace, fold }))
+    }
+
+    pub(super) fn span(&self) -> &Span {
+        self.trace.span()
+    }
+
+    /// Records an item of the stream, or the stream's end.
+    pub(super) fn observe(&mut self, item: Option<&Result<Delta, ProviderError>>) {
+        match item {
+            Some(Ok(delta)) => self.delta(delta),
+            Some(Err(error)) => {
+                self.capture_output();
+                self.trace.end(Some((&error_type(error.kind), &error.kind.to_string())));
+            }
+            None => {
+                self.capture_output();
+                let truncated = !self.trace.has_finish_reason();
+                let kind = ErrorKind::Truncated;
+                let failure = truncated.then(|| (error_type(kind), kind.to_string()));
+                self.trace.end(failure.as_ref().map(|(kind, words)| (&**kind, &**words)));
+            }
+        }
+    }
+
+    fn delta(&mut self, delta: &Delta) {
+        if let Some(fold) = &mut self.fold
+            && fold.apply(delta.clone()).is_err()
+        {
+            // The reader of the stream reports the breach.
+            self.fold = None;
+        }
+        if delta.is_content() {
+            return self.trace.chunk();
+        }
+        let Delta::Message(data) = delta else {
+            return;
+        };
+        if let Some(model) = &data.model {
+            self.trace.response_model(model);
+        }
+        if let Some(usage) = &data.usage {
+            self.trace.tokens(tokens(usage));
+        }
+        if let Some(reason) = &data.stop_reason {
+            self.trace.finish_reason(&reason.to_string());
+        }
+        if let Some(id) = data.provider_data.values().find_map(|format| format.get("id")?.as_str()) {
+            self.trace.response_id(id);
+        }
+    }
+
+    fn capture_output(&mut self) {
+        if let Some(fold) = &self.fold {
+            self.trace.capture(CapturedContent::OutputMessages, || content::response(fold));
+        }
+    }
+}
+
+impl Drop for StreamTrace {
+    fn drop(&mut self) {
+        if !self.trace.is_over() {
+            self.capture_output();
+        }
+    }
+}
+
+/// Returns the name of a kind of failure, as it is serialised.
+pub(crate) fn error_type(kind: ErrorKind) -> String {
+    serde_json::to_value(kind).ok().and_then(|name| name.as_str().map(str::to_owned)).unwrap_or_default()
+}
+
+pub(crate) fn tokens(usage: &Usage) -> Tokens {
+    Tokens {
+        input: usage.prompt(),
+        cache_read: usage.cache_read,
+        cache_write: usage.cache_write,
+        output: usage.output,
+        reasoning: usage.reasoning,
+        cost: usage.cost,
+    }
+}
+
+fn level(mode: ThinkingMode) -> Option<&'static str> {
+    match mode {
+        ThinkingMode::Off => Some("none"),
+        ThinkingMode::Effort(effort) => Some(match effort {
+            Effort::Minimal => "minimal",
+            Effort::Low => "low",
+            Effort::Medium => "medium",
+            Effort::High => "high",
+            Effort::Max => "max",
+        }),
+        ThinkingMode::Budget(_) => None,
+    }
+}

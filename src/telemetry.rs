@@ -1,0 +1,95 @@
+//! Telemetry: spans through [`tracing`], and metrics.
+//!
+//! The crate opens a span for each run, each request to a model, each attempt at a request, and each tool call. The
+//! spans have the target [`TARGET`] and the attribute names of OpenTelemetry's conventions for generative AI. They are
+//! part of every build. If no subscriber listens, they cost a few instructions.
+//!
+//! | span | level | duration |
+//! | --- | --- | --- |
+//! | `invoke_agent` | INFO | one run of an agent, from idle to idle, including its pauses |
+//! | `chat` | INFO | one request to a model, including its retries, until the response ends |
+//! | `attempt` | DEBUG | one attempt at a request |
+//! | `execute_tool` | INFO | one tool call |
+//!
+//! The run's span is a child of the span in which the caller sent the prompt. Pauses, decisions, retries and staged
+//! prompts are events on the run's span. The field `otel.name` contains the full name, such as `chat claude-sonnet-4-6`,
+//! and the fields `otel.kind`, `otel.status_code` and `otel.status_description` have the meanings that
+//! `tracing-opentelemetry` gives them.
+//!
+//! Prompts, responses, tool inputs, tool outputs, keys and headers are not part of any span, unless the application asks
+//! for content with [`Capture`].
+//!
+//! The [guide](crate::guides::telemetry) shows a complete setup.
+//!
+//! ```
+//! use omni_agent::telemetry::{self, Capture, Convention, Settings};
+//!
+//! // Once, at the start of the program.
+//! telemetry::configure(
+//!     Settings::new()
+//!         .with_convention(Convention::Latest)
+//!         .with_capture(Capture::new().with_tools(true).with_redaction(|_, text| text.replace("4242", "****"))),
+//! )?;
+//! # Ok::<(), telemetry::AlreadyConfigured>(())
+//! ```
+
+mod capture;
+mod names;
+#[cfg(feature = "otel-metrics")]
+mod otel;
+mod recorder;
+mod request;
+mod run;
+mod settings;
+mod tool;
+
+pub use capture::{Capture, CapturedContent};
+#[cfg(feature = "otel-metrics")]
+pub use otel::OtelRecorder;
+pub use recorder::{Recorder, RequestMetrics, RunMetrics, Tokens, ToolMetrics};
+pub(crate) use request::{RequestFacts, RequestScope, RequestTrace, attempt, attempt_failed};
+pub(crate) use run::{RunFacts, RunTrace};
+pub use settings::{AlreadyConfigured, Convention, Settings, configure};
+pub(crate) use settings::{captures, is_on};
+pub(crate) use tool::ToolTrace;
+
+use tracing::Span;
+
+/// The target of all spans and events of telemetry, for filters such as `omni_agent::telemetry=debug`.
+pub const TARGET: &str = "omni_agent::telemetry";
+
+/// The span in which a caller sent a command. It takes 8 bytes, because each command carries it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Caller(Option<Box<Span>>);
+
+impl Caller {
+    /// Returns the current span, if spans of telemetry are enabled.
+    pub(crate) fn current() -> Self {
+        if !settings::is_traced() {
+            return Self(None);
+        }
+        let span = Span::current();
+        Self((!span.is_none()).then(|| Box::new(span)))
+    }
+
+    /// Returns whether there is a span.
+    pub(crate) fn is_known(&self) -> bool {
+        self.0.is_some()
+    }
+
+    fn id(&self) -> Option<tracing::Id> {
+        self.0.as_deref().and_then(Span::id)
+    }
+}
+
+/// Records that the operation of `span` failed.
+fn fail(span: &Span, kind: &str, description: &str) {
+    span.record(names::ERROR_TYPE, kind);
+    span.record(names::STATUS_CODE, "ERROR");
+    span.record(names::STATUS_DESCRIPTION, description);
+}
+
+/// Returns a list as JSON text, because a field of a span can't be a list.
+fn list<'a>(items: impl IntoIterator<Item = &'a str>) -> String {
+    serde_json::Value::from_iter(items).to_string()
+}

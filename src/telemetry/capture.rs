@@ -1,0 +1,108 @@
+//! The capture of content.
+
+use std::{fmt, sync::Arc};
+
+use crate::{panics::contained, text::start};
+
+/// The maximum size of a captured attribute in bytes.
+const MAX: usize = 16 * 1024;
+
+type Redaction = dyn Fn(CapturedContent, String) -> String + Send + Sync;
+
+/// The content that spans record. By default, they record none.
+///
+/// Each attribute is JSON text. It is passed to the redaction function, and then cut at 16 KiB, so a long attribute is
+/// not valid JSON.
+#[derive(Clone, Default)]
+pub struct Capture {
+    messages: bool,
+    tools: bool,
+    system: bool,
+    redaction: Option<Arc<Redaction>>,
+}
+
+/// The kind of a captured attribute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum CapturedContent {
+    /// The messages of a request.
+    InputMessages,
+    /// The response of a model.
+    OutputMessages,
+    /// The system prompt of a request.
+    SystemPrompt,
+    /// The declarations of a request's tools.
+    ToolDefinitions,
+    /// The input of a tool call.
+    ToolInput,
+    /// The output of a tool call.
+    ToolOutput,
+}
+
+impl Capture {
+    /// Creates settings that capture nothing.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets whether the messages of requests and responses are captured. They contain tool inputs and outputs too.
+    pub fn with_messages(mut self, messages: bool) -> Self {
+        self.messages = messages;
+        self
+    }
+
+    /// Sets whether tool declarations and the inputs and outputs of tool calls are captured.
+    pub fn with_tools(mut self, tools: bool) -> Self {
+        self.tools = tools;
+        self
+    }
+
+    /// Sets whether the system prompt is captured.
+    pub fn with_system_prompt(mut self, system: bool) -> Self {
+        self.system = system;
+        self
+    }
+
+    /// Sets the function that removes confidential parts from each captured text. If the function panics, the text is
+    /// not recorded.
+    pub fn with_redaction(
+        mut self,
+        redaction: impl Fn(CapturedContent, String) -> String + Send + Sync + 'static,
+    ) -> Self {
+        self.redaction = Some(Arc::new(redaction));
+        self
+    }
+
+    /// Returns whether this content is captured.
+    pub(crate) fn wants(&self, content: CapturedContent) -> bool {
+        match content {
+            CapturedContent::InputMessages | CapturedContent::OutputMessages => self.messages,
+            CapturedContent::ToolDefinitions | CapturedContent::ToolInput | CapturedContent::ToolOutput => {
+                self.tools
+            }
+            CapturedContent::SystemPrompt => self.system,
+        }
+    }
+
+    /// Returns the text to record.
+    pub(super) fn prepare(&self, content: CapturedContent, text: String) -> Option<String> {
+        let text = match &self.redaction {
+            None => text,
+            Some(redaction) => contained(|| redaction(content, text))
+                .inspect_err(|words| tracing::error!(words, "the redaction function panicked"))
+                .ok()?,
+        };
+        Some(if text.len() <= MAX { text } else { start(&text, MAX).to_owned() })
+    }
+}
+
+impl fmt::Debug for Capture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Capture")
+            .field("messages", &self.messages)
+            .field("tools", &self.tools)
+            .field("system", &self.system)
+            .field("redaction", &self.redaction.is_some())
+            .finish()
+    }
+}

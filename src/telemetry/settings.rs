@@ -1,0 +1,137 @@
+//! The settings of the process.
+
+use std::{
+    env, fmt,
+    sync::{Arc, OnceLock},
+};
+
+use tracing::Level;
+
+use super::{Capture, Recorder, TARGET};
+
+static SETTINGS: OnceLock<Settings> = OnceLock::new();
+
+/// The variable with which OpenTelemetry selects conventions that are not stable yet.
+const OPT_IN: &str = "OTEL_SEMCONV_STABILITY_OPT_IN";
+/// The value of the variable that selects the latest convention for generative AI.
+const LATEST: &str = "gen_ai_latest_experimental";
+
+/// The version of OpenTelemetry's conventions for generative AI, which decides the names of attributes and metrics.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Convention {
+    /// Version 1.41, the last version that was published with the general conventions.
+    #[default]
+    V1_41,
+    /// The latest names, which have no release yet and may still change.
+    Latest,
+}
+
+impl Convention {
+    /// Returns the convention that the environment selects. The variable `OTEL_SEMCONV_STABILITY_OPT_IN` contains a
+    /// list that is separated by commas. If the list contains `gen_ai_latest_experimental`, the result is
+    /// [`Convention::Latest`].
+    pub fn from_env() -> Self {
+        match env::var(OPT_IN) {
+            Ok(list) if list.split(',').any(|item| item.trim() == LATEST) => Self::Latest,
+            _ => Self::default(),
+        }
+    }
+}
+
+/// The settings of telemetry, for [`configure`].
+#[derive(Clone, Default)]
+#[must_use = "settings apply after `configure`"]
+pub struct Settings {
+    convention: Option<Convention>,
+    capture: Capture,
+    recorder: Option<Arc<dyn Recorder>>,
+}
+
+impl Settings {
+    /// Creates settings that capture no content and record no metrics, with the convention that the
+    /// [environment](Convention::from_env) selects.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets the convention. It takes precedence over the environment.
+    pub fn with_convention(mut self, convention: Convention) -> Self {
+        self.convention = Some(convention);
+        self
+    }
+
+    /// Sets the content that is recorded in spans.
+    pub fn with_capture(mut self, capture: Capture) -> Self {
+        self.capture = capture;
+        self
+    }
+
+    /// Sets the recorder of metrics.
+    pub fn with_recorder(mut self, recorder: impl Recorder) -> Self {
+        self.recorder = Some(Arc::new(recorder));
+        self
+    }
+
+    pub(super) fn convention(&self) -> Convention {
+        self.convention.unwrap_or_default()
+    }
+
+    pub(super) fn capture(&self) -> &Capture {
+        &self.capture
+    }
+}
+
+impl fmt::Debug for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Settings")
+            .field("convention", &self.convention)
+            .field("capture", &self.capture)
+            .field("recorder", &self.recorder.is_some())
+            .finish()
+    }
+}
+
+/// Telemetry was already configured, or spans were already opened with the default settings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("telemetry is already configured: call `telemetry::configure` once, before the first run")]
+pub struct AlreadyConfigured;
+
+/// Sets the settings of telemetry for this process.
+///
+/// # Errors
+///
+/// [`AlreadyConfigured`] if the settings are in use. They can't be changed, because spans of one trace would have
+/// different names.
+pub fn configure(settings: Settings) -> Result<(), AlreadyConfigured> {
+    let convention = settings.convention.unwrap_or_else(Convention::from_env);
+    SETTINGS.set(settings.with_convention(convention)).map_err(|_| AlreadyConfigured)
+}
+
+/// Returns the settings in use. At the first call without [`configure`], the defaults take effect.
+pub(super) fn settings() -> &'static Settings {
+    SETTINGS.get_or_init(|| Settings::new().with_convention(Convention::from_env()))
+}
+
+/// Returns whether a subscriber listens to the spans.
+#[inline]
+pub(super) fn is_traced() -> bool {
+    tracing::span_enabled!(target: TARGET, Level::INFO)
+}
+
+/// Returns the recorder of metrics, if there is one.
+#[inline]
+pub(super) fn recorder() -> Option<&'static dyn Recorder> {
+    SETTINGS.get()?.recorder.as_deref()
+}
+
+/// Returns whether spans or metrics are wanted.
+#[inline]
+pub(crate) fn is_on() -> bool {
+    is_traced() || recorder().is_some()
+}
+
+/// Returns the content that is captured.
+pub(crate) fn captures() -> &'static Capture {
+    settings().capture()
+}

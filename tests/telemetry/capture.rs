@@ -1,0 +1,107 @@
+//! Content in spans, which the application has to ask for.
+
+use omni_agent::telemetry::{self, AlreadyConfigured, Capture, CapturedContent, Settings};
+
+use super::{
+    alone::{alone, paused},
+    collector::Collector,
+    scenario::{self, SECRETS},
+    tree::Node,
+};
+
+fn play(capture: Capture) -> (Collector, Vec<Node>) {
+    let collector = Collector::install();
+    telemetry::configure(Settings::new().with_capture(capture)).unwrap();
+    paused(scenario::play());
+    let spans = collector.spans();
+    (collector, spans)
+}
+
+/// Returns the values of an attribute, in order of the spans.
+fn values<'a>(spans: &'a [Node], name: &str) -> Vec<&'a str> {
+    spans.iter().filter_map(|span| span.attributes.get(name)).map(String::as_str).collect()
+}
+
+fn shown(collector: &Collector) -> Vec<&'static str> {
+    let everything = collector.everything();
+    SECRETS.iter().copied().filter(|secret| everything.contains(secret)).collect()
+}
+
+#[test]
+fn capture_of_messages_records_prompts_and_responses_but_neither_keys_nor_the_system_prompt() {
+    const TEST: &str =
+        "capture::capture_of_messages_records_prompts_and_responses_but_neither_keys_nor_the_system_prompt";
+    alone(TEST, &[], || {
+        let (collector, spans) = play(Capture::new().with_messages(true));
+        assert_eq!(
+            shown(&collector),
+            ["prompt-4f21", "staged-77aa", "answer-1e5d", "input-6c30", "output-b844"]
+        );
+        let inputs = values(&spans, "gen_ai.input.messages");
+        assert_eq!(inputs[0], r#"[{"role":"user","parts":[{"type":"text","content":"prompt-4f21"}]}]"#);
+        let answer = r#"[{"role":"assistant","parts":[{"type":"text","content":"answer-1e5d"}]}]"#;
+        // The last response was cancelled, and its part so far is recorded.
+        let outputs = values(&spans, "gen_ai.output.messages");
+        assert_eq!(outputs[1..], [answer, answer]);
+        let tool_use =
+            r#"{"type":"tool_call","id":"call-1","name":"weather","arguments":{"city":"input-6c30"}}"#;
+        assert!(outputs[0].contains(tool_use), "{}", outputs[0]);
+        assert!(inputs[1].contains(r#"{"type":"tool_call_response","id":"call-1","#), "{}", inputs[1]);
+        assert_eq!(values(&spans, "gen_ai.tool.call.arguments"), [""; 0]);
+    });
+}
+
+#[test]
+fn capture_of_tools_records_inputs_outputs_and_declarations_alone() {
+    const TEST: &str = "capture::capture_of_tools_records_inputs_outputs_and_declarations_alone";
+    alone(TEST, &[], || {
+        let (collector, spans) = play(Capture::new().with_tools(true));
+        assert_eq!(shown(&collector), ["input-6c30", "output-b844"]);
+        assert_eq!(values(&spans, "gen_ai.tool.call.arguments"), [r#"{"city":"input-6c30"}"#; 2]);
+        assert_eq!(values(&spans, "gen_ai.tool.call.result"), ["output-b844"; 2]);
+        assert!(values(&spans, "gen_ai.tool.definitions")[0].contains(r#""name":"weather""#));
+    });
+}
+
+#[test]
+fn capture_of_the_system_prompt_records_it_alone() {
+    const TEST: &str = "capture::capture_of_the_system_prompt_records_it_alone";
+    alone(TEST, &[], || {
+        let (collector, spans) = play(Capture::new().with_system_prompt(true));
+        assert_eq!(shown(&collector), ["system-90bc"]);
+        let system = values(&spans, "gen_ai.system_instructions");
+        assert_eq!(system, [r#"[{"type":"text","content":"system-90bc"}]"#; 3]);
+    });
+}
+
+#[test]
+fn capture_with_redaction_records_the_redacted_text_cut_at_16_kib() {
+    const TEST: &str = "capture::capture_with_redaction_records_the_redacted_text_cut_at_16_kib";
+    alone(TEST, &[], || {
+        let capture =
+            Capture::new().with_messages(true).with_tools(true).with_redaction(
+                |content, text| match content {
+                    CapturedContent::InputMessages => text.replace("prompt-4f21", "***"),
+                    // Two bytes per letter, so that the cut is not at the limit's own position.
+                    CapturedContent::ToolInput => format!("a{}", "ä".repeat(10_000)),
+                    CapturedContent::ToolOutput => panic!("a redaction fails"),
+                    _ => text,
+                },
+            );
+        let (collector, spans) = play(capture);
+        assert!(!collector.everything().contains("prompt-4f21"));
+        assert!(values(&spans, "gen_ai.input.messages")[0].contains(r#""content":"***""#));
+        let inputs = values(&spans, "gen_ai.tool.call.arguments");
+        assert_eq!(inputs.iter().map(|input| input.len()).collect::<Vec<_>>(), [16 * 1024 - 1; 2]);
+        assert_eq!(values(&spans, "gen_ai.tool.call.result"), [""; 0]);
+    });
+}
+
+#[test]
+fn configure_a_second_time_is_refused() {
+    const TEST: &str = "capture::configure_a_second_time_is_refused";
+    alone(TEST, &[], || {
+        telemetry::configure(Settings::new()).unwrap();
+        assert_eq!(telemetry::configure(Settings::new()), Err(AlreadyConfigured));
+    });
+}

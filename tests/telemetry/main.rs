@@ -1,0 +1,20 @@
+//! Spans and metrics. `tracing` has one subscriber per process, and telemetry is configured once per process, so each
+//! test runs in a process of its own.
+
+#![allow(clippy::unwrap_used, reason = "a test's unwrap is its failure")]
+
+mod alone;
+mod capture;
+mod collector;
+#[cfg(feature = "http")]
+mod endpoint;
+mod golden;
+mod idle;
+mod metrics;
+mod mixing;
+mod parents;
+mod scenario;
+#[cfg(feature = "http")]
+#[path = "../support/server.rs"]
+mod server;
+mod tree;

@@ -3,6 +3,7 @@
 //! ```sh
 //! cargo run --example chat
 //! cargo run --example chat -- --session mountains     # run it again to continue the conversation
+//! cargo run --example chat -- --trace                 # shows the spans of each run
 //! cargo run --example chat -- --model anthropic:claude-sonnet-5
 //! cargo run --example chat -- --model local:some-model --base-url http://localhost:8000
 //! echo 'What can you do?' | cargo run --example chat
@@ -25,6 +26,8 @@ mod conversation;
 mod support;
 #[path = "chat/tool.rs"]
 mod tool;
+#[path = "chat/trace.rs"]
+mod trace;
 
 use std::{collections::VecDeque, error::Error, process::ExitCode};
 
@@ -39,6 +42,7 @@ use omni_agent::{
 };
 use serde_json::json;
 use support::{Interrupts, Lines, Printer, explain, first_words};
+use trace::{TRACE, Trace};
 
 const ABOUT: &str = "A chat in the terminal: streaming, a tool that asks for approval, and branches.";
 
@@ -55,12 +59,14 @@ async fn main() -> ExitCode {
 
 async fn chat() -> Result<(), Box<dyn Error>> {
     let picked = support::pick_model_with(ABOUT, conversation::FLAGS).await?;
+    let trace = picked.value(&TRACE).map(|_| Trace::start());
     let mut printer = Printer::default();
     let words = picked.words.join(" ");
     let conversation = conversation::open(picked, &mut printer).await?;
     let mut chat = Chat {
         conversation,
         printer,
+        trace,
         user: std::env::var("USER").unwrap_or_else(|_| "user".to_owned()),
         runs: 0,
         waiting: VecDeque::new(),
@@ -77,6 +83,7 @@ async fn chat() -> Result<(), Box<dyn Error>> {
 struct Chat {
     conversation: Conversation,
     printer: Printer,
+    trace: Option<Trace>,
     /// The name under which this terminal decides about tool uses.
     user: String,
     /// The number of runs that have started and have not ended yet.
@@ -227,6 +234,9 @@ impl Chat {
         };
         for prompt in staged {
             self.printer.note(&format!("[not sent: {}]", text_of(prompt)));
+        }
+        if let Some(trace) = &self.trace {
+            trace.show(&mut self.printer);
         }
         self.runs = self.runs.saturating_sub(1);
         self.waiting.clear();

@@ -6,10 +6,11 @@
 //! 4. [Stores](stores)
 //! 5. [Many conversations](many_conversations)
 //! 6. [Testing an application](testing)
-//! 7. [Writing a provider, a store or a backend](extending)
-//! 8. [Coming from Elixir's Omni Agent](from_elixir)
-//! 9. [Coming from rig](from_rig)
-//! 10. [Coming from yoagent](from_yoagent)
+//! 7. [Telemetry](telemetry)
+//! 8. [Writing a provider, a store or a backend](extending)
+//! 9. [Coming from Elixir's Omni Agent](from_elixir)
+//! 10. [Coming from rig](from_rig)
+//! 11. [Coming from yoagent](from_yoagent)
 
 #[doc = include_str!("../docs/getting-started.md")]
 pub mod getting_started {}
@@ -23,6 +24,8 @@ pub mod stores {}
 pub mod many_conversations {}
 #[doc = include_str!("../docs/testing.md")]
 pub mod testing {}
+#[doc = include_str!("../docs/telemetry.md")]
+pub mod telemetry {}
 #[doc = include_str!("../docs/extending.md")]
 pub mod extending {}
 #[doc = include_str!("../docs/from-elixir.md")]

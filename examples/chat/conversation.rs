@@ -8,13 +8,13 @@ use omni_agent::{
     store::{ConversationId, FileSystemStore, MemoryStore, Store, StoreError},
 };
 
-use super::tool::run_command;
+use super::{tool::run_command, trace::TRACE};
 use crate::support::{self, Flag, Folder, Picked, Printer, STORE, first_words};
 
 const SESSION: Flag =
     Flag { name: "--session", value: "ID", help: "continue this stored conversation, or create it" };
 
-pub const FLAGS: &[Flag] = &[SESSION, STORE];
+pub const FLAGS: &[Flag] = &[SESSION, STORE, TRACE];
 
 /// A conversation and its folder.
 pub struct Conversation {

@@ -10,6 +10,7 @@ use crate::{
     message::{Content, History, HistoryError, Message, ToolResult, ToolUse},
     provider::{ErrorKind, ProviderError},
     subscription::{EndReason, EventId, Update},
+    telemetry::Caller,
     testing::{Gate, Step},
     tool::Decision,
 };
@@ -54,7 +55,7 @@ impl HistoryOwner {
         base: History,
         prompt: impl Into<Prompt>,
     ) -> Result<EventId, AgentError> {
-        self.begin(at, base, Opening::Prompt(prompt.into()), None).await
+        self.begin(at, base, Opening::Prompt(prompt.into()), None, Caller::default()).await
     }
 
     /// Starts a run on `base` that answers a message again.
@@ -64,7 +65,7 @@ impl HistoryOwner {
         base: History,
         message: Arc<Message>,
     ) -> Result<EventId, AgentError> {
-        self.begin(at, base, Opening::Message(message, Prompt::default()), None).await
+        self.begin(at, base, Opening::Message(message, Prompt::default()), None, Caller::default()).await
     }
 }
 

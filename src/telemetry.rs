@@ -89,6 +89,12 @@ fn fail(span: &Span, kind: &str, description: &str) {
     span.record(names::STATUS_DESCRIPTION, description);
 }
 
+/// Returns a count as a signed number. The bridge to OpenTelemetry turns unsigned numbers into text, because
+/// OpenTelemetry has none.
+fn count(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
 /// Returns a list as JSON text, because a field of a span can't be a list.
 fn list<'a>(items: impl IntoIterator<Item = &'a str>) -> String {
     serde_json::Value::from_iter(items).to_string()

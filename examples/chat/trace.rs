@@ -45,8 +45,8 @@ impl Trace {
 struct Span {
     name: String,
     started: Instant,
-    input: u64,
-    output: u64,
+    input: i64,
+    output: i64,
     cost: f64,
     error: Option<String>,
     children: Vec<Span>,
@@ -96,7 +96,7 @@ impl Visit for Span {
         }
     }
 
-    fn record_u64(&mut self, field: &Field, value: u64) {
+    fn record_i64(&mut self, field: &Field, value: i64) {
         match field.name() {
             "gen_ai.usage.input_tokens" => self.input = value,
             "gen_ai.usage.output_tokens" => self.output = value,

@@ -164,9 +164,7 @@ impl Attempts {
         }
         self.retries += 1;
         let retry = self.retries;
-        // The error's message may quote the request, so it is not logged.
-        let (kind, status) = (error.kind, error.status);
-        tracing::debug!(%kind, status, ?delay, retry, "the request failed before its first content and is repeated");
+        tracing::debug!(%error, ?delay, retry, "the request failed before its first content and is repeated");
         Some(delay)
     }
 }

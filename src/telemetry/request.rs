@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use tracing::{Level, Span, field::Empty};
 
 use super::{
-    CapturedContent, RequestMetrics, TARGET, Tokens, captures, fail, list, names,
+    CapturedContent, RequestMetrics, TARGET, Tokens, captures, count, fail, list, names,
     recorder::record,
     run::output_type,
     settings::{is_on, recorder, settings},
@@ -85,7 +85,7 @@ impl RequestTrace {
             { names::CONVERSATION } = scope.conversation.as_deref(),
             { names::REQUEST_MODEL } = facts.model,
             { names::REQUEST_STREAM } = true,
-            { names::MAX_TOKENS } = facts.max_tokens,
+            { names::MAX_TOKENS } = facts.max_tokens.map(i64::from),
             { names::TEMPERATURE } = facts.temperature,
             { names::TOP_P } = facts.top_p,
             { names::STOP_SEQUENCES } = stop_sequences,
@@ -209,13 +209,13 @@ impl RequestTrace {
         self.span.record(names::RESPONSE_MODEL, self.response_model.as_deref());
         self.span.record(names::FINISH_REASONS, self.finish_reason.as_deref().map(|reason| list([reason])));
         self.span.record(names::SERVER_ADDRESS, server.map(|(address, _)| &**address));
-        self.span.record(names::SERVER_PORT, server.and_then(|(_, port)| *port));
+        self.span.record(names::SERVER_PORT, server.and_then(|(_, port)| *port).map(i64::from));
         if tokens != Tokens::default() {
-            self.span.record(names::INPUT_TOKENS, tokens.input);
-            self.span.record(names::OUTPUT_TOKENS, tokens.output);
-            self.span.record(names::CACHE_READ_TOKENS, tokens.cache_read);
-            self.span.record(settings().convention().differences().cache_write, tokens.cache_write);
-            self.span.record(names::REASONING_TOKENS, tokens.reasoning);
+            self.span.record(names::INPUT_TOKENS, count(tokens.input));
+            self.span.record(names::OUTPUT_TOKENS, count(tokens.output));
+            self.span.record(names::CACHE_READ_TOKENS, count(tokens.cache_read));
+            self.span.record(settings().convention().differences().cache_write, count(tokens.cache_write));
+            self.span.record(names::REASONING_TOKENS, count(tokens.reasoning));
             self.span.record(names::COST, tokens.cost);
         }
         record(|recorder| {
@@ -257,7 +257,7 @@ pub(crate) fn attempt(request: &Span, number: u32) -> Span {
         otel.kind = "internal",
         { names::STATUS_CODE } = Empty,
         { names::STATUS_DESCRIPTION } = Empty,
-        { names::ATTEMPT } = number,
+        { names::ATTEMPT } = i64::from(number),
         { names::RETRY_AFTER } = Empty,
         { names::HTTP_STATUS } = Empty,
         { names::ERROR_TYPE } = Empty,
@@ -272,6 +272,6 @@ pub(crate) fn attempt_failed(
     retry_after: Option<Duration>,
 ) {
     fail(attempt, kind, description);
-    attempt.record(names::HTTP_STATUS, status);
+    attempt.record(names::HTTP_STATUS, status.map(i64::from));
     attempt.record(names::RETRY_AFTER, retry_after.map(|wait| wait.as_secs_f64()));
 }

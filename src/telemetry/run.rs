@@ -6,7 +6,7 @@ use tokio::time::Instant;
 use tracing::{Level, Span, field::Empty};
 
 use super::{
-    Caller, RunMetrics, TARGET, Tokens, fail, list, names,
+    Caller, RunMetrics, TARGET, Tokens, count, fail, list, names,
     recorder::record,
     settings::{is_on, settings},
 };
@@ -178,11 +178,11 @@ impl RunTrace {
         }
         let tokens = &self.tokens;
         let differences = settings().convention().differences();
-        self.span.record(names::INPUT_TOKENS, tokens.input);
-        self.span.record(names::OUTPUT_TOKENS, tokens.output);
+        self.span.record(names::INPUT_TOKENS, count(tokens.input));
+        self.span.record(names::OUTPUT_TOKENS, count(tokens.output));
         if differences.run_has_provider {
-            self.span.record(names::CACHE_READ_TOKENS, tokens.cache_read);
-            self.span.record(differences.cache_write, tokens.cache_write);
+            self.span.record(names::CACHE_READ_TOKENS, count(tokens.cache_read));
+            self.span.record(differences.cache_write, count(tokens.cache_write));
         }
         if let Some(cost) = tokens.cost {
             self.span.record(names::COST, cost);

@@ -24,8 +24,10 @@ pub struct Collector(Arc<Mutex<Collected>>);
 struct Collected {
     spans: Vec<Node>,
     open: BTreeMap<u64, usize>,
-    /// Everything that any span or event has recorded.
-    everything: String,
+    /// Everything that spans and events of telemetry have recorded.
+    recorded: String,
+    /// Everything that spans and events of other targets have recorded.
+    logged: String,
 }
 
 impl Collector {
@@ -47,9 +49,15 @@ impl Collector {
         collected.open.values().map(|index| collected.spans[*index].name.clone()).collect()
     }
 
-    /// Returns the text of all fields of all spans and events, of every target.
-    pub fn everything(&self) -> String {
-        self.0.lock().unwrap().everything.clone()
+    /// Returns the text of all fields of the spans and events of telemetry.
+    pub fn recorded(&self) -> String {
+        self.0.lock().unwrap().recorded.clone()
+    }
+
+    /// Returns the text of all fields of the spans and events of other targets.
+    #[cfg(feature = "http")]
+    pub fn logged(&self) -> String {
+        self.0.lock().unwrap().logged.clone()
     }
 }
 
@@ -73,14 +81,14 @@ impl Visit for Fields {
 }
 
 impl Collected {
-    fn keep(&mut self, fields: &Fields) {
+    fn keep(&mut self, metadata: &Metadata<'_>, fields: &Fields) {
+        let text = if is_ours(metadata) { &mut self.recorded } else { &mut self.logged };
         for (name, value) in &fields.0 {
-            writeln!(self.everything, "{name}={value}").unwrap();
+            writeln!(text, "{name}={value}").unwrap();
         }
     }
 
     fn record(&mut self, index: usize, fields: Fields) {
-        self.keep(&fields);
         let node = &mut self.spans[index];
         for (name, value) in fields.0 {
             match name.as_str() {
@@ -106,8 +114,9 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Collector {
         let mut fields = Fields::default();
         attributes.record(&mut fields);
         let mut collected = self.0.lock().unwrap();
+        collected.keep(attributes.metadata(), &fields);
         if !is_ours(attributes.metadata()) {
-            return collected.keep(&fields);
+            return;
         }
         let parent = context
             .span(id)
@@ -127,10 +136,11 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Collector {
         collected.record(index, fields);
     }
 
-    fn on_record(&self, id: &Id, values: &span::Record<'_>, _: Context<'_, S>) {
+    fn on_record(&self, id: &Id, values: &span::Record<'_>, context: Context<'_, S>) {
         let mut fields = Fields::default();
         values.record(&mut fields);
         let mut collected = self.0.lock().unwrap();
+        collected.keep(context.metadata(id).unwrap(), &fields);
         if let Some(index) = collected.open.get(&id.into_u64()).copied() {
             collected.record(index, fields);
         }
@@ -147,7 +157,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Collector {
         let mut fields = Fields::default();
         event.record(&mut fields);
         let mut collected = self.0.lock().unwrap();
-        collected.keep(&fields);
+        collected.keep(event.metadata(), &fields);
         let span =
             context.event_span(event).and_then(|span| collected.open.get(&span.id().into_u64()).copied());
         if let (Some(index), true) = (span, is_ours(event.metadata())) {

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use serde_json::Value;
-use tracing::Instrument;
+use tracing::{Instrument, Span};
 
 use super::{Tool, ToolContext, ToolOutput, ToolSet, cap::cap, contain::Contained};
 use crate::setters::setters;
@@ -76,25 +76,13 @@ impl ToolSet {
             let describe = || self.get(&tool_use.name).map(|tool| tool.description().into_owned());
             contained(describe).ok().flatten()
         };
-        let Some(trace) = ToolTrace::begin(&tool_use.name, tool_use.id.as_str(), description) else {
-            return self.run_untraced(tool_use, context, limits).await;
-        };
-        trace.capture(CapturedContent::ToolInput, || tool_use.input.to_string());
-        let span = trace.span().clone();
-        let result = self.run_untraced(tool_use, context, limits).instrument(span).await;
-        trace.capture(CapturedContent::ToolOutput, || result.text());
-        trace.end(result.is_error);
-        result
-    }
-
-    async fn run_untraced(
-        &self,
-        tool_use: &ToolUse,
-        context: ToolContext,
-        limits: &ToolLimits,
-    ) -> ToolResult {
-        let outcome = match contained(|| self.admit(tool_use, limits.timeout)) {
-            Ok(Ok((tool, limit))) => call(tool, tool_use, &context, limit).await,
+        let trace = ToolTrace::begin(&tool_use.name, tool_use.id.as_str(), description);
+        let span = trace.as_ref().map_or_else(Span::none, |trace| trace.span().clone());
+        if let Some(trace) = &trace {
+            trace.capture(CapturedContent::ToolInput, || tool_use.input.to_string());
+        }
+        let outcome = match contained(|| span.in_scope(|| self.admit(tool_use, limits.timeout))) {
+            Ok(Ok((tool, limit))) => call(tool, tool_use, &context, limit).instrument(span).await,
             Ok(Err(reason)) => Err(reason),
             Err(panic) => Err(panicked(&tool_use.name, &panic)),
         };
@@ -108,6 +96,10 @@ impl ToolSet {
             Err(text) => ToolResult::error(tool_use, text),
         };
         result.content = cap(result.content, limits.max_output);
+        if let Some(trace) = trace {
+            trace.capture(CapturedContent::ToolOutput, || result.text());
+            trace.end(result.is_error);
+        }
         result
     }
 

@@ -8,7 +8,7 @@ use tokio::{
     time::{Instant, Sleep, sleep, sleep_until},
 };
 use tokio_util::{sync::CancellationToken, time::DelayQueue};
-use tracing::{Instrument, Span};
+use tracing::Instrument;
 
 use super::{
     Instance, Task,
@@ -171,7 +171,7 @@ impl Task {
     pub(super) fn run_tools(&mut self, op: Op, calls: Vec<ToolCall>) {
         let setup = Arc::clone(&self.setup);
         let work = self.work.get_or_insert_default();
-        let span = work.span().cloned().unwrap_or_else(Span::none);
+        let span = work.span().cloned();
         let (sender, progress) = mpsc::channel(16);
         let cancellation = CancellationToken::new();
         let active = Arc::clone(self.active_calls.get_or_insert_default());
@@ -189,7 +189,10 @@ impl Task {
                 let result = tools.run(&own.tool_use, context, &setup.tool_limits).await;
                 (own.slot, result)
             };
-            let handle = tasks.set.spawn(running.instrument(span.clone()));
+            let handle = match span.clone() {
+                Some(span) => tasks.set.spawn(running.instrument(span)),
+                None => tasks.set.spawn(running),
+            };
             tasks.calls.push((handle.id(), call));
         }
         work.tasks = Some(tasks);

@@ -23,6 +23,24 @@ use crate::{
 pub struct ToolOutput {
     /// The blocks that are sent to the model.
     pub blocks: Vec<ResultBlock>,
+    /// Whether the output describes a failure. Use this for a failure that a text can't express, such as one with an
+    /// image. Otherwise, return a [`ToolError`].
+    pub is_error: bool,
+}
+
+impl ToolOutput {
+    /// Returns the same output, marked as the description of a failure.
+    ///
+    /// ```
+    /// use omni_agent::{message::Attachment, tool::ToolOutput};
+    ///
+    /// let screenshot = Attachment::base64("image/png", "iVBORw0KGgo=");
+    /// assert!(ToolOutput::from(screenshot).failed().is_error);
+    /// ```
+    pub fn failed(mut self) -> Self {
+        self.is_error = true;
+        self
+    }
 }
 
 impl ToolOutput {
@@ -52,7 +70,7 @@ impl ToolOutput {
 
     /// Creates an output from blocks, for example from an image.
     pub fn blocks(blocks: impl IntoIterator<Item = impl Into<ResultBlock>>) -> Self {
-        Self { blocks: blocks.into_iter().map(Into::into).collect() }
+        blocks.into_iter().map(Into::into).collect::<Vec<_>>().into()
     }
 }
 
@@ -89,13 +107,13 @@ impl From<Attachment> for ToolOutput {
 
 impl From<ResultBlock> for ToolOutput {
     fn from(block: ResultBlock) -> Self {
-        Self { blocks: vec![block] }
+        vec![block].into()
     }
 }
 
 impl From<Vec<ResultBlock>> for ToolOutput {
     fn from(blocks: Vec<ResultBlock>) -> Self {
-        Self { blocks }
+        Self { blocks, is_error: false }
     }
 }
 

@@ -91,7 +91,7 @@ impl ToolSet {
                 tool_use_id: tool_use.id.clone(),
                 name: tool_use.name.clone(),
                 content: output.blocks,
-                is_error: false,
+                is_error: output.is_error,
             },
             Err(text) => ToolResult::error(tool_use, text),
         };

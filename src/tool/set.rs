@@ -64,6 +64,16 @@ impl ToolSet {
         Ok(())
     }
 
+    /// Returns the same set with these tools at the end, for example the tools of an MCP server.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`ToolSet::with`], for the first tool that can't be added.
+    pub fn extended(mut self, tools: impl IntoIterator<Item = Arc<dyn Tool>>) -> Result<Self, ToolSetError> {
+        tools.into_iter().try_for_each(|tool| self.insert(tool))?;
+        Ok(self)
+    }
+
     /// Removes the tool with this name. Returns whether there was such a tool.
     pub fn remove(&mut self, name: &str) -> bool {
         let Some(position) = self.iter().position(|tool| tool.name() == name) else { return false };

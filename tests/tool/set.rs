@@ -152,3 +152,12 @@ fn declarations_show_whether_a_tool_has_a_handler() {
     let json = serde_json::to_string(&declarations).unwrap();
     assert_eq!(serde_json::from_str::<Vec<omni_agent::tool::ToolDeclaration>>(&json).unwrap(), declarations);
 }
+
+#[test]
+fn extended_adds_all_tools_or_reports_the_first_that_is_refused() {
+    let shared = |name: &str| Arc::new(tool(name)) as Arc<dyn Tool>;
+    let set = ToolSet::new().with(tool("a")).unwrap().extended([shared("b"), shared("c")]).unwrap();
+    assert_eq!(names(&set), ["a", "b", "c"]);
+    let refused = set.extended([shared("d"), shared("a")]).unwrap_err();
+    assert_eq!(refused, ToolSetError::Duplicate("a".to_owned()));
+}

@@ -123,6 +123,8 @@ pub mod guides;
 pub mod manager;
 pub mod message;
 mod panics;
+#[cfg(feature = "acp")]
+mod process;
 pub mod provider;
 #[cfg(feature = "schema")]
 pub mod schema;

@@ -14,6 +14,7 @@ const LAYERS: &[&str] = &[
     "text",
     "panics",
     "telemetry",
+    "process",
     "error",
     "conformance",
     "chunks",

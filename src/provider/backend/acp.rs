@@ -47,19 +47,13 @@ mod answer;
 mod connection;
 mod content;
 mod fault;
-#[cfg(target_os = "linux")]
-mod leftovers;
-mod lines;
 mod mcp;
 mod message;
 mod model;
 mod permission;
-mod process;
 mod session;
 mod shared;
 mod translate;
-#[cfg(unix)]
-mod watcher;
 mod wire;
 
 use std::{

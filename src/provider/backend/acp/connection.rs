@@ -25,12 +25,14 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    lines::LastWords,
-    process::Process,
     shared::ConnectionState,
     wire::{self, Broken, MessagesInFlight},
 };
-use crate::{provider::backend::BackendError, sync::lock};
+use crate::{
+    process::{Process, lines::LastWords},
+    provider::backend::BackendError,
+    sync::lock,
+};
 
 /// How long to wait for the second of two events that belong together: the end of the program and the end of its
 /// output, in either order.

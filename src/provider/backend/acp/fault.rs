@@ -3,8 +3,10 @@
 use agent_client_protocol::{Error, ErrorCode, v1::schema::AuthMethod};
 use serde_json::Value;
 
-use super::lines::shown;
-use crate::provider::backend::{BackendError, SessionId};
+use crate::{
+    process::lines::shown,
+    provider::backend::{BackendError, SessionId},
+};
 
 /// The maximum length of the agent's text that an error quotes.
 const LONGEST: usize = 2000;

@@ -18,12 +18,11 @@ use tokio::{
 };
 use tokio_util::codec::AnyDelimiterCodecError;
 
-use super::{
-    lines::{lines, shown},
-    message::{Asked, IncomingLine, classify},
+use super::message::{Asked, IncomingLine, classify};
+use crate::{
+    process::lines::{lines, shown},
+    sync::lock,
 };
-
-use crate::sync::lock;
 
 /// The maximum size of a message in bytes.
 pub(super) const LONGEST: usize = 32 * 1024 * 1024;

@@ -19,13 +19,13 @@ const LONGEST_WORDS: usize = 8 * 1024;
 const KEPT: usize = 8;
 
 /// Splits the output of a reader into lines of limited length. The lines need not be UTF-8.
-pub(super) fn lines<R: AsyncRead>(reader: R, longest: usize) -> FramedRead<R, AnyDelimiterCodec> {
+pub(crate) fn lines<R: AsyncRead>(reader: R, longest: usize) -> FramedRead<R, AnyDelimiterCodec> {
     FramedRead::new(reader, AnyDelimiterCodec::new_with_max_length(b"\n".to_vec(), Vec::new(), longest))
 }
 
 /// The last lines of a program's standard error.
 #[derive(Default)]
-pub(super) struct LastWords(Mutex<VecDeque<String>>);
+pub(crate) struct LastWords(Mutex<VecDeque<String>>);
 
 impl LastWords {
     fn lock(&self) -> MutexGuard<'_, VecDeque<String>> {
@@ -33,7 +33,18 @@ impl LastWords {
     }
 
     /// Reads the standard error to its end, and logs it.
-    pub(super) async fn follow(&self, stderr: impl AsyncRead + Unpin, name: &str) {
+    #[cfg(any(feature = "acp", test))]
+    pub(crate) async fn follow(&self, stderr: impl AsyncRead + Unpin, name: &str) {
+        self.follow_cleaned(stderr, name, |text| text).await;
+    }
+
+    /// Reads the standard error to its end, and logs it after `clean` has removed secrets.
+    pub(crate) async fn follow_cleaned(
+        &self,
+        stderr: impl AsyncRead + Unpin,
+        name: &str,
+        clean: impl Fn(String) -> String,
+    ) {
         let mut lines = lines(stderr, LONGEST_WORDS);
         loop {
             let line = match lines.next().await {
@@ -46,8 +57,8 @@ impl LastWords {
                 }
                 Some(Err(AnyDelimiterCodecError::Io(_))) | None => return,
             };
-            let text = shown(&line, LONGEST_WORDS);
-            tracing::info!(backend = name, "{text}");
+            let text = clean(shown(&line, LONGEST_WORDS));
+            tracing::info!(program = name, "{text}");
             if text.trim().is_empty() {
                 continue;
             }
@@ -55,12 +66,12 @@ impl LastWords {
             if kept.len() == KEPT {
                 kept.pop_front();
             }
-            kept.push_back(shown(&line, 400));
+            kept.push_back(shown(text.as_bytes(), 400));
         }
     }
 
     /// Returns the last lines as text that is appended to an error's text.
-    pub(super) fn quoted(&self) -> String {
+    pub(crate) fn quoted(&self) -> String {
         let kept = self.lock();
         if kept.is_empty() {
             return String::new();
@@ -71,7 +82,7 @@ impl LastWords {
 }
 
 /// Returns a line as text without control characters and without its line end, cut to `longest` bytes.
-pub(super) fn shown(line: &[u8], longest: usize) -> String {
+pub(crate) fn shown(line: &[u8], longest: usize) -> String {
     let bytes = line.strip_suffix(b"\r").unwrap_or(line);
     let cut = &bytes[..bytes.len().min(longest)];
     let text: String = String::from_utf8_lossy(cut)

@@ -1,4 +1,10 @@
-//! Starts the agent's program, watches it, and ends it together with all processes that it started.
+//! Starts programs, watches them, and ends each together with all processes that it started.
+
+#[cfg(target_os = "linux")]
+mod leftovers;
+pub(crate) mod lines;
+#[cfg(unix)]
+mod watcher;
 
 use std::{
     io,
@@ -25,7 +31,7 @@ const GOING: Duration = Duration::from_millis(200);
 ///
 /// A separate thread waits for the program's end. Then it kills the processes that the program left behind, even if the
 /// runtime has already ended.
-pub(super) struct Process {
+pub(crate) struct Process {
     held: Arc<Mutex<Held>>,
     ended: watch::Receiver<Option<String>>,
 }
@@ -36,25 +42,25 @@ struct Held {
     ended: bool,
     /// Kills the program if the application is killed.
     #[cfg(unix)]
-    watcher: Option<super::watcher::Watcher>,
+    watcher: Option<watcher::Watcher>,
 }
 
 /// The pipes to the program.
-pub(super) struct Pipes {
-    pub(super) stdin: ChildStdin,
-    pub(super) stdout: ChildStdout,
-    pub(super) stderr: ChildStderr,
+pub(crate) struct Pipes {
+    pub(crate) stdin: ChildStdin,
+    pub(crate) stdout: ChildStdout,
+    pub(crate) stderr: ChildStderr,
 }
 
 impl Process {
-    pub(super) fn start(mut command: Command) -> io::Result<(Self, Pipes)> {
+    pub(crate) fn start(mut command: Command) -> io::Result<(Self, Pipes)> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         // The program gets its own process group. A Ctrl-C at the terminal then reaches only the application. When the
         // program ends, the processes that it started are ended with it.
         #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         #[cfg(target_os = "linux")]
-        let mark = super::leftovers::Mark::set(&mut command);
+        let mark = leftovers::Mark::set(&mut command);
         let mut child = command.spawn()?;
         let (Some(stdin), Some(stdout), Some(stderr)) =
             (child.stdin.take(), child.stdout.take(), child.stderr.take())
@@ -62,8 +68,10 @@ impl Process {
             unreachable!("all three were asked for");
         };
         #[cfg(unix)]
-        let watcher = super::watcher::Watcher::start(rustix::process::Pid::from_child(&child))
-            .inspect_err(|error| tracing::warn!(%error, "an agent's program will survive if the application is killed"))
+        let watcher = watcher::Watcher::start(rustix::process::Pid::from_child(&child))
+            .inspect_err(
+                |error| tracing::warn!(%error, "a program will survive if the application is killed"),
+            )
             .ok();
         let held = Arc::new(Mutex::new(Held {
             child,
@@ -73,7 +81,7 @@ impl Process {
         }));
         let (sender, ended) = watch::channel(None);
         let process = Self { held: Arc::clone(&held), ended };
-        thread::Builder::new().name("acp-process".to_owned()).stack_size(256 * 1024).spawn(move || {
+        thread::Builder::new().name("omni-process".to_owned()).stack_size(256 * 1024).spawn(move || {
             let status = reap(&held);
             // A program that exits successfully has already ended the processes that it started.
             #[cfg(target_os = "linux")]
@@ -88,23 +96,23 @@ impl Process {
     }
 
     /// Kills the program and the processes that it started.
-    pub(super) fn kill(&self) {
+    pub(crate) fn kill(&self) {
         lock(&self.held).kill();
     }
 
-    pub(super) fn has_ended(&self) -> bool {
+    pub(crate) fn has_ended(&self) -> bool {
         lock(&self.held).ended
     }
 
     /// Waits for the program's end, and returns its exit status as text.
-    pub(super) async fn ended(&self) -> String {
+    pub(crate) async fn ended(&self) -> String {
         let mut ended = self.ended.clone();
         let how = ended.wait_for(Option::is_some).await.ok().and_then(|how| how.clone());
         how.unwrap_or_else(|| "its exit status is unknown".to_owned())
     }
 
     /// Waits until the program ends. After `grace`, forces it to end.
-    pub(super) async fn stop(&self, grace: Duration) {
+    pub(crate) async fn stop(&self, grace: Duration) {
         if timeout(grace, self.ended()).await.is_ok() {
             return;
         }
@@ -135,7 +143,7 @@ impl Held {
         self.signal(rustix::process::Signal::KILL);
         #[cfg(not(unix))]
         if let Err(error) = self.child.kill() {
-            tracing::debug!(%error, "an agent's program was not killed");
+            tracing::debug!(%error, "a program was not killed");
         }
     }
 
@@ -146,7 +154,7 @@ impl Held {
         }
         let group = rustix::process::Pid::from_child(&self.child);
         if let Err(error) = rustix::process::kill_process_group(group, signal) {
-            tracing::debug!(%error, "an agent's program was not signalled");
+            tracing::debug!(%error, "a program was not signalled");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Ends an agent's program when the application is killed.
+//! Ends a program when the application is killed.
 //!
 //! The program has its own process group. Therefore, neither a Ctrl-C at the terminal nor a kill of the application
 //! reaches the program. A small shell watches the application: it reads from a pipe whose other end the application
@@ -16,11 +16,11 @@ use rustix::process::Pid;
 const SCRIPT: &str = r#"trap '' HUP INT TERM; read -r line; [ "$line" = end ] || kill -s KILL -- "-$1""#;
 
 /// A process that kills a process group as soon as the application ends.
-pub(super) struct Watcher(Child);
+pub(crate) struct Watcher(Child);
 
 impl Watcher {
     /// Starts a watcher for a process group.
-    pub(super) fn start(group: Pid) -> io::Result<Self> {
+    pub(crate) fn start(group: Pid) -> io::Result<Self> {
         let mut command = Command::new("sh");
         command
             .args(["-c", SCRIPT, "sh", &group.as_raw_nonzero().to_string()])
@@ -32,13 +32,13 @@ impl Watcher {
 
     /// Stops watching. Call this while the group's id still belongs to the group, because a watcher that is not stopped
     /// kills the group with this id.
-    pub(super) fn stop(mut self) {
+    pub(crate) fn stop(mut self) {
         if let Some(mut pipe) = self.0.stdin.take() {
             // If the watcher was killed, its end of the pipe is closed and the write fails.
             let _ = pipe.write_all(b"end\n");
         }
         if let Err(error) = self.0.wait() {
-            tracing::debug!(%error, "the watcher of an agent's program was not waited for");
+            tracing::debug!(%error, "the watcher of a program was not waited for");
         }
     }
 }

@@ -19,11 +19,11 @@ const VARIABLE: &str = "OMNI_AGENT_PROGRAM";
 const ROUNDS: usize = 20;
 
 /// A mark in the environment of all processes that a program starts. No other process has this mark.
-pub(super) struct Mark(String);
+pub(crate) struct Mark(String);
 
 impl Mark {
     /// Sets the mark in the environment of a program that has not been started yet.
-    pub(super) fn set(command: &mut Command) -> Self {
+    pub(crate) fn set(command: &mut Command) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -33,7 +33,7 @@ impl Mark {
     }
 
     /// Kills all remaining processes that have the mark.
-    pub(super) fn kill_all(&self) {
+    pub(crate) fn kill_all(&self) {
         for _ in 0..ROUNDS {
             let Ok(processes) = fs::read_dir("/proc") else { return };
             let killed = processes.flatten().filter(|process| self.kill(&process.path())).count();

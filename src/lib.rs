@@ -121,9 +121,11 @@ mod conformance;
 mod error;
 pub mod guides;
 pub mod manager;
+#[cfg(feature = "mcp")]
+pub mod mcp;
 pub mod message;
 mod panics;
-#[cfg(feature = "acp")]
+#[cfg(any(feature = "acp", feature = "mcp"))]
 mod process;
 pub mod provider;
 #[cfg(feature = "schema")]

@@ -28,6 +28,7 @@ const LAYERS: &[&str] = &[
     "store",
     "session",
     "manager",
+    "mcp",
     "web",
 ];
 

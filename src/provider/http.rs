@@ -52,6 +52,8 @@ use std::time::Duration;
 
 use crate::setters::setters;
 
+#[cfg(feature = "mcp")]
+pub(crate) use client::client as shared_client;
 pub use endpoint::Endpoint;
 pub(crate) use framing::Framer;
 pub use framing::Limits;

@@ -43,7 +43,7 @@ struct Kind {
 /// # Errors
 ///
 /// Returns [`ErrorKind::Transport`] if TLS can't be set up, for example because the system has no root certificate.
-pub(super) fn client(url: &Url, connect: Duration) -> Result<Client, ProviderError> {
+pub(crate) fn client(url: &Url, connect: Duration) -> Result<Client, ProviderError> {
     let runtime = runtime::Handle::current().id();
     let kind = Kind { runtime, connect, local: is_local(url), tls: url.scheme() == "https" };
     let mut clients = lock(&CLIENTS);

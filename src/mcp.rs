@@ -1,0 +1,159 @@
+//! Tools of servers of the [Model Context Protocol](https://modelcontextprotocol.io) (feature `mcp`).
+//!
+//! An [`McpClient`] connects to a server, which is a program or an HTTP address. [`McpClient::tools`] returns the
+//! server's tools, which an agent uses like its own:
+//!
+//! ```no_run
+//! # async fn example(token: String) -> Result<(), Box<dyn std::error::Error>> {
+//! use omni_agent::{Agent, mcp::{McpClient, McpTools}, tool::ToolSet};
+//!
+//! let files = McpClient::stdio("mcp-files").args(["--root", "."]).name("files").connect().await?;
+//! let github = McpClient::http("https://mcp.example.com/mcp")
+//!     .name("github")
+//!     .header("Authorization", format!("Bearer {token}"))
+//!     .connect()
+//!     .await?;
+//! let tools = ToolSet::new().extended(files.tools().await?.tools)?.extended(github.tools().await?.tools)?;
+//! let agent = Agent::builder().model("anthropic:claude-sonnet-4-6").tools(tools).start().await?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! - **Names.** A tool is named `SERVER__TOOL`. Other characters than ASCII letters, digits, `_`, `-` and `.` become
+//!   `_`. A name of more than 128 characters, and a name that equals another one only after this replacement, ends with
+//!   a checksum of the whole name.
+//! - **Calls.** A call has two limits: the time without progress, and the total time. Dropping a call cancels it at the
+//!   server. Progress becomes [`ToolContext::progress`](crate::ToolContext::progress), at most ten times per second.
+//! - **Results.** Texts, images, audio and embedded resources become blocks. The agent's
+//!   [`ToolLimits`](crate::tool::ToolLimits) limit their size. A message of more than 16 MiB ends the connection.
+//! - **Lost servers.** When a call needs a lost server, the client connects again, after a delay of half a second that
+//!   doubles up to thirty seconds. A call that was sent is never repeated. A program that ends three times within a
+//!   minute is not started again.
+//! - **Processes.** A program has its own process group. It ends when the client and all its tools are dropped, when
+//!   [`McpClient::close`] is called, and when the runtime shuts down.
+//! - **Trust.** Descriptions, annotations and results come from the server. Nothing in them is followed or believed:
+//!   [`McpBuilder::allow`] and [`McpBuilder::approve`] decide what a model can use.
+//!
+//! Questions of servers (elicitation) are declined, and their tasks, prompts, resources, sampling and roots are not
+//! used.
+
+mod builder;
+mod call;
+mod connection;
+mod content;
+mod error;
+mod follow;
+mod http;
+mod naming;
+mod program;
+mod recovery;
+mod secret;
+mod server;
+mod settings;
+mod tool;
+
+use std::{ffi::OsString, fmt, sync::Arc};
+
+pub use builder::McpBuilder;
+pub use error::McpError;
+
+use crate::{Session, tool::Tool};
+use server::Server;
+
+/// A connection to a server, whose tools agents can use. Clones share the connection.
+///
+/// A client belongs to one user or one conversation if its credentials do.
+#[derive(Clone)]
+pub struct McpClient(Arc<Server>);
+
+/// The tools of a server at one moment.
+#[derive(Clone)]
+#[non_exhaustive]
+pub struct McpTools {
+    /// The tools, sorted by name.
+    pub tools: Vec<Arc<dyn Tool>>,
+    /// The tools that can't be used, sorted by name.
+    pub skipped: Vec<SkippedTool>,
+}
+
+/// A tool that can't be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SkippedTool {
+    /// The server's name for the tool, with at most 4 KiB.
+    pub name: String,
+    /// The reason, for example an unusable schema.
+    pub reason: String,
+}
+
+impl McpClient {
+    /// Creates a client of a program that is started and then used over its standard input and output. The program is a
+    /// path, or a name that is looked up in the way a shell does.
+    pub fn stdio(program: impl Into<OsString>) -> McpBuilder {
+        McpBuilder::program(program.into())
+    }
+
+    /// Creates a client of a server at this URL, with the transport that the protocol calls streamable HTTP.
+    pub fn http(url: impl Into<String>) -> McpBuilder {
+        McpBuilder::http(url.into())
+    }
+
+    /// Returns the name of the server, which is the beginning of its tools' names.
+    pub fn name(&self) -> &str {
+        &self.0.settings().name
+    }
+
+    /// Returns the protocol version in use, such as `2025-11-25`, or `None` if there is no connection.
+    pub async fn protocol_version(&self) -> Option<String> {
+        self.0.version().await
+    }
+
+    /// Returns the tools that the server offers now. A tool that can't be used is listed in [`McpTools::skipped`].
+    ///
+    /// # Errors
+    ///
+    /// The server can't be reached, does not answer in time, or its answer is not a list of tools.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, nothing is lost.
+    pub async fn tools(&self) -> Result<McpTools, McpError> {
+        Ok(tool::tools(&self.0, self.0.list().await?))
+    }
+
+    /// Adopts each changed list of tools for this session. Between two runs, the session's tools of this server are
+    /// replaced by the new ones. During a run, the tools never change.
+    ///
+    /// This needs a tokio runtime. It ends when the session ends or when the client and its tools are dropped, and does
+    /// not keep the session open.
+    ///
+    /// # Panics
+    ///
+    /// Panics outside a tokio runtime.
+    pub fn follow(&self, session: &Session) {
+        follow::follow(&self.0, session);
+    }
+
+    /// Closes the connection, and waits until a program and the processes that it started have ended. Later calls fail.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the connection may stay open.
+    pub async fn close(&self) {
+        self.0.close().await;
+    }
+}
+
+/// Shows only the name, since the rest may contain secrets.
+impl fmt::Debug for McpClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("McpClient").field("name", &self.name()).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for McpTools {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<_> = self.tools.iter().map(|tool| tool.name()).collect();
+        f.debug_struct("McpTools").field("tools", &names).field("skipped", &self.skipped).finish()
+    }
+}

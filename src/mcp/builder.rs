@@ -1,0 +1,225 @@
+//! The settings of a client.
+
+use std::{
+    ffi::OsString,
+    fmt,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use rmcp::model::ProtocolVersion;
+
+use super::{
+    McpClient, McpError,
+    secret::Secrets,
+    server::Server,
+    settings::{HttpTarget, ProgramStart, Selection, Settings, Transport},
+};
+
+/// Settings of an [`McpClient`], made by [`McpClient::stdio`] or [`McpClient::http`].
+#[must_use = "a client is made by `connect`"]
+pub struct McpBuilder {
+    name: Option<String>,
+    transport: Transport,
+    version: Option<String>,
+    connect_limit: Duration,
+    idle_limit: Duration,
+    total_limit: Duration,
+    selection: Selection,
+    /// A setting that the transport does not have.
+    misplaced: Option<&'static str>,
+}
+
+impl McpBuilder {
+    pub(super) fn program(program: OsString) -> Self {
+        let start = ProgramStart { program, arguments: Vec::new(), environment: Vec::new(), folder: None };
+        Self::new(Transport::Program(start))
+    }
+
+    pub(super) fn http(url: String) -> Self {
+        Self::new(Transport::Http(HttpTarget { url, headers: Vec::new() }))
+    }
+
+    fn new(transport: Transport) -> Self {
+        Self {
+            name: None,
+            transport,
+            version: None,
+            connect_limit: Duration::from_secs(30),
+            idle_limit: Duration::from_mins(1),
+            total_limit: Duration::from_mins(10),
+            selection: Selection::default(),
+            misplaced: None,
+        }
+    }
+
+    fn on_program(mut self, setting: &'static str, set: impl FnOnce(&mut ProgramStart)) -> Self {
+        match &mut self.transport {
+            Transport::Program(start) => set(start),
+            Transport::Http(_) => self.misplaced = Some(setting),
+        }
+        self
+    }
+
+    /// Sets the name of the server, which is the beginning of its tools' names. The default is the name of the program,
+    /// or the host of the URL.
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = Some(name.into());
+        self
+    }
+
+    /// Adds arguments of the program.
+    pub fn args(self, arguments: impl IntoIterator<Item = impl Into<OsString>>) -> Self {
+        self.on_program("args", |start| start.arguments.extend(arguments.into_iter().map(Into::into)))
+    }
+
+    /// Adds a variable to the program's environment. The program also inherits the variables of the process. The value
+    /// is a secret: it does not appear in logs, events and errors.
+    pub fn env(self, name: impl Into<OsString>, value: impl Into<String>) -> Self {
+        self.on_program("env", |start| start.environment.push((name.into(), value.into())))
+    }
+
+    /// Sets the folder in which the program starts. The default is the process's current folder.
+    pub fn folder(self, folder: impl Into<PathBuf>) -> Self {
+        self.on_program("folder", |start| start.folder = Some(folder.into()))
+    }
+
+    /// Adds a header to each HTTP request. The value is a secret: it does not appear in logs, events and errors.
+    pub fn header(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        match &mut self.transport {
+            Transport::Http(target) => target.headers.push((name.into(), value.into())),
+            Transport::Program(_) => self.misplaced = Some("header"),
+        }
+        self
+    }
+
+    /// Uses this version of the protocol, such as `2025-06-18`. By default, the client asks for the newest version and
+    /// falls back to older ones. A fixed version saves one request.
+    pub fn version(mut self, version: impl Into<String>) -> Self {
+        self.version = Some(version.into());
+        self
+    }
+
+    /// Sets the time limit for connecting and for listing tools. The default is 30 seconds.
+    pub fn connect_limit(mut self, limit: Duration) -> Self {
+        self.connect_limit = limit;
+        self
+    }
+
+    /// Sets how long a call may be without progress. The default is one minute.
+    pub fn idle_limit(mut self, limit: Duration) -> Self {
+        self.idle_limit = limit;
+        self
+    }
+
+    /// Sets the total time limit of a call. The default is ten minutes.
+    pub fn total_limit(mut self, limit: Duration) -> Self {
+        self.total_limit = limit;
+        self
+    }
+
+    /// Offers only these tools, by the server's names. Without this, all tools are offered.
+    pub fn allow(mut self, tools: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        self.selection.allowed.get_or_insert_default().extend(tools.into_iter().map(Into::into));
+        self
+    }
+
+    /// Offers a tool under exactly this name instead of `SERVER__TOOL`.
+    pub fn rename(mut self, tool: impl Into<String>, name: impl Into<String>) -> Self {
+        self.selection.renamed.insert(tool.into(), name.into());
+        self
+    }
+
+    /// Lets every use of these tools wait for an approval. The names are the server's.
+    pub fn approve(mut self, tools: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        self.selection.approved.extend(tools.into_iter().map(Into::into));
+        self
+    }
+
+    /// Lets every use of every tool wait for an approval.
+    pub fn approve_all(mut self) -> Self {
+        self.selection.approve_all = true;
+        self
+    }
+
+    /// Connects to the server.
+    ///
+    /// # Errors
+    ///
+    /// A setting is invalid, the server can't be reached, requires an authorization, or does not answer in time.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the connection is closed and a program is killed.
+    ///
+    /// # Panics
+    ///
+    /// Panics outside a tokio runtime with IO and time enabled.
+    pub async fn connect(self) -> Result<McpClient, McpError> {
+        let name = self.name.clone().unwrap_or_else(|| self.default_name());
+        let wrong = |reason: String| McpError::Misconfigured { server: name.clone(), reason };
+        if let Some(setting) = self.misplaced {
+            return Err(wrong(format!("its transport has no setting `{setting}`")));
+        }
+        let version = match &self.version {
+            None => None,
+            Some(version) => {
+                let known = ProtocolVersion::KNOWN_VERSIONS;
+                let found = known.iter().find(|known| known.as_str() == version);
+                let list = || known.iter().map(ProtocolVersion::as_str).collect::<Vec<_>>().join(", ");
+                let unknown =
+                    || wrong(format!("the version {version:?} is unknown; the versions are {}", list()));
+                Some(found.cloned().ok_or_else(unknown)?)
+            }
+        };
+        let secrets = match &self.transport {
+            Transport::Program(start) => {
+                Secrets::new(start.environment.iter().map(|(_, value)| value.clone()))
+            }
+            Transport::Http(target) => {
+                let headers = target.headers.iter().map(|(_, value)| value.clone());
+                let query = target.url.split_once('?').map(|(_, query)| query.to_owned());
+                let user = target
+                    .url
+                    .split_once("://")
+                    .and_then(|(_, rest)| Some(rest.split_once('@')?.0.to_owned()));
+                Secrets::new(headers.chain(query).chain(user))
+            }
+        };
+        let settings = Settings {
+            name,
+            transport: self.transport,
+            version,
+            secrets,
+            connect_limit: self.connect_limit,
+            idle_limit: self.idle_limit,
+            total_limit: self.total_limit,
+            selection: self.selection,
+        };
+        Ok(McpClient(Arc::new(Server::connect(settings).await?)))
+    }
+
+    fn default_name(&self) -> String {
+        match &self.transport {
+            Transport::Program(start) => {
+                let stem = Path::new(&start.program).file_stem();
+                stem.map_or_else(|| "server".to_owned(), |stem| stem.to_string_lossy().into_owned())
+            }
+            Transport::Http(target) => {
+                let url = reqwest::Url::parse(&target.url).ok();
+                url.and_then(|url| url.host_str().map(str::to_owned)).unwrap_or_else(|| "server".to_owned())
+            }
+        }
+    }
+}
+
+/// Omits the environment variables, headers and the URL, since they may contain secrets.
+impl fmt::Debug for McpBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("McpBuilder")
+            .field("name", &self.name.clone().unwrap_or_else(|| self.default_name()))
+            .field("version", &self.version)
+            .finish_non_exhaustive()
+    }
+}

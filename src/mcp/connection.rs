@@ -1,0 +1,227 @@
+//! One connection to a server: its handshake, its notifications and its end.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use rmcp::{
+    ClientHandler, RoleClient,
+    model::{
+        ClientCapabilities, ClientConfig, Implementation, ProgressNotificationParam, ProgressToken,
+        ProtocolVersion, SubscriptionFilter,
+    },
+    service::{
+        ClientInitializeError, ClientLifecycleMode, ClientServiceExt as _, NotificationContext, Peer,
+        RunningService,
+    },
+};
+use serde_json::{Value, json};
+use tokio::{runtime::Handle, sync::watch, time::timeout};
+
+use super::{
+    McpError, http, program,
+    program::Program,
+    settings::{Settings, Transport},
+};
+use crate::{sync::lock, text::clip};
+
+/// How long to wait for the end of a program whose connection has ended.
+const SOON: Duration = Duration::from_secs(1);
+
+/// The maximum length of a server's text in an error or a report of progress.
+pub(super) const LONGEST: usize = 4096;
+
+/// A connection. Dropping this closes the connection and ends the program.
+pub(super) struct Connection {
+    service: RunningService<RoleClient, Notified>,
+    program: Option<Program>,
+    runtime: Handle,
+}
+
+/// The latest progress of one call.
+pub(super) type Reports = watch::Sender<Option<Value>>;
+
+type Routes = Arc<Mutex<HashMap<ProgressToken, Reports>>>;
+
+/// Receives the server's notifications. Questions are declined, and other requests are refused.
+struct Notified {
+    config: ClientConfig,
+    routes: Routes,
+    changes: watch::Sender<u64>,
+}
+
+impl ClientHandler for Notified {
+    async fn on_progress(&self, report: ProgressNotificationParam, _: NotificationContext<RoleClient>) {
+        if let Some(reports) = lock(&self.routes).get(&report.progress_token) {
+            let message = report.message.as_deref().map(|message| clip(message, LONGEST));
+            reports.send_replace(Some(
+                json!({ "progress": report.progress, "total": report.total, "message": message }),
+            ));
+        }
+    }
+
+    async fn on_tool_list_changed(&self, _: NotificationContext<RoleClient>) {
+        self.changes.send_modify(|count| *count += 1);
+    }
+
+    fn get_info(&self) -> ClientConfig {
+        self.config.clone()
+    }
+}
+
+impl Connection {
+    /// Connects within the limit of the settings.
+    pub(super) async fn open(settings: &Settings, changes: watch::Sender<u64>) -> Result<Self, McpError> {
+        let limit = settings.connect_limit;
+        let version = settings.version.clone();
+        let mut config = ClientConfig::new(
+            ClientCapabilities::default(),
+            Implementation::new("omni-agent", env!("CARGO_PKG_VERSION")),
+        );
+        config.protocol_version = ProtocolVersion::V_2025_11_25;
+        let lifecycle = match version {
+            None => ClientLifecycleMode::Auto {
+                preferred_versions: vec![ProtocolVersion::V_2026_07_28],
+                legacy_version: Some(ProtocolVersion::V_2025_11_25),
+            },
+            Some(version) if version.has_initialize() => {
+                config.protocol_version = version;
+                ClientLifecycleMode::Initialize
+            }
+            Some(version) => ClientLifecycleMode::Discover { preferred_versions: vec![version] },
+        };
+        let handler = Notified { config, routes: Routes::default(), changes: changes.clone() };
+        let (served, program) = match &settings.transport {
+            Transport::Program(start) => {
+                let (program, pipe) = program::start(start, settings)?;
+                (timeout(limit, handler.serve_with_lifecycle(pipe, lifecycle)).await, Some(program))
+            }
+            Transport::Http(target) => {
+                let transport = http::transport(target, settings)?;
+                (timeout(limit, handler.serve_with_lifecycle(transport, lifecycle)).await, None)
+            }
+        };
+        let server = || settings.name.clone();
+        let service = match served {
+            Ok(Ok(service)) => service,
+            Ok(Err(error)) if error.is_authorization_required() => {
+                return Err(McpError::Unauthorized { server: server() });
+            }
+            Ok(Err(error)) => {
+                let mut reason = reason(&error);
+                if let Some(program) = &program {
+                    reason.push_str(&program.words().await);
+                }
+                return Err(McpError::Unreachable {
+                    server: server(),
+                    reason: settings.secrets.removed(reason),
+                });
+            }
+            Err(_) => return Err(McpError::TimedOut { server: server(), limit }),
+        };
+        let connection = Self { service, program, runtime: Handle::current() };
+        connection.listen(changes);
+        Ok(connection)
+    }
+
+    /// Subscribes to changes of the tool list, which servers of 2026-07-28 and later send only on request.
+    fn listen(&self, changes: watch::Sender<u64>) {
+        let announced = self.peer().peer_info().is_some_and(|info| {
+            !info.protocol_version.has_initialize()
+                && info.capabilities.tools.as_ref().is_some_and(|tools| tools.list_changed == Some(true))
+        });
+        if !announced {
+            return;
+        }
+        let peer = self.peer().clone();
+        // The task ends with the connection, which ends the subscription.
+        tokio::spawn(async move {
+            let filter = SubscriptionFilter::builder().tools_list_changed().build();
+            match peer.listen(filter).await {
+                Ok(mut subscription) => {
+                    drop(peer);
+                    while let Ok(Some(_)) = subscription.next().await {
+                        changes.send_modify(|count| *count += 1);
+                    }
+                }
+                Err(error) => tracing::debug!(%error, "an MCP server refused to report changes of its tools"),
+            }
+        });
+    }
+
+    pub(super) fn peer(&self) -> &Peer<RoleClient> {
+        self.service.peer()
+    }
+
+    pub(super) fn runtime(&self) -> &Handle {
+        &self.runtime
+    }
+
+    pub(super) fn version(&self) -> Option<String> {
+        self.peer().peer_info().map(|info| info.protocol_version.to_string())
+    }
+
+    pub(super) fn is_program(&self) -> bool {
+        self.program.is_some()
+    }
+
+    pub(super) fn is_lost(&self) -> bool {
+        self.peer().is_transport_closed() || self.program.as_ref().is_some_and(Program::has_ended)
+    }
+
+    /// Sends the progress of a request to `reports` until the result is dropped.
+    pub(super) fn route(&self, token: ProgressToken, reports: Reports) -> impl Drop + use<> {
+        let routes = Arc::clone(&self.service.service().routes);
+        lock(&routes).insert(token.clone(), reports);
+        Route { routes, token }
+    }
+
+    /// Returns what is known about the end of the connection, as the end of an error's text.
+    pub(super) async fn ending(&self) -> String {
+        match &self.program {
+            Some(program) => program.words().await,
+            None => String::new(),
+        }
+    }
+
+    /// Closes the connection, and waits until the program has ended.
+    pub(super) async fn close(&self) {
+        self.service.cancellation_token().cancel();
+        if let Some(program) = &self.program {
+            program.ended().await;
+        }
+    }
+}
+
+struct Route {
+    routes: Routes,
+    token: ProgressToken,
+}
+
+impl Drop for Route {
+    fn drop(&mut self) {
+        lock(&self.routes).remove(&self.token);
+    }
+}
+
+/// Returns the text of an error without the texts that only name parts of the implementation.
+pub(super) fn reason(error: &ClientInitializeError) -> String {
+    let text = match error {
+        ClientInitializeError::LegacyFallbackFailed { fallback, .. } => return reason(fallback),
+        ClientInitializeError::ConnectionClosed(_) => "it closed the connection".to_owned(),
+        ClientInitializeError::JsonRpcError(error) => error.message.to_string(),
+        ClientInitializeError::TransportError { error, .. } => crate::error_chain(&*error.error),
+        ClientInitializeError::ExpectedInitResult(_) | ClientInitializeError::ExpectedInitResponse(_) => {
+            "its answer to the handshake is invalid".to_owned()
+        }
+        other => other.to_string(),
+    };
+    clip(&text, LONGEST).into_owned()
+}
+
+/// Waits for a program's end for a short time.
+pub(super) async fn soon(end: impl Future<Output = String>) -> Option<String> {
+    timeout(SOON, end).await.ok()
+}

@@ -1,0 +1,66 @@
+//! The error of a client.
+
+use std::time::Duration;
+
+/// A server of the Model Context Protocol could not be used.
+///
+/// The texts contain neither environment variables nor headers nor the query of the URL.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum McpError {
+    /// A setting of the client is invalid.
+    #[error("the MCP server {server:?} can't be used: {reason}; correct the setting")]
+    Misconfigured {
+        /// The name of the server.
+        server: String,
+        /// The reason why the setting is invalid.
+        reason: String,
+    },
+    /// The program did not start, or the server can't be reached.
+    #[error("the MCP server {server:?} can't be reached: {reason}")]
+    Unreachable {
+        /// The name of the server.
+        server: String,
+        /// The reason why the server can't be reached.
+        reason: String,
+    },
+    /// The server requires an authorization that the client does not have.
+    #[error(
+        "the MCP server {server:?} requires authorization; set it with `header(\"Authorization\", …)`, since OAuth is \
+         not supported"
+    )]
+    Unauthorized {
+        /// The name of the server.
+        server: String,
+    },
+    /// The server did not answer in time.
+    #[error("the MCP server {server:?} did not answer within {limit:?}")]
+    TimedOut {
+        /// The name of the server.
+        server: String,
+        /// The limit.
+        limit: Duration,
+    },
+    /// The program ended three times within a minute and is not started again.
+    #[error("the MCP server {server:?} ended three times within a minute and stays down; make a new client")]
+    Down {
+        /// The name of the server.
+        server: String,
+    },
+    /// The connection ended before an answer arrived. The server may have processed the request.
+    #[error("the connection to the MCP server {server:?} ended before its answer arrived{reason}")]
+    Lost {
+        /// The name of the server.
+        server: String,
+        /// What is known about the end, or an empty text.
+        reason: String,
+    },
+    /// The server refused the request, or its answer is invalid.
+    #[error("the MCP server {server:?} refused the request: {reason}")]
+    Refused {
+        /// The name of the server.
+        server: String,
+        /// The server's own words.
+        reason: String,
+    },
+}

@@ -1,0 +1,177 @@
+//! Servers that are programs: their start, their pipes and their end.
+
+use std::{
+    io,
+    pin::Pin,
+    process::Command,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use rmcp::{
+    RoleClient,
+    service::{RxJsonRpcMessage, TxJsonRpcMessage},
+    transport::{Transport, async_rw::AsyncRwTransport},
+};
+use tokio::{
+    io::{AsyncRead, ReadBuf},
+    process::{ChildStderr, ChildStdin, ChildStdout},
+    time::timeout,
+};
+
+use super::{
+    McpError,
+    connection::soon,
+    settings::{ProgramStart, Settings},
+};
+use crate::process::{Process, lines::LastWords};
+
+/// The maximum size of a message in bytes.
+const LONGEST: usize = 16 * 1024 * 1024;
+
+/// The maximum number of messages that wait because the program does not read its input.
+const MOST_WAITING: usize = 1000;
+
+/// How long the program may take to end after its input is closed.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// How long writing the last messages may take.
+const LAST_WRITES: Duration = Duration::from_secs(1);
+
+/// The program of a connection.
+pub(super) struct Program {
+    process: Arc<Process>,
+    words: Arc<LastWords>,
+    name: String,
+    secrets: super::secret::Secrets,
+}
+
+/// Starts the program.
+pub(super) fn start(start: &ProgramStart, settings: &Settings) -> Result<(Program, Pipe), McpError> {
+    let cannot = |error: io::Error| McpError::Unreachable {
+        server: settings.name.clone(),
+        reason: format!("`{}` did not start: {error}", start.program.to_string_lossy()),
+    };
+    let mut command = Command::new(&start.program);
+    command.args(&start.arguments).envs(start.environment.iter().map(|(name, value)| (name, value)));
+    if let Some(folder) = &start.folder {
+        command.current_dir(folder);
+    }
+    let (process, pipes) = Process::start(command).map_err(cannot)?;
+    // From here on, an early return drops the process, which kills the program.
+    let process = Arc::new(process);
+    let ended = KillOnDrop(Arc::clone(&process));
+    let stdin = ChildStdin::from_std(pipes.stdin).map_err(cannot)?;
+    let stdout = ChildStdout::from_std(pipes.stdout).map_err(cannot)?;
+    let stderr = ChildStderr::from_std(pipes.stderr).map_err(cannot)?;
+    let words = Arc::new(LastWords::default());
+    let (heard, name, secrets) = (Arc::clone(&words), settings.name.clone(), settings.secrets.clone());
+    // The task ends when the program and its children have closed their standard error.
+    tokio::spawn(async move { heard.follow_cleaned(stderr, &name, |text| secrets.removed(text)).await });
+    let bounded = BoundedLines { inner: stdout, length: 0 };
+    let pipe = Pipe {
+        inner: AsyncRwTransport::new(bounded, stdin).with_max_line_length(usize::MAX),
+        process: ended,
+        waiting: Arc::new(()),
+    };
+    let program = Program { process, words, name: settings.name.clone(), secrets: settings.secrets.clone() };
+    Ok((program, pipe))
+}
+
+impl Program {
+    pub(super) fn has_ended(&self) -> bool {
+        self.process.has_ended()
+    }
+
+    pub(super) async fn ended(&self) {
+        self.process.ended().await;
+    }
+
+    /// Returns how the program ended and its last lines of standard error, as the end of an error's text.
+    pub(super) async fn words(&self) -> String {
+        let how = soon(self.process.ended()).await;
+        let how = how.map_or_else(String::new, |how| format!("; the program ended: {how}"));
+        let text = format!("{how}{}", self.words.quoted());
+        tracing::debug!(server = self.name, "an MCP server's connection ended{text}");
+        self.secrets.removed(text)
+    }
+}
+
+/// Kills the program when the task of the connection is dropped, for example because the runtime shuts down.
+struct KillOnDrop(Arc<Process>);
+
+impl Drop for KillOnDrop {
+    fn drop(&mut self) {
+        self.0.kill();
+    }
+}
+
+/// The transport over the pipes of a program.
+pub(super) struct Pipe {
+    inner: AsyncRwTransport<RoleClient, BoundedLines, ChildStdin>,
+    process: KillOnDrop,
+    /// Counts the messages that wait to be written.
+    waiting: Arc<()>,
+}
+
+impl Transport<RoleClient> for Pipe {
+    type Error = io::Error;
+
+    fn send(
+        &mut self,
+        message: TxJsonRpcMessage<RoleClient>,
+    ) -> impl Future<Output = io::Result<()>> + Send + 'static {
+        let (sent, waiting) = (self.inner.send(message), Arc::clone(&self.waiting));
+        async move {
+            let sent = sent.await;
+            drop(waiting);
+            sent
+        }
+    }
+
+    async fn receive(&mut self) -> Option<RxJsonRpcMessage<RoleClient>> {
+        if Arc::strong_count(&self.waiting) > MOST_WAITING {
+            tracing::warn!("an MCP server does not read its input; the connection is closed");
+            return None;
+        }
+        self.inner.receive().await
+    }
+
+    async fn close(&mut self) -> io::Result<()> {
+        // A program that does not read its input would otherwise delay its end for ever.
+        let _ = timeout(LAST_WRITES, self.inner.close()).await;
+        self.process.0.stop(GRACE).await;
+        Ok(())
+    }
+}
+
+/// A reader that fails when a line is too long, so that the call fails at once instead of waiting for its limit.
+struct BoundedLines {
+    inner: ChildStdout,
+    length: usize,
+}
+
+impl AsyncRead for BoundedLines {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        let read = Pin::new(&mut self.inner).poll_read(cx, buffer);
+        if let Poll::Ready(Ok(())) = &read {
+            let new = &buffer.filled()[before..];
+            self.length = match new.iter().rposition(|byte| *byte == b'\n') {
+                Some(end) => new.len() - end - 1,
+                None => self.length + new.len(),
+            };
+            if self.length > LONGEST {
+                tracing::warn!("an MCP server sent a message of more than 16 MiB; the connection is closed");
+                let error = "a message is larger than 16 MiB";
+                return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, error)));
+            }
+        }
+        read
+    }
+}

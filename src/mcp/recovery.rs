@@ -1,0 +1,94 @@
+//! Decides when a lost server is connected again. The caller supplies the time.
+
+use std::{collections::VecDeque, time::Duration};
+
+/// The delay after the first failure. It doubles with each further failure.
+const FIRST: Duration = Duration::from_millis(500);
+
+/// The longest delay.
+const LONGEST: Duration = Duration::from_secs(30);
+
+/// A program that ends this often within [`WINDOW`] is not started again.
+const EXITS: usize = 3;
+
+const WINDOW: Duration = Duration::from_mins(1);
+
+/// The losses of one server. All times are measured from the same moment.
+#[derive(Debug, Default)]
+pub(super) struct Recovery {
+    failures: u32,
+    not_before: Duration,
+    exits: VecDeque<Duration>,
+    down: bool,
+}
+
+/// The next step for a server without a connection.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum NextAttempt {
+    /// Connect after this delay, which may be zero.
+    After(Duration),
+    /// The program ended too often and stays down.
+    Never,
+}
+
+impl Recovery {
+    /// Records that a connection was lost or could not be made.
+    pub(super) fn lost(&mut self, now: Duration, is_program: bool) {
+        let doubled = FIRST.saturating_mul(1 << self.failures.min(10));
+        self.failures += 1;
+        self.not_before = now + doubled.min(LONGEST);
+        if is_program {
+            self.exits.push_back(now);
+            while self.exits.front().is_some_and(|first| now - *first > WINDOW) {
+                self.exits.pop_front();
+            }
+            self.down |= self.exits.len() >= EXITS;
+        }
+    }
+
+    /// Records that a call was answered, so the next loss starts with the shortest delay.
+    pub(super) fn worked(&mut self) {
+        self.failures = 0;
+    }
+
+    pub(super) fn next(&self, now: Duration) -> NextAttempt {
+        if self.down { NextAttempt::Never } else { NextAttempt::After(self.not_before.saturating_sub(now)) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn lost_delays_double_up_to_the_longest_and_start_again_after_success() {
+        let mut recovery = Recovery::default();
+        assert_eq!(recovery.next(at(0)), NextAttempt::After(Duration::ZERO));
+        let mut delays = Vec::new();
+        for _ in 0..8 {
+            recovery.lost(at(0), false);
+            let NextAttempt::After(delay) = recovery.next(at(0)) else { panic!("not a program") };
+            delays.push(delay.as_millis());
+        }
+        assert_eq!(delays, [500, 1000, 2000, 4000, 8000, 16_000, 30_000, 30_000]);
+        assert_eq!(recovery.next(at(40)), NextAttempt::After(Duration::ZERO));
+        recovery.worked();
+        recovery.lost(at(50), false);
+        assert_eq!(recovery.next(at(50)), NextAttempt::After(FIRST));
+    }
+
+    #[test]
+    fn lost_program_that_ends_three_times_in_a_minute_stays_down() {
+        let mut recovery = Recovery::default();
+        for second in [0, 50, 100] {
+            recovery.lost(at(second), true);
+        }
+        assert_ne!(recovery.next(at(200)), NextAttempt::Never);
+        recovery.lost(at(105), true);
+        assert_eq!(recovery.next(at(1000)), NextAttempt::Never);
+    }
+}

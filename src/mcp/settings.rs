@@ -1,0 +1,51 @@
+//! The settings of a client, as its builder collects them.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ffi::OsString,
+    path::PathBuf,
+    time::Duration,
+};
+
+use rmcp::model::ProtocolVersion;
+
+use super::secret::Secrets;
+
+/// Everything that a client needs to connect, and to connect again.
+pub(super) struct Settings {
+    pub(super) name: String,
+    pub(super) transport: Transport,
+    pub(super) version: Option<ProtocolVersion>,
+    pub(super) secrets: Secrets,
+    pub(super) connect_limit: Duration,
+    pub(super) idle_limit: Duration,
+    pub(super) total_limit: Duration,
+    pub(super) selection: Selection,
+}
+
+pub(super) enum Transport {
+    Program(ProgramStart),
+    Http(HttpTarget),
+}
+
+pub(super) struct ProgramStart {
+    pub(super) program: OsString,
+    pub(super) arguments: Vec<OsString>,
+    pub(super) environment: Vec<(OsString, String)>,
+    pub(super) folder: Option<PathBuf>,
+}
+
+pub(super) struct HttpTarget {
+    pub(super) url: String,
+    pub(super) headers: Vec<(String, String)>,
+}
+
+/// The tools that are offered, by the server's names.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Selection {
+    /// The only tools that are offered. `None` offers all.
+    pub(super) allowed: Option<BTreeSet<String>>,
+    pub(super) renamed: BTreeMap<String, String>,
+    pub(super) approved: BTreeSet<String>,
+    pub(super) approve_all: bool,
+}

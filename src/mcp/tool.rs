@@ -1,0 +1,135 @@
+//! The tools of a server.
+
+use std::{borrow::Cow, collections::BTreeSet, sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use rmcp::model::Tool as WireTool;
+use serde_json::Value;
+
+use super::{
+    McpTools, SkippedTool, call,
+    connection::LONGEST,
+    naming::names,
+    server::{Listed, Server},
+};
+use crate::{
+    sync::lock,
+    text::clip,
+    tool::{Schema, Tool, ToolContext, ToolError, ToolOutput, ToolSet},
+};
+
+/// The time by which the limit of the agent is longer than the client's own, whose error names the reason.
+const SLACK: Duration = Duration::from_secs(10);
+
+struct McpTool {
+    server: Arc<Server>,
+    /// The server's name for the tool.
+    remote: String,
+    name: String,
+    description: String,
+    schema: Schema,
+    approval: bool,
+}
+
+#[async_trait]
+impl Tool for McpTool {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn description(&self) -> Cow<'_, str> {
+        (&*self.description).into()
+    }
+
+    fn schema(&self) -> &Schema {
+        &self.schema
+    }
+
+    fn timeout(&self) -> Option<Duration> {
+        Some(self.server.settings().total_limit.saturating_add(SLACK))
+    }
+
+    fn requires_approval(&self) -> bool {
+        self.approval
+    }
+
+    async fn call(&self, input: Value, context: ToolContext) -> Result<ToolOutput, ToolError> {
+        let called = call::call(&self.server, &self.remote, input, &context).await;
+        called.map_err(|error| ToolError::new(error.to_string()))
+    }
+}
+
+/// Returns the tools of a list that can be used, and the others with the reason.
+pub(super) fn tools(server: &Arc<Server>, listed: Listed) -> McpTools {
+    let settings = server.settings();
+    let selection = &settings.selection;
+    let mut skipped = Vec::new();
+    let mut skip = |name: &str, reason: String| {
+        let name = clip(name, LONGEST).into_owned();
+        let reason = clip(&reason, LONGEST).into_owned();
+        tracing::warn!(server = settings.name, tool = name, reason, "a tool of an MCP server is skipped");
+        skipped.push(SkippedTool { name, reason });
+    };
+    let mut found = Vec::new();
+    for tool in listed {
+        match tool {
+            Err((name, reason)) => skip(&name, reason),
+            Ok(tool) if tool.name.len() > LONGEST => {
+                skip(&tool.name, "its name has more than 4,096 bytes".to_owned());
+            }
+            Ok(tool) if selection.allowed.as_ref().is_none_or(|allowed| allowed.contains(&*tool.name)) => {
+                found.push(tool);
+            }
+            Ok(_) => {}
+        }
+    }
+    // Renamed tools have names of the application's choice, which count before all others.
+    let is_renamed = |tool: &WireTool| selection.renamed.contains_key(&*tool.name);
+    let plain: Vec<&str> = found.iter().filter(|tool| !is_renamed(tool)).map(|tool| &*tool.name).collect();
+    let mut given = names(&settings.name, &plain).into_iter();
+    let mut seen = BTreeSet::new();
+    let named: Vec<Option<String>> = found
+        .iter()
+        .map(|tool| match selection.renamed.get(&*tool.name) {
+            Some(name) => seen.insert(name.clone()).then(|| name.clone()),
+            None => given.next().flatten(),
+        })
+        .collect();
+    let mut made = Vec::new();
+    for (tool, name) in found.into_iter().zip(named) {
+        let Some(name) = name else {
+            skip(&tool.name, "another tool of the server has the same name".to_owned());
+            continue;
+        };
+        match Schema::new(Value::Object((*tool.input_schema).clone())) {
+            Err(error) => skip(&tool.name, error.to_string()),
+            Ok(schema) => made.push(Arc::new(made_tool(server, &tool, name, schema))),
+        }
+    }
+    made.sort_by(|a, b| a.name.cmp(&b.name));
+    // The set's own check also refuses a schema that does not describe an object, and the names of renamed tools.
+    let mut set = ToolSet::new();
+    let mut tools: Vec<Arc<dyn Tool>> = Vec::new();
+    for tool in made {
+        match set.insert(Arc::clone(&tool) as Arc<dyn Tool>) {
+            Ok(()) => tools.push(tool),
+            Err(error) => skip(&tool.remote, error.to_string()),
+        }
+    }
+    skipped.sort_by(|a, b| a.name.cmp(&b.name));
+    lock(&server.offered).extend(tools.iter().map(|tool| tool.name().to_owned()));
+    McpTools { tools, skipped }
+}
+
+fn made_tool(server: &Arc<Server>, tool: &WireTool, name: String, schema: Schema) -> McpTool {
+    let selection = &server.settings().selection;
+    let about = tool.description.as_deref().or(tool.title.as_deref()).unwrap_or_default();
+    McpTool {
+        server: Arc::clone(server),
+        remote: tool.name.to_string(),
+        name,
+        description: clip(about, LONGEST).into_owned(),
+        schema,
+        approval: selection.approve_all || selection.approved.contains(&*tool.name),
+    }
+}

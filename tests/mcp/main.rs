@@ -1,0 +1,13 @@
+//! The client of the Model Context Protocol, tested with official servers and with a server that misbehaves. Each
+//! server is a separate process.
+
+#![cfg(unix)]
+#![allow(clippy::unwrap_used, reason = "an unwrap is a failure of the test")]
+
+mod calls;
+mod endings;
+mod lists;
+mod official;
+#[path = "../support/skip.rs"]
+mod skip;
+mod support;

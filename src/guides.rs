@@ -6,11 +6,12 @@
 //! 4. [Stores](stores)
 //! 5. [Many conversations](many_conversations)
 //! 6. [Testing an application](testing)
-//! 7. [Telemetry](telemetry)
-//! 8. [Writing a provider, a store or a backend](extending)
-//! 9. [Coming from Elixir's Omni Agent](from_elixir)
-//! 10. [Coming from rig](from_rig)
-//! 11. [Coming from yoagent](from_yoagent)
+//! 7. [Tools of MCP servers](mcp_servers)
+//! 8. [Telemetry](telemetry)
+//! 9. [Writing a provider, a store or a backend](extending)
+//! 10. [Coming from Elixir's Omni Agent](from_elixir)
+//! 11. [Coming from rig](from_rig)
+//! 12. [Coming from yoagent](from_yoagent)
 
 #[doc = include_str!("../docs/getting-started.md")]
 pub mod getting_started {}
@@ -28,6 +29,8 @@ pub mod testing {}
 pub mod telemetry {}
 #[doc = include_str!("../docs/extending.md")]
 pub mod extending {}
+#[doc = include_str!("../docs/mcp.md")]
+pub mod mcp_servers {}
 #[doc = include_str!("../docs/from-elixir.md")]
 pub mod from_elixir {}
 #[doc = include_str!("../docs/from-rig.md")]

@@ -6,6 +6,7 @@
 //! cargo run --example chat -- --trace                 # shows the spans of each run
 //! cargo run --example chat -- --model anthropic:claude-sonnet-5
 //! cargo run --example chat -- --model local:some-model --base-url http://localhost:8000
+//! cargo run --example chat --features mcp -- --mcp "npx -y @modelcontextprotocol/server-filesystem ."
 //! echo 'What can you do?' | cargo run --example chat
 //! ```
 //!

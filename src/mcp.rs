@@ -153,7 +153,7 @@ impl fmt::Debug for McpClient {
 
 impl fmt::Debug for McpTools {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names: Vec<_> = self.tools.iter().map(|tool| tool.name()).collect();
+        let names: Vec<_> = self.tools.iter().map(|tool| (**tool).name()).collect();
         f.debug_struct("McpTools").field("tools", &names).field("skipped", &self.skipped).finish()
     }
 }

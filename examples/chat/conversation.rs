@@ -14,6 +14,12 @@ use crate::support::{self, Flag, Folder, Picked, Printer, STORE, first_words};
 const SESSION: Flag =
     Flag { name: "--session", value: "ID", help: "continue this stored conversation, or create it" };
 
+#[cfg(feature = "mcp")]
+const MCP: Flag = Flag { name: "--mcp", value: "COMMAND", help: "use the tools of this MCP server" };
+
+#[cfg(feature = "mcp")]
+pub const FLAGS: &[Flag] = &[SESSION, STORE, TRACE, MCP];
+#[cfg(not(feature = "mcp"))]
 pub const FLAGS: &[Flag] = &[SESSION, STORE, TRACE];
 
 /// A conversation and its folder.
@@ -34,6 +40,8 @@ impl Conversation {
 /// Opens the conversation that the command line names. If it does not exist, creates it. Without a name, creates a new
 /// conversation.
 pub async fn open(picked: Picked, printer: &mut Printer) -> Result<Conversation, Box<dyn Error>> {
+    #[cfg(feature = "mcp")]
+    let server = picked.value(&MCP).map(str::to_owned);
     let (id, place) = (picked.value(&SESSION), picked.value(&STORE));
     let folder = match (id, place) {
         (None, None) => None,
@@ -65,7 +73,34 @@ pub async fn open(picked: Picked, printer: &mut Printer) -> Result<Conversation,
             Err(error) => return Err(error.into()),
         },
     };
+    #[cfg(feature = "mcp")]
+    if let Some(command) = server {
+        use_server(&session, &command, printer).await?;
+    }
     Ok(Conversation { session, store, folder })
+}
+
+/// Starts an MCP server, and adds its tools to the session. Each use of them needs an approval.
+#[cfg(feature = "mcp")]
+async fn use_server(session: &Session, command: &str, printer: &mut Printer) -> Result<(), Box<dyn Error>> {
+    let mut words = command.split_whitespace();
+    let program = words.next().ok_or("`--mcp` needs a command")?;
+    let client = omni_agent::mcp::McpClient::stdio(program).args(words).approve_all().connect().await?;
+    let found = client.tools().await?;
+    let names: Vec<&str> = found.tools.iter().map(|tool| tool.name()).collect();
+    printer.note(&format!("[{}: {}]", client.name(), names.join(", ")));
+    for tool in &found.skipped {
+        printer.note(&format!("[{}: {} can't be used: {}]", client.name(), tool.name, tool.reason));
+    }
+    let tools = found.tools;
+    session
+        .configure(move |config| {
+            config.tools = std::mem::take(&mut config.tools).extended(tools)?;
+            Ok(())
+        })
+        .await?;
+    client.follow(session);
+    Ok(())
 }
 
 /// Returns an agent builder with the parts of an agent that are not stored with a conversation.

@@ -103,11 +103,11 @@ impl Connection {
                 (timeout(limit, handler.serve_with_lifecycle(transport, lifecycle)).await, None)
             }
         };
-        let server = || settings.name.clone();
+        let name = || settings.name.clone();
         let service = match served {
             Ok(Ok(service)) => service,
             Ok(Err(error)) if error.is_authorization_required() => {
-                return Err(McpError::Unauthorized { server: server() });
+                return Err(McpError::Unauthorized { server: name() });
             }
             Ok(Err(error)) => {
                 let mut reason = reason(&error);
@@ -115,11 +115,11 @@ impl Connection {
                     reason.push_str(&program.words().await);
                 }
                 return Err(McpError::Unreachable {
-                    server: server(),
+                    server: name(),
                     reason: settings.secrets.removed(reason),
                 });
             }
-            Err(_) => return Err(McpError::TimedOut { server: server(), limit }),
+            Err(_) => return Err(McpError::TimedOut { server: name(), limit }),
         };
         let connection = Self { service, program, runtime: Handle::current() };
         connection.listen(changes);

@@ -32,7 +32,7 @@ pub(super) fn follow(server: &Arc<Server>, session: &Session) {
                     Ok(listed) => {
                         let Some(session) = session.upgrade() else { return };
                         let known = lock(&server.offered).clone();
-                        if adopt(&session, &known, listed.tools).await.is_none() {
+                        if adopt(&session, &known, listed.tools.into()).await.is_none() {
                             return;
                         }
                         break;
@@ -49,12 +49,12 @@ pub(super) fn follow(server: &Arc<Server>, session: &Session) {
 }
 
 /// Replaces the tools as soon as the session is idle. Returns `None` if the session has ended.
-async fn adopt(session: &Session, known: &BTreeSet<String>, tools: Vec<Arc<dyn Tool>>) -> Option<()> {
+async fn adopt(session: &Session, known: &BTreeSet<String>, tools: Arc<[Arc<dyn Tool>]>) -> Option<()> {
     loop {
         session.wait_until_idle().await.ok()?;
-        let (known, tools) = (known.clone(), tools.clone());
+        let (known, tools) = (known.clone(), Arc::clone(&tools));
         let adopted = session.configure(move |config| {
-            config.tools = replaced(&config.tools, &known, tools);
+            config.tools = replaced(&config.tools, &known, &tools);
             Ok(())
         });
         match adopted.await {
@@ -70,7 +70,7 @@ async fn adopt(session: &Session, known: &BTreeSet<String>, tools: Vec<Arc<dyn T
 }
 
 /// Returns the set with the known tools replaced, at the place of the first of them.
-fn replaced(present: &ToolSet, known: &BTreeSet<String>, tools: Vec<Arc<dyn Tool>>) -> ToolSet {
+fn replaced(present: &ToolSet, known: &BTreeSet<String>, tools: &[Arc<dyn Tool>]) -> ToolSet {
     let place = present.iter().position(|tool| known.contains(tool.name())).unwrap_or(present.len());
     let others = |tool: &&Arc<dyn Tool>| !known.contains(tool.name());
     let before = present.iter().take(place).filter(others);

@@ -39,7 +39,7 @@ impl Recovery {
         self.not_before = now + doubled.min(LONGEST);
         if is_program {
             self.exits.push_back(now);
-            while self.exits.front().is_some_and(|first| now - *first > WINDOW) {
+            while self.exits.front().is_some_and(|first| now.saturating_sub(*first) > WINDOW) {
                 self.exits.pop_front();
             }
             self.down |= self.exits.len() >= EXITS;

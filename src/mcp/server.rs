@@ -6,7 +6,10 @@ use std::{
 };
 
 use rmcp::{
-    model::{ClientRequest, ListToolsRequest, PaginatedRequestParams, ServerResult, Tool as WireTool},
+    model::{
+        ClientRequest, Extensions, ListToolsRequest, ListToolsRequestMethod, PaginatedRequestParams,
+        ServerResult, Tool as WireTool,
+    },
     service::{PeerRequestOptions, ServiceError},
 };
 use tokio::{
@@ -51,7 +54,8 @@ pub(super) type Listed = Vec<Result<WireTool, (String, String)>>;
 impl Server {
     pub(super) async fn connect(settings: Settings) -> Result<Self, McpError> {
         let (changes, _) = watch::channel(0);
-        let connection = Connection::open(&settings, changes.clone()).await?;
+        // The handshake needs a large future.
+        let connection = Box::pin(Connection::open(&settings, changes.clone())).await?;
         let slot = Slot { connection: Some(Arc::new(connection)), ..Slot::default() };
         let (slot, since) = (AsyncMutex::new(slot), Instant::now());
         Ok(Self { settings, slot, changes, since, offered: Mutex::default() })
@@ -82,7 +86,7 @@ impl Server {
             NextAttempt::Never => return Err(McpError::Down { server: self.settings.name.clone() }),
             NextAttempt::After(delay) => sleep(delay).await,
         }
-        match Connection::open(&self.settings, self.changes.clone()).await {
+        match Box::pin(Connection::open(&self.settings, self.changes.clone())).await {
             Ok(connection) => {
                 let connection = Arc::new(connection);
                 slot.connection = Some(Arc::clone(&connection));
@@ -154,9 +158,9 @@ impl Server {
         let mut cursor = None;
         for _ in 0..MOST_PAGES {
             let request = ListToolsRequest {
-                method: Default::default(),
+                method: ListToolsRequestMethod,
                 params: Some(PaginatedRequestParams::default().with_cursor(cursor)),
-                extensions: Default::default(),
+                extensions: Extensions::default(),
             };
             let request = ClientRequest::ListToolsRequest(request);
             let options = PeerRequestOptions::no_options();

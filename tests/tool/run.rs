@@ -13,7 +13,7 @@ use std::{
 use async_trait::async_trait;
 use futures_util::future::join_all;
 use omni_agent::{
-    message::{ToolResult, ToolUse},
+    message::{Attachment, ToolResult, ToolUse},
     tool::{
         Extensions, Schema, Tool, ToolContext, ToolError, ToolLimits, ToolOutput, ToolSet, TypedTool,
         tool_fn, tool_fn_with_schema,
@@ -129,6 +129,16 @@ async fn run_invalid_input_lists_the_problems_and_does_not_call() {
     assert!(text.contains("missing required property \"n\""), "{text}");
     let result = run(&tools(strict()), &ToolUse::new("id", "strict", json!({ "n": 1 }))).await;
     assert_eq!((result.text().as_str(), result.is_error), ("called", false));
+}
+
+#[tokio::test]
+async fn run_failed_output_is_an_error_result_with_its_blocks() {
+    let image = || Attachment::base64("image/png", "iVBORw0KGgo=");
+    let failing =
+        tool_fn("look", "Looks.", move |_: Value, _| async move { Ok(ToolOutput::from(image()).failed()) });
+    let result = run(&tools(failing), &ToolUse::new("id", "look", json!({}))).await;
+    assert!(result.is_error);
+    assert_eq!(result.content, [image().into()]);
 }
 
 #[tokio::test]

@@ -18,7 +18,7 @@ mod support;
 use std::{error::Error, process::ExitCode, time::Duration};
 
 use omni_agent::{
-    agent::{Agent, Event, TurnOutcome},
+    agent::{Agent, Event, Status, TurnOutcome},
     message::Role,
     session::{Mode, Session, SessionEvent, SessionSubscription},
     store::MemoryStore,
@@ -96,7 +96,13 @@ impl Show {
     /// Shows the events of a run until the run ends.
     async fn run(&mut self) -> Result<(), Box<dyn Error>> {
         while let Some(update) = self.events.next().await {
-            let Update::Event(numbered) = update else { continue };
+            let numbered = match update {
+                Update::Event(numbered) => numbered,
+                // This reader was too slow. If the agent is idle, the run's end is among the missed events.
+                Update::Resync(snapshot) if snapshot.agent.status == Status::Idle => return Ok(()),
+                Update::Closed(end) => return Err(end.reason.into()),
+                _ => continue,
+            };
             // The session's other events are not needed here, since `tree` returns the current tree.
             let SessionEvent::Agent(event) = &*numbered.event else { continue };
             self.printer.event(event);

@@ -25,7 +25,7 @@ mod table;
 use std::{error::Error, process::ExitCode, sync::Arc, time::Duration};
 
 use omni_agent::{
-    agent::{Agent, Event},
+    agent::{Agent, Event, Status},
     manager::{Manager, ManagerError, OpenOptions, OpenedSession, Shutdown},
     message::Timestamp,
     session::SessionEvent,
@@ -149,8 +149,20 @@ async fn say(mut opened: OpenedSession, prompt: &str, screen: &Screen) -> Result
     let events = opened.subscription.as_mut().ok_or("a subscription comes with it, if none is refused")?;
     opened.session.prompt(prompt).await?;
     while let Some(update) = events.next().await {
-        // A slow reader gets a snapshot. The end of the run may be among the missed events.
-        let Update::Event(numbered) = update else { break };
+        let numbered = match update {
+            Update::Event(numbered) => numbered,
+            // This reader was too slow. The snapshot contains the text that it missed.
+            Update::Resync(snapshot) => {
+                let missed = snapshot.agent.messages().last().map(|message| message.text());
+                screen.words(opened.session.id(), &missed.unwrap_or_default());
+                if snapshot.agent.status == Status::Idle {
+                    break;
+                }
+                continue;
+            }
+            Update::Closed(end) => return Err(end.reason.into()),
+            _ => continue,
+        };
         match &*numbered.event {
             SessionEvent::Agent(event) => match &**event {
                 Event::TextDelta { delta, .. } => screen.words(opened.session.id(), delta),

@@ -7,6 +7,9 @@
 //! ```
 //!
 //! To send the spans to a collector, replace the exporter of `opentelemetry_stdout` by that of `opentelemetry-otlp`.
+//!
+//! The module `support` selects the model and prints the output. In your own crate, pass the model's name instead:
+//! `Agent::builder().model("anthropic:claude-opus-5")`.
 
 #[path = "support/support.rs"]
 mod support;

@@ -31,6 +31,8 @@
 //! | [`store`] | stored conversations: the trait, and stores in memory, files, SQLite and PostgreSQL |
 //! | [`session`] | a conversation with an id, a tree and a store, as an actor |
 //! | [`manager`] | many sessions by id |
+//! | `mcp` | tools of servers of the Model Context Protocol; needs the feature `mcp` |
+//! | `web` | a manager behind HTTP, as an axum router; needs the feature `web` |
 //!
 //! The [`guides`] explain the layers step by step, beginning with [getting started](guides::getting_started).
 //!

@@ -322,15 +322,18 @@ pub(crate) struct Attachment<S, E> {
 /// assert_eq!(updates.snapshot().map(|snapshot| snapshot.messages().count()), Some(0));
 ///
 /// agent.ask("Hi").await?;
-/// let mut text = String::new();
-/// while let Some(Update::Event(numbered)) = updates.next().await {
-///     match &*numbered.event {
-///         Event::TextDelta { delta, .. } => text.push_str(delta),
-///         Event::Turn(_) => break,
+/// let mut view = None;
+/// while let Some(update) = updates.next().await {
+///     match update {
+///         Update::Event(numbered) if matches!(*numbered.event, Event::Turn(_)) => break,
+///         Update::Event(numbered) => println!("event {}", numbered.id),
+///         // This reader was too slow. The snapshot replaces the events that it missed.
+///         Update::Resync(snapshot) => view = Some(snapshot),
+///         Update::Closed(end) => return Err(omni_agent::AgentError::Stopped(end.reason)),
 ///         _ => {}
 ///     }
 /// }
-/// assert_eq!(text, "Hello!");
+/// assert!(view.is_none(), "this reader is never too slow");
 /// # Ok::<(), omni_agent::AgentError>(())
 /// # })?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())

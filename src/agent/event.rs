@@ -49,23 +49,30 @@ pub enum Status {
 /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
 /// # let provider = omni_agent::testing::ScriptedProvider::new([omni_agent::testing::Step::text("Hello!")]);
 /// # let model = provider.model();
-/// use omni_agent::{Agent, Event, Update};
+/// use omni_agent::{Agent, Event, Update, agent::Status};
 ///
 /// let agent = Agent::builder().model(model).start().await?;
 /// let mut updates = agent.subscribe().await?;
 /// agent.ask("Hi").await?;
 ///
 /// let mut steps = 0;
-/// while let Some(Update::Event(numbered)) = updates.next().await {
-///     match &*numbered.event {
-///         Event::Step(response) => {
-///             steps += 1;
-///             println!("request {} used {} tokens", response.step, response.usage.total());
-///         }
-///         Event::Turn(outcome) => {
-///             assert_eq!(outcome.response().text(), "Hello!");
-///             break;
-///         }
+/// while let Some(update) = updates.next().await {
+///     match update {
+///         Update::Event(numbered) => match &*numbered.event {
+///             Event::Step(response) => {
+///                 steps += 1;
+///                 println!("request {} used {} tokens", response.step, response.usage.total());
+///             }
+///             Event::Turn(outcome) => {
+///                 assert_eq!(outcome.response().text(), "Hello!");
+///                 break;
+///             }
+///             Event::Error { .. } | Event::Cancelled { .. } => break,
+///             _ => {}
+///         },
+///         // This reader was too slow. The turn may have ended among the events that it missed.
+///         Update::Resync(snapshot) if snapshot.status == Status::Idle => break,
+///         Update::Closed(_) => break,
 ///         _ => {}
 ///     }
 /// }

@@ -94,13 +94,19 @@ pub enum Presence {
 /// let mut updates = manager.subscribe();
 /// let opened = manager.create(agent).await?;
 /// manager.close(opened.session.id()).await?;
-/// while let Some(Update::Event(numbered)) = updates.next().await {
-///     match &*numbered.event {
-///         ManagerEvent::Opened { session } => println!("opened {}", session.id),
-///         ManagerEvent::Closed { id, reason } => {
-///             println!("closed {id}: {reason}");
-///             break;
-///         }
+/// while let Some(update) = updates.next().await {
+///     match update {
+///         Update::Event(numbered) => match &*numbered.event {
+///             ManagerEvent::Opened { session } => println!("opened {}", session.id),
+///             ManagerEvent::Closed { id, reason } => {
+///                 println!("closed {id}: {reason}");
+///                 break;
+///             }
+///             _ => {}
+///         },
+///         // This reader was too slow. The session may have been closed among the events that it missed.
+///         Update::Resync(snapshot) if snapshot.open.is_empty() => break,
+///         Update::Closed(end) => return Err(end.reason.into()),
 ///         _ => {}
 ///     }
 /// }

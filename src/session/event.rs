@@ -32,14 +32,20 @@ use crate::{
 /// let session = Session::builder(MemoryStore::new()).agent(agent).create().await?;
 /// let mut updates = session.subscribe(Mode::Controller).await?;
 /// session.prompt("Hi").await?;
-/// while let Some(Update::Event(numbered)) = updates.next().await {
-///     match &*numbered.event {
-///         SessionEvent::Tree(changes) => println!("new messages: {}", changes.nodes.len()),
-///         SessionEvent::Store(StoreReport::Saved { version, .. }) => {
-///             println!("saved as version {version}");
-///             break;
-///         }
-///         SessionEvent::Store(report) => println!("not saved: {:?}", report.error()),
+/// while let Some(update) = updates.next().await {
+///     match update {
+///         Update::Event(numbered) => match &*numbered.event {
+///             SessionEvent::Tree(changes) => println!("new messages: {}", changes.nodes.len()),
+///             SessionEvent::Store(StoreReport::Saved { version, .. }) => {
+///                 println!("saved as version {version}");
+///                 break;
+///             }
+///             SessionEvent::Store(report) => println!("not saved: {:?}", report.error()),
+///             _ => {}
+///         },
+///         // This reader was too slow. Everything may have been saved among the events that it missed.
+///         Update::Resync(snapshot) if snapshot.unsaved.is_empty() => break,
+///         Update::Closed(end) => return Err(end.reason.into()),
 ///         _ => {}
 ///     }
 /// }

@@ -111,8 +111,8 @@ async fn rejected_key_is_an_auth_error_in_each_format() {
 async fn formats_are_tried_in_order_and_shown_in_debug() {
     let header = || Auth::Header("x-key".to_owned());
     let endpoint = Endpoint::openai_compatible("mine", "http://localhost")
-        .with_format_for(|model| model.starts_with('a'), AnthropicMessages::default(), header())
-        .with_format_for(|model| model.len() == 2, OpenAiResponses::default(), Auth::None);
+        .with_dialect_for(|model| model.starts_with('a'), AnthropicMessages::default(), header())
+        .with_dialect_for(|model| model.len() == 2, OpenAiResponses::default(), Auth::None);
     for (model, line, header) in [
         ("ab", "POST /v1/messages", Some("x-key")),
         ("bc", "POST /v1/responses", None),

@@ -14,18 +14,18 @@ impl Endpoint {
             ChatCompletions::default().with_files(Files::Images).without_metadata().of_service("opencode");
         Self::custom("opencode", "https://opencode.ai/zen", chat)
             .with_key_variable("OPENCODE_API_KEY")
-            .with_format_for(
+            .with_dialect_for(
                 |model| model.starts_with("claude-") || model.starts_with("qwen3."),
                 AnthropicMessages::default().with_block_binding(),
                 Auth::Header("x-api-key".to_owned()),
             )
-            .with_format_for(|model| model.starts_with("gpt-"), OpenAiResponses::openai(), Auth::Bearer)
-            .with_format_for(
+            .with_dialect_for(|model| model.starts_with("gpt-"), OpenAiResponses::openai(), Auth::Bearer)
+            .with_dialect_for(
                 |model| ["grok-4", "grok-build", "muse-"].iter().any(|start| model.starts_with(start)),
                 OpenAiResponses::default().without_metadata(),
                 Auth::Bearer,
             )
-            .with_format_for(
+            .with_dialect_for(
                 |model| model.starts_with("gemini-"),
                 GoogleGemini::default(),
                 Auth::Header("x-goog-api-key".to_owned()),

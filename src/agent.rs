@@ -112,7 +112,7 @@ pub(crate) use command::InFlight;
 use command::{Command, Reply, Stop};
 pub use error::{AgentError, Failure};
 pub use event::{Decided, Event, RunEnd, RunOutcome, Status, TurnOutcome, UnstageReason};
-pub(crate) use owner::{Asker, HistoryOwner, Moment, Opening};
+pub(crate) use owner::{Asker, FirstMessage, HistoryOwner, Moment};
 pub use prompt::{Next, Prompt, PromptId, PromptState};
 pub use response::Response;
 use schemars::JsonSchema;

@@ -5,7 +5,7 @@ use std::{any::Any, error::Error, sync::Arc, time::Duration};
 use tokio::sync::oneshot;
 
 use super::{
-    Accepted, AgentError, Asker, Event, Moment, Opening, Prompt, PromptId, Snapshot, State, StateEdit,
+    Accepted, AgentError, Asker, Event, FirstMessage, Moment, Prompt, PromptId, Snapshot, State, StateEdit,
     Status, core::Resume,
 };
 use crate::{
@@ -43,7 +43,7 @@ pub(super) enum Change {
     Set(History),
     /// Replaces the history after messages were erased.
     Erase(History),
-    Begin(History, Opening, Option<Asker>, Caller),
+    Begin(History, FirstMessage, Option<Asker>, Caller),
 }
 
 /// An event of the application.

@@ -27,7 +27,7 @@ pub(crate) struct HistoryOwner {
 
 /// The first message of a run on another history.
 #[derive(Debug, PartialEq)]
-pub(crate) enum Opening {
+pub(crate) enum FirstMessage {
     /// A new message with the prompt's content.
     Prompt(Prompt),
     /// This message, unchanged, with the settings of a prompt.
@@ -101,7 +101,7 @@ impl HistoryOwner {
         &self,
         at: Option<EventId>,
         base: History,
-        opening: Opening,
+        opening: FirstMessage,
         asker: Option<Asker>,
         caller: Caller,
     ) -> Result<EventId, AgentError> {

@@ -10,7 +10,7 @@ use std::{
 };
 
 pub(super) use places::{Errand, InLine};
-use places::{Number, Opening, Rest, RoomPermit};
+use places::{Number, Rest, RoomPermit, WaitingOpening};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
@@ -31,7 +31,7 @@ pub(super) struct Registry {
     open: BTreeMap<u64, ConversationId>,
     waiting: BTreeMap<u64, ConversationId>,
     /// The openings that are waiting for a place.
-    line: BTreeMap<Number, Opening>,
+    line: BTreeMap<Number, WaitingOpening>,
     /// The number of unused places for open sessions. While it is above 0, the line is empty.
     free: usize,
     /// The number of sessions that were asked to sleep or are ending, so that openings in line get places.
@@ -59,7 +59,7 @@ struct Slot {
     /// it is cancelled.
     claim: Option<CancellationToken>,
     /// The loan of the claim, while its holder waits in line and another caller renames or deletes the conversation.
-    loan: Option<Loan>,
+    loan: Option<IdLoan>,
     title: Option<Arc<str>>,
     /// Whether the session has reported a title already.
     has_current_title: bool,
@@ -82,7 +82,7 @@ struct Slot {
 }
 
 /// A borrowed claim.
-struct Loan {
+struct IdLoan {
     /// Cancelled when the claim is returned.
     over: CancellationToken,
     /// Whether the holder released the claim during the loan.
@@ -209,7 +209,7 @@ impl Registry {
         match self.slots.get_mut(id) {
             Some(Slot { loan: Some(loan), .. }) => Lent::Wait(loan.over.clone()),
             Some(slot) if self.line.contains_key(&slot.since) => {
-                slot.loan = Some(Loan { over: CancellationToken::new(), is_given_up: false });
+                slot.loan = Some(IdLoan { over: CancellationToken::new(), is_given_up: false });
                 Lent::Mine(slot.key)
             }
             _ => Lent::No,

@@ -77,7 +77,7 @@ pub(in crate::provider) struct Halves {
     /// Whether a single half has occurred. Before that, deltas are forwarded without a check.
     found: bool,
     /// The first halves with which texts ended, by block.
-    open: HashMap<usize, (Kind, Half)>,
+    open: HashMap<usize, (PieceKind, Half)>,
 }
 
 impl Halves {
@@ -142,10 +142,10 @@ impl Halves {
 
     fn extend(&mut self, index: usize, part: Part, deltas: &mut Vec<Delta>) {
         let (kind, text) = match part {
-            Part::Text(text) => (Kind::Text, text),
-            Part::Input(text) => (Kind::Input, text),
-            Part::Signature(text) => (Kind::Signature, text),
-            Part::Redacted(text) => (Kind::Redacted, text),
+            Part::Text(text) => (PieceKind::Text, text),
+            Part::Input(text) => (PieceKind::Input, text),
+            Part::Signature(text) => (PieceKind::Signature, text),
+            Part::Redacted(text) => (PieceKind::Redacted, text),
             Part::Item(mut item) => {
                 resolve_value(&mut item);
                 return deltas.push(Delta::Extend { index, part: Part::Item(item) });
@@ -175,14 +175,14 @@ impl Halves {
 
 /// The kinds of text with which a block can be extended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum PieceKind {
     Text,
     Input,
     Signature,
     Redacted,
 }
 
-impl Kind {
+impl PieceKind {
     fn part(self, text: String) -> Part {
         match self {
             Self::Text => Part::Text(text),

@@ -106,7 +106,7 @@ impl RetryPolicy {
         });
         let attempts = Attempts { policy, provider, request, retries: 0 };
         Box::pin(RetryStream {
-            state: State::Beginning(attempts.begin(None, context.clone(), trace.as_deref())),
+            state: RequestState::Beginning(attempts.begin(None, context.clone(), trace.as_deref())),
             attempts,
             trace,
             warnings,
@@ -229,7 +229,7 @@ fn attempt_failed(attempt: &Span, error: &ProviderError) {
 
 /// The stream of [`RetryPolicy::stream`].
 struct RetryStream {
-    state: State,
+    state: RequestState,
     attempts: Attempts,
     /// The request's trace, if anybody listens.
     trace: Option<Box<StreamTrace>>,
@@ -258,7 +258,7 @@ impl Priced {
 
 type Beginning = Pin<Box<dyn Future<Output = Result<Begun, ProviderError>> + Send>>;
 
-enum State {
+enum RequestState {
     Beginning(Beginning),
     Streaming(Begun),
     Over,
@@ -276,9 +276,9 @@ impl RetryStream {
     fn poll_answer(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Delta, ProviderError>>> {
         loop {
             match &mut self.state {
-                State::Beginning(beginning) => match ready!(beginning.as_mut().poll(cx)) {
+                RequestState::Beginning(beginning) => match ready!(beginning.as_mut().poll(cx)) {
                     Ok(begun) => {
-                        self.state = State::Streaming(begun);
+                        self.state = RequestState::Streaming(begun);
                         if !self.warnings.is_empty() {
                             let warnings = std::mem::take(&mut self.warnings);
                             let data = MessageDelta { warnings, ..MessageDelta::default() };
@@ -291,7 +291,7 @@ impl RetryStream {
                         let Some(delay) = self.attempts.repeat(&error, deadline) else {
                             return Poll::Ready(Some(Err(error)));
                         };
-                        self.state = State::Beginning(self.attempts.begin(
+                        self.state = RequestState::Beginning(self.attempts.begin(
                             Some(delay),
                             self.context.clone(),
                             self.trace.as_deref(),
@@ -299,13 +299,13 @@ impl RetryStream {
                         return Poll::Ready(Some(Ok(Delta::Retry { error: Box::new(error), delay })));
                     }
                 },
-                State::Streaming(begun) => {
+                RequestState::Streaming(begun) => {
                     return match begun.head.next() {
                         Some(delta) => Poll::Ready(Some(Ok(delta))),
                         None => begun.poll_rest(cx),
                     };
                 }
-                State::Over => return Poll::Ready(None),
+                RequestState::Over => return Poll::Ready(None),
             }
         }
     }
@@ -344,7 +344,7 @@ impl Stream for RetryStream {
             item = Poll::Ready(Some(Err(ProviderError::new(ErrorKind::Timeout, message))));
         }
         if matches!(item, Poll::Ready(None | Some(Err(_)))) {
-            this.state = State::Over;
+            this.state = RequestState::Over;
         }
         if let (Some(trace), Poll::Ready(item)) = (&mut this.trace, &item) {
             trace.observe(item.as_ref());

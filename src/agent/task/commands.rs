@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     agent::{
-        AgentError, Event, Moment, Opening, StateEdit,
+        AgentError, Event, FirstMessage, Moment, StateEdit,
         command::{Change, Command, Edit},
         core::Core,
     },
@@ -156,8 +156,8 @@ impl Task {
                 let ask = asker.is_some();
                 asks = asker;
                 match opening {
-                    Opening::Prompt(prompt) => core.prompt_on(base, prompt, ask, cx),
-                    Opening::Message(message, settings) => core.answer(base, message, settings, ask, cx),
+                    FirstMessage::Prompt(prompt) => core.prompt_on(base, prompt, ask, cx),
+                    FirstMessage::Message(message, settings) => core.answer(base, message, settings, ask, cx),
                 }
             }
         })?;

@@ -28,7 +28,7 @@ const COMMANDS_IN_A_ROW: usize = 32;
 /// The number of inputs in a row before the agent yields to other tasks.
 const INPUTS_IN_A_ROW: u32 = 256;
 
-type InFlight<'a, 'b> = Option<(Op, &'static str, &'a mut Running<'b>)>;
+type RunningCall<'a, 'b> = Option<(Op, &'static str, &'a mut Running<'b>)>;
 
 /// The result of serving commands.
 enum Served {
@@ -62,7 +62,7 @@ impl Task {
     pub(super) fn drive<'a, 'b>(
         &'a mut self,
         commands: &'a mut mpsc::Receiver<Box<Command>>,
-        mut call: InFlight<'a, 'b>,
+        mut call: RunningCall<'a, 'b>,
     ) -> impl Future<Output = Exit> + use<'a, 'b> {
         self.drop_call = false;
         let mut begun = false;
@@ -77,7 +77,7 @@ impl Task {
     }
 
     /// Polls the callback in flight. Ready when it has returned.
-    fn poll_call(&mut self, cx: &mut Context<'_>, call: &mut InFlight<'_, '_>) -> Poll<()> {
+    fn poll_call(&mut self, cx: &mut Context<'_>, call: &mut RunningCall<'_, '_>) -> Poll<()> {
         let Some((op, callback, running)) = call else {
             return Poll::Pending;
         };
@@ -93,7 +93,7 @@ impl Task {
         &mut self,
         cx: &mut Context<'_>,
         commands: &mut mpsc::Receiver<Box<Command>>,
-        call: &mut InFlight<'_, '_>,
+        call: &mut RunningCall<'_, '_>,
     ) -> Poll<Exit> {
         let mut all_served = false;
         loop {

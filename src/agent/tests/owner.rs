@@ -4,8 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use crate::{
     agent::{
-        AgentBuilder, AgentError, AgentSubscription, Event, HistoryOwner, Opening, Prompt, Snapshot, Status,
-        ToolDecision,
+        AgentBuilder, AgentError, AgentSubscription, Event, FirstMessage, HistoryOwner, Prompt, Snapshot,
+        Status, ToolDecision,
     },
     message::{Content, History, HistoryError, Message, ToolResult, ToolUse},
     provider::{ErrorKind, ProviderError},
@@ -55,7 +55,7 @@ impl HistoryOwner {
         base: History,
         prompt: impl Into<Prompt>,
     ) -> Result<EventId, AgentError> {
-        self.begin(at, base, Opening::Prompt(prompt.into()), None, Caller::default()).await
+        self.begin(at, base, FirstMessage::Prompt(prompt.into()), None, Caller::default()).await
     }
 
     /// Starts a run on `base` that answers a message again.
@@ -65,7 +65,7 @@ impl HistoryOwner {
         base: History,
         message: Arc<Message>,
     ) -> Result<EventId, AgentError> {
-        self.begin(at, base, Opening::Message(message, Prompt::default()), None, Caller::default()).await
+        self.begin(at, base, FirstMessage::Message(message, Prompt::default()), None, Caller::default()).await
     }
 }
 

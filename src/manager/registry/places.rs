@@ -15,7 +15,7 @@ use crate::{agent::Status, manager::ManagerEvent, session::Session, store::Conve
 pub(super) struct RoomPermit;
 
 /// An opening that waits for a place.
-pub(super) struct Opening {
+pub(super) struct WaitingOpening {
     errands: mpsc::UnboundedSender<Errand>,
     /// The session that this opening is asking to sleep, with its key.
     asking: Option<(ConversationId, Key)>,
@@ -90,7 +90,7 @@ impl Registry {
             self.find_prospects();
         }
         let (sender, errands) = mpsc::unbounded_channel();
-        self.line.insert(number, Opening { errands: sender, asking: None });
+        self.line.insert(number, WaitingOpening { errands: sender, asking: None });
         self.waiting.insert(number, id.clone());
         self.emit(ManagerEvent::Waiting { id: id.clone() });
         self.joined.notify_waiters();
@@ -132,7 +132,7 @@ impl Registry {
 
     /// Withdraws the request of an opening that has left the line. The opening no longer waits for the session that it
     /// asked.
-    fn withdraw(&mut self, opening: Opening) {
+    fn withdraw(&mut self, opening: WaitingOpening) {
         let Some((id, key)) = opening.asking else { return };
         if let Some(slot) = self.slot(&id, key)
             && matches!(slot.rest, Rest::Asked { .. })

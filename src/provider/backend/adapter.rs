@@ -14,7 +14,7 @@ use tokio::{
 
 use super::{
     Backend, BackendError, BackendSession, Capabilities, SessionOptions, SessionPosition, TurnPrompt,
-    exchange::{self, Turn},
+    exchange::{self, TurnInFlight},
     lifetime::{ask, call, ended, terminate},
     position::{Conversation, Position, PromptCounts, Route, elsewhere},
     sessions::{Live, Sessions},
@@ -323,7 +323,7 @@ impl Owner {
             warnings.push(format!("the agent's tools are ignored: `{name}` only uses its own"));
         }
         let prompt = TurnPrompt { messages, options: request.options };
-        let mut turn = Turn::new(Arc::clone(self), Arc::clone(&session), permit);
+        let mut turn = TurnInFlight::new(Arc::clone(self), Arc::clone(&session), permit);
         let events = match call("prompt", self.limits.prompt, async { session.prompt(prompt).await }).await {
             Ok(events) => events,
             // The backend may have accepted the prompt. Therefore, the turn is cancelled, and the prompt is not sent

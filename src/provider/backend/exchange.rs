@@ -35,7 +35,7 @@ const MAX_QUESTIONS: usize = 64;
 const MAX_SILENT: u64 = 32;
 
 /// A turn in flight. If this is dropped before the turn is over, the turn is cancelled at the backend.
-pub(super) struct Turn {
+pub(super) struct TurnInFlight {
     owner: Arc<Owner>,
     session: Arc<dyn BackendSession>,
     permit: Option<OwnedSemaphorePermit>,
@@ -43,7 +43,7 @@ pub(super) struct Turn {
     over: bool,
 }
 
-impl Turn {
+impl TurnInFlight {
     pub(super) fn new(
         owner: Arc<Owner>,
         session: Arc<dyn BackendSession>,
@@ -62,7 +62,7 @@ impl Turn {
     }
 }
 
-impl Drop for Turn {
+impl Drop for TurnInFlight {
     fn drop(&mut self) {
         if self.over {
             return;
@@ -84,7 +84,7 @@ impl Drop for Turn {
 
 /// Returns the turn's deltas.
 pub(super) fn stream(
-    turn: Turn,
+    turn: TurnInFlight,
     events: EventStream,
     format: String,
     warnings: Vec<String>,
@@ -120,7 +120,7 @@ struct Exchange {
     asking: FuturesUnordered<BoxFuture<'static, (ToolUseId, Option<PermissionAnswer>)>>,
     /// The tool uses of these requests.
     asked: HashSet<ToolUseId>,
-    turn: Turn,
+    turn: TurnInFlight,
     recorder: Recorder,
     format: String,
     context: RequestContext,

@@ -41,13 +41,13 @@ pub(super) fn is_object(schema: &Value) -> bool {
 /// an object is returned unchanged.
 #[derive(Debug, Default)]
 pub(super) struct Unwrapper {
-    state: State,
+    state: UnwrapState,
     /// The text for which it is not yet known whether it belongs to the value.
     held: String,
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
-enum State {
+enum UnwrapState {
     /// The beginning of the object may still follow.
     #[default]
     Before,
@@ -67,20 +67,20 @@ impl Unwrapper {
     /// Adds text, and returns the text that is now known to belong to the value.
     pub(super) fn push(&mut self, text: &str) -> String {
         self.held.push_str(text);
-        if self.state == State::Before {
+        if self.state == UnwrapState::Before {
             match beginning(&self.held) {
-                Beginning::Object(length) => {
-                    self.state = State::Inside;
+                Prefix::Object(length) => {
+                    self.state = UnwrapState::Inside;
                     self.held.drain(..length);
                 }
-                Beginning::Open if self.held.len() <= MAX_HELD => return String::new(),
-                Beginning::Open | Beginning::Other => self.state = State::Outside,
+                Prefix::Open if self.held.len() <= MAX_HELD => return String::new(),
+                Prefix::Open | Prefix::Other => self.state = UnwrapState::Outside,
             }
         }
         match self.state {
-            State::Before => String::new(),
-            State::Outside => std::mem::take(&mut self.held),
-            State::Inside => {
+            UnwrapState::Before => String::new(),
+            UnwrapState::Outside => std::mem::take(&mut self.held),
+            UnwrapState::Inside => {
                 let kept = self.held.trim_end();
                 let kept = kept.strip_suffix('}').unwrap_or(kept).trim_end().len();
                 let kept = if self.held.len() - kept > MAX_HELD { self.held.len() } else { kept };
@@ -93,15 +93,15 @@ impl Unwrapper {
     /// Ends the text and returns its rest, without the closing brace of the object.
     pub(super) fn finish(&mut self) -> String {
         let held = std::mem::take(&mut self.held);
-        match std::mem::replace(&mut self.state, State::Outside) {
-            State::Inside => String::new(),
-            State::Before | State::Outside => held,
+        match std::mem::replace(&mut self.state, UnwrapState::Outside) {
+            UnwrapState::Inside => String::new(),
+            UnwrapState::Before | UnwrapState::Outside => held,
         }
     }
 }
 
 /// How a text begins.
-enum Beginning {
+enum Prefix {
     /// The text begins with the object. The value in the object starts at this position.
     Object(usize),
     /// The text is too short to decide.
@@ -110,15 +110,15 @@ enum Beginning {
     Other,
 }
 
-fn beginning(text: &str) -> Beginning {
+fn beginning(text: &str) -> Prefix {
     let mut rest = text.trim_start();
     for token in ["{", WRAPPER_TEXT, ":"] {
         match rest.strip_prefix(token) {
             Some(after) => rest = after.trim_start(),
-            None if token.starts_with(rest) => return Beginning::Open,
-            None => return Beginning::Other,
+            None if token.starts_with(rest) => return Prefix::Open,
+            None => return Prefix::Other,
         }
     }
     // White space before the value may still follow.
-    if rest.is_empty() { Beginning::Open } else { Beginning::Object(text.len() - rest.len()) }
+    if rest.is_empty() { Prefix::Open } else { Prefix::Object(text.len() - rest.len()) }
 }

@@ -18,7 +18,7 @@ use serde::{Deserialize, de::IgnoredAny};
 use serde_json::Value;
 use tokio::time::{Instant, Sleep, sleep, timeout};
 
-use self::opening::{Opening, Shape};
+use self::opening::{AnswerStart, Shape};
 use super::{Framer, endpoint::DeltaHook, exchange::ErrorContext, origin};
 use crate::provider::{
     Delta, ErrorKind, MessageDelta, ProviderError,
@@ -96,7 +96,7 @@ impl Decoding {
 /// How the body is being read.
 enum ReadState {
     /// The first bytes have not shown yet how to read the body.
-    Undecided(Opening),
+    Undecided(AnswerStart),
     /// As events.
     Frames,
     /// The body is read as one JSON value, from a service that does not stream.
@@ -106,7 +106,7 @@ enum ReadState {
 }
 
 /// The parts of a [`ResponseReader`].
-pub(super) struct Parts {
+pub(super) struct ReaderParts {
     pub(super) dialect: Arc<dyn Dialect>,
     pub(super) decoder: Box<dyn Decoder>,
     pub(super) hooks: Vec<DeltaHook>,
@@ -118,15 +118,15 @@ pub(super) struct Parts {
 }
 
 impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> ResponseReader<S> {
-    pub(super) fn new(body: S, parts: Parts) -> Self {
-        let Parts { dialect, decoder, hooks, limits, between_chunks, warnings, error_context, service } =
+    pub(super) fn new(body: S, parts: ReaderParts) -> Self {
+        let ReaderParts { dialect, decoder, hooks, limits, between_chunks, warnings, error_context, service } =
             parts;
         let framing = dialect.framing();
         let warned = (!warnings.is_empty())
             .then(|| Delta::Message(Box::new(MessageDelta { warnings, ..MessageDelta::default() })));
         Self {
             body: Some(body),
-            reading: ReadState::Undecided(Opening::new(framing, limits.line)),
+            reading: ReadState::Undecided(AnswerStart::new(framing, limits.line)),
             framer: Framer::new(framing, &limits),
             decoding: Decoding { decoder, halves: Halves::default(), decoded: Vec::new() },
             dialect,

@@ -21,7 +21,7 @@ use crate::{
 
 /// The clients in use, with the most recently used client last. A process has one or two kinds of connection, and
 /// usually one runtime.
-static CLIENTS: Mutex<Vec<(Kind, Client)>> = Mutex::new(Vec::new());
+static CLIENTS: Mutex<Vec<(ClientKind, Client)>> = Mutex::new(Vec::new());
 
 /// The maximum number of clients that are kept. The limit is needed because nothing reports the end of a runtime, and
 /// each test may have its own runtime. A client that is removed loses its idle connections. Responses in flight still
@@ -30,7 +30,7 @@ const MAX_CLIENTS: usize = 32;
 
 /// The properties in which connections differ.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Kind {
+struct ClientKind {
     runtime: runtime::Id,
     connect: Duration,
     /// Whether the service is on this machine. Such a connection never uses a proxy.
@@ -45,7 +45,7 @@ struct Kind {
 /// Returns [`ErrorKind::Transport`] if TLS can't be set up, for example because the system has no root certificate.
 pub(crate) fn client(url: &Url, connect: Duration) -> Result<Client, ProviderError> {
     let runtime = runtime::Handle::current().id();
-    let kind = Kind { runtime, connect, local: is_local(url), tls: url.scheme() == "https" };
+    let kind = ClientKind { runtime, connect, local: is_local(url), tls: url.scheme() == "https" };
     let mut clients = lock(&CLIENTS);
     let client = match clients.iter().position(|(other, _)| *other == kind) {
         Some(place) => clients.remove(place).1,
@@ -58,7 +58,7 @@ pub(crate) fn client(url: &Url, connect: Duration) -> Result<Client, ProviderErr
     Ok(client)
 }
 
-fn build(kind: Kind) -> Result<Client, ProviderError> {
+fn build(kind: ClientKind) -> Result<Client, ProviderError> {
     let tls = tls(kind).map_err(|error| {
         ProviderError::new(ErrorKind::Transport, "TLS can't be set up")
             .with_retryable(false)
@@ -80,7 +80,7 @@ fn build(kind: Kind) -> Result<Client, ProviderError> {
 
 /// Configures TLS with ring and the platform's certificates. The process-wide crypto provider is not changed, since the
 /// application chooses it.
-fn tls(kind: Kind) -> Result<ClientConfig, rustls::Error> {
+fn tls(kind: ClientKind) -> Result<ClientConfig, rustls::Error> {
     let provider = Arc::new(ring::default_provider());
     let builder = ClientConfig::builder_with_provider(provider);
     let mut config = if kind.tls {

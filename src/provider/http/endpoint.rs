@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 
 use super::{
     Auth, Limits, Timeouts,
-    answer::Parts,
+    answer::ReaderParts,
     exchange::{self, ErrorContext, Outgoing},
     key::Keys,
 };
@@ -67,9 +67,9 @@ pub struct Endpoint {
     name: String,
     base_url: String,
     version: String,
-    format: Format,
+    format: EndpointFormat,
     /// The wire formats for single models. The first one that matches is used.
-    others: Vec<(ModelFilter, Format)>,
+    others: Vec<(ModelFilter, EndpointFormat)>,
     keys: Keys,
     /// The user's headers, whose values are secret.
     headers: Vec<(String, Secret)>,
@@ -83,7 +83,7 @@ pub struct Endpoint {
 
 /// A wire format, and the way in which the service receives its key with this format.
 #[derive(Clone)]
-struct Format {
+struct EndpointFormat {
     dialect: Arc<dyn Dialect>,
     auth: Auth,
 }
@@ -96,7 +96,7 @@ impl Endpoint {
             name: name.into(),
             base_url: base_url.into(),
             version: "/v1".to_owned(),
-            format: Format { dialect: Arc::new(dialect), auth: Auth::Bearer },
+            format: EndpointFormat { dialect: Arc::new(dialect), auth: Auth::Bearer },
             others: Vec::new(),
             keys: Keys { optional: true, ..Keys::default() },
             headers: Vec::new(),
@@ -148,7 +148,7 @@ impl Endpoint {
         dialect: impl Dialect,
         auth: Auth,
     ) -> Self {
-        self.others.push((Arc::new(models), Format { dialect: Arc::new(dialect), auth }));
+        self.others.push((Arc::new(models), EndpointFormat { dialect: Arc::new(dialect), auth }));
         self
     }
 
@@ -224,8 +224,8 @@ impl Endpoint {
     }
 
     /// Returns the wire format for a request.
-    fn format(&self, request: &Request) -> &Format {
-        let fits = |(models, _): &&(ModelFilter, Format)| models(&request.model);
+    fn format(&self, request: &Request) -> &EndpointFormat {
+        let fits = |(models, _): &&(ModelFilter, EndpointFormat)| models(&request.model);
         self.others.iter().find(fits).map_or(&self.format, |(_, format)| format)
     }
 
@@ -280,7 +280,7 @@ impl Provider for Endpoint {
         // The history is dropped here, because a long history should not stay in memory twice while the model thinks.
         drop(request);
         let outgoing = Outgoing { url, headers, body: body.into(), timeouts: self.timeouts };
-        let parts = Parts {
+        let parts = ReaderParts {
             dialect,
             decoder,
             hooks: self.delta_hooks.clone(),
@@ -300,7 +300,7 @@ impl fmt::Debug for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let origin = Url::parse(&self.base_url).map(|url| url.origin().ascii_serialization());
         let headers: Vec<&str> = self.headers.iter().map(|(name, _)| name.as_str()).collect();
-        let others: Vec<&Format> = self.others.iter().map(|(_, format)| format).collect();
+        let others: Vec<&EndpointFormat> = self.others.iter().map(|(_, format)| format).collect();
         f.debug_struct("Endpoint")
             .field("name", &self.name)
             .field("origin", &origin.as_deref().unwrap_or("invalid"))
@@ -315,9 +315,9 @@ impl fmt::Debug for Endpoint {
     }
 }
 
-impl fmt::Debug for Format {
+impl fmt::Debug for EndpointFormat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Format")
+        f.debug_struct("EndpointFormat")
             .field("dialect", &self.dialect.name())
             .field("auth", &self.auth)
             .finish_non_exhaustive()

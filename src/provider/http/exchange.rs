@@ -12,7 +12,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::{
     Timeouts,
-    answer::{Parts, ResponseReader},
+    answer::{ReaderParts, ResponseReader},
     client, meta,
 };
 use crate::provider::{DeltaStream, ErrorKind, Extent, ProviderError, Scrubber, Secret, dialect::Dialect};
@@ -65,7 +65,7 @@ impl ErrorContext {
 ///
 /// Returns an error if the service did not respond or responded with an error, or if the content type of its response
 /// can't contain events.
-pub(super) async fn run(outgoing: Outgoing, mut parts: Parts) -> Result<DeltaStream, ProviderError> {
+pub(super) async fn run(outgoing: Outgoing, mut parts: ReaderParts) -> Result<DeltaStream, ProviderError> {
     let response = send(outgoing).await.map_err(|error| parts.error_context.error_context(error))?;
     parts.error_context.request_id = meta::request_id(response.headers());
     let status = response.status().as_u16();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{Base, Core, Move};
 use crate::{
-    agent::{Opening, Prompt},
+    agent::{FirstMessage, Prompt},
     message::{History, Role},
     session::{Regenerate, SessionError, command::RunStart},
     tree::{Node, NodeId},
@@ -16,18 +16,18 @@ impl Core {
     /// # Errors
     ///
     /// The node is unknown, or this kind of run can't start there.
-    pub(in crate::session) fn begin(&self, start: RunStart) -> Result<(Base, Opening), SessionError> {
+    pub(in crate::session) fn begin(&self, start: RunStart) -> Result<(Base, FirstMessage), SessionError> {
         match start {
             RunStart::Regenerate(Regenerate { user, settings }) => {
                 let node = self.prompt(user)?;
                 let message = Arc::clone(node.message());
                 let settings = self.settings_of(user).overlaid(settings);
-                Ok((self.beside(node, Some(user)), Opening::Message(message, settings)))
+                Ok((self.beside(node, Some(user)), FirstMessage::Message(message, settings)))
             }
             RunStart::Edit(user, prompt) => {
-                Ok((self.beside(self.prompt(user)?, None), Opening::Prompt(prompt)))
+                Ok((self.beside(self.prompt(user)?, None), FirstMessage::Prompt(prompt)))
             }
-            RunStart::Branch(answer, prompt) => Ok((self.below(answer)?, Opening::Prompt(prompt))),
+            RunStart::Branch(answer, prompt) => Ok((self.below(answer)?, FirstMessage::Prompt(prompt))),
         }
     }
 

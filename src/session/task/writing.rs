@@ -33,15 +33,15 @@ pub(in crate::session) enum WriteOutcome {
 }
 
 /// An attempt at a write.
-type Attempt = Pin<Box<dyn Future<Output = Written> + Send>>;
+type WriteFuture = Pin<Box<dyn Future<Output = Written> + Send>>;
 
 /// The attempts in flight for one write: at most the first attempt and the latest attempt. Both have the same write id,
 /// so either attempt may take effect.
 #[derive(Default)]
-pub(in crate::session) struct Attempts(Vec<Attempt>);
+pub(in crate::session) struct Attempts(Vec<WriteFuture>);
 
 impl Attempts {
-    fn add(&mut self, attempt: Attempt) {
+    fn add(&mut self, attempt: WriteFuture) {
         // The first attempt is kept, because it started earliest and a slow store is likely to finish it first.
         self.0.truncate(1);
         self.0.push(attempt);

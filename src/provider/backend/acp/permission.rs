@@ -12,14 +12,14 @@ use crate::provider::backend::{PermissionAnswer, PermissionKind, PermissionOptio
 /// A request for permission. Options that can't be parsed can't be chosen.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Question {
+pub(super) struct PermissionQuestion {
     pub(super) session_id: String,
     pub(super) tool_call: ToolCallUpdate,
     #[serde(default)]
     options: Vec<Value>,
 }
 
-impl Question {
+impl PermissionQuestion {
     pub(super) fn options(&self) -> Vec<PermissionOption> {
         let offered = self.options.iter().filter_map(|option| Offered::deserialize(option).ok());
         offered
@@ -64,7 +64,7 @@ mod tests {
 
     #[test]
     fn answer_is_one_of_the_offered_options() {
-        let question: Question = serde_json::from_value(json!({
+        let question: PermissionQuestion = serde_json::from_value(json!({
             "sessionId": "s", "toolCall": { "toolCallId": "t" }, "options": [
                 { "optionId": "always", "name": "Always", "kind": "allow_always" },
                 { "optionId": "odd", "name": "Odd", "kind": "allow_on_sundays" },

@@ -49,7 +49,7 @@ pub(super) struct AcpSession {
 }
 
 /// A session that is being opened.
-struct Opening<'a> {
+struct SessionStart<'a> {
     backend: &'a AcpBackend,
     connection: Connection,
     until: Instant,
@@ -65,7 +65,7 @@ pub(super) async fn open(
     let folder = backend.folder(options.folder()?)?;
     let connection = Connection::open(backend.command(&folder), &backend.name).await?;
     let until = Instant::now() + backend.start_limit;
-    let mut opening = Opening { backend, connection, until, sign_in: Vec::new() };
+    let mut opening = SessionStart { backend, connection, until, sign_in: Vec::new() };
     let can = opening.initialize().await?;
     let servers: Result<Vec<WireServer>, _> =
         backend.servers.iter().map(|server| server.wire(&can.mcp_capabilities)).collect();
@@ -105,7 +105,7 @@ pub(super) async fn open(
     })
 }
 
-impl Opening<'_> {
+impl SessionStart<'_> {
     async fn answer<R: JsonRpcRequest>(
         &self,
         call: &'static str,

@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     answer, fault,
-    permission::{Question, outcome},
+    permission::{PermissionQuestion, outcome},
     translate::{Translator, status},
     wire::{MessagesInFlight, Room},
 };
@@ -40,7 +40,7 @@ const LONGEST_LATE: usize = 2000;
 
 pub(super) struct ConnectionState {
     pub(super) traffic: Arc<MessagesInFlight>,
-    state: Mutex<State>,
+    state: Mutex<SessionState>,
     /// The value is set only once, and only while the state is locked.
     ended: watch::Sender<Option<BackendError>>,
     idle: watch::Sender<bool>,
@@ -49,10 +49,10 @@ pub(super) struct ConnectionState {
 }
 
 #[derive(Default)]
-struct State {
+struct SessionState {
     session: Option<String>,
     sign_in: Vec<AuthMethod>,
-    turn: Option<Turn>,
+    turn: Option<PromptInFlight>,
     /// The number of turns so far.
     turns: u64,
     /// The statuses that arrived while no turn was in flight, by name.
@@ -64,7 +64,7 @@ struct State {
 /// An event, and the budget share of its message. The share is released when the event has been read.
 pub(super) type QueuedEvent = (BackendEvent, Option<Room>);
 
-struct Turn {
+struct PromptInFlight {
     number: u64,
     events: mpsc::UnboundedSender<QueuedEvent>,
     translator: Translator,
@@ -74,7 +74,7 @@ struct Turn {
     over: CancellationToken,
 }
 
-impl Turn {
+impl PromptInFlight {
     /// Emits an event. If the receiver is dropped, the event is discarded.
     fn emit(&self, event: BackendEvent, room: Option<&Room>) {
         let _ = self.events.send((event, room.cloned()));
@@ -96,7 +96,7 @@ impl ConnectionState {
         Arc::new(Self { traffic, state: Mutex::default(), ended, idle, unclaimed_updates })
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, SessionState> {
         lock(&self.state)
     }
 
@@ -130,7 +130,7 @@ impl ConnectionState {
         // This channel needs no limit of its own, because the budget limits the messages.
         let (events, receiver) = mpsc::unbounded_channel();
         state.turns += 1;
-        let turn = Turn {
+        let turn = PromptInFlight {
             number: state.turns,
             events,
             translator: Translator::default(),
@@ -265,7 +265,7 @@ impl ConnectionState {
         responder: Responder<Value>,
         agent: &ConnectionTo<Agent>,
     ) -> Result<(), Error> {
-        let question = match serde_json::from_value::<Question>(params) {
+        let question = match serde_json::from_value::<PermissionQuestion>(params) {
             Ok(question) => question,
             Err(error) => {
                 return responder

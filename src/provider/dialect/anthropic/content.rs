@@ -46,12 +46,12 @@ struct Turn {
 }
 
 struct Block {
-    kind: Kind,
+    kind: BlockRole,
     value: Object,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum BlockRole {
     /// Text, attachments and tool uses.
     Plain,
     ToolResult,
@@ -107,7 +107,7 @@ pub(super) fn messages(
     drop_unanswered(&mut turns);
     // An assistant message must not end in thinking. A message that does was cut off there.
     for turn in turns.iter_mut().filter(|turn| turn.role == Role::Assistant) {
-        while turn.blocks.last().is_some_and(|block| block.kind == Kind::Thinking) {
+        while turn.blocks.last().is_some_and(|block| block.kind == BlockRole::Thinking) {
             turn.blocks.pop();
         }
     }
@@ -122,14 +122,16 @@ pub(super) fn messages(
     });
     // Tool results come first in their message, because otherwise the service does not find them. The sort is stable.
     for turn in turns.iter_mut().filter(|turn| turn.role == Role::User) {
-        turn.blocks.sort_by_key(|block| block.kind != Kind::ToolResult);
+        turn.blocks.sort_by_key(|block| block.kind != BlockRole::ToolResult);
     }
     if let Some(Turn { role: Role::Assistant, blocks }) = turns.last_mut() {
         trim_end(blocks);
     }
     if let Some(cache) = cache {
         let mut blocks = turns.iter_mut().rev().flat_map(|turn| turn.blocks.iter_mut().rev());
-        if let Some(block) = blocks.find(|block| matches!(block.kind, Kind::Plain | Kind::ToolResult)) {
+        if let Some(block) =
+            blocks.find(|block| matches!(block.kind, BlockRole::Plain | BlockRole::ToolResult))
+        {
             block.value.insert("cache_control".to_owned(), cache.clone());
         }
     }
@@ -150,7 +152,7 @@ impl Turn {
 /// Removes the white space at the end of an assistant message that ends the conversation and that the model continues.
 /// The service rejects such white space.
 fn trim_end(blocks: &mut [Block]) {
-    if let Some(Block { kind: Kind::Plain, value }) = blocks.last_mut()
+    if let Some(Block { kind: BlockRole::Plain, value }) = blocks.last_mut()
         && let Some(Value::String(text)) = value.get_mut("text")
     {
         text.truncate(text.trim_end().len());
@@ -166,7 +168,7 @@ fn drop_unanswered(turns: &mut [Turn]) {
     };
     let own_use = |block: &Block| {
         let kind = block.value.get("type").and_then(Value::as_str);
-        block.kind == Kind::Opaque && matches!(kind, Some("server_tool_use" | "mcp_tool_use"))
+        block.kind == BlockRole::Opaque && matches!(kind, Some("server_tool_use" | "mcp_tool_use"))
     };
     if !earlier.iter().flat_map(|turn| &turn.blocks).any(own_use) {
         return;
@@ -210,7 +212,7 @@ impl Encoder<'_> {
                 let citations = text.signature.as_deref().filter(|_| native).and_then(citations);
                 text_block(&text.text).map(|mut value| {
                     value.extend(citations.map(|citations| ("citations".to_owned(), citations)));
-                    Block { kind: Kind::Plain, value }
+                    Block { kind: BlockRole::Plain, value }
                 })
             }
             (Content::Thinking(thinking), Role::Assistant) if native && self.keeps_thinking => {
@@ -222,20 +224,20 @@ impl Encoder<'_> {
                     }
                     (None, None) => None,
                 };
-                value.map(|value| Block { kind: Kind::Thinking, value: object(value) })
+                value.map(|value| Block { kind: BlockRole::Thinking, value: object(value) })
             }
             (Content::Attachment(attachment), _) => {
                 let value = self.attachment(role, attachment)?;
-                value.map(|value| Block { kind: Kind::Plain, value })
+                value.map(|value| Block { kind: BlockRole::Plain, value })
             }
             (Content::ToolUse(tool_use), Role::Assistant) => {
-                Some(Block { kind: Kind::Plain, value: self.tool_use(tool_use, native) })
+                Some(Block { kind: BlockRole::Plain, value: self.tool_use(tool_use, native) })
             }
             (Content::ToolResult(result), Role::User) => {
-                Some(Block { kind: Kind::ToolResult, value: self.tool_result(result)? })
+                Some(Block { kind: BlockRole::ToolResult, value: self.tool_result(result)? })
             }
             (Content::ProviderItem(item), _) if item.format == NAME => match &item.data {
-                Value::Object(value) => Some(Block { kind: Kind::Opaque, value: value.clone() }),
+                Value::Object(value) => Some(Block { kind: BlockRole::Opaque, value: value.clone() }),
                 _ => None,
             },
             _ => None,

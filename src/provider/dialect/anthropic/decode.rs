@@ -56,11 +56,11 @@ struct Block {
     /// the complete block.
     wire: Option<u64>,
     open: bool,
-    kind: Kind,
+    kind: OpenKind,
 }
 
 #[derive(Debug)]
-enum Kind {
+enum OpenKind {
     Text,
     /// Thinking, with the signature of the start event. This signature is used only if no delta has a signature.
     Thinking(Option<String>),
@@ -197,7 +197,7 @@ impl MessagesDecoder {
         }
         if !self.has_stop_reason {
             // The response is complete, because this is its last event. Some services send no stop reason.
-            let uses_tools = self.blocks.iter().any(|block| matches!(block.kind, Kind::ToolUse(_)));
+            let uses_tools = self.blocks.iter().any(|block| matches!(block.kind, OpenKind::ToolUse(_)));
             deltas.push(Delta::stop(if uses_tools { StopReason::ToolUse } else { StopReason::Stop }));
         }
         self.phase = Phase::Done;
@@ -211,26 +211,28 @@ impl MessagesDecoder {
             return Err(bad("a content_block_delta event without a delta", data));
         };
         let (kind, body) = delta.into_parts();
-        if matches!(body, Body::Unknown) || matches!(self.blocks[index].kind, Kind::Item(_)) {
+        if matches!(body, Body::Unknown) || matches!(self.blocks[index].kind, OpenKind::Item(_)) {
             if kind.is_empty() {
                 return Err(bad("a delta without a type", data));
             }
             return self.unknown_delta(index, data);
         }
         let part = match (&mut self.blocks[index].kind, body) {
-            (Kind::Text, Body::Text(text)) | (Kind::Thinking(_), Body::Thinking(text)) => {
+            (OpenKind::Text, Body::Text(text)) | (OpenKind::Thinking(_), Body::Thinking(text)) => {
                 Part::Text(text.into())
             }
-            (Kind::Text, Body::Citation(value)) => citation(&value),
-            (Kind::Thinking(whole), Body::Signature(text)) if !text.is_empty() => {
+            (OpenKind::Text, Body::Citation(value)) => citation(&value),
+            (OpenKind::Thinking(whole), Body::Signature(text)) if !text.is_empty() => {
                 *whole = None;
                 Part::Signature(text.into())
             }
-            (Kind::ToolUse(whole), Body::Input(text)) if !text.is_empty() => {
+            (OpenKind::ToolUse(whole), Body::Input(text)) if !text.is_empty() => {
                 *whole = None;
                 Part::Input(text.into())
             }
-            (Kind::Thinking(_), Body::Signature(_)) | (Kind::ToolUse(_), Body::Input(_)) => return Ok(()),
+            (OpenKind::Thinking(_), Body::Signature(_)) | (OpenKind::ToolUse(_), Body::Input(_)) => {
+                return Ok(());
+            }
             _ => return Err(bad(&format!("a {} for a block of another kind", &*kind), data)),
         };
         if !matches!(&part, Part::Text(text) if text.is_empty()) {
@@ -242,13 +244,13 @@ impl MessagesDecoder {
     /// Decodes a delta if its own kind or the kind of its block is unknown. A provider item collects such deltas. Other
     /// blocks ignore them.
     fn unknown_delta(&mut self, index: usize, data: &str) -> Decoded {
-        if !matches!(self.blocks[index].kind, Kind::Item(_)) {
+        if !matches!(self.blocks[index].kind, OpenKind::Item(_)) {
             return Ok(());
         }
         self.gather(data.len(), data)?;
         let mut event: Map<String, Value> = serde_json::from_str(data)
             .map_err(|cause| bad("an event is not a JSON object", data).with_source(cause))?;
-        if let (Kind::Item(item), Some(Value::Object(delta))) =
+        if let (OpenKind::Item(item), Some(Value::Object(delta))) =
             (&mut self.blocks[index].kind, event.remove("delta"))
         {
             item.extend(delta);
@@ -259,10 +261,10 @@ impl MessagesDecoder {
     /// Emits the data that a block holds back until its end.
     fn complete(&mut self, index: usize, deltas: &mut Vec<Delta>) {
         let part = match &mut self.blocks[index].kind {
-            Kind::Thinking(whole) => whole.take().map(Part::Signature),
-            Kind::ToolUse(whole) => whole.take().map(Part::Input),
-            Kind::Item(item) => item.take().map(Part::Item),
-            Kind::Text | Kind::Redacted => None,
+            OpenKind::Thinking(whole) => whole.take().map(Part::Signature),
+            OpenKind::ToolUse(whole) => whole.take().map(Part::Input),
+            OpenKind::Item(item) => item.take().map(Part::Item),
+            OpenKind::Text | OpenKind::Redacted => None,
         };
         deltas.extend(part.map(|part| Delta::Extend { index, part }));
     }

@@ -18,7 +18,7 @@ use crate::{
 const ID_LIMIT: usize = 40;
 
 /// A part of a message's content.
-enum Part<'a> {
+enum ContentPart<'a> {
     Text(Cow<'a, str>),
     Other(Value),
 }
@@ -58,7 +58,7 @@ impl<'a> Encoder<'a> {
         }
         for block in &message.content {
             match block {
-                Content::Text(text) => parts.push(Part::Text(Cow::Borrowed(&text.text))),
+                Content::Text(text) => parts.push(ContentPart::Text(Cow::Borrowed(&text.text))),
                 Content::Attachment(attachment) => parts.push(self.attachment(attachment)?),
                 _ => {}
             }
@@ -74,7 +74,7 @@ impl<'a> Encoder<'a> {
     fn tool_result(
         &self,
         result: &'a ToolResult,
-        moved: &mut Vec<Part<'a>>,
+        moved: &mut Vec<ContentPart<'a>>,
     ) -> Result<String, ProviderError> {
         let mut texts: Vec<Cow<'_, str>> = Vec::new();
         let mut attachments = Vec::new();
@@ -83,15 +83,15 @@ impl<'a> Encoder<'a> {
                 ResultBlock::Text(text) if text.text.is_empty() => {}
                 ResultBlock::Text(text) => texts.push(Cow::Borrowed(&text.text)),
                 ResultBlock::Attachment(attachment) => match self.attachment(attachment)? {
-                    Part::Text(text) => texts.push(text),
-                    other @ Part::Other(_) => attachments.push(other),
+                    ContentPart::Text(text) => texts.push(text),
+                    other @ ContentPart::Other(_) => attachments.push(other),
                 },
             }
         }
         if !attachments.is_empty() {
             let id = call_id(result.tool_use_id.as_str());
             let heading = format!("Files from the result of the tool {} (call {id}):", result.name);
-            moved.push(Part::Text(heading.into()));
+            moved.push(ContentPart::Text(heading.into()));
             moved.append(&mut attachments);
             texts.push("(The files follow in the next user message.)".into());
         }
@@ -106,7 +106,7 @@ impl<'a> Encoder<'a> {
         let mut extra = Map::new();
         for block in &message.content {
             match block {
-                Content::Text(text) => parts.push(Part::Text(Cow::Borrowed(&text.text))),
+                Content::Text(text) => parts.push(ContentPart::Text(Cow::Borrowed(&text.text))),
                 Content::Thinking(thinking) if message.is_native_to(NAME) && !thinking.text.is_empty() => {
                     reasoning.push(thinking.text.as_str());
                 }
@@ -114,7 +114,7 @@ impl<'a> Encoder<'a> {
                 Content::ProviderItem(item) if item.format == NAME => self.item(&item.data, &mut extra),
                 Content::Attachment(attachment) => {
                     let why = "the wire format does not support files in assistant messages";
-                    parts.push(Part::Text(placeholder(self.request, attachment, why)?.into()));
+                    parts.push(ContentPart::Text(placeholder(self.request, attachment, why)?.into()));
                 }
                 _ => {}
             }
@@ -181,7 +181,7 @@ impl<'a> Encoder<'a> {
         }
     }
 
-    fn attachment(&self, attachment: &Attachment) -> Result<Part<'a>, ProviderError> {
+    fn attachment(&self, attachment: &Attachment) -> Result<ContentPart<'a>, ProviderError> {
         let media_type = attachment.media_type.split(';').next().unwrap_or_default().trim();
         let media_type = media_type.to_ascii_lowercase();
         let (kind, subtype) = media_type.split_once('/').unwrap_or((&media_type, ""));
@@ -228,10 +228,10 @@ impl<'a> Encoder<'a> {
                     (Files::Images, _) => "the service supports only images",
                     (Files::ImageData, _) => "the service supports only images, as base64",
                 };
-                return Ok(Part::Text(placeholder(self.request, attachment, why)?.into()));
+                return Ok(ContentPart::Text(placeholder(self.request, attachment, why)?.into()));
             }
         };
-        Ok(Part::Other(part))
+        Ok(ContentPart::Other(part))
     }
 }
 
@@ -249,16 +249,16 @@ fn call_id(id: &str) -> Cow<'_, str> {
 }
 
 /// Returns the content as a single string if it consists only of text, because the simplest servers require a string.
-fn content(mut parts: Vec<Part<'_>>) -> Option<Value> {
-    parts.retain(|part| !matches!(part, Part::Text(text) if text.trim().is_empty()));
+fn content(mut parts: Vec<ContentPart<'_>>) -> Option<Value> {
+    parts.retain(|part| !matches!(part, ContentPart::Text(text) if text.trim().is_empty()));
     if parts.is_empty() {
         return None;
     }
     let texts: Option<Vec<&str>> = parts
         .iter()
         .map(|part| match part {
-            Part::Text(text) => Some(&**text),
-            Part::Other(_) => None,
+            ContentPart::Text(text) => Some(&**text),
+            ContentPart::Other(_) => None,
         })
         .collect();
     Some(match texts {
@@ -266,8 +266,8 @@ fn content(mut parts: Vec<Part<'_>>) -> Option<Value> {
         None => parts
             .into_iter()
             .map(|part| match part {
-                Part::Text(text) => json!({"type": "text", "text": text}),
-                Part::Other(value) => value,
+                ContentPart::Text(text) => json!({"type": "text", "text": text}),
+                ContentPart::Other(value) => value,
             })
             .collect(),
     })

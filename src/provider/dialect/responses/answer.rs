@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::{
     NAME,
-    item::{self, Blocks, Call, Item, Kind, Repetition, State},
+    item::{self, Blocks, Call, Item, ItemKind, ItemState, Repetition},
     reasoning::{Reasoning, Shown},
     wire::{self, ItemRef, list, text},
 };
@@ -36,7 +36,7 @@ pub(super) struct ResponseItems {
 impl ResponseItems {
     /// Returns whether the response contains a call.
     pub(super) fn has_calls(&self) -> bool {
-        self.items.iter().any(|item| matches!(&item.state, State::Call(call) if call.is_emitted()))
+        self.items.iter().any(|item| matches!(&item.state, ItemState::Call(call) if call.is_emitted()))
     }
 
     /// Begins an item.
@@ -45,7 +45,7 @@ impl ResponseItems {
         let known = match place.id {
             // If the service sends no id, the index identifies the item. Some services send no indices either.
             "" => self.items.iter().position(|item| {
-                index.is_some() && item.index == index && item.kind() == Kind::of(whole) && !item.done
+                index.is_some() && item.index == index && item.kind() == ItemKind::of(whole) && !item.done
             }),
             _ => self.named(whole),
         };
@@ -53,7 +53,7 @@ impl ResponseItems {
             return self.push(whole, place, deltas).map(drop);
         };
         // The arguments of a call may have arrived before the item of the call.
-        if let State::Call(call) = &mut self.items[at].state {
+        if let ItemState::Call(call) = &mut self.items[at].state {
             call.start(whole, &mut Blocks { count: &mut self.blocks, deltas });
         }
         self.check_blocks()
@@ -71,19 +71,19 @@ impl ResponseItems {
         }
         let mut blocks = Blocks { count: &mut self.blocks, deltas };
         let (mut kept, mut call_id) = (place.id.len(), "");
-        let state = match Kind::of(whole) {
-            Kind::Message => State::Message(Vec::new()),
-            Kind::Reasoning => State::Reasoning(Reasoning::default()),
-            Kind::Call => {
+        let state = match ItemKind::of(whole) {
+            ItemKind::Message => ItemState::Message(Vec::new()),
+            ItemKind::Reasoning => ItemState::Reasoning(Reasoning::default()),
+            ItemKind::Call => {
                 call_id = text(whole, "call_id");
                 let mut call = Call::holding(wire::arguments(whole).unwrap_or_default());
                 call.start(whole, &mut blocks);
                 kept += call_id.len() + call.held();
-                State::Call(call)
+                ItemState::Call(call)
             }
-            Kind::Opaque => {
+            ItemKind::Opaque => {
                 let item = ProviderItem::new(NAME, whole.clone());
-                State::Opaque { block: blocks.start(BlockStart::ProviderItem(item)) }
+                ItemState::Opaque { block: blocks.start(BlockStart::ProviderItem(item)) }
             }
         };
         self.keep(kept)?;
@@ -101,7 +101,7 @@ impl ResponseItems {
     fn open(
         &mut self,
         place: ItemRef<'_>,
-        kind: Kind,
+        kind: ItemKind,
         deltas: &mut Vec<Delta>,
     ) -> Result<Option<usize>, ProviderError> {
         let at = self.ids.get(place.id).copied().or_else(|| self.unnamed(place, kind));
@@ -114,9 +114,9 @@ impl ResponseItems {
             }
             None => {
                 let stub = match kind {
-                    Kind::Message => "message",
-                    Kind::Reasoning => "reasoning",
-                    Kind::Call | Kind::Opaque => "function_call",
+                    ItemKind::Message => "message",
+                    ItemKind::Reasoning => "reasoning",
+                    ItemKind::Call | ItemKind::Opaque => "function_call",
                 };
                 self.push(&serde_json::json!({"type": stub}), place, deltas).map(Some)
             }
@@ -125,7 +125,7 @@ impl ResponseItems {
 
     /// Finds the item for an unknown id. Some services give an item another id in each event but always the same index.
     /// Other services send neither ids nor indices, or give all items the same index.
-    fn unnamed(&self, place: ItemRef<'_>, kind: Kind) -> Option<usize> {
+    fn unnamed(&self, place: ItemRef<'_>, kind: ItemKind) -> Option<usize> {
         let fits = |item: &Item| item.kind() == kind && !item.done;
         let at_index = self.items.iter().rposition(|item| place.index.is_some() && item.index == place.index);
         at_index
@@ -144,8 +144,8 @@ impl ResponseItems {
         if more.is_empty() {
             return Ok(());
         }
-        if let Some(at) = self.open(place, Kind::Message, deltas)?
-            && let State::Message(sections) = &mut self.items[at].state
+        if let Some(at) = self.open(place, ItemKind::Message, deltas)?
+            && let ItemState::Message(sections) = &mut self.items[at].state
         {
             let mut blocks = Blocks { count: &mut self.blocks, deltas };
             item::grow_message(sections, part, more, &mut blocks);
@@ -161,8 +161,8 @@ impl ResponseItems {
         whole: &str,
         deltas: &mut Vec<Delta>,
     ) -> DecodeResult {
-        if let Some(at) = self.open(place, Kind::Message, deltas)?
-            && let State::Message(sections) = &mut self.items[at].state
+        if let Some(at) = self.open(place, ItemKind::Message, deltas)?
+            && let ItemState::Message(sections) = &mut self.items[at].state
         {
             let mut blocks = Blocks { count: &mut self.blocks, deltas };
             let repetition = item::complete_section(sections, part, whole, &mut blocks);
@@ -180,8 +180,8 @@ impl ResponseItems {
         more: &str,
         deltas: &mut Vec<Delta>,
     ) -> DecodeResult {
-        if let Some(at) = self.open(place, Kind::Reasoning, deltas)?
-            && let State::Reasoning(reasoning) = &mut self.items[at].state
+        if let Some(at) = self.open(place, ItemKind::Reasoning, deltas)?
+            && let ItemState::Reasoning(reasoning) = &mut self.items[at].state
         {
             reasoning.grow(shown, part, more, &mut Blocks { count: &mut self.blocks, deltas });
         }
@@ -195,8 +195,8 @@ impl ResponseItems {
         more: String,
         deltas: &mut Vec<Delta>,
     ) -> DecodeResult {
-        if let Some(at) = self.open(place, Kind::Call, deltas)?
-            && let State::Call(call) = &mut self.items[at].state
+        if let Some(at) = self.open(place, ItemKind::Call, deltas)?
+            && let ItemState::Call(call) = &mut self.items[at].state
         {
             if !call.is_emitted() {
                 self.kept = grown(self.kept, more.len())?;
@@ -213,8 +213,8 @@ impl ResponseItems {
         whole: &str,
         deltas: &mut Vec<Delta>,
     ) -> DecodeResult {
-        if let Some(at) = self.open(place, Kind::Call, deltas)?
-            && let State::Call(call) = &mut self.items[at].state
+        if let Some(at) = self.open(place, ItemKind::Call, deltas)?
+            && let ItemState::Call(call) = &mut self.items[at].state
         {
             if !call.is_emitted() {
                 self.kept = grown(self.kept, whole.len())?;
@@ -232,7 +232,7 @@ impl ResponseItems {
         deltas: &mut Vec<Delta>,
     ) -> DecodeResult {
         let place = ItemRef { id: text(whole, "id"), index };
-        let kind = Kind::of(whole);
+        let kind = ItemKind::of(whole);
         let named = self.named(whole).or_else(|| self.unnamed(place, kind));
         let at = named.filter(|at| self.items[*at].kind() == kind);
         let at = match at {
@@ -245,24 +245,24 @@ impl ResponseItems {
     /// Adds the data of a complete item to the known item at this position.
     fn fill(&mut self, at: usize, whole: &Value, deltas: &mut Vec<Delta>) -> DecodeResult {
         let item = &mut self.items[at];
-        if item.is_settled() || item.kind() != Kind::of(whole) {
+        if item.is_settled() || item.kind() != ItemKind::of(whole) {
             return Ok(());
         }
         check_count("parts", list(whole, "content"))?;
         item.done = true;
         let mut blocks = Blocks { count: &mut self.blocks, deltas };
         match &mut item.state {
-            State::Message(sections) => {
+            ItemState::Message(sections) => {
                 self.refused |= item::is_refusal(whole);
                 let repetition = item::complete_message(sections, whole, &mut blocks);
                 self.warn_if_differs(repetition, deltas);
             }
-            State::Reasoning(reasoning) => reasoning.complete(whole, &mut blocks),
-            State::Call(call) => {
+            ItemState::Reasoning(reasoning) => reasoning.complete(whole, &mut blocks),
+            ItemState::Call(call) => {
                 call.complete(whole, &mut blocks);
                 text(whole, "call_id").clone_into(&mut item.call_id);
             }
-            State::Opaque { block } => {
+            ItemState::Opaque { block } => {
                 blocks.extend(*block, Part::Item(whole.clone()));
                 blocks.end(*block);
             }
@@ -288,7 +288,7 @@ impl ResponseItems {
         // If an item of the same kind was streamed, an item with an unknown id was streamed under another id.
         // Otherwise, the item was not streamed.
         for whole in nameless {
-            let kind = Kind::of(whole);
+            let kind = ItemKind::of(whole);
             let at = (0..streamed).find(|at| !claimed[*at] && self.items[*at].kind() == kind);
             let at = match at {
                 Some(at) => at,
@@ -301,7 +301,7 @@ impl ResponseItems {
         }
         let mut blocks = Blocks { count: &mut self.blocks, deltas };
         for item in &mut self.items {
-            if let State::Call(call) = &mut item.state {
+            if let ItemState::Call(call) = &mut item.state {
                 call.give_up(&mut blocks).map_err(broken)?;
             }
         }

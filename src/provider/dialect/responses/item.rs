@@ -11,7 +11,7 @@ use crate::provider::{BlockStart, Delta, Part};
 
 /// The kind of an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum ItemKind {
     Message,
     Reasoning,
     Call,
@@ -19,7 +19,7 @@ pub(super) enum Kind {
     Opaque,
 }
 
-impl Kind {
+impl ItemKind {
     pub(super) fn of(item: &Value) -> Self {
         match text(item, "type") {
             "message" => Self::Message,
@@ -49,12 +49,12 @@ pub(super) struct Item {
     pub(super) call_id: String,
     /// Whether the end of the item was received. Later content belongs to another item.
     pub(super) done: bool,
-    pub(super) state: State,
+    pub(super) state: ItemState,
 }
 
 /// The growing content of an item.
 #[derive(Debug)]
-pub(super) enum State {
+pub(super) enum ItemState {
     Message(Vec<Section>),
     Reasoning(Reasoning),
     Call(Call),
@@ -128,12 +128,12 @@ impl Blocks<'_> {
 }
 
 impl Item {
-    pub(super) fn kind(&self) -> Kind {
+    pub(super) fn kind(&self) -> ItemKind {
         match self.state {
-            State::Message(_) => Kind::Message,
-            State::Reasoning(_) => Kind::Reasoning,
-            State::Call(_) => Kind::Call,
-            State::Opaque { .. } => Kind::Opaque,
+            ItemState::Message(_) => ItemKind::Message,
+            ItemState::Reasoning(_) => ItemKind::Reasoning,
+            ItemState::Call(_) => ItemKind::Call,
+            ItemState::Opaque { .. } => ItemKind::Opaque,
         }
     }
 
@@ -142,10 +142,10 @@ impl Item {
     pub(super) fn is_settled(&self) -> bool {
         self.done
             && match &self.state {
-                State::Reasoning(reasoning) => reasoning.has_ended(),
-                State::Call(call) => call.is_emitted(),
-                State::Message(sections) => !sections.is_empty(),
-                State::Opaque { .. } => true,
+                ItemState::Reasoning(reasoning) => reasoning.has_ended(),
+                ItemState::Call(call) => call.is_emitted(),
+                ItemState::Message(sections) => !sections.is_empty(),
+                ItemState::Opaque { .. } => true,
             }
     }
 }

@@ -6,7 +6,7 @@ use serde::de::IgnoredAny;
 use crate::provider::{dialect::Framing, http::framing::BOM};
 
 /// Collects the first bytes of a body until they show how to read the body.
-pub(super) struct Opening {
+pub(super) struct AnswerStart {
     framing: Framing,
     /// The maximum number of bytes of a first line that are held.
     limit: usize,
@@ -25,7 +25,7 @@ pub(super) enum Shape {
     Whole,
 }
 
-impl Opening {
+impl AnswerStart {
     /// Creates an opening. `line_limit` is the maximum number of bytes of a line.
     pub(super) fn new(framing: Framing, line_limit: usize) -> Self {
         Self { framing, limit: line_limit, mark: Some(0), line: Vec::new() }

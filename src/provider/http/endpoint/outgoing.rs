@@ -9,7 +9,7 @@ use reqwest::{
 };
 use serde_json::{Map, Value};
 
-use super::{Endpoint, Format};
+use super::{Endpoint, EndpointFormat};
 use crate::{
     message::{Content, History, Role},
     provider::{
@@ -56,7 +56,7 @@ impl Endpoint {
     /// are not included.
     pub(super) fn headers(
         &self,
-        format: &Format,
+        format: &EndpointFormat,
         request: &Request,
     ) -> Result<(HeaderMap, Vec<(Secret, Extent)>), ProviderError> {
         let mut headers = HeaderMap::new();

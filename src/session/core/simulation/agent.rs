@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::actor::random::Rng;
 use crate::{
-    agent::{Config, Event, Failure, Opening, Prompt, Response, Status, TurnOutcome},
+    agent::{Config, Event, Failure, FirstMessage, Prompt, Response, Status, TurnOutcome},
     message::{Content, History, Message, Role, Text, Timestamp, ToolResult, ToolUse, TurnId, Usage},
     provider::StopReason,
     subscription::EventId,
@@ -185,14 +185,14 @@ impl Agent {
     }
 
     /// Replaces the history, as the agent's owner requests, and starts a run on the new history if an opening is given.
-    pub(super) fn move_to(&mut self, history: History, run: Option<Opening>) -> EventId {
+    pub(super) fn move_to(&mut self, history: History, run: Option<FirstMessage>) -> EventId {
         let before = std::mem::replace(&mut self.history, history);
         let with = self.emit_state();
         if let Some(opening) = run {
             self.before = Some(before);
             let (anew, settings) = match opening {
-                Opening::Prompt(prompt) => (None, prompt),
-                Opening::Message(message, settings) => (Some(message), settings),
+                FirstMessage::Prompt(prompt) => (None, prompt),
+                FirstMessage::Message(message, settings) => (Some(message), settings),
             };
             self.settings = Some(Arc::new(settings)).filter(|settings| settings.has_settings());
             self.begin(anew);

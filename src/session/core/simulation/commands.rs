@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use super::{Check, agent::random_settings, ensure, model::Kind, world::World};
 use crate::{
-    agent::{Opening, Prompt},
+    agent::{FirstMessage, Prompt},
     message::History,
     session::{
         Regenerate, SessionError,
@@ -147,7 +147,7 @@ impl World {
             _ => RunStart::Branch(node, self.random_prompt()),
         };
         self.note(|| format!("{start:?}"));
-        let with_prompt = |base, prompt: &Prompt| (base, Opening::Prompt(prompt.clone()));
+        let with_prompt = |base, prompt: &Prompt| (base, FirstMessage::Prompt(prompt.clone()));
         let expected = match &start {
             RunStart::Regenerate(again) => self.model.regenerate(again),
             RunStart::Edit(id, prompt) => self.model.edit(*id).map(|base| with_prompt(base, prompt)),
@@ -174,9 +174,9 @@ impl World {
     }
 
     /// Makes the agent move to a new history and, if an opening is given, start a run there.
-    fn set_out(&mut self, Base { history, then }: Base, run: Option<Opening>) -> Check {
+    fn set_out(&mut self, Base { history, then }: Base, run: Option<FirstMessage>) -> Check {
         history.check().map_err(|error| format!("the agent refuses the base: {error}"))?;
-        if let Some(Opening::Message(message, _)) = &run {
+        if let Some(FirstMessage::Message(message, _)) = &run {
             let whole: History = history.iter().chain([message]).cloned().collect();
             whole.check_sendable().map_err(|error| format!("the agent refuses the message: {error}"))?;
         }

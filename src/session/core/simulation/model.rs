@@ -7,7 +7,7 @@ use std::{
 
 use super::{Check, ensure, vault::Books};
 use crate::{
-    agent::{Config, Event, Opening, Prompt, Status},
+    agent::{Config, Event, FirstMessage, Prompt, Status},
     message::{History, Message, Role, Usage},
     provider::Options,
     session::{
@@ -295,7 +295,7 @@ impl Model {
         Ok(Base { history: self.messages_to(node), then })
     }
 
-    pub(super) fn regenerate(&self, again: &Regenerate) -> Result<(Base, Opening), SessionError> {
+    pub(super) fn regenerate(&self, again: &Regenerate) -> Result<(Base, FirstMessage), SessionError> {
         let id = again.user;
         let (base, message) = self.prompt_at(id)?;
         let then = Move::Branch { base, answers: Some(id) };
@@ -305,7 +305,7 @@ impl Model {
         if let (None, Some(tokens)) = (settings.options.max_tokens(), sent.options.max_tokens()) {
             settings.options.set_max_tokens(Some(tokens));
         }
-        Ok((Base { history: self.messages_to(base), then }, Opening::Message(message, settings)))
+        Ok((Base { history: self.messages_to(base), then }, FirstMessage::Message(message, settings)))
     }
 
     pub(super) fn edit(&self, id: NodeId) -> Result<Base, SessionError> {

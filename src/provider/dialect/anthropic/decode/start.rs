@@ -4,7 +4,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::{
-    Block, Decoded, Kind, MessagesDecoder, Phase, bad, citation,
+    Block, Decoded, MessagesDecoder, OpenKind, Phase, bad, citation,
     item::Item,
     wire::{self, Event, MessageStart, Str},
 };
@@ -121,28 +121,28 @@ impl MessagesDecoder {
                 parts.push(Part::Text(text("text")?));
                 let citations = block.get("citations").and_then(Value::as_array);
                 parts.extend(citations.into_iter().flatten().map(citation));
-                (BlockStart::Text, Kind::Text)
+                (BlockStart::Text, OpenKind::Text)
             }
             "thinking" => {
                 parts.push(Part::Text(text("thinking")?));
                 let signature = text("signature")?;
-                (BlockStart::Thinking, Kind::Thinking((!signature.is_empty()).then_some(signature)))
+                (BlockStart::Thinking, OpenKind::Thinking((!signature.is_empty()).then_some(signature)))
             }
             "redacted_thinking" => {
                 parts.push(Part::Redacted(text("data")?));
-                (BlockStart::Thinking, Kind::Redacted)
+                (BlockStart::Thinking, OpenKind::Redacted)
             }
             "tool_use" => {
                 let caller = block.get("caller").filter(|caller| wire::is_foreign_caller(caller));
                 parts.extend(caller.map(|caller| Part::Signature(caller.to_string())));
                 let start = BlockStart::ToolUse { id: text("id")?.into(), name: text("name")? };
-                (start, Kind::ToolUse(wire::whole_input(block.get("input"))))
+                (start, OpenKind::ToolUse(wire::whole_input(block.get("input"))))
             }
             "" => return Err(bad("a block starts without a type", data)),
             _ => {
                 self.gather(map_weight(block), data)?;
                 let item = ProviderItem { format: NAME.to_owned(), data: Value::Object(block.clone()) };
-                (BlockStart::ProviderItem(item), Kind::Item(Box::new(Item::new(block.clone()))))
+                (BlockStart::ProviderItem(item), OpenKind::Item(Box::new(Item::new(block.clone()))))
             }
         };
         self.blocks.push(Block { wire, open: true, kind });

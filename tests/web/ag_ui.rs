@@ -1,10 +1,6 @@
 //! The clients of AG-UI against the routes: the real `HttpAgent` of both versions, in Node.
 
-use std::{
-    path::{Path, PathBuf},
-    process::Stdio,
-    time::Duration,
-};
+use std::{path::Path, process::Stdio, time::Duration};
 
 use axum::http::request::Parts;
 use omni_agent::{
@@ -20,6 +16,8 @@ use omni_agent::{
 };
 use serde_json::{Value, json};
 use tokio::{net::TcpListener, process::Command, time::timeout};
+
+use crate::js::{SCRIPTS, node, packages};
 
 /// The header `x-user` names the user, who is `me` by default.
 struct Users;
@@ -98,32 +96,13 @@ async fn serve() -> String {
     format!("http://{address}")
 }
 
-/// Installs the packages below the target folder. Returns their folder, or the reason why this is not possible.
-async fn packages() -> Result<PathBuf, String> {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/web/js/ag_ui");
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("ag_ui");
-    std::fs::create_dir_all(&folder).map_err(|error| error.to_string())?;
-    for file in ["package.json", "package-lock.json", "test.mjs"] {
-        std::fs::copy(source.join(file), folder.join(file)).map_err(|error| error.to_string())?;
-    }
-    let mut npm = Command::new("npm");
-    npm.args(["ci", "--no-audit", "--no-fund", "--prefer-offline"]).current_dir(&folder).kill_on_drop(true);
-    let output = timeout(Duration::from_mins(3), npm.stdin(Stdio::null()).output()).await;
-    match output.map_err(|error| error.to_string())? {
-        Ok(output) if output.status.success() => Ok(folder),
-        Ok(output) => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
-        Err(error) => Err(format!("npm: {error}")),
-    }
-}
-
 #[tokio::test]
 async fn http_agents_of_both_versions_run_all_scenarios() {
-    let folder = match packages().await {
-        Ok(folder) => folder,
-        Err(reason) => return crate::skip::skip(&format!("the packages cannot be installed: {reason}")),
-    };
+    let (Some(program), Some(folder)) = (node(), packages("ag_ui")) else { return };
+    // The script imports the packages from the folder in which it lies.
+    std::fs::copy(Path::new(SCRIPTS).join("ag_ui/test.mjs"), folder.join("test.mjs")).unwrap();
     for client in ["client-0", "client-1"] {
-        let mut node = Command::new(std::env::var_os("OMNI_NODE").unwrap_or_else(|| "node".into()));
+        let mut node = Command::new(&program);
         node.args(["--test", "--test-timeout=20000", "test.mjs"])
             .current_dir(&folder)
             .env("OMNI_AG_UI_URL", serve().await)

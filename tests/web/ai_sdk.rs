@@ -1,10 +1,6 @@
 //! The routes of the AI SDK, with the `Chat` class of both versions in Node.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    process::Command,
-};
+use std::path::Path;
 
 use axum::{Router, http::StatusCode, routing::post};
 use omni_agent::{
@@ -22,6 +18,8 @@ use omni_agent::{
 use serde::Deserialize;
 use serde_json::json;
 use tokio::net::TcpListener;
+
+use crate::js::{SCRIPTS, node, packages};
 
 struct OneUser;
 
@@ -95,27 +93,6 @@ fn app(gate: &Gate) -> Router {
     Router::new().nest("/agent", web.router()).nest("/api", web.ai_sdk()).route("/gate", post(open))
 }
 
-/// Installs the packages of a version under `target/`, and returns their folder. Returns the reason if it cannot.
-fn install(version: &str) -> Result<PathBuf, String> {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/web/js/ai_sdk").join(version);
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("ai_sdk_{version}"));
-    fs::create_dir_all(&folder).unwrap();
-    for file in ["package.json", "package-lock.json"] {
-        fs::copy(source.join(file), folder.join(file)).unwrap();
-    }
-    if folder.join("node_modules/node/bin/node").exists() {
-        return Ok(folder);
-    }
-    let mut npm = Command::new("npm");
-    npm.args(["ci", "--no-audit", "--no-fund"]).current_dir(&folder);
-    let output = npm.output().map_err(|error| format!("npm cannot be run: {error}"))?;
-    if output.status.success() {
-        Ok(folder)
-    } else {
-        Err(format!("npm failed: {}", String::from_utf8_lossy(&output.stderr)))
-    }
-}
-
 /// Binds a free port below those that the system gives to outgoing connections.
 async fn listen() -> TcpListener {
     let first = 20_000 + u16::try_from(std::process::id() % 10_000).unwrap();
@@ -128,16 +105,13 @@ async fn listen() -> TcpListener {
 }
 
 async fn drive(version: &'static str) {
-    let folder = match install(version) {
-        Ok(folder) => folder,
-        Err(reason) => return crate::skip::skip(&reason),
-    };
+    let (Some(node), Some(folder)) = (node(), packages(&format!("ai_sdk/{version}"))) else { return };
     let listener = listen().await;
     let address = listener.local_addr().unwrap();
     let app = app(&Gate::new());
     let server = tokio::spawn(async move { axum::serve(listener, app).await });
-    let mut node = tokio::process::Command::new(folder.join("node_modules/node/bin/node"));
-    node.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/web/js/ai_sdk/test.mjs"));
+    let mut node = tokio::process::Command::new(node);
+    node.arg(Path::new(SCRIPTS).join("ai_sdk/test.mjs"));
     node.env("OMNI_SERVER", format!("http://{address}"));
     node.env("OMNI_MODULES", &folder).env("OMNI_LEVEL", version).kill_on_drop(true);
     let output = node.output().await.unwrap();

@@ -26,6 +26,16 @@ const program = process.env.OMNI_WEB_CHAT;
 const folder = program ? mkdtempSync(path.join(tmpdir(), "omni-page-")) : null;
 let server = null;
 
+// Nothing outlives this script, also if it fails or takes too long.
+process.on("exit", () => {
+  server?.kill("SIGKILL");
+  if (folder) rmSync(folder, { recursive: true, force: true });
+});
+setTimeout(() => {
+  console.log("the walk takes longer than seven minutes");
+  process.exit(1);
+}, 420_000).unref();
+
 async function start() {
   const port = process.env.OMNI_WEB_PORT ?? "18484";
   const environment = { ...process.env, DEMO_PAUSE_MS: "15", USER: "ann" };
@@ -682,9 +692,6 @@ if (program) {
 }
 
 await browser.close();
-if (program) {
-  await stop("SIGINT");
-  rmSync(folder, { recursive: true, force: true });
-}
+if (program) await stop("SIGINT");
 console.log(`${count} steps, ${failed.length} failed`);
 process.exit(failed.length ? 1 : 0);

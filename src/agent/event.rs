@@ -256,6 +256,9 @@ pub enum Event {
         failure: Failure,
         /// The discarded messages and the usage of their requests.
         response: Arc<Response>,
+        /// The number of the request that follows, counted from the prompt. A repetition by the retry policy does not
+        /// count as another request.
+        step: u32,
         /// The prompts that were not used: staged prompts, and a prompt that `handle_event` returned while the session
         /// accepts no prompts.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]

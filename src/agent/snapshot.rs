@@ -198,12 +198,12 @@ impl Snapshot {
             Event::ToolResult { result, .. } => {
                 self.tools.retain(|run| run.tool_use_id != result.tool_use_id);
             }
-            Event::Retry { pending, .. } => {
+            Event::Retry { pending, step, .. } => {
                 self.pending.truncate(*pending);
                 self.partial.clear();
                 self.answer = None;
                 self.tools.clear();
-                self.step += 1;
+                self.step = *step;
             }
             Event::Staged { prompt, .. } => self.staged.push(Arc::clone(prompt)),
             Event::Unstaged { id, .. } => self.staged.retain(|prompt| prompt.id.as_ref() != Some(id)),

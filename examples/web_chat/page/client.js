@@ -737,7 +737,7 @@ export function apply(agent, event) {
       agent.partial = [];
       delete agent.answer;
       delete agent.tools;
-      agent.step += 1;
+      agent.step = event.step;
       break;
     case "staged":
       put(agent, "staged", [...(agent.staged ?? []), event.prompt]);

@@ -125,7 +125,7 @@ impl Core {
         if matches!(failure, Failure::TimeLimit { .. }) {
             cx.push(Effect::Watch(turn.origin.prompt.turn_timeout.or(cx.config.turn_timeout)));
         }
-        cx.emit(Event::Retry { failure, delay, pending: keep });
+        cx.emit(Event::Retry { failure, delay, pending: keep, step: turn.step });
         if delay.is_zero() {
             return self.prepare(turn, cx);
         }

@@ -27,7 +27,7 @@ impl Core {
         let delta = match delta {
             Delta::Retry { error, delay } => {
                 let pending = turn.working.pending_len();
-                cx.emit(Event::Retry { failure: (*error).into(), delay, pending });
+                cx.emit(Event::Retry { failure: (*error).into(), delay, pending, step: turn.step });
                 return announce(turn, cx);
             }
             Delta::Start { block: BlockStart::ToolUse { .. }, .. } => {
@@ -135,7 +135,7 @@ impl Core {
         turn.answer = None;
         let failure = Failure::Output { message: problem.to_owned() };
         let pending = turn.working.pending_len();
-        cx.emit(Event::Retry { failure, delay: Duration::ZERO, pending });
+        cx.emit(Event::Retry { failure, delay: Duration::ZERO, pending, step: turn.step });
         self.prepare(turn, cx);
     }
 

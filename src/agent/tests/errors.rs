@@ -77,6 +77,21 @@ async fn handle_error_is_not_called_for_retries_of_the_provider() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn retry_by_the_policy_does_not_count_as_a_step_of_the_view() {
+    let busy = || Step::error(ProviderError::new(ErrorKind::Overloaded, "busy"));
+    let (_, builder) = scripted([busy(), busy(), Step::text("Finally")]);
+    let mut agent = Watched::start(builder).await;
+    agent.agent.prompt("Hi").await.unwrap();
+    for _ in 0..2 {
+        let events = agent.until("retry").await;
+        let Event::Retry { step, .. } = &**events.last().unwrap() else { unreachable!() };
+        // The next event, which names the step again, has not been applied yet.
+        assert_eq!((*step, agent.view.step), (1, 1));
+    }
+    assert_eq!(stopped(&agent.end().await).step, 1);
+}
+
+#[tokio::test(start_paused = true)]
 async fn retry_policy_of_the_agent_replaces_that_of_the_model() {
     let busy = || Step::error(ProviderError::new(ErrorKind::Overloaded, "busy"));
     let policy = |max_retries, base_delay| RetryPolicy { max_retries, base_delay, ..RetryPolicy::default() };
@@ -104,9 +119,9 @@ async fn handle_error_retry_repeats_the_step_and_voids_its_output() {
     let mut agent = Watched::start(builder.tool(noting("look", &Log::default())).callbacks(hooks)).await;
     agent.agent.prompt("Look").await.unwrap();
     let before = agent.until("retry").await;
-    let Event::Retry { failure, delay, pending } = &**before.last().unwrap() else { unreachable!() };
+    let Event::Retry { failure, delay, pending, step } = &**before.last().unwrap() else { unreachable!() };
     assert!(matches!(failure, Failure::Provider { error } if **error == down()));
-    assert_eq!((*delay, *pending), (Duration::ZERO, 3));
+    assert_eq!((*delay, *pending, *step, agent.view.step), (Duration::ZERO, 3, 3, 3));
     assert!(agent.view.partial.is_empty(), "the partial output is void");
     let events = agent.end().await;
     assert_eq!(

@@ -88,23 +88,26 @@ fn awkward_events() -> Vec<Event> {
         })),
         Event::ToolStart { tool_use_id: "t1".into(), input: Some(json!({ "type": "start" })) },
         Event::ToolEnd { tool_use_id: "t1".into(), is_error: true },
-        Event::Retry { failure: error.into(), delay: Duration::new(3, 7), pending: 2 },
+        Event::Retry { failure: error.into(), delay: Duration::new(3, 7), pending: 2, step: 4 },
         Event::Retry {
             failure: Failure::TimeLimit { limit: Duration::MAX },
             delay: Duration::ZERO,
             pending: 0,
         },
         Event::Retry {
+            step: 1,
             failure: Failure::Callback { callback: "c".into(), message: "m".into() },
             delay: Duration::ZERO,
             pending: 0,
         },
         Event::Retry {
+            step: 1,
             failure: Failure::ProviderPanicked { message: "m".into() },
             delay: Duration::ZERO,
             pending: 0,
         },
         Event::Status { status: Status::Paused },
+            step: 1,
     ]
 }
 

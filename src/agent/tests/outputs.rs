@@ -68,9 +68,9 @@ async fn answer_that_does_not_fit_is_requested_again_outside_the_history() {
         "turn(stop)",
     ];
     assert_eq!(names(&events), brief_events);
-    let Event::Retry { failure, delay, pending } = &*events[9] else { panic!("{:?}", events[9]) };
+    let Event::Retry { failure, delay, pending, step } = &*events[9] else { panic!("{:?}", events[9]) };
     assert!(matches!(failure, Failure::Output { message } if message.contains("people")), "{failure:?}");
-    assert_eq!((delay.as_secs(), *pending), (0, 1));
+    assert_eq!((delay.as_secs(), *pending, *step), (0, 1, 3));
     let response = super::hooks::stopped(&events);
     assert_eq!((response.usage, response.step, response.messages.len()), (tokens(111), 3, 2));
     assert_eq!(agent.history().await, ["user: A city?".to_owned(), format!("assistant: {OSLO}")]);

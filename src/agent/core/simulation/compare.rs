@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Check, ensure, world::World};
+use super::{Check, ensure, model::Model, world::World};
 use crate::{
     agent::{Config, Event, Snapshot, core::Core},
     message::History,
@@ -29,6 +29,22 @@ impl Kept {
 
     pub(super) fn apply(&mut self, event: &Event) {
         self.0.take_in(event);
+    }
+
+    /// Compares this snapshot with the model after an event. In the middle of an input, the core is already further than
+    /// the events.
+    pub(super) fn compare_after_event(&self, model: &Model) -> Check {
+        let kept = &self.0;
+        let turn = model.turn.as_ref();
+        ensure!(kept.status == model.status, "status: {:?}, not {:?}", kept.status, model.status);
+        ensure!(kept.step == model.step, "step: {}, not {}", kept.step, model.step);
+        ensure!(kept.answer == model.ids.answer, "answer: {:?}, not {:?}", kept.answer, model.ids.answer);
+        let pending = turn.map(|turn| turn.pending.as_slice()).unwrap_or_default();
+        ensure!(kept.pending == pending, "pending: {:?}, not {pending:?}", kept.pending);
+        let pauses: Vec<_> = kept.pauses.iter().map(|pause| &pause.tool_use.id).collect();
+        let waiting = &model.pauses.waiting;
+        ensure!(waiting.iter().eq(pauses.iter().copied()), "pauses: {pauses:?}, not {waiting:?}");
+        Ok(())
     }
 
     /// Compares this snapshot with a fresh one.

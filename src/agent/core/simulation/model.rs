@@ -295,17 +295,18 @@ impl Model {
             Event::Unstaged { id, reason } => self.queue.unstage(id, *reason, self.turn.is_some()),
             // The desk checks these events.
             Event::ToolStart { .. } | Event::ToolEnd { .. } => Ok(()),
-            Event::Retry { pending, failure, .. } => {
+            Event::Retry { pending, failure, step, .. } => {
                 self.ids.answer = None;
                 if self.input == Input::NewAttempt {
                     return self.attempted(*pending, failure);
+                    self.check_step(*step)?;
                 }
                 if matches!(failure, Failure::Output { .. }) {
                     self.asked_again()?;
                 } else {
                     ensure!(self.failure.as_ref() == Some(failure), "a retry for {failure:?}");
                 }
-                self.retried(*pending)
+                self.retried(*pending, *step)
             }
             Event::Turn(outcome) => self.turn_ends(outcome),
             Event::Cancelled { response, staged } => {
@@ -500,9 +501,9 @@ impl Model {
         Ok(())
     }
 
-    fn retried(&mut self, pending: usize) -> Check {
+    fn retried(&mut self, pending: usize, step: u32) -> Check {
         self.step += 1;
-        self.check_step(self.step)?;
+        self.check_step(step)?;
         let turn = self.turn()?;
         ensure!(pending == turn.base, "{pending} messages remain, but the step began with {}", turn.base);
         turn.pending.truncate(pending);

@@ -260,6 +260,9 @@ impl World {
                 self.check_call(&call)?;
                 self.call = Some((op, call));
                 self.begun = false;
+                self.kept
+                    .compare_after_event(&self.model)
+                    .map_err(|error| format!("after {event:?}: {error}"))?;
             }
             Effect::Expire(id, after) => {
                 ensure!(after == Duration::from_mins(1), "{id} expires after {after:?}");

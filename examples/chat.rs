@@ -23,6 +23,8 @@
 mod commands;
 #[path = "chat/conversation.rs"]
 mod conversation;
+#[path = "chat/question.rs"]
+mod question;
 #[path = "support/support.rs"]
 mod support;
 #[path = "chat/tool.rs"]
@@ -35,12 +37,13 @@ use std::{collections::VecDeque, error::Error, process::ExitCode};
 use conversation::Conversation;
 use omni_agent::{
     agent::{Accepted, AgentError, Decided, Event, Pause, Prompt, Response, Status, TurnOutcome},
-    message::Role,
+    message::{Role, ToolUseId},
     provider::StopReason,
     session::{Mode, SessionError, SessionEvent, StoreReport},
     subscription::Update,
     tool::Decision,
 };
+use question::Question;
 use serde_json::json;
 use support::{Interrupts, Lines, Printer, explain, first_words};
 use trace::{TRACE, Trace};
@@ -71,6 +74,7 @@ async fn chat() -> Result<(), Box<dyn Error>> {
         user: std::env::var("USER").unwrap_or_else(|_| "user".to_owned()),
         runs: 0,
         waiting: VecDeque::new(),
+        question: None,
         unanswered: None,
         failed: None,
     };
@@ -89,8 +93,11 @@ struct Chat {
     user: String,
     /// The number of runs that have started and have not ended yet.
     runs: u32,
-    /// The tool uses that wait for decisions. The user is asked about the first of them.
+    /// The tool uses that wait for decisions, and the questions of running tools. The user is asked about the first of
+    /// them.
     waiting: VecDeque<Pause>,
+    /// The question of a running tool that the user is answering.
+    question: Option<Question>,
     /// The last prompt that was cancelled or failed before it had a response.
     unanswered: Option<String>,
     /// The last run's failure, which decides the exit code of non-interactive use.
@@ -144,6 +151,7 @@ impl Chat {
                     Some(Update::Resync(snapshot)) => {
                         self.runs = u32::from(snapshot.agent.status != Status::Idle);
                         self.waiting = snapshot.agent.pauses.iter().cloned().collect();
+                        self.question = None;
                         self.printer.note("[some output was skipped]");
                         self.show_prompt();
                     }
@@ -193,7 +201,11 @@ impl Chat {
             Event::Pause(pause) => {
                 let Pause { tool_use, reason, .. } = &**pause;
                 // As JSON, so that control characters from the model cannot hide the question.
-                self.printer.line(&format!("{} {} waits: {reason}", tool_use.name, tool_use.input));
+                let shown = match &pause.asked_by {
+                    Some(_) => question::shown(pause),
+                    None => format!("{} {} waits: {reason}", tool_use.name, tool_use.input),
+                };
+                self.printer.line(&shown);
                 self.waiting.push_back(Pause::clone(pause));
                 return self.show_prompt();
             }
@@ -204,8 +216,13 @@ impl Chat {
                     .note(&format!("[queued: {text}; /queue shows all, /unqueue takes it back]"));
             }
             Event::Decided(decided) => {
-                self.waiting.retain(|pause| pause.tool_use.id != decided.tool_use_id);
+                self.no_longer_waits(&decided.tool_use_id);
                 self.printer.note(&decision_line(decided));
+                return self.show_prompt();
+            }
+            Event::Withdrawn { tool_use_id } => {
+                self.no_longer_waits(tool_use_id);
+                self.printer.note("[the question was withdrawn]");
                 return self.show_prompt();
             }
             Event::Turn(TurnOutcome::Stop { response, staged }) => {
@@ -241,7 +258,15 @@ impl Chat {
         }
         self.runs = self.runs.saturating_sub(1);
         self.waiting.clear();
+        self.question = None;
         self.show_prompt();
+    }
+
+    fn no_longer_waits(&mut self, id: &ToolUseId) {
+        if self.waiting.front().is_some_and(|pause| pause.tool_use.id == *id) {
+            self.question = None;
+        }
+        self.waiting.retain(|pause| pause.tool_use.id != *id);
     }
 
     /// Keeps the prompt of a run that ended without a response.
@@ -265,7 +290,14 @@ impl Chat {
     /// Reads a line as the decision on the first tool use that waits.
     async fn decide(&mut self, line: &str) -> Result<(), SessionError> {
         let (answer, rest) = line.split_once(' ').unwrap_or((line, ""));
+        let Some(first) = self.waiting.front() else { return Ok(()) };
+        let is_question = first.asked_by.is_some();
         let decision = match answer {
+            _ if is_question => {
+                let question = self.question.get_or_insert_with(|| Question::of(first));
+                let Some(decision) = question.answer(line) else { return Ok(()) };
+                decision
+            }
             "y" | "yes" => Decision::Execute,
             "n" | "no" if rest.is_empty() => Decision::reject("The user said no."),
             "n" | "no" => Decision::reject(format!("The user said no: {rest}")),
@@ -273,6 +305,7 @@ impl Chat {
             // The line is not a valid answer, so the question is asked again.
             _ => return Ok(()),
         };
+        self.question = None;
         let Some(pause) = self.waiting.pop_front() else { return Ok(()) };
         // The id makes sure that a late decision never applies to another tool use.
         match self.conversation.session.resume_as(pause.tool_use.id, decision, &*self.user).await {
@@ -282,7 +315,10 @@ impl Chat {
     }
 
     fn show_prompt(&mut self) {
-        if let Some(Pause { tool_use, .. }) = self.waiting.front() {
+        if let Some(pause) = self.waiting.front().filter(|pause| pause.asked_by.is_some()) {
+            let question = self.question.get_or_insert_with(|| Question::of(pause));
+            self.printer.prompt(&question.prompt());
+        } else if let Some(Pause { tool_use, .. }) = self.waiting.front() {
             let question = match self.waiting.len() {
                 1 => String::new(),
                 count => format!("1 of {count}: {} {}: ", tool_use.name, tool_use.input),

@@ -100,6 +100,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod ask;
 mod cap;
 mod contain;
 mod context;
@@ -113,6 +114,8 @@ mod typed;
 
 use std::{borrow::Cow, time::Duration};
 
+pub use ask::Answer;
+pub(crate) use ask::{AgentLink, ToolReport};
 use async_trait::async_trait;
 pub use context::{Extensions, ToolContext};
 pub use execute::execute;

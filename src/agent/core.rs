@@ -16,6 +16,7 @@
 //! | the provider's question, or its withdrawal | `asked`, `question_withdrawn` | `streaming` |
 //! | `handle_tool_use` or `handle_tool_result` has returned | `tool_decided`, `result_reviewed` | `tools` |
 //! | a tool has finished | `tool_done` | `tools` |
+//! | a running tool asks a question, or withdraws it | `tool_asked`, `tool_question_withdrawn` | `questions` |
 //! | an application event; `handle_event` has begun or returned | `notify`, `event_begun`, `event_handled` | `notices` |
 //! | a history or a run of the history's owner | `replace_history`, `prompt_on`, `answer` | `owner` |
 //!
@@ -31,6 +32,7 @@ mod known;
 mod notices;
 mod owner;
 mod pauses;
+mod questions;
 mod queue;
 mod rare;
 mod response;

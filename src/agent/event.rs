@@ -24,7 +24,7 @@ pub enum Status {
     Idle,
     /// A run is active.
     Busy,
-    /// A tool use waits for [`resume`](super::Agent::resume).
+    /// A tool use, or a question of a running tool, waits for [`resume`](super::Agent::resume).
     Paused,
 }
 
@@ -36,7 +36,9 @@ pub enum Status {
 /// 1. `Decided` for each tool use that `handle_tool_use` did not simply execute.
 /// 2. If tool uses wait for a decision: `Status` (paused), one `Pause` for each, and one `Decided` for each when its
 ///    decision arrives. `Status` (busy) comes before the last of these.
-/// 3. `ToolStart` for each tool that is run, then `ToolProgress` and `ToolEnd` in the order in which they happen.
+/// 3. `ToolStart` for each tool that is run, then `ToolProgress` and `ToolEnd` in the order in which they happen. If a
+///    running tool asks a question, `Status` (paused) and `Pause` come between them. `Status` (busy) comes when no
+///    question waits any more, before the `Decided` or `Withdrawn` of the last question.
 /// 4. `ToolResult` for each tool use, in the order of the tool uses, and then a `Message` with all results.
 ///
 /// `Staged` comes whenever a prompt is staged. `Unstaged` comes directly before the `Message` of the prompt.
@@ -236,9 +238,14 @@ pub enum Event {
     Step(Arc<Response>),
     /// A turn is complete and committed.
     Turn(TurnOutcome),
-    /// A tool use waits for a decision from [`resume`](super::Agent::resume). Several tool uses of a step can wait at
-    /// the same time.
+    /// A tool use, or a question of a running tool, waits for a decision from [`resume`](super::Agent::resume). Several
+    /// of them can wait at the same time.
     Pause(Box<Pause>),
+    /// A question of a running tool was withdrawn: the tool no longer waits for the answer, or has ended.
+    Withdrawn {
+        /// The id of the tool use in the `Pause`.
+        tool_use_id: ToolUseId,
+    },
     /// A request is repeated, and its partial response is discarded. The cause is one of three: the retry policy before
     /// the first content arrived, [`handle_error`](super::AgentCallbacks::handle_error), or a response that does not
     /// match the output schema.
@@ -249,6 +256,9 @@ pub enum Event {
         delay: Duration,
         /// The number of pending messages that are kept.
         pending: usize,
+        /// The number of the request that follows, counted from the prompt. A repetition by the retry policy does not
+        /// count as another request.
+        step: u32,
     },
     /// The run failed, and its pending messages are discarded.
     Error {
@@ -256,9 +266,6 @@ pub enum Event {
         failure: Failure,
         /// The discarded messages and the usage of their requests.
         response: Arc<Response>,
-        /// The number of the request that follows, counted from the prompt. A repetition by the retry policy does not
-        /// count as another request.
-        step: u32,
         /// The prompts that were not used: staged prompts, and a prompt that `handle_event` returned while the session
         /// accepts no prompts.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -479,6 +486,7 @@ impl Event {
             | Self::ThinkingStart { .. }
             | Self::StepStart { .. }
             | Self::ToolEnd { .. }
+            | Self::Withdrawn { .. }
             | Self::Unstaged { .. }
             | Self::Status { .. } => 0,
         }

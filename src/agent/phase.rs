@@ -53,8 +53,12 @@ pub(crate) enum Stage {
     Deciding { tools: Box<Tools> },
     /// At least one tool use waits for `resume`. Every other tool use of the step has a decision.
     Paused { tools: Box<Tools> },
-    /// The tools run.
-    Executing { slots: Vec<Slot> },
+    /// The tools run. The questions are those that wait for `resume`, in the order in which they were asked.
+    Executing {
+        slots: Vec<Slot>,
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        questions: Vec<ToolQuestion>,
+    },
     /// `handle_tool_result` is running for the slot that follows the reviewed slots.
     Reviewing { slots: Vec<Slot>, reviewed: Vec<ToolResult> },
     /// `handle_turn` runs.
@@ -144,6 +148,14 @@ impl Tools {
     }
 }
 
+/// A question of a running tool that waits for `resume`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct ToolQuestion {
+    /// The index of the tool's slot.
+    pub(crate) slot: usize,
+    pub(crate) pause: Box<Pause>,
+}
+
 /// A tool use and its result, if the result exists yet.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Slot {
@@ -152,6 +164,9 @@ pub(crate) struct Slot {
     pub(crate) input: Option<Value>,
     /// Whether the tool is run. Otherwise a decision gave the result.
     pub(crate) runs: bool,
+    /// The number of the last question that the running tool has asked.
+    #[serde(default)]
+    pub(crate) asked: u32,
     pub(crate) result: Option<ToolResult>,
 }
 
@@ -333,17 +348,22 @@ impl Phase {
         }
     }
 
-    /// Returns the pauses that wait for a decision, in the order of the tool uses.
+    /// Returns the pauses that wait for a decision: in the order of the tool uses, or, if running tools ask, in the order
+    /// of the questions.
     pub(crate) fn pauses(&self) -> impl Iterator<Item = &Pause> {
-        let (asked, tools) = match self.stage() {
-            Some(Stage::Paused { tools }) => (None, Some(tools)),
-            Some(Stage::Streaming { question: Some(question), .. }) => (question.paused.as_deref(), None),
-            _ => (None, None),
+        let (asked, tools, questions) = match self.stage() {
+            Some(Stage::Paused { tools }) => (None, Some(tools), None),
+            Some(Stage::Streaming { question: Some(question), .. }) => {
+                (question.paused.as_deref(), None, None)
+            }
+            Some(Stage::Executing { questions, .. }) => (None, None, Some(questions)),
+            _ => (None, None, None),
         };
-        asked.into_iter().chain(tools.into_iter().flat_map(|tools| tools.pauses()))
+        let questions = questions.into_iter().flatten().map(|question| &*question.pause);
+        asked.into_iter().chain(tools.into_iter().flat_map(|tools| tools.pauses())).chain(questions)
     }
 
-    /// Like [`pauses`](Self::pauses), to change them.
+    /// Returns the pauses of the provider's question and of the tool uses of a step, to change them.
     pub(crate) fn pauses_mut(&mut self) -> impl Iterator<Item = &mut Pause> {
         let (asked, tools) = match self {
             Self::InTurn { stage: Stage::Paused { tools }, .. } => (None, Some(tools)),
@@ -358,7 +378,7 @@ impl Phase {
     /// Returns the tool runs whose results were not emitted yet.
     pub(crate) fn tool_runs(&self) -> Vec<ToolRun> {
         let (slots, reviewed) = match self.stage() {
-            Some(Stage::Executing { slots }) => (slots, 0),
+            Some(Stage::Executing { slots, .. }) => (slots, 0),
             Some(Stage::Reviewing { slots, reviewed }) => (slots, reviewed.len()),
             Some(Stage::Failing { remains, .. }) => (&remains.slots, remains.reviewed.len()),
             _ => return Vec::new(),
@@ -375,7 +395,7 @@ impl Stage {
             Self::Deciding { tools } | Self::Paused { tools } => {
                 Remains { answers: tools.answers, ..Remains::default() }
             }
-            Self::Executing { slots } => Remains { slots, ..Remains::default() },
+            Self::Executing { slots, .. } => Remains { slots, ..Remains::default() },
             Self::Reviewing { slots, reviewed } => Remains { slots, reviewed, ..Remains::default() },
             Self::Concluding { response } if !response.decided.is_empty() => {
                 let decided = |tool_use: &ToolUse| {

@@ -76,8 +76,8 @@ pub struct Snapshot {
     /// message is already in `pending`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answer: Option<MessageId>,
-    /// The tool uses that wait for a decision, in the order of the tool uses. The list is empty unless the agent is
-    /// paused.
+    /// The tool uses that wait for a decision, in the order of the tool uses, or the questions of running tools, in the
+    /// order in which they were asked. The list is empty unless the agent is paused.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pauses: Vec<Pause>,
     /// The tools of the current step that were started and whose results were not emitted yet.
@@ -92,7 +92,7 @@ pub struct Snapshot {
     pub last_run: Option<Arc<RunEnd>>,
 }
 
-/// A tool use that waits for a decision, and the reason for the pause.
+/// A tool use that waits for a decision, or a question of a running tool, and the reason for the pause.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
@@ -105,11 +105,16 @@ pub struct Pause {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub input_replaced: bool,
     /// The reason for the pause, in a format that the application defines. If the pause has no other reason than that
-    /// the tool needs an approval, this is the text `needs approval`.
+    /// the tool needs an approval, this is the text `needs approval`. If a running tool asks, this is its question.
     pub reason: Value,
     /// The time limit of the pause, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expiry: Option<Box<Expiry>>,
+    /// The id of the tool use whose running tool asks a question. The tool use in the pause then has this id with `?`
+    /// and a number behind it, so that an answer never applies to a later question of the same call. `None` if the
+    /// pause is about whether a tool may run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub asked_by: Option<ToolUseId>,
 }
 
 /// The time limit of a pause.
@@ -138,6 +143,14 @@ pub struct ToolRun {
     /// Whether the tool returned an error. `None` until the tool has ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub is_error: Option<bool>,
+}
+
+impl Pause {
+    /// Returns the id of the model's tool use that this pause belongs to: the tool use itself, or the one whose running
+    /// tool asks.
+    pub fn call(&self) -> &ToolUseId {
+        self.asked_by.as_ref().unwrap_or(&self.tool_use.id)
+    }
 }
 
 impl Snapshot {
@@ -185,6 +198,7 @@ impl Snapshot {
                 self.pauses.push(Pause::clone(pause));
             }
             Event::Decided(decided) => self.decided(&decided.tool_use_id),
+            Event::Withdrawn { tool_use_id } => self.decided(tool_use_id),
             Event::ToolStart { tool_use_id, input } => {
                 let (tool_use_id, input) = (tool_use_id.clone(), input.clone());
                 self.tools.push(ToolRun { tool_use_id, input, is_error: None });

@@ -299,6 +299,16 @@ impl Task {
                     let _ = question.send(decision);
                 }
             }
+            Effect::AnswerTool(id, answer) => {
+                if let Some(tasks) = self.work().tasks.as_mut() {
+                    tasks.answer(&id, answer);
+                }
+            }
+            Effect::EndTool(slot) => {
+                if let Some(tasks) = self.work().tasks.as_mut() {
+                    tasks.end(slot);
+                }
+            }
             Effect::RunTools(op, calls) => self.run_tools(op, calls),
             Effect::Delay(op, delay) => self.work().delay(op, delay),
             Effect::Watch(limit) => {

@@ -52,5 +52,6 @@ mod subscribing;
 mod support;
 mod testing;
 mod text_deltas;
+mod tool_questions;
 mod tools;
 mod turns;

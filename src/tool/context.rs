@@ -8,10 +8,11 @@ use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+use super::ask::{AgentLink, Answer, CallClock};
 use crate::message::ToolUseId;
 
 /// The context of a tool call. It contains the call's id and key, its cancellation, a channel for progress reports and
-/// the application's values.
+/// questions, and the application's values.
 ///
 /// An agent passes a context to each tool call. A context is cheap to clone.
 ///
@@ -43,7 +44,9 @@ pub struct ToolContext {
     tool_use_id: ToolUseId,
     idempotency_key: Arc<str>,
     cancellation: CancellationToken,
+    /// The channel for progress reports, if they do not go to the agent.
     progress: Option<mpsc::Sender<(ToolUseId, Value)>>,
+    agent: Option<Arc<AgentLink>>,
     extensions: Extensions,
 }
 
@@ -57,6 +60,7 @@ impl ToolContext {
             tool_use_id,
             cancellation: CancellationToken::new(),
             progress: None,
+            agent: None,
             extensions: Extensions::default(),
         }
     }
@@ -77,6 +81,17 @@ impl ToolContext {
     pub fn with_progress(mut self, progress: mpsc::Sender<(ToolUseId, Value)>) -> Self {
         self.progress = Some(progress);
         self
+    }
+
+    /// Returns the same context with a connection to an agent.
+    pub(crate) fn with_agent(mut self, agent: AgentLink) -> Self {
+        self.agent = Some(Arc::new(agent));
+        self
+    }
+
+    /// Returns the clock of the call, which stands still while a question waits. `None` outside an agent.
+    pub(super) fn clock(&self) -> Option<&CallClock> {
+        self.agent.as_deref().map(AgentLink::clock)
     }
 
     /// Returns the same context with the application's extensions.
@@ -130,6 +145,65 @@ impl ToolContext {
     pub async fn progress(&self, data: Value) {
         if let Some(progress) = &self.progress {
             let _ = progress.send((self.tool_use_id.clone(), data)).await;
+        } else if let Some(agent) = &self.agent {
+            agent.progress(self.tool_use_id.clone(), data).await;
+        }
+    }
+
+    /// Asks a person a question in the middle of the call, and waits for the answer.
+    ///
+    /// The agent emits a [`Pause`](crate::agent::Pause) with the question as its reason, in a format that the tool
+    /// defines. [`resume`](crate::Agent::resume) answers it: [`Decision::Execute`](super::Decision::Execute) becomes
+    /// `Accepted(None)`, [`ExecuteWith`](super::Decision::ExecuteWith) becomes `Accepted` with the value, and
+    /// [`Reject`](super::Decision::Reject) becomes `Declined`. [`Provide`](super::Decision::Provide) ends the call: the
+    /// given result is the result of the tool, and the call is dropped.
+    ///
+    /// While a question waits, neither the time limit of the call nor that of the turn passes. Several questions of a
+    /// step can wait at the same time, up to 32. A question beyond this limit is declined. Outside an agent, every
+    /// question is declined.
+    ///
+    /// ```
+    /// # #[cfg(feature = "test-util")]
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+    /// # use omni_agent::testing::{ScriptedProvider, Step};
+    /// # let provider =
+    /// #     ScriptedProvider::new([Step::tool_use("call-1", "book", serde_json::json!({})), Step::text("Done.")]);
+    /// # let model = provider.model();
+    /// use omni_agent::{Agent, Event, Update, tool::{Answer, Decision, ToolContext, tool_fn}};
+    /// use serde_json::{Value, json};
+    ///
+    /// let book = tool_fn("book", "Books a seat.", |_: Value, context: ToolContext| async move {
+    ///     match context.ask(json!({ "message": "Window or aisle?" })).await {
+    ///         Answer::Accepted(Some(seat)) => Ok(format!("booked: {seat}")),
+    ///         _ => Ok("nothing was booked".to_owned()),
+    ///     }
+    /// });
+    /// let agent = Agent::builder().model(model).tool(book).start().await?;
+    /// let mut updates = agent.subscribe().await?;
+    /// agent.prompt("Book a seat.").await?;
+    /// while let Some(Update::Event(numbered)) = updates.next().await {
+    ///     match &*numbered.event {
+    ///         Event::Pause(pause) => {
+    ///             assert_eq!(pause.asked_by.as_ref().map(|id| id.as_str()), Some("call-1"));
+    ///             agent.resume(pause.tool_use.id.clone(), Decision::ExecuteWith(json!("window"))).await?;
+    ///         }
+    ///         Event::ToolResult { result, .. } => assert_eq!(result.text(), "booked: "window""),
+    ///         Event::Turn(_) => break,
+    ///         _ => {}
+    ///     }
+    /// }
+    /// # Ok::<(), omni_agent::AgentError>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future withdraws the question.
+    pub async fn ask(&self, question: Value) -> Answer {
+        match &self.agent {
+            Some(agent) => agent.ask(question).await,
+            None => Answer::Declined("no agent is available to ask".to_owned()),
         }
     }
 

@@ -1,9 +1,10 @@
-use std::time::Duration;
+use std::{pin::pin, time::Duration};
 
 use serde_json::Value;
+use tokio::time::{Instant, timeout_at};
 use tracing::{Instrument, Span};
 
-use super::{Tool, ToolContext, ToolOutput, ToolSet, cap::cap, contain::Contained};
+use super::{Tool, ToolContext, ToolOutput, ToolSet, ask::CallClock, cap::cap, contain::Contained};
 use crate::setters::setters;
 use crate::{
     message::{ToolResult, ToolUse},
@@ -159,28 +160,51 @@ async fn call(
     // notices.
     let abandoned = cancellation.drop_guard();
     let call = Contained::new(|| tool.call(tool_use.input.clone(), own));
-    let timed = async {
-        if limit == Duration::MAX {
-            return Ok(call.await);
-        }
-        tokio::time::timeout(limit, call).await
-    };
     let outcome = tokio::select! {
         biased;
         () = context.cancelled() => return Err(format!("The call of {name:?} was cancelled.")),
-        outcome = timed => outcome,
+        outcome = within(limit, call, context.clock()) => outcome,
     };
-    if outcome.is_ok() {
+    if outcome.is_some() {
         abandoned.disarm();
     }
     match outcome {
-        Ok(Ok(Ok(output))) => Ok(output),
-        Ok(Ok(Err(error))) if error.text().trim().is_empty() => {
+        Some(Ok(Ok(output))) => Ok(output),
+        Some(Ok(Err(error))) if error.text().trim().is_empty() => {
             Err(format!("The tool {name:?} failed without an error message."))
         }
-        Ok(Ok(Err(error))) => Err(error.text().to_owned()),
-        Ok(Err(panic)) => Err(panicked(name, &panic)),
-        Err(_) => Err(format!("The tool {name:?} did not finish within {limit:?} and was stopped.")),
+        Some(Ok(Err(error))) => Err(error.text().to_owned()),
+        Some(Err(panic)) => Err(panicked(name, &panic)),
+        None => Err(format!("The tool {name:?} did not finish within {limit:?} and was stopped.")),
+    }
+}
+
+/// Waits for the call, but not longer than `limit`. The time during which a question of the call waits does not count.
+async fn within<F: Future>(limit: Duration, call: F, clock: Option<&CallClock>) -> Option<F::Output> {
+    let mut call = pin!(call);
+    let Some(deadline) = Instant::now().checked_add(limit).filter(|_| limit < Duration::MAX) else {
+        return Some(call.await);
+    };
+    let mut stood = Duration::ZERO;
+    loop {
+        if let Ok(output) = timeout_at(deadline.checked_add(stood).unwrap_or(deadline), &mut call).await {
+            return Some(output);
+        }
+        let until_it_runs = async {
+            match clock {
+                Some(clock) => clock.runs().await,
+                None => Duration::ZERO,
+            }
+        };
+        let stood_now = tokio::select! {
+            biased;
+            output = &mut call => return Some(output),
+            stood = until_it_runs => stood,
+        };
+        if stood_now == stood {
+            return None;
+        }
+        stood = stood_now;
     }
 }
 

@@ -189,6 +189,23 @@ async fn tools() -> BTreeSet<String> {
     watch.end(session).await
 }
 
+/// Questions of a running tool: one is withdrawn, and one is answered.
+async fn questions() -> BTreeSet<String> {
+    let steps = [Step::tool_use("t1", "ask", json!({})), Step::text("Done.")];
+    let ask = tool_fn("ask", "Asks.", async |_: Value, context: ToolContext| {
+        let withdrawn = tokio::time::timeout(SECOND, context.ask(json!({ "question": 1 }))).await;
+        assert!(withdrawn.is_err());
+        Ok(format!("{:?}", context.ask(json!({ "question": 2 })).await))
+    });
+    let (session, mut watch) = start(scripted(steps).tool(ask)).await;
+    session.prompt("Ask").await.unwrap();
+    watch.until("agent.withdrawn").await;
+    watch.until("agent.pause").await;
+    session.resume_as("t1?2", Decision::ExecuteWith(json!(7)), "ann").await.unwrap();
+    watch.until("agent.turn").await;
+    watch.end(session).await
+}
+
 /// A turn that leaves tool uses to the application.
 async fn open_tool_uses() -> BTreeSet<String> {
     let uses =
@@ -295,6 +312,7 @@ async fn resync() -> BTreeSet<String> {
 async fn updates_of_sessions_fit_the_schema() {
     let mut seen = rich_answer().await;
     seen.append(&mut tools().await);
+    seen.append(&mut questions().await);
     seen.append(&mut open_tool_uses().await);
     seen.append(&mut steering().await);
     seen.append(&mut failures().await);

@@ -31,7 +31,7 @@
  * @typedef {{ id?: string, content: Content[], next?: "turn" | "step", app_data?: any }} Prompt
  * @typedef {"execute" | { execute_with: any } | { reject: string } | { provide: ToolResult }} Decision
  * @typedef {{ turn: string, tool_use: ToolUse, input_replaced?: boolean, reason: any,
- *   expiry?: { after: Duration, at: number, decision: Decision } }} Pause
+ *   expiry?: { after: Duration, at: number, decision: Decision }, asked_by?: string }} Pause
  * @typedef {{ tool_use_id: string, input?: any, is_error?: boolean }} ToolRun
  * @typedef {{ content: Content, input?: string, ended: boolean }} PartialBlock
  * @typedef {{ kind: string, message?: string, error?: { kind: string, message: string } }} Failure
@@ -717,6 +717,7 @@ export function apply(agent, event) {
       break;
     }
     case "decided":
+    case "withdrawn":
       put(agent, "pauses", without(agent, event.tool_use_id));
       break;
     case "tool_start": {

@@ -61,7 +61,14 @@ impl Core {
             Stage::Paused { tools } if tools.next().is_some() || tools.pauses().next().is_none() => {
                 return Err("the turn is paused, but no tool use waits or one was not asked about".into());
             }
-            Stage::Executing { slots } if slots.iter().all(|slot| slot.result.is_some()) => {
+            Stage::Executing { slots, questions }
+                if questions.iter().any(|question| {
+                    slots.get(question.slot).is_none_or(|slot| !slot.runs || slot.result.is_some())
+                }) =>
+            {
+                return Err("a question waits, but its tool does not run".into());
+            }
+            Stage::Executing { slots, .. } if slots.iter().all(|slot| slot.result.is_some()) => {
                 return Err("the stage waits for tools that have finished".into());
             }
             Stage::Reviewing { slots, reviewed }

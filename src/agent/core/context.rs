@@ -8,7 +8,7 @@ use crate::{
         phase::{Op, ToolCall},
     },
     message::{Timestamp, ToolResult, ToolUse, ToolUseId, TurnId},
-    tool::{Decision, ToolSet},
+    tool::{Answer, Decision, ToolSet},
 };
 
 /// The values that one input can read, and the list of the input's effects.
@@ -64,6 +64,10 @@ pub(in crate::agent) enum Effect {
     Open(Op),
     /// Answer the provider's question.
     Answer(Decision),
+    /// Answer the question of a running tool that has this id.
+    AnswerTool(ToolUseId, Answer),
+    /// Drop the running tool in this slot, because its result was given.
+    EndTool(usize),
     /// Run these tools. Results are reported to the core with this number.
     RunTools(Op, Vec<ToolCall>),
     /// Report to the core with this number after this delay.

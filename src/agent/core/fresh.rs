@@ -27,6 +27,11 @@ impl Waited {
         self.0.push(id);
     }
 
+    /// Returns whether a tool use with this id has waited.
+    pub(super) fn contains(&self, id: &ToolUseId) -> bool {
+        self.0.contains(id)
+    }
+
     /// Gives a tool use that begins in `fold` another id, if its id is already used. An id is already used if a tool
     /// use with that id has waited, or if the tool use in the provider's question has that id.
     pub(super) fn freshen(&self, delta: Delta, op: Op, fold: &Fold, question: Option<&Question>) -> Delta {

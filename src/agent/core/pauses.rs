@@ -81,7 +81,9 @@ impl Core {
     /// Returns the decision for an approved tool use: to run the tool with the input that the approver saw.
     fn approved(&self, id: &ToolUseId) -> Decision {
         let mut pauses = self.phase.pauses();
-        match pauses.find(|pause| pause.tool_use.id == *id && pause.input_replaced) {
+        match pauses
+            .find(|pause| pause.tool_use.id == *id && pause.input_replaced && pause.asked_by.is_none())
+        {
             Some(pause) => Decision::ExecuteWith(pause.tool_use.input.clone()),
             None => Decision::Execute,
         }
@@ -120,6 +122,7 @@ impl Core {
                     self.answered_all(turn, tools, cx);
                 }
             }
+            Phase::InTurn { stage: Stage::Executing { .. }, .. } => self.answer_tool(tool_use, decision, cx),
             _ => {}
         }
     }
@@ -158,7 +161,7 @@ pub(super) fn answer(
             reason
         }
     };
-    Answer::Waits(Box::new(Pause { turn: turn.id, tool_use, input_replaced, reason, expiry }))
+    Answer::Waits(Box::new(Pause { turn: turn.id, tool_use, input_replaced, reason, expiry, asked_by: None }))
 }
 
 fn decide(decision: Decision, tool_use: ToolUse, turn: &Turn, cx: &mut Context<'_>) -> Answer {

@@ -23,6 +23,7 @@ mod outcomes;
 mod outputs;
 mod owner;
 mod pauses;
+mod questions;
 mod queue;
 mod regressions;
 mod stream;

@@ -108,12 +108,12 @@ impl Core {
                 cx.emit(Event::ToolStart { tool_use_id, input: input.clone() });
                 calls.push(ToolCall { slot, tool_use, idempotency_key: idempotency_key.into() });
             }
-            slots.push(Slot { tool_use, input, runs: result.is_none(), result });
+            slots.push(Slot { tool_use, input, runs: result.is_none(), asked: 0, result });
         }
         if calls.is_empty() {
             return self.review_next(turn, slots, Vec::new(), cx);
         }
-        let op = self.enter(turn, Stage::Executing { slots });
+        let op = self.enter(turn, Stage::Executing { slots, questions: Vec::new() });
         cx.push(Effect::RunTools(op, calls));
     }
 
@@ -151,7 +151,7 @@ impl Core {
         response.message = Some(answer);
     }
 
-    /// Stores the result of a finished tool.
+    /// Stores the result of a tool that has finished, or that a decision has ended.
     pub(in crate::agent) fn tool_done(
         &mut self,
         op: Op,
@@ -159,17 +159,20 @@ impl Core {
         result: ToolResult,
         cx: &mut Context<'_>,
     ) {
-        let Some((_, Stage::Executing { slots })) = self.phase.awaited(op) else {
+        let Some((_, Stage::Executing { slots, questions })) = self.phase.awaited(op) else {
             return;
         };
         let Some(place) = slots.get_mut(slot).filter(|place| place.result.is_none()) else {
             return;
         };
         let result = place.result.insert(result.answering(&place.tool_use));
-        cx.emit(Event::ToolEnd { tool_use_id: result.tool_use_id.clone(), is_error: result.is_error });
-        if slots.iter().all(|slot| slot.result.is_some())
-            && let Some((turn, Stage::Executing { slots })) = self.phase.take_turn()
-        {
+        let ended = Event::ToolEnd { tool_use_id: result.tool_use_id.clone(), is_error: result.is_error };
+        let all_ended = slots.iter().all(|slot| slot.result.is_some());
+        if !questions.is_empty() {
+            self.withdraw_questions(|question| question.slot == slot, cx);
+        }
+        cx.emit(ended);
+        if all_ended && let Some((turn, Stage::Executing { slots, .. })) = self.phase.take_turn() {
             self.review_next(turn, slots, Vec::new(), cx);
         }
     }

@@ -14,13 +14,15 @@ use tracing::Span;
 use super::{
     Commit, Exit, Task,
     calls::{CallbackOutcome, Returned, Running, drop_contained, guard},
+    work::{OpenQuestion, RunningTool},
 };
 use crate::{
     actor::OwnWake,
     agent::{Event, Failure, command::Command, core::Core, phase::Op},
-    message::{ToolResult, ToolUseId},
+    message::ToolResult,
     provider::ProviderError,
     subscription::EndReason,
+    tool::{Answer, ToolReport},
 };
 
 /// The maximum number of commands that are served before other work is polled.
@@ -300,8 +302,15 @@ impl Task {
         let Some(tasks) = self.work.as_mut().and_then(|work| work.tasks.as_mut()) else {
             return Poll::Pending;
         };
-        if let Poll::Ready(Some(progress)) = tasks.progress.poll_recv(cx) {
-            self.emit_progress(progress);
+        let withdrawn =
+            tasks.questions.iter_mut().position(|question| question.answer.poll_closed(cx).is_ready());
+        if let Some(index) = withdrawn {
+            let (op, id) = (tasks.op, tasks.questions.swap_remove(index).id);
+            self.step(|core, cx| core.tool_question_withdrawn(op, &id, cx));
+            return Poll::Ready(());
+        }
+        if let Poll::Ready(Some(report)) = tasks.reports.poll_recv(cx) {
+            self.take_report(report);
             return Poll::Ready(());
         }
         match tasks.set.poll_join_next_with_id(cx) {
@@ -333,7 +342,8 @@ impl Task {
         let (slot, result) = match joined {
             Ok((_, done)) => done,
             Err(error) => {
-                let Some((_, call)) = tasks.calls.iter().find(|(id, _)| *id == error.id()) else {
+                let mut calls = tasks.calls.iter();
+                let Some(RunningTool { call, .. }) = calls.find(|call| call.task.id() == error.id()) else {
                     return;
                 };
                 let message = format!("The tool's task ended early: {error}");
@@ -341,15 +351,33 @@ impl Task {
             }
         };
         // The tool may have reported progress before it returned.
-        let sent: Vec<_> = (0..tasks.progress.len()).map_while(|_| tasks.progress.try_recv().ok()).collect();
-        for progress in sent {
-            self.emit_progress(progress);
+        let sent: Vec<_> = (0..tasks.reports.len()).map_while(|_| tasks.reports.try_recv().ok()).collect();
+        for report in sent {
+            self.take_report(report);
+        }
+        if let Some(tasks) = self.work().tasks.as_mut() {
+            tasks.forget_questions(slot);
         }
         self.step(|core, cx| core.tool_done(op, slot, result, cx));
     }
 
-    fn emit_progress(&mut self, (tool_use_id, data): (ToolUseId, serde_json::Value)) {
-        self.emit(Event::ToolProgress { tool_use_id, data });
+    /// Processes a message of a running tool.
+    fn take_report(&mut self, report: ToolReport) {
+        let (slot, question, answer) = match report {
+            ToolReport::Progress(tool_use_id, data) => {
+                return self.emit(Event::ToolProgress { tool_use_id, data });
+            }
+            ToolReport::Question { slot, question, answer } => (slot, question, answer),
+        };
+        let Some(op) = self.work().tasks.as_ref().map(|tasks| tasks.op) else { return };
+        if answer.is_closed() {
+            return;
+        }
+        match (self.step(|core, cx| core.tool_asked(op, slot, question, cx)), &mut self.work().tasks) {
+            (Ok(id), Some(tasks)) => tasks.questions.push(OpenQuestion { id, slot, answer }),
+            (Err(reason), _) => drop(answer.send(Answer::Declined(reason))),
+            (Ok(_), None) => {}
+        }
     }
 
     /// Processes the result of a callback.

@@ -4,7 +4,7 @@ use std::{pin::Pin, sync::Arc, time::Duration};
 
 use tokio::{
     sync::{mpsc, oneshot},
-    task::{Id, JoinSet},
+    task::{AbortHandle, JoinSet},
     time::{Instant, Sleep, sleep, sleep_until},
 };
 use tokio_util::{sync::CancellationToken, time::DelayQueue};
@@ -24,7 +24,7 @@ use crate::{
     message::{ToolResult, ToolUseId},
     provider::{DeltaStream, Questions},
     telemetry::{Caller, RunTrace},
-    tool::{Decision, ToolContext, ToolSet},
+    tool::{AgentLink, Answer, Decision, ToolContext, ToolReport, ToolSet},
 };
 
 /// The longest time limit of a pause. The timer cannot hold a limit much longer than two years.
@@ -61,16 +61,56 @@ pub(super) struct Work {
 pub(super) struct Tasks {
     pub(super) op: Op,
     pub(super) set: JoinSet<(usize, ToolResult)>,
-    pub(super) calls: Vec<(Id, Arc<ToolCall>)>,
-    pub(super) progress: mpsc::Receiver<(ToolUseId, serde_json::Value)>,
+    pub(super) calls: Vec<RunningTool>,
+    pub(super) reports: mpsc::Receiver<ToolReport>,
+    /// The questions of the tools that wait for answers.
+    pub(super) questions: Vec<OpenQuestion>,
     cancellation: CancellationToken,
+}
+
+/// A tool call that runs or has ended.
+pub(super) struct RunningTool {
+    pub(super) task: AbortHandle,
+    pub(super) call: Arc<ToolCall>,
+    /// Whether a decision has given the result, so that the task was aborted.
+    is_ended: bool,
+}
+
+/// A question that waits for its answer.
+pub(super) struct OpenQuestion {
+    pub(super) id: ToolUseId,
+    pub(super) slot: usize,
+    pub(super) answer: oneshot::Sender<Answer>,
+}
+
+impl Tasks {
+    pub(super) fn answer(&mut self, id: &ToolUseId, answer: Answer) {
+        if let Some(index) = self.questions.iter().position(|question| question.id == *id) {
+            // If the tool no longer waits, the answer is dropped.
+            let _ = self.questions.swap_remove(index).answer.send(answer);
+        }
+    }
+
+    /// Drops a running tool and its questions.
+    pub(super) fn end(&mut self, slot: usize) {
+        self.forget_questions(slot);
+        if let Some(running) = self.calls.iter_mut().find(|running| running.call.slot == slot) {
+            running.is_ended = true;
+            running.task.abort();
+        }
+    }
+
+    /// Drops the questions of a tool, which are then declined.
+    pub(super) fn forget_questions(&mut self, slot: usize) {
+        self.questions.retain(|question| question.slot != slot);
+    }
 }
 
 impl Drop for Tasks {
     fn drop(&mut self) {
         // A tool that never awaits can notice the abort only through its context. If all tools have finished, nothing
         // is cancelled. Work that the tools started elsewhere can then continue.
-        if !self.set.is_empty() {
+        if self.calls.iter().any(|running| !running.is_ended && !running.task.is_finished()) {
             self.cancellation.cancel();
         }
     }
@@ -172,15 +212,16 @@ impl Task {
         let setup = Arc::clone(&self.setup);
         let work = self.work.get_or_insert_default();
         let span = work.span().cloned();
-        let (sender, progress) = mpsc::channel(16);
+        let (sender, reports) = mpsc::channel(16);
         let cancellation = CancellationToken::new();
         let active = Arc::clone(self.active_calls.get_or_insert_default());
-        let mut tasks = Tasks { op, set: JoinSet::new(), calls: Vec::new(), progress, cancellation };
+        let (set, calls_run, questions) = (JoinSet::new(), Vec::new(), Vec::new());
+        let mut tasks = Tasks { op, set, calls: calls_run, reports, questions, cancellation };
         for call in calls.into_iter().map(Arc::new) {
             let context = ToolContext::detached(call.tool_use.id.clone())
                 .with_idempotency_key(Arc::clone(&call.idempotency_key))
                 .with_cancellation(tasks.cancellation.clone())
-                .with_progress(sender.clone())
+                .with_agent(AgentLink::new(call.slot, sender.clone()))
                 .with_extensions(setup.extensions.clone());
             let (tools, setup, own) = (work.tools.clone(), Arc::clone(&setup), Arc::clone(&call));
             let presence = active.enter(&call);
@@ -189,11 +230,11 @@ impl Task {
                 let result = tools.run(&own.tool_use, context, &setup.tool_limits).await;
                 (own.slot, result)
             };
-            let handle = match span.clone() {
+            let task = match span.clone() {
                 Some(span) => tasks.set.spawn(running.instrument(span)),
                 None => tasks.set.spawn(running),
             };
-            tasks.calls.push((handle.id(), call));
+            tasks.calls.push(RunningTool { task, call, is_ended: false });
         }
         work.tasks = Some(tasks);
     }

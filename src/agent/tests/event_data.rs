@@ -75,6 +75,7 @@ fn awkward_events() -> Vec<Event> {
                 at: Timestamp(u64::MAX),
                 decision: Decision::Execute,
             })),
+            asked_by: Some("t0".into()),
         })),
         Event::Staged { id: "p1".into(), prompt: Prompt::new("x").with_id("p1").at(Next::Step).into() },
         Event::Unstaged { id: "p1".into(), reason: UnstageReason::Withdrawn },
@@ -86,6 +87,7 @@ fn awkward_events() -> Vec<Event> {
             expired: true,
             at: Timestamp(1),
         })),
+        Event::Withdrawn { tool_use_id: "t1?2".into() },
         Event::ToolStart { tool_use_id: "t1".into(), input: Some(json!({ "type": "start" })) },
         Event::ToolEnd { tool_use_id: "t1".into(), is_error: true },
         Event::Retry { failure: error.into(), delay: Duration::new(3, 7), pending: 2, step: 4 },
@@ -93,21 +95,21 @@ fn awkward_events() -> Vec<Event> {
             failure: Failure::TimeLimit { limit: Duration::MAX },
             delay: Duration::ZERO,
             pending: 0,
+            step: 1,
         },
         Event::Retry {
-            step: 1,
             failure: Failure::Callback { callback: "c".into(), message: "m".into() },
             delay: Duration::ZERO,
             pending: 0,
+            step: 1,
         },
         Event::Retry {
-            step: 1,
             failure: Failure::ProviderPanicked { message: "m".into() },
             delay: Duration::ZERO,
             pending: 0,
+            step: 1,
         },
         Event::Status { status: Status::Paused },
-            step: 1,
     ]
 }
 

@@ -1,19 +1,21 @@
-//! Any order of decisions, time limits, cancels and interrupts answers each tool use exactly once.
+//! Any order of decisions, time limits, cancels and interrupts answers each tool use, and each question of a running
+//! tool, at most once.
 
 use std::{collections::HashMap, time::Duration};
 
+use futures_util::future::join;
 use proptest::prelude::*;
 
 use crate::{
     agent::{Agent, AgentError, Event, Status, ToolDecision},
     message::{ToolResult, ToolUse},
     testing::Step,
-    tool::{Decision, Tool},
+    tool::{Decision, Tool, ToolContext, tool_fn},
 };
 use serde_json::{Value, json};
 
 use super::{
-    hooks::{Hooks, Log, Watched, noting},
+    hooks::{Hooks, Log, Watched},
     support::{ends_run, scripted},
 };
 
@@ -23,6 +25,8 @@ const TOOLS: [&str; 4] = ["a", "b", "c", "d"];
 #[derive(Clone, Debug)]
 enum Op {
     Resume(usize, Decision),
+    /// Answers a question of a tool, by the index of the tool and the number of the question.
+    Answer(usize, u32, Decision),
     Wait(u64),
     Interrupt,
     Cancel,
@@ -53,6 +57,7 @@ fn answer() -> impl Strategy<Value = ToolDecision> {
 fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         8 => (0..TOOLS.len(), decision()).prop_map(|(index, decision)| Op::Resume(index, decision)),
+        8 => (0..TOOLS.len(), 1_u32..4, decision()).prop_map(|(index, number, decision)| Op::Answer(index, number, decision)),
         6 => (0_u64..20).prop_map(Op::Wait),
         1 => Just(Op::Interrupt),
         1 => Just(Op::Cancel),
@@ -63,6 +68,7 @@ fn op() -> impl Strategy<Value = Op> {
 async fn apply(agent: &Agent, op: Op) {
     let done = match op {
         Op::Resume(index, decision) => agent.resume(index.to_string(), decision).await,
+        Op::Answer(index, number, decision) => agent.resume(format!("{index}?{number}"), decision).await,
         Op::Wait(seconds) => {
             tokio::time::sleep(Duration::from_secs(seconds)).await;
             Ok(())
@@ -76,14 +82,35 @@ async fn apply(agent: &Agent, op: Op) {
     }
 }
 
-async fn play(answers: Vec<ToolDecision>, approvals: Vec<bool>, ops: Vec<Op>) {
+/// Returns a tool that logs its call, and asks this number of questions, each for at most ten seconds.
+fn asking(name: &'static str, questions: u32, log: &Log<String>) -> impl Tool + use<> {
+    let log = log.clone();
+    tool_fn(name, "Notes its call, and asks.", move |_: Value, context: ToolContext| {
+        log.push(name);
+        async move {
+            let ask = |number| tokio::time::timeout(Duration::from_secs(10), context.ask(json!(number)));
+            match questions {
+                0 => {}
+                1 => drop(ask(1).await),
+                // Two questions at once, then a third one.
+                _ => {
+                    drop(join(ask(1), ask(2)).await);
+                    drop(ask(3).await);
+                }
+            }
+            Ok("done")
+        }
+    })
+}
+
+async fn play(answers: Vec<ToolDecision>, approvals: Vec<bool>, questions: Vec<u32>, ops: Vec<Op>) {
     let uses = (0..TOOLS.len()).fold(Step::new(), |step, index| {
         step.then_tool_use(&index.to_string(), TOOLS[index], json!({ "n": index }))
     });
     let (_, mut builder) = scripted([uses.stop(), Step::text("Done.")]);
     let log = Log::default();
-    for (tool, needs_approval) in TOOLS.into_iter().zip(approvals) {
-        let tool = noting(tool, &log);
+    for ((tool, needs_approval), questions) in TOOLS.into_iter().zip(approvals).zip(questions) {
+        let tool = asking(tool, questions, &log);
         builder = if needs_approval { builder.tool(tool.needs_approval()) } else { builder.tool(tool) };
     }
     let hooks = Hooks::new().deciding(TOOLS.into_iter().zip(answers));
@@ -92,17 +119,21 @@ async fn play(answers: Vec<ToolDecision>, approvals: Vec<bool>, ops: Vec<Op>) {
     for op in ops {
         apply(&agent.agent, op).await;
     }
-    while agent.agent.status().await.unwrap() == Status::Paused {
-        for pause in agent.agent.snapshot().await.unwrap().pauses {
-            let decided = agent.agent.resume(pause.tool_use.id, Decision::reject("Enough.")).await;
-            assert!(matches!(decided, Ok(()) | Err(AgentError::StaleResume { .. })), "{decided:?}");
-        }
-    }
-
     let (mut results, mut decided) = (HashMap::<String, u32>::new(), HashMap::<String, u32>::new());
     loop {
         let event = agent.next().await;
         match &*event {
+            Event::Status { status: Status::Paused } => {
+                for pause in agent.agent.snapshot().await.unwrap().pauses {
+                    let decided = agent.agent.resume(pause.tool_use.id, Decision::reject("Enough.")).await;
+                    let late =
+                        matches!(decided, Err(AgentError::StaleResume { .. } | AgentError::NotPaused(_)));
+                    assert!(late || decided.is_ok(), "{decided:?}");
+                }
+            }
+            Event::Withdrawn { tool_use_id } => {
+                *decided.entry(tool_use_id.to_string()).or_default() += 1;
+            }
             Event::ToolResult { result, .. } => {
                 *results.entry(result.tool_use_id.to_string()).or_default() += 1;
             }
@@ -131,9 +162,10 @@ proptest! {
     fn pauses_decisions_and_ends_in_any_order_answer_each_tool_use_once(
         answers in prop::collection::vec(answer(), TOOLS.len()),
         approvals in prop::collection::vec(any::<bool>(), TOOLS.len()),
-        ops in prop::collection::vec(op(), 0..12),
+        questions in prop::collection::vec(0_u32..3, TOOLS.len()),
+        ops in prop::collection::vec(op(), 0..16),
     ) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build();
-        runtime.unwrap().block_on(play(answers, approvals, ops));
+        runtime.unwrap().block_on(play(answers, approvals, questions, ops));
     }
 }

@@ -70,6 +70,7 @@ pub(crate) fn name(event: &Event) -> String {
         Event::ToolEnd { tool_use_id, .. } => format!("tool_end({tool_use_id})"),
         Event::Unstaged { reason, .. } => format!("unstaged({reason:?})").to_lowercase(),
         Event::Decided(decided) => format!("decided({})", decided.tool_use_id),
+        Event::Withdrawn { tool_use_id } => format!("withdrawn({tool_use_id})"),
         Event::Pause(pause) => format!("pause({})", pause.tool_use.id),
         other => serde_json::to_value(other).unwrap()["type"].as_str().unwrap().to_owned(),
     }

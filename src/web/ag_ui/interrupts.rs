@@ -31,7 +31,7 @@ fn interrupt(pause: &Pause, agent: &Snapshot, level: Level, room: &mut usize) ->
         fits
     };
     let mut metadata = Map::new();
-    if pause.input_replaced && take(&pause.tool_use.input) {
+    if pause.input_replaced && pause.asked_by.is_none() && take(&pause.tool_use.input) {
         metadata.insert("input".to_owned(), pause.tool_use.input.clone());
     }
     let message = match &pause.reason {
@@ -41,20 +41,20 @@ fn interrupt(pause: &Pause, agent: &Snapshot, level: Level, room: &mut usize) ->
             if take(reason) {
                 metadata.insert("reason".to_owned(), reason.clone());
             }
-            None
+            let question = reason["message"].as_str().filter(|_| pause.asked_by.is_some());
+            question.map(|text| clip(text, MAX_MESSAGE).into_owned())
         }
     };
-    let schema = agent
-        .state
-        .tools
-        .iter()
-        .find(|tool| tool.name == pause.tool_use.name)
-        .map(|tool| tool.schema.as_value())
-        .filter(|schema| take(schema));
-    let id = pause.tool_use.id.to_string();
+    let tool = || agent.state.tools.iter().find(|tool| tool.name == pause.tool_use.name);
+    // The answer to a question of a running tool is the value that the question asks for.
+    let schema = match &pause.asked_by {
+        Some(_) => pause.reason.get("schema").filter(|schema| schema.is_object()),
+        None => tool().map(|tool| tool.schema.as_value()),
+    };
+    let schema = schema.filter(|schema| take(schema));
     Interrupt {
-        tool_call_id: id.clone(),
-        id,
+        tool_call_id: pause.call().to_string(),
+        id: pause.tool_use.id.to_string(),
         reason: "tool_call",
         message,
         response_schema: response_schema(&pause.tool_use.name, schema),

@@ -43,8 +43,20 @@ fn agent(provider: &ScriptedProvider) -> AgentBuilder {
     let fail = tool_fn_with_schema("fail", "Fails.", any(), |_: Value, _: ToolContext| async move {
         Err::<String, _>(crate::tool::ToolError::new("broken"))
     });
+    let confirm =
+        tool_fn_with_schema("confirm", "Asks.", any(), |_: Value, context: ToolContext| async move {
+            let question = json!({ "message": "How many?", "schema": { "type": "object" } });
+            Ok(format!("{:?}", context.ask(question).await))
+        });
     let show = crate::tool::declared_tool_with_schema("show", "Shows.", any());
-    Agent::builder().model(provider.model()).tool(add).tool(ask).tool(fail).tool(show).needs_approval("ask")
+    Agent::builder()
+        .model(provider.model())
+        .tool(add)
+        .tool(ask)
+        .tool(fail)
+        .tool(confirm)
+        .tool(show)
+        .needs_approval("ask")
 }
 
 impl Rig {

@@ -101,8 +101,11 @@ impl Fold {
     }
 
     fn approval(&mut self, frame: &Frame, kind: &str) {
-        // The id of an approval is that of its tool use.
-        let Some(part) = self.tool(frame["approvalId"].as_str().unwrap_or_default()) else { return };
+        // The id of an approval is that of its tool use, unless the running tool asks. A response names its approval only.
+        let id = &frame["approvalId"];
+        let asked = || self.parts.iter().rfind(|part| part["approval"]["id"] == *id);
+        let call = frame.get("toolCallId").or_else(|| asked()?.get("toolCallId")).unwrap_or(id).clone();
+        let Some(part) = self.tool(call.as_str().unwrap_or_default()) else { return };
         if kind == "tool-approval-request" {
             let mut approval = json!({ "id": frame["approvalId"] });
             for (name, to) in [("reason", "requestReason"), ("isAutomatic", "isAutomatic")] {

@@ -308,6 +308,11 @@ impl Translator {
                 }
                 self.writer.decided(&decided.tool_use_id, &decided.decision);
             }
+            Event::Withdrawn { tool_use_id } => {
+                if let Phase::Pausing { pauses, .. } = &mut self.phase {
+                    pauses.retain(|pause| pause.tool_use.id != *tool_use_id);
+                }
+            }
             Event::Status { status: Status::Paused } => {
                 self.phase = Phase::Pausing { pauses: Vec::new(), until: None };
             }

@@ -256,6 +256,11 @@ impl World {
         expired: bool,
         in_stream: bool,
     ) -> Check {
+        if let Some(slot) = self.questions.slot_of(id) {
+            self.model.pauses.decided = Some((id.clone(), decision.clone(), by, expired));
+            self.expect_answer(id, slot, decision);
+            return Ok(());
+        }
         let decision = match (decision, self.model.pauses.replaced.get(id)) {
             (Decision::Execute, Some(input)) => Decision::ExecuteWith(input.clone()),
             (other, _) => other,

@@ -19,7 +19,7 @@ impl World {
     pub(super) fn ghost(&mut self) -> Check {
         let before = self.core.clone();
         let (op, live) = (self.rng.next() % (self.core.last_op + 2), self.live());
-        let (mut op, mut kind) = (op, self.rng.below(15));
+        let (mut op, mut kind) = (op, self.rng.below(17));
         if let Some(Stage::Streaming { question: Some(question), .. }) = self.core.phase().stage()
             && self.rng.percent(50)
         {
@@ -37,8 +37,15 @@ impl World {
             let (op, running) = (*op, calls.iter().any(|call| call.slot == slot));
             if !running {
                 self.note(|| format!("ghost of tool {slot}"));
-                let ((), effects) = self.feed(|core, cx| core.tool_done(op, slot, result, cx));
-                ensure!(effects.is_empty() && before == self.core, "a late tool: {effects:?}");
+                let is_question = self.rng.percent(30);
+                let (refused, effects) = self.feed(|core, cx| {
+                    if is_question {
+                        return core.tool_asked(op, slot, json!("ghost"), cx).is_err();
+                    }
+                    core.tool_done(op, slot, result, cx);
+                    true
+                });
+                ensure!(refused && effects.is_empty() && before == self.core, "a late tool: {effects:?}");
             }
             return Ok(());
         }
@@ -65,6 +72,8 @@ impl World {
             11 => core.delay_over(op, cx),
             12 => core.call_failed(op, "prepare_step", "ghost".into(), cx),
             13 => core.event_begun(op),
+            14 => core.tool_question_withdrawn(op, &"a?1".into(), cx),
+            15 => drop(core.tool_asked(op, slot, json!("ghost"), cx)),
             _ => core.event_handled(op, Some(Prompt::new("ghost")), cx),
         });
         ensure!(effects.is_empty(), "a ghost has effects: {effects:?}");

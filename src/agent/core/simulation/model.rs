@@ -291,6 +291,7 @@ impl Model {
                 ensure!(Some(decided.turn) == self.turn_id, "a decision of turn {}", decided.turn);
                 self.pauses.decide(decided)
             }
+            Event::Withdrawn { tool_use_id } => self.pauses.withdraw(tool_use_id),
             Event::Staged { id, prompt } => self.queue.stage(id, prompt),
             Event::Unstaged { id, reason } => self.queue.unstage(id, *reason, self.turn.is_some()),
             // The desk checks these events.
@@ -298,8 +299,8 @@ impl Model {
             Event::Retry { pending, failure, step, .. } => {
                 self.ids.answer = None;
                 if self.input == Input::NewAttempt {
-                    return self.attempted(*pending, failure);
                     self.check_step(*step)?;
+                    return self.attempted(*pending, failure);
                 }
                 if matches!(failure, Failure::Output { .. }) {
                     self.asked_again()?;

@@ -58,6 +58,9 @@ impl World {
     }
 
     fn tool_outcome(&mut self) -> Check {
+        if !self.friendly && self.rng.percent(40) {
+            return self.tool_asks();
+        }
         let (op, mut calls) = self.tasks.take().ok_or("no tool runs")?;
         let index = self.rng.below(calls.len());
         let call = calls.swap_remove(index);
@@ -74,6 +77,7 @@ impl World {
         };
         self.note(|| format!("tool done {} {result:?}", call.slot));
         self.desk.done(call.slot, &result);
+        self.model.pauses.withdrawing = self.questions.end(call.slot);
         self.input(|core, cx| core.tool_done(op, call.slot, result, cx))
     }
 

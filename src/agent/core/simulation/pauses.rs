@@ -26,6 +26,10 @@ pub(super) struct Pauses {
     pub(super) decided: Option<(ToolUseId, Decision, Option<Arc<str>>, bool)>,
     /// The inputs by which `handle_tool_use` has replaced those of the model.
     pub(super) replaced: HashMap<ToolUseId, Value>,
+    /// A question of a running tool that must be emitted at once: the id of its call, and the question.
+    pub(super) asking: Option<(ToolUseId, Value)>,
+    /// The questions of running tools whose withdrawal must be emitted at once.
+    pub(super) withdrawing: Vec<ToolUseId>,
     /// The decisions that apply at the end of time limits.
     pub(super) on_expiry: HashMap<ToolUseId, Decision>,
 }
@@ -35,6 +39,15 @@ impl Pauses {
         let id = &pause.tool_use.id;
         let is_fresh = self.spent.insert(id.clone());
         ensure!(is_fresh, "a late resume of {id} would apply to a newer call");
+        let asking = self.asking.take();
+        let asked = pause.asked_by.clone().map(|call| (call, pause.reason.clone()));
+        ensure!(asking == asked, "a pause for the question {asked:?}, not {asking:?}");
+        let is_of = |call: &ToolUseId| id.as_str().starts_with(&format!("{call}?"));
+        ensure!(
+            pause.asked_by.as_ref().is_none_or(is_of),
+            "a question of {:?} waits as {id}",
+            pause.asked_by
+        );
         self.waiting.push(id.clone());
         Ok(())
     }
@@ -48,8 +61,17 @@ impl Pauses {
         Ok(())
     }
 
+    pub(super) fn withdraw(&mut self, id: &ToolUseId) -> Check {
+        let index = self.withdrawing.iter().position(|withdrawn| withdrawn == id);
+        self.withdrawing.remove(index.ok_or_else(|| format!("{id} is withdrawn"))?);
+        self.waiting.retain(|waiting| waiting != id);
+        Ok(())
+    }
+
     pub(super) fn check_rest(&self, core: &Core) -> Check {
         ensure!(self.decided.is_none(), "the decision {:?} was not emitted", self.decided);
+        ensure!(self.asking.is_none(), "the question {:?} was not emitted", self.asking);
+        ensure!(self.withdrawing.is_empty(), "the withdrawal of {:?} was not emitted", self.withdrawing);
         let waiting: Vec<_> = core.phase().pauses().map(|pause| &pause.tool_use.id).collect();
         ensure!(
             self.waiting.iter().eq(waiting.iter().copied()),

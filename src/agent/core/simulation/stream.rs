@@ -37,7 +37,7 @@ enum Next {
 }
 
 /// There are only a few ids, so ids repeat. One id is empty, and some look like generated ids.
-const IDS: [&str; 6] = ["a", "b", "c", "", "a_1", "a_1_0"];
+const IDS: [&str; 7] = ["a", "b", "c", "", "a_1", "a_1_0", "a?1"];
 const NAMES: [&str; 7] = ["search", "search", "search", "write", "unknown", "ask_user", "pick"];
 
 impl Stream {

@@ -2,7 +2,9 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{Check, asks::Asks, compare::Kept, desk::Desk, ensure, model::Model, stream::Stream};
+use super::{
+    Check, asks::Asks, compare::Kept, desk::Desk, ensure, model::Model, questions::Questions, stream::Stream,
+};
 use crate::actor::random::Rng;
 use crate::{
     agent::{
@@ -34,6 +36,8 @@ pub(super) struct World {
     pub(super) answer: Option<Decision>,
     /// The tools that are still running.
     pub(super) tasks: Option<(Op, Vec<ToolCall>)>,
+    /// The questions of the running tools.
+    pub(super) questions: Questions,
     pub(super) delay: Option<Op>,
     /// The tool uses whose pauses have time limits.
     pub(super) expiries: Vec<ToolUseId>,
@@ -134,6 +138,7 @@ impl World {
             question: None,
             answer: None,
             tasks: None,
+            questions: Questions::default(),
             delay: None,
             expiries: Vec::new(),
             retry_after: None,
@@ -236,6 +241,7 @@ impl World {
         self.core.check()?;
         ensure!(self.answer.is_none(), "the answer {:?} has no question", self.answer);
         self.desk.check_ended()?;
+        self.questions.check_rest()?;
         self.check_hands()?;
         self.model.check_rest(&self.core)?;
         self.asks.check_rest(self.model.is_running())?;
@@ -254,15 +260,15 @@ impl World {
                     self.asks.check_none()?;
                 }
                 self.kept.apply(&event);
+                self.kept
+                    .compare_after_event(&self.model)
+                    .map_err(|error| format!("after {event:?}: {error}"))?;
             }
             Effect::Call(op, call) => {
                 ensure!(self.call.is_none(), "{call:?} overlaps {:?}", self.call);
                 self.check_call(&call)?;
                 self.call = Some((op, call));
                 self.begun = false;
-                self.kept
-                    .compare_after_event(&self.model)
-                    .map_err(|error| format!("after {event:?}: {error}"))?;
             }
             Effect::Expire(id, after) => {
                 ensure!(after == Duration::from_mins(1), "{id} expires after {after:?}");
@@ -271,6 +277,7 @@ impl World {
             }
             Effect::Abort => {
                 self.expiries.clear();
+                self.questions.open.clear();
                 (self.call, self.stream, self.question, self.tasks, self.delay) =
                     (None, None, None, None, None);
             }
@@ -285,6 +292,8 @@ impl World {
                 let given = self.answer.take();
                 ensure!(given.as_ref() == Some(&decision), "the answer is {decision:?}, not {given:?}");
             }
+            Effect::AnswerTool(id, answer) => self.questions.answered(&id, &answer)?,
+            Effect::EndTool(slot) => self.tool_ends(slot)?,
             Effect::RunTools(op, calls) => {
                 ensure!(self.tasks.is_none(), "the tools of two steps run at once");
                 self.desk.run(&calls, &self.tools)?;

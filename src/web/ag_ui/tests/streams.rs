@@ -148,6 +148,24 @@ async fn failed_run_ends_with_an_error_and_can_be_sent_again() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn question_of_a_running_tool_is_an_interrupt_of_its_call() {
+    for level in LEVELS {
+        let steps = [Step::tool_use("t1", "confirm", json!({})), Step::text("Done.")];
+        let mut rig = Rig::new(level, steps).await;
+        rig.say("Go").await;
+        let interrupt = &rig.client.interrupts[0];
+        assert_eq!((&interrupt["id"], &interrupt["toolCallId"]), (&json!("t1?1"), &json!("t1")));
+        assert_eq!(interrupt["message"], "How many?");
+        assert_eq!(interrupt["responseSchema"]["properties"]["editedArgs"], json!({ "type": "object" }));
+        let answer = json!({ "approved": true, "editedArgs": { "n": 2 } });
+        rig.resume(json!([{ "interruptId": "t1?1", "status": "resolved", "payload": answer }])).await;
+        let result = rig.client.messages.iter().find(|message| message["role"] == "tool").unwrap();
+        assert_eq!(result["content"], r#"Accepted(Some(Object {"n": Number(2)}))"#);
+        rig.check_messages().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn interrupted_run_keeps_its_text() {
     for level in LEVELS {
         let mut rig = Rig::new(level, [Step::new().then_text(["Hal"]).hang()]).await;

@@ -10,7 +10,7 @@ use crate::{
     message::ToolUse,
     session::Session,
     testing::{ScriptedProvider, Step},
-    tool::Decision,
+    tool::{Decision, ToolContext, tool_fn},
     web::ui_messages::{Follow, Frame, Level},
 };
 
@@ -133,6 +133,37 @@ async fn question_of_the_service_continues_its_text_in_another_part() {
         let question = all.iter().find(|part| part["type"] == "dynamic-tool").unwrap();
         assert_eq!(question["state"], "output-available");
         assert!(types(&frames).contains(&"text-end"));
+    }
+}
+
+#[tokio::test]
+async fn question_of_a_running_tool_belongs_to_its_call() {
+    for (level, approved) in LEVELS.into_iter().flat_map(|level| [(level, true), (level, false)]) {
+        let provider = ScriptedProvider::new([Step::tool_use("t1", "ask", json!({})), Step::text("Done.")]);
+        let tool = tool_fn("ask", "Asks.", |_: Value, context: ToolContext| async move {
+            Ok(format!("{:?}", context.ask(json!({ "message": "Which?" })).await))
+        });
+        let session = session_of(provider, |agent| agent.tool(tool)).await;
+        let frames = ask(&session, level, "u1").await;
+        check(level, &frames);
+        assert_eq!(finish(&frames)["finishReason"], "tool-calls");
+        let request = find(&frames, "tool-approval-request").unwrap();
+        assert_eq!((&request["approvalId"], &request["toolCallId"]), (&json!("t1?1"), &json!("t1")));
+        let details = &find(&frames, "data-omni-approval").unwrap()["data"];
+        assert_eq!((&details["toolCallId"], &details["approvalId"]), (&json!("t1"), &json!("t1?1")));
+        assert_eq!(details["reason"], json!({ "message": "Which?" }));
+        assert_eq!(lasting(fold(&frames)), listed(&session, level).await);
+
+        let mut parts = fold(&frames);
+        respond(&mut parts, "t1", approved);
+        let frames = Client::post(&session, level, decisions(&parts)).await.unwrap().finish().await;
+        assert_eq!(finish(&frames)["finishReason"], "stop");
+        let all = fold_onto(parts, &frames);
+        let tools: Vec<_> = all.iter().filter(|part| part["toolCallId"] == "t1").collect();
+        assert_eq!((tools.len(), &tools[0]["state"]), (1, &json!("output-available")), "{tools:?}");
+        let output = tools[0]["output"].as_str().unwrap();
+        assert_eq!(output == "Accepted(None)", approved, "{output}");
+        assert_eq!(output.starts_with("Declined"), !approved, "{output}");
     }
 }
 

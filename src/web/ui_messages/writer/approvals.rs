@@ -14,6 +14,14 @@ impl Writer {
     pub(in crate::web::ui_messages) fn decided(&mut self, id: &ToolUseId, decision: &Decision) {
         let approved = !matches!(decision, Decision::Reject(_));
         let is_seven = self.is_seven();
+        if self.find(id).is_none() {
+            // The answer to a question of a running tool. The tool's result will show its effect.
+            let call = call_of(id);
+            if self.find(&call).is_some_and(|tool_use| tool_use.is_asked) && is_seven {
+                self.response(id, approved, decision);
+            }
+            return;
+        }
         let Some(tool_use) = self.find(id) else { return };
         tool_use.decided = Some(approved);
         let (is_asked, is_question) = (tool_use.is_asked, tool_use.is_question);
@@ -40,9 +48,9 @@ impl Writer {
 
     /// Notes a pause whose request an earlier stream has sent.
     pub(in crate::web::ui_messages) fn note_pause(&mut self, pause: &Pause) {
-        let tool_use = &pause.tool_use;
-        let is_known = self.find(&tool_use.id).is_some();
-        let noted = self.add_use(&tool_use.id, &tool_use.name, UseState::Available);
+        let call = pause.call();
+        let is_known = self.find(call).is_some();
+        let noted = self.add_use(call, &pause.tool_use.name, UseState::Available);
         noted.is_asked = true;
         noted.is_question |= !is_known;
     }
@@ -52,13 +60,14 @@ impl Writer {
     pub(in crate::web::ui_messages) fn pauses(&mut self, pauses: &[Pause]) {
         for pause in pauses {
             let ToolUse { id, name, input, .. } = &pause.tool_use;
-            if self.find(id).is_none() {
-                let mut frame = self.tool_frame("tool-input-available", id, name);
+            let call = pause.call();
+            if self.find(call).is_none() {
+                let mut frame = self.tool_frame("tool-input-available", call, name);
                 frame["input"] = input.clone();
                 self.frame(frame);
             }
             self.note_pause(pause);
-            let mut frame = json!({ "type": "tool-approval-request", "approvalId": id, "toolCallId": id });
+            let mut frame = json!({ "type": "tool-approval-request", "approvalId": id, "toolCallId": call });
             if self.is_seven()
                 && let Some(reason) = pause.reason.as_str()
             {
@@ -87,7 +96,10 @@ impl Writer {
 
     fn approval_details(&mut self, pause: &Pause) {
         let mut data = Map::new();
-        data.insert("toolCallId".into(), json!(pause.tool_use.id));
+        data.insert("toolCallId".into(), json!(pause.call()));
+        if pause.asked_by.is_some() {
+            data.insert("approvalId".into(), json!(pause.tool_use.id));
+        }
         data.insert("turn".into(), json!(pause.turn));
         data.insert("input".into(), pause.tool_use.input.clone());
         data.insert("inputReplaced".into(), pause.input_replaced.into());
@@ -100,4 +112,9 @@ impl Writer {
         }
         self.data("approval", Some(pause.tool_use.id.as_str()), &data.into());
     }
+}
+
+/// Returns the id of the call whose question has this id.
+fn call_of(id: &ToolUseId) -> ToolUseId {
+    id.as_str().rsplit_once('?').map_or_else(|| id.clone(), |(call, _)| call.into())
 }

@@ -1,0 +1,115 @@
+//! The questions of running tools.
+
+use serde_json::Value;
+
+use super::{Context, Core, Effect};
+use crate::{
+    agent::{
+        Event, Pause, Status,
+        phase::{Op, Phase, Stage, ToolQuestion},
+    },
+    message::{ToolUse, ToolUseId},
+    tool::{Answer, Decision},
+};
+
+/// The number of questions of running tools that can wait at the same time.
+const MAX_QUESTIONS: usize = 32;
+
+impl Core {
+    /// Called when a running tool asks a question. Returns the id that the question waits under, or the reason why it
+    /// cannot wait.
+    pub(in crate::agent) fn tool_asked(
+        &mut self,
+        op: Op,
+        slot: usize,
+        question: Value,
+        cx: &mut Context<'_>,
+    ) -> Result<ToolUseId, String> {
+        let ended = || "the call has ended".to_owned();
+        let Some((turn, Stage::Executing { slots, questions })) = self.phase.awaited(op) else {
+            return Err(ended());
+        };
+        let Some(place) = slots.get(slot).filter(|place| place.runs && place.result.is_none()) else {
+            return Err(ended());
+        };
+        if questions.len() >= MAX_QUESTIONS {
+            return Err(format!("{MAX_QUESTIONS} questions of running tools wait already; ask again later"));
+        }
+        let call = place.tool_use.clone();
+        let mut asked = place.asked;
+        let id = loop {
+            asked += 1;
+            let id = ToolUseId::from(format!("{}?{asked}", call.id));
+            if !self.waited.contains(&id) && slots.iter().all(|slot| slot.tool_use.id != id) {
+                break id;
+            }
+        };
+        let place = &mut slots[slot];
+        place.asked = asked;
+        let pause = Box::new(Pause {
+            turn: turn.id,
+            asked_by: Some(call.id.clone()),
+            tool_use: ToolUse {
+                id: id.clone(),
+                input: place.input.clone().unwrap_or_else(|| call.input.clone()),
+                ..call
+            },
+            input_replaced: place.input.is_some(),
+            reason: question,
+            expiry: None,
+        });
+        questions.push(ToolQuestion { slot, pause: pause.clone() });
+        self.waited.add(id.clone());
+        if self.emitted_status != Status::Paused {
+            cx.push(Effect::FreezeWatch(true));
+            self.emit_status(Status::Paused, cx);
+        }
+        cx.emit(Event::Pause(pause));
+        Ok(id)
+    }
+
+    /// Called when a running tool no longer waits for the answer to its question.
+    pub(in crate::agent) fn tool_question_withdrawn(&mut self, op: Op, id: &ToolUseId, cx: &mut Context<'_>) {
+        if self.phase.awaited(op).is_some() {
+            self.withdraw_questions(|question| question.pause.tool_use.id == *id, cx);
+        }
+    }
+
+    /// Withdraws these questions of running tools.
+    pub(super) fn withdraw_questions(
+        &mut self,
+        is_meant: impl Fn(&ToolQuestion) -> bool,
+        cx: &mut Context<'_>,
+    ) {
+        let Phase::InTurn { stage: Stage::Executing { questions, .. }, .. } = &mut self.phase else { return };
+        let withdrawn: Vec<_> = questions.extract_if(.., |question| is_meant(question)).collect();
+        if !withdrawn.is_empty() && questions.is_empty() {
+            self.unpause(cx);
+        }
+        for question in withdrawn {
+            cx.emit(Event::Withdrawn { tool_use_id: question.pause.tool_use.id });
+        }
+    }
+
+    /// Applies the decision about a question of a running tool.
+    pub(super) fn answer_tool(&mut self, id: ToolUseId, decision: Decision, cx: &mut Context<'_>) {
+        let Phase::InTurn { op, stage: Stage::Executing { questions, .. }, .. } = &mut self.phase else {
+            return;
+        };
+        let op = *op;
+        let Some(index) = questions.iter().position(|question| question.pause.tool_use.id == id) else {
+            return;
+        };
+        let slot = questions.remove(index).slot;
+        let answer = match decision {
+            Decision::Execute => Answer::Accepted(None),
+            Decision::ExecuteWith(value) => Answer::Accepted(Some(value)),
+            Decision::Reject(reason) => Answer::Declined(reason),
+            Decision::Provide(result) => {
+                cx.push(Effect::EndTool(slot));
+                return self.tool_done(op, slot, result, cx);
+            }
+        };
+        cx.push(Effect::AnswerTool(id, answer));
+    }
+}

@@ -81,7 +81,7 @@ async fn serve() -> Result<(), Box<dyn Error>> {
     let listener = TcpListener::bind(("127.0.0.1", port)).await?;
     let address = listener.local_addr()?;
 
-    let manager = Manager::builder(store).build();
+    let manager = Manager::builder(store).registry(support::models()).build();
     let models = offered(&picked.model);
     let names: Vec<String> = models.iter().map(|model| model.name().to_owned()).collect();
     let user = std::env::var("USER").unwrap_or_else(|_| "user".to_owned());
@@ -130,7 +130,7 @@ async fn serve() -> Result<(), Box<dyn Error>> {
 
 /// Builds the agent of a conversation.
 fn agent(model: &Model, options: &Options, request: &StartRequest) -> OpenOptions {
-    let mut agent = Agent::builder().model(model.clone()).registry(support::models()).max_steps(20);
+    let mut agent = Agent::builder().model(model.clone()).max_steps(20);
     agent = tools::add_to(agent);
     if request.conversation.is_none() {
         // These parts are stored with the conversation. In a stored conversation, they would replace the stored ones.

@@ -2,6 +2,7 @@
 
 import { Client, ProblemError } from "./client.js";
 import { Composer } from "./composer.js";
+import { decisionsOf, remember } from "./decisions.js";
 import { byId, h, icon, iconButton, place, setText, visible } from "./dom.js";
 import { save } from "./files.js";
 import { money, percent, short } from "./format.js";
@@ -29,7 +30,7 @@ let refused = /** @type {string | null} */ (null);
 let dismissedRun = "";
 
 const emptySeen = () => ({
-  progress: new Map(), decided: new Map(), timing: new Map(), inputs: new Map(), results: new Map(), settling: /** @type {any[]} */ ([]),
+  progress: new Map(), decided: decisionsOf(current), timing: new Map(), inputs: new Map(), results: new Map(), settling: /** @type {any[]} */ ([]),
 });
 let seen = emptySeen();
 
@@ -258,6 +259,7 @@ function note(snapshot, event) {
       break;
     case "decided":
       seen.decided.set(use, { decision: inner.decision, by: inner.by, expired: inner.expired });
+      remember(snapshot.id, use, seen.decided.get(use));
       break;
     case "tool_start":
       seen.timing.set(use, { start: performance.now() });

@@ -34,6 +34,16 @@ pub(crate) fn node() -> Option<PathBuf> {
     None
 }
 
+/// Returns the program of Chromium, or `None` if it is not installed. Then it reports that the test is skipped.
+pub(crate) fn chromium() -> Option<PathBuf> {
+    let program = env::var_os("OMNI_CHROMIUM").map_or_else(|| "/usr/bin/chromium".into(), PathBuf::from);
+    if program.exists() {
+        return Some(program);
+    }
+    skip(&format!("there is no Chromium at {}; OMNI_CHROMIUM can name another place", program.display()));
+    None
+}
+
 /// Installs the packages that `tests/web/js/{folder}` lists, and returns the folder with `node_modules`. Returns `None`
 /// if they can't be installed, and reports that the test is skipped.
 pub(crate) fn packages(folder: &str) -> Option<PathBuf> {
@@ -77,7 +87,10 @@ fn install(folder: &str) -> Result<PathBuf, String> {
 }
 
 #[test]
-fn locks_of_the_packages_name_a_hash_for_each_and_no_host_or_script() {
+fn locks_of_the_packages_name_a_hash_for_each_and_no_host() {
+    // Scripts of packages could install something that no lock names.
+    let settings = fs::read_to_string(Path::new(SCRIPTS).join(".npmrc")).unwrap();
+    assert!(settings.contains("ignore-scripts=true"));
     for folder in ["ag_ui", "ai_sdk/6", "ai_sdk/7", "node", "page"] {
         let text = fs::read_to_string(Path::new(SCRIPTS).join(folder).join("package-lock.json")).unwrap();
         assert!(!text.contains("://"), "{folder} names a host");
@@ -86,7 +99,6 @@ fn locks_of_the_packages_name_a_hash_for_each_and_no_host_or_script() {
         assert!(packages.len() > 1, "{folder}");
         for (name, package) in packages.iter().filter(|(name, _)| !name.is_empty()) {
             assert!(package["integrity"].is_string(), "{folder}: {name} has no hash");
-            assert!(package["hasInstallScript"].is_null(), "{folder}: {name} has an install script");
         }
     }
 }

@@ -14,3 +14,4 @@ mod routes;
 mod skip;
 mod streams;
 mod support;
+mod walk;

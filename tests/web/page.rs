@@ -1,12 +1,6 @@
-//! The JavaScript client and the chat page. The client's fold is compared with that of the crate on recorded updates, in
-//! Node. The walk through the page needs Chromium. It leaves its screenshots in `target/tmp/web_chat`.
+//! The JavaScript client of the chat page. Its fold is compared with that of the crate on recorded updates, in Node.
 
-use std::{
-    env, fs,
-    path::{Path, PathBuf},
-    process::{self, Stdio},
-    time::Duration,
-};
+use std::{fs, path::Path, process::Command, time::Duration};
 
 use omni_agent::{
     agent::{Agent, AgentBuilder, Next, Prompt, Status},
@@ -21,12 +15,8 @@ use omni_agent::{
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tokio::{process::Command, time::timeout};
 
-use crate::{
-    js::{SCRIPTS, node, packages},
-    skip::skip,
-};
+use crate::js::{SCRIPTS, node};
 
 #[derive(Deserialize, JsonSchema)]
 struct City {
@@ -202,53 +192,8 @@ async fn fold_of_the_client_with_recorded_updates_equals_the_snapshot_of_the_cra
     let recordings = tokio::time::timeout(Duration::from_mins(10), recordings).await.unwrap();
     let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("web-recordings.json");
     fs::write(&file, recordings.to_string()).unwrap();
-    let mut command = process::Command::new(node);
+    let mut command = Command::new(node);
     command.arg("--test").arg(Path::new(SCRIPTS).join("client.test.mjs")).env("OMNI_RECORDINGS", &file);
     let output = command.output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
-}
-
-/// Builds the program of the example, and returns its path. `cargo test --test web` does not build examples.
-fn build_web_chat() -> PathBuf {
-    // The library has the features that it has for this test, so it is not compiled again.
-    let features = if cfg!(feature = "acp") { "--all-features" } else { "--features=http,web" };
-    let mut cargo = process::Command::new(env!("CARGO"));
-    cargo.args(["build", "--example", "web_chat", "--message-format=json-render-diagnostics", features]);
-    if !cfg!(debug_assertions) {
-        cargo.arg("--release");
-    }
-    let output = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let lines = output.stdout.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
-    let mut reports = lines.map(|line| serde_json::from_slice::<Value>(line).unwrap());
-    let report = reports.find(|report| report["target"]["name"] == "web_chat").unwrap();
-    report["executable"].as_str().unwrap().into()
-}
-
-#[tokio::test]
-async fn walk_through_the_chat_page_in_chromium_succeeds() {
-    let chromium =
-        env::var_os("OMNI_CHROMIUM").map_or_else(|| PathBuf::from("/usr/bin/chromium"), PathBuf::from);
-    if !chromium.exists() {
-        return skip(&format!("Chromium is not installed as {}", chromium.display()));
-    }
-    let (Some(node), Some(packages)) = (node(), packages("page")) else { return };
-    let screenshots = Path::new(env!("CARGO_TARGET_TMPDIR")).join("web_chat");
-    let _ = fs::remove_dir_all(&screenshots);
-    fs::create_dir_all(&screenshots).unwrap();
-    let mut command = Command::new(node);
-    command
-        .arg(Path::new(SCRIPTS).join("page.mjs"))
-        .env("OMNI_NODE_MODULES", &packages)
-        .env("OMNI_WEB_CHAT", build_web_chat())
-        .env("OMNI_CHROMIUM", chromium)
-        .env("OMNI_SCREENSHOTS", screenshots)
-        .stdin(Stdio::null())
-        .kill_on_drop(true);
-    // The script ends itself earlier, and then also ends the browser and the server.
-    let output =
-        timeout(Duration::from_mins(8), command.output()).await.expect("the walk ends in time").unwrap();
-    let report = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{report}\n{}", String::from_utf8_lossy(&output.stderr));
-    println!("{report}");
 }

@@ -1,0 +1,107 @@
+// Stopping, editing, alternates, the queue and failures.
+
+import assert from "node:assert/strict";
+
+import { accessible, fast, idle, lastAnswer, open, say, shot, step, streams, texts } from "./harness.mjs";
+
+await step("an answer is stopped, repeated and edited, and alternates are chosen", async (made) => {
+  const page = await open(made);
+  await say(page, "count to 900");
+  await streams(page, " 12 ");
+  await page.getByRole("button", { name: "Stop the answer" }).click();
+  await idle(page);
+  assert.match(await lastAnswer(page), /^1 2 3/);
+  await page.getByText("Stopped.", { exact: true }).waitFor();
+  const user = page.locator(".message.user").first();
+  await user.hover();
+  await user.getByRole("button", { name: "Edit and send again" }).click();
+  await page.getByLabel("Edited message").fill("count to 3");
+  await shot(page, "07-edit");
+  await accessible(page, "an edited message");
+  await page.getByLabel("Edited message").press("Enter");
+  await page.waitForFunction(() => document.querySelector(".message.answer .markdown")?.innerText === "1 2 3");
+  await idle(page);
+  await user.getByText("2/2").waitFor();
+  await page.locator(".message.answer").last().hover();
+  await page.getByRole("button", { name: "Answer again" }).click();
+  await page.locator(".message.answer .alternates", { hasText: "2/2" }).waitFor();
+  await idle(page);
+  await page.getByRole("button", { name: "Previous answer" }).click();
+  await page.locator(".message.answer .alternates", { hasText: "1/2" }).waitFor();
+  await page.getByRole("button", { name: "Previous version" }).click();
+  await user.getByText("1/2").waitFor();
+  assert.equal(await user.locator(".plain").innerText(), "count to 900");
+  await page.getByRole("button", { name: "All branches" }).click();
+  assert.equal((await texts(page, "#outline button")).length, 5);
+  await shot(page, "07-map");
+  await accessible(page, "the map");
+  await page.locator("#outline button", { hasText: "count to 3" }).click();
+  await user.getByText("2/2").waitFor();
+  assert.equal(await lastAnswer(page), "1 2 3");
+});
+
+await step("alternates are chosen between answers, and not during one", async (made) => {
+  const page = await open(made);
+  await say(page, "count to 3");
+  await idle(page);
+  for (const number of [2, 3]) {
+    await page.locator(".message.answer").last().hover();
+    await page.getByRole("button", { name: "Answer again" }).click();
+    await page.locator(".message.answer .alternates", { hasText: `${number}/${number}` }).waitFor();
+    await idle(page);
+  }
+  await page.getByRole("button", { name: "Previous answer" }).click();
+  await page.locator(".message.answer .alternates", { hasText: "2/3" }).waitFor();
+  await shot(page, "07-alternates");
+  await accessible(page, "alternates");
+  await say(page, "count to 900");
+  await streams(page, " 12 ");
+  const buttons = ["Previous answer", "Next answer", "Edit and send again", "Answer again"];
+  for (const name of buttons) assert.ok(await page.getByRole("button", { name }).first().isDisabled(), name);
+  await page.getByRole("button", { name: "All branches" }).click();
+  assert.ok(await page.locator("#outline button").first().isDisabled());
+  await page.keyboard.press("Escape");
+  await page.getByRole("button", { name: "Stop the answer" }).click();
+  await idle(page, 2);
+  for (const name of buttons) assert.ok(await page.getByRole("button", { name }).first().isEnabled(), name);
+});
+
+await step("prompts are queued, withdrawn, and join the answer", async (made) => {
+  const page = await open(made);
+  await say(page, "count to 120");
+  await page.waitForSelector(".message.live .markdown");
+  await say(page, "Hello again");
+  await page.locator("#queue li", { hasText: "Hello again" }).waitFor();
+  await say(page, "Never mind");
+  await page.locator("#queue li", { hasText: "Never mind" }).waitFor();
+  await shot(page, "08-queue");
+  await accessible(page, "the queue");
+  await page.getByRole("button", { name: "Take back: Never mind" }).click();
+  await page.waitForFunction(() => document.querySelectorAll("#queue li").length === 1);
+  assert.equal(await page.inputValue("#prompt"), "Never mind");
+  await page.fill("#prompt", "");
+  await idle(page, 2);
+  assert.deepEqual(await texts(page, ".message.user .plain"), ["count to 120", "Hello again"]);
+  await say(page, "measure_temperature in `Oslo`");
+  await page.waitForSelector(".badge.running");
+  await page.fill("#prompt", "and be quick");
+  await page.check("#at-step-box");
+  await page.press("#prompt", "Enter");
+  await page.locator("#queue li", { hasText: "next step" }).waitFor();
+  await idle(page, 4);
+  assert.equal((await texts(page, ".message.user .plain")).at(-1), "and be quick");
+});
+
+await step("a failed run shows the failure and keeps the prompt", async (made) => {
+  const page = await open(made);
+  await say(page, "Hello");
+  await idle(page);
+  await say(page, "fail");
+  await page.locator(".outcome.bad", { hasText: "you asked the demo model to fail" }).waitFor({ timeout: 60_000 });
+  await page.locator(".outcome blockquote", { hasText: "fail" }).waitFor();
+  await shot(page, "09-failure");
+  await accessible(page, "a failure");
+  await page.locator(".outcome").getByRole("button", { name: "Edit" }).click();
+  assert.equal(await page.inputValue("#prompt"), "fail");
+});
+

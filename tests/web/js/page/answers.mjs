@@ -1,0 +1,148 @@
+// Answers, tools and decisions.
+
+import assert from "node:assert/strict";
+
+import { MARKDOWN, accessible, counted, hide, idOf, idle, lastAnswer, open, say, shot, slow, step, streams, texts } from "./harness.mjs";
+
+await step("an answer streams and is shown as Markdown", async (made) => {
+  const page = await open(made);
+  await shot(page, "01-empty");
+  await accessible(page, "the empty page");
+  await say(page, "Hello");
+  await page.waitForSelector(".message.live");
+  await page.waitForSelector(".item .meta.busy");
+  await idle(page);
+  assert.match(await lastAnswer(page), /demo model/);
+  await say(page, MARKDOWN);
+  await idle(page, 2);
+  const answer = page.locator(".message.answer").last();
+  for (const selector of ["strong", "em", "del", "code", "a[href='https://example.org/']", "table td", "ol li ul li", "blockquote", "input[type=checkbox]"]) {
+    assert.ok(await answer.locator(selector).count(), selector);
+  }
+  assert.equal(await answer.locator("pre code").innerText(), "const answer = 6 * 7;");
+  await answer.locator(".copy").click();
+  await answer.getByText("Copied").waitFor();
+  assert.equal(await page.evaluate(() => navigator.clipboard.readText()), "const answer = 6 * 7;");
+  assert.ok(await answer.locator("details.thinking").count());
+  await answer.locator("details.thinking summary").click();
+  assert.match(await answer.locator("details.thinking").innerText(), /names no tool/);
+  assert.match(await page.locator("#summary").innerText(), /complete: \d+ words/);
+  await answer.locator("details.thinking").scrollIntoViewIfNeeded();
+  await shot(page, "02-thinking");
+  await shot(page, "02-markdown");
+  await accessible(page, "a conversation");
+});
+
+await step("a reload in mid-answer shows the text of an undisturbed window", async (made) => {
+  const page = await open(made);
+  await say(page, "count to 150");
+  await streams(page, " 20 ");
+  const other = await open(made, `#/${await idOf(page)}`);
+  await page.reload();
+  await page.waitForSelector(".message.answer .markdown");
+  await Promise.all([idle(page), idle(other)]);
+  const expected = counted(150);
+  assert.equal(await lastAnswer(page), expected);
+  assert.equal(await lastAnswer(other), expected);
+});
+
+await step("two windows show the same, and decisions name who decided", async (made) => {
+  const [one, two] = [await open(made), await open(made)];
+  await say(one, "Hello");
+  await idle(one);
+  await two.goto(`${slow.address}#/${await idOf(one)}`);
+  await two.waitForSelector(".message.answer");
+  await say(two, 'send_mail "Lunch is ready"');
+  await one.waitForSelector(".tool.waiting");
+  await one.locator(".item .meta.paused", { hasText: "paused: 1 decision" }).waitFor();
+  await shot(one, "05-one-window");
+  await two.waitForSelector(".tool.waiting");
+  await one.getByRole("button", { name: "Approve" }).click();
+  await Promise.all([idle(one, 3), idle(two, 3)]);
+  await two.waitForFunction(() => !document.querySelector(".tool.waiting"));
+  assert.deepEqual(await texts(two, ".message .markdown"), await texts(one, ".message .markdown"));
+  await two.locator("details.tool summary").click();
+  assert.match(await two.locator("details.tool").innerText(), /Approved by ann\./);
+  await shot(two, "05-other-window");
+  // Messages do not contain who decided. The page remembers it.
+  await two.reload();
+  await two.locator("details.tool summary").click();
+  assert.match(await two.locator("details.tool").innerText(), /Approved by ann\./);
+});
+
+await step("a decision that comes too late is reported", async (made) => {
+  const [one, two] = [await open(made), await open(made)];
+  await say(one, "send_mail `one`");
+  await one.waitForSelector(".tool.waiting");
+  await two.goto(`${slow.address}#/${await idOf(one)}`);
+  await two.waitForSelector(".tool.waiting");
+  // A hidden page gets no events.
+  await hide(two, true);
+  await one.getByRole("button", { name: "Reject…" }).click();
+  await one.getByRole("button", { name: "Reject", exact: true }).click();
+  await idle(one, 2);
+  await two.getByRole("button", { name: "Approve" }).click();
+  await two.locator("#notice", { hasText: "Somebody else has decided already." }).waitFor();
+  await shot(two, "05-too-late");
+  await hide(two, false);
+  await idle(two, 2);
+  await two.locator(".badge.denied").waitFor();
+});
+
+await step("tools show input, progress, result, duration and failure", async (made) => {
+  const page = await open(made);
+  await say(page, "measure_temperature in `Oslo` and in `Atlantis`");
+  await page.locator(".badge.running", { hasText: "%" }).first().waitFor();
+  await shot(page, "03-progress");
+  await idle(page, 2);
+  const badges = await texts(page, ".badge");
+  assert.match(badges[0], /^done · 1\.\d s$/);
+  assert.match(badges[1], /^failed · 1\.\d s$/);
+  await page.locator("details.tool summary").first().click();
+  const card = await page.locator("details.tool").first().innerText();
+  assert.match(card, /"city": "Oslo"/);
+  assert.match(card, /9 °C in Oslo/);
+  await say(page, 'paint_picture of "a whale"');
+  await idle(page, 4);
+  await page.locator("details.tool summary").last().click();
+  await page.waitForFunction(() => [...document.querySelectorAll(".tool img")].some((image) => image.naturalWidth === 96));
+  await shot(page, "04-tools");
+  await accessible(page, "tool cards");
+});
+
+await step("several approvals are decided in different ways", async (made) => {
+  const page = await open(made);
+  await say(page, 'send_mail `first` and `second` and `third` and `fourth`');
+  await page.locator("#waiting", { hasText: "4 decisions are needed" }).waitFor();
+  await page.locator(".item .meta.paused", { hasText: "paused: 4 decisions" }).waitFor();
+  await shot(page, "05-approvals");
+  await accessible(page, "approvals");
+  const card = (number) => page.locator("details.tool").nth(number);
+  await card(0).getByRole("button", { name: "Approve" }).click();
+  await card(1).getByRole("button", { name: "Reject…" }).click();
+  await card(1).getByRole("textbox").fill("not today");
+  await card(1).getByRole("button", { name: "Reject" }).click();
+  await card(2).getByRole("button", { name: "Edit input…" }).click();
+  await card(2).getByRole("textbox").fill('{ "text": ');
+  await card(2).getByRole("button", { name: "Run with this input" }).click();
+  await card(2).getByText("This is not JSON").waitFor();
+  await shot(page, "06-edit-input");
+  await card(2).getByRole("textbox").fill('{ "text": "edited" }');
+  await card(2).getByRole("button", { name: "Run with this input" }).click();
+  await page.locator("#waiting", { hasText: "1 decision is needed" }).waitFor();
+  await card(3).getByRole("button", { name: "Answer instead…" }).click();
+  await card(3).getByRole("textbox").fill("I have told them");
+  await card(3).getByRole("button", { name: "Answer", exact: true }).click();
+  await idle(page, 2);
+  await page.$$eval("details.tool", (cards) => cards.forEach((card) => (card.open = true)));
+  const cards = await texts(page, "details.tool");
+  assert.match(cards[0], /would have been: first/);
+  assert.match(cards[1], /Rejected \(not today\) by/);
+  assert.match(cards[2], /would have been: edited/);
+  assert.match(cards[2], /Approved with another input by/);
+  assert.match(cards[3], /I have told them/);
+  await say(page, "send_mail `fifth` and `sixth`");
+  await page.getByRole("button", { name: "Approve all" }).click();
+  await idle(page, 4);
+});
+

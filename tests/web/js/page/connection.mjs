@@ -1,0 +1,57 @@
+// Lost connections and hidden pages.
+
+import assert from "node:assert/strict";
+
+import { accessible, counted, hide, idle, lastAnswer, open, say, shot, slow, step, streams } from "./harness.mjs";
+
+await step("the network is cut and restored", async (made) => {
+  const page = await open(made);
+  await say(page, "count to 250");
+  await streams(page, " 10 ");
+  await made.setOffline(true);
+  await page.evaluate(() => globalThis.dispatchEvent(new Event("offline")));
+  const before = await lastAnswer(page);
+  await page.fill("#prompt", "typed while offline");
+  await page.press("#prompt", "Enter");
+  await page.locator("#notice", { hasText: "cannot be reached" }).waitFor();
+  assert.equal(await page.inputValue("#prompt"), "typed while offline");
+  await shot(page, "17-offline");
+  await made.setOffline(false);
+  await idle(page);
+  assert.equal(await lastAnswer(page), counted(250));
+  assert.ok(before.length > 0);
+});
+
+await step("a hidden page closes its stream, and continues without a gap", async (made) => {
+  const page = await open(made);
+  await say(page, "count to 200");
+  await streams(page, " 10 ");
+  const ended = page.waitForEvent("requestfailed", (request) => request.url().includes("/events"));
+  await hide(page, true);
+  await ended;
+  const request = page.waitForRequest((request) => request.url().includes("/events"));
+  await hide(page, false);
+  assert.ok((await request).headers()["last-event-id"]);
+  await idle(page);
+  assert.equal(await lastAnswer(page), counted(200));
+});
+
+
+await step("missed updates are reported, and the conversation is loaded again", async (made) => {
+  const page = await open(made);
+  await say(page, "Hello");
+  await idle(page);
+  const before = await lastAnswer(page);
+  // Without the last id, the server sends a snapshot, as it does for a reader that has missed too much.
+  await made.route("**/agent/events?**", (route, request) => {
+    const { "last-event-id": _, ...headers } = request.headers();
+    return route.continue({ headers });
+  });
+  await hide(page, true);
+  await hide(page, false);
+  await page.locator("#notice", { hasText: "Some updates were missed" }).waitFor();
+  await shot(page, "17-missed");
+  assert.equal(await lastAnswer(page), before);
+  await say(page, "Hello again");
+  await idle(page, 2);
+});

@@ -1,0 +1,173 @@
+// The servers, the browser and the helpers of the walk. `walk.mjs` explains the environment.
+
+import assert from "node:assert/strict";
+import { spawn } from "node:child_process";
+import { once } from "node:events";
+import { readFileSync } from "node:fs";
+import { createRequire } from "node:module";
+import path from "node:path";
+
+const require = createRequire(path.resolve(process.env.OMNI_NODE_MODULES, "page.js"));
+const { chromium } = require("playwright-core");
+const axe = readFileSync(require.resolve("axe-core/axe.min.js"), "utf8");
+
+// ---- the servers ----
+
+class Server {
+  #child = null;
+
+  /** `pause` is the number of milliseconds between two words of the demo model. */
+  constructor(port, pause, flags) {
+    this.address = `http://127.0.0.1:${port}/`;
+    this.flags = ["--port", String(port), ...flags];
+    this.env = { ...process.env, DEMO_PAUSE_MS: String(pause), USER: "ann" };
+  }
+
+  async start() {
+    this.#child = spawn(process.env.OMNI_WEB_CHAT, this.flags, { env: this.env, stdio: ["ignore", "pipe", "inherit"] });
+    const [line] = await once(this.#child.stdout, "data", { signal: AbortSignal.timeout(60_000) });
+    assert.equal(String(line).trim(), this.address);
+  }
+
+  async stop(signal) {
+    const ended = once(this.#child, "exit");
+    this.#child.kill(signal);
+    await ended;
+    this.#child = null;
+  }
+
+  kill() {
+    this.#child?.kill("SIGKILL");
+  }
+}
+
+// The ports differ between walks that run at the same time, and are not those of outgoing connections.
+const port = 20_000 + (process.pid % 5000) * 2;
+/** A server with a store of files, whose model is slow enough to be interrupted. */
+export const slow = new Server(port, 15, ["--model", "demo:parrot", "--store", process.env.OMNI_STORE]);
+/** A server with a store in memory, which can search texts. It offers two models. */
+export const fast = new Server(port + 1, 1, ["--model", "demo:macaw"]);
+
+// Nothing outlives this script, also if it fails or takes too long.
+process.on("exit", () => [slow, fast].forEach((server) => server.kill()));
+setTimeout(() => {
+  console.log("the walk takes longer than seven minutes");
+  process.exit(1);
+}, 420_000).unref();
+
+await Promise.all([slow.start(), fast.start()]);
+
+// ---- the browser ----
+
+const browser = await chromium.launch({
+  executablePath: process.env.OMNI_CHROMIUM,
+  args: ["--no-sandbox", "--disable-dev-shm-usage"],
+});
+const problems = [];
+
+/** Makes a browser profile. */
+export async function context(options = {}) {
+  const made = await browser.newContext({ viewport: { width: 1280, height: 860 }, locale: "en-US", ...options });
+  for (const { address } of [slow, fast]) await made.grantPermissions(["clipboard-read", "clipboard-write"], { origin: new URL(address).origin });
+  await made.addInitScript(() => {
+    addEventListener("securitypolicyviolation", (event) => console.error(`policy: ${event.violatedDirective} ${event.blockedURI}`));
+  });
+  return made;
+}
+
+/** Opens the page of a server. `hash` names a conversation. */
+export async function open(where, hash = "", { address } = slow) {
+  const page = await where.newPage();
+  page.on("pageerror", (error) => problems.push(`error in the page: ${error.stack}`));
+  page.on("console", (message) => {
+    // Requests that are meant to fail are reported by the browser too.
+    if (message.type() === "error" && !message.text().startsWith("Failed to load resource")) problems.push(`console: ${message.text()}`);
+  });
+  page.on("request", (request) => {
+    if (!/^(data|blob):/.test(request.url()) && !request.url().startsWith(address)) problems.push(`outside request: ${request.url()}`);
+  });
+  page.on("dialog", (dialog) => {
+    problems.push(`dialog: ${dialog.message()}`);
+    dialog.dismiss();
+  });
+  await page.goto(address + hash);
+  return page;
+}
+
+export const say = async (page, text) => {
+  await page.fill("#prompt", text);
+  await page.press("#prompt", "Enter");
+};
+/** Waits until no run is active and `count` answers are shown. */
+export const idle = (page, count = 1) =>
+  page.waitForFunction(
+    (count) => {
+      const shown = (selector) => [...document.querySelectorAll(selector)].some((element) => !element.hidden);
+      return !shown("#stop") && !shown("#waiting") && document.querySelectorAll(".message.answer").length >= count && !document.querySelector(".message.live");
+    },
+    count,
+    { timeout: 30_000 },
+  );
+export const fresh = async (page) => {
+  await page.click("#new");
+  await page.waitForSelector("#welcome:not([hidden])");
+};
+export const texts = (page, selector) => page.$$eval(selector, (elements) => elements.map((element) => element.innerText.trim()));
+export const idOf = (page) => page.evaluate(() => decodeURIComponent(location.hash.slice(2)));
+export const lastAnswer = async (page) => (await texts(page, ".message.answer .markdown")).at(-1);
+/** Waits until the last answer contains a text. */
+export const streams = (page, text) =>
+  page.waitForFunction((text) => [...document.querySelectorAll(".message.answer .markdown")].at(-1)?.innerText.includes(text), text);
+/** The answer to `count to N`. */
+export const counted = (last) => Array.from({ length: last }, (_, index) => index + 1).join(" ");
+/** Tells the page that it is hidden or shown. */
+export const hide = (page, isHidden) => page.evaluate((isHidden) => {
+  Object.defineProperty(document, "hidden", { value: isHidden, configurable: true });
+  document.dispatchEvent(new Event("visibilitychange"));
+}, isHidden);
+
+export const shot = (page, name) => page.screenshot({ path: path.join(process.env.OMNI_SCREENSHOTS, `${name}.png`) });
+
+export async function accessible(page, where) {
+  await page.evaluate(axe);
+  const { violations } = await page.evaluate(() => globalThis.axe.run({ resultTypes: ["violations"] }));
+  const found = violations.map(({ id, nodes }) => `${id}: ${nodes.map((node) => `${node.target.join(" ")} (${node.failureSummary})`).join("; ")}`);
+  assert.deepEqual(found, [], `axe-core in ${where}`);
+}
+
+const only = process.env.OMNI_ONLY;
+const failed = [];
+let count = 0;
+export async function step(name, run) {
+  if (only && !name.includes(only)) return;
+  const began = performance.now();
+  problems.length = 0;
+  const made = await context();
+  try {
+    await run(made);
+    assert.deepEqual(problems, []);
+    count += 1;
+    console.log(`ok   ${name} (${Math.round(performance.now() - began)} ms)`);
+  } catch (error) {
+    failed.push(name);
+    console.log(`FAIL ${name}\n${error.stack}`);
+    const page = made.pages().at(-1);
+    if (page) await shot(page, `failed-${failed.length}`).catch(() => {});
+  }
+  await made.close();
+}
+
+/** Ends the browser and the servers, and this program. */
+export async function end() {
+  await browser.close();
+  await Promise.all([slow.stop("SIGINT"), fast.stop("SIGINT")]);
+  console.log(`${count} steps, ${failed.length} failed, ${Math.round(performance.now() / 1000)} s`);
+  process.exit(failed.length ? 1 : 0);
+}
+
+/** An answer with this text shows each kind of Markdown. */
+export const MARKDOWN = [
+  "# Heading", "", "Some **bold**, *slanted*, ~~struck~~ `code` &amp; a [link](https://example.org/).", "",
+  "```js", "const answer = 6 * 7;", "```", "", "| place | degrees |", "|:--|--:|", "| Oslo | 9 |", "| Rome | 21 |", "",
+  "1. one", "2. two", "   - inner", "", "- [x] finished", "- [ ] open", "", "> A quotation",
+].join("\n");

@@ -1,0 +1,241 @@
+// Files, drafts, the list of conversations, models, and the gauge.
+
+import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
+
+import { accessible, context, fast, fresh, idOf, idle, open, say, shot, slow, step, texts } from "./harness.mjs";
+
+const PNG = Buffer.from("iVBORw0KGgoAAAANSUhEUgAAAAgAAAAIAQMAAAD+wSzIAAAABlBMVEX///+/v7+jQ3Y5AAAADklEQVQI12P4AIX8EAgALgAD/aNpbtEAAAAASUVORK5CYII", "base64");
+
+await step("files are chosen, dropped, pasted and removed", async (made) => {
+  const page = await open(made);
+  await page.setInputFiles("#file", [{ name: "picture.png", mimeType: "image/png", buffer: PNG }, { name: "notes.txt", mimeType: "text/plain", buffer: Buffer.from("note") }]);
+  await page.waitForFunction(() => document.querySelectorAll("#files li").length === 2);
+  const transfer = await page.evaluateHandle(() => {
+    const data = new DataTransfer();
+    data.items.add(new File(["dropped"], "dropped.csv", { type: "text/csv" }));
+    return data;
+  });
+  await page.dispatchEvent("#main", "dragenter", { dataTransfer: transfer });
+  await page.waitForSelector("#drop:not([hidden])");
+  await shot(page, "10-drop");
+  await page.dispatchEvent("#main", "drop", { dataTransfer: transfer });
+  await page.waitForFunction(() => document.querySelectorAll("#files li").length === 3);
+  await page.evaluate(() => {
+    const clipboardData = new DataTransfer();
+    clipboardData.items.add(new File(["pasted"], "pasted.md", { type: "text/markdown" }));
+    document.querySelector("#prompt").dispatchEvent(new ClipboardEvent("paste", { clipboardData, bubbles: true, cancelable: true }));
+  });
+  await page.waitForFunction(() => document.querySelectorAll("#files li").length === 4);
+  await shot(page, "10-files");
+  await accessible(page, "files");
+  await page.getByRole("button", { name: "Remove dropped.csv" }).click();
+  await say(page, "What is this?");
+  await idle(page);
+  await page.waitForFunction(() => document.querySelector(".message.user img")?.naturalWidth === 8);
+  assert.deepEqual(await texts(page, ".message.user .file-link bdi"), ["notes.txt", "pasted.md"]);
+  const download = page.waitForEvent("download");
+  await page.locator(".file-link").first().click();
+  assert.equal((await download).suggestedFilename(), "notes.txt");
+  await page.setInputFiles("#file", { name: "big.bin", mimeType: "application/octet-stream", buffer: Buffer.alloc(7_000_000) });
+  await page.locator("#notice", { hasText: "too large" }).waitFor();
+  // Large images are linked by the server, and the page shows them all the same.
+  await page.setInputFiles("#file", { name: "large.png", mimeType: "image/png", buffer: Buffer.concat([PNG, Buffer.alloc(100_000)]) });
+  await page.waitForSelector("#files li");
+  await say(page, "A large one");
+  await idle(page, 2);
+  await page.reload();
+  await page.waitForFunction(() => [...document.querySelectorAll(".message.user img")].some((image) => image.src.includes("/files/") && image.naturalWidth === 8));
+});
+
+await step("drafts are kept per conversation", async (made) => {
+  const page = await open(made);
+  await say(page, "Hello");
+  await idle(page);
+  const first = await idOf(page);
+  await page.fill("#prompt", "a draft");
+  await fresh(page);
+  assert.equal(await page.inputValue("#prompt"), "");
+  await page.fill("#prompt", "another draft");
+  await shot(page, "10-draft");
+  await page.locator(`.item a[href="#/${first}"]`).click();
+  assert.equal(await page.inputValue("#prompt"), "a draft");
+  await page.reload();
+  await page.waitForSelector(".message.answer");
+  assert.equal(await page.inputValue("#prompt"), "a draft");
+  await fresh(page);
+  assert.equal(await page.inputValue("#prompt"), "another draft");
+});
+
+await step("conversations are renamed, searched, marked as unread, exported and deleted", async (made) => {
+  const page = await open(made);
+  await say(page, "Tell me about zebras");
+  await idle(page);
+  const first = await idOf(page);
+  const item = page.locator(".item", { has: page.locator(`a[href="#/${first}"]`) });
+  await item.hover();
+  await item.getByRole("button", { name: /^Rename/ }).click();
+  await page.fill("#ask-input", "Stripes and hooves");
+  await shot(page, "11-rename");
+  await accessible(page, "a dialog");
+  await page.keyboard.press("Enter");
+  await page.locator("#title", { hasText: "Stripes and hooves" }).waitFor();
+  await item.locator("bdi", { hasText: "Stripes and hooves" }).waitFor();
+  await say(page, "count to 100");
+  await page.waitForSelector(".message.live .markdown");
+  await fresh(page);
+  await page.waitForSelector(".item.unread");
+  await shot(page, "11-unread");
+  assert.match(await item.innerText(), /new$/);
+  await page.keyboard.press("Control+k");
+  await page.keyboard.type("hooves");
+  await page.waitForFunction(() => document.querySelectorAll("#list .item").length === 1);
+  await shot(page, "12-search");
+  await page.fill("#search", "nothing has this title");
+  await page.getByText("Nothing found.").waitFor();
+  await accessible(page, "a search");
+  await page.fill("#search", "");
+  await item.locator("a").click();
+  await page.waitForSelector(".message.answer");
+  assert.equal(await page.locator(".item.unread", { has: page.locator(`a[href="#/${first}"]`) }).count(), 0);
+  const download = page.waitForEvent("download");
+  await page.getByRole("button", { name: "Export as JSON" }).click();
+  const exported = JSON.parse(readFileSync(await (await download).path(), "utf8"));
+  assert.equal(exported.title, "Stripes and hooves");
+  assert.equal(exported.tree.nodes.length, 4);
+  await item.hover();
+  await item.getByRole("button", { name: /^Delete/ }).click();
+  await page.locator("#ask-ok").click();
+  await item.waitFor({ state: "detached" });
+  assert.equal(await idOf(page), "");
+  await page.goto(`${slow.address}#/${first}`);
+  await page.getByText("This conversation does not exist").waitFor();
+  await shot(page, "13-not-found");
+});
+
+await step("the gauge and numbers follow the locale", async () => {
+  for (const [locale, size] of [["en-US", "12.3K tokens"], ["de-DE", "12.345 Tokens"]]) {
+    const made = await context({ locale });
+    const page = await open(made);
+    const formats = await page.evaluate(async () => {
+      const { duration, money, number } = await import("./format.js");
+      return [duration(1234), money(1234.5), number(12345)];
+    });
+    assert.deepEqual(formats, locale === "de-DE" ? ["1,2 s", "1.234,50\u00a0$", "12.345"] : ["1.2 s", "$1,234.50", "12,345"], size);
+    await made.close();
+  }
+  // The demo model has no price, so the costs are those of a stored conversation.
+  for (const [locale, text, took] of [["en-US", "12.3K tokens, $6.00", /done · 1\.\d s/], ["de-DE", "12.345 tokens, 6,00\u00a0$", /done · 1,\d s/]]) {
+    const made = await context({ locale });
+    const page = await open(made, "#/long");
+    await page.locator("#gauge").waitFor();
+    await page.waitForFunction((text) => document.querySelector("#gauge").innerText.trim() === text, text);
+    await shot(page, `14-gauge-${locale}`);
+    await fresh(page);
+    await say(page, "measure_temperature in `Oslo`");
+    await page.locator(".badge", { hasText: took }).waitFor();
+    await made.close();
+  }
+  const made = await context();
+  await made.route("**/settings.json", (route) => route.fulfill({ json: { models: [{ name: "demo:parrot", context: 200 }] } }));
+  const page = await open(made);
+  await say(page, "Hello");
+  await idle(page);
+  await page.locator("#gauge", { hasText: /^context \d+ ?%$/ }).waitFor();
+  await page.reload();
+  await page.locator("#gauge", { hasText: /^context \d+ ?%$/ }).waitFor();
+  await shot(page, "14-gauge");
+  await accessible(page, "the gauge");
+  await made.close();
+});
+
+await step("the keyboard is enough", async (made) => {
+  const page = await open(made);
+  await page.keyboard.type("count to 400");
+  await page.keyboard.press("Shift+Enter");
+  await page.keyboard.type("please");
+  await page.keyboard.press("Enter");
+  await page.waitForSelector(".message.live .markdown");
+  await page.keyboard.press("Escape");
+  await idle(page);
+  assert.equal((await texts(page, ".message.user .plain"))[0], "count to 400\nplease");
+  const reached = new Set();
+  for (let press = 0; press < 200; press += 1) {
+    await page.keyboard.press("Tab");
+    const name = await page.evaluate(() => document.activeElement?.getAttribute("aria-label") ?? document.activeElement?.id);
+    if (name === "Answer again" && !reached.has(name)) await shot(page, "15-keyboard");
+    reached.add(name);
+  }
+  for (const name of ["new", "search", "model", "All branches", "Edit and send again", "Copy the answer", "Answer again", "prompt", "Attach files"]) {
+    assert.ok(reached.has(name), `${name} is not reached by Tab: ${[...reached].join(", ")}`);
+  }
+  // The stream is not read aloud; a short line is.
+  assert.equal(await page.evaluate(() => document.querySelector("#messages").closest("[aria-live]")), null);
+});
+
+
+await step("texts are searched where the store can search", async (made) => {
+  const page = await open(made, "", fast);
+  await say(page, "Hello");
+  await idle(page);
+  await say(page, "The quokka hides here");
+  await idle(page, 2);
+  const id = await idOf(page);
+  await fresh(page);
+  await page.fill("#search", "quokka");
+  await page.locator("#search-note", { hasText: /^1 found$/ }).waitFor();
+  const item = page.locator("#list .item");
+  assert.equal(await item.count(), 1);
+  assert.match(await item.locator(".meta").innerText(), /quokka/);
+  await shot(page, "12-search-texts");
+  await accessible(page, "a search of texts");
+  await item.locator("a").click();
+  await page.waitForSelector(".message.answer");
+  assert.equal(await idOf(page), id);
+});
+
+await step("older conversations are shown on demand", async (made) => {
+  const page = await open(made, "", fast);
+  await page.evaluate(async () => {
+    for (let number = 0; number < 60; number += 1) {
+      await fetch("agent/conversations", { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify({ title: `Number ${number}` }) });
+    }
+  });
+  await page.reload();
+  const items = page.locator("#list .item");
+  await page.waitForFunction(() => document.querySelectorAll("#list .item").length === 50);
+  await page.getByText("Number 59", { exact: true }).waitFor();
+  assert.equal(await page.getByText("Number 0", { exact: true }).count(), 0);
+  await page.getByRole("button", { name: "Show older conversations" }).scrollIntoViewIfNeeded();
+  await shot(page, "12-older");
+  await page.getByRole("button", { name: "Show older conversations" }).click();
+  await page.getByText("Number 0", { exact: true }).waitFor();
+  await page.waitForSelector("#more[hidden]", { state: "attached" });
+  assert.ok((await items.count()) >= 60);
+});
+
+await step("the model is chosen before and within a conversation, but not during an answer", async (made) => {
+  const page = await open(made, "", fast);
+  const model = page.getByLabel("Model");
+  const isChosen = (name) => page.waitForFunction((name) => document.querySelector("#model").value === name, name);
+  await isChosen("demo:macaw");
+  await model.selectOption("demo:parrot");
+  await say(page, "Hello");
+  await idle(page);
+  const used = () => page.evaluate(async () => (await (await fetch(`agent/conversations/${location.hash.slice(2)}`)).json()).agent.state.model);
+  assert.equal(await used(), "demo:parrot");
+  await model.focus();
+  await shot(page, "13-model");
+  const changed = page.waitForResponse((response) => response.request().method() === "PATCH");
+  await model.selectOption("demo:macaw");
+  assert.equal((await changed).status(), 204);
+  await page.reload();
+  await isChosen("demo:macaw");
+  assert.equal(await used(), "demo:macaw");
+  await say(page, "count to 1000");
+  await page.waitForSelector(".message.live");
+  assert.ok(await model.isDisabled());
+  await page.getByRole("button", { name: "Stop the answer" }).click();
+  await idle(page, 2);
+  assert.ok(await model.isEnabled());
+});

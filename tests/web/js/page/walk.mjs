@@ -1,0 +1,16 @@
+// Walks through the chat page in Chromium, with the program of the example `web_chat`. `tests/web/page.rs` starts it.
+//
+//   OMNI_NODE_MODULES   the folder that contains `node_modules`, with `playwright-core` and `axe-core`
+//   OMNI_WEB_CHAT       the program of the example
+//   OMNI_CHROMIUM       the browser
+//   OMNI_STORE          the folder of a store that contains the conversation `long`: 1,000 messages, with costs
+//   OMNI_SCREENSHOTS    the folder for screenshots
+//   OMNI_ONLY           a word; only the steps whose names contain it are run
+
+import { end } from "./harness.mjs";
+
+// Modules that wait are otherwise evaluated at the same time.
+for (const steps of ["answers", "acting", "list", "looks", "connection", "attacks", "long", "restart"]) {
+  await import(`./${steps}.mjs`);
+}
+await end();

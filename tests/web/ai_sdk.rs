@@ -60,7 +60,7 @@ fn answer(request: &Request, gate: &Gate, answers: &mut u32) -> Step {
     }
 }
 
-fn app(gate: &Gate) -> Router {
+pub(crate) fn app(gate: &Gate) -> Router {
     let (for_answers, mut answers, mut has_failed) = (gate.clone(), 0, false);
     let provider = ScriptedProvider::from_fn(move |request| {
         let fails = request.history.last().is_some_and(|last| last.text() == "fail once");
@@ -94,7 +94,7 @@ fn app(gate: &Gate) -> Router {
 }
 
 /// Binds a free port below those that the system gives to outgoing connections.
-async fn listen() -> TcpListener {
+pub(crate) async fn listen() -> TcpListener {
     let first = 20_000 + u16::try_from(std::process::id() % 10_000).unwrap();
     for port in first.. {
         if let Ok(listener) = TcpListener::bind(("127.0.0.1", port)).await {

@@ -14,4 +14,5 @@ mod routes;
 mod skip;
 mod streams;
 mod support;
+mod use_chat;
 mod walk;

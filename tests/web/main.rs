@@ -7,6 +7,7 @@ mod ag_ui;
 mod ai_sdk;
 mod ai_sdk_routes;
 mod bad_input;
+mod broken_bodies;
 mod js;
 mod page;
 mod routes;

@@ -1,0 +1,92 @@
+//! Streams of the AI SDK and of AG-UI that cannot send their last frame. Their bodies fail, because a client takes a body
+//! that merely ends for a complete answer.
+
+use axum::{
+    Router,
+    body::Body,
+    http::{Method, StatusCode},
+};
+use futures_util::StreamExt;
+use omni_agent::{
+    store::ConversationId,
+    testing::{Gate, Step},
+};
+use serde_json::{Value, json};
+use tower::ServiceExt;
+
+use crate::support::{App, request};
+
+/// Reads a body to its end. Returns its text, and whether it has failed.
+async fn read(body: Body) -> (String, bool) {
+    let mut stream = body.into_data_stream();
+    let mut text = String::new();
+    while let Some(piece) = stream.next().await {
+        match piece {
+            Ok(bytes) => text.push_str(std::str::from_utf8(&bytes).unwrap()),
+            Err(_) => return (text, true),
+        }
+    }
+    (text, false)
+}
+
+/// An answer whose second part has more pieces than a reader may lag behind.
+fn long_answer(gate: &Gate) -> Step {
+    Step::new().then_text(["One"]).gate(gate).then_text((0..2000).map(|number| format!(" {number}"))).stop()
+}
+
+fn ai_sdk_prompt(id: &str) -> (&'static str, Value) {
+    let message = json!({ "id": "u1", "role": "user", "parts": [{ "type": "text", "text": "Go" }] });
+    ("/api/chat", json!({ "id": id, "trigger": "submit-message", "messages": [message] }))
+}
+
+fn ag_ui_prompt(id: &str) -> (&'static str, Value) {
+    let message = json!({ "id": "u1", "role": "user", "content": "Go" });
+    let rest = json!({ "state": {}, "tools": [], "context": [], "forwardedProps": {} });
+    let mut body = json!({ "threadId": id, "runId": "r1", "messages": [message] });
+    body.as_object_mut().unwrap().extend(rest.as_object().unwrap().clone());
+    ("/ag-ui", body)
+}
+
+/// Sends a prompt and returns the body of the stream.
+async fn start(app: &App, (path, body): (&'static str, Value)) -> Body {
+    let router = Router::new().nest("/api", app.web.ai_sdk()).nest("/ag-ui", app.web.ag_ui());
+    let response = router.oneshot(request(Method::POST, "ann", path, Some(body))).await.unwrap();
+    assert_eq!(response.status(), StatusCode::OK);
+    response.into_body()
+}
+
+#[tokio::test]
+async fn stream_of_a_reader_that_is_too_slow_fails_and_the_answer_is_kept() {
+    for prompt in [ai_sdk_prompt, ag_ui_prompt] {
+        let gate = Gate::new();
+        let app = App::new([long_answer(&gate)]);
+        let id = app.create("ann").await;
+        let body = start(&app, prompt(&id)).await;
+        gate.reached().await;
+        gate.open();
+        app.idle(&id).await;
+        let (text, has_failed) = read(body).await;
+        assert!(has_failed, "{text}");
+        for last in ["[DONE]", "\"finish\"", "RUN_FINISHED", "RUN_ERROR"] {
+            assert!(!text.contains(last), "{last} in {text}");
+        }
+        let messages = app.get("ann", &format!("/api/chat/{id}/messages")).await;
+        assert!(messages.text.contains(" 1998 1999\""), "{}", messages.text);
+    }
+}
+
+#[tokio::test]
+async fn stream_of_a_session_that_is_closed_in_mid_answer_ends_with_the_cancellation() {
+    // Without a protocol version, a cancelled run of AG-UI has no outcome.
+    let ends = ["\"discarded\":true", "\"type\":\"RUN_FINISHED\",\"threadId\""];
+    for (prompt, last) in [ai_sdk_prompt, ag_ui_prompt].into_iter().zip(ends) {
+        let gate = Gate::new();
+        let app = App::new([long_answer(&gate)]);
+        let id = app.create("ann").await;
+        let body = start(&app, prompt(&id)).await;
+        gate.reached().await;
+        app.manager.close_discarding(&ConversationId::new(id.as_str()).unwrap()).await.unwrap();
+        let (text, has_failed) = read(body).await;
+        assert!(!has_failed && text.contains(last), "{text}");
+    }
+}

@@ -221,6 +221,32 @@ async fn in_databases(folder: &std::path::Path) {
     }
 }
 
+/// Compares the commits per second of one busy conversation with those of 64 conversations that commit at once.
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+async fn many(subject: &databases::Subject) {
+    const BUSY: usize = 64;
+
+    let turns = size(200, 2);
+    let mut rates = [0.0; 2];
+    for (rate, talks) in rates.iter_mut().zip([1, BUSY]) {
+        let starts = (0..talks).map(|_| Talk::start(&*subject.store, 0));
+        let mut busy = futures_util::future::join_all(starts).await;
+        let begun = Instant::now();
+        futures_util::future::join_all(busy.iter_mut().map(|talk| async {
+            for _ in 0..turns {
+                talk.turn().await;
+            }
+        }))
+        .await;
+        *rate = (talks * turns) as f64 / begun.elapsed().as_secs_f64();
+    }
+    let [one, all] = rates;
+    head(&format!("synced commits per second to {}", subject.name));
+    row("one conversation", format!("{one:.0}"), "");
+    row(&format!("{BUSY} conversations at once"), format!("{all:.0}"), "");
+    row("ratio", format!("{:.1}", all / one), "≥ 5 (SQLite)");
+}
+
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 async fn in_database(subject: &databases::Subject, folder: &std::path::Path) {
     let (rounds, batch, long) = (size(10, 1), size(50, 2), size(10_000, 20) as u64);
@@ -247,6 +273,7 @@ async fn in_database(subject: &databases::Subject, folder: &std::path::Path) {
             }
         }
     }
+    many(subject).await;
     let name = subject.name;
     head(&format!("a synced commit to {name}, {} turns a row", rounds * batch));
     let from = [format!("turns 1 to {batch}"), format!("turns from {long} on")];

@@ -56,8 +56,9 @@
 //!
 //! # Writes
 //!
-//! A write is one transaction, which is synced before it is acknowledged (`synchronous = FULL`). One connection writes.
-//! Other connections read at the same time and never wait for the writer.
+//! A write is atomic, and is synced before it is acknowledged (`synchronous = FULL`). One connection writes. Writes that
+//! wait for it at the same time share a transaction and its sync, so many busy conversations write faster than one. Other
+//! connections read at the same time and never wait for the writer.
 //!
 //! Several processes may use the file. Only one of them writes at a time, and the others wait for it, by default for up
 //! to five seconds. After that, the write fails with [`StoreError::Busy`]. Writes of the same process that were queued
@@ -144,6 +145,7 @@ mod read;
 mod read_only;
 mod row;
 mod search;
+mod shared;
 mod upkeep;
 mod workers;
 mod write;
@@ -353,7 +355,7 @@ impl SqliteStore {
     /// If the future is dropped, the file is either unchanged or completely rewritten. The file is valid in both cases.
     pub async fn vacuum(&self) -> Result<(), StoreError> {
         let upkeep = Arc::clone(&self.writing()?.upkeep);
-        self.write_by(Urgency::Other, None, move |connection, _| {
+        self.write_alone(None, move |connection, _| {
             connection.execute_batch("VACUUM")?;
             upkeep.clear(connection);
             Ok(())
@@ -370,20 +372,51 @@ impl SqliteStore {
         id: Option<&ConversationId>,
         action: impl FnOnce(&mut Connection, &Database) -> Result<T, Fault> + Send + 'static,
     ) -> Result<T, StoreError> {
-        self.run(&self.0.readers, Urgency::Other, id, "reading", action).await
+        self.run(&self.0.readers, id, "reading", action).await
     }
 
-    async fn write<T: Send + 'static>(
-        &self,
-        id: &ConversationId,
-        action: impl FnOnce(&mut Connection, &Database) -> Result<T, Fault> + Send + 'static,
-    ) -> Result<T, StoreError> {
-        self.write_by(Urgency::Other, Some(id), action).await
-    }
-
-    async fn write_by<T: Send + 'static>(
+    /// Writes what `prepare` returns, in a transaction that other writes may share. `prepare` runs before this
+    /// transaction, so that encoding does not keep the file locked.
+    async fn write<P: 'static, T: Send + 'static>(
         &self,
         urgency: Urgency,
+        id: Option<&ConversationId>,
+        prepare: impl FnOnce() -> Result<P, Fault> + Send + 'static,
+        action: impl FnOnce(&mut Connection, &Database, P) -> Result<T, Fault> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let Writing { writer, upkeep } = self.writing()?;
+        let (upkeep, database, id) = (Arc::clone(upkeep), Arc::clone(&self.0.database), id.cloned());
+        let action = {
+            let database = Arc::clone(&database);
+            move |connection: &mut Connection, prepared| action(connection, &database, prepared)
+        };
+        let end = move |written: Result<T, Fault>| {
+            upkeep.look_at_log();
+            let written = written.map_err(|fault| database.failed("writing to", id.as_ref(), fault));
+            // The check follows the transaction. Otherwise a write to a file that has been removed or replaced could be
+            // acknowledged.
+            database.still_there()?;
+            written
+        };
+        writer.run_together(urgency, prepare, action, end).await
+    }
+
+    async fn change(
+        &self,
+        id: &ConversationId,
+        write: &Write,
+        change: impl FnOnce() -> Result<Change, StoreError> + Send + 'static,
+    ) -> Result<Version, StoreError> {
+        let (named, write) = (id.clone(), *write);
+        let action = move |connection: &mut Connection, _: &Database, change| {
+            write::change(connection, &named, &write, &change)
+        };
+        self.write(Urgency::Other, Some(id), move || Ok(change()?), action).await
+    }
+
+    /// Writes in a transaction that no other write shares.
+    async fn write_alone<T: Send + 'static>(
+        &self,
         id: Option<&ConversationId>,
         action: impl FnOnce(&mut Connection, &Database) -> Result<T, Fault> + Send + 'static,
     ) -> Result<T, StoreError> {
@@ -394,12 +427,12 @@ impl SqliteStore {
             upkeep.look_at_log();
             done
         };
-        self.run(writer, urgency, id, "writing to", write).await
+        self.run(writer, id, "writing to", write).await
     }
 
     async fn remove(&self, id: &ConversationId, lease: Option<Lease>) -> Result<(), StoreError> {
         let (named, upkeep) = (id.clone(), Arc::clone(&self.writing()?.upkeep));
-        self.write(id, move |connection, _| {
+        self.write_alone(Some(id), move |connection, _| {
             write::delete(connection, &named, lease.as_ref())?;
             upkeep.reclaim_pages(connection);
             upkeep.clear(connection);
@@ -411,7 +444,6 @@ impl SqliteStore {
     async fn run<T: Send + 'static>(
         &self,
         workers: &Workers,
-        urgency: Urgency,
         id: Option<&ConversationId>,
         doing: &'static str,
         action: impl FnOnce(&mut Connection, &Database) -> Result<T, Fault> + Send + 'static,
@@ -425,7 +457,7 @@ impl SqliteStore {
             database.still_there()?;
             done
         };
-        workers.run(urgency, job).await
+        workers.run(job).await
     }
 }
 
@@ -438,7 +470,12 @@ impl Store for SqliteStore {
         state: &StoredState,
     ) -> Result<Version, StoreError> {
         let (named, state) = (id.clone(), state.clone());
-        self.write(id, move |connection, _| write::create(connection, &named, write, state)).await
+        let target = named.clone();
+        let prepare = move || Ok(Change::default().with_state(&named, state)?);
+        let create = move |connection: &mut Connection, _: &Database, change| {
+            write::create(connection, &target, write, &change)
+        };
+        self.write(Urgency::Other, Some(id), prepare, create).await
     }
 
     async fn commit(
@@ -447,12 +484,8 @@ impl Store for SqliteStore {
         write: &Write,
         commit: &Commit,
     ) -> Result<Version, StoreError> {
-        let (named, write, commit) = (id.clone(), *write, commit.clone());
-        self.write(id, move |connection, _| {
-            let change = Change::of_commit(&named, commit)?;
-            write::change(connection, &named, &write, &change)
-        })
-        .await
+        let (named, commit) = (id.clone(), commit.clone());
+        self.change(id, write, move || Change::of_commit(&named, commit)).await
     }
 
     async fn save_state(
@@ -461,12 +494,8 @@ impl Store for SqliteStore {
         write: &Write,
         change: &StateChange,
     ) -> Result<Version, StoreError> {
-        let (named, write, change) = (id.clone(), *write, change.clone());
-        self.write(id, move |connection, _| {
-            let change = Change::of_state(&named, change)?;
-            write::change(connection, &named, &write, &change)
-        })
-        .await
+        let (named, change) = (id.clone(), change.clone());
+        self.change(id, write, move || Change::of_state(&named, change)).await
     }
 
     async fn load(&self, id: &ConversationId) -> Result<Stored, StoreError> {
@@ -523,7 +552,7 @@ impl Store for SqliteStore {
     ) -> Result<Version, StoreError> {
         let (named, write, erased) = (id.clone(), *write, erased.clone());
         let upkeep = Arc::clone(&self.writing()?.upkeep);
-        self.write(id, move |connection, _| {
+        self.write_alone(Some(id), move |connection, _| {
             let version = write::erase(connection, &named, &write, &erased)?;
             upkeep.clear(connection);
             Ok(version)
@@ -541,7 +570,10 @@ impl Store for SqliteStore {
 
     async fn acquire(&self, id: &ConversationId, owner: &Owner) -> Result<Lease, StoreError> {
         let (named, owner) = (id.clone(), owner.clone());
-        self.write(id, move |connection, database| write::acquire(connection, database, &named, &owner)).await
+        let acquire = move |connection: &mut Connection, database: &Database, ()| {
+            write::acquire(connection, database, &named, &owner)
+        };
+        self.write(Urgency::Other, Some(id), || Ok(()), acquire).await
     }
 
     async fn renew(&self, id: &ConversationId, lease: &Lease) -> Result<Lease, StoreError> {
@@ -552,15 +584,17 @@ impl Store for SqliteStore {
     async fn renew_all(&self, leases: &[(ConversationId, Lease)]) -> Result<Vec<ConversationId>, StoreError> {
         let leases = leases.to_vec();
         // Renewals run before waiting writes, so that a lease does not expire because of many writes.
-        let renew = move |connection: &mut Connection, database: &Database| {
+        let renew = move |connection: &mut Connection, database: &Database, ()| {
             write::renew(connection, database, &leases)
         };
-        self.write_by(Urgency::Renewal, None, renew).await
+        self.write(Urgency::Renewal, None, || Ok(()), renew).await
     }
 
     async fn release(&self, id: &ConversationId, lease: &Lease) -> Result<(), StoreError> {
         let (named, lease) = (id.clone(), lease.clone());
-        self.write(id, move |connection, _| write::release(connection, &named, &lease)).await
+        let release =
+            move |connection: &mut Connection, _: &Database, ()| write::release(connection, &named, &lease);
+        self.write(Urgency::Other, Some(id), || Ok(()), release).await
     }
 }
 

@@ -10,6 +10,7 @@ mod queue;
 mod read_only;
 mod room;
 mod searching;
+mod shared;
 #[cfg(unix)]
 mod stopped;
 

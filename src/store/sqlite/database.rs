@@ -3,13 +3,16 @@
 use std::{
     error::Error,
     fs, io,
+    ops::Deref,
     path::{Path, PathBuf},
     sync::{Arc, Mutex},
     thread,
     time::{Duration, Instant},
 };
 
-use rusqlite::{Connection, ErrorCode, OpenFlags, Transaction, TransactionBehavior, config::DbConfig, ffi};
+use rusqlite::{
+    Connection, ErrorCode, OpenFlags, Savepoint, Transaction, TransactionBehavior, config::DbConfig, ffi,
+};
 
 use super::read_only::{self, Stamp};
 use crate::{
@@ -348,9 +351,41 @@ fn refusal(code: i32, reason: &str) -> rusqlite::Error {
     rusqlite::Error::SqliteFailure(ffi::Error::new(code), Some(reason.to_owned()))
 }
 
-/// Begins a transaction that immediately excludes other writers.
-pub(super) fn begin(connection: &mut Connection) -> Result<Transaction<'_>, rusqlite::Error> {
-    connection.transaction_with_behavior(TransactionBehavior::Immediate)
+/// A part of the file's writes that takes effect completely or not at all. If it is dropped, it is undone.
+pub(super) enum Scope<'a> {
+    /// A transaction of its own.
+    Transaction(Transaction<'a>),
+    /// A part of a transaction that several writes share.
+    Savepoint(Savepoint<'a>),
+}
+
+impl Scope<'_> {
+    pub(super) fn commit(self) -> Result<(), rusqlite::Error> {
+        match self {
+            Self::Transaction(transaction) => transaction.commit(),
+            Self::Savepoint(savepoint) => savepoint.commit(),
+        }
+    }
+}
+
+impl Deref for Scope<'_> {
+    type Target = Connection;
+
+    fn deref(&self) -> &Connection {
+        match self {
+            Self::Transaction(transaction) => transaction,
+            Self::Savepoint(savepoint) => savepoint,
+        }
+    }
+}
+
+/// Begins a transaction that immediately excludes other writers, or a part of the transaction in progress.
+pub(super) fn begin(connection: &mut Connection) -> Result<Scope<'_>, rusqlite::Error> {
+    if connection.is_autocommit() {
+        connection.transaction_with_behavior(TransactionBehavior::Immediate).map(Scope::Transaction)
+    } else {
+        connection.savepoint().map(Scope::Savepoint)
+    }
 }
 
 /// The device and the inode of a file.

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use rusqlite::{Connection, Transaction, params, params_from_iter, types::Value};
+use rusqlite::{Connection, params, params_from_iter, types::Value};
 
 use super::{
     database::{Database, Fault},
@@ -21,7 +21,7 @@ use crate::{
 
 /// Adds rows to the ledger of a conversation.
 pub(super) fn insert(
-    transaction: &Transaction<'_>,
+    transaction: &Connection,
     key: i64,
     version: i64,
     rows: &[UsageRow],
@@ -61,7 +61,7 @@ const SUMS: &str =
     "count(*), sum(input), sum(cache_read), sum(cache_write), sum(output), sum(reasoning), sum(cost)";
 
 /// Keeps the sums of a conversation that is about to be deleted.
-pub(super) fn keep(transaction: &Transaction<'_>, key: i64) -> Result<(), Fault> {
+pub(super) fn keep(transaction: &Connection, key: i64) -> Result<(), Fault> {
     let sql = format!(
         "INSERT INTO kept_usage
              (labels, hour, model, requests, input, cache_read, cache_write, output, reasoning, cost)

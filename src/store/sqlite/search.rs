@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use rusqlite::{Connection, OptionalExtension, Transaction, params, params_from_iter};
+use rusqlite::{Connection, OptionalExtension, params, params_from_iter};
 
 use super::{
     database::{Database, Fault, begin},
@@ -77,7 +77,7 @@ fn index_batch(connection: &mut Connection) -> Result<bool, Fault> {
 }
 
 /// Indexes the title and the nodes of a conversation that are not indexed yet. Returns their number.
-fn index_conversation(transaction: &Transaction<'_>, key: i64) -> Result<i64, Fault> {
+fn index_conversation(transaction: &Connection, key: i64) -> Result<i64, Fault> {
     let mut added = 0;
     let texts = [
         "SELECT version, place, text FROM node_texts WHERE conversation = ?1 AND text <> '' AND NOT EXISTS (
@@ -135,7 +135,7 @@ pub(super) fn search(
 }
 
 /// Returns the matching texts, the last one for each conversation, unless there are too many.
-fn few(transaction: &Transaction<'_>, query: &str) -> Result<Option<HashMap<i64, Place>>, Fault> {
+fn few(transaction: &Connection, query: &str) -> Result<Option<HashMap<i64, Place>>, Fault> {
     let mut matching = transaction.prepare_cached(
         "SELECT conversation, version, place FROM texts
          JOIN (SELECT rowid FROM words WHERE words MATCH ?1 LIMIT ?2) AS matching ON texts.key = matching.rowid",
@@ -156,7 +156,7 @@ fn few(transaction: &Transaction<'_>, query: &str) -> Result<Option<HashMap<i64,
 
 /// Sorts the conversations and returns those on the page.
 fn sorted(
-    transaction: &Transaction<'_>,
+    transaction: &Connection,
     filter: &Filter,
     matches: &HashMap<i64, Place>,
     page: &Page,
@@ -177,7 +177,7 @@ fn sorted(
 
 /// Examines the matching conversations in the order of the list until the page is full.
 fn walked(
-    transaction: &Transaction<'_>,
+    transaction: &Connection,
     filter: &Filter,
     query: &str,
     page: &Page,
@@ -210,7 +210,7 @@ fn walked(
 }
 
 fn hit(
-    transaction: &Transaction<'_>,
+    transaction: &Connection,
     database: &Database,
     query: &Query,
     key: i64,

@@ -205,10 +205,7 @@ mod tests {
     use futures_util::future::join3;
 
     use super::*;
-    use crate::store::{
-        ConversationId,
-        sqlite::workers::{Urgency, Workers},
-    };
+    use crate::store::{ConversationId, sqlite::workers::Workers};
 
     /// A time limit that no test reaches.
     const BUSY: Duration = Duration::from_hours(1);
@@ -253,7 +250,7 @@ mod tests {
         let upkeep = Upkeep::new(Path::new("nowhere"), workers.behind());
         let (all_wait, waited) = mpsc::channel();
         let begun = Arc::clone(&upkeep);
-        let deletes = workers.run(Urgency::Other, move |connection| {
+        let deletes = workers.run(move |connection| {
             waited.recv().expect("the next one waits");
             for _ in 0..3 {
                 begun.reclaim_pages(connection);
@@ -263,7 +260,7 @@ mod tests {
         // This job is queued after the first job, but before the next step of the chain that the first job starts. So
         // it runs in the middle of that chain.
         let next = Arc::clone(&upkeep);
-        let next = workers.run(Urgency::Other, move |connection| {
+        let next = workers.run(move |connection| {
             next.reclaim_pages(connection);
             Ok(free(connection))
         });
@@ -271,7 +268,7 @@ mod tests {
         let (after, next, ()) = join3(deletes, next, start).await;
         assert_eq!(after.expect("a number"), all - FREED);
         assert_eq!(next.expect("a number"), all - FREED);
-        while workers.run(Urgency::Other, |connection| Ok(free(connection))).await.expect("a number")
+        while workers.run(|connection| Ok(free(connection))).await.expect("a number")
             > SPARE.try_into().expect("a small number")
         {}
         // The chain has ended, and the next delete starts a new one.
@@ -306,7 +303,7 @@ mod tests {
             clearing.clear(connection);
             Ok(clearing.clears.load(Ordering::Relaxed))
         };
-        assert!(workers.run(Urgency::Other, clear).await.expect("the job runs"), "a later attempt is queued");
+        assert!(workers.run(clear).await.expect("the job runs"), "a later attempt is queued");
         assert_ne!(upkeep.log_len(), 0, "the reader blocks the attempt");
         reader.execute_batch("COMMIT").expect("it has read");
         // No other job runs in the meantime, so the worker repeats the attempt without being woken by another job.
@@ -330,7 +327,7 @@ mod tests {
         let upkeep = Upkeep::new(&folder.file(), workers.behind());
         upkeep.due.store(0, Ordering::Relaxed);
         let restart = Arc::clone(&upkeep);
-        let left = workers.run(Urgency::Other, move |_| {
+        let left = workers.run(move |_| {
             restart.look_at_log();
             Ok(restart.due.load(Ordering::Relaxed))
         });
@@ -340,7 +337,7 @@ mod tests {
                 .pragma_query_value(None, "busy_timeout", |row| row.get::<_, u32>(0))
                 .expect("a number"))
         };
-        let waits = workers.run(Urgency::Other, waits).await.expect("the job runs");
+        let waits = workers.run(waits).await.expect("the job runs");
         assert_eq!(upkeep.due.load(Ordering::Relaxed), LONG, "the restart has run");
         assert_eq!(Duration::from_millis(waits.into()), BUSY);
     }

@@ -13,10 +13,22 @@ use std::{
 use rusqlite::Connection;
 use tokio::sync::oneshot;
 
+use super::{
+    database::Fault,
+    shared::{self, MAX_SHARED, Together},
+};
 use crate::{store::StoreError, sync::lock};
 
-/// A job. It returns whether others kept the file locked for as long as the job was allowed to wait.
-type Job = Box<dyn FnOnce(&mut Connection) -> bool + Send>;
+/// A job that has a connection for itself. It returns whether others kept the file locked for as long as the job was
+/// allowed to wait.
+type Alone = Box<dyn FnOnce(&mut Connection) -> bool + Send>;
+
+enum Job {
+    Alone(Alone),
+    /// A write that shares a transaction with other writes.
+    Together(Together),
+}
+
 type Done<T> = Result<Result<T, StoreError>, Box<dyn Any + Send>>;
 
 /// The priority of a job. Jobs of the same priority run in the order in which they were queued.
@@ -115,8 +127,26 @@ impl Queue {
             if let Err(error) = connection.busy_timeout(wait) {
                 tracing::debug!(%error, "the lock timeout of SQLite could not be set; the previous one stays in effect");
             }
-            is_held = job(connection);
+            is_held = match job {
+                Job::Alone(job) => job(connection),
+                Job::Together(first) => shared::write(connection, self.shared(first)),
+            };
         }
+    }
+
+    /// Returns this write and the writes that wait directly behind it.
+    fn shared(&self, first: Together) -> Vec<Together> {
+        let mut jobs = self.jobs();
+        let mut all = vec![first];
+        while all.len() < MAX_SHARED
+            && let Some(next) = jobs.waiting.first_entry()
+            && matches!(next.get().1, Job::Together(_))
+        {
+            if let (_, Job::Together(write)) = next.remove() {
+                all.push(write);
+            }
+        }
+        all
     }
 }
 
@@ -142,7 +172,7 @@ impl Behind {
     /// Queues a job without a caller behind all jobs that are waiting now. If the queue is closed, does nothing.
     pub(super) fn leave(&self, job: impl FnOnce(&mut Connection) -> bool + Send + 'static) {
         if let Some(queue) = self.open_queue() {
-            queue.push(Urgency::Other, contained(job));
+            queue.push(Urgency::Other, Job::Alone(contained(job)));
         }
     }
 
@@ -157,7 +187,7 @@ impl Behind {
             let mut jobs = queue.jobs();
             jobs.given += 1;
             let place = (Instant::now() + pause, jobs.given);
-            jobs.later.insert(place, contained(job));
+            jobs.later.insert(place, Job::Alone(contained(job)));
             drop(jobs);
             queue.changed.notify_one();
         }
@@ -168,9 +198,21 @@ impl Behind {
     }
 }
 
+/// Sends the result of a job to its caller. Returns whether others kept the file locked.
+fn reply<T>(answer: oneshot::Sender<Done<T>>, given: Instant, mut done: Done<T>) -> bool {
+    let is_busy = if let Ok(Err(StoreError::Busy { waited, .. })) = &mut done {
+        *waited = given.elapsed();
+        true
+    } else {
+        false
+    };
+    let _ = answer.send(done);
+    is_busy
+}
+
 /// Contains a panic of a job without a caller. The panic must not end the worker, and there is no caller to which it
 /// could be passed.
-fn contained(job: impl FnOnce(&mut Connection) -> bool + Send + 'static) -> Job {
+fn contained(job: impl FnOnce(&mut Connection) -> bool + Send + 'static) -> Alone {
     Box::new(|connection| catch_unwind(AssertUnwindSafe(|| job(connection))).unwrap_or_default())
 }
 
@@ -196,23 +238,42 @@ impl Workers {
     /// begins.
     pub(super) async fn run<T: Send + 'static>(
         &self,
-        urgency: Urgency,
         job: impl FnOnce(&mut Connection) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, StoreError> {
-        let (answer, answered) = oneshot::channel::<Done<T>>();
+        let (answer, answered) = oneshot::channel();
         let given = Instant::now();
-        let job: Job = Box::new(move |connection| {
+        let job = Job::Alone(Box::new(move |connection| {
             // If a panic interrupts a transaction, the transaction is rolled back during unwinding.
-            let mut done = catch_unwind(AssertUnwindSafe(|| job(connection)));
-            let is_busy = if let Ok(Err(StoreError::Busy { waited, .. })) = &mut done {
-                *waited = given.elapsed();
-                true
-            } else {
-                false
-            };
-            let _ = answer.send(done);
-            is_busy
+            reply(answer, given, catch_unwind(AssertUnwindSafe(|| job(connection))))
+        }));
+        self.answered(Urgency::Other, job, answered).await
+    }
+
+    /// Runs a write in a transaction that other writes may share. The result of `prepare` is passed to `action`, which
+    /// runs in the transaction. `end` gets the result of `action`, or the error of the transaction, and runs after the
+    /// transaction. The caller can cancel the write like a job of [`run`](Self::run).
+    pub(super) async fn run_together<P: 'static, T: Send + 'static>(
+        &self,
+        urgency: Urgency,
+        prepare: impl FnOnce() -> Result<P, Fault> + Send + 'static,
+        action: impl FnOnce(&mut Connection, P) -> Result<T, Fault> + Send + 'static,
+        end: impl FnOnce(Result<T, Fault>) -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let (answer, answered) = oneshot::channel();
+        let given = Instant::now();
+        let write = shared::member(prepare, action, move |written| {
+            let done = written.and_then(|written| catch_unwind(AssertUnwindSafe(|| end(written))));
+            reply(answer, given, done)
         });
+        self.answered(urgency, Job::Together(write), answered).await
+    }
+
+    async fn answered<T>(
+        &self,
+        urgency: Urgency,
+        job: Job,
+        answered: oneshot::Receiver<Done<T>>,
+    ) -> Result<T, StoreError> {
         let _waiting = Waiting { place: self.0.push(urgency, job), queue: &self.0 };
         match answered.await.expect("every job that somebody waits for is answered") {
             Ok(done) => done,
@@ -257,20 +318,20 @@ mod tests {
         let connection = Connection::open_in_memory().expect("a database");
         let workers = Workers::start("test", vec![connection], BUSY).expect("a thread");
         let (all_wait, waited) = mpsc::channel();
-        let first = workers.run(Urgency::Other, move |connection| {
+        let first = workers.run(move |connection| {
             waited.recv().expect("the others wait");
             assert_eq!(waits(connection), BUSY);
             busy::<()>()
         });
-        let second = workers.run(Urgency::Other, |connection| {
+        let second = workers.run(|connection| {
             assert!(waits(connection) < BUSY);
             busy::<()>()
         });
-        let third = workers.run(Urgency::Other, |connection| {
+        let third = workers.run(|connection| {
             assert!(waits(connection) < BUSY, "the file has been locked the whole time");
             Ok(())
         });
-        let fourth = workers.run(Urgency::Other, |connection| Ok(waits(connection)));
+        let fourth = workers.run(|connection| Ok(waits(connection)));
         let start = async {
             // The jobs are queued in this order. This future is polled last, so all jobs are queued now.
             all_wait.send(()).expect("the first one waits for it");

@@ -1,6 +1,6 @@
 //! Writes, each in one transaction that excludes other writers.
 
-use rusqlite::{Connection, OptionalExtension, Transaction, params};
+use rusqlite::{Connection, OptionalExtension, params};
 
 use super::{
     database::{Database, Fault, begin},
@@ -10,7 +10,7 @@ use super::{
 use crate::{
     message::Timestamp,
     store::{
-        ConversationId, Epoch, Lease, Owner, StoreError, StoredState, Version, Write, WriteId,
+        ConversationId, Epoch, Lease, Owner, StoreError, Version, Write, WriteId,
         rows::{Change, Column, number},
     },
     tree::Erased,
@@ -20,9 +20,8 @@ pub(super) fn create(
     connection: &mut Connection,
     id: &ConversationId,
     write: WriteId,
-    state: StoredState,
+    change: &Change,
 ) -> Result<Version, Fault> {
-    let change = Change::default().with_state(id, state)?;
     let transaction = begin(connection)?;
     if let Some(row) = Row::find(&transaction, id)? {
         let (first, created_by) = transaction
@@ -45,7 +44,7 @@ pub(super) fn create(
         )?
         .execute(params![id.as_str(), version.get().cast_signed(), millis(now)])?;
     let key = transaction.last_insert_rowid();
-    apply(&transaction, key, version, write, &change)?;
+    apply(&transaction, key, version, write, change)?;
     transaction.commit()?;
     Ok(version)
 }
@@ -103,7 +102,7 @@ fn perform(
 }
 
 /// Returns the id of the write that resulted in this version.
-fn written(transaction: &Transaction<'_>, key: i64, version: Version) -> Result<Option<WriteId>, Fault> {
+fn written(transaction: &Connection, key: i64, version: Version) -> Result<Option<WriteId>, Fault> {
     let write = transaction
         .prepare_cached("SELECT write FROM writes WHERE conversation = ? AND version = ?")?
         .query_row([key, version.get().cast_signed()], |row| row.get(0))
@@ -112,7 +111,7 @@ fn written(transaction: &Transaction<'_>, key: i64, version: Version) -> Result<
 }
 
 fn apply(
-    transaction: &Transaction<'_>,
+    transaction: &Connection,
     key: i64,
     version: Version,
     write: WriteId,
@@ -185,7 +184,7 @@ fn apply(
 }
 
 /// Removes nodes, and the cursors from and to them.
-fn remove_nodes(transaction: &Transaction<'_>, key: i64, erased: &Erased) -> Result<(), Fault> {
+fn remove_nodes(transaction: &Connection, key: i64, erased: &Erased) -> Result<(), Fault> {
     // One statement for all nodes: `nodes` has no index on the id, so each statement reads the whole conversation.
     let ids: Vec<i64> = erased.nodes.iter().map(|node| number(*node)).collect();
     let ids = serde_json::Value::from(ids).to_string();

@@ -1,0 +1,115 @@
+//! Writes that wait at the same time share one transaction, and so one sync of the file.
+
+use std::fs;
+
+use futures_util::{FutureExt, future::join_all};
+use omni_agent::store::{Commit, ConversationId, SqliteStore, Store, StoreError, Version, Write};
+use rusqlite::TransactionBehavior;
+
+use super::{file, quick, raw};
+use crate::support::{Folder, create, id, says};
+
+/// Starts these commits while another program has locked the file, then unlocks the file and waits for all commits. They
+/// wait behind a delete, which shares no transaction, and which empties the write-ahead log.
+async fn commit_at_once(
+    folder: &Folder,
+    store: &SqliteStore,
+    commits: &[(ConversationId, Write, Commit)],
+) -> Vec<Result<Version, StoreError>> {
+    let mut other = raw(folder);
+    let lock = other.transaction_with_behavior(TransactionBehavior::Immediate).unwrap();
+    let absent = id("absent");
+    let mut delete = store.delete(&absent);
+    assert!((&mut delete).now_or_never().is_none());
+    let mut waiting: Vec<_> =
+        commits.iter().map(|(id, write, commit)| store.commit(id, write, commit)).collect();
+    for commit in &mut waiting {
+        assert!(commit.now_or_never().is_none());
+    }
+    lock.rollback().unwrap();
+    delete.await.unwrap();
+    join_all(waiting).await
+}
+
+/// Returns the number of transactions in the write-ahead log.
+///
+/// A frame that ends a transaction contains the size of the database. The format is in SQLite's documentation,
+/// "Database File Format", section 4.1.
+fn transactions(folder: &Folder) -> usize {
+    let log = fs::read(format!("{}-wal", file(folder).display())).unwrap();
+    let word = |bytes: &[u8]| u32::from_be_bytes(bytes.try_into().unwrap());
+    let page = word(&log[8..12]) as usize;
+    let salts = &log[16..24];
+    let frames = log[32..].chunks_exact(24 + page).filter(|frame| &frame[8..16] == salts);
+    frames.filter(|frame| word(&frame[4..8]) > 0).count()
+}
+
+async fn conversations(store: &SqliteStore, count: usize) -> Vec<(ConversationId, Write, Commit)> {
+    let mut commits = Vec::new();
+    for number in 0..count {
+        let id = id(&format!("c{number}"));
+        let version = create(store, &id).await;
+        commits.push((id, Write::on(version), says(1, "Hi")));
+    }
+    commits
+}
+
+#[tokio::test]
+async fn commits_that_wait_at_the_same_time_share_one_transaction() {
+    let folder = Folder::new();
+    let store = quick(&folder).await;
+    let commits = conversations(&store, 40).await;
+    for (written, (_, write, _)) in commit_at_once(&folder, &store, &commits).await.iter().zip(&commits) {
+        assert_eq!(written.as_ref().unwrap(), &write.base.next());
+    }
+    assert_eq!(transactions(&folder), 1);
+    for (id, ..) in &commits {
+        assert_eq!(store.load(id).await.unwrap().nodes.len(), 1);
+    }
+}
+
+#[tokio::test]
+async fn commit_that_is_refused_is_undone_alone() {
+    let folder = Folder::new();
+    let store = quick(&folder).await;
+    let mut commits = conversations(&store, 5).await;
+    let stale = Write::on(Version::new(7));
+    commits[2].1 = stale;
+    // A repetition in the same transaction finds the first result.
+    commits.push(commits[1].clone());
+    let written = commit_at_once(&folder, &store, &commits).await;
+    for (number, (written, (id, write, _))) in written.into_iter().zip(&commits).enumerate() {
+        if number == 2 {
+            assert!(matches!(written, Err(StoreError::Conflict { .. })), "{written:?}");
+            assert!(store.load(id).await.unwrap().nodes.is_empty());
+        } else {
+            assert_eq!(written.unwrap(), write.base.next());
+            assert_eq!(store.load(id).await.unwrap().nodes.len(), 1);
+        }
+    }
+}
+
+#[tokio::test]
+async fn commits_whose_transaction_is_rolled_back_fail_and_can_be_repeated() {
+    let folder = Folder::new();
+    let store = quick(&folder).await;
+    let commits = conversations(&store, 6).await;
+    // Some failures, such as a full disk, make SQLite roll the whole transaction back. This trigger does the same.
+    raw(&folder)
+        .execute_batch(
+            "CREATE TRIGGER fails BEFORE INSERT ON nodes
+             WHEN new.conversation = (SELECT key FROM conversations WHERE id = 'c3')
+             BEGIN SELECT RAISE(ROLLBACK, 'no'); END",
+        )
+        .unwrap();
+    let written = commit_at_once(&folder, &store, &commits).await;
+    for (number, written) in written.iter().enumerate() {
+        // Writes behind the one that failed get another transaction.
+        assert_eq!(written.is_ok(), number > 3, "{number}: {written:?}");
+    }
+    raw(&folder).execute_batch("DROP TRIGGER fails").unwrap();
+    for (id, write, commit) in &commits {
+        assert_eq!(store.commit(id, write, commit).await.unwrap(), write.base.next());
+        assert_eq!(store.load(id).await.unwrap().nodes.len(), 1);
+    }
+}

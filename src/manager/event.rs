@@ -58,6 +58,7 @@ pub struct OpenSession {
 
 /// A conversation in the store, whether open or not.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub struct Listed {
     /// The summary from the store. If the conversation is open, the title and the labels are those of the session.
@@ -68,6 +69,7 @@ pub struct Listed {
 
 /// Whether a conversation is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Presence {

@@ -129,6 +129,7 @@ named! {
 
 /// The sum of the usage of several requests to one model.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub struct UsageSum {
     /// The model's name. `None` for requests whose model is unknown.

@@ -338,6 +338,7 @@ fn usage_of(node: &Node) -> Option<UsageRow> {
 
 /// The entry of a conversation in a list.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub struct Summary {
     /// The conversation's id.
@@ -379,6 +380,7 @@ impl Summary {
 ///
 /// Positions have the same order as lists: by the last write, newest first, then by id.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub struct Position {
     /// The time of the conversation's last write.
@@ -427,6 +429,7 @@ impl From<&Summary> for Position {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub struct Page {
     /// The maximum number of conversations on the page.

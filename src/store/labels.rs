@@ -154,6 +154,7 @@ impl<'de> Deserialize<'de> for Labels {
 /// # Ok::<(), omni_agent::store::LabelError>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 #[non_exhaustive]
 pub struct Filter {
@@ -197,6 +198,11 @@ impl From<Labels> for Filter {
 /// A part of a list of conversations, possibly with a filter. [`Manager::list`](crate::manager::Manager::list) accepts
 /// a [`Page`], a [`Filter`] or both.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(
+    feature = "schema",
+    derive(schemars::JsonSchema),
+    schemars(description = "A part of a list of conversations, possibly with a filter.")
+)]
 #[serde(default)]
 #[non_exhaustive]
 pub struct Listing {

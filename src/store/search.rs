@@ -128,6 +128,7 @@ pub(super) fn searched_text(message: &Message) -> String {
 
 /// The conversations in which the words of a search occur.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub struct Found {
     /// The conversations, sorted by their last write, newest first.
@@ -146,6 +147,7 @@ impl Found {
 
 /// A conversation in which the words of a search occur.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub struct Hit {
     /// The conversation.

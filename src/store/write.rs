@@ -96,6 +96,7 @@ impl Write {
 
 /// The owner of a conversation. Others that try to open the conversation can see its owner.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub struct Owner {
     /// The name of the owner. Two owners with the same name count as the same owner.

@@ -4,11 +4,11 @@ use std::{sync::Arc, time::Duration};
 
 use omni_agent::{
     agent::{Accepted, Failure, Next, Prompt, PromptState, RunOutcome},
-    manager::ManagerCommand,
-    message::{Purpose, RequestEnd, Timestamp, ToolResult, ToolUse, Usage, UsageRow},
+    manager::{Activity, ManagerCommand, Presence},
+    message::{Purpose, RequestEnd, Timestamp, ToolResult, ToolUse, Usage, UsageRow, UsageSum},
     provider::{Options, OutputSchema, StopReason, ThinkingMode, UnsupportedAttachment},
     session::{SavedPart, SessionAnswer, SessionCommand, SessionEvent, StoreReport},
-    store::{ConversationId, Labels},
+    store::{ConversationId, Filter, Found, Hit, Labels, Listing, Owner, Page, Summary, Version},
     tool::Decision,
     tree::NodeId,
 };
@@ -56,7 +56,7 @@ fn session_commands() -> Vec<SessionCommand> {
         SessionCommand::Navigate { node: None },
         SessionCommand::Title { title: Some("A title".into()) },
         SessionCommand::Title { title: None },
-        SessionCommand::Labels { labels: Labels::new([("user", "ann")]).unwrap() },
+        SessionCommand::Labels { labels: user() },
         SessionCommand::Labels { labels: Labels::default() },
         SessionCommand::Erase { node },
     ]
@@ -152,6 +152,47 @@ fn every_answer_fits_the_schema() {
         .chain([SessionAnswer::Unstaged { prompt: Arc::new(prompt()) }, SessionAnswer::Done]);
     for answer in answers {
         COMMANDS.take("SessionAnswer", &answer);
+    }
+}
+
+fn user() -> Labels {
+    Labels::new([("user", "ann")]).unwrap()
+}
+
+/// The JSON of lists, searches and sums, which is read and written with the same types.
+#[test]
+fn lists_and_their_results_fit_the_schema() {
+    let id = ConversationId::new("support-42").unwrap();
+    let mut summary = Summary::new(id, Version::new(3), Timestamp(7));
+    for listing in [
+        Listing::default(),
+        Filter::with(user()).without("archived").into(),
+        Page::first(20).from(40).into(),
+        (Filter::default(), Page::first(20).after(&summary)).into(),
+    ] {
+        COMMANDS.take("Listing", &listing);
+    }
+    let hits = vec![Hit::title(summary.clone())];
+    summary.title = Some("Plans".to_owned());
+    summary.labels = user();
+    summary.owner = Some(Owner::new("a").at("10.0.0.7:80"));
+    summary.damage = Some("The file is cut.".to_owned());
+    COMMANDS.take("Summary", &summary);
+    COMMANDS.take("Found", &Found::new(hits));
+    for presence in
+        [Presence::Stored, Presence::Waiting, Presence::Elsewhere, Presence::Open(Activity::Queued)]
+    {
+        COMMANDS.take("Presence", &presence);
+    }
+    let mut sum = UsageSum::new(Some("model-7".to_owned()));
+    COMMANDS.take("UsageSum", &sum);
+    sum.add(3, Usage::default().with_cost(0.25));
+    COMMANDS.take("UsageSum", &sum);
+    COMMANDS.take("UsageSum", &UsageSum::new(None));
+    for listing in [json!([]), json!({ "page": {} }), json!({ "filter": { "labels": { "Tenant": "acme" } } })]
+    {
+        assert!(COMMANDS.check("Listing", &listing).is_err(), "fits the schema: {listing:#}");
+        assert!(serde_json::from_value::<Listing>(listing.clone()).is_err(), "is read: {listing:#}");
     }
 }
 

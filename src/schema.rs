@@ -3,7 +3,7 @@
 //! [`updates`] describes the JSON form of [`Update`] for agents, sessions and managers, with all snapshots and events.
 //! [`commands`] describes [`SessionCommand`], [`SessionAnswer`] and [`ManagerCommand`]. The published crate contains the
 //! same two documents as `schema/updates.json` and `schema/commands.json`. Programs that generate types for a client can
-//! read these files.
+//! read these files. `schema/openapi.json` is the OpenAPI document of the routes of feature `web`.
 //!
 //! The documents are JSON Schema 2020-12. Each type is an entry of `$defs`, such as `#/$defs/SessionUpdate`. The
 //! documents themselves accept each of their main types.
@@ -30,7 +30,12 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+#[cfg(feature = "web")]
+mod openapi;
 mod plain;
+
+#[cfg(feature = "web")]
+pub use openapi::openapi;
 
 use std::collections::BTreeSet;
 
@@ -43,8 +48,10 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     agent::{Event, Snapshot},
-    manager::{ManagerCommand, ManagerEvent, ManagerSnapshot},
+    manager::{Listed, ManagerCommand, ManagerEvent, ManagerSnapshot},
+    message::UsageSum,
     session::{SessionAnswer, SessionCommand, SessionEvent, SessionSnapshot},
+    store::{Found, Listing},
     subscription::Update,
 };
 
@@ -61,13 +68,18 @@ pub fn updates() -> Value {
 
 /// Returns the schema of the commands for sessions and managers, and of a session's answers.
 ///
-/// The main types are `SessionCommand`, `SessionAnswer` and `ManagerCommand`. The schema accepts all forms that the
-/// crate accepts, so members with defaults may be missing.
+/// The main types are `SessionCommand`, `SessionAnswer` and `ManagerCommand`. The document also contains `Listing`, and the
+/// results of lists, searches and sums: `Listed`, `Found` and `UsageSum`. The schema accepts all forms that the crate
+/// accepts, so members with defaults may be missing.
 pub fn commands() -> Value {
     let mut document = Document::new(SchemaSettings::draft2020_12().for_deserialize());
     document.add::<SessionCommand>("SessionCommand", "An operation of a session, sent by a client.");
     document.add::<SessionAnswer>("SessionAnswer", "The result of an operation of a session.");
     document.add::<ManagerCommand>("ManagerCommand", "An operation of a manager, sent by a client.");
+    document.include::<Listing>();
+    document.include::<Listed>();
+    document.include::<Found>();
+    document.include::<UsageSum>();
     document.finish("Commands", "The commands for sessions and managers, and the answers.")
 }
 
@@ -89,11 +101,15 @@ impl Document {
         self.main.push((name, schema));
     }
 
-    fn finish(mut self, title: &str, description: &str) -> Value {
+    /// Adds a type that is not one of the main types. Returns the reference to it.
+    fn include<T: JsonSchema>(&mut self) -> Schema {
+        self.generator.subschema_for::<T>()
+    }
+
+    /// Returns all types, with descriptions for readers who do not know Rust.
+    fn types(&mut self) -> Map<String, Value> {
         let mut types: Map<String, Value> = self.generator.take_definitions(false);
-        let references: Vec<_> =
-            self.main.iter().map(|(name, _)| json!({ "$ref": format!("#/$defs/{name}") })).collect();
-        types.extend(self.main.into_iter().map(|(name, schema)| (name.to_owned(), schema.into())));
+        types.extend(self.main.iter().map(|(name, schema)| ((*name).to_owned(), schema.clone().into())));
         if types.contains_key("Duration") {
             types.insert("Duration".to_owned(), duration());
         }
@@ -112,6 +128,13 @@ impl Document {
                 Tidy { in_events: is_event(name), ..tidy.clone() }.transform(schema);
             }
         }
+        types
+    }
+
+    fn finish(mut self, title: &str, description: &str) -> Value {
+        let types = self.types();
+        let references: Vec<_> =
+            self.main.iter().map(|(name, _)| json!({ "$ref": format!("#/$defs/{name}") })).collect();
         json!({
             "$schema": self.generator.settings().meta_schema,
             "title": title,

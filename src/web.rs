@@ -56,6 +56,8 @@
 //! | `GET C/files/{message}/{block}` | the bytes of an attachment |
 //! | `GET C/events` | a stream of the conversation's updates |
 //! | `GET /events?list=&watch=` | a stream of the list and of up to eight conversations |
+//! | `GET /schema/updates`, `GET /schema/commands` | the JSON Schemas of updates and commands |
+//! | `GET /openapi.json` | the OpenAPI 3.1 document of these routes, with all parameters, answers and errors |
 //!
 //! # Streams
 //!
@@ -92,6 +94,11 @@ mod view;
 
 pub use access::{Access, Action, Agents, Challenge, InvalidPrincipal, Principal, StartRequest};
 pub use problem::Problem;
+#[cfg(feature = "schema")]
+pub(crate) use requests::{
+    Change, Created, DecisionRequest, ListPage, ListQuery, NewConversation, PeriodQuery, RowsPage, RowsQuery,
+    SearchQuery,
+};
 pub use view::View;
 
 use std::{collections::HashSet, sync::Arc, time::Duration};

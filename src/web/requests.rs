@@ -12,19 +12,26 @@ use crate::{
     tool::Decision,
 };
 
-/// The body of `POST /conversations`.
+/// The settings of a new conversation.
 #[derive(Debug, Default, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
-pub(super) struct NewConversation {
+pub(crate) struct NewConversation {
+    /// The title.
     pub(super) title: Option<String>,
+    /// The name of the model, which must be one of those that the server offers.
     pub(super) model: Option<String>,
 }
 
-/// The body of `PATCH C`.
+/// A change of a conversation. Members that are absent change nothing.
 #[derive(Debug, Default, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
-pub(super) struct Change {
+pub(crate) struct Change {
+    /// The new title. `None` removes the title.
+    #[cfg_attr(feature = "schema", schemars(with = "Option<String>"))]
     pub(super) title: TitleChange,
+    /// The name of the new model, which must be one of those that the server offers.
     pub(super) model: Option<String>,
 }
 
@@ -42,62 +49,90 @@ impl<'de> Deserialize<'de> for TitleChange {
     }
 }
 
-/// The body of `POST C/decisions`.
+/// A decision about a tool use that waits.
 #[derive(Debug, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
-pub(super) struct DecisionRequest {
+pub(crate) struct DecisionRequest {
+    /// The turn that is paused. If another turn is in flight, the decision is stale.
     pub(super) turn: TurnId,
+    /// The id of the tool use.
     pub(super) tool_use: ToolUseId,
+    /// The decision.
     pub(super) decision: Decision,
 }
 
+/// The part of a list.
 #[derive(Debug, Default, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
-pub(super) struct ListQuery {
+pub(crate) struct ListQuery {
+    /// The maximum number of entries: 50 by default. The server limits it.
     pub(super) limit: Option<usize>,
+    /// The `next` of the page before.
     pub(super) after: Option<String>,
 }
 
+/// A search.
 #[derive(Debug, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
-pub(super) struct SearchQuery {
+pub(crate) struct SearchQuery {
+    /// The words, which must all occur. Words in double quotes must follow each other.
     pub(super) q: String,
+    /// The maximum number of hits: 50 by default. The server limits it.
     #[serde(default)]
     pub(super) limit: Option<usize>,
+    /// The number of hits to skip.
     #[serde(default)]
     pub(super) offset: usize,
 }
 
 /// A period, in milliseconds since the Unix epoch.
 #[derive(Debug, Default, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
-pub(super) struct PeriodQuery {
+pub(crate) struct PeriodQuery {
+    /// The start of the period, in milliseconds since the Unix epoch: 0 by default.
     pub(super) from: Option<u64>,
+    /// The end of the period, which is not part of it: unlimited by default.
     pub(super) to: Option<u64>,
 }
 
+/// The part of a ledger.
 #[derive(Debug, Default, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
-pub(super) struct RowsQuery {
+pub(crate) struct RowsQuery {
+    /// The maximum number of rows: 50 by default. The server limits it.
     pub(super) limit: Option<usize>,
-    /// The number of rows to skip.
+    /// The number of rows to skip, which is the `next` of the page before.
     pub(super) after: usize,
 }
 
+/// A new conversation.
 #[derive(Debug, Serialize)]
-pub(super) struct Created {
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub(crate) struct Created {
+    /// The id of the conversation.
     pub(super) id: ConversationId,
 }
 
+/// A part of the list of conversations.
 #[derive(Debug, Serialize)]
-pub(super) struct ListPage {
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub(crate) struct ListPage {
+    /// The conversations, most recently written first.
     pub(super) items: Vec<Listed>,
     /// The `after` of the next page. `None` on the last page.
     pub(super) next: Option<String>,
 }
 
+/// A part of a usage ledger.
 #[derive(Debug, Serialize)]
-pub(super) struct RowsPage {
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub(crate) struct RowsPage {
+    /// The rows, newest first.
     pub(super) rows: Vec<UsageRow>,
     /// The `after` of the next page. `None` on the last page.
     pub(super) next: Option<usize>,

@@ -57,7 +57,7 @@ macro_rules! routes {
 pub(super) use routes;
 
 /// Returns all routes. The action of a route without a conversation is checked for each conversation that it uses.
-pub(super) fn all() -> [Route; 15] {
+pub(super) fn all() -> [Route; 16] {
     routes! {
         GET "/conversations" List list;
         POST "/conversations" Create create;
@@ -74,6 +74,7 @@ pub(super) fn all() -> [Route; 15] {
         GET "/usage" List usage;
         GET "/schema/updates" List updates_schema;
         GET "/schema/commands" List commands_schema;
+        GET "/openapi.json" List openapi;
     }
 }
 
@@ -391,4 +392,11 @@ async fn updates_schema(_: Call) -> Result<Response, Problem> {
 
 async fn commands_schema(_: Call) -> Result<Response, Problem> {
     Ok(document(include_str!("../../schema/commands.json")))
+}
+
+async fn openapi(call: Call) -> Result<Response, Problem> {
+    // The document of the repository names a base. This router may be nested elsewhere.
+    let base = serde_json::Value::from(&*call.base);
+    let text = include_str!("../../schema/openapi.json");
+    Ok(document(text.replacen(r#""default": "/agent""#, &format!(r#""default": {base}"#), 1)))
 }

@@ -12,7 +12,12 @@ const WRITE: &str = "OMNI_WRITE_SCHEMA";
 
 #[test]
 fn files_are_the_schemas_of_the_types() {
-    for (name, document) in [("updates", schema::updates()), ("commands", schema::commands())] {
+    for (name, document) in [
+        ("updates", schema::updates()),
+        ("commands", schema::commands()),
+        #[cfg(feature = "web")]
+        ("openapi", schema::openapi()),
+    ] {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("schema/{name}.json"));
         let text = format!("{document:#}\n");
         if std::env::var_os(WRITE).is_some() {
@@ -23,10 +28,20 @@ fn files_are_the_schemas_of_the_types() {
             assert!(
                 stored == text,
                 "schema/{name}.json is not the schema of the types. To write the file, run \
-                 `{WRITE}=1 cargo test --features schema --test schema`"
+                 `{WRITE}=1 cargo test --features schema,web --test schema`"
             );
         }
     }
+}
+
+/// Returns the documents, with their types in `$defs`.
+fn documents() -> Vec<Value> {
+    vec![
+        UPDATES.value.clone(),
+        COMMANDS.value.clone(),
+        #[cfg(feature = "web")]
+        serde_json::json!({ "$defs": schema::openapi()["components"]["schemas"] }),
+    ]
 }
 
 /// Calls `see` for each schema inside the value, with its place.
@@ -51,7 +66,7 @@ fn walk(place: &str, schema: &Value, see: &mut impl FnMut(&str, &Value)) {
 #[test]
 fn every_type_and_member_is_described() {
     let mut missing = Vec::new();
-    for document in [&UPDATES.value, &COMMANDS.value] {
+    for document in &documents() {
         let types = document["$defs"].as_object().unwrap();
         missing.extend(
             types.iter().filter(|(_, schema)| schema["description"].is_null()).map(|(name, _)| name.clone()),
@@ -72,7 +87,7 @@ fn every_type_and_member_is_described() {
 #[test]
 fn descriptions_have_no_syntax_of_rust_documentation() {
     let mut wrong = Vec::new();
-    for document in [&UPDATES.value, &COMMANDS.value] {
+    for document in &documents() {
         walk("", document, &mut |place, schema| {
             if let Some(text) = schema["description"].as_str()
                 && (["](", "[`", "```", "None`", "::", "Arc", "allocat"]

@@ -2,7 +2,7 @@
 
 use axum::{
     Router,
-    body::{Body, BodyDataStream, to_bytes},
+    body::{Body, BodyDataStream, HttpBody, to_bytes},
     http::{Method, Request, Response, StatusCode, request::Parts},
 };
 use futures_util::StreamExt;
@@ -17,6 +17,8 @@ use omni_agent::{
 };
 use serde_json::{Value, json};
 use tower::ServiceExt;
+
+use crate::openapi;
 
 /// Users are known by the header `x-user`. `boss` is an operator, and `reader` may only read Ann's conversations.
 pub(crate) struct Users;
@@ -56,6 +58,8 @@ pub(crate) struct Answer {
     pub(crate) status: StatusCode,
     pub(crate) parts: axum::http::response::Parts,
     pub(crate) text: String,
+    /// The id of the operation in the OpenAPI document. `None` if the path or the method has none.
+    pub(crate) operation: Option<&'static str>,
 }
 
 impl Answer {
@@ -106,10 +110,21 @@ impl App {
         self.router.clone().oneshot(request).await.unwrap()
     }
 
+    /// Sends a request and reads the response. Both are checked against the OpenAPI document.
     pub(crate) async fn answer(&self, request: Request<Body>) -> Answer {
-        let (parts, body) = self.send(request).await.into_parts();
+        let (method, path) = (request.method().clone(), request.uri().to_string());
+        let (parts, mut body) = request.into_parts();
+        let mut sent = None;
+        if body.size_hint().exact().is_some() {
+            let bytes = to_bytes(body, 1 << 26).await.unwrap();
+            body = Body::from(bytes.clone());
+            sent = Some(bytes);
+        }
+        let (parts, body) = self.send(Request::from_parts(parts, body)).await.into_parts();
         let text = String::from_utf8_lossy(&to_bytes(body, 1 << 26).await.unwrap()).into_owned();
-        Answer { status: parts.status, parts, text }
+        let mut answer = Answer { status: parts.status, parts, text, operation: None };
+        answer.operation = openapi::check(&method, &path, sent.as_deref(), &answer);
+        answer
     }
 
     pub(crate) async fn get(&self, user: &str, path: &str) -> Answer {
@@ -148,7 +163,8 @@ impl App {
         let response = self.send(request).await;
         assert_eq!(response.status(), StatusCode::OK);
         assert_eq!(response.headers()["content-type"], "text/event-stream");
-        Frames { body: response.into_body().into_data_stream(), buffer: String::new() }
+        let is_native = path.starts_with("/agent/");
+        Frames { body: response.into_body().into_data_stream(), buffer: String::new(), is_native }
     }
 }
 
@@ -180,6 +196,8 @@ pub(crate) struct Frame {
 pub(crate) struct Frames {
     body: BodyDataStream,
     buffer: String,
+    /// Whether the events are those of a native stream, which are checked against the OpenAPI document.
+    is_native: bool,
 }
 
 impl Frames {
@@ -190,6 +208,9 @@ impl Frames {
                 let (frame, rest) = (frame.to_owned(), rest.to_owned());
                 self.buffer = rest;
                 if let Some(frame) = read(&frame) {
+                    if self.is_native {
+                        openapi::check_event(&frame.event, frame.id.as_deref(), &frame.data);
+                    }
                     return Some(frame);
                 }
                 continue;

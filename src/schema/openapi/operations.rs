@@ -1,0 +1,222 @@
+//! The operations: their parameters, bodies and answers.
+
+use schemars::{JsonSchema, Schema};
+use serde_json::Value;
+
+use super::problems::{
+    BODY, BUSY, COMMAND, CONVERSATION, CREATE, Kinds, MODEL, OPEN, QUERY, SEARCH, STALE, START, STORE,
+    STREAM, TITLE, UNSUPPORTED, WRITE,
+};
+use crate::{
+    message::UsageSum,
+    schema::Document,
+    session::{SessionAnswer, SessionCommand, SessionSnapshot},
+    store::{ConversationId, Found},
+    web::{
+        Change, Created, DecisionRequest, ListPage, ListQuery, NewConversation, PeriodQuery, RowsPage,
+        RowsQuery, SearchQuery,
+    },
+};
+
+/// Adds a type to a document, and returns the reference to it.
+pub(super) type Type = fn(&mut Document) -> Schema;
+
+/// An operation: a route with its documentation.
+pub(super) struct Operation {
+    /// The method and the path.
+    pub(super) route: &'static str,
+    pub(super) id: &'static str,
+    pub(super) summary: &'static str,
+    pub(super) description: &'static str,
+    pub(super) query: Option<Type>,
+    pub(super) body: Option<Type>,
+    pub(super) answer: Answer,
+    pub(super) problems: &'static [Kinds],
+}
+
+/// The answer to a request that succeeds.
+pub(super) enum Answer {
+    Json(Type),
+    Created(Type),
+    Nothing,
+    Stream,
+    File,
+}
+
+/// The contents of a stream: the list, at least one conversation, or both.
+#[derive(JsonSchema)]
+#[expect(dead_code, reason = "describes the query that the handler reads as a list of pairs")]
+struct EventsQuery {
+    /// Whether the stream carries the list.
+    list: Option<bool>,
+    /// The conversations of the stream, of which there may be eight. The parameter occurs once for each.
+    #[schemars(default, extend("maxItems" = 8))]
+    watch: Vec<ConversationId>,
+}
+
+const PLAIN: Operation = Operation {
+    route: "",
+    id: "",
+    summary: "",
+    description: "",
+    query: None,
+    body: None,
+    answer: Answer::Nothing,
+    problems: &[],
+};
+
+pub(super) const OPERATIONS: &[Operation] = &[
+    Operation {
+        route: "GET /conversations",
+        id: "listConversations",
+        summary: "Lists the principal's conversations, most recently written first.",
+        query: Some(Document::include::<ListQuery>),
+        answer: Answer::Json(Document::include::<ListPage>),
+        problems: &[QUERY, STORE],
+        ..PLAIN
+    },
+    Operation {
+        route: "POST /conversations",
+        id: "createConversation",
+        summary: "Creates a conversation.",
+        body: Some(Document::include::<NewConversation>),
+        answer: Answer::Created(Document::include::<Created>),
+        problems: &[BODY, STORE, OPEN, START, CREATE, MODEL, TITLE, WRITE],
+        ..PLAIN
+    },
+    Operation {
+        route: "GET /conversations/{id}",
+        id: "readConversation",
+        summary: "Returns the snapshot of a conversation.",
+        description: "The parts that the server's view hides are empty or absent.",
+        answer: Answer::Json(Document::include::<SessionSnapshot>),
+        problems: &[CONVERSATION, STORE, OPEN],
+        ..PLAIN
+    },
+    Operation {
+        route: "PATCH /conversations/{id}",
+        id: "changeConversation",
+        summary: "Changes the title or the model of a conversation.",
+        body: Some(Document::include::<Change>),
+        problems: &[CONVERSATION, BODY, STORE, OPEN, MODEL, TITLE, BUSY, WRITE],
+        ..PLAIN
+    },
+    Operation {
+        route: "DELETE /conversations/{id}",
+        id: "deleteConversation",
+        summary: "Deletes a conversation.",
+        description: "A conversation that is open is closed first. Its streams end.",
+        problems: &[CONVERSATION, STORE, OPEN, BUSY, WRITE],
+        ..PLAIN
+    },
+    Operation {
+        route: "POST /conversations/{id}/commands",
+        id: "performCommand",
+        summary: "Runs a command of a conversation.",
+        description: "The answer comes when the command is accepted. The stream of the conversation shows its effects. \
+                      A prompt with an id can be sent again after a lost answer.",
+        body: Some(Document::include::<SessionCommand>),
+        answer: Answer::Json(Document::include::<SessionAnswer>),
+        problems: &[
+            CONVERSATION,
+            BODY,
+            STORE,
+            OPEN,
+            START,
+            COMMAND,
+            MODEL,
+            TITLE,
+            BUSY,
+            STALE,
+            UNSUPPORTED,
+            WRITE,
+        ],
+        ..PLAIN
+    },
+    Operation {
+        route: "POST /conversations/{id}/decisions",
+        id: "decide",
+        summary: "Decides about a tool use that waits.",
+        body: Some(Document::include::<DecisionRequest>),
+        problems: &[CONVERSATION, BODY, STORE, OPEN, START, COMMAND, BUSY, STALE, WRITE],
+        ..PLAIN
+    },
+    Operation {
+        route: "GET /conversations/{id}/usage",
+        id: "readLedger",
+        summary: "Returns the usage ledger of a conversation, newest first.",
+        query: Some(Document::include::<RowsQuery>),
+        answer: Answer::Json(Document::include::<RowsPage>),
+        problems: &[CONVERSATION, QUERY, STORE, UNSUPPORTED],
+        ..PLAIN
+    },
+    Operation {
+        route: "GET /conversations/{id}/files/{message}/{block}",
+        id: "readFile",
+        summary: "Returns the bytes of an attachment.",
+        description: "Attachments of more than 64 KiB appear as this address in snapshots and streams.",
+        answer: Answer::File,
+        problems: &[CONVERSATION, STORE, OPEN],
+        ..PLAIN
+    },
+    Operation {
+        route: "GET /conversations/{id}/events",
+        id: "watchConversation",
+        summary: "Streams the updates of a conversation.",
+        description: "The stream begins with a snapshot, or continues after `last-event-id`.",
+        answer: Answer::Stream,
+        problems: &[CONVERSATION, STORE, OPEN, START, STREAM],
+        ..PLAIN
+    },
+    Operation {
+        route: "GET /events",
+        id: "watch",
+        summary: "Streams the updates of the list and of several conversations.",
+        description: "The updates of the list and of each conversation begin with a snapshot, or those of a conversation \
+                      continue after `last-event-id`. A conversation that cannot be opened gets the event `refused`.",
+        query: Some(Document::include::<EventsQuery>),
+        answer: Answer::Stream,
+        problems: &[CONVERSATION, QUERY, STORE, START, STREAM],
+        ..PLAIN
+    },
+    Operation {
+        route: "GET /search",
+        id: "search",
+        summary: "Searches the titles and messages of the principal's conversations.",
+        query: Some(Document::include::<SearchQuery>),
+        answer: Answer::Json(Document::include::<Found>),
+        problems: &[QUERY, STORE, UNSUPPORTED, SEARCH],
+        ..PLAIN
+    },
+    Operation {
+        route: "GET /usage",
+        id: "sumUsage",
+        summary: "Returns the usage of all conversations of the principal, by model.",
+        description: "The usage of deleted conversations is included.",
+        query: Some(Document::include::<PeriodQuery>),
+        answer: Answer::Json(Document::include::<Vec<UsageSum>>),
+        problems: &[QUERY, STORE, UNSUPPORTED],
+        ..PLAIN
+    },
+    Operation {
+        route: "GET /schema/updates",
+        id: "readUpdateSchema",
+        summary: "Returns the JSON Schema of updates.",
+        answer: Answer::Json(Document::include::<Value>),
+        ..PLAIN
+    },
+    Operation {
+        route: "GET /schema/commands",
+        id: "readCommandSchema",
+        summary: "Returns the JSON Schema of commands.",
+        answer: Answer::Json(Document::include::<Value>),
+        ..PLAIN
+    },
+    Operation {
+        route: "GET /openapi.json",
+        id: "readOpenApi",
+        summary: "Returns this document.",
+        answer: Answer::Json(Document::include::<Value>),
+        ..PLAIN
+    },
+];

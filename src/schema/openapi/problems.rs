@@ -1,0 +1,134 @@
+//! The problems that the routes answer with.
+
+use schemars::JsonSchema;
+
+use crate::{
+    agent::{PromptState, Status},
+    message::ToolUseId,
+};
+
+/// An error (RFC 9457). Members that are not listed may occur.
+#[derive(JsonSchema)]
+#[schemars(rename = "Problem")]
+#[expect(dead_code, reason = "describes the JSON of `web::Problem`, which has its members as a map")]
+pub(super) struct ProblemBody {
+    /// The kind of the problem: `urn:omni-agent:CODE`, with one of the codes of the response.
+    r#type: String,
+    /// A sentence about the kind of the problem.
+    title: String,
+    /// The status of the response.
+    status: u16,
+    /// A sentence about this occurrence of the problem, with a value that caused it or advice.
+    #[schemars(skip_serializing_if = "Option::is_none")]
+    detail: Option<String>,
+    /// Of `busy`: the status of the conversation.
+    #[schemars(skip_serializing_if = "Option::is_none")]
+    activity: Option<Status>,
+    /// Of `stale-decision`: the ids of the tool uses that wait for a decision.
+    #[schemars(skip_serializing_if = "Option::is_none")]
+    waiting: Option<Vec<ToolUseId>>,
+    /// Of `known-prompt`: the state of the prompt that was accepted before.
+    #[schemars(skip_serializing_if = "Option::is_none")]
+    state: Option<PromptState>,
+    /// Of `unknown-model`: the name of the model.
+    #[schemars(skip_serializing_if = "Option::is_none")]
+    model: Option<String>,
+    /// Of `too-large`: the maximum number of bytes.
+    #[schemars(skip_serializing_if = "Option::is_none")]
+    limit: Option<u64>,
+    /// Of `unsupported`: the operation that the store does not support.
+    #[schemars(skip_serializing_if = "Option::is_none")]
+    operation: Option<String>,
+    /// Of `open-elsewhere`: the address of the owner, if the server reveals it.
+    #[schemars(skip_serializing_if = "Option::is_none")]
+    address: Option<String>,
+    /// Of `internal`: the id under which the server has logged the cause.
+    #[schemars(skip_serializing_if = "Option::is_none")]
+    incident: Option<String>,
+}
+
+/// A kind of problem: its status, its code and its cause.
+pub(super) struct Kind(pub(super) u16, pub(super) &'static str, pub(super) &'static str);
+
+pub(super) type Kinds = &'static [Kind];
+
+/// The problems of every route.
+pub(super) const EVERY: Kinds = &[
+    Kind(401, "unauthenticated", "The request is not authenticated."),
+    Kind(403, "cross-origin", "The request comes from a page of another site."),
+    Kind(421, "wrong-host", "The host of the request is not served here."),
+];
+
+/// The problems of a route that uses the store.
+pub(super) const STORE: Kinds = &[
+    Kind(500, "internal", "The server failed. Its log contains the cause under the incident's id."),
+    Kind(503, "shut-down", "The server or the conversation is shut down."),
+    Kind(503, "store-unreachable", "The stored conversations cannot be reached now."),
+];
+
+/// The problems of a route with the id of a conversation.
+pub(super) const CONVERSATION: Kinds = &[
+    Kind(400, "invalid-id", "The id in the address is invalid."),
+    Kind(403, "forbidden", "The conversation may be read, but this action is not permitted."),
+    Kind(404, "not-found", "The conversation, message or file does not exist, or may not be read."),
+];
+
+/// The problems of a route that opens the conversation.
+pub(super) const OPEN: Kinds = &[
+    Kind(421, "open-elsewhere", "Another process has the conversation open."),
+    Kind(503, "no-room", "Too many conversations are open."),
+    Kind(503, "store-behind", "Too many changes are not stored yet."),
+];
+
+/// The problems of a route that starts a run or a stream.
+pub(super) const START: Kinds = &[Kind(503, "draining", "The server is about to stop.")];
+
+pub(super) const BODY: Kinds = &[
+    Kind(400, "invalid-body", "The body is not JSON, or does not fit its schema."),
+    Kind(413, "too-large", "The body is too large."),
+    Kind(415, "content-type", "The content type of the body is not `application/json`."),
+];
+
+pub(super) const QUERY: Kinds = &[Kind(400, "invalid-query", "The query of the address cannot be read.")];
+
+pub(super) const MODEL: Kinds = &[Kind(422, "unknown-model", "This model cannot be chosen.")];
+
+pub(super) const TITLE: Kinds = &[Kind(422, "invalid-title", "The title is too long.")];
+
+pub(super) const BUSY: Kinds = &[Kind(409, "busy", "A run is active.")];
+
+pub(super) const STALE: Kinds =
+    &[Kind(409, "stale-decision", "The tool use does not wait for a decision, or belongs to another turn.")];
+
+pub(super) const UNSUPPORTED: Kinds =
+    &[Kind(422, "unsupported", "The store does not support this operation.")];
+
+pub(super) const CREATE: Kinds = &[Kind(403, "forbidden", "The principal cannot create conversations.")];
+
+pub(super) const SEARCH: Kinds = &[Kind(422, "invalid-query", "The search cannot be understood.")];
+
+/// The problems of a route that writes to a conversation.
+pub(super) const WRITE: Kinds = &[
+    Kind(409, "already-exists", "The conversation already exists."),
+    Kind(409, "conflict", "The conversation was changed at the same time."),
+    Kind(422, "unstorable", "The store cannot store the content."),
+];
+
+pub(super) const STREAM: Kinds = &[
+    Kind(400, "invalid-position", "The position in `last-event-id` cannot be read."),
+    Kind(429, "too-many-streams", "Too many streams are open, in all or of this principal."),
+];
+
+pub(super) const COMMAND: Kinds = &[
+    Kind(409, "idle", "No run is active."),
+    Kind(409, "known-prompt", "A prompt with this id was accepted before."),
+    Kind(409, "not-paused", "No tool use waits for a decision."),
+    Kind(409, "not-staged", "No prompt with this id is staged."),
+    Kind(409, "queue-full", "Too many prompts are staged."),
+    Kind(422, "empty-prompt", "The prompt is empty."),
+    Kind(422, "invalid-prompt", "The prompt has content or settings that a client cannot send."),
+    Kind(422, "not-a-prompt", "The message is not a prompt."),
+    Kind(422, "not-an-answer", "The message is not an answer."),
+    Kind(422, "not-at-step", "The prompt cannot join the turn in flight."),
+    Kind(422, "open-tool-uses", "The message has open tool uses."),
+];

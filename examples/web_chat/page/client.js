@@ -13,28 +13,32 @@
 
 /**
  * @typedef {{ secs: number, nanos: number }} Duration
- * @typedef {{ type: "text", text: string, signature?: string }} Text
- * @typedef {{ type: "thinking", text: string, signature?: string, redacted?: string }} Thinking
+ * @typedef {{ text: string, signature?: string }} Text
+ * @typedef {{ text: string, signature?: string, redacted?: string }} Thinking
  * @typedef {{ type: "base64", data: string } | { type: "url", url: string }} Source
- * @typedef {{ type: "attachment", source: Source, media_type: string, name?: string }} Attachment
+ * @typedef {{ source: Source, media_type: string, name?: string, metadata?: Record<string, any> }} Attachment
  * @typedef {{ id: string, name: string, input: any, malformed?: string, signature?: string, decided?: ToolResult }} ToolUse
- * @typedef {{ tool_use_id: string, name: string, content: (Text | Attachment)[], is_error: boolean }} ToolResult
- * @typedef {{ type: "provider_item", format: string, data: any }} ProviderItem
- * @typedef {Text | Thinking | Attachment | ({ type: "tool_use" } & ToolUse) | ({ type: "tool_result" } & ToolResult)
- *   | ProviderItem} Content
+ * @typedef {{ tool_use_id: string, name: string, content: ResultBlock[], is_error: boolean }} ToolResult
+ * @typedef {({ type: "text" } & Text) | ({ type: "attachment" } & Attachment)} ResultBlock
+ * @typedef {{ format: string, data: any }} ProviderItem
+ * @typedef {({ type: "text" } & Text) | ({ type: "thinking" } & Thinking) | ({ type: "attachment" } & Attachment)
+ *   | ({ type: "tool_use" } & ToolUse) | ({ type: "tool_result" } & ToolResult)
+ *   | ({ type: "provider_item" } & ProviderItem)} Content
  * @typedef {{ role: "user" | "assistant", content: Content[], timestamp: number, id?: string, app_data?: any,
  *   provider_data?: Record<string, any> }} Message
  * @typedef {{ input: number, cache_read: number, cache_write: number, output: number, reasoning: number,
  *   cost?: number }} Usage
  * @typedef {{ id: number, parent?: number, message: Message, usage?: Usage }} Node
  * @typedef {{ nodes: Node[], head: number | null, cursors: [number, number][], next?: number }} Tree
- * @typedef {{ id?: string, content: Content[], next?: "turn" | "step", app_data?: any }} Prompt
+ * @typedef {{ id?: string, content: Content[], next?: "turn" | "step", app_data?: any, options?: any,
+ *   max_steps?: number, turn_timeout?: Duration }} Prompt
  * @typedef {"execute" | { execute_with: any } | { reject: string } | { provide: ToolResult }} Decision
  * @typedef {{ turn: string, tool_use: ToolUse, input_replaced?: boolean, reason: any,
  *   expiry?: { after: Duration, at: number, decision: Decision }, asked_by?: string }} Pause
  * @typedef {{ tool_use_id: string, input?: any, is_error?: boolean }} ToolRun
  * @typedef {{ content: Content, input?: string, ended: boolean }} PartialBlock
- * @typedef {{ kind: string, message?: string, error?: { kind: string, message: string } }} Failure
+ * @typedef {{ kind: string, message?: string, error?: { kind: string, message: string }, reason?: string,
+ *   callback?: string, limit?: Duration }} Failure
  * @typedef {string | { other: string }} StopReason
  * @typedef {{ outcome: "stopped" | "cancelled" | "failed", stop_reason?: StopReason, failure?: Failure, turn?: string,
  *   unanswered?: Message[], staged?: Prompt[] }} RunEnd
@@ -51,7 +55,8 @@
  * @typedef {{ last: string, id: string, title: string | null, labels?: Record<string, string>, used: Usage, tree: Tree,
  *   agent: Snapshot, unsaved: number[], store: StoreReport | null }} SessionSnapshot
  * @typedef {{ model: string, message?: Message, messages: Message[], stop_reason: StopReason, usage: Usage, step: number,
- *   turn?: string, run: number, warnings?: string[] }} Response
+ *   turn?: string, run: number, warnings?: string[], open_tool_uses?: ToolUse[], decided?: ToolResult[], output?: any,
+ *   output_error?: string }} Response
  * @typedef {{ type: string } & Record<string, any>} Event
  * @typedef {{ type: string } & Record<string, any>} SessionEvent
  * @typedef {{ type: "event", id: string, event: SessionEvent } | { type: "resync", snapshot: SessionSnapshot }

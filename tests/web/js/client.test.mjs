@@ -158,7 +158,7 @@ test("request_with_an_error_status_becomes_a_problem", async () => {
 test("requests_have_the_routes_of_the_server", async () => {
   const seen = [];
   const client = new Client("/agent/", { headers: { authorization: "Bearer x" }, fetch: async (url, init) => {
-    seen.push(`${init.method} ${url} ${init.body ?? ""}`.trim());
+    seen.push(`${init.method ?? "GET"} ${url} ${init.body ?? ""}`.trim());
     assert.equal(init.headers.authorization, "Bearer x");
     return Response.json({});
   } });
@@ -173,14 +173,37 @@ test("requests_have_the_routes_of_the_server", async () => {
   await client.rows("c", { limit: 1 });
   await client.usage({ from: 1 });
   await client.schema("updates");
+  await client.schema("commands");
+  client.stream({ list: true, watch: ["c"] }).close();
   assert.deepEqual(seen, [
     "GET /agent/conversations?limit=5&after=1.a", "GET /agent/search?q=a+b", 'POST /agent/conversations {"title":"T"}',
     "GET /agent/conversations/a%2Fb", 'PATCH /agent/conversations/c {"title":null}', "DELETE /agent/conversations/c",
     'POST /agent/conversations/c/commands {"type":"interrupt"}',
     'POST /agent/conversations/c/decisions {"turn":"t","tool_use":"u","decision":"execute"}',
     "GET /agent/conversations/c/usage?limit=1", "GET /agent/usage?from=1", "GET /agent/schema/updates",
+    "GET /agent/schema/commands", "GET /agent/events?watch=c&list=true",
   ]);
-  assert.equal(client.file("c", "m/1", "2-0"), "/agent/conversations/c/files/m%2F1/2-0");
+  const file = client.file("c", "m/1", "2-0");
+  assert.equal(file, "/agent/conversations/c/files/m%2F1/2-0");
+  // A test in Rust compares the document with the routes of the router.
+  const { paths } = JSON.parse(readFileSync(new URL("../../../schema/openapi.json", import.meta.url), "utf8"));
+  const operations = Object.entries(paths).flatMap(([path, item]) => Object.keys(item)
+    .filter((method) => method !== "parameters").map((method) => `${method.toUpperCase()} ${path}`));
+  const requested = [...seen, `GET ${file}`].map((request) => {
+    const [method, address] = request.split(" ");
+    const segments = new URL(address, "http://localhost").pathname.replace("/agent", "").split("/");
+    const fits = (template) => template.length === segments.length
+      && template.every((name, at) => name.startsWith("{") || name === segments[at]);
+    const found = operations.filter((operation) => {
+      const [known, path] = operation.split(" ");
+      return known === method && fits(path.split("/"));
+    });
+    assert.equal(found.length, 1, request);
+    return found[0];
+  });
+  // The stream of the page replaces that of one conversation, and the document is for tools.
+  const unused = ["GET /conversations/{id}/events", "GET /openapi.json"];
+  assert.deepEqual([...new Set([...requested, ...unused])].sort(), operations.sort());
 });
 
 test("path_of_an_empty_tree_is_empty", () => {

@@ -9,6 +9,7 @@ mod ai_sdk_routes;
 mod bad_input;
 mod broken_bodies;
 mod js;
+mod load;
 mod openapi;
 mod page;
 mod routes;

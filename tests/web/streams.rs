@@ -49,7 +49,7 @@ fn follows(id: EventId, last: EventId) -> bool {
     id.incarnation != last.incarnation || id.number > last.number
 }
 
-fn without_history(mut snapshot: SessionSnapshot) -> SessionSnapshot {
+pub(crate) fn without_history(mut snapshot: SessionSnapshot) -> SessionSnapshot {
     snapshot.agent.state.history = omni_agent::message::History::new();
     snapshot
 }

@@ -239,7 +239,8 @@ impl Frames {
     }
 }
 
-fn read(text: &str) -> Option<Frame> {
+/// Reads the text of a frame. Returns `None` for a comment.
+pub(crate) fn read(text: &str) -> Option<Frame> {
     let field = |name: &str| {
         let lines = text.lines().filter_map(|line| line.strip_prefix(name));
         let values: Vec<&str> = lines.map(|value| value.strip_prefix(' ').unwrap_or(value)).collect();

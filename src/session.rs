@@ -640,6 +640,18 @@ impl WeakSession {
         Some(Session { commands: self.commands.upgrade()?, shared: Arc::clone(&self.shared) })
     }
 
+    /// Waits until the session accepts no more commands.
+    #[cfg(feature = "mcp")]
+    pub(crate) async fn closed(&self) {
+        self.shared.termination.closed().await;
+    }
+
+    /// Waits until no run is active, without keeping the session alive. Returns `None` if its agent has ended.
+    #[cfg(feature = "mcp")]
+    pub(crate) async fn idle(&self) -> Option<()> {
+        self.shared.agent.get()?.upgrade()?.wait_until_idle().await.ok()
+    }
+
     /// Counts a controller, and waits until the session has seen it.
     async fn confirmed_hold(&self) -> Result<Hold, SessionError> {
         let hold = self.hold()?;

@@ -21,8 +21,9 @@ use serde_json::{Value, json};
 use tokio::{runtime::Handle, sync::watch, time::timeout};
 
 use super::{
-    McpError, http, program,
-    program::Program,
+    McpError,
+    http::{self, Observed},
+    program::{self, Program},
     settings::{Settings, Transport},
 };
 use crate::{sync::lock, text::clip};
@@ -36,8 +37,14 @@ pub(super) const LONGEST: usize = 4096;
 /// A connection. Dropping this closes the connection and ends the program.
 pub(super) struct Connection {
     service: RunningService<RoleClient, Notified>,
-    program: Option<Program>,
+    carrier: Carrier,
     runtime: Handle,
+}
+
+/// The parts of a connection's transport that rmcp does not show.
+enum Carrier {
+    Program(Program),
+    Http(Arc<Observed>),
 }
 
 /// The latest progress of one call.
@@ -93,27 +100,26 @@ impl Connection {
             Some(version) => ClientLifecycleMode::Discover { preferred_versions: vec![version] },
         };
         let handler = Notified { config, routes: Routes::default(), changes: changes.clone() };
-        let (served, program) = match &settings.transport {
+        let (served, carrier) = match &settings.transport {
             Transport::Program(start) => {
                 let (program, pipe) = program::start(start, settings)?;
-                (timeout(limit, handler.serve_with_lifecycle(pipe, lifecycle)).await, Some(program))
+                let served = timeout(limit, handler.serve_with_lifecycle(pipe, lifecycle)).await;
+                (served, Carrier::Program(program))
             }
             Transport::Http(target) => {
-                let transport = http::transport(target, settings)?;
-                (timeout(limit, handler.serve_with_lifecycle(transport, lifecycle)).await, None)
+                let (transport, observed) = http::transport(target, settings)?;
+                let served = timeout(limit, handler.serve_with_lifecycle(transport, lifecycle)).await;
+                (served, Carrier::Http(observed))
             }
         };
         let name = || settings.name.clone();
         let service = match served {
             Ok(Ok(service)) => service,
-            Ok(Err(error)) if error.is_authorization_required() => {
+            Ok(Err(error)) if requires_authorization(&error) => {
                 return Err(McpError::Unauthorized { server: name() });
             }
             Ok(Err(error)) => {
-                let mut reason = reason(&error);
-                if let Some(program) = &program {
-                    reason.push_str(&program.words().await);
-                }
+                let reason = format!("{}{}", reason(&error), carrier.ending().await);
                 return Err(McpError::Unreachable {
                     server: name(),
                     reason: settings.secrets.removed(reason),
@@ -121,7 +127,7 @@ impl Connection {
             }
             Err(_) => return Err(McpError::TimedOut { server: name(), limit }),
         };
-        let connection = Self { service, program, runtime: Handle::current() };
+        let connection = Self { service, carrier, runtime: Handle::current() };
         connection.listen(changes);
         Ok(connection)
     }
@@ -164,11 +170,12 @@ impl Connection {
     }
 
     pub(super) fn is_program(&self) -> bool {
-        self.program.is_some()
+        matches!(self.carrier, Carrier::Program(_))
     }
 
     pub(super) fn is_lost(&self) -> bool {
-        self.peer().is_transport_closed() || self.program.as_ref().is_some_and(Program::has_ended)
+        let has_ended = matches!(&self.carrier, Carrier::Program(program) if program.has_ended());
+        has_ended || self.peer().is_transport_closed()
     }
 
     /// Sends the progress of a request to `reports` until the result is dropped.
@@ -180,18 +187,32 @@ impl Connection {
 
     /// Returns what is known about the end of the connection, as the end of an error's text.
     pub(super) async fn ending(&self) -> String {
-        match &self.program {
-            Some(program) => program.words().await,
-            None => String::new(),
-        }
+        self.carrier.ending().await
     }
 
     /// Closes the connection, and waits until the program has ended.
     pub(super) async fn close(&self) {
         self.service.cancellation_token().cancel();
-        if let Some(program) = &self.program {
+        if let Carrier::Program(program) = &self.carrier {
             program.ended().await;
         }
+    }
+}
+
+impl Carrier {
+    async fn ending(&self) -> String {
+        match self {
+            Self::Program(program) => program.words().await,
+            Self::Http(observed) => observed.ending(),
+        }
+    }
+}
+
+fn requires_authorization(error: &ClientInitializeError) -> bool {
+    match error {
+        ClientInitializeError::LegacyFallbackFailed { fallback, .. } => requires_authorization(fallback),
+        ClientInitializeError::TransportError { error, .. } if http::is_unauthorized(&*error.error) => true,
+        other => other.is_authorization_required(),
     }
 }
 

@@ -1,58 +1,121 @@
 //! Adopts changed lists of tools.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{
+    borrow::Cow,
+    collections::BTreeSet,
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
-use tokio::time::sleep;
+use tokio::{
+    sync::watch,
+    time::{sleep, timeout},
+};
 
-use super::{McpClient, server::Server};
+use super::{server::Server, tool::tools};
 use crate::{
     Session,
+    session::WeakSession,
     sync::lock,
-    tool::{Tool, ToolSet},
+    tool::{Schema, Tool, ToolSet},
 };
 
 /// How long to wait after a change before the list is read, so that many changes in a row cost one list.
 const SETTLE: Duration = Duration::from_millis(200);
 
-/// How long to wait after a failed attempt.
+/// How long to wait after a failed attempt. This doubles with each further failure, up to [`LONGEST_RETRY`].
 const RETRY: Duration = Duration::from_secs(5);
+
+const LONGEST_RETRY: Duration = Duration::from_mins(5);
+
+/// The shortest time after which a list is read again because it is not valid any longer.
+const SHORTEST_TTL: Duration = Duration::from_secs(1);
 
 pub(super) fn follow(server: &Arc<Server>, session: &Session) {
     let mut changes = server.changes();
+    // The list may have changed since the session got its tools.
+    changes.mark_changed();
     // The task holds neither the server nor the session while it waits.
     let (server, session) = (Arc::downgrade(server), session.downgrade());
     tokio::spawn(async move {
-        while changes.changed().await.is_ok() {
-            loop {
-                sleep(SETTLE).await;
-                let Some(server) = server.upgrade() else { return };
-                changes.borrow_and_update();
-                let listed = McpClient(Arc::clone(&server)).tools().await;
-                match listed {
-                    Ok(listed) => {
-                        let Some(session) = session.upgrade() else { return };
-                        let known = lock(&server.offered).clone();
-                        if adopt(&session, &known, listed.tools.into()).await.is_none() {
-                            return;
-                        }
-                        break;
-                    }
-                    Err(error) => {
-                        tracing::warn!(%error, "a changed list of tools can't be read; it is tried again");
-                        drop(server);
-                        sleep(RETRY).await;
-                    }
-                }
-            }
+        tokio::select! {
+            () = session.closed() => {}
+            _ = adopt_changes(&server, &session, &mut changes) => {}
         }
     });
 }
 
-/// Replaces the tools as soon as the session is idle. Returns `None` if the session has ended.
-async fn adopt(session: &Session, known: &BTreeSet<String>, tools: Arc<[Arc<dyn Tool>]>) -> Option<()> {
+/// Adopts changes until the server or the session is gone, and then returns `None`.
+async fn adopt_changes(
+    server: &Weak<Server>,
+    session: &WeakSession,
+    changes: &mut watch::Receiver<u64>,
+) -> Option<()> {
+    let (mut ttl, mut failures) = (None, 0);
     loop {
-        session.wait_until_idle().await.ok()?;
-        let (known, tools) = (known.clone(), Arc::clone(&tools));
+        match ttl {
+            None => changes.changed().await.ok()?,
+            Some(ttl) => {
+                // A lost server is not connected again for this. The next connection counts as a change.
+                if timeout(ttl, changes.changed()).await.is_err() && !server.upgrade()?.is_connected().await {
+                    changes.changed().await.ok()?;
+                }
+            }
+        }
+        sleep(SETTLE).await;
+        let server = server.upgrade()?;
+        changes.borrow_and_update();
+        if server.is_over().await {
+            return None;
+        }
+        match server.list().await {
+            Ok(listed) => {
+                (ttl, failures) = (listed.ttl.map(|ttl| ttl.max(SHORTEST_TTL)), 0);
+                let listed = tools(&server, listed).tools.into();
+                adopt(session, &server, listed).await?;
+            }
+            Err(error) => {
+                if failures == 0 {
+                    let server = &server.settings().name;
+                    tracing::warn!(server, %error, "a changed list of tools can't be read; it is tried again");
+                }
+                ttl = Some(RETRY.saturating_mul(1 << failures).min(LONGEST_RETRY));
+                failures = (failures + 1).min(10);
+            }
+        }
+    }
+}
+
+/// The tools of a server that still exist.
+struct Known {
+    addresses: BTreeSet<usize>,
+    /// Keeps the addresses from being used for other tools.
+    _tools: Vec<Arc<dyn Tool>>,
+}
+
+impl Known {
+    fn of(server: &Server) -> Self {
+        let tools: Vec<_> = lock(&server.offered).iter().filter_map(Weak::upgrade).collect();
+        Self { addresses: tools.iter().map(|tool| Arc::as_ptr(tool).addr()).collect(), _tools: tools }
+    }
+
+    fn has(&self, tool: &Arc<dyn Tool>) -> bool {
+        self.addresses.contains(&Arc::as_ptr(tool).addr())
+    }
+}
+
+/// Replaces the tools as soon as the session is idle. Returns `None` if the session has ended.
+async fn adopt(session: &WeakSession, server: &Server, tools: Arc<[Arc<dyn Tool>]>) -> Option<()> {
+    loop {
+        session.idle().await?;
+        let session = session.upgrade()?;
+        let known = Known::of(server);
+        let state = session.state().await.ok()?;
+        let present = state.config().tools.iter().filter(|tool| known.has(tool));
+        if present.map(declared).eq(tools.iter().map(declared)) {
+            return Some(());
+        }
+        let tools = Arc::clone(&tools);
         let adopted = session.configure(move |config| {
             config.tools = replaced(&config.tools, &known, &tools);
             Ok(())
@@ -69,10 +132,15 @@ async fn adopt(session: &Session, known: &BTreeSet<String>, tools: Arc<[Arc<dyn 
     }
 }
 
+/// Returns everything in which two lists can differ.
+fn declared(tool: &Arc<dyn Tool>) -> (&str, Cow<'_, str>, &Schema, bool) {
+    (tool.name(), tool.description(), tool.schema(), tool.requires_approval())
+}
+
 /// Returns the set with the known tools replaced, at the place of the first of them.
-fn replaced(present: &ToolSet, known: &BTreeSet<String>, tools: &[Arc<dyn Tool>]) -> ToolSet {
-    let place = present.iter().position(|tool| known.contains(tool.name())).unwrap_or(present.len());
-    let others = |tool: &&Arc<dyn Tool>| !known.contains(tool.name());
+fn replaced(present: &ToolSet, known: &Known, tools: &[Arc<dyn Tool>]) -> ToolSet {
+    let place = present.iter().position(|tool| known.has(tool)).unwrap_or(present.len());
+    let others = |tool: &&Arc<dyn Tool>| !known.has(tool);
     let before = present.iter().take(place).filter(others);
     let after = present.iter().skip(place).filter(others);
     let mut set = ToolSet::new();

@@ -1,23 +1,38 @@
 //! The HTTP transport.
 
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex},
+};
+
+use futures_util::StreamExt as _;
 use reqwest::{
     Client, Url,
     header::{HeaderName, HeaderValue},
 };
-use rmcp::transport::{
-    StreamableHttpClientTransport, streamable_http_client::StreamableHttpClientTransportConfig,
+use rmcp::{
+    model::ClientJsonRpcMessage,
+    transport::{
+        StreamableHttpClientTransport,
+        common::client_side_sse::BoxedSseResponse,
+        streamable_http_client::{
+            StreamableHttpClient, StreamableHttpClientTransportConfig, StreamableHttpError,
+            StreamableHttpPostResponse, StreamableHttpResponseLimits,
+        },
+    },
 };
 
 use super::{
     McpError,
+    program::LONGEST_MESSAGE,
     settings::{HttpTarget, Settings},
 };
-use crate::provider::http::shared_client;
+use crate::{provider::http::shared_client, sync::lock};
 
 pub(super) fn transport(
     target: &HttpTarget,
     settings: &Settings,
-) -> Result<StreamableHttpClientTransport<Client>, McpError> {
+) -> Result<(StreamableHttpClientTransport<ObservedClient>, Arc<Observed>), McpError> {
     let wrong = |reason: String| McpError::Misconfigured {
         server: settings.name.clone(),
         reason: settings.secrets.removed(reason),
@@ -26,7 +41,7 @@ pub(super) fn transport(
     if !matches!(url.scheme(), "http" | "https") {
         return Err(wrong("the URL must start with `http://` or `https://`".to_owned()));
     }
-    let mut headers = std::collections::HashMap::new();
+    let mut headers = HashMap::new();
     for (name, value) in &target.headers {
         let parsed = HeaderName::try_from(name).ok().zip(HeaderValue::try_from(value).ok());
         let Some((header, mut value)) = parsed else {
@@ -39,6 +54,126 @@ pub(super) fn transport(
         server: settings.name.clone(),
         reason: crate::error_chain(&error),
     })?;
-    let config = StreamableHttpClientTransportConfig::with_uri(target.url.as_str()).custom_headers(headers);
-    Ok(StreamableHttpClientTransport::with_client(client, config))
+    let mut config =
+        StreamableHttpClientTransportConfig::with_uri(target.url.as_str()).custom_headers(headers);
+    config.max_sse_event_size = LONGEST_MESSAGE;
+    config.max_json_response_size = LONGEST_MESSAGE;
+    let observed = Arc::new(Observed::default());
+    let client = ObservedClient { client, observed: Arc::clone(&observed) };
+    Ok((StreamableHttpClientTransport::with_client(client, config), observed))
+}
+
+/// Returns whether the server answered with the status 401.
+pub(super) fn is_unauthorized(error: &(dyn std::error::Error + 'static)) -> bool {
+    match error.downcast_ref::<Failure>() {
+        // rmcp reports a status without a challenge only as text.
+        Some(Failure::UnexpectedServerResponse(text)) => text.starts_with("HTTP 401"),
+        Some(Failure::AuthRequired(_)) => true,
+        _ => false,
+    }
+}
+
+type Failure = StreamableHttpError<reqwest::Error>;
+type Headers = HashMap<HeaderName, HeaderValue>;
+
+/// What is known about the HTTP exchanges of a connection.
+#[derive(Default)]
+pub(super) struct Observed {
+    failure: Mutex<Option<String>>,
+}
+
+impl Observed {
+    /// Returns the reason why a stream of events ended, as the end of an error's text.
+    pub(super) fn ending(&self) -> String {
+        lock(&self.failure).as_ref().map_or_else(String::new, |failure| format!(": {failure}"))
+    }
+}
+
+/// A client that records why a stream of events fails, since rmcp only logs this.
+#[derive(Clone)]
+pub(super) struct ObservedClient {
+    client: Client,
+    observed: Arc<Observed>,
+}
+
+impl ObservedClient {
+    fn observe(&self, events: BoxedSseResponse) -> BoxedSseResponse {
+        let observed = Arc::clone(&self.observed);
+        let record = move |event: &Result<_, _>| {
+            if let Err(error) = event {
+                *lock(&observed.failure) = Some(crate::error_chain(error));
+            }
+        };
+        events.inspect(record).boxed()
+    }
+}
+
+impl StreamableHttpClient for ObservedClient {
+    type Error = reqwest::Error;
+
+    async fn post_message(
+        &self,
+        uri: Arc<str>,
+        message: ClientJsonRpcMessage,
+        session: Option<Arc<str>>,
+        token: Option<String>,
+        headers: Headers,
+    ) -> Result<StreamableHttpPostResponse, Failure> {
+        let limits = StreamableHttpResponseLimits::default();
+        self.post_message_with_response_limits(uri, message, session, token, headers, limits).await
+    }
+
+    async fn post_message_with_response_limits(
+        &self,
+        uri: Arc<str>,
+        message: ClientJsonRpcMessage,
+        session: Option<Arc<str>>,
+        token: Option<String>,
+        headers: Headers,
+        limits: StreamableHttpResponseLimits,
+    ) -> Result<StreamableHttpPostResponse, Failure> {
+        let posted =
+            self.client.post_message_with_response_limits(uri, message, session, token, headers, limits);
+        Ok(match posted.await? {
+            StreamableHttpPostResponse::Sse(events, session) => {
+                StreamableHttpPostResponse::Sse(self.observe(events), session)
+            }
+            other => other,
+        })
+    }
+
+    async fn delete_session(
+        &self,
+        uri: Arc<str>,
+        session: Arc<str>,
+        token: Option<String>,
+        headers: Headers,
+    ) -> Result<(), Failure> {
+        self.client.delete_session(uri, session, token, headers).await
+    }
+
+    async fn get_stream(
+        &self,
+        uri: Arc<str>,
+        session: Option<Arc<str>>,
+        last: Option<String>,
+        token: Option<String>,
+        headers: Headers,
+    ) -> Result<BoxedSseResponse, Failure> {
+        self.get_stream_with_max_sse_event_size(uri, session, last, token, headers, LONGEST_MESSAGE).await
+    }
+
+    async fn get_stream_with_max_sse_event_size(
+        &self,
+        uri: Arc<str>,
+        session: Option<Arc<str>>,
+        last: Option<String>,
+        token: Option<String>,
+        headers: Headers,
+        limit: usize,
+    ) -> Result<BoxedSseResponse, Failure> {
+        let events =
+            self.client.get_stream_with_max_sse_event_size(uri, session, last, token, headers, limit);
+        Ok(self.observe(events.await?))
+    }
 }

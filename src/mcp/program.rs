@@ -4,7 +4,7 @@ use std::{
     io,
     pin::Pin,
     process::Command,
-    sync::Arc,
+    sync::{Arc, OnceLock},
     task::{Context, Poll},
     time::Duration,
 };
@@ -28,7 +28,7 @@ use super::{
 use crate::process::{Process, lines::LastWords};
 
 /// The maximum size of a message in bytes.
-const LONGEST: usize = 16 * 1024 * 1024;
+pub(super) const LONGEST_MESSAGE: usize = 16 * 1024 * 1024;
 
 /// The maximum number of messages that wait because the program does not read its input.
 const MOST_WAITING: usize = 1000;
@@ -45,6 +45,8 @@ pub(super) struct Program {
     words: Arc<LastWords>,
     name: String,
     secrets: super::secret::Secrets,
+    /// The reason why the connection was closed here, if it was.
+    closed: Arc<OnceLock<&'static str>>,
 }
 
 /// Starts the program.
@@ -69,13 +71,16 @@ pub(super) fn start(start: &ProgramStart, settings: &Settings) -> Result<(Progra
     let (heard, name, secrets) = (Arc::clone(&words), settings.name.clone(), settings.secrets.clone());
     // The task ends when the program and its children have closed their standard error.
     tokio::spawn(async move { heard.follow_cleaned(stderr, &name, |text| secrets.removed(text)).await });
-    let bounded = BoundedLines { inner: stdout, length: 0 };
+    let closed = Arc::<OnceLock<_>>::default();
+    let bounded = BoundedLines { inner: stdout, length: 0, closed: Arc::clone(&closed) };
     let pipe = Pipe {
         inner: AsyncRwTransport::new(bounded, stdin).with_max_line_length(usize::MAX),
         process: ended,
         waiting: Arc::new(()),
+        closed: Arc::clone(&closed),
     };
-    let program = Program { process, words, name: settings.name.clone(), secrets: settings.secrets.clone() };
+    let (name, secrets) = (settings.name.clone(), settings.secrets.clone());
+    let program = Program { process, words, name, secrets, closed };
     Ok((program, pipe))
 }
 
@@ -90,6 +95,9 @@ impl Program {
 
     /// Returns how the program ended and its last lines of standard error, as the end of an error's text.
     pub(super) async fn words(&self) -> String {
+        if let Some(reason) = self.closed.get() {
+            return format!(": {reason}");
+        }
         let how = soon(self.process.ended()).await;
         let how = how.map_or_else(String::new, |how| format!("; the program ended: {how}"));
         let text = format!("{how}{}", self.words.quoted());
@@ -113,6 +121,7 @@ pub(super) struct Pipe {
     process: KillOnDrop,
     /// Counts the messages that wait to be written.
     waiting: Arc<()>,
+    closed: Arc<OnceLock<&'static str>>,
 }
 
 impl Transport<RoleClient> for Pipe {
@@ -132,7 +141,7 @@ impl Transport<RoleClient> for Pipe {
 
     async fn receive(&mut self) -> Option<RxJsonRpcMessage<RoleClient>> {
         if Arc::strong_count(&self.waiting) > MOST_WAITING {
-            tracing::warn!("an MCP server does not read its input; the connection is closed");
+            let _ = self.closed.set("the server does not read its input");
             return None;
         }
         self.inner.receive().await
@@ -150,6 +159,7 @@ impl Transport<RoleClient> for Pipe {
 struct BoundedLines {
     inner: ChildStdout,
     length: usize,
+    closed: Arc<OnceLock<&'static str>>,
 }
 
 impl AsyncRead for BoundedLines {
@@ -166,9 +176,9 @@ impl AsyncRead for BoundedLines {
                 Some(end) => new.len() - end - 1,
                 None => self.length + new.len(),
             };
-            if self.length > LONGEST {
-                tracing::warn!("an MCP server sent a message of more than 16 MiB; the connection is closed");
-                let error = "a message is larger than 16 MiB";
+            if self.length > LONGEST_MESSAGE {
+                let error = "a message of the server exceeded the maximum size of 16777216 bytes";
+                let _ = self.closed.set(error);
                 return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, error)));
             }
         }

@@ -1,8 +1,8 @@
 //! A server with the connection in use, which is made again when it was lost.
 
 use std::{
-    collections::BTreeSet,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, Weak},
+    time::Duration,
 };
 
 use rmcp::{
@@ -14,16 +14,18 @@ use rmcp::{
 };
 use tokio::{
     sync::{Mutex as AsyncMutex, watch},
+    task::JoinSet,
     time::{Instant, sleep, timeout},
 };
 
 use super::{
     McpError,
     connection::{Connection, LONGEST},
+    http,
     recovery::{NextAttempt, Recovery},
     settings::Settings,
 };
-use crate::text::clip;
+use crate::{text::clip, tool::Tool};
 
 /// The maximum number of pages of a tool list.
 const MOST_PAGES: usize = 100;
@@ -32,13 +34,13 @@ const MOST_PAGES: usize = 100;
 const MOST_TOOLS: usize = 10_000;
 
 pub(super) struct Server {
-    settings: Settings,
+    settings: Arc<Settings>,
     // Held while connecting, so that simultaneous calls make one connection.
     slot: AsyncMutex<Slot>,
     changes: watch::Sender<u64>,
     since: Instant,
-    /// The names of all tools that were ever offered, to recognise them in a session.
-    pub(super) offered: Mutex<BTreeSet<String>>,
+    /// The tools that were made and are still in use, to recognise them in a session.
+    pub(super) offered: Mutex<Vec<Weak<dyn Tool>>>,
 }
 
 #[derive(Default)]
@@ -48,14 +50,30 @@ struct Slot {
     closed: bool,
 }
 
-/// The tools of a list, as the server sent them. A tool that can't be read is only named.
-pub(super) type Listed = Vec<Result<WireTool, (String, String)>>;
+/// A list of tools.
+#[derive(Default)]
+pub(super) struct Listed {
+    /// The tools as the server sent them. A tool that can't be read is only named.
+    pub(super) tools: Vec<Result<WireTool, (String, String)>>,
+    /// How long the list is valid, if the server limits this.
+    pub(super) ttl: Option<Duration>,
+}
+
+impl Listed {
+    fn limit_ttl(&mut self, milliseconds: Option<u64>) {
+        // Zero only forbids keeping the list, so there is no time after which it should be read again.
+        if let Some(milliseconds @ 1..) = milliseconds {
+            let ttl = Duration::from_millis(milliseconds);
+            self.ttl = Some(self.ttl.map_or(ttl, |other| other.min(ttl)));
+        }
+    }
+}
 
 impl Server {
     pub(super) async fn connect(settings: Settings) -> Result<Self, McpError> {
         let (changes, _) = watch::channel(0);
-        // The handshake needs a large future.
-        let connection = Box::pin(Connection::open(&settings, changes.clone())).await?;
+        let settings = Arc::new(settings);
+        let connection = opened(&settings, &changes).await?;
         let slot = Slot { connection: Some(Arc::new(connection)), ..Slot::default() };
         let (slot, since) = (AsyncMutex::new(slot), Instant::now());
         Ok(Self { settings, slot, changes, since, offered: Mutex::default() })
@@ -86,7 +104,7 @@ impl Server {
             NextAttempt::Never => return Err(McpError::Down { server: self.settings.name.clone() }),
             NextAttempt::After(delay) => sleep(delay).await,
         }
-        match Box::pin(Connection::open(&self.settings, self.changes.clone())).await {
+        match opened(&self.settings, &self.changes).await {
             Ok(connection) => {
                 let connection = Arc::new(connection);
                 slot.connection = Some(Arc::clone(&connection));
@@ -118,6 +136,9 @@ impl Server {
         let server = self.settings.name.clone();
         let reason = match error {
             error if error.is_authorization_required() => return McpError::Unauthorized { server },
+            ServiceError::TransportSend(error) if http::is_unauthorized(&*error.error) => {
+                return McpError::Unauthorized { server };
+            }
             ServiceError::McpError(error) => {
                 let reason = self.settings.secrets.removed(clip(&error.message, LONGEST).into_owned());
                 return McpError::Refused { server, reason };
@@ -154,7 +175,7 @@ impl Server {
             server: self.settings.name.clone(),
             reason: reason.to_owned(),
         };
-        let mut listed = Listed::new();
+        let mut listed = Listed::default();
         let mut cursor = None;
         for _ in 0..MOST_PAGES {
             let request = ListToolsRequest {
@@ -174,19 +195,21 @@ impl Server {
             };
             cursor = match answer {
                 ServerResult::ListToolsResult(page) => {
-                    listed.extend(page.tools.into_iter().map(Ok));
+                    listed.limit_ttl(page.ttl_ms);
+                    listed.tools.extend(page.tools.into_iter().map(Ok));
                     page.next_cursor
                 }
                 // One tool that can't be read makes the whole page another kind of result.
                 ServerResult::CustomResult(page) => {
                     let tools = page.0.get("tools").and_then(|tools| tools.as_array());
                     let tools = tools.ok_or_else(|| refused("its answer is not a list of tools"))?;
-                    listed.extend(tools.iter().map(read));
+                    listed.limit_ttl(page.0.get("ttlMs").and_then(serde_json::Value::as_u64));
+                    listed.tools.extend(tools.iter().map(read));
                     page.0.get("nextCursor").and_then(|cursor| cursor.as_str()).map(str::to_owned)
                 }
                 _ => return Err(refused("its answer is not a list of tools")),
             };
-            if listed.len() > MOST_TOOLS {
+            if listed.tools.len() > MOST_TOOLS {
                 return Err(refused("it has more than 10,000 tools"));
             }
             if cursor.is_none() {
@@ -203,14 +226,44 @@ impl Server {
             slot.closed = true;
             slot.connection.take()
         };
+        // Tasks that wait for changes find the client closed.
+        self.changes.send_modify(|count| *count += 1);
         if let Some(connection) = connection {
             connection.close().await;
         }
     }
 
+    /// Returns whether there will never be a connection again.
+    pub(super) async fn is_over(&self) -> bool {
+        let slot = self.slot.lock().await;
+        slot.closed || slot.recovery.next(Duration::ZERO) == NextAttempt::Never
+    }
+
+    /// Returns whether there is a connection, without making one.
+    pub(super) async fn is_connected(&self) -> bool {
+        self.slot.lock().await.connection.as_ref().is_some_and(|connection| !connection.is_lost())
+    }
+
     /// Returns the protocol version in use, if there is a connection.
     pub(super) async fn version(&self) -> Option<String> {
         self.slot.lock().await.connection.as_ref().and_then(|connection| connection.version())
+    }
+}
+
+/// Connects in a task without a span. The tasks of the connection live longer than the caller, whose span would
+/// otherwise stay open with them.
+async fn opened(settings: &Arc<Settings>, changes: &watch::Sender<u64>) -> Result<Connection, McpError> {
+    let (owned, changes) = (Arc::clone(settings), changes.clone());
+    // Dropping the set ends the task.
+    let mut tasks = JoinSet::new();
+    tasks.spawn(async move { Connection::open(&owned, changes).await });
+    match tasks.join_next().await {
+        Some(Ok(opened)) => opened,
+        Some(Err(error)) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+        _ => Err(McpError::Unreachable {
+            server: settings.name.clone(),
+            reason: "the runtime shuts down".to_owned(),
+        }),
     }
 }
 

@@ -71,7 +71,7 @@ pub(super) fn tools(server: &Arc<Server>, listed: Listed) -> McpTools {
         skipped.push(SkippedTool { name, reason });
     };
     let mut found = Vec::new();
-    for tool in listed {
+    for tool in listed.tools {
         match tool {
             Err((name, reason)) => skip(&name, reason),
             Ok(tool) if tool.name.len() > LONGEST => {
@@ -117,7 +117,10 @@ pub(super) fn tools(server: &Arc<Server>, listed: Listed) -> McpTools {
         }
     }
     skipped.sort_by(|a, b| a.name.cmp(&b.name));
-    lock(&server.offered).extend(tools.iter().map(|tool| tool.name().to_owned()));
+    let mut offered = lock(&server.offered);
+    offered.retain(|tool| tool.strong_count() > 0);
+    offered.extend(tools.iter().map(Arc::downgrade));
+    drop(offered);
     McpTools { tools, skipped }
 }
 

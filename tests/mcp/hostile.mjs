@@ -1,13 +1,16 @@
-// A server of the Model Context Protocol without dependencies, over standard input and output. Its tools misbehave.
+// A server of the Model Context Protocol without dependencies. Its tools misbehave. It uses standard input and output, or
+// HTTP if PORT is set.
 import { appendFileSync } from "node:fs";
 import { spawn } from "node:child_process";
+import { createServer } from "node:http";
 import { createInterface } from "node:readline";
 
 const log = process.env.LOG;
 const note = (text) => appendFileSync(log, text + "\n");
 note(`pid ${process.pid}`);
 
-const send = (message) => process.stdout.write(JSON.stringify({ jsonrpc: "2.0", ...message }) + "\n");
+const port = process.env.PORT;
+const line = (message) => JSON.stringify({ jsonrpc: "2.0", ...message });
 const text = (text) => ({ content: [{ type: "text", text }] });
 const sleep = (ms) => new Promise((done) => setTimeout(done, ms));
 const like = process.env.LIKE ?? "";
@@ -15,9 +18,11 @@ const like = process.env.LIKE ?? "";
 let names = [
   "echo", "silent", "die", "huge", "too_huge", "flood", "slow", "refuse", "image_error", "ask", "add", "spawn", "secret", "deaf",
 ];
+if (port) names.push("too_huge_json", "endless_event", "endless_json", "endless_comments", "cut", "no_headers", "status");
 const schema = { type: "object", properties: { text: { type: "string" } } };
 
 function list() {
+  if (like === "many_tools") names = Array.from({ length: 1000 }, (_, count) => `tool_${count}`);
   const tools = names.map((name) => ({ name, description: name === "echo" ? "x".repeat(9000) : name, inputSchema: schema }));
   if (like === "odd_list") {
     tools.push({ name: "bad schema", inputSchema: { type: "object", properties: { a: { type: "nonsense" } } } });
@@ -29,7 +34,7 @@ function list() {
   return tools;
 }
 
-async function call(id, params) {
+async function call(id, params, send, response) {
   const token = params._meta?.progressToken;
   const answer = (result) => send({ id, result });
   const progress = (progress) => send({ method: "notifications/progress", params: { progressToken: token, progress, message: `step ${progress}` } });
@@ -57,7 +62,7 @@ async function call(id, params) {
     }
     case "add":
       names = ["echo", "added"];
-      send({ method: "notifications/tools/list_changed" });
+      announce({ method: "notifications/tools/list_changed" });
       return answer(text("changed"));
     case "added": return answer(text("added"));
     case "spawn": {
@@ -73,10 +78,36 @@ async function call(id, params) {
   }
 }
 
+// Misbehaviour that only HTTP has. Returns whether the tool is one of these.
+function callOverHttp(id, params, response) {
+  const events = () => response.writeHead(200, { "content-type": "text/event-stream" });
+  const json = () => response.writeHead(200, { "content-type": "application/json" });
+  const forever = (start, part) => {
+    response.write(start);
+    const more = () => { while (response.write(part)); };
+    response.on("drain", more);
+    more();
+  };
+  switch (params.name) {
+    case "too_huge_json": json().end(line({ id, result: text("h".repeat(17 * 1024 * 1024)) })); return true;
+    case "endless_event": events(); forever("data: ", "h".repeat(65536)); return true;
+    case "endless_json": json(); forever('{"jsonrpc":"2.0","x":"', "h".repeat(65536)); return true;
+    case "endless_comments": {
+      events();
+      const timer = setInterval(() => response.write(": still here\n\n"), 20);
+      response.on("close", () => clearInterval(timer));
+      return true;
+    }
+    case "cut": events().write(": begins\n\n"); setTimeout(() => response.destroy(), 20); return true;
+    case "no_headers": return true;
+    case "status": response.writeHead(Number(params.arguments.text)).end("no"); return true;
+    default: return false;
+  }
+}
+
 let asked;
 const replies = [];
-createInterface({ input: process.stdin }).on("line", async (line) => {
-  const message = JSON.parse(line);
+async function receive(message, send, response) {
   const { id, method, params } = message;
   if (!method) {
     if (String(id).startsWith("q")) {
@@ -93,11 +124,51 @@ createInterface({ input: process.stdin }).on("line", async (line) => {
       return send({ id, result: { protocolVersion: params.protocolVersion, capabilities: { tools: { listChanged: true } }, serverInfo: { name: "hostile", version: "1" } } });
     case "tools/list":
       if (like === "endless_list") return send({ id, result: { tools: [], nextCursor: "again" } });
-      return send({ id, result: { tools: list() } });
-    case "tools/call": return call(id, params);
+      if (like === "failing_list" && listed++) return send({ id, error: { code: -32603, message: "no list" } });
+      if (like === "ttl" && listed++) names = ["echo", "added"];
+      return send({ id, result: { tools: list(), ...(like === "ttl" ? { ttlMs: 100 } : {}) } });
+    case "tools/call": return call(id, params, send, response);
     case "ping": return send({ id, result: {} });
-    default: if (id !== undefined && like !== "mute") send({ id, error: { code: -32601, message: "unknown" } });
+    default: if (id !== undefined && like !== "mute" && like !== "no_discover") send({ id, error: { code: -32601, message: "unknown" } });
   }
-});
-if (like !== "stubborn") process.stdin.on("end", () => process.exit(0));
+}
+let listed = 0;
+
+let announce = (message) => process.stdout.write(line(message) + "\n");
+if (port) {
+  const streams = new Set();
+  announce = (message) => streams.forEach((stream) => stream.write(`data: ${line(message)}\n\n`));
+  const server = createServer(async (request, response) => {
+    if (process.env.LIKE === "unauthorized") return response.writeHead(401, { "www-authenticate": "Bearer" }).end();
+    if (request.method === "GET") {
+      response.writeHead(200, { "content-type": "text/event-stream" }).flushHeaders();
+      streams.add(response);
+      return response.on("close", () => streams.delete(response));
+    }
+    if (request.method !== "POST") return response.writeHead(405).end();
+    let body = "";
+    for await (const part of request) body += part;
+    const message = JSON.parse(body);
+    if (message.id === undefined || !message.method) {
+      response.writeHead(202).end();
+      return receive(message);
+    }
+    if (message.method === "tools/call" && callOverHttp(message.id, message.params, response)) return note("tools/call");
+    let open = false;
+    const send = (part) => {
+      if (!open) response.writeHead(200, { "content-type": "text/event-stream" });
+      open = true;
+      response.write(`data: ${line(part)}\n\n`);
+      if (part.id === message.id && !part.method) response.end();
+    };
+    await receive(message, send, response);
+    if (!open) response.writeHead(200, { "content-type": "text/event-stream" }).flushHeaders();
+    open = true;
+  });
+  server.listen(Number(port), "127.0.0.1", () => note("listening"));
+} else {
+  const send = announce;
+  createInterface({ input: process.stdin }).on("line", (text) => receive(JSON.parse(text), send));
+  if (like !== "stubborn") process.stdin.on("end", () => process.exit(0));
+}
 if (like === "stubborn") { process.on("SIGTERM", () => {}); setInterval(() => {}, 1000); }

@@ -1,16 +1,10 @@
 //! Lists of tools: names, refused tools, selection and changes.
 
-use omni_agent::{
-    agent::Agent,
-    mcp::McpError,
-    session::Session,
-    store::MemoryStore,
-    testing::{ScriptedProvider, Step},
-    tool::Tool,
-};
+use omni_agent::{mcp::McpError, testing::Step, tool::Tool};
 use serde_json::json;
+use tokio::runtime::Handle;
 
-use crate::support::{Hostile, LIMIT, set, soon, until};
+use crate::support::{Hostile, LIMIT, adopts, call, session, set, soon, until};
 
 #[tokio::test]
 async fn tools_unusable_tools_are_skipped_and_the_others_work() {
@@ -45,34 +39,124 @@ async fn tools_endless_list_is_refused() {
     assert!(matches!(&error, McpError::Refused { reason, .. } if reason.contains("100 pages")), "{error}");
 }
 
+fn tasks() -> usize {
+    Handle::current().metrics().num_alive_tasks()
+}
+
+#[tokio::test]
+async fn tools_thousand_tools_are_listed_and_each_is_usable() {
+    let Some(hostile) = Hostile::new() else { return };
+    let (_server, client) = hostile.over_http("many_tools").await;
+    for builder in [hostile.like("many_tools"), client] {
+        let client = soon(builder.connect()).await.unwrap();
+        let listed = soon(client.tools()).await.unwrap();
+        assert_eq!((listed.tools.len(), listed.skipped.len()), (1000, 0));
+        let names: Vec<_> = listed.tools.iter().map(|tool| tool.name().to_owned()).collect();
+        assert!(names.is_sorted() && names.contains(&"hostile__tool_999".to_owned()));
+    }
+}
+
+#[tokio::test]
+async fn follow_change_before_it_is_adopted() {
+    let Some(hostile) = Hostile::new() else { return };
+    let client = soon(hostile.like("").allow(["echo", "add", "added"]).connect()).await.unwrap();
+    let session = session(&client, []).await;
+    assert_eq!(call(&set(&client).await, "hostile__add", "").await.text(), "changed");
+    client.follow(&session);
+    adopts(&session, &["hostile__added", "hostile__echo"]).await;
+}
+
+#[tokio::test]
+async fn follow_list_that_expires_is_read_again() {
+    let Some(hostile) = Hostile::new() else { return };
+    let client = soon(hostile.like("ttl").allow(["echo", "add", "added"]).connect()).await.unwrap();
+    let session = session(&client, []).await;
+    client.follow(&session);
+    adopts(&session, &["hostile__added", "hostile__echo"]).await;
+    let lists = hostile.count("tools/list");
+    until("the list is read again", || hostile.count("tools/list") > lists).await;
+}
+
+#[tokio::test]
+async fn follow_unchanged_list_leaves_the_session_as_it_is() {
+    let Some(hostile) = Hostile::new() else { return };
+    let client = soon(hostile.like("").connect()).await.unwrap();
+    let session = session(&client, []).await;
+    let before = session.snapshot().await.unwrap().agent.last;
+    client.follow(&session);
+    until("the list is read", || hostile.count("tools/list") == 2).await;
+    // A further change is processed after this one.
+    assert_eq!(call(&set(&client).await, "hostile__echo", "").await.text(), "");
+    assert_eq!(session.snapshot().await.unwrap().agent.last, before);
+}
+
+#[tokio::test]
+async fn follow_ends_with_the_session() {
+    for like in ["", "failing_list"] {
+        let Some(hostile) = Hostile::new() else { return };
+        let client = soon(hostile.like(like).connect()).await.unwrap();
+        let before = tasks();
+        let session = session(&client, []).await;
+        client.follow(&session);
+        until("the list is read", || hostile.count("tools/list") == 2).await;
+        soon(session.stop(LIMIT)).await.unwrap();
+        until("its task has ended", || tasks() == before).await;
+    }
+}
+
+#[tokio::test]
+async fn follow_ends_when_the_client_is_closed() {
+    let Some(hostile) = Hostile::new() else { return };
+    let before = tasks();
+    let client = soon(hostile.like("").connect()).await.unwrap();
+    let connected = tasks();
+    let session = session(&client, []).await;
+    let of_session = tasks() - connected;
+    client.follow(&session);
+    until("the list is read", || hostile.count("tools/list") == 2).await;
+    // The tools still exist.
+    soon(client.close()).await;
+    until("its task has ended", || tasks() == before + of_session).await;
+    soon(session.stop(LIMIT)).await.unwrap();
+}
+
+#[tokio::test]
+async fn follow_during_a_run_does_not_keep_the_session_open() {
+    let Some(hostile) = Hostile::new() else { return };
+    let client = soon(hostile.like("").connect()).await.unwrap();
+    let steps = [
+        Step::tool_use("call-1", "hostile__add", json!({})),
+        Step::tool_use("call-2", "hostile__silent", json!({})),
+    ];
+    let session = session(&client, steps).await;
+    client.follow(&session);
+    session.prompt("Change").await.unwrap();
+    until("the changed list is read", || {
+        hostile.count("tools/list") >= 2 && hostile.count("tools/call") == 2
+    })
+    .await;
+    let weak = session.downgrade();
+    drop(session);
+    until("the session has ended", || weak.upgrade().is_none()).await;
+    until("the call is cancelled", || hostile.count("cancelled ") == 1).await;
+}
+
 #[tokio::test]
 async fn follow_changed_list_is_adopted_after_the_run() {
     let Some(hostile) = Hostile::new() else { return };
     let client = soon(hostile.like("").allow(["echo", "add", "added"]).connect()).await.unwrap();
-    let model = ScriptedProvider::new([
+    let steps = [
         Step::tool_use("call-1", "hostile__add", json!({})),
         Step::tool_use("call-2", "hostile__added", json!({})),
         Step::text("done"),
-    ])
-    .model();
-    let agent = Agent::builder().model(model).tools(set(&client).await);
-    let session = Session::builder(MemoryStore::new()).agent(agent).create().await.unwrap();
+    ];
+    let session = session(&client, steps).await;
     client.follow(&session);
     let response = soon(session.ask("Change")).await.unwrap();
     // During the run, the new tool does not exist.
     let results = format!("{:?}", response.messages);
     assert!(results.contains("There is no tool"), "{results}");
-    let adopted = async {
-        loop {
-            let state = session.state().await.unwrap();
-            let names: Vec<_> = state.config().tools.iter().map(|tool| tool.name().to_owned()).collect();
-            if names == ["hostile__added", "hostile__echo"] {
-                return;
-            }
-            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
-        }
-    };
-    soon(adopted).await;
+    adopts(&session, &["hostile__added", "hostile__echo"]).await;
     soon(session.stop(LIMIT)).await.unwrap();
     drop((session, client));
     until("the server has ended", || hostile.running() == 0).await;

@@ -6,6 +6,7 @@
 
 mod calls;
 mod endings;
+mod hostile_http;
 mod lists;
 mod official;
 #[path = "../support/skip.rs"]

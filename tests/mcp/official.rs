@@ -2,7 +2,6 @@
 
 use std::{
     fs,
-    net::TcpListener,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     time::Duration,
@@ -19,30 +18,41 @@ use tokio::{io::AsyncBufReadExt, sync::OnceCell, sync::mpsc};
 
 use crate::{
     skip::skip,
-    support::{failure, set, soon},
+    support::{failure, free_port, set, soon},
 };
 
-/// Returns the folder with the servers, or `None` if they can't be installed.
+/// Returns the folder of the official servers, or `None` if they can't be installed.
 async fn servers() -> Option<PathBuf> {
+    Some(installed().await?.join("node_modules/@modelcontextprotocol"))
+}
+
+/// Installs the servers and libraries, and returns the folder of the servers that use them. Returns `None`, which skips
+/// the test, if they can't be installed.
+pub async fn installed() -> Option<PathBuf> {
     static FOLDER: OnceCell<Option<PathBuf>> = OnceCell::const_new();
     FOLDER.get_or_init(async || tokio::task::spawn_blocking(install).await.unwrap()).await.clone()
 }
 
 fn install() -> Option<PathBuf> {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("mcp");
-    let modules = folder.join("node_modules/@modelcontextprotocol");
-    if modules.join("server-filesystem/package.json").exists() {
-        return Some(modules);
-    }
-    fs::create_dir_all(&folder).unwrap();
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mcp/js");
-    for file in ["package.json", "package-lock.json"] {
-        fs::copy(source.join(file), folder.join(file)).unwrap();
+    let lock = fs::read(source.join("package-lock.json")).unwrap();
+    let is_installed = fs::read(folder.join("installed.json")).is_ok_and(|installed| installed == lock);
+    fs::create_dir_all(&folder).unwrap();
+    for file in fs::read_dir(source).unwrap() {
+        let file = file.unwrap();
+        fs::copy(file.path(), folder.join(file.file_name())).unwrap();
+    }
+    if is_installed {
+        return Some(folder);
     }
     let mut npm = Command::new("npm");
     npm.args(["ci", "--no-audit", "--no-fund", "--ignore-scripts", "--silent"]).current_dir(&folder);
     match npm.output() {
-        Ok(output) if output.status.success() => Some(modules),
+        Ok(output) if output.status.success() => {
+            fs::write(folder.join("installed.json"), lock).unwrap();
+            Some(folder)
+        }
         Ok(output) => {
             skip(&format!("the servers can't be installed: {}", String::from_utf8_lossy(&output.stderr)));
             None
@@ -107,8 +117,7 @@ async fn everything_server_works_over_standard_io() {
 async fn everything_server_works_over_http_and_a_restarted_server_is_found_again() {
     let Some(servers) = servers().await else { return };
     let script = servers.join("server-everything/dist/index.js");
-    // The ports that the system gives to outgoing connections begin above these.
-    let port = (20_000..32_000).find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok()).unwrap();
+    let port = free_port();
     let start = async || {
         let mut command = tokio::process::Command::new("node");
         command.arg(&script).arg("streamableHttp").env("PORT", port.to_string()).kill_on_drop(true);

@@ -2,26 +2,31 @@
 
 use std::{
     env, fs,
-    path::PathBuf,
-    process::Command,
+    net::TcpListener,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
     sync::atomic::{AtomicU32, Ordering},
     time::Duration,
 };
 
 use omni_agent::{
-    ToolContext,
+    Agent, Session, ToolContext,
     mcp::{McpBuilder, McpClient},
     message::{ToolResult, ToolUse},
+    store::MemoryStore,
+    testing::{ScriptedProvider, Step},
     tool::{ToolLimits, ToolSet},
 };
 use rustix::process::{Pid, test_kill_process};
 use serde_json::json;
-use tokio::time::timeout;
+use tokio::{process::Child, time::timeout};
 
 use crate::skip::skip;
 
 /// The time limit for everything that the tests wait for.
 pub const LIMIT: Duration = Duration::from_secs(30);
+
+const HOSTILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/mcp/hostile.mjs");
 
 /// The secret that no text may contain.
 pub const TOKEN: &str = "hunter2-hunter2";
@@ -43,13 +48,45 @@ impl Hostile {
 
     /// Returns a client of a server of this kind. The version is fixed, because the server knows no other.
     pub fn like(&self, like: &str) -> McpBuilder {
+        self.unpinned(like).version("2025-06-18")
+    }
+
+    /// Like [`like`](Self::like), without a fixed version.
+    pub fn unpinned(&self, like: &str) -> McpBuilder {
         McpClient::stdio("node")
-            .args([concat!(env!("CARGO_MANIFEST_DIR"), "/tests/mcp/hostile.mjs")])
-            .env("LOG", self.0.to_str().unwrap())
+            .args([HOSTILE])
+            .env("LOG", self.path())
             .env("LIKE", like)
             .env("TOKEN", TOKEN)
             .name("hostile")
-            .version("2025-06-18")
+    }
+
+    /// Starts a server of this kind at an address, and returns it with a client. The server is killed when it is
+    /// dropped.
+    pub async fn over_http(&self, like: &str) -> (Child, McpBuilder) {
+        let port = free_port();
+        let server = self.serve(Path::new(HOSTILE), like, port).await;
+        let client = McpClient::http(format!("http://127.0.0.1:{port}/mcp"))
+            .header("Authorization", format!("Bearer {TOKEN}"))
+            .name("hostile")
+            .version("2025-06-18");
+        (server, client)
+    }
+
+    /// Starts a server at this port, and waits until it listens.
+    pub async fn serve(&self, script: &Path, like: &str, port: u16) -> Child {
+        let mut command = tokio::process::Command::new("node");
+        command.arg(script).env("LOG", &self.0).env("LIKE", like).env("TOKEN", TOKEN);
+        let started = self.count("listening");
+        let command = command.env("PORT", port.to_string()).stdin(Stdio::null()).kill_on_drop(true);
+        let server = command.spawn().unwrap();
+        until("the server listens", || self.count("listening") > started).await;
+        server
+    }
+
+    /// Returns the path of the file to which the server writes.
+    pub fn path(&self) -> &str {
+        self.0.to_str().unwrap()
     }
 
     pub fn log(&self) -> Vec<String> {
@@ -77,6 +114,14 @@ impl Drop for Hostile {
     }
 }
 
+/// Returns a port on which nothing listens. The ports that the system gives to outgoing connections begin above these.
+pub fn free_port() -> u16 {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed) + std::process::id() * 16;
+    let ports = (0..12_000).map(|step| 20_000 + u16::try_from((number + step) % 12_000).unwrap());
+    ports.into_iter().find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok()).unwrap()
+}
+
 /// Waits until another process has made the condition true.
 pub async fn until(what: &str, is_so: impl Fn() -> bool) {
     let wait = async {
@@ -95,6 +140,26 @@ pub async fn soon<T>(work: impl Future<Output = T>) -> T {
 /// Returns the tools of a client as a set.
 pub async fn set(client: &McpClient) -> ToolSet {
     ToolSet::new().extended(soon(client.tools()).await.unwrap().tools).unwrap()
+}
+
+/// Returns a session that has the tools of the client.
+pub async fn session(client: &McpClient, steps: impl IntoIterator<Item = Step>) -> Session {
+    let agent = Agent::builder().model(ScriptedProvider::new(steps).model()).tools(set(client).await);
+    Session::builder(MemoryStore::new()).agent(agent).create().await.unwrap()
+}
+
+/// Waits until the session has exactly these tools.
+pub async fn adopts(session: &Session, names: &[&str]) {
+    let adopted = async {
+        loop {
+            let state = session.state().await.unwrap();
+            if state.config().tools.iter().map(|tool| tool.name()).eq(names.iter().copied()) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    soon(adopted).await;
 }
 
 /// Calls a tool as an agent does.

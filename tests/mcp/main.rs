@@ -6,6 +6,7 @@
 
 mod calls;
 mod endings;
+mod generations;
 mod hostile_http;
 mod lists;
 mod official;

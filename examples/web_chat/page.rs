@@ -13,7 +13,7 @@ macro_rules! files {
     ($($path:literal = $file:literal),+ $(,)?) => { [$(($path, include_bytes!($file).as_slice())),+] };
 }
 
-const FILES: [(&str, &[u8]); 15] = files![
+const FILES: [(&str, &[u8]); 16] = files![
     "/" = "page/index.html",
     "/app.js" = "page/app.js",
     "/client.js" = "page/client.js",
@@ -26,6 +26,7 @@ const FILES: [(&str, &[u8]); 15] = files![
     "/markdown.js" = "page/markdown.js",
     "/messages.js" = "page/messages.js",
     "/outline.js" = "page/outline.js",
+    "/questions.js" = "page/questions.js",
     "/sidebar.js" = "page/sidebar.js",
     "/style.css" = "page/style.css",
     "/tools.js" = "page/tools.js",

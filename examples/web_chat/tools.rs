@@ -1,11 +1,12 @@
-//! The tools of the chat. They are harmless samples: one reports progress, one needs an approval, one returns an image.
+//! The tools of the chat. They are harmless samples: one reports progress, one needs an approval, one returns an image,
+//! and one asks a question.
 
 use std::time::Duration;
 
 use omni_agent::{
     agent::AgentBuilder,
     message::{Attachment, ResultBlock},
-    tool::{Tool, ToolContext, ToolError, ToolOutput, tool_fn},
+    tool::{Answer, Tool, ToolContext, ToolError, ToolOutput, tool_fn},
 };
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -16,7 +17,9 @@ pub fn add_to(agent: AgentBuilder) -> AgentBuilder {
     let measure =
         tool_fn("measure_temperature", "Measures the temperature in a city. The result is made up.", measure);
     let paint = tool_fn("paint_picture", "Paints a small picture of a subject.", paint);
-    agent.tool(measure).tool(send_mail()).tool(paint)
+    let book =
+        tool_fn("book_table", "Books a table in a restaurant. This is a sample that books nothing.", book);
+    agent.tool(measure).tool(send_mail()).tool(paint).tool(book)
 }
 
 #[derive(Deserialize, JsonSchema)]
@@ -51,6 +54,34 @@ fn send_mail() -> impl Tool {
     };
     tool_fn("send_mail", "Sends a mail to the user's team. This is a sample that sends nothing.", send)
         .needs_approval()
+}
+
+#[derive(Deserialize, JsonSchema)]
+struct Restaurant {
+    /// The name of the restaurant.
+    name: String,
+}
+
+async fn book(input: Restaurant, context: ToolContext) -> Result<String, ToolError> {
+    let question = json!({
+        "message": format!("Which table at {}?", input.name),
+        "schema": {
+            "type": "object",
+            "properties": {
+                "people": { "type": "integer", "title": "People", "minimum": 1, "maximum": 12 },
+                "time": { "type": "string", "title": "Time", "enum": ["18:00", "20:00"] },
+                "outside": { "type": "boolean", "title": "Outside" },
+            },
+            "required": ["people", "time"],
+        },
+    });
+    match context.ask(question).await {
+        Answer::Accepted(Some(table)) => {
+            Ok(format!("This sample books nothing. The table would have been: {table}"))
+        }
+        Answer::Declined(reason) => Err(ToolError::new(format!("no table was booked: {reason}"))),
+        _ => Err(ToolError::new("the answer describes no table")),
+    }
 }
 
 #[derive(Deserialize, JsonSchema)]

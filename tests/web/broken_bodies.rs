@@ -1,5 +1,5 @@
-//! Streams of the AI SDK and of AG-UI that cannot send their last frame. Their bodies fail, because a client takes a body
-//! that merely ends for a complete answer.
+//! Streams of the AI SDK and of AG-UI that are cut. They send their last frame, or their bodies fail, because a client takes
+//! a body that merely ends for a complete answer.
 
 use axum::{
     Router,
@@ -8,13 +8,16 @@ use axum::{
 };
 use futures_util::StreamExt;
 use omni_agent::{
-    store::ConversationId,
-    testing::{Gate, Step},
+    Agent,
+    manager::{Manager, OpenOptions, Titles},
+    store::{ConversationId, MemoryStore, Store},
+    testing::{Gate, ScriptedProvider, Step},
+    web::{Principal, Problem, StartRequest, Web},
 };
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
-use crate::support::{App, request};
+use crate::support::{App, Users, labels, request};
 
 /// Reads a body to its end. Returns its text, and whether it has failed.
 async fn read(body: Body) -> (String, bool) {
@@ -48,8 +51,8 @@ fn ag_ui_prompt(id: &str) -> (&'static str, Value) {
 }
 
 /// Sends a prompt and returns the body of the stream.
-async fn start(app: &App, (path, body): (&'static str, Value)) -> Body {
-    let router = Router::new().nest("/api", app.web.ai_sdk()).nest("/ag-ui", app.web.ag_ui());
+async fn start(web: &Web, (path, body): (&'static str, Value)) -> Body {
+    let router = Router::new().nest("/api", web.ai_sdk()).nest("/ag-ui", web.ag_ui());
     let response = router.oneshot(request(Method::POST, "ann", path, Some(body))).await.unwrap();
     assert_eq!(response.status(), StatusCode::OK);
     response.into_body()
@@ -61,7 +64,7 @@ async fn stream_of_a_reader_that_is_too_slow_fails_and_the_answer_is_kept() {
         let gate = Gate::new();
         let app = App::new([long_answer(&gate)]);
         let id = app.create("ann").await;
-        let body = start(&app, prompt(&id)).await;
+        let body = start(&app.web, prompt(&id)).await;
         gate.reached().await;
         gate.open();
         app.idle(&id).await;
@@ -83,10 +86,36 @@ async fn stream_of_a_session_that_is_closed_in_mid_answer_ends_with_the_cancella
         let gate = Gate::new();
         let app = App::new([long_answer(&gate)]);
         let id = app.create("ann").await;
-        let body = start(&app, prompt(&id)).await;
+        let body = start(&app.web, prompt(&id)).await;
         gate.reached().await;
         app.manager.close_discarding(&ConversationId::new(id.as_str()).unwrap()).await.unwrap();
         let (text, has_failed) = read(body).await;
         assert!(!has_failed && text.contains(last), "{text}");
     }
+}
+
+#[tokio::test]
+async fn stream_of_a_session_that_loses_its_conversation_in_mid_answer_ends_as_interrupted() {
+    let gate = Gate::new();
+    let store = MemoryStore::new();
+    let provider = ScriptedProvider::new([long_answer(&gate), Step::new().then_text(["Two"]).hang()]);
+    let model = provider.model();
+    let agent = move || OpenOptions::new(Agent::builder().model(model.clone()));
+    let manager = Manager::builder(store.clone()).titles(Titles::Off).build();
+    let id = ConversationId::new("talk").unwrap();
+    manager.create_with_id(&id, agent().labels(labels("ann"))).await.unwrap();
+    let agents = move |_: &Principal, _: &StartRequest| Ok::<_, Problem>(agent());
+    let web = Web::builder(manager, Users, agents).build();
+
+    let _first = start(&web, ai_sdk_prompt("talk")).await;
+    gate.reached().await;
+    // The second prompt is staged. Its answer has begun when the first turn cannot be saved.
+    let (path, mut body) = ai_sdk_prompt("talk");
+    body["messages"][0]["id"] = "u2".into();
+    let second = start(&web, (path, body)).await;
+    store.delete(&id).await.unwrap();
+    gate.open();
+    let (text, has_failed) = read(second).await;
+    assert!(!has_failed && text.contains("\"finishReason\":\"interrupted\""), "{text}");
+    assert!(text.contains("\"Two\"") && text.contains("[DONE]"), "{text}");
 }

@@ -386,8 +386,10 @@ function paintWaiting(snapshot) {
   if (!pauses.length) return place(bar, []);
   const text = pauses.length === 1 ? "1 decision is needed" : `${pauses.length} decisions are needed`;
   const show = () => byId("messages").querySelector(".tool.waiting")?.scrollIntoView({ block: "center" });
+  // A question has no answer that fits all.
+  const approvals = pauses.filter((pause) => pause.asked_by === undefined);
   const all = async () => {
-    for (const { turn, tool_use } of pauses) {
+    for (const { turn, tool_use } of approvals) {
       try {
         await client.decide(/** @type {string} */ (current), { turn, tool_use: tool_use.id, decision: "execute" });
       } catch (error) {
@@ -398,7 +400,7 @@ function paintWaiting(snapshot) {
   place(bar, [
     h("span", {}, text),
     h("button", { type: "button", class: "small", onclick: show }, "Show"),
-    ...(pauses.length > 1 ? [h("button", { type: "button", class: "small", onclick: all }, "Approve all")] : []),
+    ...(approvals.length > 1 ? [h("button", { type: "button", class: "small", onclick: all }, "Approve all")] : []),
   ]);
 }
 

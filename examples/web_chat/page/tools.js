@@ -3,6 +3,7 @@
 import { h, place, setText, visible } from "./dom.js";
 import { duration, percent } from "./format.js";
 import { attachment } from "./files.js";
+import { showQuestion } from "./questions.js";
 
 /** @typedef {import("./client.js").Decision} Decision */
 
@@ -26,6 +27,7 @@ import { attachment } from "./files.js";
 const LABELS = {
   writing: "writing",
   waiting: "needs a decision",
+  asking: "asks a question",
   queued: "queued",
   running: "running",
   done: "done",
@@ -70,7 +72,8 @@ export class ToolCard {
     setText(this.brief, visible(news || brief(facts.isWritten ? shown : text)));
     setText(this.badge, label(state, facts));
     this.badge.className = `badge ${state}`;
-    this.element.classList.toggle("waiting", state === "waiting");
+    const isWaiting = state === "waiting" || state === "asking";
+    this.element.classList.toggle("waiting", isWaiting);
     setText(/** @type {Element} */ (this.input.querySelector("pre")), visible(use.malformed ?? text));
     if (facts.input !== undefined) setText(/** @type {Element} */ (this.changed.querySelector("pre")), visible(pretty(facts.input)));
     if (facts.progress !== undefined) this.#showProgress(facts.progress);
@@ -92,7 +95,7 @@ export class ToolCard {
     if (!pause) this.#form = null;
     if (state !== this.#state) {
       // The card opens for a decision and for progress, and closes again if nobody else has opened it.
-      if (state === "waiting" && !this.element.open) {
+      if (isWaiting && !this.element.open) {
         this.element.open = this.#isOpenedHere = true;
       } else if (this.#isOpenedHere && (state === "done" || state === "denied")) {
         this.element.open = this.#isOpenedHere = false;
@@ -130,7 +133,7 @@ function section(title, ...children) {
 
 /** @param {ToolFacts} facts */
 function stateOf({ pause, run, result, decided, isWritten, isActive }) {
-  if (pause) return "waiting";
+  if (pause) return pause.asked_by === undefined ? "waiting" : "asking";
   if (result) {
     const isDenied = decided && typeof decided.decision === "object" && "reject" in decided.decision;
     return isDenied ? "denied" : result.is_error ? "error" : "done";
@@ -271,10 +274,12 @@ function approval(pause, decide) {
   };
   const text = typeof reason === "string" ? reason : reason?.message ?? pretty(reason);
   const why = text === "needs approval" ? "The model wants to run this tool." : text;
-  const form = h("div", { class: "approval", role: "group", "aria-label": `Decision on ${visible(use.name)}` },
+  const label = pause.asked_by === undefined ? "Decision on" : "Question of";
+  const form = h("div", { class: "approval", role: "group", "aria-label": `${label} ${visible(use.name)}` },
     h("p", { class: "reason", dir: "auto" }, visible(why)),
     pause.expiry && h("p", { class: "note" }, `Without a decision, this is decided automatically at ${new Date(pause.expiry.at).toLocaleTimeString()}.`),
     body, problem);
-  choices();
+  if (pause.asked_by === undefined) choices();
+  else showQuestion(body, reason, send);
   return form;
 }

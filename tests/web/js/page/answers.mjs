@@ -146,3 +146,28 @@ await step("several approvals are decided in different ways", async (made) => {
   await idle(page, 4);
 });
 
+
+await step("questions of running tools are answered and declined", async (made) => {
+  const page = await open(made);
+  await say(page, 'book_table "Luigi"');
+  const card = page.locator("details.tool").last();
+  await card.getByText("Which table at Luigi?").waitFor();
+  await card.locator(".badge", { hasText: "asks a question" }).waitFor();
+  await card.getByRole("button", { name: "Answer" }).click();
+  // A field is missing, so nothing was sent.
+  assert.equal(await card.getByLabel("People").evaluate((field) => field.validity.valueMissing), true);
+  await card.getByLabel("People").fill("3");
+  await card.getByLabel("Time").selectOption("20:00");
+  await card.getByLabel("Outside").check();
+  await shot(page, "06-question");
+  await accessible(page, "a question");
+  await card.getByRole("button", { name: "Answer" }).click();
+  await idle(page, 2);
+  await card.evaluate((card) => (card.open = true));
+  assert.match(await card.innerText(), /would have been: \{"people":3,"time":"20:00","outside":true\}/);
+  await say(page, 'book_table "Mario"');
+  await card.getByRole("button", { name: "Decline" }).click();
+  await idle(page, 4);
+  await card.evaluate((card) => (card.open = true));
+  assert.match(await card.innerText(), /no table was booked: The user declined\./);
+});

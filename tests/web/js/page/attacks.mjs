@@ -108,6 +108,8 @@ await step("attack strings stay texts in inputs and results of tools", async (ma
 await step("each file of the page has the policy, which stops scripts in texts", async (made) => {
   const page = await made.newPage();
   await page.goto(fast.address);
+  // The settings are loaded last, and fill the list of models.
+  await page.waitForSelector("#model");
   const files = await page.evaluate(() => {
     const loaded = performance.getEntriesByType("resource").map(({ name }) => name);
     return [location.href, ...loaded.filter((name) => !name.includes("/agent/"))];

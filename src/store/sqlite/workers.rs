@@ -17,7 +17,7 @@ use super::{
     database::Fault,
     shared::{self, MAX_SHARED, Together},
 };
-use crate::{store::StoreError, sync::lock};
+use crate::{panics::contained, store::StoreError, sync::lock};
 
 /// A job that has a connection for itself. It returns whether others kept the file locked for as long as the job was
 /// allowed to wait.
@@ -172,7 +172,7 @@ impl Behind {
     /// Queues a job without a caller behind all jobs that are waiting now. If the queue is closed, does nothing.
     pub(super) fn leave(&self, job: impl FnOnce(&mut Connection) -> bool + Send + 'static) {
         if let Some(queue) = self.open_queue() {
-            queue.push(Urgency::Other, Job::Alone(contained(job)));
+            queue.push(Urgency::Other, Job::Alone(callerless(job)));
         }
     }
 
@@ -187,7 +187,7 @@ impl Behind {
             let mut jobs = queue.jobs();
             jobs.given += 1;
             let place = (Instant::now() + pause, jobs.given);
-            jobs.later.insert(place, Job::Alone(contained(job)));
+            jobs.later.insert(place, Job::Alone(callerless(job)));
             drop(jobs);
             queue.changed.notify_one();
         }
@@ -210,10 +210,13 @@ fn reply<T>(answer: oneshot::Sender<Done<T>>, given: Instant, mut done: Done<T>)
     is_busy
 }
 
-/// Contains a panic of a job without a caller. The panic must not end the worker, and there is no caller to which it
-/// could be passed.
-fn contained(job: impl FnOnce(&mut Connection) -> bool + Send + 'static) -> Alone {
-    Box::new(|connection| catch_unwind(AssertUnwindSafe(|| job(connection))).unwrap_or_default())
+/// Returns a job without a caller. A panic must not end the worker, and there is no caller to which the panic could be
+/// passed.
+fn callerless(job: impl FnOnce(&mut Connection) -> bool + Send + 'static) -> Alone {
+    Box::new(|connection| {
+        let outcome = contained(|| job(connection));
+        outcome.inspect_err(|words| tracing::error!(words, "a job of the store panicked")).unwrap_or_default()
+    })
 }
 
 impl Workers {

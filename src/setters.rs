@@ -4,8 +4,8 @@
 /// Defines setters that take `self` and return it. `some T` sets an optional field, and `into T` accepts any value that
 /// converts into the field's type.
 macro_rules! setters {
-    (@ $type:ident $with:ident $field:ident some $value:ty) => {
-        impl $type {
+    (@ [$($owner:tt)+] $with:ident $field:ident some $value:ty) => {
+        $($owner)+ {
             #[doc = concat!("Sets [`", stringify!($field), "`](Self::", stringify!($field), ").")]
             pub fn $with(mut self, $field: impl Into<$value>) -> Self {
                 self.$field = Some($field.into());
@@ -13,8 +13,8 @@ macro_rules! setters {
             }
         }
     };
-    (@ $type:ident $with:ident $field:ident into $value:ty) => {
-        impl $type {
+    (@ [$($owner:tt)+] $with:ident $field:ident into $value:ty) => {
+        $($owner)+ {
             #[doc = concat!("Sets [`", stringify!($field), "`](Self::", stringify!($field), ").")]
             pub fn $with(mut self, $field: impl Into<$value>) -> Self {
                 self.$field = $field.into();
@@ -22,8 +22,8 @@ macro_rules! setters {
             }
         }
     };
-    (@ $type:ident $with:ident $field:ident $value:ty) => {
-        impl $type {
+    (@ [$($owner:tt)+] $with:ident $field:ident $value:ty) => {
+        $($owner)+ {
             #[doc = concat!("Sets [`", stringify!($field), "`](Self::", stringify!($field), ").")]
             pub fn $with(mut self, $field: $value) -> Self {
                 self.$field = $field;
@@ -32,7 +32,10 @@ macro_rules! setters {
         }
     };
     ($type:ident: $($with:ident($field:ident: $($value:tt)+)),+ $(,)?) => {
-        $($crate::setters::setters!(@ $type $with $field $($value)+);)+
+        $($crate::setters::setters!(@ [impl $type] $with $field $($value)+);)+
+    };
+    ($type:ident<$life:lifetime>: $($with:ident($field:ident: $($value:tt)+)),+ $(,)?) => {
+        $($crate::setters::setters!(@ [impl<$life> $type<$life>] $with $field $($value)+);)+
     };
 }
 

@@ -28,7 +28,7 @@
 //! telemetry::configure(
 //!     Settings::new()
 //!         .with_convention(Convention::Latest)
-//!         .with_capture(Capture::new().with_tools(true).with_redaction(|_, text| text.replace("4242", "****"))),
+//!         .with_capture(Capture::new().with_tools().with_redaction(|_, text| text.replace("4242", "****"))),
 //! )?;
 //! # Ok::<(), telemetry::AlreadyConfigured>(())
 //! ```

@@ -45,21 +45,21 @@ impl Capture {
         Self::default()
     }
 
-    /// Sets whether the messages of requests and responses are captured. They contain tool inputs and outputs too.
-    pub fn with_messages(mut self, messages: bool) -> Self {
-        self.messages = messages;
+    /// Captures the messages of requests and responses. They contain tool inputs and outputs too.
+    pub fn with_messages(mut self) -> Self {
+        self.messages = true;
         self
     }
 
-    /// Sets whether tool declarations and the inputs and outputs of tool calls are captured.
-    pub fn with_tools(mut self, tools: bool) -> Self {
-        self.tools = tools;
+    /// Captures tool declarations, and the inputs and outputs of tool calls.
+    pub fn with_tools(mut self) -> Self {
+        self.tools = true;
         self
     }
 
-    /// Sets whether the system prompt is captured.
-    pub fn with_system_prompt(mut self, system: bool) -> Self {
-        self.system = system;
+    /// Captures the system prompt.
+    pub fn with_system_prompt(mut self) -> Self {
+        self.system = true;
         self
     }
 

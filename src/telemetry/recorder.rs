@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::settings::recorder;
-use crate::panics::contained;
+use crate::{panics::contained, setters::setters};
 
 /// Records metrics. An application implements it to send metrics to a system of its choice. With the feature
 /// `otel-metrics`, [`OtelRecorder`](https://docs.rs/omni-agent/latest/omni_agent/telemetry/struct.OtelRecorder.html)
@@ -24,6 +24,15 @@ use crate::panics::contained;
 ///         self.0.fetch_add(request.tokens.output, Ordering::Relaxed);
 ///     }
 /// }
+///
+/// // A test of the recorder makes the measurements itself.
+/// use std::time::Duration;
+/// use omni_agent::telemetry::Tokens;
+///
+/// let recorder = OutputTokens::default();
+/// let request = RequestMetrics::new("claude-sonnet-4-6", Duration::from_secs(2));
+/// recorder.request(&request.with_provider("anthropic").with_tokens(Tokens::default().with_output(120)));
+/// assert_eq!(recorder.0.into_inner(), 120);
 /// ```
 pub trait Recorder: Send + Sync + 'static {
     /// Records a request to a model, after its retries.
@@ -58,6 +67,11 @@ pub struct Tokens {
     pub reasoning: u64,
     /// The cost in US dollars, if it is known.
     pub cost: Option<f64>,
+}
+
+setters! {
+    Tokens: with_input(input: u64), with_cache_read(cache_read: u64), with_cache_write(cache_write: u64), with_output(output: u64),
+    with_reasoning(reasoning: u64), with_cost(cost: some f64)
 }
 
 impl Tokens {
@@ -99,6 +113,32 @@ pub struct RequestMetrics<'a> {
     pub error_type: Option<&'a str>,
 }
 
+impl<'a> RequestMetrics<'a> {
+    /// Creates the measurements of a request to `model`, for tests of a [`Recorder`]. The provider is empty, and
+    /// everything else is unset.
+    pub fn new(model: &'a str, duration: Duration) -> Self {
+        Self {
+            provider: "",
+            model,
+            response_model: None,
+            server_address: None,
+            server_port: None,
+            duration,
+            time_to_first_chunk: None,
+            chunk_intervals: &[],
+            tokens: Tokens::default(),
+            error_type: None,
+        }
+    }
+}
+
+setters! {
+    RequestMetrics<'a>: with_provider(provider: &'a str), with_response_model(response_model: some &'a str),
+    with_server_address(server_address: some &'a str), with_server_port(server_port: some u16),
+    with_time_to_first_chunk(time_to_first_chunk: some Duration), with_chunk_intervals(chunk_intervals: &'a [Duration]),
+    with_tokens(tokens: Tokens), with_error_type(error_type: some &'a str)
+}
+
 /// The measurements of a tool call.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -110,6 +150,15 @@ pub struct ToolMetrics<'a> {
     /// `tool_error` if the result is an error, or `cancelled` if the call was dropped before its end.
     pub error_type: Option<&'a str>,
 }
+
+impl<'a> ToolMetrics<'a> {
+    /// Creates the measurements of a successful call of the tool `name`, for tests of a [`Recorder`].
+    pub fn new(name: &'a str, duration: Duration) -> Self {
+        Self { name, duration, error_type: None }
+    }
+}
+
+setters! { ToolMetrics<'a>: with_error_type(error_type: some &'a str) }
 
 /// The measurements of a run.
 #[derive(Clone, Debug)]
@@ -131,6 +180,29 @@ pub struct RunMetrics<'a> {
     pub tokens: Tokens,
     /// The kind of the failure, or `cancelled` if the run was cancelled.
     pub error_type: Option<&'a str>,
+}
+
+impl<'a> RunMetrics<'a> {
+    /// Creates the measurements of a run that began with `model`, for tests of a [`Recorder`]. The provider is empty,
+    /// the counts are zero, and everything else is unset.
+    pub fn new(model: &'a str, duration: Duration) -> Self {
+        let tokens = Tokens::default();
+        Self {
+            agent: None,
+            provider: "",
+            model,
+            duration,
+            requests: 0,
+            tool_calls: 0,
+            tokens,
+            error_type: None,
+        }
+    }
+}
+
+setters! {
+    RunMetrics<'a>: with_agent(agent: some &'a str), with_provider(provider: &'a str), with_requests(requests: u32),
+    with_tool_calls(tool_calls: u32), with_tokens(tokens: Tokens), with_error_type(error_type: some &'a str)
 }
 
 /// Calls the recorder, if there is one.

@@ -95,7 +95,7 @@ impl fmt::Debug for Settings {
 /// Telemetry was already configured, or spans were already opened with the default settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("telemetry is already configured: call `telemetry::configure` once, before the first run")]
-pub struct AlreadyConfigured;
+pub struct AlreadyConfigured(());
 
 /// Sets the settings of telemetry for this process.
 ///
@@ -105,7 +105,7 @@ pub struct AlreadyConfigured;
 /// different names.
 pub fn configure(settings: Settings) -> Result<(), AlreadyConfigured> {
     let convention = settings.convention.unwrap_or_else(Convention::from_env);
-    SETTINGS.set(settings.with_convention(convention)).map_err(|_| AlreadyConfigured)
+    SETTINGS.set(settings.with_convention(convention)).map_err(|_| AlreadyConfigured(()))
 }
 
 /// Returns the settings in use. At the first call without [`configure`], the defaults take effect.

@@ -122,7 +122,7 @@ pub(crate) use state::Extras;
 pub(crate) use state::SavedConfig;
 pub use state::{Config, State, StateEdit, StateView};
 use task::AgentShared;
-pub(crate) use task::{Hold, find_conversations_with};
+pub(crate) use task::Hold;
 pub use text::TextDeltas;
 use tokio::sync::mpsc;
 

@@ -39,7 +39,6 @@ use crate::{
 use calls::drop_contained;
 use presence::ActiveCalls;
 pub(super) use trace::AgentName;
-pub(crate) use trace::find_conversations_with;
 use work::Work;
 
 /// The number of events that may wait for the commit channel before a new run is refused.
@@ -63,8 +62,12 @@ pub(super) struct Setup {
     pub(super) hold: Option<Arc<dyn Hold>>,
 }
 
-/// Decides whether the agent may accept a prompt. It is asked before each prompt, whichever handle sends it.
+/// The owner of an agent with a conversation. It decides whether the agent may accept a prompt, and is asked before each
+/// prompt, whichever handle sends it.
 pub(crate) trait Hold: Send + Sync {
+    /// Returns the id of the conversation, for telemetry.
+    fn conversation(&self) -> &str;
+
     /// Returns the reason why no prompt may be accepted now, if there is one.
     fn reason(&self) -> Option<Arc<dyn Error + Send + Sync>>;
 }

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     actor::{Signal, Termination},
-    agent::{Agent, AgentBuilder, Config, HistoryOwner, Hold, find_conversations_with},
+    agent::{Agent, AgentBuilder, Config, HistoryOwner, Hold},
     store::{ConversationId, Labels, Owner, Store, WriteId},
     subscription::{EventId, Feed, FeedLimits},
     tree::Tree,
@@ -383,7 +383,6 @@ impl SessionBuilder {
             let _ = hold.send(session.keep()?);
         }
         let weak: WeakSession = session.downgrade();
-        find_conversations_with(|extensions| extensions.get::<ConversationId>().map(ConversationId::as_str));
         let (agent, owner) = agent.extension(id).extension(weak).commit_channel(sender).start_owned().await?;
         let state = agent.state().await?;
         let seen = owner.moment().await?.last;

@@ -110,6 +110,10 @@ impl SessionShared {
 }
 
 impl Hold for SessionShared {
+    fn conversation(&self) -> &str {
+        self.id.as_str()
+    }
+
     fn reason(&self) -> Option<Arc<dyn std::error::Error + Send + Sync>> {
         Some(Arc::new(self.refusal()?))
     }

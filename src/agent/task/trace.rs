@@ -1,6 +1,6 @@
 //! The telemetry of runs. A run's trace follows the agent's events.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use tracing::Span;
 
@@ -9,21 +9,11 @@ use crate::{
     agent::{Event, Failure, Response, Status, TurnOutcome, UnstageReason},
     provider::{error_type, tokens},
     telemetry::{self, Caller, RunFacts, RunTrace},
-    tool::{Decision, Extensions},
+    tool::Decision,
 };
 
 /// The agent's name. It is stored among the extensions, so that agents without a name are no larger.
 pub(in crate::agent) struct AgentName(pub(in crate::agent) Arc<str>);
-
-type FindConversation = fn(&Extensions) -> Option<&str>;
-
-/// Returns the conversation's id from an agent's extensions. The type of ids belongs to a later layer.
-static FIND_CONVERSATION: OnceLock<FindConversation> = OnceLock::new();
-
-/// Sets the function that finds the id of an agent's conversation. Only the first call has an effect.
-pub(crate) fn find_conversations_with(find: FindConversation) {
-    FIND_CONVERSATION.get_or_init(|| find);
-}
 
 impl Work {
     /// Returns the run's span, if anybody listens.
@@ -45,9 +35,9 @@ impl Task {
         }
     }
 
+    #[cold]
     fn begin_trace(&mut self) {
         let caller = self.work.as_mut().map_or_else(Caller::default, |work| std::mem::take(&mut work.caller));
-        let extensions = &self.setup.extensions;
         let turn = self.core.phase().turn();
         let model = turn.map_or(&self.config.model, |turn| turn.model_in(&self.config));
         let prompt = turn.map(|turn| &turn.origin.prompt.options);
@@ -55,8 +45,8 @@ impl Task {
         let trace = RunTrace::begin(
             &caller,
             &RunFacts {
-                agent: extensions.get::<AgentName>().map(|name| &*name.0),
-                conversation: FIND_CONVERSATION.get().and_then(|find| find(extensions)),
+                agent: self.setup.extensions.get::<AgentName>().map(|name| &*name.0),
+                conversation: self.setup.hold.as_ref().map(|hold| hold.conversation()),
                 provider: model.provider_name(),
                 model: model.id(),
                 is_json: output.is_some(),
@@ -66,6 +56,7 @@ impl Task {
     }
 }
 
+#[cold]
 fn record(work: &mut Work, event: &Event) {
     let Some(trace) = &mut work.trace else { return };
     match event {

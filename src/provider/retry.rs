@@ -134,18 +134,17 @@ impl Attempts {
         context: RequestContext,
         trace: Option<&StreamTrace>,
     ) -> Beginning {
-        let (provider, mut attempt) = (Arc::clone(&self.provider), self.request.clone());
-        let (chat, number) = (trace.map(|trace| trace.span().clone()), self.retries + 1);
+        let (provider, request) = (Arc::clone(&self.provider), self.request.clone());
+        let Some(trace) = trace else {
+            return Box::pin(first_content(provider, request, context, delay));
+        };
+        let (chat, number) = (trace.span().clone(), self.retries + 1);
         Box::pin(async move {
             if let Some(delay) = delay {
                 sleep(delay).await;
             }
-            attempt.authorise();
-            let Some(chat) = chat else {
-                return first_content(&*provider, attempt, context).await;
-            };
             let span = telemetry::attempt(&chat, number);
-            match first_content(&*provider, attempt, context).instrument(span.clone()).await {
+            match first_content(provider, request, context, None).instrument(span.clone()).await {
                 Ok(begun) => Ok(Begun { attempt: Some(Box::new(span)), ..begun }),
                 Err(error) => {
                     attempt_failed(&span, &error);
@@ -198,27 +197,35 @@ impl Begun {
 /// The maximum number of message data deltas that are held back until content follows.
 const MAX_HEAD: usize = 64;
 
-/// Returns the response once its first content or its end has arrived.
-async fn first_content(
-    provider: &dyn Provider,
-    request: Request,
+/// Sends the request after a delay. Returns the response once its first content or its end has arrived.
+#[expect(clippy::manual_async_fn, reason = "an `async fn` would move the request once more")]
+fn first_content(
+    provider: Arc<dyn Provider>,
+    mut request: Request,
     context: RequestContext,
-) -> Result<Begun, ProviderError> {
-    let mut rest = provider.stream(request, context).await?;
-    let mut head = Vec::new();
-    let mut has_stop_reason = false;
-    while let Some(delta) = rest.try_next().await? {
-        let begun = delta.is_content();
-        has_stop_reason |= matches!(&delta, Delta::Message(data) if data.stop_reason.is_some());
-        head.push(delta);
-        if begun || head.len() == MAX_HEAD {
-            return Ok(Begun::new(head, rest));
+    delay: Option<Duration>,
+) -> impl Future<Output = Result<Begun, ProviderError>> + Send {
+    async move {
+        if let Some(delay) = delay {
+            sleep(delay).await;
         }
-    }
-    if has_stop_reason {
-        Ok(Begun::new(head, Box::pin(stream::empty())))
-    } else {
-        Err(ProviderError::new(ErrorKind::Truncated, "the stream ended before the answer began"))
+        request.authorise();
+        let mut rest = provider.stream(request, context).await?;
+        let mut head = Vec::new();
+        let mut has_stop_reason = false;
+        while let Some(delta) = rest.try_next().await? {
+            let begun = delta.is_content();
+            has_stop_reason |= matches!(&delta, Delta::Message(data) if data.stop_reason.is_some());
+            head.push(delta);
+            if begun || head.len() == MAX_HEAD {
+                return Ok(Begun::new(head, rest));
+            }
+        }
+        if has_stop_reason {
+            Ok(Begun::new(head, Box::pin(stream::empty())))
+        } else {
+            Err(ProviderError::new(ErrorKind::Truncated, "the stream ended before the answer began"))
+        }
     }
 }
 
@@ -273,6 +280,7 @@ struct Limit {
 }
 
 impl RetryStream {
+    #[inline]
     fn poll_answer(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Delta, ProviderError>>> {
         loop {
             match &mut self.state {
@@ -316,11 +324,9 @@ impl Stream for RetryStream {
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = self.get_mut();
-        let chat = this.trace.as_ref().map(|trace| trace.span().clone());
-        let mut item = match &chat {
-            None => this.poll_answer(cx),
-            Some(chat) => chat.in_scope(|| this.poll_answer(cx)),
-        };
+        let chat = this.trace.as_ref().map(|trace| trace.span().clone().entered());
+        let mut item = this.poll_answer(cx);
+        drop(chat);
         if let Poll::Ready(Some(Ok(Delta::Message(data)))) = &mut item {
             data.usage = data.usage.map(Usage::with_finite_cost);
             if let Some(priced) = &this.priced {

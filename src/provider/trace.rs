@@ -18,14 +18,17 @@ pub(super) struct StreamTrace {
 
 impl StreamTrace {
     /// Opens the trace of a request. Returns `None` if nobody listens.
+    #[inline]
     pub(super) fn begin(
         provider: &dyn Provider,
         request: &Request,
         context: &mut RequestContext,
     ) -> Option<Box<Self>> {
-        if !telemetry::is_on() {
-            return None;
-        }
+        if telemetry::is_on() { Self::open(provider, request, context) } else { None }
+    }
+
+    #[cold]
+    fn open(provider: &dyn Provider, request: &Request, context: &mut RequestContext) -> Option<Box<Self>> {
         let options = &request.options;
         let facts = RequestFacts {
             provider: provider.name(),

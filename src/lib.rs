@@ -90,7 +90,7 @@
 //! | `schema` | no | JSON Schemas of updates and commands, for clients in other languages: [`schema`](https://docs.rs/omni-agent/latest/omni_agent/schema/index.html) |
 //! | `web` | no | a manager behind HTTP, as an axum router, with streams for the AI SDK and AG-UI: [`web`](https://docs.rs/omni-agent/latest/omni_agent/web/index.html) |
 //! | `otel-metrics` | no | metrics through the API crate of OpenTelemetry: [`telemetry::OtelRecorder`](https://docs.rs/omni-agent/latest/omni_agent/telemetry/struct.OtelRecorder.html); spans need no feature |
-//! | `test-util` | no | a scripted provider, for tests of applications built on this crate; the suites that check a [`store::Store`] and a [`provider::backend::Backend`] |
+//! | `test-util` | no | a scripted and a recorded provider, for tests of applications built on this crate; the suites that check a [`store::Store`] and a [`provider::backend::Backend`] |
 //!
 //! # Errors
 //!

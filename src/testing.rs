@@ -5,6 +5,8 @@
 //! Steps stream text, thinking and tool uses. At any delta, a step can wait, ask for a decision, fail or break off. A
 //! [`Gate`] blocks a script, a tool or a callback until the test opens it, so that no test has to sleep.
 //!
+//! A [`Recorded`] provider records the exchanges with a real service in a file, and replays them in later tests.
+//!
 //! ```
 //! use omni_agent::provider::Request;
 //! use omni_agent::testing::{ScriptedProvider, Step};
@@ -18,6 +20,8 @@
 //! # })?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+
+mod recorded;
 
 use std::{
     collections::VecDeque,
@@ -35,6 +39,7 @@ use futures_util::stream;
 use serde_json::Value;
 use tokio::{sync::Semaphore, time::sleep};
 
+pub use self::recorded::{Recorded, Recording};
 pub use crate::conformance::ConformanceReport;
 #[cfg(feature = "http")]
 use crate::provider::{dialect::Dialect, http::Limits};

@@ -157,6 +157,16 @@ impl RequestContext {
         (Self { asking: Some(Arc::clone(&asking)), scope: None }, Questions(asking))
     }
 
+    /// Returns the context of the same request, where `decide` answers the questions.
+    #[cfg(feature = "test-util")]
+    pub(crate) fn answered_by<F, D>(&self, decide: F) -> Self
+    where
+        F: Fn(ToolUse) -> D + Send + Sync + 'static,
+        D: Future<Output = Decision> + Send + 'static,
+    {
+        Self { scope: self.scope.clone(), ..Self::new(decide) }
+    }
+
     /// Creates a context for a request outside an agent. Questions are answered with a rejection.
     pub fn detached() -> Self {
         Self::default()

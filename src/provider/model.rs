@@ -88,6 +88,13 @@ impl Model {
         Some(Self::of_registry(Arc::clone(provider), id.into(), catalogue.clone(), key.clone()))
     }
 
+    /// Returns the same model at another provider.
+    #[cfg(feature = "test-util")]
+    pub(crate) fn through(&self, provider: Arc<dyn Provider>) -> Self {
+        let name = format!("{}:{}", provider.name(), self.0.id);
+        Self(Arc::new(Inner { name, provider, ..self.0.copied() }))
+    }
+
     /// Marks this model as the fallback for a saved name that could not be resolved.
     pub(crate) fn as_fallback_for(&self, saved: &str) -> Self {
         Self(Arc::new(Inner { fallback_for: Some(saved.into()), ..self.0.copied() }))

@@ -1,7 +1,7 @@
 //! Tests of the wire formats with a small real model, served by llama.cpp on this machine.
 //!
-//! `scripts/live-test.sh` prepares the servers and runs these tests. Without a server, the tests are skipped with a
-//! message.
+//! `scripts/live-test.sh` prepares the servers and runs these tests. Without a server, the tests replay the recorded
+//! answers in `cassettes`. `OMNI_RECORD=record scripts/live-test.sh` records them again.
 
 #![allow(clippy::unwrap_used, reason = "an unwrap is a failure of the test")]
 
@@ -16,7 +16,7 @@ use std::{
 use omni_agent::{
     agent::{Agent, AgentBuilder, AgentError, AgentSubscription, Event, Failure, TurnOutcome},
     message::{History, Role},
-    provider::{ErrorKind, Options, ProviderError, StopReason, ToolChoice},
+    provider::{ErrorKind, Model, Options, ProviderError, StopReason, ToolChoice},
     subscription::Update,
     tool::{Tool, ToolContext, ToolError, tool_fn},
 };
@@ -27,13 +27,14 @@ use server::{Format, Live};
 /// Runs a scenario in each wire format. The scenarios run one after the other, because the server is small.
 macro_rules! on_each_format {
     ($($test:ident => $scenario:ident;)+) => {$(
-        #[tokio::test]
-        async fn $test() {
-            let Some(live) = Live::get().await else { return };
-            for format in [Format::ChatCompletions, Format::Responses, Format::Messages] {
-                let scenario = tokio::time::timeout(Duration::from_mins(2), $scenario(&live, format));
-                assert!(scenario.await.is_ok(), "{format:?} took longer than two minutes");
-            }
+        #[test]
+        fn $test() {
+            server::run(stringify!($scenario), async |live| {
+                for format in [Format::ChatCompletions, Format::Responses, Format::Messages] {
+                    let scenario = tokio::time::timeout(Duration::from_mins(2), $scenario(live, format));
+                    assert!(scenario.await.is_ok(), "{format:?} took longer than two minutes");
+                }
+            });
         }
     )+};
 }
@@ -54,7 +55,7 @@ fn options(max_tokens: u32) -> Options {
 }
 
 fn agent(live: &Live, format: Format, max_tokens: u32) -> AgentBuilder {
-    Agent::builder().model(format.model(&live.chat)).options(options(max_tokens))
+    Agent::builder().model(live.chat(format)).options(options(max_tokens))
 }
 
 async fn next(events: &mut AgentSubscription) -> Arc<Event> {
@@ -130,7 +131,7 @@ async fn tool_round_trip(live: &Live, format: Format) {
     // The model must call a tool in each step. The second request contains the result of the first call. The calls of
     // the second answer are refused, because the limit of steps is reached.
     let options = options(40).with_tool_choice(ToolChoice::Required);
-    let model = format.model(&live.tools);
+    let model = live.tools(format);
     let builder = Agent::builder().model(model).options(options).tool(weather()).max_steps(2);
     let agent = builder.start().await.unwrap();
     let response = agent.ask("What is the weather in Rome?").await.unwrap();
@@ -163,15 +164,18 @@ async fn tool_round_trip(live: &Live, format: Format) {
 
 /// A conversation begins in one format, continues in every other format, and returns to the first format. The server
 /// must accept the parts from all formats.
-#[tokio::test]
-async fn conversation_with_tools_real_model_continues_in_each_format_and_returns() {
-    let Some(live) = Live::get().await else { return };
+#[test]
+fn conversation_with_tools_real_model_continues_in_each_format_and_returns() {
+    server::run("change_formats", change_formats);
+}
+
+async fn change_formats(live: &Live) {
     let options = options(40).with_tool_choice(ToolChoice::Required);
-    let builder = Agent::builder().model(Format::ChatCompletions.model(&live.tools)).options(options);
+    let builder = Agent::builder().model(live.tools(Format::ChatCompletions)).options(options);
     let agent = builder.tool(weather()).max_steps(2).start().await.unwrap();
     let mut before = History::new();
     for format in [Format::ChatCompletions, Format::Responses, Format::Messages, Format::ChatCompletions] {
-        let model = format.model(&live.tools);
+        let model = live.tools(format);
         agent
             .set_state(move |draft| {
                 draft.config.model = model;
@@ -269,7 +273,7 @@ async fn overflow(live: &Live, format: Format) {
 async fn error_in_stream(live: &Live, format: Format) {
     // This server's template supports only tools. The server can't parse an answer without a tool call. It then reports
     // an error in a stream that began with status 200.
-    let agent = Agent::builder().model(format.model(&live.tools)).options(options(16)).start().await.unwrap();
+    let agent = Agent::builder().model(live.tools(format)).options(options(16)).start().await.unwrap();
     let error = provider_error(agent.ask("Say hello.").await);
     assert_eq!(error.kind, ErrorKind::Service, "{format:?}: {error:?}");
     assert!(error.message.contains("does not match"), "{format:?}: {error:?}");
@@ -278,7 +282,7 @@ async fn error_in_stream(live: &Live, format: Format) {
 
 async fn dead_server(_: &Live, format: Format) {
     let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
-    let model = format.model(&format!("http://127.0.0.1:{port}"));
+    let model = Model::new(Arc::new(format.endpoint(&format!("http://127.0.0.1:{port}"))), "smollm2-135m");
     let agent = Agent::builder().model(model).options(options(10)).start().await.unwrap();
     let error = provider_error(agent.ask("Hello?").await);
     assert_eq!((error.kind, error.status, error.retryable), (ErrorKind::Transport, None, true), "{error:?}");

@@ -1,48 +1,115 @@
-//! The servers for the live tests. They are optional.
+//! The servers for the live tests. Without them, their recorded answers are replayed.
 
 use std::{
-    env,
-    io::Write,
-    sync::{Arc, Once},
+    collections::BTreeMap,
+    env, fs,
+    path::{Path, PathBuf},
+    process,
+    sync::{Arc, Mutex},
 };
 
-use omni_agent::provider::{
-    Model,
-    dialect::{AnthropicMessages, ChatCompletions, Dialect, OpenAiResponses},
-    http::Endpoint,
+use omni_agent::{
+    provider::{
+        Model,
+        dialect::{AnthropicMessages, ChatCompletions, Dialect, OpenAiResponses},
+        http::Endpoint,
+    },
+    testing::{Recorded, Recording},
 };
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-/// The base URLs of the servers. Only one test at a time may use the servers.
+/// The servers, or the recordings of their answers. Only one test at a time may use the servers.
 pub(crate) struct Live {
-    /// Serves the model with its own template.
-    pub(crate) chat: String,
-    /// Serves the model with a template that supports only tools.
-    pub(crate) tools: String,
+    scenario: &'static str,
+    source: Source,
+    providers: Mutex<BTreeMap<String, Recorded>>,
     _turn: SemaphorePermit<'static>,
 }
 
+/// The source of the answers.
+enum Source {
+    /// The servers, with the base URL of each.
+    Servers { chat: String, tools: String, recording: bool },
+    /// The recordings. Each replay is recorded again, and must give the same file.
+    Recordings(PathBuf),
+}
+
 static TURN: Semaphore = Semaphore::const_new(1);
-static SKIPPED: Once = Once::new();
+
+/// Runs a scenario with the servers, if they are configured. Otherwise, replays its recordings on paused time.
+///
+/// With `OMNI_RECORD=record`, the answers of the servers are recorded in `cassettes`.
+pub(crate) fn run(scenario: &'static str, play: impl AsyncFnOnce(&Live)) {
+    let url = |name| env::var(name).ok().filter(|url| !url.is_empty());
+    let source = match (url("OMNI_LIVE_CHAT_URL"), url("OMNI_LIVE_TOOLS_URL")) {
+        (Some(chat), Some(tools)) => {
+            Source::Servers { chat, tools, recording: Recording::from_env() == Recording::Record }
+        }
+        _ => Source::Recordings(env::temp_dir().join(format!("omni-live-{}-{scenario}", process::id()))),
+    };
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    runtime.enable_all().start_paused(matches!(source, Source::Recordings(_)));
+    runtime.build().unwrap().block_on(async {
+        let turn = TURN.acquire().await.expect("the semaphore is never closed");
+        let live = Live { scenario, source, providers: Mutex::default(), _turn: turn };
+        play(&live).await;
+        live.compare();
+    });
+}
 
 impl Live {
-    /// Returns the servers. If they are not configured, prints how to start them and returns `None`.
-    pub(crate) async fn get() -> Option<Self> {
-        let url = |name| env::var(name).ok().filter(|url| !url.is_empty());
-        let (Some(chat), Some(tools)) = (url("OMNI_LIVE_CHAT_URL"), url("OMNI_LIVE_TOOLS_URL")) else {
-            // The text is written directly to the standard error, because the output of print macros is hidden if the
-            // test passes.
-            SKIPPED.call_once(|| {
-                let line = "live tests skipped: OMNI_LIVE_CHAT_URL and OMNI_LIVE_TOOLS_URL are not set; \
-                            run scripts/live-test.sh, or eval \"$(scripts/local-model.sh start)\" before cargo test\n";
-                let _ = std::io::stderr().write_all(line.as_bytes());
-            });
-            return None;
+    /// Returns a model with its own template.
+    pub(crate) fn chat(&self, format: Format) -> Model {
+        self.model(format, "chat")
+    }
+
+    /// Returns a model with a template that supports only tools.
+    pub(crate) fn tools(&self, format: Format) -> Model {
+        self.model(format, "tools")
+    }
+
+    fn model(&self, format: Format, server: &str) -> Model {
+        let name = format!("{}-{server}-{}.jsonl", self.scenario, format.name());
+        let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/live/cassettes").join(&name);
+        let recorded = |endpoint, recording| Recorded::new(endpoint, &kept, recording);
+        let provider = match &self.source {
+            Source::Servers { chat, tools, recording } => {
+                let endpoint = format.endpoint(if server == "chat" { chat } else { tools });
+                if !recording {
+                    return Model::new(Arc::new(endpoint), MODEL);
+                }
+                let mut providers = self.providers.lock().unwrap();
+                providers.entry(name).or_insert_with(|| recorded(endpoint, Recording::Record)).clone()
+            }
+            Source::Recordings(folder) => {
+                let mut providers = self.providers.lock().unwrap();
+                let again = folder.join(&name);
+                let replay =
+                    || recorded(format.endpoint("http://127.0.0.1:9"), Recording::Replay).in_real_time();
+                let made = || Recorded::new(replay(), again, Recording::Record);
+                providers.entry(name).or_insert_with(made).clone()
+            }
         };
-        let turn = TURN.acquire().await.expect("the semaphore is never closed");
-        Some(Self { chat, tools, _turn: turn })
+        provider.model(MODEL)
+    }
+
+    /// Compares the recordings of the replays with the recordings that were replayed.
+    fn compare(&self) {
+        let Source::Recordings(folder) = &self.source else { return };
+        for name in self.providers.lock().unwrap().keys() {
+            let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/live/cassettes").join(name);
+            let (kept, again) =
+                (fs::read_to_string(kept).unwrap(), fs::read_to_string(folder.join(name)).unwrap());
+            // The time at which a reader dropped an answer depends on the reader.
+            if !kept.contains(r#""dropped":true"#) {
+                assert!(kept == again, "{name}: the recording of the replay differs");
+            }
+        }
+        let _ = fs::remove_dir_all(folder);
     }
 }
+
+const MODEL: &str = "smollm2-135m";
 
 /// A wire format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,13 +129,12 @@ impl Format {
         }
     }
 
-    /// Returns a model of this format at the base URL.
-    pub(crate) fn model(self, url: &str) -> Model {
-        let endpoint = match self {
+    /// Returns an endpoint of this format at the base URL.
+    pub(crate) fn endpoint(self, url: &str) -> Endpoint {
+        match self {
             Self::ChatCompletions => Endpoint::openai_compatible("local", url),
             Self::Responses => Endpoint::openai_responses_compatible("local", url),
             Self::Messages => Endpoint::anthropic_compatible("local", url),
-        };
-        Model::new(Arc::new(endpoint), "smollm2-135m")
+        }
     }
 }

@@ -1,0 +1,294 @@
+//! A provider that records exchanges with a model service, and replays them without the service.
+
+mod canonical;
+mod cassette;
+mod difference;
+mod recorder;
+
+use std::{env, fmt, path::PathBuf, sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use futures_util::{StreamExt, stream};
+use tokio::{
+    sync::Notify,
+    time::{sleep, timeout},
+};
+
+use self::{
+    canonical::Rules,
+    cassette::{Cassette, Found, Line},
+    recorder::Recorder,
+};
+use crate::{
+    message::Message,
+    provider::{DeltaStream, ErrorKind, Model, Provider, ProviderError, Request, RequestContext},
+    tool::Decision,
+};
+
+/// The variable that selects the [`Recording`].
+const VARIABLE: &str = "OMNI_RECORD";
+
+/// The time for which a replayed response waits after its last delta if it was dropped there when it was recorded.
+const DROPPED: Duration = Duration::from_mins(1);
+
+/// The treatment of requests by a [`Recorded`] provider.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Recording {
+    /// Answers each request from the file. The wrapped provider is never used.
+    #[default]
+    Replay,
+    /// Passes each request to the wrapped provider, and replaces the file with the exchanges.
+    Record,
+    /// Answers a request from the file if the file has an answer. Otherwise, passes it to the wrapped provider and adds
+    /// the exchange to the file.
+    Missing,
+}
+
+impl Recording {
+    /// Returns the mode that the variable `OMNI_RECORD` selects: `replay`, `record` or `missing`. The default is
+    /// [`Recording::Replay`].
+    ///
+    /// # Panics
+    ///
+    /// If the variable has another value. A misspelt value would otherwise replay an old recording.
+    pub fn from_env() -> Self {
+        match env::var(VARIABLE).as_deref() {
+            Err(_) | Ok("" | "replay") => Self::Replay,
+            Ok("record") => Self::Record,
+            Ok("missing") => Self::Missing,
+            Ok(other) => panic!("{VARIABLE} is {other:?}: set it to `replay`, `record` or `missing`"),
+        }
+    }
+}
+
+/// A provider that records the exchanges of another provider in a file, and later answers from the file without a
+/// network and without a key.
+///
+/// The file has one line of JSON per request: the request, the deltas of its answer with their delays, and the error, if
+/// the exchange failed. The lines are sorted by request, so the file is the same if parallel agents finish in another
+/// order. It belongs into the repository, next to the test.
+///
+/// A request is answered if the file has an equal request. Requests are compared by the model's id, the system prompt,
+/// the messages, the tool declarations and the options. Ids, timestamps, provider data and data of the application are
+/// not compared. Equal requests are answered in their order. If no request of the file is equal, the request fails with
+/// [`ErrorKind::InvalidRequest`]. The error shows the nearest request of the file, and the first difference.
+///
+/// The key and the headers of a request are never written. If another text of the exchange contains one of them, this
+/// text is changed too. [`scrub`](Self::scrub) removes other secrets.
+///
+/// Clones, and the instances that the provider opens for conversations, share one recording. Use one file per test,
+/// because each recording replaces its file.
+///
+/// ```
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+/// use omni_agent::Agent;
+/// use omni_agent::testing::{Recorded, Recording, ScriptedProvider, Step};
+///
+/// # let folder = std::env::temp_dir().join(format!("omni-recorded-{}", std::process::id()));
+/// # let path = folder.join("capital.jsonl");
+/// let service = ScriptedProvider::new([Step::text("Paris.")]);
+/// let recorded = Recorded::new(service, &path, Recording::Record);
+/// let agent = Agent::builder().model(recorded.model("small")).start().await?;
+/// assert_eq!(agent.ask("The capital of France?").await?.text(), "Paris.");
+///
+/// // The replay needs no service.
+/// let replayed = Recorded::new(ScriptedProvider::new([]), &path, Recording::Replay);
+/// let agent = Agent::builder().model(replayed.model("small")).start().await?;
+/// assert_eq!(agent.ask("The capital of France?").await?.text(), "Paris.");
+///
+/// let error = agent.ask("The capital of Spain?").await.unwrap_err();
+/// assert!(error.to_string().contains("no answer"));
+/// # std::fs::remove_dir_all(folder)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct Recorded {
+    provider: Arc<dyn Provider>,
+    rules: Arc<Rules>,
+    cassette: Arc<Cassette>,
+}
+
+impl Recorded {
+    /// Wraps a provider. The file is read at the first request, and errors of the file are errors of the request.
+    pub fn new(provider: impl Provider, path: impl Into<PathBuf>, recording: Recording) -> Self {
+        Self::shared(Arc::new(provider), path, recording)
+    }
+
+    /// Wraps a provider that others use too, such as the [provider of a model](Model::provider).
+    pub fn shared(provider: Arc<dyn Provider>, path: impl Into<PathBuf>, recording: Recording) -> Self {
+        let cassette = Arc::new(Cassette::new(path.into(), recording));
+        Self { provider, rules: Arc::default(), cassette }
+    }
+
+    /// Ignores parts of requests, such as `/system` or `/options/metadata`. Each part is given as a JSON pointer into
+    /// the `request` of a line. It is neither written nor compared.
+    pub fn ignoring<T: Into<String>>(mut self, pointers: impl IntoIterator<Item = T>) -> Self {
+        Arc::make_mut(&mut self.rules).ignored.extend(pointers.into_iter().map(Into::into));
+        self
+    }
+
+    /// Sets the function that changes each text before it is written, to remove secrets or facts that differ between
+    /// machines. It receives every text of a request, of its deltas and of its error. Requests are compared after the
+    /// change.
+    ///
+    /// A text that a service streams arrives in pieces, and the function receives each piece.
+    pub fn scrub(mut self, scrub: impl Fn(&str) -> String + Send + Sync + 'static) -> Self {
+        Arc::make_mut(&mut self.rules).scrub = Some(Arc::new(scrub));
+        self
+    }
+
+    /// Replays answers with the delays with which they were recorded. Without this, all deltas arrive at once. On paused
+    /// time, the delays cost nothing.
+    pub fn in_real_time(mut self) -> Self {
+        Arc::make_mut(&mut self.rules).is_in_real_time = true;
+        self
+    }
+
+    /// Returns the model `id` of this provider.
+    pub fn model(&self, id: impl Into<Arc<str>>) -> Model {
+        Model::new(Arc::new(self.clone()), id)
+    }
+
+    /// Returns the same model, whose requests use this provider. The model keeps its facts, its retry policy and the key
+    /// of its registry.
+    pub fn wrap(&self, model: &Model) -> Model {
+        model.through(Arc::new(self.clone()))
+    }
+
+    /// Returns the number of recorded answers that no request has used so far.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the file can't be read, like a request.
+    pub fn unused(&self) -> Result<usize, ProviderError> {
+        self.cassette.unused(&self.rules)
+    }
+
+    async fn record(
+        &self,
+        mut recorder: Recorder,
+        request: Request,
+        context: &RequestContext,
+    ) -> Result<DeltaStream, ProviderError> {
+        let asked = Arc::new(Notify::new());
+        let noticed = Arc::clone(&asked);
+        // A question is never answered, because the exchange fails at once.
+        let context = context.answered_by(move |_| {
+            noticed.notify_one();
+            std::future::pending::<Decision>()
+        });
+        let begun = tokio::select! {
+            biased;
+            begun = self.provider.stream(request, context) => begun,
+            () = asked.notified() => return Err(recorder.refuse()),
+        };
+        let deltas = match begun {
+            Ok(deltas) => deltas,
+            Err(error) => {
+                recorder.end(Some(&error))?;
+                return Err(error);
+            }
+        };
+        Ok(Box::pin(stream::unfold(Some((deltas, recorder, asked)), |state| async {
+            let (mut deltas, mut recorder, asked) = state?;
+            let item = tokio::select! {
+                biased;
+                item = deltas.next() => item,
+                () = asked.notified() => return Some((Err(recorder.refuse()), None)),
+            };
+            match item {
+                Some(Ok(delta)) => {
+                    recorder.delta(&delta);
+                    Some((Ok(delta), Some((deltas, recorder, asked))))
+                }
+                Some(Err(error)) => Some((Err(recorder.end(Some(&error)).err().unwrap_or(error)), None)),
+                None => recorder.end(None).err().map(|error| (Err(error), None)),
+            }
+        })))
+    }
+
+    async fn replay(&self, line: Line) -> Result<DeltaStream, ProviderError> {
+        let is_in_real_time = self.rules.is_in_real_time;
+        let pause = async move |millis: u64| {
+            if is_in_real_time && millis > 0 {
+                sleep(Duration::from_millis(millis)).await;
+            }
+        };
+        let Line { deltas, error, ended_after, dropped, .. } = line;
+        if let Some(error) = error.clone().filter(|_| deltas.is_empty()) {
+            pause(ended_after).await;
+            return Err(error);
+        }
+        let path = Arc::clone(&self.cassette);
+        Ok(Box::pin(stream::unfold(Some(deltas.into_iter()), move |deltas| {
+            let (error, path) = (error.clone(), Arc::clone(&path));
+            async move {
+                let mut deltas = deltas?;
+                if let Some(next) = deltas.next() {
+                    pause(next.after).await;
+                    return Some((Ok(next.delta), Some(deltas)));
+                }
+                if dropped {
+                    // The reader of the recorded response has dropped it here. The reader of the replay gets the time to
+                    // do the same.
+                    let _ = timeout(DROPPED, std::future::pending::<()>()).await;
+                    return Some((Err(path.dropped()), None));
+                }
+                pause(ended_after).await;
+                error.map(|error| (Err(error), None))
+            }
+        })))
+    }
+}
+
+#[async_trait]
+impl Provider for Recorded {
+    fn name(&self) -> &str {
+        self.provider.name()
+    }
+
+    async fn open(&self) -> Result<Option<Arc<dyn Provider>>, ProviderError> {
+        if self.cassette.recording() == Recording::Replay {
+            return Ok(None);
+        }
+        let own = self.provider.open().await?;
+        Ok(own.map(|provider| Arc::new(Self { provider, ..self.clone() }) as Arc<dyn Provider>))
+    }
+
+    async fn stream(&self, request: Request, context: RequestContext) -> Result<DeltaStream, ProviderError> {
+        match self.cassette.find(&self.rules, &request)? {
+            Found::Line(line) => self.replay(line).await,
+            Found::Nothing(recorder) => self.record(recorder, request, &context).await,
+        }
+    }
+
+    fn committed(&self, messages: &[Arc<Message>]) {
+        if self.cassette.recording() != Recording::Replay {
+            self.provider.committed(messages);
+        }
+    }
+
+    async fn close(&self) {
+        if self.cassette.recording() != Recording::Replay {
+            self.provider.close().await;
+        }
+    }
+}
+
+impl fmt::Debug for Recorded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Recorded")
+            .field("provider", &self.provider.name())
+            .field("path", &self.cassette.path())
+            .field("recording", &self.cassette.recording())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Returns an error that concerns the recording, not the service. It is never retried.
+fn failure(words: impl Into<String>) -> ProviderError {
+    ProviderError::new(ErrorKind::InvalidRequest, words)
+}

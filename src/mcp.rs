@@ -34,8 +34,12 @@
 //! - **Trust.** Descriptions, annotations and results come from the server. Nothing in them is followed or believed:
 //!   [`McpBuilder::allow`] and [`McpBuilder::approve`] decide what a model can use.
 //!
-//! Questions of servers (elicitation) are declined, and their tasks, prompts, resources, sampling and roots are not
-//! used.
+//! - **Questions.** A question of a server (elicitation) becomes [`ToolContext::ask`](crate::ToolContext::ask), so the
+//!   agent pauses until a person answers. Outside an agent, questions are declined.
+//! - **Tasks.** If a server answers a call with a task, the client waits for its result. Dropping the call cancels the
+//!   task.
+//!
+//! Prompts, resources, sampling and roots of servers are not used.
 
 mod builder;
 mod call;
@@ -46,10 +50,12 @@ mod follow;
 mod http;
 mod naming;
 mod program;
+mod question;
 mod recovery;
 mod secret;
 mod server;
 mod settings;
+mod task;
 mod tool;
 
 use std::{ffi::OsString, fmt, sync::Arc};

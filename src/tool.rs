@@ -121,6 +121,8 @@ pub use context::{Extensions, ToolContext};
 pub use execute::execute;
 pub use output::{ToolError, ToolOutput};
 pub use run::ToolLimits;
+#[cfg(feature = "mcp")]
+pub(crate) use run::within;
 pub use schema::{Schema, SchemaError};
 pub(crate) use schema::{resolve as resolve_reference, walk};
 use serde::{Deserialize, Serialize};

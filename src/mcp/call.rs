@@ -16,58 +16,94 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::{McpError, connection::Connection, content::output, server::Server};
-use crate::tool::{ToolContext, ToolOutput};
+use super::{
+    McpError,
+    connection::{Connection, RunningCall},
+    content::output,
+    question::{self, MOST_ROUNDS},
+    server::Server,
+    task,
+};
+use crate::tool::{ToolContext, ToolOutput, within};
 
 /// The time between two reports of progress.
 const REPORT_EVERY: Duration = Duration::from_millis(100);
 
 /// How long sending a cancellation may take.
-const CANCEL_LIMIT: Duration = Duration::from_secs(5);
+pub(super) const CANCEL_LIMIT: Duration = Duration::from_secs(5);
 
 /// Calls a tool of the server, by the server's own name for it.
 pub(super) async fn call(
     server: &Server,
     tool: &str,
     input: Value,
-    context: &ToolContext,
+    context: Arc<ToolContext>,
 ) -> Result<ToolOutput, McpError> {
     let arguments = match input {
         Value::Object(arguments) => arguments,
         _ => Map::new(),
     };
     let limit = server.settings().total_limit;
-    let called = timeout(limit, answered(server, tool, arguments, context)).await;
-    called.unwrap_or_else(|_| Err(McpError::TimedOut { server: server.settings().name.clone(), limit }))
+    let params = CallToolRequestParams::new(tool.to_owned()).with_arguments(arguments);
+    // The rounds and the wait for a task need a large future.
+    let called = within(limit, Box::pin(answered(server, params, &context)), &context).await;
+    called.unwrap_or_else(|| Err(McpError::TimedOut { server: server.settings().name.clone(), limit }))
 }
 
+/// Repeats the request with the answers to the server's questions until the server has the answers that it needs.
 async fn answered(
     server: &Server,
-    tool: &str,
-    arguments: Map<String, Value>,
-    context: &ToolContext,
+    mut params: CallToolRequestParams,
+    context: &Arc<ToolContext>,
 ) -> Result<ToolOutput, McpError> {
     let connection = server.connection().await?;
-    let params = CallToolRequestParams::new(tool.to_owned()).with_arguments(arguments);
+    for round in 0..=MOST_ROUNDS {
+        let (requests, state) = match once(server, &connection, params.clone(), context).await? {
+            ServerResult::CallToolResult(result) => return Ok(output(result)),
+            ServerResult::EmptyResult(_) => return Ok(output(CallToolResult::default())),
+            ServerResult::CreateTaskResult(created) => {
+                return task::result(server, &connection, created.task, context).await;
+            }
+            ServerResult::InputRequiredResult(asked) => (asked.input_requests, asked.request_state),
+            _ => return Err(server.refused("its answer is not the result of a tool")),
+        };
+        if round == MOST_ROUNDS {
+            break;
+        }
+        let name = &server.settings().name;
+        let answers = question::answers(name, requests.unwrap_or_default(), context).await;
+        params.input_responses = Some(answers.map_err(|reason| server.refused(&reason))?);
+        params.request_state = state;
+    }
+    Err(server.refused("it asked questions more than ten times"))
+}
+
+/// Sends the request once, and waits for its answer.
+async fn once(
+    server: &Server,
+    connection: &Arc<Connection>,
+    params: CallToolRequestParams,
+    context: &Arc<ToolContext>,
+) -> Result<ServerResult, McpError> {
     let request = ClientRequest::CallToolRequest(CallToolRequest::new(params));
     let sent = connection.peer().send_request_with_option(request, PeerRequestOptions::no_options()).await;
     let handle = match sent {
         Ok(handle) => handle,
-        Err(error) => return Err(server.failed(&connection, error).await),
+        Err(error) => return Err(server.failed(connection, error).await),
     };
-    let guard = CancelOnDrop { connection: Arc::clone(&connection), id: Some(handle.id.clone()) };
-    match wait(server, &connection, handle, context).await {
+    let guard = CancelOnDrop { connection: Arc::clone(connection), id: Some(handle.id.clone()) };
+    match wait(server, connection, handle, context).await {
         Ok(answer) => {
             guard.disarm();
             server.worked().await;
-            outcome(server, answer)
+            Ok(answer)
         }
         Err(Unanswered::Idle(limit)) => {
             Err(McpError::TimedOut { server: server.settings().name.clone(), limit })
         }
         Err(Unanswered::Failed(error)) => {
             guard.disarm();
-            Err(server.failed(&connection, error).await)
+            Err(server.failed(connection, error).await)
         }
     }
 }
@@ -82,23 +118,27 @@ async fn wait(
     server: &Server,
     connection: &Connection,
     mut handle: RequestHandle<RoleClient>,
-    context: &ToolContext,
+    context: &Arc<ToolContext>,
 ) -> Result<ServerResult, Unanswered> {
     let (reports, mut latest) = watch::channel(None);
     let forwarded = forward(latest.clone(), context);
-    let _route = connection.route(handle.progress_token.clone(), reports);
+    let (id, token) = (handle.id.clone(), handle.progress_token.clone());
+    let _route = connection.route(RunningCall::new(id, token, reports, Arc::clone(context)));
     let idle = server.settings().idle_limit;
     let answer = async {
         loop {
-            tokio::select! {
-                biased;
-                answer = &mut handle.rx => {
-                    let answer = answer.unwrap_or(Err(ServiceError::TransportClosed));
-                    return answer.map_err(Unanswered::Failed);
+            let next = async {
+                tokio::select! {
+                    biased;
+                    answer = &mut handle.rx => Some(answer.unwrap_or(Err(ServiceError::TransportClosed))),
+                    Ok(()) = latest.changed() => None,
                 }
+            };
+            match within(idle, next, context).await {
+                Some(Some(answer)) => return answer.map_err(Unanswered::Failed),
                 // Each report starts the idle limit again.
-                Ok(()) = latest.changed() => {}
-                () = sleep(idle) => return Err(Unanswered::Idle(idle)),
+                Some(None) => {}
+                None => return Err(Unanswered::Idle(idle)),
             }
         }
     };
@@ -122,23 +162,6 @@ async fn forward(
         }
     }
     std::future::pending().await
-}
-
-fn outcome(server: &Server, answer: ServerResult) -> Result<ToolOutput, McpError> {
-    let refused = |reason: &str| {
-        Err(McpError::Refused { server: server.settings().name.clone(), reason: reason.to_owned() })
-    };
-    match answer {
-        ServerResult::CallToolResult(result) => Ok(output(result)),
-        ServerResult::EmptyResult(_) => Ok(output(CallToolResult::default())),
-        ServerResult::InputRequiredResult(_) => {
-            refused("it asks a question, and this client does not answer questions of servers")
-        }
-        ServerResult::CreateTaskResult(_) => {
-            refused("it answers with a task, and this client does not wait for tasks")
-        }
-        _ => refused("its answer is not the result of a tool"),
-    }
 }
 
 /// Sends `notifications/cancelled` if the call is dropped before its answer arrived.

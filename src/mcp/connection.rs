@@ -1,7 +1,6 @@
 //! One connection to a server: its handshake, its notifications and its end.
 
 use std::{
-    collections::HashMap,
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -9,12 +8,14 @@ use std::{
 use rmcp::{
     ClientHandler, RoleClient,
     model::{
-        ClientCapabilities, ClientConfig, Implementation, ProgressNotificationParam, ProgressToken,
-        ProtocolVersion, SubscriptionFilter,
+        ClientCapabilities, ClientConfig, ElicitRequestParams, ElicitResult, ElicitationAction,
+        ElicitationCapability, ErrorData, FormElicitationCapability, Implementation, JsonObject,
+        ProgressNotificationParam, ProgressToken, ProtocolVersion, RequestId, SubscriptionFilter,
+        TASKS_EXTENSION_ID, UrlElicitationCapability,
     },
     service::{
-        ClientInitializeError, ClientLifecycleMode, ClientServiceExt as _, NotificationContext, Peer,
-        RunningService,
+        ClientInitializeError, ClientLifecycleMode, ClientServiceExt as _, InboundStreamOrigin,
+        NotificationContext, Peer, RequestContext, RunningService,
     },
 };
 use serde_json::{Value, json};
@@ -24,12 +25,16 @@ use super::{
     McpError,
     http::{self, Observed},
     program::{self, Program},
+    question,
     settings::{Settings, Transport},
 };
-use crate::{sync::lock, text::clip};
+use crate::{sync::lock, text::clip, tool::ToolContext};
 
 /// How long to wait for the end of a program whose connection has ended.
 const SOON: Duration = Duration::from_secs(1);
+
+/// The maximum number of questions that a server may ask during one call. Further questions are declined.
+const MOST_QUESTIONS: usize = 100;
 
 /// The maximum length of a server's text in an error or a report of progress.
 pub(super) const LONGEST: usize = 4096;
@@ -50,20 +55,44 @@ enum Carrier {
 /// The latest progress of one call.
 pub(super) type Reports = watch::Sender<Option<Value>>;
 
-type Routes = Arc<Mutex<HashMap<ProgressToken, Reports>>>;
+/// A call that waits for its answer.
+pub(super) struct RunningCall {
+    id: RequestId,
+    token: ProgressToken,
+    reports: Reports,
+    context: Arc<ToolContext>,
+    /// The number of questions that the server has asked.
+    asked: usize,
+}
 
-/// Receives the server's notifications. Questions are declined, and other requests are refused.
+impl RunningCall {
+    pub(super) fn new(
+        id: RequestId,
+        token: ProgressToken,
+        reports: Reports,
+        context: Arc<ToolContext>,
+    ) -> Self {
+        Self { id, token, reports, context, asked: 0 }
+    }
+}
+
+/// The running calls, in the order of their start.
+type RunningCalls = Arc<Mutex<Vec<RunningCall>>>;
+
+/// Receives the server's notifications and questions. Other requests are refused.
 struct Notified {
+    server: String,
     config: ClientConfig,
-    routes: Routes,
+    calls: RunningCalls,
     changes: watch::Sender<u64>,
 }
 
 impl ClientHandler for Notified {
     async fn on_progress(&self, report: ProgressNotificationParam, _: NotificationContext<RoleClient>) {
-        if let Some(reports) = lock(&self.routes).get(&report.progress_token) {
+        let calls = lock(&self.calls);
+        if let Some(call) = calls.iter().find(|call| call.token == report.progress_token) {
             let message = report.message.as_deref().map(|message| clip(message, LONGEST));
-            reports.send_replace(Some(
+            call.reports.send_replace(Some(
                 json!({ "progress": report.progress, "total": report.total, "message": message }),
             ));
         }
@@ -73,9 +102,48 @@ impl ClientHandler for Notified {
         self.changes.send_modify(|count| *count += 1);
     }
 
+    async fn create_elicitation(
+        &self,
+        request: ElicitRequestParams,
+        context: RequestContext<RoleClient>,
+    ) -> Result<ElicitResult, ErrorData> {
+        let declined = ElicitResult::new(ElicitationAction::Decline);
+        let Some(call) = self.asking_call(context.extensions.get()) else { return Ok(declined) };
+        tokio::select! {
+            biased;
+            // The server has cancelled the question, or the connection has ended.
+            () = context.ct.cancelled() => Ok(declined),
+            answer = question::answer(&self.server, request, &call) => Ok(answer),
+        }
+    }
+
     fn get_info(&self) -> ClientConfig {
         self.config.clone()
     }
+}
+
+impl Notified {
+    /// Returns the call that a question belongs to. Over HTTP, the question arrives in the answer to the call. A program
+    /// does not name the call, so the question belongs to the call that started last.
+    fn asking_call(&self, origin: Option<&InboundStreamOrigin>) -> Option<Arc<ToolContext>> {
+        let mut calls = lock(&self.calls);
+        let call = match origin {
+            Some(InboundStreamOrigin::OutboundRequest(id)) => calls.iter_mut().find(|call| call.id == *id)?,
+            _ => calls.last_mut()?,
+        };
+        call.asked += 1;
+        (call.asked <= MOST_QUESTIONS).then(|| Arc::clone(&call.context))
+    }
+}
+
+/// Returns what the client offers to servers: answers to questions, and waiting for tasks.
+fn capabilities() -> ClientCapabilities {
+    let mut capabilities = ClientCapabilities::default();
+    let elicitation = ElicitationCapability::new();
+    let elicitation = elicitation.with_form(FormElicitationCapability::default());
+    capabilities.elicitation = Some(elicitation.with_url(UrlElicitationCapability::default()));
+    capabilities.extensions = Some([(TASKS_EXTENSION_ID.to_owned(), JsonObject::new())].into());
+    capabilities
 }
 
 impl Connection {
@@ -83,10 +151,8 @@ impl Connection {
     pub(super) async fn open(settings: &Settings, changes: watch::Sender<u64>) -> Result<Self, McpError> {
         let limit = settings.connect_limit;
         let version = settings.version.clone();
-        let mut config = ClientConfig::new(
-            ClientCapabilities::default(),
-            Implementation::new("omni-agent", env!("CARGO_PKG_VERSION")),
-        );
+        let mut config =
+            ClientConfig::new(capabilities(), Implementation::new("omni-agent", env!("CARGO_PKG_VERSION")));
         config.protocol_version = ProtocolVersion::V_2025_11_25;
         let lifecycle = match version {
             None => ClientLifecycleMode::Auto {
@@ -99,7 +165,12 @@ impl Connection {
             }
             Some(version) => ClientLifecycleMode::Discover { preferred_versions: vec![version] },
         };
-        let handler = Notified { config, routes: Routes::default(), changes: changes.clone() };
+        let handler = Notified {
+            server: settings.name.clone(),
+            config,
+            calls: RunningCalls::default(),
+            changes: changes.clone(),
+        };
         let (served, carrier) = match &settings.transport {
             Transport::Program(start) => {
                 let (program, pipe) = program::start(start, settings)?;
@@ -178,11 +249,11 @@ impl Connection {
         has_ended || self.peer().is_transport_closed()
     }
 
-    /// Sends the progress of a request to `reports` until the result is dropped.
-    pub(super) fn route(&self, token: ProgressToken, reports: Reports) -> impl Drop + use<> {
-        let routes = Arc::clone(&self.service.service().routes);
-        lock(&routes).insert(token.clone(), reports);
-        Route { routes, token }
+    /// Sends the call its progress and its questions until the result is dropped.
+    pub(super) fn route(&self, call: RunningCall) -> impl Drop + use<> {
+        let (calls, id) = (Arc::clone(&self.service.service().calls), call.id.clone());
+        lock(&calls).push(call);
+        Route { calls, id }
     }
 
     /// Returns what is known about the end of the connection, as the end of an error's text.
@@ -217,13 +288,13 @@ fn requires_authorization(error: &ClientInitializeError) -> bool {
 }
 
 struct Route {
-    routes: Routes,
-    token: ProgressToken,
+    calls: RunningCalls,
+    id: RequestId,
 }
 
 impl Drop for Route {
     fn drop(&mut self) {
-        lock(&self.routes).remove(&self.token);
+        lock(&self.calls).retain(|call| call.id != self.id);
     }
 }
 

@@ -140,15 +140,14 @@ impl Server {
                 return McpError::Unauthorized { server };
             }
             ServiceError::McpError(error) => {
-                let reason = self.settings.secrets.removed(clip(&error.message, LONGEST).into_owned());
-                return McpError::Refused { server, reason };
+                return self.refused(&error.message);
             }
             ServiceError::TransportClosed => connection.ending().await,
             ServiceError::TransportSend(error) => {
                 format!(": {}", clip(&crate::error_chain(&*error.error), LONGEST))
             }
             other => {
-                return McpError::Refused { server, reason: clip(&other.to_string(), LONGEST).into_owned() };
+                return self.refused(&other.to_string());
             }
         };
         let mut slot = self.slot.lock().await;
@@ -156,6 +155,12 @@ impl Server {
             self.forget(&mut slot);
         }
         self.lost(self.settings.secrets.removed(reason))
+    }
+
+    /// Returns the error for an answer that is invalid or refuses the request.
+    pub(super) fn refused(&self, reason: &str) -> McpError {
+        let reason = self.settings.secrets.removed(clip(reason, LONGEST).into_owned());
+        McpError::Refused { server: self.settings.name.clone(), reason }
     }
 
     fn lost(&self, reason: String) -> McpError {
@@ -171,10 +176,6 @@ impl Server {
 
     async fn pages(&self) -> Result<Listed, McpError> {
         let connection = self.connection().await?;
-        let refused = |reason: &str| McpError::Refused {
-            server: self.settings.name.clone(),
-            reason: reason.to_owned(),
-        };
         let mut listed = Listed::default();
         let mut cursor = None;
         for _ in 0..MOST_PAGES {
@@ -202,21 +203,21 @@ impl Server {
                 // One tool that can't be read makes the whole page another kind of result.
                 ServerResult::CustomResult(page) => {
                     let tools = page.0.get("tools").and_then(|tools| tools.as_array());
-                    let tools = tools.ok_or_else(|| refused("its answer is not a list of tools"))?;
+                    let tools = tools.ok_or_else(|| self.refused("its answer is not a list of tools"))?;
                     listed.limit_ttl(page.0.get("ttlMs").and_then(serde_json::Value::as_u64));
                     listed.tools.extend(tools.iter().map(read));
                     page.0.get("nextCursor").and_then(|cursor| cursor.as_str()).map(str::to_owned)
                 }
-                _ => return Err(refused("its answer is not a list of tools")),
+                _ => return Err(self.refused("its answer is not a list of tools")),
             };
             if listed.tools.len() > MOST_TOOLS {
-                return Err(refused("it has more than 10,000 tools"));
+                return Err(self.refused("it has more than 10,000 tools"));
             }
             if cursor.is_none() {
                 return Ok(listed);
             }
         }
-        Err(refused("its list of tools has more than 100 pages"))
+        Err(self.refused("its list of tools has more than 100 pages"))
     }
 
     /// Closes the connection for good, and waits until a program has ended.

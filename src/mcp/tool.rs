@@ -54,7 +54,7 @@ impl Tool for McpTool {
     }
 
     async fn call(&self, input: Value, context: ToolContext) -> Result<ToolOutput, ToolError> {
-        let called = call::call(&self.server, &self.remote, input, &context).await;
+        let called = call::call(&self.server, &self.remote, input, Arc::new(context)).await;
         called.map_err(|error| ToolError::new(error.to_string()))
     }
 }

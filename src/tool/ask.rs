@@ -96,6 +96,11 @@ impl CallClock {
         Stopped(self)
     }
 
+    /// Returns the time during which the clock has stood still, without the questions that are open.
+    pub(super) fn stood(&self) -> Duration {
+        lock(&self.0).stood
+    }
+
     /// Waits until no question is open, and returns the time during which the clock has stood still.
     pub(super) async fn runs(&self) -> Duration {
         poll_fn(|cx| {

@@ -163,7 +163,7 @@ async fn call(
     let outcome = tokio::select! {
         biased;
         () = context.cancelled() => return Err(format!("The call of {name:?} was cancelled.")),
-        outcome = within(limit, call, context.clock()) => outcome,
+        outcome = within(limit, call, context) => outcome,
     };
     if outcome.is_some() {
         abandoned.disarm();
@@ -180,20 +180,23 @@ async fn call(
 }
 
 /// Waits for the call, but not longer than `limit`. The time during which a question of the call waits does not count.
-async fn within<F: Future>(limit: Duration, call: F, clock: Option<&CallClock>) -> Option<F::Output> {
-    let mut call = pin!(call);
+pub(crate) async fn within<F: Future>(limit: Duration, call: F, context: &ToolContext) -> Option<F::Output> {
+    let (mut call, clock) = (pin!(call), context.clock());
     let Some(deadline) = Instant::now().checked_add(limit).filter(|_| limit < Duration::MAX) else {
         return Some(call.await);
     };
-    let mut stood = Duration::ZERO;
+    // Earlier questions do not matter here.
+    let before = clock.map_or(Duration::ZERO, CallClock::stood);
+    let mut stood = before;
     loop {
-        if let Ok(output) = timeout_at(deadline.checked_add(stood).unwrap_or(deadline), &mut call).await {
+        let deadline = deadline.checked_add(stood.saturating_sub(before)).unwrap_or(deadline);
+        if let Ok(output) = timeout_at(deadline, &mut call).await {
             return Some(output);
         }
         let until_it_runs = async {
             match clock {
                 Some(clock) => clock.runs().await,
-                None => Duration::ZERO,
+                None => before,
             }
         };
         let stood_now = tokio::select! {

@@ -81,7 +81,7 @@ async fn call_flood_of_progress_is_reported_at_most_ten_times_per_second() {
 }
 
 #[tokio::test]
-async fn call_questions_of_the_server_are_declined() {
+async fn call_questions_outside_an_agent_are_declined() {
     let Some(hostile) = Hostile::new() else { return };
     let client = soon(hostile.like("").connect()).await.unwrap();
     let tools = set(&client).await;

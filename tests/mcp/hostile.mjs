@@ -105,6 +105,55 @@ function callOverHttp(id, params, response) {
   }
 }
 
+// A server of version 2026-07-28 that answers calls with tasks.
+const tasks = new Map();
+function receiveAsModern({ id, method, params }, send) {
+  const complete = (result) => send({ id, result: { resultType: "complete", ...result } });
+  const now = "2026-07-28T00:00:00Z";
+  switch (method) {
+    case "server/discover": return complete({
+      supportedVersions: ["2026-07-28"], capabilities: { tools: {}, extensions: { "io.modelcontextprotocol/tasks": {} } },
+      ttlMs: 0, cacheScope: "private", _meta: { "io.modelcontextprotocol/serverInfo": { name: "hostile", version: "1" } },
+    });
+    case "tools/list": {
+      const names = ["done", "fails", "cancelled", "asks", "asks_for_ever", "for_ever", "asks_without_task"];
+      return complete({ tools: names.map((name) => ({ name, inputSchema: schema })), ttlMs: 0, cacheScope: "private" });
+    }
+    case "tools/call": {
+      const capabilities = params._meta["io.modelcontextprotocol/clientCapabilities"];
+      note(`capabilities ${JSON.stringify(capabilities)}`);
+      if (params.name === "asks_without_task") {
+        const count = Number(params.requestState ?? 0);
+        return send({ id, result: { resultType: "input_required", requestState: String(count + 1) } });
+      }
+      const task = { taskId: `${params.name}-1`, status: "working", createdAt: now, lastUpdatedAt: now, ttlMs: null, pollIntervalMs: 1 };
+      tasks.set(task.taskId, { ...task, polls: 0, answers: {} });
+      return send({ id, result: { resultType: "task", ...task } });
+    }
+    case "tasks/get": {
+      const { polls, answers, ...task } = tasks.get(params.taskId);
+      tasks.get(params.taskId).polls++;
+      task.statusMessage = `poll ${polls}`;
+      const question = (key) => ({ [key]: { method: "elicitation/create", params: { mode: "form", message: key, requestedSchema: { type: "object", properties: {} } } } });
+      if (polls < 2 || task.taskId.startsWith("for_ever")) return complete(task);
+      switch (params.taskId) {
+        case "done-1": return complete({ ...task, status: "completed", result: text("the result") });
+        case "fails-1": return complete({ ...task, status: "failed", error: { code: -32603, message: `broken: ${process.env.TOKEN}` } });
+        case "cancelled-1": return complete({ ...task, status: "cancelled" });
+        case "asks-1": {
+          const given = answers.a;
+          if (given && polls > 4) return complete({ ...task, status: "completed", result: text(JSON.stringify(given)) });
+          return complete({ ...task, status: "input_required", inputRequests: question("a") });
+        }
+        default: return complete({ ...task, status: "input_required", inputRequests: question(`q${polls}`) });
+      }
+    }
+    case "tasks/update": Object.assign(tasks.get(params.taskId).answers, params.inputResponses); return complete({});
+    case "tasks/cancel": note(`task ${params.taskId}`); return complete({});
+    default: if (id !== undefined) send({ id, error: { code: -32601, message: "unknown" } });
+  }
+}
+
 let asked;
 const replies = [];
 async function receive(message, send, response) {
@@ -117,6 +166,7 @@ async function receive(message, send, response) {
     return;
   }
   note(method === "notifications/cancelled" ? `cancelled ${params.requestId}` : method);
+  if (like === "tasks") return receiveAsModern(message, send);
   switch (method) {
     case "initialize":
       if (like === "exits") { process.stderr.write(`bad token ${process.env.TOKEN}\n`); setTimeout(() => process.exit(1), 50); return; }

@@ -10,6 +10,8 @@ mod generations;
 mod hostile_http;
 mod lists;
 mod official;
+mod questions;
 #[path = "../support/skip.rs"]
 mod skip;
 mod support;
+mod tasks;

@@ -7,11 +7,12 @@
 //! 5. [Many conversations](many_conversations)
 //! 6. [Testing an application](testing)
 //! 7. [Tools of MCP servers](mcp_servers)
-//! 8. [Telemetry](telemetry)
-//! 9. [Writing a provider, a store or a backend](extending)
-//! 10. [Coming from Elixir's Omni Agent](from_elixir)
-//! 11. [Coming from rig](from_rig)
-//! 12. [Coming from yoagent](from_yoagent)
+//! 8. [Serving an agent to editors](serving)
+//! 9. [Telemetry](telemetry)
+//! 10. [Writing a provider, a store or a backend](extending)
+//! 11. [Coming from Elixir's Omni Agent](from_elixir)
+//! 12. [Coming from rig](from_rig)
+//! 13. [Coming from yoagent](from_yoagent)
 
 #[doc = include_str!("../docs/getting-started.md")]
 pub mod getting_started {}
@@ -31,6 +32,8 @@ pub mod telemetry {}
 pub mod extending {}
 #[doc = include_str!("../docs/mcp.md")]
 pub mod mcp_servers {}
+#[doc = include_str!("../docs/serving.md")]
+pub mod serving {}
 #[doc = include_str!("../docs/from-elixir.md")]
 pub mod from_elixir {}
 #[doc = include_str!("../docs/from-rig.md")]

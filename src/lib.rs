@@ -85,7 +85,7 @@
 //! | `http` | yes | the HTTP endpoints: Anthropic, OpenAI, Google, Ollama, OpenRouter, Groq, Moonshot, Z.ai, Alibaba, OpenCode, and every service compatible with one of them |
 //! | `sqlite` | no | conversations in one SQLite file; SQLite is compiled in, which needs a C compiler |
 //! | `postgres` | no | conversations in PostgreSQL, for several machines |
-//! | `acp` | no | coding agents that speak the Agent Client Protocol, as programs: [`AcpBackend`](https://docs.rs/omni-agent/latest/omni_agent/provider/backend/acp/struct.AcpBackend.html) |
+//! | `acp` | no | coding agents that speak the Agent Client Protocol, as programs: [`AcpBackend`](https://docs.rs/omni-agent/latest/omni_agent/provider/backend/acp/struct.AcpBackend.html); and a manager as such an agent, for editors: [`serve::acp`](https://docs.rs/omni-agent/latest/omni_agent/serve/acp/index.html) |
 //! | `mcp` | no | tools of servers of the Model Context Protocol: [`mcp`](https://docs.rs/omni-agent/latest/omni_agent/mcp/index.html) |
 //! | `schema` | no | JSON Schemas of updates and commands, for clients in other languages: [`schema`](https://docs.rs/omni-agent/latest/omni_agent/schema/index.html) |
 //! | `web` | no | a manager behind HTTP, as an axum router, with streams for the AI SDK and AG-UI: [`web`](https://docs.rs/omni-agent/latest/omni_agent/web/index.html) |
@@ -133,6 +133,8 @@ mod process;
 pub mod provider;
 #[cfg(feature = "schema")]
 pub mod schema;
+#[cfg(feature = "acp")]
+pub mod serve;
 pub mod session;
 mod setters;
 pub mod store;

@@ -461,13 +461,19 @@ impl Manager {
     }
 
     /// Returns the labels of a conversation, whether it is open or not.
-    #[cfg(feature = "web")]
+    #[cfg(any(feature = "acp", feature = "web"))]
     pub(crate) async fn labels_of(&self, id: &ConversationId) -> Result<Labels, ManagerError> {
         let open = self.0.registry().open_session(id);
         match open {
             Some(open) => Ok(open.labels),
             None => Ok(self.0.store.summary(id).await?.labels),
         }
+    }
+
+    /// Returns the registry of models.
+    #[cfg(feature = "acp")]
+    pub(crate) fn registry_of_models(&self) -> &Registry {
+        &self.0.registry_of_models
     }
 
     /// Returns the store, for reads that need no session.

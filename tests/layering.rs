@@ -30,6 +30,7 @@ const LAYERS: &[&str] = &[
     "manager",
     "mcp",
     "web",
+    "serve",
 ];
 
 /// Modules outside the layers: they may use all layers, and no layer uses them.

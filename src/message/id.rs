@@ -271,11 +271,40 @@ impl Timestamp {
     pub(crate) fn after(self, duration: Duration) -> Self {
         Self(self.0.saturating_add(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)))
     }
+
+    /// Returns the time as RFC 3339 has it, in UTC.
+    #[cfg(any(feature = "acp", feature = "web", test))]
+    pub(crate) fn rfc_3339(self) -> String {
+        let (days, millis) = (self.0 / 86_400_000, self.0 % 86_400_000);
+        // The algorithm counts years from March on, in eras of 400 years, so that a leap day is the last day of a year.
+        let days = days + 719_468;
+        let (era, day) = (days / 146_097, days % 146_097);
+        let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+        let day = day - (365 * year + year / 4 - year / 100);
+        let month = (5 * day + 2) / 153;
+        let day = day - (153 * month + 2) / 5 + 1;
+        let month = if month < 10 { month + 3 } else { month - 9 };
+        let year = era * 400 + year + u64::from(month <= 2);
+        let (hour, minute, second) = (millis / 3_600_000, millis / 60_000 % 60, millis / 1000 % 60);
+        format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{:03}Z", millis % 1000)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rfc_3339_of_known_times_is_their_date() {
+        for (millis, text) in [
+            (0, "1970-01-01T00:00:00.000Z"),
+            (951_827_696_789, "2000-02-29T12:34:56.789Z"),
+            (1_709_251_199_999, "2024-02-29T23:59:59.999Z"),
+            (4_107_542_400_000, "2100-03-01T00:00:00.000Z"),
+        ] {
+            assert_eq!(Timestamp(millis).rfc_3339(), text);
+        }
+    }
 
     #[test]
     fn made_message_id_is_the_turn_in_base64url_and_its_number() {

@@ -1,5 +1,5 @@
-//! The Agent Client Protocol backend, tested with agents built on the official implementations and with faulty
-//! programs. Each agent is a separate process.
+//! The Agent Client Protocol: the backend, tested with agents built on the official implementations and with faulty
+//! programs, and the agent that serves a manager, tested with the official clients. Each agent is a separate process.
 
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, reason = "an unwrap is a failure of the test")]
@@ -12,6 +12,7 @@ mod faults;
 mod forms;
 mod permissions;
 mod sdk;
+mod serving;
 #[path = "../support/skip.rs"]
 mod skip;
 mod support;

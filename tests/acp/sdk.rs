@@ -27,7 +27,7 @@ use crate::{
 const SDK: &str = "@agentclientprotocol/sdk@2.4.0";
 
 /// Returns the folder with the SDK, or `None` if it can't be installed.
-async fn sdk() -> Option<PathBuf> {
+pub async fn sdk() -> Option<PathBuf> {
     static SDK_FOLDER: OnceCell<Option<PathBuf>> = OnceCell::const_new();
     let found = SDK_FOLDER.get_or_init(async || match env::var_os("OMNI_ACP_SDK") {
         Some(folder) => Some(folder.into()),

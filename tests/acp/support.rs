@@ -51,11 +51,15 @@ impl Place {
         // The script discards the test harness's output. The agent writes to descriptor 3, the original standard
         // output.
         let script = "exec 3>&1 >/dev/null; exec \"$0\" \"$@\"";
+        self.program(script, "agent::agent_serves").with_variable(agent::LIKE, like)
+    }
+
+    /// Returns a backend whose program is this test of this binary, started by a script.
+    pub fn program(&self, script: &str, test: &str) -> AcpBackend {
         AcpBackend::new("acp", "sh")
             .with_arguments(["-c", script])
             .with_arguments([env::current_exe().unwrap().into_os_string()])
-            .with_arguments(["--exact", "agent::agent_serves", "--nocapture"])
-            .with_variable(agent::LIKE, like)
+            .with_arguments(["--exact", test, "--nocapture"])
             .with_variable(agent::FOLDER, &self.0)
             .with_folder(&self.0)
     }

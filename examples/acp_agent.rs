@@ -1,0 +1,85 @@
+//! An agent for editors: Zed and others start this program and use it over the Agent Client Protocol.
+//!
+//! ```sh
+//! cargo build --example acp_agent --features acp,mcp
+//! target/debug/examples/acp_agent --model anthropic:claude-sonnet-5 --store conversations
+//! ```
+//!
+//! In Zed's settings (`settings.json`), the program is an agent server:
+//!
+//! ```json
+//! { "agent_servers": { "Omni": { "command": "/path/to/acp_agent", "args": ["--model", "anthropic:claude-sonnet-5"] } } }
+//! ```
+//!
+//! The agent can list and read the files of the project, and it writes a file after the editor's user has allowed it.
+//! With the feature `mcp`, it also has the tools of the MCP servers in the editor's settings. The standard output
+//! carries the protocol alone, so messages for people go to the standard error.
+//!
+//! The module `support` selects the model. In your own crate, pass the model's name instead:
+//! `Agent::builder().model("anthropic:claude-opus-5")`.
+
+#![allow(clippy::print_stderr, reason = "this talks to the terminal")]
+
+#[path = "acp_agent/files.rs"]
+mod files;
+#[path = "support/support.rs"]
+mod support;
+
+use std::{error::Error, process::ExitCode, sync::Arc, time::Duration};
+
+use omni_agent::{
+    agent::Agent,
+    manager::{Manager, OpenOptions},
+    provider::{Model, Options},
+    serve::acp::{AcpAgent, StartRequest},
+    store::FileSystemStore,
+};
+use support::{Folder, STORE, explain};
+
+const ABOUT: &str = "An agent for editors that speak the Agent Client Protocol.";
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    match serve().await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {}", explain(&*error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn serve() -> Result<(), Box<dyn Error>> {
+    let picked = support::pick_model_with(ABOUT, &[STORE]).await?;
+    let folder = Folder::given_or_of_the_user(picked.value(&STORE))?;
+    let store = Arc::new(FileSystemStore::open(folder.path()).await?);
+    let manager = Manager::builder(store).registry(support::models()).build();
+
+    let models = [picked.model.name().to_owned(), "demo:parrot".to_owned()];
+    let (model, options) = (picked.model, picked.options);
+    let start = move |request: StartRequest| {
+        let (model, options) = (model.clone(), options.clone());
+        async move { agent(model, options, &request) }
+    };
+    AcpAgent::new(manager.clone(), start).name("omni-agent-example").models(models).stdio().await?;
+
+    // The editor has closed the connection. Everything is saved before the program ends.
+    manager.shutdown(Duration::from_secs(10)).await?;
+    Ok(())
+}
+
+/// Builds the agent of a session.
+fn agent(
+    model: Model,
+    options: Options,
+    request: &StartRequest,
+) -> Result<OpenOptions, Box<dyn Error + Send + Sync>> {
+    let tools = files::tools(&request.folder)?.extended(request.tools().to_vec())?;
+    let agent = Agent::builder().model(model).registry(support::models()).tools(tools).max_steps(50);
+    if request.conversation.is_some() {
+        return Ok(OpenOptions::new(agent));
+    }
+    // The options and the system prompt are stored with a new conversation.
+    let system = format!("You help with the project in the folder {}.", request.folder.display());
+    Ok(OpenOptions::new(agent.options(options).system(system)))
+}

@@ -1,0 +1,304 @@
+//! A manager's conversations as an agent of the [Agent Client Protocol](https://agentclientprotocol.com) (feature
+//! `acp`), for editors such as Zed.
+//!
+//! [`AcpAgent`] makes a program that an editor starts. The editor creates and loads sessions, sends prompts, shows text
+//! and tools as they arrive, asks its user about tools that need an approval, cancels, and chooses the model:
+//!
+//! ```no_run
+//! use std::time::Duration;
+//!
+//! use omni_agent::{
+//!     Agent, Manager,
+//!     manager::OpenOptions,
+//!     serve::acp::{AcpAgent, StartRequest},
+//!     store::MemoryStore,
+//!     tool::ToolSet,
+//! };
+//!
+//! # async fn example() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+//! let manager = Manager::builder(MemoryStore::new()).build();
+//! let agent = AcpAgent::new(manager.clone(), async |request: StartRequest| {
+//!     // The tools are those of the MCP servers in the editor's settings.
+//!     let tools = ToolSet::new().extended(request.tools().to_vec())?;
+//!     Ok(OpenOptions::new(Agent::builder().model("anthropic:claude-sonnet-4-6").tools(tools)))
+//! });
+//! agent.models(["anthropic:claude-sonnet-4-6", "anthropic:claude-opus-5"]).stdio().await?;
+//! manager.shutdown(Duration::from_secs(10)).await?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! - **Output.** The standard output carries the protocol alone. Logs go to the standard error.
+//! - **Conversations.** A session is a conversation of the manager, with the same id. Its folder is the label
+//!   `omni.cwd`, or a checksum of the folder if the path is too long for a label. A list shows the conversations of one
+//!   folder, or all. The manager may close an idle session; the next prompt opens it again. A
+//!   new conversation is stored, and listed, after its first turn.
+//! - **Prompts.** A prompt is answered at the end of its run. A prompt that arrives during a run is staged. Up to 16
+//!   prompts of a session can wait. A cancellation interrupts the run, which keeps the completed steps.
+//! - **Approvals.** Each tool use that waits for a decision is one question to the user, and all questions of a step
+//!   are asked at once. If another window decides first, the question is withdrawn.
+//! - **The end.** If the editor closes the connection or ends, the runs of its prompts are interrupted. They keep their
+//!   completed steps, and other clients of the same manager can continue the conversations.
+//! - **MCP servers.** With feature `mcp`, the servers of the editor's settings are connected, and each use of their
+//!   tools waits for an approval, unless the agent's callbacks decide otherwise. A server that can't be used is an
+//!   error, and so is every server without the feature.
+//! - **Limits.** A message may have 32 MiB. A client that writes 1,000 lines that are not messages is disconnected. Up
+//!   to 64 requests can wait, and up to 1,000 sessions can be in use. A client that does not read its messages makes
+//!   the agent wait.
+//!
+//! The services of editors are not used: files, terminals, and modes. Images and audio are accepted if one of the
+//! offered models accepts them, or if that is not known.
+
+mod content;
+mod entry;
+mod folder;
+mod models;
+mod peer;
+mod prompts;
+mod relay;
+mod server;
+mod servers;
+mod sessions;
+mod turns;
+mod view;
+
+use std::{error::Error, fmt, path::PathBuf, pin::Pin, sync::Arc};
+
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use super::stdio;
+#[cfg(feature = "mcp")]
+use crate::mcp::McpClient;
+use crate::{
+    manager::{Manager, OpenOptions},
+    session::{Session, SessionSubscription},
+    store::{ConversationId, Labels},
+    tool::Tool,
+};
+
+type BoxError = Box<dyn Error + Send + Sync>;
+
+type Start =
+    dyn Fn(StartRequest) -> Pin<Box<dyn Future<Output = Result<OpenOptions, BoxError>> + Send>> + Send + Sync;
+
+/// The session that an editor wants to create or to open.
+#[derive(Clone)]
+#[non_exhaustive]
+pub struct StartRequest {
+    /// The conversation to open. `None` for a new conversation.
+    ///
+    /// Settings such as the model and the system prompt are stored with a conversation. Set them for new conversations
+    /// only, because they would replace the stored ones.
+    pub conversation: Option<ConversationId>,
+    /// The absolute path of the folder in which the editor's user works.
+    pub folder: PathBuf,
+    servers: servers::Servers,
+}
+
+impl StartRequest {
+    /// Returns the tools of the MCP servers that the editor names. Empty without the feature `mcp`.
+    pub fn tools(&self) -> &[Arc<dyn Tool>] {
+        &self.servers.tools
+    }
+
+    /// Returns the MCP servers that the editor names.
+    #[cfg(feature = "mcp")]
+    pub fn servers(&self) -> &[McpClient] {
+        &self.servers.clients
+    }
+
+    /// Adopts changed lists of tools, if the session uses the tools.
+    #[cfg_attr(not(feature = "mcp"), expect(clippy::unused_self, reason = "as with the feature"))]
+    fn follow(&self, session: &Session, events: &SessionSubscription) {
+        #[cfg(feature = "mcp")]
+        if let Some(snapshot) = events.snapshot() {
+            let used = &snapshot.agent.state.tools;
+            if self.servers.tools.iter().any(|tool| used.iter().any(|used| used.name == tool.name())) {
+                self.servers.clients.iter().for_each(|client| client.follow(session));
+            }
+        }
+        #[cfg(not(feature = "mcp"))]
+        let _ = (session, events);
+    }
+
+    /// Closes the connections to the MCP servers.
+    #[cfg_attr(
+        not(feature = "mcp"),
+        expect(clippy::unused_async, clippy::unused_self, reason = "as with the feature")
+    )]
+    async fn close(&self) {
+        #[cfg(feature = "mcp")]
+        for client in &self.servers.clients {
+            client.close().await;
+        }
+    }
+}
+
+impl fmt::Debug for StartRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let tools: Vec<&str> = self.tools().iter().map(|tool| (**tool).name()).collect();
+        f.debug_struct("StartRequest")
+            .field("conversation", &self.conversation)
+            .field("folder", &self.folder)
+            .field("tools", &tools)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The connection to a client has failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AcpError {
+    /// The client's messages can't be read.
+    #[error("the client's messages can't be read: {0}")]
+    Read(std::io::Error),
+    /// Messages to the client can't be written.
+    #[error("messages to the client can't be written: {0}")]
+    Write(std::io::Error),
+    /// The client has sent a message that is too long.
+    #[error("the client sent a message of more than {limit} bytes; send files as links")]
+    LongMessage {
+        /// The greatest allowed length in bytes.
+        limit: usize,
+    },
+    /// The client has sent many lines that are not messages.
+    #[error("the client does not speak the Agent Client Protocol; its last line was: {line}")]
+    NotMessages {
+        /// The beginning of the last line.
+        line: String,
+    },
+}
+
+/// An agent that editors use over the Agent Client Protocol. Its sessions are the conversations of a [`Manager`].
+///
+/// See the [module](self).
+#[must_use = "an agent does nothing until it serves a client"]
+pub struct AcpAgent(Settings);
+
+#[derive(Clone)]
+struct Settings {
+    manager: Manager,
+    start: Arc<Start>,
+    models: Arc<[String]>,
+    labels: Labels,
+    name: String,
+    version: String,
+}
+
+impl Settings {
+    /// Returns whether one of the offered models accepts files of this type, or whether that is not known.
+    fn takes(&self, media_type: &str) -> bool {
+        let registry = self.manager.registry_of_models();
+        let takes = |name: &String| {
+            let model = registry.model(name).ok();
+            model.is_none_or(|model| model.info().is_none_or(|info| info.takes(media_type)))
+        };
+        self.models.is_empty() || self.models.iter().any(takes)
+    }
+}
+
+impl AcpAgent {
+    /// Creates an agent whose sessions are conversations of `manager`. `start` returns the agent of a session: for a
+    /// new conversation, and each time a stored conversation is opened.
+    ///
+    /// The subscription mode in the options has no effect.
+    pub fn new<F, S>(manager: Manager, start: F) -> Self
+    where
+        F: Fn(StartRequest) -> S + Send + Sync + 'static,
+        S: Future<Output = Result<OpenOptions, BoxError>> + Send + 'static,
+    {
+        Self(Settings {
+            manager,
+            start: Arc::new(move |request| Box::pin(start(request))),
+            models: Arc::new([]),
+            labels: Labels::default(),
+            name: env!("CARGO_PKG_NAME").to_owned(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+        })
+    }
+
+    /// Sets the models among which the editor's user can choose, by their names in the manager's registry. By default,
+    /// no choice is offered.
+    pub fn models(mut self, models: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        self.0.models = models.into_iter().map(Into::into).collect();
+        self
+    }
+
+    /// Sets labels that all conversations of this agent have. The agent lists, opens and deletes only conversations
+    /// with these labels. The manager's store must support labels.
+    pub fn labels(mut self, labels: Labels) -> Self {
+        self.0.labels = labels;
+        self
+    }
+
+    /// Sets the name of the agent that editors see. The default is the name of this crate.
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.0.name = name.into();
+        self
+    }
+
+    /// Sets the version of the agent that editors see. The default is the version of this crate.
+    pub fn version(mut self, version: impl Into<String>) -> Self {
+        self.0.version = version.into();
+        self
+    }
+
+    /// Serves the program that has started this process, over the standard input and output. Returns when that program
+    /// closes the standard input or ends.
+    ///
+    /// Nothing else may be written to the standard output. The manager is not shut down: see [`Manager::shutdown`].
+    ///
+    /// # Errors
+    ///
+    /// The input or output fails, or what the client sends is not the protocol.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the client is not served any more. Its runs continue.
+    ///
+    /// # Panics
+    ///
+    /// Panics outside a tokio runtime with time enabled.
+    pub async fn stdio(self) -> Result<(), AcpError> {
+        let (output, finished) = stdio::output().map_err(AcpError::Write)?;
+        let input = stdio::input().map_err(AcpError::Read)?;
+        let served = self.serve(input, output).await;
+        finished.wait().await;
+        served
+    }
+
+    /// Serves a client over other streams than the standard input and output.
+    ///
+    /// # Errors
+    ///
+    /// As for [`stdio`](Self::stdio).
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`stdio`](Self::stdio).
+    ///
+    /// # Panics
+    ///
+    /// As for [`stdio`](Self::stdio).
+    pub async fn serve(
+        &self,
+        input: impl AsyncRead + Unpin,
+        output: impl AsyncWrite + Unpin,
+    ) -> Result<(), AcpError> {
+        // The future is large, because it contains all requests.
+        Box::pin(server::run(self.0.clone(), input, output)).await
+    }
+}
+
+impl fmt::Debug for AcpAgent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Settings { manager, models, labels, name, version, .. } = &self.0;
+        f.debug_struct("AcpAgent")
+            .field("manager", manager)
+            .field("models", models)
+            .field("labels", labels)
+            .field("name", name)
+            .field("version", version)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,152 @@
+//! A session that a client uses. The manager may close the session while it is idle; the next prompt opens it again.
+
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::{
+    sync::{Mutex as AsyncMutex, oneshot},
+    task::JoinHandle,
+    time::timeout,
+};
+
+use super::{
+    StartRequest,
+    prompts::{Answer, Prompts},
+};
+use crate::{agent::PromptId, session::Session, store::ConversationId, sync::lock};
+
+/// How long to wait for a session that ends.
+const SOON: Duration = Duration::from_secs(5);
+
+pub(super) struct Entry {
+    pub(super) id: ConversationId,
+    /// The request with which the session is opened again.
+    pub(super) request: StartRequest,
+    /// The beginning of the ids of this connection's prompts.
+    own: Arc<str>,
+    sent: AtomicU64,
+    /// Held while the session is opened.
+    pub(super) opening: AsyncMutex<()>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    live: Option<Live>,
+    prompts: Prompts,
+    relays: u64,
+}
+
+/// An open session, and the task that follows it. Dropping this ends the task.
+struct Live {
+    session: Session,
+    number: u64,
+    relay: Option<JoinHandle<()>>,
+}
+
+impl Drop for Live {
+    fn drop(&mut self) {
+        if let Some(relay) = &self.relay {
+            relay.abort();
+        }
+    }
+}
+
+impl Entry {
+    pub(super) fn new(id: ConversationId, request: StartRequest, own: Arc<str>) -> Arc<Self> {
+        let (sent, opening) = (AtomicU64::new(0), AsyncMutex::default());
+        Arc::new(Self { id, request, own, sent, opening, state: Mutex::default() })
+    }
+
+    pub(super) fn own_prefix(&self) -> &str {
+        &self.own
+    }
+
+    /// Changes the prompts that wait.
+    pub(super) fn prompts<T>(&self, change: impl FnOnce(&mut Prompts) -> T) -> T {
+        change(&mut lock(&self.state).prompts)
+    }
+
+    /// Adds a prompt that waits for the end of its run. Returns `None` if too many prompts wait.
+    pub(super) fn add_prompt(&self) -> Option<(PromptId, oneshot::Receiver<Answer>)> {
+        let number = self.sent.fetch_add(1, Ordering::Relaxed);
+        let id = PromptId::new(format!("{}{number}", self.own));
+        let answer = self.prompts(|prompts| prompts.add(id.clone()))?;
+        Some((id, answer))
+    }
+
+    /// Records that the session has accepted a prompt. If the session has ended meanwhile, its relay has
+    /// already answered the other prompts.
+    pub(super) fn accepted(&self, id: &PromptId) {
+        let mut state = lock(&self.state);
+        state.prompts.accepted(id);
+        if state.live.is_none() {
+            state.prompts.closed("it was closed");
+        }
+    }
+
+    /// Returns the session, if it is open as far as is known.
+    pub(super) fn session(&self) -> Option<Session> {
+        lock(&self.state).live.as_ref().map(|live| live.session.clone())
+    }
+
+    /// Forgets the session, because it has ended.
+    pub(super) fn forget(&self) {
+        let live = lock(&self.state).live.take();
+        drop(live);
+    }
+
+    /// Sets the open session, and starts the task that follows it with the number of the task.
+    pub(super) fn follow(&self, session: Session, start: impl FnOnce(u64) -> JoinHandle<()>) {
+        let old = {
+            let mut state = lock(&self.state);
+            state.relays += 1;
+            let number = state.relays;
+            state.live.replace(Live { session, number, relay: Some(start(number)) })
+        };
+        drop(old);
+    }
+
+    /// Answers the prompts that a session left when its relay ended.
+    pub(super) fn closed(&self, number: u64, why: &str) {
+        let mut state = lock(&self.state);
+        if state.live.as_ref().is_some_and(|live| live.number != number) {
+            return;
+        }
+        let live = state.live.take();
+        state.prompts.closed(why);
+        drop(state);
+        drop(live);
+    }
+
+    /// Waits until the task that follows the session has passed everything on. The session must have ended.
+    pub(super) async fn finished(&self) {
+        let relay = lock(&self.state).live.as_mut().and_then(|live| live.relay.take());
+        if let Some(mut relay) = relay
+            && timeout(SOON, &mut relay).await.is_err()
+        {
+            relay.abort();
+        }
+    }
+
+    /// Stops following the session, because the client is gone. A run of the client's prompts is interrupted, so that
+    /// its completed steps are kept.
+    pub(super) async fn leave(&self) {
+        let (live, has_prompts) = {
+            let mut state = lock(&self.state);
+            (state.live.take(), !state.prompts.is_empty())
+        };
+        if let Some(live) = live
+            && has_prompts
+        {
+            // The run may have ended, and a session that does not answer must not delay the others.
+            let interrupted = timeout(SOON, live.session.interrupt()).await;
+            tracing::debug!(?interrupted, "the client of a run is gone");
+        }
+    }
+}

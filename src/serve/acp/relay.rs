@@ -1,0 +1,345 @@
+//! Passes the events of one session to the client: updates, questions, and the ends of prompts.
+
+use std::{collections::HashMap, sync::Arc};
+
+use agent_client_protocol::v1::schema::{
+    ConfigOptionUpdate, Cost, Notice, NoticeSeverity, PermissionOption, PermissionOptionKind,
+    RequestPermissionOutcome, RequestPermissionRequest, RequestPermissionResponse, SessionInfoUpdate,
+    SessionNotification, SessionUpdate, UsageUpdate,
+};
+use serde_json::Value;
+use tokio::{sync::oneshot, task::JoinSet};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    entry::Entry,
+    models,
+    peer::{Gone, Peer},
+    view::{Joining, View},
+};
+use crate::{
+    agent::{Event, Pause, RunOutcome, Status, UnstageReason},
+    error_chain,
+    message::{ToolUseId, Usage},
+    session::{Session, SessionEvent, SessionSnapshot, SessionSubscription, StoreReport},
+    subscription::Update,
+    tool::Decision,
+};
+
+/// The facts about the client.
+#[derive(Clone, Default)]
+pub(super) struct Client {
+    /// The client's name, which is recorded with its decisions.
+    pub(super) name: Option<Arc<str>>,
+    /// Whether the client shows notices.
+    pub(super) notices: bool,
+}
+
+pub(super) struct Relay {
+    pub(super) peer: Arc<Peer>,
+    pub(super) client: Client,
+    pub(super) entry: Arc<Entry>,
+    /// The number of this relay among those of the entry.
+    pub(super) number: u64,
+    pub(super) session: Session,
+    pub(super) models: Arc<[String]>,
+}
+
+/// The relay's changing parts.
+struct State {
+    view: View,
+    /// The model in use, by its full name.
+    model: String,
+    /// The size of the model's context window, if it is known.
+    window: Option<u64>,
+    /// The usage before the turn in flight, and that of the turn.
+    used: Usage,
+    turn: Usage,
+    /// The questions that wait. Cancelling a token withdraws the question.
+    asked: HashMap<ToolUseId, CancellationToken>,
+    questions: JoinSet<()>,
+}
+
+impl State {
+    fn withdraw(&mut self, id: &ToolUseId) {
+        if let Some(token) = self.asked.remove(id) {
+            token.cancel();
+        }
+    }
+}
+
+/// Answers the prompts that wait when the relay ends for any reason.
+struct Last<'a>(&'a Relay, String);
+
+impl Drop for Last<'_> {
+    fn drop(&mut self) {
+        self.0.entry.closed(self.0.number, &self.1);
+    }
+}
+
+impl Relay {
+    /// Runs until the session or the connection ends. Sends to `joined` when the client has everything so far.
+    pub(super) async fn run(
+        self,
+        mut events: SessionSubscription,
+        joining: Joining,
+        joined: oneshot::Sender<()>,
+    ) {
+        let mut last = Last(&self, "it is not followed any more".to_owned());
+        // An error means that the client is gone. Then nothing more can be sent.
+        if let Ok(why) = self.follow(&mut events, joining, joined).await {
+            last.1 = why;
+        }
+    }
+
+    async fn follow(
+        &self,
+        events: &mut SessionSubscription,
+        joining: Joining,
+        joined: oneshot::Sender<()>,
+    ) -> Result<String, Gone> {
+        let Some(snapshot) = events.snapshot().cloned() else {
+            return Ok("its subscription has no snapshot".to_owned());
+        };
+        let mut state = State {
+            view: View::new(self.entry.own_prefix().to_owned()),
+            model: snapshot.agent.state.model.clone(),
+            window: None,
+            used: snapshot.used,
+            turn: Usage::default(),
+            asked: HashMap::new(),
+            questions: JoinSet::new(),
+        };
+        self.look_up_window(&mut state).await;
+        for update in state.view.join(&snapshot, joining) {
+            self.send(update).await?;
+        }
+        if let Some(title) = &snapshot.title {
+            self.titled(Some(title)).await?;
+        }
+        // The caller may have given up.
+        let _ = joined.send(());
+        self.ask(&mut state, &snapshot.agent.pauses);
+        drop(snapshot);
+        loop {
+            while state.questions.try_join_next().is_some() {}
+            match events.next().await {
+                Some(Update::Event(event)) => self.event(&mut state, &event.event).await?,
+                Some(Update::Resync(snapshot)) => self.missed(&mut state, &snapshot).await?,
+                Some(Update::Closed(end)) => {
+                    if let Some(snapshot) = &end.snapshot {
+                        self.missed(&mut state, snapshot).await?;
+                    }
+                    return Ok(end.reason.to_string());
+                }
+                None => return Ok("its events ended".to_owned()),
+            }
+        }
+    }
+
+    async fn send(&self, update: SessionUpdate) -> Result<(), Gone> {
+        let id = self.entry.id.as_str().to_owned();
+        self.peer.notify("session/update", SessionNotification::new(id, update)).await
+    }
+
+    async fn titled(&self, title: Option<&str>) -> Result<(), Gone> {
+        let title = title.map(str::to_owned);
+        self.send(SessionUpdate::SessionInfoUpdate(SessionInfoUpdate::new().title(title))).await
+    }
+
+    async fn notice(&self, title: &str, description: String) -> Result<(), Gone> {
+        if !self.client.notices {
+            return Ok(());
+        }
+        let notice = Notice::new(NoticeSeverity::Warning, title).description(description);
+        self.send(SessionUpdate::Notice(notice)).await
+    }
+
+    /// Looks up the facts about the model in use. A session that has ended has no model.
+    async fn look_up_window(&self, state: &mut State) {
+        let session = self.session.state().await.ok();
+        let info = session.as_ref().and_then(|session| session.config().model.info());
+        state.window = info.and_then(|info| info.context_window);
+    }
+
+    async fn missed(&self, state: &mut State, snapshot: &SessionSnapshot) -> Result<(), Gone> {
+        for update in state.view.catch_up(snapshot) {
+            self.send(update).await?;
+        }
+        (state.used, state.turn) = (snapshot.used, Usage::default());
+        self.remodelled(state, &snapshot.agent.state.model).await?;
+        self.titled(snapshot.title.as_deref()).await?;
+        let pauses = &snapshot.agent.pauses;
+        state.asked.retain(|id, token| {
+            let waits = pauses.iter().any(|pause| pause.tool_use.id == *id);
+            if !waits {
+                token.cancel();
+            }
+            waits
+        });
+        self.ask(state, pauses);
+        self.entry.prompts(|prompts| prompts.missed(&snapshot.agent));
+        Ok(())
+    }
+
+    async fn event(&self, state: &mut State, event: &SessionEvent) -> Result<(), Gone> {
+        match event {
+            SessionEvent::Agent(event) => self.agent_event(state, event).await,
+            SessionEvent::Title { title } => self.titled(title.as_deref()).await,
+            SessionEvent::Usage(row) => {
+                state.used += row.usage;
+                Ok(())
+            }
+            SessionEvent::Store(StoreReport::Failed { error, retry_in, .. }) => {
+                let why = format!("{error}; it is tried again in {retry_in:?}");
+                self.notice("The conversation is not saved", why).await
+            }
+            SessionEvent::Store(StoreReport::Lost { error }) => {
+                self.notice("The conversation can't be saved any more", error.clone()).await
+            }
+            SessionEvent::ModelFallback { saved, fallback } => {
+                let why = format!("{saved} is not available, so {fallback} is used");
+                self.notice("Another model is used", why).await
+            }
+            _ => Ok(()),
+        }
+    }
+
+    async fn agent_event(&self, state: &mut State, event: &Event) -> Result<(), Gone> {
+        for update in state.view.event(event) {
+            self.send(update).await?;
+        }
+        match event {
+            Event::Message { message, .. } => {
+                if let Some(id) = &message.id {
+                    self.entry.prompts(|prompts| prompts.began(&id.to_string()));
+                }
+            }
+            Event::Staged { id, .. } => self.entry.prompts(|prompts| prompts.staged(id)),
+            Event::Unstaged { id, reason: UnstageReason::Withdrawn } => {
+                self.entry.prompts(|prompts| prompts.withdrawn(id));
+            }
+            Event::Step(response) => {
+                state.turn += response.usage;
+                self.used(state, response.usage.total()).await?;
+                for warning in &response.warnings {
+                    self.notice("A setting was not applied", warning.clone()).await?;
+                }
+            }
+            Event::Retry { failure, .. } => {
+                self.notice("The request is repeated", error_chain(failure)).await?;
+            }
+            Event::Pause(pause) => self.ask(state, std::slice::from_ref(pause)),
+            Event::Decided(decided) => state.withdraw(&decided.tool_use_id),
+            Event::Withdrawn { tool_use_id } => state.withdraw(tool_use_id),
+            Event::Status { status } if *status != Status::Paused => {
+                state.asked.drain().for_each(|(_, token)| token.cancel());
+            }
+            Event::State(view) => self.remodelled(state, &view.model).await?,
+            Event::Turn(outcome) => {
+                state.used += outcome.response().usage;
+                state.turn = Usage::default();
+            }
+            Event::Cancelled { response, .. } | Event::Error { response, .. } => {
+                state.used += response.usage;
+                state.turn = Usage::default();
+            }
+            _ => {}
+        }
+        if let Some(outcome) = RunOutcome::of(event) {
+            self.entry.prompts(|prompts| prompts.ended(&outcome));
+        }
+        Ok(())
+    }
+
+    async fn used(&self, state: &State, context: u64) -> Result<(), Gone> {
+        // The protocol needs the size of the context window.
+        let Some(size) = state.window else { return Ok(()) };
+        let cost = (state.used + state.turn).cost.map(|amount| Cost::new(amount, "USD"));
+        self.send(SessionUpdate::UsageUpdate(UsageUpdate::new(context, size).cost(cost))).await
+    }
+
+    /// Reports a model that this or another client has chosen.
+    async fn remodelled(&self, state: &mut State, model: &str) -> Result<(), Gone> {
+        if state.model == model {
+            return Ok(());
+        }
+        model.clone_into(&mut state.model);
+        self.look_up_window(state).await;
+        match models::options(&self.models, model) {
+            Some(options) => {
+                self.send(SessionUpdate::ConfigOptionUpdate(ConfigOptionUpdate::new(options))).await
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Asks the client about these pauses, at the same time.
+    fn ask<P: std::borrow::Borrow<Pause>>(&self, state: &mut State, pauses: &[P]) {
+        for pause in pauses.iter().map(P::borrow) {
+            let id = pause.tool_use.id.clone();
+            if state.asked.contains_key(&id) {
+                continue;
+            }
+            let options = vec![
+                PermissionOption::new("allow", "Allow", PermissionOptionKind::AllowOnce),
+                PermissionOption::new("reject", "Reject", PermissionOptionKind::RejectOnce),
+            ];
+            let session = self.entry.id.as_str().to_owned();
+            let request = RequestPermissionRequest::new(session, state.view.asked(pause), options);
+            let withdrawn = CancellationToken::new();
+            state.asked.insert(id.clone(), withdrawn.clone());
+            let (peer, session) = (Arc::clone(&self.peer), self.session.clone());
+            let by = self.client.name.clone();
+            state.questions.spawn(async move {
+                let answer = peer.ask("session/request_permission", request, &withdrawn).await;
+                let Ok(Some(answer)) = answer else { return };
+                let decided = match decision(answer) {
+                    Some(decision) => match by {
+                        Some(by) => session.resume_as(id, decision, by).await,
+                        None => session.resume(id, decision).await,
+                    },
+                    // The client reports that the turn is cancelled.
+                    None => session.interrupt().await,
+                };
+                if let Err(error) = decided {
+                    // Another client was faster, or the run has ended.
+                    tracing::debug!(%error, "a decision of the client came too late");
+                }
+            });
+        }
+    }
+}
+
+/// Returns the client's decision, or `None` if the client has cancelled the turn.
+fn decision(answer: Result<Value, String>) -> Option<Decision> {
+    let answer = match answer {
+        Ok(answer) => serde_json::from_value::<RequestPermissionResponse>(answer),
+        Err(error) => return Some(Decision::reject(format!("The user can't be asked: {error}"))),
+    };
+    match answer.map(|answer| answer.outcome) {
+        Ok(RequestPermissionOutcome::Selected(chosen)) if &*chosen.option_id.0 == "allow" => {
+            Some(Decision::Execute)
+        }
+        Ok(RequestPermissionOutcome::Cancelled) => None,
+        Ok(_) => Some(Decision::reject("The user did not allow it.")),
+        Err(error) => Some(Decision::reject(format!("The user's answer can't be read: {error}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn decision_is_the_chosen_option() {
+        let chosen = |id| Ok(json!({ "outcome": { "outcome": "selected", "optionId": id } }));
+        assert_eq!(decision(chosen("allow")), Some(Decision::Execute));
+        let rejected = |answer| matches!(decision(answer), Some(Decision::Reject(_)));
+        assert!(rejected(chosen("reject")) && rejected(chosen("always")) && rejected(Ok(json!(7))));
+        assert!(rejected(Err("no".to_owned())));
+        assert_eq!(decision(Ok(json!({ "outcome": { "outcome": "cancelled" } }))), None);
+    }
+}

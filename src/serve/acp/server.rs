@@ -1,0 +1,248 @@
+//! One connection: reads the client's messages and performs its requests.
+
+use std::{
+    collections::HashMap,
+    pin::pin,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use agent_client_protocol::v1::schema::{CancelNotification, Error};
+use futures_util::StreamExt;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value, json};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    task::JoinSet,
+    time::timeout,
+};
+use tokio_util::{codec::AnyDelimiterCodecError, sync::CancellationToken};
+use tracing::Instrument;
+
+use super::{
+    AcpError, Settings,
+    entry::Entry,
+    peer::{self, Gone, Incoming, LONGEST, Peer},
+    relay::Client,
+    turns::NewPrompt,
+};
+use crate::{
+    panics::contained_async,
+    process::lines::{lines, shown},
+    store::ConversationId,
+    sync::lock,
+};
+
+/// The maximum number of requests that wait for their answers.
+const MOST_REQUESTS: usize = 64;
+
+/// The maximum number of consecutive lines that are not messages.
+const MOST_INVALID: usize = 1000;
+
+/// How long to wait at the end until the client has read everything.
+const SOON: Duration = Duration::from_secs(1);
+
+pub(super) struct Server {
+    pub(super) settings: Settings,
+    pub(super) peer: Arc<Peer>,
+    pub(super) client: Mutex<Client>,
+    pub(super) entries: Mutex<HashMap<ConversationId, Arc<Entry>>>,
+    /// The requests that wait for their answers, by id.
+    waiting: Mutex<HashMap<String, CancellationToken>>,
+    /// The beginning of the ids of this connection's prompts.
+    pub(super) own: Arc<str>,
+}
+
+/// Ends the tasks that follow sessions when the connection is dropped.
+struct Serving(Arc<Server>);
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        let entries = std::mem::take(&mut *lock(&self.0.entries));
+        for entry in entries.values() {
+            entry.forget();
+        }
+    }
+}
+
+/// Serves a client until it closes its end of the connection.
+pub(super) async fn run(
+    settings: Settings,
+    input: impl AsyncRead + Unpin,
+    output: impl AsyncWrite + Unpin,
+) -> Result<(), AcpError> {
+    let (peer, lines) = Peer::new();
+    let serving = Serving(Arc::new(Server {
+        settings,
+        peer: Arc::new(peer),
+        client: Mutex::default(),
+        entries: Mutex::default(),
+        waiting: Mutex::default(),
+        own: format!("acp-{:016x}-", rand::random::<u64>()).into(),
+    }));
+    let server = &serving.0;
+    let mut requests = JoinSet::new();
+    let mut writing = pin!(peer::write(output, lines));
+    let (outcome, writes) = tokio::select! {
+        biased;
+        written = &mut writing => (written.map_err(AcpError::Write), false),
+        read = server.read(input, &mut requests) => (read, true),
+    };
+    // A prompt that is on its way to its session must arrive there before the session is interrupted.
+    requests.shutdown().await;
+    server.leave().await;
+    drop(serving);
+    if writes {
+        // The client may not read any more.
+        let _ = timeout(SOON, writing).await;
+    }
+    outcome
+}
+
+impl Server {
+    async fn read(
+        self: &Arc<Self>,
+        input: impl AsyncRead + Unpin,
+        requests: &mut JoinSet<()>,
+    ) -> Result<(), AcpError> {
+        let mut lines = lines(input, LONGEST);
+        let mut invalid = 0;
+        loop {
+            let line = match lines.next().await {
+                Some(Ok(line)) => line,
+                Some(Err(AnyDelimiterCodecError::MaxChunkLengthExceeded)) => {
+                    let why = format!("the message is longer than {LONGEST} bytes");
+                    // The connection ends in any case.
+                    let _ = self.peer.answer(Value::Null, Err(Error::invalid_request().data(why))).await;
+                    return Err(AcpError::LongMessage { limit: LONGEST });
+                }
+                Some(Err(AnyDelimiterCodecError::Io(error))) => return Err(AcpError::Read(error)),
+                None => return Ok(()),
+            };
+            if line.iter().all(u8::is_ascii_whitespace) {
+                continue;
+            }
+            while requests.try_join_next().is_some() {}
+            let incoming = peer::parse(&line);
+            invalid = if matches!(incoming, Incoming::Invalid { .. }) { invalid + 1 } else { 0 };
+            let handled = match incoming {
+                Incoming::Request { id, method, params } => self.request(id, method, params, requests).await,
+                Incoming::Notification { method, params } => {
+                    self.notified(&method, params).await;
+                    Ok(())
+                }
+                Incoming::Response { id, result } => {
+                    self.peer.answered(&id, result);
+                    Ok(())
+                }
+                Incoming::Invalid { id, error } => self.peer.answer(id, Err(error)).await,
+            };
+            if handled.is_err() {
+                // The writer reports why.
+                return Ok(());
+            }
+            if invalid == MOST_INVALID {
+                return Err(AcpError::NotMessages { line: shown(&line, 200) });
+            }
+        }
+    }
+
+    async fn request(
+        self: &Arc<Self>,
+        id: Value,
+        method: String,
+        params: Value,
+        requests: &mut JoinSet<()>,
+    ) -> Result<(), Gone> {
+        if requests.len() >= MOST_REQUESTS {
+            let why =
+                format!("{MOST_REQUESTS} requests already wait for their answers; wait for some of them");
+            return self.peer.answer(id, Err(Error::invalid_request().data(why))).await;
+        }
+        // Prompts are registered in the order of the messages, so that a cancellation after a prompt applies to it.
+        let (prompt, params) = match &*method {
+            "session/prompt" => match self.new_prompt(params) {
+                Ok(prompt) => (Some(prompt), Value::Null),
+                Err(error) => return self.peer.answer(id, Err(error)).await,
+            },
+            _ => (None, params),
+        };
+        let (server, withdrawn, key) = (Arc::clone(self), CancellationToken::new(), id.to_string());
+        lock(&self.waiting).insert(key.clone(), withdrawn.clone());
+        let performed = async move {
+            let performed = contained_async(server.perform(&method, params, prompt, &withdrawn)).await;
+            let answer = performed.unwrap_or_else(|panic| {
+                Err(Error::internal_error().data(format!("the agent's code panicked: {panic}")))
+            });
+            lock(&server.waiting).remove(&key);
+            // If the client is gone, nobody needs the answer.
+            let _ = server.peer.answer(id, answer).await;
+        };
+        requests.spawn(performed.in_current_span());
+        Ok(())
+    }
+
+    async fn perform(
+        self: &Arc<Self>,
+        method: &str,
+        params: Value,
+        prompt: Option<NewPrompt>,
+        withdrawn: &CancellationToken,
+    ) -> Result<Value, Error> {
+        if let Some(prompt) = prompt {
+            return self.prompt(prompt, withdrawn).await;
+        }
+        let performed = withdrawn.run_until_cancelled(async {
+            match method {
+                "initialize" => self.initialize(read(params)?),
+                "session/new" => self.create(read(params)?).await,
+                "session/load" => self.load(read(params)?).await,
+                "session/resume" => self.resume(read(params)?).await,
+                "session/list" => self.list(read(params)?).await,
+                "session/close" => self.close(read(params)?).await,
+                "session/delete" => self.delete(read(params)?).await,
+                "session/set_config_option" => self.set_option(read(params)?).await,
+                _ => Err(Error::method_not_found().data(method.to_owned())),
+            }
+        });
+        performed.await.unwrap_or_else(|| Err(Error::request_cancelled()))
+    }
+
+    async fn notified(&self, method: &str, params: Value) {
+        match method {
+            "session/cancel" => match read::<CancelNotification>(params) {
+                Ok(cancel) => self.cancel(&cancel.session_id.0).await,
+                Err(error) => tracing::warn!(?error, "a cancellation of the client can't be read"),
+            },
+            "$/cancel_request" => {
+                let id = params.get("requestId").unwrap_or(&Value::Null).to_string();
+                if let Some(withdrawn) = lock(&self.waiting).get(&id) {
+                    withdrawn.cancel();
+                }
+            }
+            _ => tracing::debug!(method, "a notification of the client is ignored"),
+        }
+    }
+
+    /// Returns the session with this id that the client uses.
+    pub(super) fn entry(&self, id: &str) -> Result<Arc<Entry>, Error> {
+        let found = ConversationId::new(id).ok().and_then(|id| lock(&self.entries).get(&id).cloned());
+        found.ok_or_else(|| Error::session_not_found(id.to_owned()))
+    }
+
+    async fn leave(&self) {
+        let entries: Vec<_> = lock(&self.entries).drain().map(|(_, entry)| entry).collect();
+        futures_util::future::join_all(entries.iter().map(|entry| entry.leave())).await;
+    }
+}
+
+/// Reads the parameters of a request.
+fn read<T: DeserializeOwned>(params: Value) -> Result<T, Error> {
+    let params = if params.is_null() { json!(Map::new()) } else { params };
+    serde_json::from_value(params).map_err(|error| Error::invalid_params().data(error.to_string()))
+}
+
+/// Returns a response as JSON.
+pub(super) fn written(response: &impl serde::Serialize) -> Result<Value, Error> {
+    serde_json::to_value(response).map_err(|error| Error::internal_error().data(error.to_string()))
+}

@@ -1,0 +1,329 @@
+//! Requests about sessions.
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use agent_client_protocol::{
+    schema::ProtocolVersion,
+    v1::schema::{
+        AgentCapabilities, CloseSessionRequest, CloseSessionResponse, DeleteSessionRequest,
+        DeleteSessionResponse, Error, Implementation, InitializeRequest, InitializeResponse,
+        ListSessionsRequest, ListSessionsResponse, LoadSessionRequest, LoadSessionResponse, McpCapabilities,
+        McpServer, NewSessionRequest, NewSessionResponse, PromptCapabilities, ResumeSessionRequest,
+        ResumeSessionResponse, SessionCapabilities, SessionCloseCapabilities, SessionDeleteCapabilities,
+        SessionInfo, SessionListCapabilities, SessionResumeCapabilities, SetSessionConfigOptionRequest,
+        SetSessionConfigOptionResponse,
+    },
+};
+use futures_util::future::join_all;
+use serde_json::Value;
+use tokio::sync::oneshot;
+
+use super::{
+    StartRequest,
+    entry::Entry,
+    folder::{FOLDER, label},
+    models,
+    relay::{Client, Relay},
+    server::{Server, written},
+    servers,
+    view::Joining,
+};
+use crate::{
+    error_chain,
+    manager::{ManagerError, OpenOptions, OpenedSession},
+    panics::contained,
+    session::Mode,
+    store::{ConversationId, Filter, Labels, Page, Position},
+    sync::lock,
+    text::clip,
+};
+
+/// The maximum number of sessions of one connection.
+const MOST_SESSIONS: usize = 1000;
+
+/// The number of sessions on one page of a list.
+const PAGE: usize = 50;
+
+/// How long a list waits until the last turns of the client's sessions are saved.
+const SOON: Duration = Duration::from_secs(1);
+
+/// The maximum length of a client's name.
+const MAX_NAME: usize = 256;
+
+/// Returns the error for a conversation that the manager does not open, close or delete.
+pub(super) fn refused(id: &ConversationId, error: &ManagerError) -> Error {
+    if error.is_not_found() {
+        return Error::session_not_found(id.as_str().to_owned());
+    }
+    let refused = if error.is_conflict() { Error::invalid_request() } else { Error::internal_error() };
+    refused.data(error_chain(error))
+}
+
+impl Server {
+    pub(super) fn initialize(&self, request: InitializeRequest) -> Result<Value, Error> {
+        let session = request.client_capabilities.session;
+        *lock(&self.client) = Client {
+            name: request.client_info.map(|client| clip(&client.name, MAX_NAME).into()),
+            notices: session.is_some_and(|session| session.notices.is_some()),
+        };
+        let takes = |media_type| self.settings.takes(media_type);
+        let prompts = PromptCapabilities::new().embedded_context(true);
+        let prompts = prompts.image(takes("image/png")).audio(takes("audio/wav"));
+        let sessions = SessionCapabilities::new()
+            .list(SessionListCapabilities::new())
+            .delete(SessionDeleteCapabilities::new())
+            .resume(SessionResumeCapabilities::new())
+            .close(SessionCloseCapabilities::new());
+        let capabilities = AgentCapabilities::new()
+            .load_session(true)
+            .prompt_capabilities(prompts)
+            .mcp_capabilities(McpCapabilities::new().http(cfg!(feature = "mcp")))
+            .session_capabilities(sessions);
+        let (name, version) = (self.settings.name.clone(), self.settings.version.clone());
+        let response = InitializeResponse::new(ProtocolVersion::V1)
+            .agent_capabilities(capabilities)
+            .agent_info(Implementation::new(name, version));
+        written(&response)
+    }
+
+    pub(super) async fn create(self: &Arc<Self>, request: NewSessionRequest) -> Result<Value, Error> {
+        self.check_room()?;
+        let start = start_request(None, request.cwd, request.mcp_servers).await?;
+        let options = self.options(&start).await?;
+        let opened = self.settings.manager.create(options).await;
+        let opened = opened.map_err(|error| Error::internal_error().data(error_chain(&error)))?;
+        let id = opened.session.id().clone();
+        let options = self.join(&id, start, opened, Joining::Resumed).await?;
+        written(&NewSessionResponse::new(id.as_str().to_owned()).config_options(options))
+    }
+
+    pub(super) async fn load(self: &Arc<Self>, request: LoadSessionRequest) -> Result<Value, Error> {
+        let LoadSessionRequest { session_id, cwd, mcp_servers, .. } = request;
+        let options = self.reopen(&session_id.0, cwd, mcp_servers, Joining::Loaded).await?;
+        written(&LoadSessionResponse::new().config_options(options))
+    }
+
+    pub(super) async fn resume(self: &Arc<Self>, request: ResumeSessionRequest) -> Result<Value, Error> {
+        let ResumeSessionRequest { session_id, cwd, mcp_servers, .. } = request;
+        let options = self.reopen(&session_id.0, cwd, mcp_servers, Joining::Resumed).await?;
+        written(&ResumeSessionResponse::new().config_options(options))
+    }
+
+    async fn reopen(
+        self: &Arc<Self>,
+        id: &str,
+        cwd: PathBuf,
+        servers: Vec<McpServer>,
+        joining: Joining,
+    ) -> Result<ConfigOptions, Error> {
+        let id = self.known(id).await?;
+        match self.entry(id.as_str()) {
+            Ok(entry) if !entry.prompts(|prompts| prompts.is_empty()) => {
+                let why = "a prompt of the session is in flight; wait for its end or cancel it";
+                return Err(Error::invalid_request().data(why));
+            }
+            Ok(_) => {}
+            Err(_) => self.check_room()?,
+        }
+        let start = start_request(Some(id.clone()), cwd, servers).await?;
+        let options = self.options(&start).await?;
+        let opened = self.settings.manager.open(&id, options).await;
+        let opened = opened.map_err(|error| refused(&id, &error))?;
+        self.join(&id, start, opened, joining).await
+    }
+
+    /// Returns the id of a conversation that this agent may use.
+    async fn known(&self, id: &str) -> Result<ConversationId, Error> {
+        let unknown = || Error::session_not_found(id.to_owned());
+        let id = ConversationId::new(id).map_err(|_| unknown())?;
+        let filter = Filter::with(self.settings.labels.clone());
+        if !filter.is_empty() {
+            let labels = self.settings.manager.labels_of(&id).await;
+            if !filter.matches(&labels.map_err(|error| refused(&id, &error))?) {
+                return Err(unknown());
+            }
+        }
+        Ok(id)
+    }
+
+    fn check_room(&self) -> Result<(), Error> {
+        if lock(&self.entries).len() < MOST_SESSIONS {
+            return Ok(());
+        }
+        let why = format!("{MOST_SESSIONS} sessions are in use; close some of them");
+        Err(Error::invalid_request().data(why))
+    }
+
+    /// Asks the application for the agent of a session.
+    pub(super) async fn options(&self, start: &StartRequest) -> Result<OpenOptions, Error> {
+        let failed = |why: String| Error::internal_error().data(format!("the agent can't be started: {why}"));
+        let started = contained(|| (self.settings.start)(start.clone())).map_err(failed)?;
+        let options = started.await.map_err(|error| failed(error_chain(&*error)))?;
+        let labels = Labels::new([(FOLDER, label(&start.folder))]);
+        let labelled =
+            labels.and_then(|labels| options.add_labels(&self.settings.labels)?.add_labels(&labels));
+        let options = labelled.map_err(|error| failed(error_chain(&error)))?;
+        // An idle session may be closed to make room for others. The next prompt opens it again.
+        Ok(options.subscribe(Some(Mode::Observer)))
+    }
+
+    /// Adds an opened session to those of the client, and returns its options.
+    async fn join(
+        self: &Arc<Self>,
+        id: &ConversationId,
+        start: StartRequest,
+        opened: OpenedSession,
+        joining: Joining,
+    ) -> Result<ConfigOptions, Error> {
+        let snapshot = opened.subscription.as_ref().and_then(|subscription| subscription.snapshot());
+        let model = snapshot.map(|snapshot| snapshot.agent.state.model.clone()).unwrap_or_default();
+        let entry = Entry::new(id.clone(), start, Arc::clone(&self.own));
+        let old = lock(&self.entries).insert(id.clone(), Arc::clone(&entry));
+        if let Some(old) = old {
+            old.forget();
+        }
+        self.attach(&entry, opened, joining).await?;
+        Ok(models::options(&self.settings.models, &model))
+    }
+
+    /// Follows an opened session. Returns when the client has the conversation so far.
+    pub(super) async fn attach(
+        &self,
+        entry: &Arc<Entry>,
+        opened: OpenedSession,
+        joining: Joining,
+    ) -> Result<(), Error> {
+        let OpenedSession { session, subscription, started, .. } = opened;
+        let Some(events) = subscription else {
+            return Err(Error::internal_error().data("the session has no subscription"));
+        };
+        if started {
+            entry.request.follow(&session, &events);
+        }
+        let (joined, has_joined) = oneshot::channel();
+        entry.follow(session.clone(), |number| {
+            let relay = Relay {
+                peer: Arc::clone(&self.peer),
+                client: lock(&self.client).clone(),
+                entry: Arc::clone(entry),
+                number,
+                session,
+                models: Arc::clone(&self.settings.models),
+            };
+            // The relay outlives the request, so it does not keep the request's span.
+            tokio::spawn(relay.run(events, joining, joined))
+        });
+        has_joined.await.map_err(|_| Error::internal_error().data("the session was closed"))
+    }
+
+    pub(super) async fn list(&self, request: ListSessionsRequest) -> Result<Value, Error> {
+        let invalid = |why: String| Error::invalid_params().data(why);
+        let mut labels: Vec<(String, String)> =
+            self.settings.labels.iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+        if let Some(folder) = &request.cwd {
+            labels.push((FOLDER.to_owned(), label(folder)));
+        }
+        let labels = Labels::new(labels).map_err(|error| invalid(error.to_string()))?;
+        let mut page = Page::first(PAGE);
+        if let Some(cursor) = request.cursor {
+            let position: Position = serde_json::from_str(&cursor)
+                .map_err(|error| invalid(format!("the cursor {cursor:?} is none of this list: {error}")))?;
+            page = page.after(position);
+        }
+        // The list is read from the store, so it needs the turns that the client has just seen.
+        let entries: Vec<_> = lock(&self.entries).values().cloned().collect();
+        let saved = entries.iter().filter_map(|entry| entry.session()).map(async |session| {
+            if let Err(error) = session.flush(SOON).await {
+                tracing::debug!(%error, "a list may lack the last turn of a session");
+            }
+        });
+        join_all(saved).await;
+        let listed = self.settings.manager.list((Filter::with(labels), page)).await;
+        let listed = listed.map_err(|error| Error::internal_error().data(error_chain(&error)))?;
+        let next = listed.last().filter(|_| listed.len() == PAGE).map(|last| Position::from(&last.summary));
+        let next = next.map(|next| serde_json::to_string(&next)).transpose();
+        let next = next.map_err(|error| Error::internal_error().data(error.to_string()))?;
+        let sessions = listed.into_iter().map(|listed| {
+            let summary = listed.summary;
+            let known =
+                summary.labels.get(FOLDER).filter(|folder| folder.starts_with('/')).map(PathBuf::from);
+            // A folder whose path is too long for a label is known only if the client names it.
+            let folder = request.cwd.clone().or(known).unwrap_or_else(|| PathBuf::from("/"));
+            SessionInfo::new(summary.id.as_str().to_owned(), folder)
+                .title(summary.title)
+                .updated_at(summary.updated.rfc_3339())
+        });
+        written(&ListSessionsResponse::new(sessions.collect()).next_cursor(next))
+    }
+
+    pub(super) async fn close(&self, request: CloseSessionRequest) -> Result<Value, Error> {
+        let entry = self.entry(&request.session_id.0)?;
+        let closed = self.settings.manager.close(&entry.id).await;
+        self.release(&entry).await;
+        closed.map_err(|error| refused(&entry.id, &error))?;
+        written(&CloseSessionResponse::new())
+    }
+
+    pub(super) async fn delete(&self, request: DeleteSessionRequest) -> Result<Value, Error> {
+        let Ok(id) = self.known(&request.session_id.0).await else {
+            // The protocol allows a client to delete a session again.
+            return written(&DeleteSessionResponse::new());
+        };
+        self.settings.manager.delete(&id).await.map_err(|error| refused(&id, &error))?;
+        if let Ok(entry) = self.entry(id.as_str()) {
+            self.release(&entry).await;
+        }
+        written(&DeleteSessionResponse::new())
+    }
+
+    /// Removes a session that has ended from those of the client.
+    async fn release(&self, entry: &Arc<Entry>) {
+        // The prompts of the session are answered before this request.
+        entry.finished().await;
+        entry.forget();
+        lock(&self.entries).remove(&entry.id);
+        entry.request.close().await;
+    }
+
+    pub(super) async fn set_option(
+        self: &Arc<Self>,
+        request: SetSessionConfigOptionRequest,
+    ) -> Result<Value, Error> {
+        let entry = self.entry(&request.session_id.0)?;
+        let invalid = |why: String| Error::invalid_params().data(why);
+        let value = request.value.as_value_id().map(|value| value.0.to_string());
+        let Some(model) = value.filter(|_| &*request.config_id.0 == models::ID) else {
+            return Err(invalid(format!("there is no option {:?}", request.config_id.0)));
+        };
+        let session = self.open(&entry).await?;
+        let used =
+            session.state().await.map_err(|error| invalid(error_chain(&error)))?.config().model.clone();
+        if used.name() != model {
+            if !self.settings.models.contains(&model) {
+                let offered = self.settings.models.join(", ");
+                return Err(invalid(format!("the model {model:?} is not offered; the models are {offered}")));
+            }
+            let name = model.clone();
+            let configured = session.configure(move |config| Ok(config.set_model(name)?)).await;
+            configured.map_err(|error| Error::invalid_request().data(error_chain(&error)))?;
+        }
+        let options = models::options(&self.settings.models, &model).unwrap_or_default();
+        written(&SetSessionConfigOptionResponse::new(options))
+    }
+}
+
+type ConfigOptions = Option<Vec<agent_client_protocol::v1::schema::SessionConfigOption>>;
+
+/// Checks the folder and connects to the servers of a new or opened session.
+async fn start_request(
+    conversation: Option<ConversationId>,
+    folder: PathBuf,
+    servers: Vec<McpServer>,
+) -> Result<StartRequest, Error> {
+    if !folder.is_absolute() {
+        let why = format!("the folder `cwd` is `{}`; give an absolute path", folder.display());
+        return Err(Error::invalid_params().data(why));
+    }
+    let servers = servers::connect(servers, &folder).await?;
+    Ok(StartRequest { conversation, folder, servers })
+}

@@ -1,0 +1,81 @@
+//! Reads the standard input and writes the standard output of this process on separate threads. The runtime's versions
+//! block its shutdown until the other side reads or writes.
+
+use std::{
+    io::{self, Read, Write},
+    thread,
+    time::Duration,
+};
+
+use bytes::Bytes;
+use futures_util::{SinkExt, stream};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    sync::{mpsc, oneshot},
+    time::timeout,
+};
+use tokio_util::{
+    io::{CopyToBytes, SinkWriter, StreamReader},
+    sync::PollSender,
+};
+
+/// The size of a piece of input.
+const PIECE: usize = 64 * 1024;
+
+/// How long to wait at the end until the other side has read everything.
+const SOON: Duration = Duration::from_secs(1);
+
+/// Returns the standard input. The thread waits for the reader after each piece. It ends with the input or the process.
+pub(super) fn input() -> io::Result<impl AsyncRead + Unpin> {
+    let (pieces, read) = mpsc::channel::<io::Result<Bytes>>(1);
+    thread::Builder::new().name("omni-stdin".to_owned()).stack_size(256 * 1024).spawn(move || {
+        let mut stdin = io::stdin().lock();
+        let mut piece = vec![0; PIECE];
+        loop {
+            let taken = match stdin.read(&mut piece) {
+                Ok(0) => return,
+                Ok(length) => pieces.blocking_send(Ok(Bytes::copy_from_slice(&piece[..length]))),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(()),
+                Err(error) => {
+                    // The reader sees the error and does not read again.
+                    let _ = pieces.blocking_send(Err(error));
+                    return;
+                }
+            };
+            if taken.is_err() {
+                return;
+            }
+        }
+    })?;
+    let pieces = stream::unfold(read, async |mut read| Some((read.recv().await?, read)));
+    Ok(StreamReader::new(Box::pin(pieces)))
+}
+
+/// The end of the standard output.
+pub(super) struct Finished(oneshot::Receiver<()>);
+
+impl Finished {
+    /// Waits until everything is written. Gives up if the other side does not read.
+    pub(super) async fn wait(self) {
+        // An error means that the thread has ended.
+        let _ = timeout(SOON, self.0).await;
+    }
+}
+
+/// Returns the standard output. The thread ends when the writer is dropped and everything is written.
+pub(super) fn output() -> io::Result<(impl AsyncWrite + Unpin, Finished)> {
+    let (pieces, mut written) = mpsc::channel::<Bytes>(1);
+    let (done, finished) = oneshot::channel();
+    thread::Builder::new().name("omni-stdout".to_owned()).stack_size(256 * 1024).spawn(move || {
+        let mut stdout = io::stdout().lock();
+        while let Some(piece) = written.blocking_recv() {
+            if stdout.write_all(&piece).and_then(|()| stdout.flush()).is_err() {
+                break;
+            }
+        }
+        // If nobody waits any more, the result does not matter.
+        let _ = done.send(());
+    })?;
+    let broken = |_| io::Error::from(io::ErrorKind::BrokenPipe);
+    Ok((SinkWriter::new(CopyToBytes::new(PollSender::new(pieces).sink_map_err(broken))), Finished(finished)))
+}

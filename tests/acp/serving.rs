@@ -1,0 +1,10 @@
+//! The agent that serves a manager, driven by our own backend, by clients built on the official TypeScript and Python
+//! implementations, by several windows at once, and by hostile clients.
+
+mod clients;
+mod conformance;
+mod host;
+mod hostile;
+mod sessions;
+mod window;
+mod windows;

@@ -1,0 +1,107 @@
+//! Our backend drives our agent through its whole suite.
+
+use std::sync::Arc;
+
+use omni_agent::provider::backend::{
+    Backend, SessionOptions, TurnPrompt, TurnResult,
+    acp::{AcpBackend, McpServer},
+    conformance,
+};
+
+use super::host::{SCRIPT, SERVED};
+use crate::support::{Place, asked, prompt, soon};
+
+pub fn backend(place: &Place) -> AcpBackend {
+    place.program(SCRIPT, "serving::host::manager_is_served").with_variable(SERVED, "1")
+}
+
+struct Subject(Place);
+
+#[async_trait::async_trait]
+impl conformance::BackendUnderTest for Subject {
+    fn backend(&self) -> Arc<dyn Backend> {
+        Arc::new(backend(&self.0))
+    }
+
+    fn long_prompt(&self) -> Option<TurnPrompt> {
+        Some(prompt("Go on for ever"))
+    }
+
+    fn tool_prompt(&self) -> Option<TurnPrompt> {
+        Some(prompt("Look"))
+    }
+
+    fn asking_prompt(&self) -> Option<TurnPrompt> {
+        Some(prompt("Delete"))
+    }
+
+    fn remember_prompt(&self, word: &str) -> Option<TurnPrompt> {
+        Some(prompt(&format!("The word is {word}")))
+    }
+
+    fn recall_prompt(&self) -> Option<TurnPrompt> {
+        Some(prompt("Which word?"))
+    }
+
+    fn running(&self) -> Option<usize> {
+        Some(self.0.running())
+    }
+
+    async fn all_ended(&self) -> bool {
+        self.0.is_left().await;
+        true
+    }
+
+    fn limit(&self) -> std::time::Duration {
+        crate::support::LIMIT
+    }
+}
+
+#[tokio::test]
+async fn suite_of_the_backend_passes_on_a_served_manager() {
+    let report = conformance::check(async || Subject(Place::new())).await;
+    // The protocol does not support forks.
+    assert_eq!(report.skipped, ["fork_starts_at_its_position"], "{report:?}");
+}
+
+#[tokio::test]
+async fn backend_reads_turns_of_a_served_manager_completely() {
+    let place = Place::new();
+    let session = soon(backend(&place).start(&SessionOptions::default())).await.unwrap();
+    let looked = asked(&*session, "Look").await;
+    let expected = [
+        r#"use list_files {"in":"."}"#,
+        r#"update "list_files""#,
+        r#"update "list_files""#,
+        r#"update "list_files""#,
+        r#"update "list_files""#,
+        "result false a b in .",
+        "text Seen.",
+    ];
+    let shown: Vec<_> = looked.events.iter().filter(|event| !event.starts_with("status")).collect();
+    assert_eq!(shown, expected);
+    let thought = asked(&*session, "Think").await;
+    assert!(thought.events.contains(&"thinking Hm.".to_owned()), "{:?}", thought.events);
+    let reasons = [("Run out", "length"), ("Work too much", "max_steps"), ("Refuse", "refusal")];
+    for (prompt, reason) in reasons {
+        let ended: TurnResult = asked(&*session, prompt).await.result.unwrap();
+        assert_eq!(ended.stop_reason.to_string(), reason, "{prompt}");
+    }
+    let failed = asked(&*session, "Fail").await.result.unwrap_err();
+    assert!(failed.to_string().contains("the model is down"), "{failed}");
+    let place_of_it = asked(&*session, "Where are you?").await.text;
+    assert_eq!(place_of_it, format!("The folder is {}.", place.path().display()));
+    soon(session.terminate()).await;
+    place.is_left().await;
+    assert_eq!(std::fs::read_to_string(place.path().join("ended")).unwrap(), "Ok(())");
+}
+
+#[tokio::test]
+async fn server_that_cannot_be_used_is_an_error_that_names_it() {
+    let place = Place::new();
+    let server = McpServer::program("broken", "/no/such/program", Vec::<String>::new());
+    let (backend, options) = (backend(&place).with_mcp_server(server), SessionOptions::default());
+    let error = soon(backend.start(&options)).await.err().expect("the server does not exist").to_string();
+    assert!(error.contains(r#"the MCP server "broken" can't be used"#), "{error}");
+    place.is_left().await;
+}

@@ -1,0 +1,246 @@
+//! Sessions: their requests, and their life in the manager.
+
+use std::time::Duration;
+
+use omni_agent::{
+    manager::Manager,
+    store::{Labels, MemoryStore},
+};
+use serde_json::{Value, json};
+
+use super::{
+    host::{registry, served},
+    window::Window,
+};
+
+fn manager() -> Manager {
+    Manager::builder(MemoryStore::new()).registry(registry()).build()
+}
+
+fn of(session: &str) -> Value {
+    json!({ "sessionId": session, "cwd": "/work", "mcpServers": [] })
+}
+
+#[tokio::test]
+async fn loaded_conversation_is_shown_once_and_in_order() {
+    let manager = manager();
+    let mut one = Window::open(&manager).await;
+    let session = one.create().await;
+    one.say(&session, "Look").await;
+    one.say(&session, "Think").await;
+    one.close().await.unwrap();
+
+    let mut two = Window::open(&manager).await;
+    let id = two.ask("session/load", of(&session)).await;
+    let mut shown = Vec::new();
+    loop {
+        let mut message = two.next(|_| true).await;
+        if message["id"] == id {
+            assert_eq!(message["result"]["configOptions"][0]["currentValue"], "small:scripted");
+            break;
+        }
+        let update = message["params"]["update"].take();
+        let text = update["content"]["text"].as_str().or(update["status"].as_str()).unwrap_or_default();
+        shown.push(format!("{} {text}", update["sessionUpdate"].as_str().unwrap()));
+    }
+    let expected = [
+        "user_message_chunk Look",
+        "tool_call ",
+        "tool_call_update completed",
+        "agent_message_chunk Seen.",
+        "user_message_chunk Think",
+        "agent_thought_chunk Hm.",
+        "agent_message_chunk Thought.",
+    ];
+    shown.retain(|update| !update.starts_with("session_info_update"));
+    assert_eq!(shown, expected);
+    assert_eq!(two.say(&session, "Hello").await, "You said: Hello");
+}
+
+#[tokio::test]
+async fn tools_are_shown_from_the_call_to_the_result_with_the_usage() {
+    let mut window = Window::open(&manager()).await;
+    let session = window.create().await;
+    window.say(&session, "Look").await;
+    let call = window.update("tool_call").await;
+    assert_eq!((&call["title"], &call["rawInput"]), (&json!("list_files"), &json!({ "in": "." })));
+    let mut statuses = Vec::new();
+    for _ in 0..3 {
+        let update = window.update("tool_call_update").await;
+        assert_eq!(update["toolCallId"], call["toolCallId"]);
+        statuses.push((update["status"].clone(), update["content"][0]["content"]["text"].clone()));
+    }
+    let expected = [
+        (json!("in_progress"), Value::Null),
+        (Value::Null, json!("half")),
+        (json!("completed"), json!("a b in .")),
+    ];
+    assert_eq!(statuses, expected);
+    let usage = window.update("usage_update").await;
+    assert_eq!(usage["size"], 1000);
+    // A model may use an id again in its next response, but the protocol's ids are unique.
+    window.say(&session, "Look").await;
+    assert_ne!(window.update("tool_call").await["toolCallId"], call["toolCallId"]);
+}
+
+#[tokio::test]
+async fn listed_sessions_are_those_of_the_folder_until_they_are_deleted() {
+    let mut window = Window::open(&manager()).await;
+    let long = format!("/{}", "x".repeat(200));
+    let mut sessions = Vec::new();
+    for folder in ["/work", "/other", &long] {
+        let created =
+            window.request("session/new", json!({ "cwd": folder, "mcpServers": [] })).await.unwrap();
+        let session = created["sessionId"].as_str().unwrap().to_owned();
+        // A conversation is stored with its first turn.
+        window.say(&session, "Hello").await;
+        sessions.push(session);
+    }
+    for (folder, session) in [("/work", 0), ("/other", 1), (long.as_str(), 2)] {
+        let listed = window.request("session/list", json!({ "cwd": folder })).await.unwrap();
+        assert_eq!(listed["sessions"].as_array().unwrap().len(), 1, "{listed}");
+        assert_eq!(listed["sessions"][0]["sessionId"], sessions[session]);
+        assert_eq!(listed["sessions"][0]["cwd"], folder);
+    }
+    let all = window.request("session/list", json!({})).await.unwrap();
+    assert_eq!(all["sessions"].as_array().unwrap().len(), 3);
+    assert!(all["sessions"][0]["updatedAt"].as_str().unwrap().ends_with('Z'));
+
+    window.request("session/close", json!({ "sessionId": sessions[0] })).await.unwrap();
+    let closed = window.prompt(&sessions[0], "Hello").await;
+    assert_eq!(window.answer(closed).await.unwrap_err()["code"], -32002);
+    window.request("session/delete", json!({ "sessionId": sessions[0] })).await.unwrap();
+    window.request("session/delete", json!({ "sessionId": sessions[0] })).await.unwrap();
+    let all = window.request("session/list", json!({})).await.unwrap();
+    assert_eq!(all["sessions"].as_array().unwrap().len(), 2);
+    assert_eq!(window.request("session/load", of(&sessions[0])).await.unwrap_err()["code"], -32002);
+}
+
+#[tokio::test]
+async fn long_list_has_pages() {
+    let mut window = Window::open(&manager()).await;
+    for _ in 0..51 {
+        let session = window.create().await;
+        window.say(&session, "Hello").await;
+    }
+    let first = window.request("session/list", json!({})).await.unwrap();
+    let second = window.request("session/list", json!({ "cursor": first["nextCursor"] })).await.unwrap();
+    let count = |page: &Value| page["sessions"].as_array().unwrap().len();
+    assert_eq!((count(&first), count(&second)), (50, 1));
+    assert!(second["nextCursor"].is_null());
+    assert!(window.request("session/list", json!({ "cursor": "odd" })).await.is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn session_that_the_manager_has_closed_is_opened_by_the_next_prompt() {
+    let manager = Manager::builder(MemoryStore::new())
+        .registry(registry())
+        .idle_shutdown(Some(Duration::from_mins(1)))
+        .build();
+    let mut window = Window::open(&manager).await;
+    let session = window.create().await;
+    window.say(&session, "The word is heron").await;
+    let mut closed = manager.subscribe();
+    while !manager.list_open().is_empty() {
+        closed.next().await.unwrap();
+    }
+    assert_eq!(window.say(&session, "Which word?").await, "heron");
+}
+
+#[tokio::test(start_paused = true)]
+async fn idle_sessions_make_room_for_others() {
+    let manager = Manager::builder(MemoryStore::new()).registry(registry()).max_open(1).build();
+    let mut window = Window::open(&manager).await;
+    let (one, two) = (window.create().await, window.create().await);
+    for round in ["first", "second"] {
+        assert_eq!(window.say(&one, round).await, format!("You said: {round}"));
+        assert_eq!(window.say(&two, round).await, format!("You said: {round}"));
+    }
+}
+
+#[tokio::test]
+async fn conversation_without_the_agents_labels_is_not_known() {
+    let manager = manager();
+    let of_user = |user| served(manager.clone()).labels(Labels::new([("user", user)]).unwrap());
+    let (mut ann, mut ben) = (Window::of(of_user("ann")).await, Window::of(of_user("ben")).await);
+    let session = ann.create().await;
+    ann.say(&session, "Hello").await;
+    assert_eq!(ben.request("session/load", of(&session)).await.unwrap_err()["code"], -32002);
+    ben.request("session/delete", json!({ "sessionId": session })).await.unwrap();
+    let listed = |answer: Value| answer["sessions"].as_array().unwrap().len();
+    assert_eq!(listed(ben.request("session/list", json!({})).await.unwrap()), 0);
+    assert_eq!(listed(ann.request("session/list", json!({})).await.unwrap()), 1);
+}
+
+#[tokio::test]
+async fn session_that_the_application_refuses_is_an_error_with_its_reason() {
+    let mut window = Window::open(&manager()).await;
+    let refused =
+        window.request("session/new", json!({ "cwd": "/forbidden", "mcpServers": [] })).await.unwrap_err();
+    assert!(refused["data"].as_str().unwrap().contains("this folder is forbidden"), "{refused}");
+    let refused =
+        window.request("session/new", json!({ "cwd": "here", "mcpServers": [] })).await.unwrap_err();
+    assert_eq!(refused["code"], -32602);
+    assert!(refused["data"].as_str().unwrap().contains("absolute"), "{refused}");
+}
+
+#[tokio::test]
+async fn prompt_that_is_withdrawn_is_cancelled() {
+    let mut window = Window::open(&manager()).await;
+    let session = window.create().await;
+    let prompt = window.prompt(&session, "Go on for ever").await;
+    window.update("agent_message_chunk").await;
+    let withdrawn =
+        json!({ "jsonrpc": "2.0", "method": "$/cancel_request", "params": { "requestId": prompt } });
+    window.send(withdrawn).await;
+    assert_eq!(window.answer(prompt).await.unwrap()["stopReason"], "cancelled");
+    assert_eq!(window.say(&session, "Hello").await, "You said: Hello");
+}
+
+#[tokio::test]
+async fn cancellation_right_after_a_prompt_ends_its_turn() {
+    let mut window = Window::open(&manager()).await;
+    let session = window.create().await;
+    for _ in 0..20 {
+        let prompt = window.prompt(&session, "Go on for ever").await;
+        window.cancel(&session).await;
+        assert_eq!(window.answer(prompt).await.unwrap()["stopReason"], "cancelled");
+    }
+}
+
+#[tokio::test]
+async fn session_that_is_closed_in_mid_turn_cancels_its_prompt_first() {
+    let mut window = Window::open(&manager()).await;
+    let session = window.create().await;
+    let prompt = window.prompt(&session, "Go on for ever").await;
+    window.update("agent_message_chunk").await;
+    let closed = window.ask("session/close", json!({ "sessionId": session })).await;
+    let first = window.next(|message| message["id"] == prompt || message["id"] == closed).await;
+    assert_eq!(first["id"], prompt);
+    assert_eq!(first["result"]["stopReason"], "cancelled");
+    window.answer(closed).await.unwrap();
+}
+
+#[tokio::test]
+async fn failed_run_is_an_error_and_the_session_continues() {
+    let mut window = Window::open(&manager()).await;
+    let session = window.create().await;
+    let prompt = window.prompt(&session, "Fail").await;
+    let failed = window.answer(prompt).await.unwrap_err();
+    assert!(failed["data"].as_str().unwrap().contains("the model is down"), "{failed}");
+    assert_eq!(window.say(&session, "Hello").await, "You said: Hello");
+}
+
+#[tokio::test]
+async fn capabilities_follow_from_what_the_agent_offers() {
+    let mut window = Window::connected(served(manager()), 64 * 1024);
+    let initialized = window.request("initialize", json!({ "protocolVersion": 99 })).await.unwrap();
+    assert_eq!(initialized["protocolVersion"], 1);
+    assert_eq!(initialized["agentInfo"]["name"], "served");
+    let can = &initialized["agentCapabilities"];
+    assert_eq!(can["loadSession"], true);
+    for name in ["list", "close", "delete", "resume"] {
+        assert!(can["sessionCapabilities"][name].is_object(), "{name}: {can}");
+    }
+    assert_eq!(can["promptCapabilities"]["embeddedContext"], true);
+}

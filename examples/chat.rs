@@ -6,7 +6,7 @@
 //! cargo run --example chat -- --trace                 # shows the spans of each run
 //! cargo run --example chat -- --model anthropic:claude-sonnet-5
 //! cargo run --example chat -- --model local:some-model --base-url http://localhost:8000
-//! cargo run --example chat --features mcp -- --mcp "npx -y @modelcontextprotocol/server-filesystem ."
+//! cargo run --example chat --features mcp -- --mcp "npx -y @modelcontextprotocol/server-filesystem ." --mcp uvx-server
 //! echo 'What can you do?' | cargo run --example chat
 //! ```
 //!
@@ -32,20 +32,21 @@ mod tool;
 #[path = "chat/trace.rs"]
 mod trace;
 
-use std::{collections::VecDeque, error::Error, process::ExitCode};
+use std::{collections::VecDeque, error::Error, process::ExitCode, sync::Arc};
 
 use conversation::Conversation;
 use omni_agent::{
-    agent::{Accepted, AgentError, Decided, Event, Pause, Prompt, Response, Status, TurnOutcome},
-    message::{Role, ToolUseId},
+    agent::{Accepted, AgentError, Decided, Event, Pause, Prompt, Status, TurnOutcome},
+    message::{Message, Role, ToolUseId},
     provider::StopReason,
     session::{Mode, SessionError, SessionEvent, StoreReport},
     subscription::Update,
     tool::Decision,
 };
 use question::Question;
-use serde_json::json;
+use serde_json::{Value, json};
 use support::{Interrupts, Lines, Printer, explain, first_words};
+use tool::COMMAND_TOOL;
 use trace::{TRACE, Trace};
 
 const ABOUT: &str = "A chat in the terminal: streaming, a tool that asks for approval, and branches.";
@@ -78,6 +79,13 @@ async fn chat() -> Result<(), Box<dyn Error>> {
         unanswered: None,
         failed: None,
     };
+    // A stored conversation may have ended with a prompt that got no response.
+    if let Some(run) = &chat.conversation.session.snapshot().await?.agent.last_run {
+        chat.keep(&run.unanswered);
+        for prompt in &run.staged {
+            chat.printer.note(&format!("[not sent: {}]", text_of(prompt)));
+        }
+    }
     let followed = chat.follow(&words).await;
     // The conversation is saved even if the chat has ended with an error.
     conversation::close(chat.conversation, &mut chat.printer).await?;
@@ -241,11 +249,11 @@ impl Chat {
             Event::Error { failure, staged, response } => {
                 self.printer.line(&format!("error: {}", explain(failure)));
                 self.failed = Some("a request failed".into());
-                self.keep(response);
+                self.keep(&response.messages);
                 staged
             }
             Event::Cancelled { staged, response } => {
-                self.keep(response);
+                self.keep(&response.messages);
                 staged
             }
             _ => return,
@@ -269,12 +277,13 @@ impl Chat {
         self.waiting.retain(|pause| pause.tool_use.id != *id);
     }
 
-    /// Keeps the prompt of a run that ended without a response.
-    fn keep(&mut self, response: &Response) {
-        let question = response.messages.first().filter(|message| message.role == Role::User);
+    /// Keeps the prompt of a run that ended without a response, which is the first message of the run.
+    fn keep(&mut self, messages: &[Arc<Message>]) {
+        let question = messages.first().filter(|message| message.role == Role::User);
         self.unanswered = question.map(|message| message.text()).filter(|text| !text.is_empty());
-        if self.unanswered.is_some() {
-            self.printer.note("[no response; /again sends it again]");
+        if let Some(question) = &self.unanswered {
+            let question = first_words(question, 40);
+            self.printer.note(&format!("[no response to \"{question}\"; /again sends it again]"));
         }
     }
 
@@ -301,7 +310,13 @@ impl Chat {
             "y" | "yes" => Decision::Execute,
             "n" | "no" if rest.is_empty() => Decision::reject("The user said no."),
             "n" | "no" => Decision::reject(format!("The user said no: {rest}")),
-            "e" | "edit" if !rest.is_empty() => Decision::ExecuteWith(json!({ "command": rest })),
+            "e" | "edit" if !rest.is_empty() => match self.edited(rest) {
+                Ok(input) => Decision::ExecuteWith(input),
+                Err(error) => {
+                    self.printer.note(&format!("[the input must be a JSON object: {error}]"));
+                    return Ok(());
+                }
+            },
             // The line is not a valid answer, so the question is asked again.
             _ => return Ok(()),
         };
@@ -314,6 +329,18 @@ impl Chat {
         }
     }
 
+    /// Reads another input for the first tool use that waits. The chat's own tool takes a command, and any tool takes
+    /// JSON.
+    fn edited(&self, text: &str) -> Result<Value, serde_json::Error> {
+        match serde_json::from_str::<serde_json::Map<String, Value>>(text) {
+            Ok(input) => Ok(input.into()),
+            Err(_) if self.waiting.front().is_some_and(|pause| pause.tool_use.name == COMMAND_TOOL) => {
+                Ok(json!({ "command": text }))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
     fn show_prompt(&mut self) {
         if let Some(pause) = self.waiting.front().filter(|pause| pause.asked_by.is_some()) {
             let question = self.question.get_or_insert_with(|| Question::of(pause));
@@ -323,7 +350,8 @@ impl Chat {
                 1 => String::new(),
                 count => format!("1 of {count}: {} {}: ", tool_use.name, tool_use.input),
             };
-            self.printer.prompt(&format!("{question}yes, no [REASON], or edit COMMAND? "));
+            let input = if tool_use.name == COMMAND_TOOL { "COMMAND" } else { "JSON" };
+            self.printer.prompt(&format!("{question}yes, no [REASON], or edit {input}? "));
         } else if self.runs == 0 {
             self.printer.prompt("> ");
         }

@@ -22,6 +22,7 @@ pub const HELP: &str = "\
 /clear         starts an empty conversation; /goto leads back
 /title [TEXT]  shows or sets the title
 /sessions      lists the stored conversations
+/tools         lists the tools, by server
 /system TEXT   sets the instructions for the model
 /model NAME    switches the model, for example to openai:gpt-5.2
 /now TEXT      adds this to the answer in progress, after the running tools
@@ -86,6 +87,7 @@ impl Chat {
             }
             "/title" => session.set_title(Some(rest)).await?,
             "/sessions" => self.list().await?,
+            "/tools" => self.conversation.show_tools(&mut self.printer).await?,
             "/now" if rest.is_empty() => return Err("Missing text: /now TEXT".into()),
             "/now" => self.say(Prompt::new(rest).at(Next::Step)).await?,
             "/queue" => {

@@ -9,13 +9,14 @@ use omni_agent::{
 };
 
 use super::{tool::run_command, trace::TRACE};
-use crate::support::{self, Flag, Folder, Picked, Printer, STORE, first_words};
+use crate::support::{self, Flag, Folder, Picked, Printer, STORE, first_words, total_line};
 
 const SESSION: Flag =
     Flag { name: "--session", value: "ID", help: "continue this stored conversation, or create it" };
 
 #[cfg(feature = "mcp")]
-const MCP: Flag = Flag { name: "--mcp", value: "COMMAND", help: "use the tools of this MCP server" };
+const MCP: Flag =
+    Flag { name: "--mcp", value: "COMMAND", help: "use the tools of this MCP server; may be repeated" };
 
 #[cfg(feature = "mcp")]
 pub const FLAGS: &[Flag] = &[SESSION, STORE, TRACE, MCP];
@@ -26,6 +27,8 @@ pub const FLAGS: &[Flag] = &[SESSION, STORE, TRACE];
 pub struct Conversation {
     pub session: Session,
     pub store: Arc<dyn Store>,
+    /// The names of the MCP servers.
+    servers: Vec<String>,
     /// The folder, unless it is temporary.
     folder: Option<Folder>,
 }
@@ -35,13 +38,32 @@ impl Conversation {
     pub async fn is_lost_at_the_end(&self) -> Result<bool, SessionError> {
         Ok(self.folder.is_none() && !self.session.tree().await?.is_empty())
     }
+
+    /// Returns the server that offers a tool, unless the tool belongs to the chat.
+    fn server_of(&self, tool: &str) -> Option<&str> {
+        let (server, _) = tool.split_once("__")?;
+        self.servers.iter().map(String::as_str).find(|name| *name == server)
+    }
+
+    /// Shows the tools that the model can use now, by server.
+    pub async fn show_tools(&self, printer: &mut Printer) -> Result<(), SessionError> {
+        let state = self.session.state().await?;
+        let own = std::iter::once(None);
+        for server in own.chain(self.servers.iter().map(|name| Some(name.as_str()))) {
+            printer.line(server.unwrap_or("this chat"));
+            for tool in state.config().tools.iter().filter(|tool| self.server_of(tool.name()) == server) {
+                printer.note(&format!("  {}: {}", tool.name(), first_words(&tool.description(), 80)));
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Opens the conversation that the command line names. If it does not exist, creates it. Without a name, creates a new
 /// conversation.
 pub async fn open(picked: Picked, printer: &mut Printer) -> Result<Conversation, Box<dyn Error>> {
     #[cfg(feature = "mcp")]
-    let server = picked.value(&MCP).map(str::to_owned);
+    let commands: Vec<String> = picked.values(&MCP).map(str::to_owned).collect();
     let (id, place) = (picked.value(&SESSION), picked.value(&STORE));
     let folder = match (id, place) {
         (None, None) => None,
@@ -73,19 +95,34 @@ pub async fn open(picked: Picked, printer: &mut Printer) -> Result<Conversation,
             Err(error) => return Err(error.into()),
         },
     };
+    #[cfg_attr(not(feature = "mcp"), expect(unused_mut, reason = "only MCP servers have names"))]
+    let mut servers = Vec::new();
     #[cfg(feature = "mcp")]
-    if let Some(command) = server {
-        use_server(&session, &command, printer).await?;
+    for command in commands {
+        let name = use_server(&session, &command, &servers, printer).await?;
+        servers.push(name);
     }
-    Ok(Conversation { session, store, folder })
+    Ok(Conversation { session, store, servers, folder })
 }
 
-/// Starts an MCP server, and adds its tools to the session. Each use of them needs an approval.
+/// Starts an MCP server, and adds its tools to the session. Each use of them needs an approval. Returns the server's
+/// name, which differs from the names of `others`.
 #[cfg(feature = "mcp")]
-async fn use_server(session: &Session, command: &str, printer: &mut Printer) -> Result<(), Box<dyn Error>> {
+async fn use_server(
+    session: &Session,
+    command: &str,
+    others: &[String],
+    printer: &mut Printer,
+) -> Result<String, Box<dyn Error>> {
     let mut words = command.split_whitespace();
     let program = words.next().ok_or("`--mcp` needs a command")?;
-    let client = omni_agent::mcp::McpClient::stdio(program).args(words).approve_all().connect().await?;
+    let stem = std::path::Path::new(program).file_stem().unwrap_or_default().to_string_lossy();
+    let stem: String =
+        stem.chars().filter(|letter| letter.is_ascii_alphanumeric() || *letter == '-').collect();
+    let mut names = std::iter::once(stem.clone()).chain((2..).map(|number| format!("{stem}{number}")));
+    let name = names.find(|name| !others.contains(name)).expect("there are more names than servers");
+    let client = omni_agent::mcp::McpClient::stdio(program).args(words).name(&name).approve_all();
+    let client = client.connect().await?;
     let found = client.tools().await?;
     let names: Vec<&str> = found.tools.iter().map(|tool| tool.name()).collect();
     printer.note(&format!("[{}: {}]", client.name(), names.join(", ")));
@@ -100,7 +137,7 @@ async fn use_server(session: &Session, command: &str, printer: &mut Printer) -> 
         })
         .await?;
     client.follow(session);
-    Ok(())
+    Ok(name)
 }
 
 /// Returns an agent builder with the parts of an agent that are not stored with a conversation.
@@ -127,9 +164,12 @@ async fn greet(session: &Session, picked: Picked, printer: &mut Printer) -> Resu
             })
             .await?;
     }
-    let (tree, state) = (session.tree().await?, session.state().await?);
-    let title = session.title().await?.unwrap_or_else(|| "untitled".into());
-    printer.note(&format!("[{title}: {} messages, with {}]", tree.len(), state.config().model));
+    let (snapshot, state) = (session.snapshot().await?, session.state().await?);
+    let title = snapshot.title.as_deref().unwrap_or("untitled");
+    printer.note(&format!("[{title}: {} messages, with {}]", snapshot.tree.len(), state.config().model));
+    if let Some(total) = total_line(&snapshot.used) {
+        printer.note(&total);
+    }
     show_end(session, printer).await
 }
 
@@ -156,10 +196,15 @@ pub async fn close(conversation: Conversation, printer: &mut Printer) -> Result<
     for node in last.unsaved.iter().filter_map(|id| last.tree.node(*id)) {
         printer.line(&format!("not saved: {}: {}", node.message().role, node.message().text()));
     }
+    if let Some(total) = total_line(&last.used) {
+        printer.note(&total);
+    }
     let id = session.id();
+    // A prompt that failed leaves no message, but it is stored too.
+    let is_untouched = last.tree.is_empty() && last.title.is_none() && last.agent.last_run.is_none();
     match folder {
-        // A conversation without messages was never stored.
-        Some(_) if last.tree.is_empty() && last.title.is_none() => {}
+        // An untouched conversation was never stored.
+        Some(_) if is_untouched => {}
         Some(folder) => {
             let folder = folder.path().display();
             printer.note(&format!("[stored in {folder}; to continue: --session {id} --store {folder}]"));

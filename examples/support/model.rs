@@ -58,7 +58,12 @@ pub struct Picked {
 impl Picked {
     /// Returns the value that the command line gives for a flag of the example.
     pub fn value(&self, flag: &Flag) -> Option<&str> {
-        self.values.iter().rev().find(|(name, _)| *name == flag.name).map(|(_, value)| value.as_str())
+        self.values(flag).last()
+    }
+
+    /// Returns all values that the command line gives for a flag, in order.
+    pub fn values(&self, flag: &Flag) -> impl Iterator<Item = &str> {
+        self.values.iter().filter(|(name, _)| *name == flag.name).map(|(_, value)| value.as_str())
     }
 }
 

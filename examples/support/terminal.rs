@@ -10,7 +10,7 @@ use std::{
 use omni_agent::{
     agent::{AgentError, Event, Failure, Response, TurnOutcome},
     error_chain,
-    message::{Timestamp, ToolResult, ToolUseId},
+    message::{Timestamp, ToolResult, ToolUseId, Usage},
     provider::{ErrorKind, ProviderError},
     session::SessionError,
     tool::Decision,
@@ -190,6 +190,13 @@ fn result_line(result: &ToolResult, is_rejected: bool) -> String {
         false => "",
     };
     format!("← {}{failed}: {}{more}", result.name, short.trim_end().replace('\n', "\n    "))
+}
+
+/// Returns a line on the tokens and the cost of a whole conversation. `None` if nothing was used.
+pub fn total_line(used: &Usage) -> Option<String> {
+    let cost = used.cost.map(|cost| format!(", ${cost:.4}")).unwrap_or_default();
+    let (prompt, output) = (used.prompt(), used.output);
+    (used.total() > 0).then(|| format!("[this conversation: {prompt} tokens in, {output} out{cost}]"))
 }
 
 fn usage_line(response: &Response) -> String {

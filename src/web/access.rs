@@ -219,6 +219,9 @@ impl Challenge {
 /// }
 /// # let _ = assistants();
 /// ```
+///
+/// A type that implements the trait can wait, for example to connect to a server with the principal's credentials.
+#[async_trait]
 pub trait Agents: Send + Sync + 'static {
     /// Returns the options for a conversation that is about to be opened or created. The router adds the principal's
     /// labels to a new conversation and chooses the mode of the subscription.
@@ -226,14 +229,19 @@ pub trait Agents: Send + Sync + 'static {
     /// # Errors
     ///
     /// The problem is sent to the client.
-    fn start(&self, principal: &Principal, request: &StartRequest) -> Result<OpenOptions, Problem>;
+    ///
+    /// # Cancel safety
+    ///
+    /// The future is dropped if the client closes its connection.
+    async fn start(&self, principal: &Principal, request: &StartRequest) -> Result<OpenOptions, Problem>;
 }
 
+#[async_trait]
 impl<F> Agents for F
 where
     F: Fn(&Principal, &StartRequest) -> Result<OpenOptions, Problem> + Send + Sync + 'static,
 {
-    fn start(&self, principal: &Principal, request: &StartRequest) -> Result<OpenOptions, Problem> {
+    async fn start(&self, principal: &Principal, request: &StartRequest) -> Result<OpenOptions, Problem> {
         self(principal, request)
     }
 }

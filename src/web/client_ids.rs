@@ -54,7 +54,7 @@ impl Call {
             return Err(Problem::not_found());
         }
         let request = StartRequest { labels: labels.clone(), ..StartRequest::default() };
-        let options = web.0.hooks.agents.start(&self.principal, &request)?;
+        let options = web.0.hooks.agents.start(&self.principal, &request).await?;
         let options = options.add_labels(labels).map_err(|error| Problem::internal(&error))?.subscribe(None);
         match web.within_room(web.0.manager.create_with_id(&id, options)).await {
             // Another request has created it. A conversation of somebody else looks like one that cannot be created.

@@ -179,7 +179,7 @@ impl Web {
             labels: labels.clone(),
             ..StartRequest::default()
         };
-        let options = self.0.hooks.agents.start(principal, &request)?.subscribe(mode);
+        let options = self.0.hooks.agents.start(principal, &request).await?.subscribe(mode);
         self.within_room(self.0.manager.open(id, options)).await
     }
 

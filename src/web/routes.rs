@@ -179,7 +179,7 @@ async fn create(mut call: Call) -> Result<Response, Problem> {
     call.check_model(new.model.as_ref())?;
     let labels = call.principal.labels();
     let request = StartRequest { labels: labels.clone(), model: new.model, ..StartRequest::default() };
-    let options = web.0.hooks.agents.start(&call.principal, &request)?;
+    let options = web.0.hooks.agents.start(&call.principal, &request).await?;
     let mut options = options.add_labels(labels).map_err(|error| Problem::internal(&error))?.subscribe(None);
     if let Some(title) = new.title {
         options = options.title(title);

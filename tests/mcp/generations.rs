@@ -39,9 +39,15 @@ impl Fixture {
         Some(fixture)
     }
 
+    /// Returns the URL of a server over HTTP.
+    pub fn url(&self) -> String {
+        let (port, _) = self.http.as_ref().unwrap();
+        format!("http://127.0.0.1:{port}/mcp")
+    }
+
     pub fn client(&self) -> McpBuilder {
         match &self.http {
-            Some((port, _)) => McpClient::http(format!("http://127.0.0.1:{port}/mcp")).name("it"),
+            Some(_) => McpClient::http(self.url()).name("it"),
             None => McpClient::stdio("node").args([&self.script]).env("LOG", self.log.path()).name("it"),
         }
     }

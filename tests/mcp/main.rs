@@ -5,6 +5,8 @@
 #![allow(clippy::unwrap_used, reason = "an unwrap is a failure of the test")]
 
 mod calls;
+#[cfg(feature = "web")]
+mod credentials;
 mod endings;
 mod generations;
 mod hostile_http;

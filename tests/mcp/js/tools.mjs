@@ -52,7 +52,8 @@ export function register(server, announce, ask) {
     return text("changed");
   });
   server.registerTool("meta", { inputSchema: empty }, (_, context) => text(JSON.stringify(view(context).meta ?? {})));
-  server.registerTool("who", { inputSchema: empty }, (_, context) => text(view(context).header("authorization") ?? "nobody"));
+  server.registerTool("who", { inputSchema: empty },
+    (_, context) => text(`key of ${(view(context).header("authorization") ?? "").length} bytes`));
   server.registerTool("kill", { inputSchema: empty }, () => process.exit(3));
   server.registerTool("ask", { inputSchema: z.object({ kind: z.enum(["form", "url", "two", "endless"]) }) },
     ({ kind }, context) => ask(kind, context, server));

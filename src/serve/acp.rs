@@ -122,10 +122,7 @@ impl StartRequest {
     }
 
     /// Closes the connections to the MCP servers.
-    #[cfg_attr(
-        not(feature = "mcp"),
-        expect(clippy::unused_async, clippy::unused_self, reason = "as with the feature")
-    )]
+    #[cfg_attr(not(feature = "mcp"), expect(clippy::unused_async, reason = "as with the feature"))]
     async fn close(&self) {
         #[cfg(feature = "mcp")]
         for client in &self.servers.clients {

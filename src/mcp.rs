@@ -1,7 +1,8 @@
 //! Tools of servers of the [Model Context Protocol](https://modelcontextprotocol.io) (feature `mcp`).
 //!
-//! An [`McpClient`] connects to a server, which is a program or an HTTP address. [`McpClient::tools`] returns the
-//! server's tools, which an agent uses like its own:
+//! An [`McpClient`] is a connection to a server, which is a program or an HTTP address. [`McpBuilder`] holds its
+//! settings. [`McpClient::tools`] returns the server's tools as [`McpTools`], and an agent uses them like its own
+//! tools. [`McpClient::follow`] replaces the tools of a session when the server's list of tools changes.
 //!
 //! ```no_run
 //! # async fn example(token: String) -> Result<(), Box<dyn std::error::Error>> {
@@ -19,21 +20,20 @@
 //! # }
 //! ```
 //!
-//! - **Names.** A tool is named `SERVER__TOOL`. Other characters than ASCII letters, digits, `_`, `-` and `.` become
-//!   `_`. A name of more than 128 characters, and a name that equals another one only after this replacement, ends with
-//!   a checksum of the whole name.
+//! - **Names.** A tool is named `SERVER__TOOL`. In this name, characters other than ASCII letters, digits, `_`, `-` and
+//!   `.` become `_`. If a name is longer than 128 characters, or equals another name only because of this replacement,
+//!   it ends with a checksum of the whole name.
 //! - **Calls.** A call has two limits: the time without progress, and the total time. Dropping a call cancels it at the
 //!   server. Progress becomes [`ToolContext::progress`](crate::ToolContext::progress), at most ten times per second.
 //! - **Results.** Texts, images, audio and embedded resources become blocks. The agent's
 //!   [`ToolLimits`](crate::tool::ToolLimits) limit their size. A message of more than 16 MiB ends the connection.
-//! - **Lost servers.** When a call needs a lost server, the client connects again, after a delay of half a second that
-//!   doubles up to thirty seconds. A call that was sent is never repeated. A program that ends three times within a
-//!   minute is not started again.
-//! - **Processes.** A program has its own process group. It ends when the client and all its tools are dropped, when
-//!   [`McpClient::close`] is called, and when the runtime shuts down.
-//! - **Trust.** Descriptions, annotations and results come from the server. Nothing in them is followed or believed:
+//! - **Lost servers.** If the connection to the server is lost, the next call connects again. The delay before an
+//!   attempt is half a second at first, and doubles with each failure up to thirty seconds. A call that was already
+//!   sent is never repeated. A program that ends three times within a minute is not started again.
+//! - **Processes.** A program runs in its own process group. The program ends when the client and all its tools are
+//!   dropped, when [`McpClient::close`] is called, or when the runtime shuts down.
+//! - **Trust.** Descriptions, annotations and results come from the server. The client does not trust them:
 //!   [`McpBuilder::allow`] and [`McpBuilder::approve`] decide what a model can use.
-//!
 //! - **Questions.** A question of a server (elicitation) becomes [`ToolContext::ask`](crate::ToolContext::ask), so the
 //!   agent pauses until a person answers. Outside an agent, questions are declined.
 //! - **Tasks.** If a server answers a call with a task, the client waits for its result. Dropping the call cancels the
@@ -66,9 +66,9 @@ pub use error::McpError;
 use crate::{Session, tool::Tool};
 use server::Server;
 
-/// A connection to a server, whose tools agents can use. Clones share the connection.
+/// A connection to an MCP server. Agents can use the server's tools. Clones share the connection.
 ///
-/// A client belongs to one user or one conversation if its credentials do.
+/// If the credentials belong to one user or one conversation, do not share the client with others.
 #[derive(Clone)]
 pub struct McpClient(Arc<Server>);
 
@@ -86,20 +86,22 @@ pub struct McpTools {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SkippedTool {
-    /// The server's name for the tool, with at most 4 KiB.
+    /// The server's name for the tool, cut at 4 KiB.
     pub name: String,
     /// The reason, for example an unusable schema.
     pub reason: String,
 }
 
 impl McpClient {
-    /// Creates a client of a program that is started and then used over its standard input and output. The program is a
-    /// path, or a name that is looked up in the way a shell does.
+    /// Returns the settings of a client whose server is a program. The client starts the program and communicates with
+    /// it through its standard input and output. The program is given as a path, or as a name that is looked up in the
+    /// way a shell does.
     pub fn stdio(program: impl Into<OsString>) -> McpBuilder {
         McpBuilder::program(program.into())
     }
 
-    /// Creates a client of a server at this URL, with the transport that the protocol calls streamable HTTP.
+    /// Returns the settings of a client whose server is at this URL. The client uses the transport that the protocol
+    /// calls streamable HTTP.
     pub fn http(url: impl Into<String>) -> McpBuilder {
         McpBuilder::http(url.into())
     }
@@ -127,11 +129,11 @@ impl McpClient {
         Ok(tool::tools(&self.0, self.0.list().await?))
     }
 
-    /// Adopts each changed list of tools for this session. Between two runs, the session's tools of this server are
-    /// replaced by the new ones. During a run, the tools never change.
+    /// Keeps the session's tools of this server up to date. When the server's list of tools changes, the new tools
+    /// replace the old ones between two runs. During a run, the tools never change.
     ///
-    /// This needs a tokio runtime. It ends when the session ends or when the client and its tools are dropped, and does
-    /// not keep the session open.
+    /// This starts a task on the tokio runtime. The task ends when the session ends or when the client and its tools
+    /// are dropped, and does not keep the session open.
     ///
     /// # Panics
     ///
@@ -140,7 +142,8 @@ impl McpClient {
         follow::follow(&self.0, session);
     }
 
-    /// Closes the connection, and waits until a program and the processes that it started have ended. Later calls fail.
+    /// Closes the connection. If the server is a program, waits until the program and the processes that it started
+    /// have ended. Later calls fail.
     ///
     /// # Cancel safety
     ///

@@ -90,7 +90,7 @@ fn fail(span: &Span, kind: &str, description: &str) {
 }
 
 /// Returns a count as a signed number. The bridge to OpenTelemetry turns unsigned numbers into text, because
-/// OpenTelemetry has none.
+/// OpenTelemetry has no unsigned numbers.
 fn count(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }

@@ -17,7 +17,7 @@ use super::{
     settings::{HttpTarget, ProgramStart, Selection, Settings, Transport},
 };
 
-/// Settings of an [`McpClient`], made by [`McpClient::stdio`] or [`McpClient::http`].
+/// The settings of an [`McpClient`], created by [`McpClient::stdio`] or [`McpClient::http`].
 #[must_use = "a client is made by `connect`"]
 pub struct McpBuilder {
     name: Option<String>,
@@ -69,13 +69,13 @@ impl McpBuilder {
         self
     }
 
-    /// Adds arguments of the program.
+    /// Adds arguments to the command line of the program.
     pub fn args(self, arguments: impl IntoIterator<Item = impl Into<OsString>>) -> Self {
         self.on_program("args", |start| start.arguments.extend(arguments.into_iter().map(Into::into)))
     }
 
-    /// Adds a variable to the program's environment. The program also inherits the variables of the process. The value
-    /// is a secret: it does not appear in logs, events and errors.
+    /// Adds a variable to the program's environment. The program also inherits the variables of the application's
+    /// process. The value is a secret: it does not appear in logs, events and errors.
     pub fn env(self, name: impl Into<OsString>, value: impl Into<String>) -> Self {
         self.on_program("env", |start| start.environment.push((name.into(), value.into())))
     }
@@ -119,7 +119,7 @@ impl McpBuilder {
         self
     }
 
-    /// Offers only these tools, by the server's names. Without this, all tools are offered.
+    /// Offers only these tools, which are given by the server's names. By default, all tools are offered.
     pub fn allow(mut self, tools: impl IntoIterator<Item = impl Into<String>>) -> Self {
         self.selection.allowed.get_or_insert_default().extend(tools.into_iter().map(Into::into));
         self
@@ -131,13 +131,13 @@ impl McpBuilder {
         self
     }
 
-    /// Lets every use of these tools wait for an approval. The names are the server's.
+    /// Requires an approval for every use of these tools, which are given by the server's names.
     pub fn approve(mut self, tools: impl IntoIterator<Item = impl Into<String>>) -> Self {
         self.selection.approved.extend(tools.into_iter().map(Into::into));
         self
     }
 
-    /// Lets every use of every tool wait for an approval.
+    /// Requires an approval for every use of every tool.
     pub fn approve_all(mut self) -> Self {
         self.selection.approve_all = true;
         self
@@ -147,11 +147,11 @@ impl McpBuilder {
     ///
     /// # Errors
     ///
-    /// A setting is invalid, the server can't be reached, requires an authorization, or does not answer in time.
+    /// A setting is invalid, or the server can't be reached, requires an authorization, or does not answer in time.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, the connection is closed and a program is killed.
+    /// If the future is dropped, the connection is closed. If the server is a program, it is killed.
     ///
     /// # Panics
     ///

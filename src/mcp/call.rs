@@ -26,7 +26,7 @@ use super::{
 };
 use crate::tool::{ToolContext, ToolOutput, within};
 
-/// The time between two reports of progress.
+/// The shortest time between two reports of progress.
 const REPORT_EVERY: Duration = Duration::from_millis(100);
 
 /// How long sending a cancellation may take.
@@ -45,7 +45,7 @@ pub(super) async fn call(
     };
     let limit = server.settings().total_limit;
     let params = CallToolRequestParams::new(tool.to_owned()).with_arguments(arguments);
-    // The rounds and the wait for a task need a large future.
+    // The future is boxed because the rounds of questions and the wait for a task make it large.
     let called = within(limit, Box::pin(answered(server, params, &context)), &context).await;
     called.unwrap_or_else(|| Err(McpError::TimedOut { server: server.settings().name.clone(), limit }))
 }
@@ -113,7 +113,7 @@ enum Unanswered {
     Failed(ServiceError),
 }
 
-/// Waits for the answer, and forwards the progress meanwhile.
+/// Waits for the answer, and forwards the reports of progress that arrive before it.
 async fn wait(
     server: &Server,
     connection: &Connection,

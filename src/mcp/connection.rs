@@ -136,7 +136,7 @@ impl Notified {
     }
 }
 
-/// Returns what the client offers to servers: answers to questions, and waiting for tasks.
+/// Returns the capabilities that the client declares to servers: it answers questions and waits for tasks.
 fn capabilities() -> ClientCapabilities {
     let mut capabilities = ClientCapabilities::default();
     let elicitation = ElicitationCapability::new();
@@ -213,7 +213,7 @@ impl Connection {
             return;
         }
         let peer = self.peer().clone();
-        // The task ends with the connection, which ends the subscription.
+        // The task ends with the connection, and then the subscription ends.
         tokio::spawn(async move {
             let filter = SubscriptionFilter::builder().tools_list_changed().build();
             match peer.listen(filter).await {
@@ -249,14 +249,14 @@ impl Connection {
         has_ended || self.peer().is_transport_closed()
     }
 
-    /// Sends the call its progress and its questions until the result is dropped.
+    /// Forwards progress and questions of the server to the call until the returned guard is dropped.
     pub(super) fn route(&self, call: RunningCall) -> impl Drop + use<> {
         let (calls, id) = (Arc::clone(&self.service.service().calls), call.id.clone());
         lock(&calls).push(call);
         Route { calls, id }
     }
 
-    /// Returns what is known about the end of the connection, as the end of an error's text.
+    /// Returns what is known about the end of the connection, for the end of an error's text.
     pub(super) async fn ending(&self) -> String {
         self.carrier.ending().await
     }
@@ -313,7 +313,7 @@ pub(super) fn reason(error: &ClientInitializeError) -> String {
     clip(&text, LONGEST).into_owned()
 }
 
-/// Waits for a program's end for a short time.
+/// Waits for a program's end for at most [`SOON`].
 pub(super) async fn soon(end: impl Future<Output = String>) -> Option<String> {
     timeout(SOON, end).await.ok()
 }

@@ -1,4 +1,4 @@
-//! Adopts changed lists of tools.
+//! Replaces a session's tools when the server's list of tools changes.
 
 use std::{
     borrow::Cow,
@@ -23,12 +23,12 @@ use crate::{
 /// How long to wait after a change before the list is read, so that many changes in a row cost one list.
 const SETTLE: Duration = Duration::from_millis(200);
 
-/// How long to wait after a failed attempt. This doubles with each further failure, up to [`LONGEST_RETRY`].
+/// How long to wait after a failed attempt. The time doubles with each further failure, up to [`LONGEST_RETRY`].
 const RETRY: Duration = Duration::from_secs(5);
 
 const LONGEST_RETRY: Duration = Duration::from_mins(5);
 
-/// The shortest time after which a list is read again because it is not valid any longer.
+/// The shortest time after which an expired list is read again, even if the server sets a shorter one.
 const SHORTEST_TTL: Duration = Duration::from_secs(1);
 
 pub(super) fn follow(server: &Arc<Server>, session: &Session) {
@@ -45,7 +45,7 @@ pub(super) fn follow(server: &Arc<Server>, session: &Session) {
     });
 }
 
-/// Adopts changes until the server or the session is gone, and then returns `None`.
+/// Applies changes until the server or the session is gone, and then returns `None`.
 async fn adopt_changes(
     server: &Weak<Server>,
     session: &WeakSession,
@@ -56,7 +56,8 @@ async fn adopt_changes(
         match ttl {
             None => changes.changed().await.ok()?,
             Some(ttl) => {
-                // A lost server is not connected again for this. The next connection counts as a change.
+                // Reading an expired list is not a reason to reconnect a lost server. The next connection counts as a
+                // change.
                 if timeout(ttl, changes.changed()).await.is_err() && !server.upgrade()?.is_connected().await {
                     changes.changed().await.ok()?;
                 }
@@ -89,7 +90,7 @@ async fn adopt_changes(
 /// The tools of a server that still exist.
 struct Known {
     addresses: BTreeSet<usize>,
-    /// Keeps the addresses from being used for other tools.
+    /// The tools themselves, so that no other tool gets one of the addresses.
     _tools: Vec<Arc<dyn Tool>>,
 }
 
@@ -122,7 +123,7 @@ async fn adopt(session: &WeakSession, server: &Server, tools: Arc<[Arc<dyn Tool>
         });
         match adopted.await {
             Ok(()) => return Some(()),
-            // A prompt was faster.
+            // A prompt has started another run. Wait again until the session is idle.
             Err(error) if error.is_busy() => {}
             Err(error) => {
                 tracing::debug!(%error, "changed tools are not adopted");
@@ -132,7 +133,7 @@ async fn adopt(session: &WeakSession, server: &Server, tools: Arc<[Arc<dyn Tool>
     }
 }
 
-/// Returns everything in which two lists can differ.
+/// Returns all parts of a tool's declaration, for the comparison of two lists.
 fn declared(tool: &Arc<dyn Tool>) -> (&str, Cow<'_, str>, &Schema, bool) {
     (tool.name(), tool.description(), tool.schema(), tool.requires_approval())
 }

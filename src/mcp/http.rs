@@ -66,7 +66,7 @@ pub(super) fn transport(
 /// Returns whether the server answered with the status 401.
 pub(super) fn is_unauthorized(error: &(dyn std::error::Error + 'static)) -> bool {
     match error.downcast_ref::<Failure>() {
-        // rmcp reports a status without a challenge only as text.
+        // If the response has no challenge, rmcp reports the status only as text.
         Some(Failure::UnexpectedServerResponse(text)) => text.starts_with("HTTP 401"),
         Some(Failure::AuthRequired(_)) => true,
         _ => false,
@@ -83,7 +83,7 @@ pub(super) struct Observed {
 }
 
 impl Observed {
-    /// Returns the reason why a stream of events ended, as the end of an error's text.
+    /// Returns the reason why a stream of events ended, for the end of an error's text.
     pub(super) fn ending(&self) -> String {
         lock(&self.failure).as_ref().map_or_else(String::new, |failure| format!(": {failure}"))
     }

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 const LONGEST: usize = 128;
 
 /// Returns the name of each tool, `SERVER__TOOL`, in the order of `tools`. The result for a tool does not depend on the
-/// order of the others. A tool has no name if an equal tool stands before it.
+/// order of the others. A tool has no name if an earlier tool in the list equals it.
 pub(super) fn names(server: &str, tools: &[&str]) -> Vec<Option<String>> {
     let plain: Vec<_> = tools.iter().map(|tool| format!("{server}__{tool}")).collect();
     let mut uses = BTreeMap::<String, BTreeSet<&str>>::new();
@@ -16,7 +16,8 @@ pub(super) fn names(server: &str, tools: &[&str]) -> Vec<Option<String>> {
     let mut taken = BTreeSet::new();
     let name = |whole: &String| {
         let name = replaced(whole);
-        // A name without replaced characters is unique. The others of the same form get a checksum.
+        // A name without replaced characters is unique. If other names become equal to it or to each other, they get a
+        // checksum.
         let collides = uses[&name].len() > 1 && name != *whole;
         let name = if collides || name.len() > LONGEST { marked(&name, whole) } else { name };
         taken.insert(name.clone()).then_some(name)
@@ -24,7 +25,7 @@ pub(super) fn names(server: &str, tools: &[&str]) -> Vec<Option<String>> {
     plain.iter().map(name).collect()
 }
 
-/// Returns the name with every character replaced that services refuse.
+/// Replaces each character of the name that services refuse.
 fn replaced(name: &str) -> String {
     let good = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
     name.chars().map(|c| if good(c) { c } else { '_' }).collect()

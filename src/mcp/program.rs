@@ -93,7 +93,7 @@ impl Program {
         self.process.ended().await;
     }
 
-    /// Returns how the program ended and its last lines of standard error, as the end of an error's text.
+    /// Returns how the program ended and the last lines of its standard error, for the end of an error's text.
     pub(super) async fn words(&self) -> String {
         if let Some(reason) = self.closed.get() {
             return format!(": {reason}");

@@ -1,4 +1,4 @@
-//! Decides when a lost server is connected again. The caller supplies the time.
+//! Decides when the client connects again to a lost server. The caller supplies the time.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -8,7 +8,7 @@ const FIRST: Duration = Duration::from_millis(500);
 /// The longest delay.
 const LONGEST: Duration = Duration::from_secs(30);
 
-/// A program that ends this often within [`WINDOW`] is not started again.
+/// A program that ends this many times within [`WINDOW`] is not started again.
 const EXITS: usize = 3;
 
 const WINDOW: Duration = Duration::from_mins(1);

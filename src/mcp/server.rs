@@ -1,4 +1,4 @@
-//! A server with the connection in use, which is made again when it was lost.
+//! A server and its current connection. If the connection is lost, the next request makes a new one.
 
 use std::{
     sync::{Arc, Mutex, Weak},
@@ -39,7 +39,7 @@ pub(super) struct Server {
     slot: AsyncMutex<Slot>,
     changes: watch::Sender<u64>,
     since: Instant,
-    /// The tools that were made and are still in use, to recognise them in a session.
+    /// The tools that were created for this server, to recognise them in a session.
     pub(super) offered: Mutex<Vec<Weak<dyn Tool>>>,
 }
 
@@ -53,7 +53,7 @@ struct Slot {
 /// A list of tools.
 #[derive(Default)]
 pub(super) struct Listed {
-    /// The tools as the server sent them. A tool that can't be read is only named.
+    /// The tools as the server sent them. For a tool that can't be read, its name and the reason.
     pub(super) tools: Vec<Result<WireTool, (String, String)>>,
     /// How long the list is valid, if the server limits this.
     pub(super) ttl: Option<Duration>,
@@ -61,7 +61,7 @@ pub(super) struct Listed {
 
 impl Listed {
     fn limit_ttl(&mut self, milliseconds: Option<u64>) {
-        // Zero only forbids keeping the list, so there is no time after which it should be read again.
+        // Zero only forbids caching the list. It does not request that the list is read again.
         if let Some(milliseconds @ 1..) = milliseconds {
             let ttl = Duration::from_millis(milliseconds);
             self.ttl = Some(self.ttl.map_or(ttl, |other| other.min(ttl)));
@@ -200,7 +200,7 @@ impl Server {
                     listed.tools.extend(page.tools.into_iter().map(Ok));
                     page.next_cursor
                 }
-                // One tool that can't be read makes the whole page another kind of result.
+                // If rmcp can't read one of the tools, it returns the whole page as a custom result.
                 ServerResult::CustomResult(page) => {
                     let tools = page.0.get("tools").and_then(|tools| tools.as_array());
                     let tools = tools.ok_or_else(|| self.refused("its answer is not a list of tools"))?;
@@ -220,7 +220,7 @@ impl Server {
         Err(self.refused("its list of tools has more than 100 pages"))
     }
 
-    /// Closes the connection for good, and waits until a program has ended.
+    /// Closes the connection for good. If the server is a program, waits until it has ended.
     pub(super) async fn close(&self) {
         let connection = {
             let mut slot = self.slot.lock().await;

@@ -19,7 +19,7 @@ use crate::{
     tool::{ToolContext, ToolOutput, within},
 };
 
-/// The time between two requests for a task's state, if the server names none.
+/// The time between two requests for a task's state, if the server does not specify one.
 const INTERVAL: Duration = Duration::from_secs(1);
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(100);
 const LONGEST_INTERVAL: Duration = Duration::from_secs(30);

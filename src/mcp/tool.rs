@@ -18,7 +18,8 @@ use crate::{
     tool::{Schema, Tool, ToolContext, ToolError, ToolOutput, ToolSet},
 };
 
-/// The time by which the limit of the agent is longer than the client's own, whose error names the reason.
+/// The time by which the agent's limit exceeds the client's own limit. The client's limit then applies first, and its
+/// error names the reason.
 const SLACK: Duration = Duration::from_secs(10);
 
 struct McpTool {
@@ -59,7 +60,7 @@ impl Tool for McpTool {
     }
 }
 
-/// Returns the tools of a list that can be used, and the others with the reason.
+/// Returns the usable tools of a list, and the unusable tools with the reasons.
 pub(super) fn tools(server: &Arc<Server>, listed: Listed) -> McpTools {
     let settings = server.settings();
     let selection = &settings.selection;
@@ -83,7 +84,7 @@ pub(super) fn tools(server: &Arc<Server>, listed: Listed) -> McpTools {
             Ok(_) => {}
         }
     }
-    // Renamed tools have names of the application's choice, which count before all others.
+    // The application chose the names of renamed tools, so these names take precedence over all others.
     let is_renamed = |tool: &WireTool| selection.renamed.contains_key(&*tool.name);
     let plain: Vec<&str> = found.iter().filter(|tool| !is_renamed(tool)).map(|tool| &*tool.name).collect();
     let mut given = names(&settings.name, &plain).into_iter();

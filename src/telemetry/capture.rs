@@ -9,7 +9,7 @@ const MAX: usize = 16 * 1024;
 
 type Redaction = dyn Fn(CapturedContent, String) -> String + Send + Sync;
 
-/// The content that spans record. By default, they record none.
+/// The content that spans record. By default, spans record no content.
 ///
 /// Each attribute is JSON text. It is passed to the redaction function, and then cut at 16 KiB, so a long attribute is
 /// not valid JSON.

@@ -49,7 +49,7 @@ pub(super) const RETRY_AFTER: &str = "omni.retry_after";
 /// The delay in seconds before the repetition of a request.
 pub(super) const RETRY_DELAY: &str = "omni.retry_delay";
 pub(super) const DECISION: &str = "omni.decision";
-/// Whether nobody has decided, so that the decision for the pause's expiry applies.
+/// Whether a pause has expired without a decision, so that its expiry decision applies.
 pub(super) const EXPIRED: &str = "omni.expired";
 
 // ---- attributes with content ----
@@ -73,7 +73,7 @@ pub(super) const CANCELLED: &str = "cancelled";
 pub(super) struct Differences {
     /// The attribute for the input tokens that were written to the cache.
     pub(super) cache_write: &'static str,
-    /// Whether a run's span has the provider and the counts of both caches.
+    /// Whether a run's span has the provider, and the counts of tokens read from and written to the cache.
     pub(super) run_has_provider: bool,
 }
 
@@ -86,7 +86,7 @@ impl Convention {
     }
 }
 
-/// The providers whose names differ in the conventions: the name here, and the well-known name.
+/// The providers with another name in the conventions: the name in this crate, and the well-known name.
 const PROVIDERS: &[(&str, &str)] =
     &[("alibaba", "alibaba_cloud"), ("google", "gcp.gemini"), ("moonshot", "moonshot_ai"), ("zai", "z_ai")];
 

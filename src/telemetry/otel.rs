@@ -39,7 +39,7 @@ pub struct OtelRecorder {
     first_chunk: Histogram<f64>,
     per_chunk: Histogram<f64>,
     usage: Usage,
-    /// The instruments of the latest convention alone.
+    /// The instruments that only the latest convention has.
     runs: Option<RunInstruments>,
 }
 
@@ -117,13 +117,13 @@ impl OtelRecorder {
     }
 }
 
-/// Creates a histogram of durations: 0.01 s, doubling up to 81.92 s.
+/// Creates a histogram of durations. Its bucket bounds start at 0.01 s and double up to 81.92 s.
 fn seconds(meter: &Meter, name: &'static str, description: &'static str) -> Histogram<f64> {
     let histogram = meter.f64_histogram(name).with_unit("s").with_description(description);
     histogram.with_boundaries(powers(0.01, 2.0)).build()
 }
 
-/// Returns 14 bounds of buckets.
+/// Returns 14 bucket bounds: `first`, and each next one multiplied by `factor`.
 fn powers(first: f64, factor: f64) -> Vec<f64> {
     iter::successors(Some(first), |bound| Some(bound * factor)).take(14).collect()
 }

@@ -5,9 +5,9 @@ use std::time::Duration;
 use super::settings::recorder;
 use crate::{panics::contained, setters::setters};
 
-/// Records metrics. An application implements it to send metrics to a system of its choice. With the feature
+/// Records metrics. An application implements this trait to send metrics to a system of its choice. With the feature
 /// `otel-metrics`, [`OtelRecorder`](https://docs.rs/omni-agent/latest/omni_agent/telemetry/struct.OtelRecorder.html)
-/// implements it for OpenTelemetry.
+/// implements the trait for OpenTelemetry.
 ///
 /// The methods are called at the end of each operation, on the task that performed it, so they must not block. If a
 /// method panics, the panic is logged, and the operation continues.
@@ -105,7 +105,7 @@ pub struct RequestMetrics<'a> {
     pub duration: Duration,
     /// The time from the request to the first content.
     pub time_to_first_chunk: Option<Duration>,
-    /// The times between a piece of content and the next piece.
+    /// The time from each piece of content to the next one.
     pub chunk_intervals: &'a [Duration],
     /// The tokens and the cost.
     pub tokens: Tokens,

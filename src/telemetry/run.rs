@@ -116,7 +116,7 @@ impl RunTrace {
         }
     }
 
-    /// Links the run to the span of the caller whose staged prompt is used now.
+    /// Links the run's span to the span of the caller whose staged prompt now starts a turn.
     pub(crate) fn taken(&mut self, prompt: &str) {
         let caller = self.unstaged(prompt);
         self.span.follows_from(caller.id());

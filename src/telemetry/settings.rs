@@ -97,12 +97,12 @@ impl fmt::Debug for Settings {
 #[error("telemetry is already configured: call `telemetry::configure` once, before the first run")]
 pub struct AlreadyConfigured(());
 
-/// Sets the settings of telemetry for this process.
+/// Configures telemetry for this process.
 ///
 /// # Errors
 ///
-/// [`AlreadyConfigured`] if the settings are in use. They can't be changed, because spans of one trace would have
-/// different names.
+/// [`AlreadyConfigured`] if settings are already in use. They can't be changed, because the spans of one trace would
+/// then have different names.
 pub fn configure(settings: Settings) -> Result<(), AlreadyConfigured> {
     let convention = settings.convention.unwrap_or_else(Convention::from_env);
     SETTINGS.set(settings.with_convention(convention)).map_err(|_| AlreadyConfigured(()))

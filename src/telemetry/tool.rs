@@ -50,7 +50,7 @@ impl ToolTrace {
         &self.span
     }
 
-    /// Records content if it is captured. `text` makes its JSON.
+    /// Records content if it is captured. Only then, `text` is called to encode the content as JSON.
     pub(crate) fn capture(&self, content: CapturedContent, text: impl FnOnce() -> String) {
         if self.span.is_disabled() || !captures().wants(content) {
             return;

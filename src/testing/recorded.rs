@@ -28,7 +28,7 @@ use crate::{
 /// The variable that selects the [`Recording`].
 const VARIABLE: &str = "OMNI_RECORD";
 
-/// The time for which a replayed response waits after its last delta if it was dropped there when it was recorded.
+/// How long a replayed response waits after its last delta if the recorded response was dropped at that point.
 const DROPPED: Duration = Duration::from_mins(1);
 
 /// The treatment of requests by a [`Recorded`] provider.
@@ -65,17 +65,18 @@ impl Recording {
 /// A provider that records the exchanges of another provider in a file, and later answers from the file without a
 /// network and without a key.
 ///
-/// The file has one line of JSON per request: the request, the deltas of its answer with their delays, and the error, if
-/// the exchange failed. The lines are sorted by request, so the file is the same if parallel agents finish in another
-/// order. It belongs into the repository, next to the test.
+/// The file has one line of JSON per request: the request, the deltas of its answer with their delays, and the error,
+/// if the exchange failed. The lines are sorted by request, so the file stays the same if parallel agents finish in a
+/// different order. Commit the file to the repository, next to the test.
 ///
-/// A request is answered if the file has an equal request. Requests are compared by the model's id, the system prompt,
-/// the messages, the tool declarations and the options. Ids, timestamps, provider data and data of the application are
-/// not compared. Equal requests are answered in their order. If no request of the file is equal, the request fails with
-/// [`ErrorKind::InvalidRequest`]. The error shows the nearest request of the file, and the first difference.
+/// A request is answered from the file if the file contains an equal request. Requests are compared by the model's id,
+/// the system prompt, the messages, the tool declarations and the options. Ids, timestamps, provider data and the
+/// application's data are not compared. If the file has several equal requests, their answers are used in the recorded
+/// order. If no request of the file is equal, the request fails with [`ErrorKind::InvalidRequest`]. The error shows the
+/// nearest request of the file, and the first difference.
 ///
-/// The key and the headers of a request are never written. If another text of the exchange contains one of them, this
-/// text is changed too. [`scrub`](Self::scrub) removes other secrets.
+/// The key and the headers of a request are never written. If one of them occurs in another text of the exchange, it is
+/// removed there too. [`scrub`](Self::scrub) removes other secrets.
 ///
 /// Clones, and the instances that the provider opens for conversations, share one recording. Use one file per test,
 /// because each recording replaces its file.
@@ -112,19 +113,19 @@ pub struct Recorded {
 }
 
 impl Recorded {
-    /// Wraps a provider. The file is read at the first request, and errors of the file are errors of the request.
+    /// Wraps a provider. The file is read at the first request. If the file can't be read, the request fails.
     pub fn new(provider: impl Provider, path: impl Into<PathBuf>, recording: Recording) -> Self {
         Self::shared(Arc::new(provider), path, recording)
     }
 
-    /// Wraps a provider that others use too, such as the [provider of a model](Model::provider).
+    /// Wraps a provider that is shared, such as the [provider of a model](Model::provider).
     pub fn shared(provider: Arc<dyn Provider>, path: impl Into<PathBuf>, recording: Recording) -> Self {
         let cassette = Arc::new(Cassette::new(path.into(), recording));
         Self { provider, rules: Arc::default(), cassette }
     }
 
-    /// Ignores parts of requests, such as `/system` or `/options/metadata`. Each part is given as a JSON pointer into
-    /// the `request` of a line. It is neither written nor compared.
+    /// Ignores parts of requests, such as `/system` or `/options/metadata`. Ignored parts are neither written nor
+    /// compared. Each pointer is a JSON pointer into the member `request` of a line.
     pub fn ignoring<T: Into<String>>(mut self, pointers: impl IntoIterator<Item = T>) -> Self {
         Arc::make_mut(&mut self.rules).ignored.extend(pointers.into_iter().map(Into::into));
         self
@@ -140,8 +141,8 @@ impl Recorded {
         self
     }
 
-    /// Replays answers with the delays with which they were recorded. Without this, all deltas arrive at once. On paused
-    /// time, the delays cost nothing.
+    /// Replays answers with their recorded delays. By default, all deltas arrive at once. On paused time, the delays
+    /// cost nothing.
     pub fn in_real_time(mut self) -> Self {
         Arc::make_mut(&mut self.rules).is_in_real_time = true;
         self
@@ -152,8 +153,8 @@ impl Recorded {
         Model::new(Arc::new(self.clone()), id)
     }
 
-    /// Returns the same model, whose requests use this provider. The model keeps its facts, its retry policy and the key
-    /// of its registry.
+    /// Returns a copy of the model whose requests use this provider. The copy keeps the model's facts, its retry policy
+    /// and the key from its registry.
     pub fn wrap(&self, model: &Model) -> Model {
         model.through(Arc::new(self.clone()))
     }
@@ -162,7 +163,7 @@ impl Recorded {
     ///
     /// # Errors
     ///
-    /// Fails if the file can't be read, like a request.
+    /// Fails if the file can't be read.
     pub fn unused(&self) -> Result<usize, ProviderError> {
         self.cassette.unused(&self.rules)
     }
@@ -232,7 +233,7 @@ impl Recorded {
                     return Some((Ok(next.delta), Some(deltas)));
                 }
                 if dropped {
-                    // The reader of the recorded response has dropped it here. The reader of the replay gets the time to
+                    // When the response was recorded, its reader dropped it here. Give the reader of the replay time to
                     // do the same.
                     let _ = timeout(DROPPED, std::future::pending::<()>()).await;
                     return Some((Err(path.dropped()), None));

@@ -19,7 +19,7 @@ pub(super) struct Rules {
     pub(super) is_in_real_time: bool,
 }
 
-/// The members of a message that are not compared. Services receive none of them, except for provider data.
+/// The members of a message that are not compared. Of these, services receive only the provider data.
 const NOT_COMPARED: [&str; 4] = ["timestamp", "provider_data", "id", "app_data"];
 
 impl Rules {
@@ -110,7 +110,7 @@ fn without_private_parts(mut message: Value) -> Value {
     message
 }
 
-/// Removes the application's notes from attachments, also from those of tool results.
+/// Removes the application's metadata from attachments, including the attachments of tool results.
 fn without_metadata(holder: &mut Value) {
     let Some(blocks) = holder.get_mut("content").and_then(Value::as_array_mut) else { return };
     for block in blocks {

@@ -4,9 +4,9 @@ use serde_json::Value;
 
 use crate::text::{clip, start};
 
-/// The maximum number of bytes of a shown value.
+/// The maximum number of bytes that are shown of a value.
 const SHOWN: usize = 120;
-/// The number of bytes before the first difference of two texts that are shown.
+/// The number of bytes that are shown before the first difference of two texts.
 const BEFORE: usize = 40;
 
 /// The differences between two values.
@@ -14,7 +14,7 @@ const BEFORE: usize = 40;
 pub(super) struct Difference {
     /// The number of members and items that differ.
     pub(super) count: usize,
-    /// The description of the first of them.
+    /// The description of the first difference.
     pub(super) first: String,
 }
 

@@ -10,8 +10,8 @@ use super::{
 };
 use crate::provider::{Delta, ErrorKind, ProviderError, Secret};
 
-/// Records one exchange. If it is dropped before the end, the answer is recorded as dropped, unless the answer has its
-/// stop reason already.
+/// Records one exchange. If the recorder is dropped before the end, the answer is recorded as dropped, unless its stop
+/// reason has already arrived.
 pub(super) struct Recorder {
     cassette: Arc<Cassette>,
     rules: Arc<Rules>,
@@ -42,7 +42,7 @@ impl Recorder {
         self.deltas.push(TimedDelta { after, delta: delta.clone() });
     }
 
-    /// Writes the exchange, which ended with this error or without one.
+    /// Writes the exchange, which ended with this error, or successfully if `error` is `None`.
     pub(super) fn end(&mut self, error: Option<&ProviderError>) -> Result<(), ProviderError> {
         self.write(error.cloned(), false)
     }
@@ -62,7 +62,7 @@ impl Recorder {
         self.cassette.add(&self.rules, self.number, &self.secrets, make)
     }
 
-    /// Returns the milliseconds since the last call.
+    /// Returns the milliseconds since the last call of this method.
     fn lap(&mut self) -> u64 {
         let now = Instant::now();
         let millis = now.duration_since(mem::replace(&mut self.last, now)).as_millis();

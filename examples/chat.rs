@@ -362,7 +362,7 @@ fn text_of(prompt: &Prompt) -> String {
     prompt.content.0.iter().filter_map(|block| block.as_text()).collect()
 }
 
-/// Returns a line on who decided what.
+/// Returns a line that states who made which decision.
 fn decision_line(decided: &Decided) -> String {
     let what = match &decided.decision {
         Decision::Execute => "allowed",

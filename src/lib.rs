@@ -33,6 +33,7 @@
 //! | [`manager`] | many sessions by id |
 //! | `mcp` | tools of servers of the Model Context Protocol; needs the feature `mcp` |
 //! | `web` | a manager behind HTTP, as an axum router; needs the feature `web` |
+//! | `serve` | a manager as an agent for editors, over the Agent Client Protocol; needs the feature `acp` |
 //!
 //! The [`guides`] explain the layers step by step, beginning with [getting started](guides::getting_started).
 //!
@@ -85,7 +86,7 @@
 //! | `http` | yes | the HTTP endpoints: Anthropic, OpenAI, Google, Ollama, OpenRouter, Groq, Moonshot, Z.ai, Alibaba, OpenCode, and every service compatible with one of them |
 //! | `sqlite` | no | conversations in one SQLite file; SQLite is compiled in, which needs a C compiler |
 //! | `postgres` | no | conversations in PostgreSQL, for several machines |
-//! | `acp` | no | coding agents that speak the Agent Client Protocol, as programs: [`AcpBackend`](https://docs.rs/omni-agent/latest/omni_agent/provider/backend/acp/struct.AcpBackend.html); and a manager as such an agent, for editors: [`serve::acp`](https://docs.rs/omni-agent/latest/omni_agent/serve/acp/index.html) |
+//! | `acp` | no | the Agent Client Protocol. Coding agents as backends: [`AcpBackend`](https://docs.rs/omni-agent/latest/omni_agent/provider/backend/acp/struct.AcpBackend.html). A manager as an agent for editors: [`serve::acp`](https://docs.rs/omni-agent/latest/omni_agent/serve/acp/index.html) |
 //! | `mcp` | no | tools of servers of the Model Context Protocol: [`mcp`](https://docs.rs/omni-agent/latest/omni_agent/mcp/index.html) |
 //! | `schema` | no | JSON Schemas of updates and commands, for clients in other languages: [`schema`](https://docs.rs/omni-agent/latest/omni_agent/schema/index.html) |
 //! | `web` | no | a manager behind HTTP, as an axum router, with streams for the AI SDK and AG-UI: [`web`](https://docs.rs/omni-agent/latest/omni_agent/web/index.html) |

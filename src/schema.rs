@@ -5,8 +5,8 @@
 //! same two documents as `schema/updates.json` and `schema/commands.json`. Programs that generate types for a client can
 //! read these files. `schema/openapi.json` is the OpenAPI document of the routes of feature `web`.
 //!
-//! The documents are JSON Schema 2020-12. Each type is an entry of `$defs`, such as `#/$defs/SessionUpdate`. The
-//! documents themselves accept each of their main types.
+//! The documents are JSON Schema 2020-12. Each type is an entry of `$defs`, such as `#/$defs/SessionUpdate`. A whole
+//! document, used as a schema, accepts a value of any of its main types.
 //!
 //! Within a minor version of the crate, the schemas only grow: types, members and alternatives are added, and none is
 //! removed or changed. Objects therefore accept members that the schema does not list, and a client ignores unknown

@@ -104,15 +104,15 @@ pub struct Pause {
     /// Whether `handle_tool_use` has replaced the input, so that it is not the model's.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub input_replaced: bool,
-    /// The reason for the pause, in a format that the application defines. If the pause has no other reason than that
-    /// the tool needs an approval, this is the text `needs approval`. If a running tool asks, this is its question.
+    /// The reason for the pause, in a format that the application defines. If the tool merely needs an approval, this
+    /// is the text `needs approval`. If a running tool asks, this is its question.
     pub reason: Value,
     /// The time limit of the pause, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expiry: Option<Box<Expiry>>,
-    /// The id of the tool use whose running tool asks a question. The tool use in the pause then has this id with `?`
-    /// and a number behind it, so that an answer never applies to a later question of the same call. `None` if the
-    /// pause is about whether a tool may run.
+    /// The id of the tool use whose running tool asks a question. The tool use in the pause then has this id, followed
+    /// by `?` and a number, so that an answer never applies to a later question of the same call. `None` if the pause
+    /// is about whether a tool may run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked_by: Option<ToolUseId>,
 }

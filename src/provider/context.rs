@@ -21,7 +21,7 @@ use crate::{message::ToolUse, sync::lock, telemetry::RequestScope, tool::Decisio
 #[derive(Clone, Debug, Default)]
 pub struct RequestContext {
     asking: Option<Arc<Asking>>,
-    /// What telemetry needs to know about the request. `None` if nobody listens.
+    /// The telemetry data of the request. `None` if nobody listens.
     scope: Option<Arc<RequestScope>>,
 }
 

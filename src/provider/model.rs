@@ -88,7 +88,7 @@ impl Model {
         Some(Self::of_registry(Arc::clone(provider), id.into(), catalogue.clone(), key.clone()))
     }
 
-    /// Returns the same model at another provider.
+    /// Returns a copy of the model that uses another provider.
     #[cfg(feature = "test-util")]
     pub(crate) fn through(&self, provider: Arc<dyn Provider>) -> Self {
         let name = format!("{}:{}", provider.name(), self.0.id);

@@ -1,4 +1,4 @@
-//! The telemetry of a request: what a response's stream tells about it.
+//! The telemetry of a request, collected from the stream of its response.
 
 mod content;
 
@@ -74,7 +74,7 @@ impl StreamTrace {
         if let Some(fold) = &mut self.fold
             && fold.apply(delta.clone()).is_err()
         {
-            // The reader of the stream reports the breach.
+            // The stream violates its contract. Its reader reports this, so the trace only stops collecting.
             self.fold = None;
         }
         if delta.is_content() {

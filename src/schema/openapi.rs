@@ -323,7 +323,8 @@ fn stream_events() -> Map<String, Value> {
     events.map(|(name, schema)| (name.to_owned(), schema)).collect()
 }
 
-/// Returns the new names of types that a server reads and writes in different forms: it accepts more than it writes.
+/// Returns new names for the types whose form in requests differs from the form in answers, because a server accepts
+/// more than it writes.
 fn renamed(inputs: &Map<String, Value>, outputs: &Map<String, Value>) -> BTreeMap<String, String> {
     let both = || inputs.iter().filter_map(|(name, input)| Some((name, input, outputs.get(name)?)));
     let mut renamed: BTreeMap<String, String> = BTreeMap::new();
@@ -363,7 +364,7 @@ fn rename(schema: &mut Value, names: &BTreeMap<String, String>) {
     }
 }
 
-/// Removes defaults that are `null`, which say no more than that the member may be absent.
+/// Removes defaults that are `null`, because they only repeat that the member may be absent.
 fn without_null_defaults(schema: &mut Value) {
     match schema {
         Value::Object(members) => {

@@ -1,8 +1,10 @@
 //! A manager's conversations as an agent of the [Agent Client Protocol](https://agentclientprotocol.com) (feature
 //! `acp`), for editors such as Zed.
 //!
-//! [`AcpAgent`] makes a program that an editor starts. The editor creates and loads sessions, sends prompts, shows text
-//! and tools as they arrive, asks its user about tools that need an approval, cancels, and chooses the model:
+//! [`AcpAgent`] serves an editor that has started the application's program. When the editor creates or opens a
+//! session, a function of the application gets a [`StartRequest`] and returns the session's agent. The editor creates
+//! and loads sessions, sends prompts, shows text and tools as they arrive, asks its user about tools that need an
+//! approval, cancels, and chooses the model:
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -29,10 +31,10 @@
 //! ```
 //!
 //! - **Output.** The standard output carries the protocol alone. Logs go to the standard error.
-//! - **Conversations.** A session is a conversation of the manager, with the same id. Its folder is the label
-//!   `omni.cwd`, or a checksum of the folder if the path is too long for a label. A list shows the conversations of one
-//!   folder, or all. The manager may close an idle session; the next prompt opens it again. A
-//!   new conversation is stored, and listed, after its first turn.
+//! - **Conversations.** A session is a conversation of the manager, with the same id. The conversation's label
+//!   `omni.cwd` contains the session's folder, or a checksum if the path is too long for a label. A list shows the
+//!   conversations of one folder, or all conversations. The manager may close an idle session; the next prompt opens it
+//!   again. A new conversation is stored, and listed, after its first turn.
 //! - **Prompts.** A prompt is answered at the end of its run. A prompt that arrives during a run is staged. Up to 16
 //!   prompts of a session can wait. A cancellation interrupts the run, which keeps the completed steps.
 //! - **Approvals.** Each tool use that waits for a decision is one question to the user, and all questions of a step
@@ -40,14 +42,14 @@
 //! - **The end.** If the editor closes the connection or ends, the runs of its prompts are interrupted. They keep their
 //!   completed steps, and other clients of the same manager can continue the conversations.
 //! - **MCP servers.** With feature `mcp`, the servers of the editor's settings are connected, and each use of their
-//!   tools waits for an approval, unless the agent's callbacks decide otherwise. A server that can't be used is an
-//!   error, and so is every server without the feature.
-//! - **Limits.** A message may have 32 MiB. A client that writes 1,000 lines that are not messages is disconnected. Up
-//!   to 64 requests can wait, and up to 1,000 sessions can be in use. A client that does not read its messages makes
-//!   the agent wait.
+//!   tools waits for an approval, unless the agent's callbacks decide otherwise. If a server can't be used, the session
+//!   is refused with an error. Without the feature, a session with any server is refused.
+//! - **Limits.** A message may be up to 32 MiB long. A client that writes 1,000 lines that are not messages is
+//!   disconnected. Up to 64 requests can wait, and up to 1,000 sessions can be in use. A client that does not read its
+//!   messages makes the agent wait.
 //!
 //! The services of editors are not used: files, terminals, and modes. Images and audio are accepted if one of the
-//! offered models accepts them, or if that is not known.
+//! offered models accepts them, or if it is unknown whether it does.
 
 mod content;
 mod entry;
@@ -96,7 +98,7 @@ pub struct StartRequest {
 }
 
 impl StartRequest {
-    /// Returns the tools of the MCP servers that the editor names. Empty without the feature `mcp`.
+    /// Returns the tools of the MCP servers that the editor names. Without the feature `mcp`, the list is empty.
     pub fn tools(&self) -> &[Arc<dyn Tool>] {
         &self.servers.tools
     }
@@ -107,7 +109,7 @@ impl StartRequest {
         &self.servers.clients
     }
 
-    /// Adopts changed lists of tools, if the session uses the tools.
+    /// Keeps the session's tools of the MCP servers up to date, if the session uses any of them.
     #[cfg_attr(not(feature = "mcp"), expect(clippy::unused_self, reason = "as with the feature"))]
     fn follow(&self, session: &Session, events: &SessionSubscription) {
         #[cfg(feature = "mcp")]
@@ -183,7 +185,7 @@ struct Settings {
 }
 
 impl Settings {
-    /// Returns whether one of the offered models accepts files of this type, or whether that is not known.
+    /// Returns whether one of the offered models accepts files of this type. If this is unknown, returns `true`.
     fn takes(&self, media_type: &str) -> bool {
         let registry = self.manager.registry_of_models();
         let takes = |name: &String| {
@@ -247,11 +249,11 @@ impl AcpAgent {
     ///
     /// # Errors
     ///
-    /// The input or output fails, or what the client sends is not the protocol.
+    /// The input or output fails, or the client sends a message that is too long or many lines that are not messages.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, the client is not served any more. Its runs continue.
+    /// If the future is dropped, the client is no longer served. The runs of its prompts continue.
     ///
     /// # Panics
     ///
@@ -264,7 +266,7 @@ impl AcpAgent {
         served
     }
 
-    /// Serves a client over other streams than the standard input and output.
+    /// Serves a client over streams other than the standard input and output.
     ///
     /// # Errors
     ///

@@ -96,9 +96,9 @@
 //!
 //! # Deletes and erasures
 //!
-//! Before a delete or an [erasure](Store::erase) is acknowledged, the store overwrites its pages with zeros (`secure_delete`) and
-//! empties the write-ahead log. So neither the file nor the log contains the deleted text afterwards. There are two
-//! exceptions:
+//! Before a delete or an [erasure](Store::erase) is acknowledged, the store overwrites the deleted data with zeros
+//! (`secure_delete`) and empties the write-ahead log. So neither the file nor the log contains the deleted text
+//! afterwards. There are two exceptions:
 //!
 //! - A reader that began before the delete, in this process or another, needs the old log. The delete waits for such
 //!   readers for a fifth of a second. If the readers take longer, the log is emptied by the first of these events: a

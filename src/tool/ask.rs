@@ -80,7 +80,7 @@ struct CallQuestions {
     open: usize,
     /// The time when the first of the open questions was asked.
     since: Option<Instant>,
-    /// The sum of the times that are over.
+    /// The sum of the periods that have ended.
     stood: Duration,
     waker: Option<Waker>,
 }
@@ -96,7 +96,8 @@ impl CallClock {
         Stopped(self)
     }
 
-    /// Returns the time during which the clock has stood still, without the questions that are open.
+    /// Returns the time during which the clock has stood still. A period in which a question is still open is not
+    /// included.
     pub(super) fn stood(&self) -> Duration {
         lock(&self.0).stood
     }

@@ -1,4 +1,4 @@
-//! A replay gives what the recorded exchange gave.
+//! A replay repeats the recorded exchange.
 
 use std::{fs, time::Duration};
 

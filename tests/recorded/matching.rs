@@ -1,4 +1,4 @@
-//! Which recorded request answers a request.
+//! The choice of the recorded answer for a request.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! No secret gets into a file.
+//! Recordings contain no secrets.
 
 use std::{env, fs, path::Path};
 

@@ -1,4 +1,4 @@
-//! Runs a test in a process of its own.
+//! Runs a test in a separate process.
 
 use std::{env, process::Command};
 

@@ -1,5 +1,5 @@
 //! Spans and metrics. `tracing` has one subscriber per process, and telemetry is configured once per process, so each
-//! test runs in a process of its own.
+//! test runs in a separate process.
 
 #![allow(clippy::unwrap_used, reason = "a test's unwrap is its failure")]
 

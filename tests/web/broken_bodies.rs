@@ -1,5 +1,5 @@
-//! Streams of the AI SDK and of AG-UI that are cut. They send their last frame, or their bodies fail, because a client takes
-//! a body that merely ends for a complete answer.
+//! Streams of the AI SDK and of AG-UI that are cut off. Either the stream sends its last frame, or its body fails. A
+//! body must not merely end, because a client treats that as a complete answer.
 
 use axum::{
     Router,

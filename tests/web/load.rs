@@ -1,7 +1,7 @@
 //! Many streams at once, with readers that stall, leave and return.
 //!
-//! The short variant runs with the other tests. The long run takes a minute, and also compares the resident memory at its
-//! end with that after a sixth of it:
+//! The short variant runs with the other tests. The long run takes a minute, and also compares the resident memory at
+//! its end with the resident memory after a sixth of that time:
 //!
 //! ```sh
 //! OMNI_LOAD_SECONDS=60 cargo test --release --features web --test web -- --ignored load

@@ -386,7 +386,7 @@ function paintWaiting(snapshot) {
   if (!pauses.length) return place(bar, []);
   const text = pauses.length === 1 ? "1 decision is needed" : `${pauses.length} decisions are needed`;
   const show = () => byId("messages").querySelector(".tool.waiting")?.scrollIntoView({ block: "center" });
-  // A question has no answer that fits all.
+  // Questions are left out, because no single answer fits all of them.
   const approvals = pauses.filter((pause) => pause.asked_by === undefined);
   const all = async () => {
     for (const { turn, tool_use } of approvals) {

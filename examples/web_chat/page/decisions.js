@@ -1,4 +1,4 @@
-// Who has decided on a tool use. Messages do not contain this, so the browser remembers the newest decisions.
+// Remembers who has decided on each tool use. Messages do not contain this, so the browser stores the newest decisions.
 
 /** @typedef {{ decision: any, by?: string, expired?: boolean }} Decided */
 

@@ -27,7 +27,7 @@ impl Waited {
         self.0.push(id);
     }
 
-    /// Returns whether a tool use with this id has waited.
+    /// Returns whether a tool use with this id has waited for a decision.
     pub(super) fn contains(&self, id: &ToolUseId) -> bool {
         self.0.contains(id)
     }

@@ -24,7 +24,7 @@ pub(super) fn messages(history: &History) -> String {
 }
 
 pub(super) fn response(fold: &Fold) -> String {
-    // The input of a tool use is read when the response is complete.
+    // The JSON of a tool use's input is parsed only when the response is complete.
     let parts = match fold.clone().finish(Timestamp::now()) {
         Ok(complete) => parts(&complete.message.content),
         Err(_) => parts(fold.blocks().iter().map(|block| &block.content)),
@@ -74,7 +74,7 @@ fn part(content: &Content) -> Value {
     }
 }
 
-/// Returns an attachment without its data, which no reader of a trace could use.
+/// Returns an attachment without its data, because readers of traces can't use the data.
 fn attachment(attachment: &Attachment) -> Value {
     match &attachment.source {
         Source::Url { url } => json!({ "type": "uri", "mime_type": attachment.media_type, "uri": url }),

@@ -90,7 +90,7 @@ impl Entry {
         }
     }
 
-    /// Returns the session, if it is open as far as is known.
+    /// Returns the session, unless it is known to be closed.
     pub(super) fn session(&self) -> Option<Session> {
         lock(&self.state).live.as_ref().map(|live| live.session.clone())
     }
@@ -101,7 +101,7 @@ impl Entry {
         drop(live);
     }
 
-    /// Sets the open session, and starts the task that follows it with the number of the task.
+    /// Sets the open session, and starts the task that follows it. `start` gets the number of the task.
     pub(super) fn follow(&self, session: Session, start: impl FnOnce(u64) -> JoinHandle<()>) {
         let old = {
             let mut state = lock(&self.state);
@@ -124,7 +124,7 @@ impl Entry {
         drop(live);
     }
 
-    /// Waits until the task that follows the session has passed everything on. The session must have ended.
+    /// Waits until the task that follows the session has passed all events to the client. The session must have ended.
     pub(super) async fn finished(&self) {
         let relay = lock(&self.state).live.as_mut().and_then(|live| live.relay.take());
         if let Some(mut relay) = relay

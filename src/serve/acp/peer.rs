@@ -1,6 +1,6 @@
-//! The client's end of the connection: JSON-RPC messages, one a line. The implementation of the protocol in
-//! `agent-client-protocol` stores messages without limits, so this module reads and writes them itself. A full queue
-//! makes the sender wait, and a client that does not read is not read either.
+//! The client's end of the connection: JSON-RPC messages, one per line. The implementation of the protocol in
+//! `agent-client-protocol` stores messages without limits, so this module reads and writes them itself. If the queue is
+//! full, the sender waits. So this module reads no further messages from a client that does not read its own.
 
 use std::{
     collections::HashMap,
@@ -163,7 +163,7 @@ impl Peer {
         }
     }
 
-    /// Passes the answer of the client to the request. An answer to no request is ignored.
+    /// Passes the answer of the client to the request. An answer without a matching request is ignored.
     pub(super) fn answered(&self, id: &Value, result: Result<Value, String>) {
         let sender = id.as_u64().and_then(|number| lock(&self.asked).remove(&number));
         // The request may also have been withdrawn meanwhile.

@@ -1,4 +1,4 @@
-//! The prompts of one client that wait for the end of their run. Pure.
+//! The prompts of one client that wait for the end of their run. Performs no I/O.
 
 use agent_client_protocol::v1::schema::{Error, StopReason as Reason};
 use tokio::sync::oneshot;

@@ -50,7 +50,7 @@ const SOON: Duration = Duration::from_secs(1);
 /// The maximum length of a client's name.
 const MAX_NAME: usize = 256;
 
-/// Returns the error for a conversation that the manager does not open, close or delete.
+/// Returns the error for a conversation that the manager refuses to open, close or delete.
 pub(super) fn refused(id: &ConversationId, error: &ManagerError) -> Error {
     if error.is_not_found() {
         return Error::session_not_found(id.as_str().to_owned());

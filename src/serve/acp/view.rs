@@ -1,4 +1,4 @@
-//! The conversation as the client sees it. Converts events and messages to updates, each once. Pure.
+//! The conversation as the client sees it. Converts each event and each message to updates once. Performs no I/O.
 
 use std::collections::HashMap;
 
@@ -37,7 +37,7 @@ pub(super) struct View {
 }
 
 struct ShownTool {
-    /// The id in the protocol. A model's ids are unique in one message only.
+    /// The id in the protocol. The ids that a model uses are unique within one message only.
     id: String,
     has_ended: bool,
 }

@@ -353,7 +353,7 @@ fn refusal(code: i32, reason: &str) -> rusqlite::Error {
 
 /// A part of the file's writes that takes effect completely or not at all. If it is dropped, it is undone.
 pub(super) enum Scope<'a> {
-    /// A transaction of its own.
+    /// A transaction for this part alone.
     Transaction(Transaction<'a>),
     /// A part of a transaction that several writes share.
     Savepoint(Savepoint<'a>),

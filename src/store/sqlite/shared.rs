@@ -97,7 +97,7 @@ pub(super) fn write(connection: &mut Connection, writes: Vec<Together>) -> bool 
         for settle in settles {
             is_held |= settle(outcome.as_ref().copied().map_err(copy));
         }
-        // Writes behind one that ended the transaction get another one.
+        // The writes that follow the write that ended the transaction run in a new transaction.
         prepared = rest.collect();
     }
     is_held
@@ -107,7 +107,7 @@ fn failure(code: i32, reason: &str) -> rusqlite::Error {
     rusqlite::Error::SqliteFailure(ffi::Error::new(code), Some(reason.to_owned()))
 }
 
-/// Returns an error that means the same. Errors of SQLite are copied exactly.
+/// Returns an error with the same meaning. Errors of SQLite are copied exactly.
 fn copy(error: &rusqlite::Error) -> rusqlite::Error {
     match error {
         rusqlite::Error::SqliteFailure(error, reason) => {

@@ -101,7 +101,8 @@ impl Fold {
     }
 
     fn approval(&mut self, frame: &Frame, kind: &str) {
-        // The id of an approval is that of its tool use, unless the running tool asks. A response names its approval only.
+        // An approval has the id of its tool use, unless a running tool asks a question. A response contains only the
+        // approval's id.
         let id = &frame["approvalId"];
         let asked = || self.parts.iter().rfind(|part| part["approval"]["id"] == *id);
         let call = frame.get("toolCallId").or_else(|| asked()?.get("toolCallId")).unwrap_or(id).clone();

@@ -1,4 +1,4 @@
-//! Our backend drives our agent through its whole suite.
+//! The crate's backend for the protocol drives the served agent through the whole conformance suite for backends.
 
 use std::sync::Arc;
 

@@ -46,8 +46,8 @@ async fn manager_is_served() {
 async fn serve(folder: &Path) {
     let mut pids = File::options().create(true).append(true).open(folder.join("pids")).unwrap();
     pids.write_all(format!("{}\n", std::process::id()).as_bytes()).unwrap();
-    // The standard output of this process is that of the harness. The script has made the original one the standard
-    // error, because a descriptor that is a socket can't be opened by its number.
+    // The standard output of this process is that of the harness. The script has made the original standard output the
+    // standard error, because a descriptor that is a socket can't be opened by its number.
     rustix::stdio::dup2_stdout(std::io::stderr()).unwrap();
     let errors = File::options().write(true).open("/dev/fd/3");
     let nowhere = || File::options().write(true).open("/dev/null").unwrap();

@@ -1,4 +1,4 @@
-//! Clients that do not keep to the protocol. Each is bounded, and gets a clear error.
+//! Clients that violate the protocol. The resources for each client are bounded, and each gets a clear error.
 
 use omni_agent::{manager::Manager, serve::acp::AcpError, store::MemoryStore};
 use serde_json::{Value, json};

@@ -52,7 +52,7 @@ function comparisons() {
     'import type { components, operations } from "./openapi.js";',
     'type Server = components["schemas"];',
     "type Keys<T> = T extends object ? keyof T : never;",
-    // The names of members that one type has and the other has not: none.
+    // `true` if B has all members of A. Otherwise, the names of the members that B lacks.
     "type Lacks<A, B> = [Exclude<Keys<A>, Keys<B>>] extends [never] ? true : Exclude<Keys<A>, Keys<B>>;",
     "declare const sent: Server;",
     'type Json<R> = R extends { content: { "application/json": infer A } } ? A : never;',

@@ -47,8 +47,8 @@ impl Core {
             _ => {}
         }
         let Found { version, mut tree, mut state } = found;
-        // A late write of an earlier life may have erased some of these nodes already. The tree is compared without the
-        // rest of them. If they cannot be removed, the tree differs anyway.
+        // A late write of an earlier life may have erased some of these nodes already. The remaining ones are removed
+        // from the tree before it is compared. If they cannot be removed, the tree differs anyway.
         let mut erased = self.saver.erased.clone();
         if let Some(erased) = &mut erased {
             erased.nodes.retain(|id| tree.node(*id).is_some());
@@ -69,8 +69,8 @@ impl Core {
         self.saver.state_is_due = !self.saver.has(&self.state_now());
         self.save(env, effects);
         if self.saver.attempt.is_none() {
-            // Nothing is left to write: the rejected write contained only the title, and the other writer's title stays
-            // in the store, or it erased nodes that another writer has erased.
+            // Nothing is left to write. Either the rejected write contained only the title, and the other writer's
+            // title stays in the store, or the rejected write erased nodes that another writer has already erased.
             self.saver.report = None;
             let report = StoreReport::Saved { what: SavedPart::State, version, through: None };
             effects.push(Effect::Emit(SessionEvent::Store(report)));

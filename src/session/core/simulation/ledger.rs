@@ -287,8 +287,8 @@ impl Ledger {
         stored.filter(|id| tree.node(*id).is_none()).collect()
     }
 
-    /// Returns the content without the erased nodes that it still has. If it has any, its head becomes the head after
-    /// the erasure. Returns `None` if the nodes cannot be removed.
+    /// Removes the erased nodes that the content still contains. If there are any, the content's head becomes the head
+    /// after the erasure. Returns `None` if the nodes cannot be removed.
     fn with_erasure(&self, content: &Content) -> Option<Content> {
         let (mut content, owed) = (content.clone(), self.owed());
         let after = self.moments.iter().rev().map(|(tree, ..)| tree);

@@ -61,7 +61,7 @@ const PAGE = `
   import { createRoot } from "react-dom/client";
   import { useChat } from "@ai-sdk/react";
 
-  // All settings are the defaults, except that a page which is loaded again resumes.
+  // All settings are the defaults, except that the page resumes a stream after a reload.
   function App({ id, messages }) {
     const chat = useChat({ id, messages, resume: messages.length > 0 });
     globalThis.chat = chat;

@@ -52,7 +52,7 @@ pub enum McpError {
     Lost {
         /// The name of the server.
         server: String,
-        /// What is known about the end, or an empty text.
+        /// The details of the end, as far as they are known. May be empty.
         reason: String,
     },
     /// The server refused the request, or its answer is invalid.

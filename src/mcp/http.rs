@@ -76,7 +76,7 @@ pub(super) fn is_unauthorized(error: &(dyn std::error::Error + 'static)) -> bool
 type Failure = StreamableHttpError<reqwest::Error>;
 type Headers = HashMap<HeaderName, HeaderValue>;
 
-/// What is known about the HTTP exchanges of a connection.
+/// The observations of a connection's HTTP exchanges.
 #[derive(Default)]
 pub(super) struct Observed {
     failure: Mutex<Option<String>>,

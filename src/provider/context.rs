@@ -21,7 +21,7 @@ use crate::{message::ToolUse, sync::lock, telemetry::RequestScope, tool::Decisio
 #[derive(Clone, Debug, Default)]
 pub struct RequestContext {
     asking: Option<Arc<Asking>>,
-    /// The telemetry data of the request. `None` if nobody listens.
+    /// The telemetry data of the request. `None` if telemetry is off.
     scope: Option<Arc<RequestScope>>,
 }
 

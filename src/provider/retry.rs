@@ -238,7 +238,7 @@ fn attempt_failed(attempt: &Span, error: &ProviderError) {
 struct RetryStream {
     state: RequestState,
     attempts: Attempts,
-    /// The request's trace, if anybody listens.
+    /// The request's trace, if telemetry is on.
     trace: Option<Box<StreamTrace>>,
     /// Warnings about options that the request could not carry. They are reported when the response starts.
     warnings: Vec<String>,

@@ -17,7 +17,7 @@ pub(super) struct StreamTrace {
 }
 
 impl StreamTrace {
-    /// Opens the trace of a request. Returns `None` if nobody listens.
+    /// Opens the trace of a request. Returns `None` if telemetry is off.
     #[inline]
     pub(super) fn begin(
         provider: &dyn Provider,

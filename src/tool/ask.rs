@@ -1,4 +1,4 @@
-//! Questions of running tools, and the clock of a call, which stands still while a question waits.
+//! Questions of running tools, and the clock of a call, which is stopped while a question waits.
 
 use std::{
     future::poll_fn,
@@ -96,13 +96,12 @@ impl CallClock {
         Stopped(self)
     }
 
-    /// Returns the time during which the clock has stood still. A period in which a question is still open is not
-    /// included.
+    /// Returns the time for which the clock was stopped. A period in which a question is still open is not included.
     pub(super) fn stood(&self) -> Duration {
         lock(&self.0).stood
     }
 
-    /// Waits until no question is open, and returns the time during which the clock has stood still.
+    /// Waits until no question is open, and returns the time for which the clock was stopped.
     pub(super) async fn runs(&self) -> Duration {
         poll_fn(|cx| {
             let mut questions = lock(&self.0);

@@ -89,7 +89,7 @@ impl ToolContext {
         self
     }
 
-    /// Returns the clock of the call, which stands still while a question waits. `None` outside an agent.
+    /// Returns the clock of the call, which is stopped while a question waits. `None` outside an agent.
     pub(super) fn clock(&self) -> Option<&CallClock> {
         self.agent.as_deref().map(AgentLink::clock)
     }

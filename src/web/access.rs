@@ -1,4 +1,4 @@
-//! Who may do what: the hook that every route passes.
+//! Authorisation: the hook that decides about each request on every route.
 
 use std::{fmt, sync::Arc};
 

@@ -1,4 +1,5 @@
-//! The way of every request to its handler: who sends it, which conversation it is for, and whether this is permitted.
+//! The checks of every request before its handler: they identify the principal and the conversation, and decide whether
+//! the request is permitted.
 
 use std::{
     sync::{Arc, Mutex},

@@ -20,7 +20,7 @@ use crate::{
 const NEW: &str = "2026-07-28";
 const OLD: &str = "2025-11-25";
 
-/// A server and the way to it.
+/// A server, and the transport over which it is reached.
 pub struct Fixture {
     pub log: Hostile,
     script: PathBuf,

@@ -1,4 +1,4 @@
-//! A server that misbehaves over HTTP: sizes, silence, streams without end, and its death.
+//! A server that misbehaves over HTTP: huge answers, no answers, endless streams, and its sudden end.
 
 use std::time::Duration;
 

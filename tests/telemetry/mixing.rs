@@ -1,4 +1,4 @@
-//! Runs at the same time keep their spans apart.
+//! Concurrent runs do not mix their spans.
 
 use futures_util::future::join_all;
 use omni_agent::{

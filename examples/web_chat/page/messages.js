@@ -18,7 +18,7 @@ import { ToolCard } from "./tools.js";
  */
 
 /**
- * What happened to the tools since the page watches, beyond what a snapshot contains.
+ * The events of tools since the page was opened that a snapshot does not contain.
  * @typedef {object} Seen
  * @property {Map<string, any>} progress
  * @property {Map<string, any>} decided

@@ -8,7 +8,7 @@ import { showQuestion } from "./questions.js";
 /** @typedef {import("./client.js").Decision} Decision */
 
 /**
- * What is known about a tool use.
+ * The known facts about a tool use.
  * @typedef {object} ToolFacts
  * @property {import("./client.js").ToolUse} use
  * @property {string} [text] The text of the input, while the model writes it.

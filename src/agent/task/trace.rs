@@ -12,11 +12,11 @@ use crate::{
     tool::Decision,
 };
 
-/// The agent's name. It is stored among the extensions, so that agents without a name are no larger.
+/// The agent's name. It is stored in the extensions, so that it takes no memory in agents without a name.
 pub(in crate::agent) struct AgentName(pub(in crate::agent) Arc<str>);
 
 impl Work {
-    /// Returns the run's span, if anybody listens.
+    /// Returns the run's span, if telemetry is on.
     pub(super) fn span(&self) -> Option<&Span> {
         self.trace.as_ref().map(|trace| trace.span())
     }

@@ -49,7 +49,7 @@ pub(super) struct Work {
     pub(super) watch: Option<Watch>,
     /// The tool uses whose pauses have time limits.
     pub(super) expiries: Option<Box<DelayQueue<ToolUseId>>>,
-    /// The trace of the run, if anybody listens.
+    /// The trace of the run, if telemetry is on.
     pub(super) trace: Option<Box<RunTrace>>,
     /// The caller of the command that is being served.
     pub(super) caller: Caller,

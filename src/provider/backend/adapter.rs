@@ -36,7 +36,7 @@ pub struct BackendProvider {
     lost: LostSession,
 }
 
-/// What to do if the backend has lost the session of a conversation or can't resume it.
+/// The reaction if the backend has lost the session of a conversation or can't resume it.
 ///
 /// A new session knows nothing of the conversation: neither the files that the old session read nor the decisions that
 /// it made.

@@ -26,7 +26,7 @@ use crate::{
     tool::Decision,
 };
 
-/// The facts about the client.
+/// The facts about the client that its relays need.
 #[derive(Clone, Default)]
 pub(super) struct Client {
     /// The client's name, which is recorded with its decisions.
@@ -45,7 +45,7 @@ pub(super) struct Relay {
     pub(super) models: Arc<[String]>,
 }
 
-/// The relay's changing parts.
+/// The parts of the relay that change.
 struct State {
     view: View,
     /// The model in use, by its full name.
@@ -117,7 +117,7 @@ impl Relay {
         if let Some(title) = &snapshot.title {
             self.titled(Some(title)).await?;
         }
-        // The caller may have given up.
+        // The caller may no longer wait.
         let _ = joined.send(());
         self.ask(&mut state, &snapshot.agent.pauses);
         drop(snapshot);
@@ -303,7 +303,7 @@ impl Relay {
                     None => session.interrupt().await,
                 };
                 if let Err(error) = decided {
-                    // Another client was faster, or the run has ended.
+                    // Another client has decided first, or the run has ended.
                     tracing::debug!(%error, "a decision of the client came too late");
                 }
             });

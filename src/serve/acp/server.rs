@@ -93,7 +93,7 @@ pub(super) async fn run(
     server.leave().await;
     drop(serving);
     if writes {
-        // The client may not read any more.
+        // The client may have stopped reading.
         let _ = timeout(SOON, writing).await;
     }
     outcome
@@ -138,7 +138,7 @@ impl Server {
                 Incoming::Invalid { id, error } => self.peer.answer(id, Err(error)).await,
             };
             if handled.is_err() {
-                // The writer reports why.
+                // The writer returns the error.
                 return Ok(());
             }
             if invalid == MOST_INVALID {

@@ -247,7 +247,7 @@ impl Server {
             let summary = listed.summary;
             let known =
                 summary.labels.get(FOLDER).filter(|folder| folder.starts_with('/')).map(PathBuf::from);
-            // A folder whose path is too long for a label is known only if the client names it.
+            // If a folder's path is too long for a label, the folder is known only if the client sends its path.
             let folder = request.cwd.clone().or(known).unwrap_or_else(|| PathBuf::from("/"));
             SessionInfo::new(summary.id.as_str().to_owned(), folder)
                 .title(summary.title)

@@ -54,7 +54,7 @@ pub(super) struct Model {
     pub(super) title: Option<Arc<str>>,
     is_title_generated: bool,
     pub(super) labels: Labels,
-    /// What has to be in the usage ledger, and the end of the last run.
+    /// The rows that the usage ledger must contain, and the end of the last run.
     pub(super) books: Books,
     /// The number of requests of the turn in flight, and their usage.
     steps: (u64, Usage),

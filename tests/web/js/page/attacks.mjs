@@ -24,7 +24,7 @@ async function isInert(page, where) {
 }
 
 const contents = (page, selector) => page.$$eval(selector, (elements) => elements.map((element) => element.textContent));
-/** The texts as the page shows names, inputs of tools and titles: with visible marks of direction. */
+/** Returns the texts as the page shows names, inputs of tools and titles: invisible direction marks are made visible. */
 const visible = (page, shown) => page.evaluate(async (shown) => {
   const { visible } = await import("./dom.js");
   return shown.map(visible);

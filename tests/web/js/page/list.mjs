@@ -39,7 +39,7 @@ await step("files are chosen, dropped, pasted and removed", async (made) => {
   assert.equal((await download).suggestedFilename(), "notes.txt");
   await page.setInputFiles("#file", { name: "big.bin", mimeType: "application/octet-stream", buffer: Buffer.alloc(7_000_000) });
   await page.locator("#notice", { hasText: "too large" }).waitFor();
-  // Large images are linked by the server, and the page shows them all the same.
+  // The server replaces large images with links. The page shows these images too.
   await page.setInputFiles("#file", { name: "large.png", mimeType: "image/png", buffer: Buffer.concat([PNG, Buffer.alloc(100_000)]) });
   await page.waitForSelector("#files li");
   await say(page, "A large one");
@@ -169,7 +169,7 @@ await step("the keyboard is enough", async (made) => {
   for (const name of ["new", "search", "model", "All branches", "Edit and send again", "Copy the answer", "Answer again", "prompt", "Attach files"]) {
     assert.ok(reached.has(name), `${name} is not reached by Tab: ${[...reached].join(", ")}`);
   }
-  // The stream is not read aloud; a short line is.
+  // Screen readers do not announce the streamed text, because it is not in a live region.
   assert.equal(await page.evaluate(() => document.querySelector("#messages").closest("[aria-live]")), null);
 });
 

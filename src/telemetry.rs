@@ -19,6 +19,9 @@
 //! Prompts, responses, tool inputs, tool outputs, keys and headers are not part of any span, unless the application asks
 //! for content with [`Capture`].
 //!
+//! [`configure`] sets the [`Settings`] of the process: the [`Convention`] for the names, the captured content, and the
+//! [`Recorder`] that receives the metrics of each request, tool call and run.
+//!
 //! The [guide](crate::guides::telemetry) shows a complete setup.
 //!
 //! ```

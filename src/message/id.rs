@@ -272,7 +272,7 @@ impl Timestamp {
         Self(self.0.saturating_add(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)))
     }
 
-    /// Returns the time as RFC 3339 has it, in UTC.
+    /// Returns the time in UTC, in the format of RFC 3339.
     #[cfg(any(feature = "acp", feature = "web", test))]
     pub(crate) fn rfc_3339(self) -> String {
         let (days, millis) = (self.0 / 86_400_000, self.0 % 86_400_000);

@@ -74,7 +74,8 @@ impl StreamTrace {
         if let Some(fold) = &mut self.fold
             && fold.apply(delta.clone()).is_err()
         {
-            // The stream violates its contract. Its reader reports this, so the trace only stops collecting.
+            // The stream violates its contract. The stream's reader reports this. The trace only stops capturing the
+            // response.
             self.fold = None;
         }
         if delta.is_content() {

@@ -130,7 +130,7 @@ async fn check_limits(fixture: &Fixture) {
     soon(bounded.close()).await;
 }
 
-/// Checks that a list that changes during a run is adopted after the run.
+/// Checks that a list of tools that changes during a run takes effect after the run.
 async fn check_changes(client: &McpClient) {
     let steps = [
         Step::tool_use("call-1", "it__change", json!({})),

@@ -78,7 +78,7 @@ async function call(id, params, send, response) {
   }
 }
 
-// Misbehaviour that only HTTP has. Returns whether the tool is one of these.
+// Performs the misbehaviour that is possible only over HTTP. Returns whether the tool is one of these tools.
 function callOverHttp(id, params, response) {
   const events = () => response.writeHead(200, { "content-type": "text/event-stream" });
   const json = () => response.writeHead(200, { "content-type": "application/json" });

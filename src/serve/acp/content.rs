@@ -18,7 +18,7 @@ fn block(block: ContentBlock) -> Result<Content, Error> {
         ContentBlock::Text(text) => text.text.into(),
         ContentBlock::Image(image) => Attachment::base64(image.mime_type, image.data).into(),
         ContentBlock::Audio(audio) => Attachment::base64(audio.mime_type, audio.data).into(),
-        // The model decides whether it reads the file, with a tool of the application.
+        // The model decides whether to read the file. To read it, the model uses a tool of the application.
         ContentBlock::ResourceLink(link) => format!("[{}]({})", link.name, link.uri).into(),
         ContentBlock::Resource(resource) => match resource.resource {
             EmbeddedResourceResource::TextResourceContents(contents) => {
@@ -42,7 +42,8 @@ fn unknown(what: &str) -> Error {
     Error::invalid_params().data(format!("the prompt contains an unknown kind of {what}"))
 }
 
-/// Returns a file as the protocol has it. A file that is neither an image nor audio becomes a link or a note.
+/// Returns a file in the form that the protocol defines. A file that is neither an image nor audio becomes a link or a
+/// note.
 pub(super) fn attachment(file: &Attachment) -> ContentBlock {
     let name = || file.name.clone().unwrap_or_else(|| file.media_type.clone());
     let kind = file.media_type.split('/').next().unwrap_or_default().to_ascii_lowercase();

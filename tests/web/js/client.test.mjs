@@ -201,7 +201,8 @@ test("requests_have_the_routes_of_the_server", async () => {
     assert.equal(found.length, 1, request);
     return found[0];
   });
-  // The stream of the page replaces that of one conversation, and the document is for tools.
+  // The client does not use the stream of one conversation, because the page's stream replaces it. The document is for
+  // tools.
   const unused = ["GET /conversations/{id}/events", "GET /openapi.json"];
   assert.deepEqual([...new Set([...requested, ...unused])].sort(), operations.sort());
 });

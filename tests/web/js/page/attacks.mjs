@@ -69,7 +69,7 @@ await step("attack strings stay texts in titles", async (made) => {
 
 await step("attack strings stay texts in names of files", async (made) => {
   const page = await open(made, "", fast);
-  // The browser may replace characters in names.
+  // The browser may replace characters in the names of files.
   const names = await page.evaluate((attacks) => {
     const data = new DataTransfer();
     for (const attack of attacks) data.items.add(new File(["x"], attack, { type: "text/plain" }));

@@ -48,7 +48,7 @@ export const slow = new Server(port, 15, ["--model", "demo:parrot", "--store", p
 /** A server with a store in memory, which can search texts. It offers two models. */
 export const fast = new Server(port + 1, 1, ["--model", "demo:macaw"]);
 
-// Nothing outlives this script, also if it fails or takes too long.
+// No process outlives this script, even if the script fails or takes too long.
 process.on("exit", () => [slow, fast].forEach((server) => server.kill()));
 setTimeout(() => {
   console.log("the walk takes longer than seven minutes");

@@ -25,9 +25,9 @@ const TYPES: &str = "#/components/schemas/";
 const DESCRIPTION: &str = "\
 The routes of the crate omni-agent for conversations with agents.
 
-Every request is authenticated and authorised by the application, which chooses how. Such a scheme, and rates of requests, \
-are therefore not part of this document. A conversation that the principal may not read has the same answers as one that \
-does not exist.
+The application authenticates and authorises every request, and chooses the scheme. This document therefore describes \
+neither the scheme nor limits on the rate of requests. The principal is the user or program that sends a request. For a \
+conversation that the principal may not read, the answers are the same as for a conversation that does not exist.
 
 Errors are problem details (RFC 9457). Their `type` is `urn:omni-agent:CODE`, and the extension `x-codes` of a response \
 lists the codes. A path that is not listed is answered with 404 `not-found`, and a method that is not listed with 405 \
@@ -259,7 +259,7 @@ fn stream_events() -> Map<String, Value> {
                 "event": { "const": name },
                 "id": {
                     "type": "string",
-                    "description": "The position of the stream after this event. Absent for an event that may come again.",
+                    "description": "The position of the stream after this event. Absent for an event that may be sent again.",
                 },
                 "data": {
                     "type": "object",
@@ -298,7 +298,7 @@ fn stream_events() -> Map<String, Value> {
             "RefusedEvent",
             event(
                 "refused",
-                "A conversation cannot be opened, or may not be read any longer. The stream carries it no longer.",
+                "A conversation cannot be opened, or may no longer be read. The stream no longer contains its updates.",
                 json!({ "conversation": conversation(), "problem": member("Problem", "The reason.") }),
                 &["conversation", "problem"],
             ),

@@ -49,7 +49,7 @@ pub(super) enum Answer {
 struct EventsQuery {
     /// Whether the stream carries the list.
     list: Option<bool>,
-    /// The conversations of the stream, of which there may be eight. The parameter occurs once for each.
+    /// The conversations of the stream, at most eight. The parameter occurs once per conversation.
     #[schemars(default, extend("maxItems" = 8))]
     watch: Vec<ConversationId>,
 }
@@ -105,7 +105,7 @@ pub(super) const OPERATIONS: &[Operation] = &[
         route: "DELETE /conversations/{id}",
         id: "deleteConversation",
         summary: "Deletes a conversation.",
-        description: "A conversation that is open is closed first. Its streams end.",
+        description: "If the conversation is open, it is closed first, and its streams end.",
         problems: &[CONVERSATION, STORE, OPEN, BUSY, WRITE],
         ..PLAIN
     },
@@ -113,8 +113,8 @@ pub(super) const OPERATIONS: &[Operation] = &[
         route: "POST /conversations/{id}/commands",
         id: "performCommand",
         summary: "Runs a command of a conversation.",
-        description: "The answer comes when the command is accepted. The stream of the conversation shows its effects. \
-                      A prompt with an id can be sent again after a lost answer.",
+        description: "The answer is sent when the command is accepted. The stream of the conversation shows the command's \
+                      effects. If an answer is lost, a prompt with an id can be sent again.",
         body: Some(Document::include::<SessionCommand>),
         answer: Answer::Json(Document::include::<SessionAnswer>),
         problems: &[
@@ -154,7 +154,7 @@ pub(super) const OPERATIONS: &[Operation] = &[
         route: "GET /conversations/{id}/files/{message}/{block}",
         id: "readFile",
         summary: "Returns the bytes of an attachment.",
-        description: "Attachments of more than 64 KiB appear as this address in snapshots and streams.",
+        description: "In snapshots and streams, this address replaces an attachment of more than 64 KiB.",
         answer: Answer::File,
         problems: &[CONVERSATION, STORE, OPEN],
         ..PLAIN
@@ -172,8 +172,9 @@ pub(super) const OPERATIONS: &[Operation] = &[
         route: "GET /events",
         id: "watch",
         summary: "Streams the updates of the list and of several conversations.",
-        description: "The updates of the list and of each conversation begin with a snapshot, or those of a conversation \
-                      continue after `last-event-id`. A conversation that cannot be opened gets the event `refused`.",
+        description: "The updates of the list and of each conversation begin with a snapshot. With `last-event-id`, the \
+                      updates of a conversation can continue after this event instead. If a conversation cannot be \
+                      opened, the event `refused` is sent.",
         query: Some(Document::include::<EventsQuery>),
         answer: Answer::Stream,
         problems: &[CONVERSATION, QUERY, STORE, START, STREAM],

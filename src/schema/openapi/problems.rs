@@ -21,28 +21,28 @@ pub(super) struct ProblemBody {
     /// A sentence about this occurrence of the problem, with a value that caused it or advice.
     #[schemars(skip_serializing_if = "Option::is_none")]
     detail: Option<String>,
-    /// Of `busy`: the status of the conversation.
+    /// For the code `busy`: the status of the conversation.
     #[schemars(skip_serializing_if = "Option::is_none")]
     activity: Option<Status>,
-    /// Of `stale-decision`: the ids of the tool uses that wait for a decision.
+    /// For the code `stale-decision`: the ids of the tool uses that wait for a decision.
     #[schemars(skip_serializing_if = "Option::is_none")]
     waiting: Option<Vec<ToolUseId>>,
-    /// Of `known-prompt`: the state of the prompt that was accepted before.
+    /// For the code `known-prompt`: the state of the prompt that was accepted before.
     #[schemars(skip_serializing_if = "Option::is_none")]
     state: Option<PromptState>,
-    /// Of `unknown-model`: the name of the model.
+    /// For the code `unknown-model`: the name of the model.
     #[schemars(skip_serializing_if = "Option::is_none")]
     model: Option<String>,
-    /// Of `too-large`: the maximum number of bytes.
+    /// For the code `too-large`: the maximum number of bytes.
     #[schemars(skip_serializing_if = "Option::is_none")]
     limit: Option<u64>,
-    /// Of `unsupported`: the operation that the store does not support.
+    /// For the code `unsupported`: the operation that the store does not support.
     #[schemars(skip_serializing_if = "Option::is_none")]
     operation: Option<String>,
-    /// Of `open-elsewhere`: the address of the owner, if the server reveals it.
+    /// For the code `open-elsewhere`: the address of the owner, if the server reveals it.
     #[schemars(skip_serializing_if = "Option::is_none")]
     address: Option<String>,
-    /// Of `internal`: the id under which the server has logged the cause.
+    /// For the code `internal`: the id under which the server has logged the cause.
     #[schemars(skip_serializing_if = "Option::is_none")]
     incident: Option<String>,
 }
@@ -116,7 +116,7 @@ pub(super) const WRITE: Kinds = &[
 
 pub(super) const STREAM: Kinds = &[
     Kind(400, "invalid-position", "The position in `last-event-id` cannot be read."),
-    Kind(429, "too-many-streams", "Too many streams are open, in all or of this principal."),
+    Kind(429, "too-many-streams", "Too many streams are open, in total or for this principal."),
 ];
 
 pub(super) const COMMAND: Kinds = &[

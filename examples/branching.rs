@@ -1,5 +1,5 @@
-//! A conversation with branches: another response, an edited question, a new first message, and a switch back. Nothing is
-//! overwritten.
+//! A conversation with branches: another response, an edited question, a new first message, and a switch back. Nothing
+//! is overwritten.
 //!
 //! ```sh
 //! cargo run --example branching

@@ -11,8 +11,8 @@
 //! ```
 //!
 //! This example shows how an application follows a session. One loop reads the session's events, the lines that the
-//! user types, and Ctrl-C. A line that is typed while the agent works is staged for the next turn. `/now` adds a line to
-//! the turn in flight instead. Ctrl-C interrupts the agent and keeps the response so far.
+//! user types, and Ctrl-C. A line that is typed while the agent works is staged for the next turn. `/now` adds a line
+//! to the turn in flight instead. Ctrl-C interrupts the agent and keeps the response so far.
 //!
 //! The module `support` selects the model and prints the output. In your own crate, pass the model's name instead:
 //! `Agent::builder().model("anthropic:claude-opus-5")`.

@@ -211,10 +211,11 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// - [`AgentError::EmptyPrompt`] or [`AgentError::InvalidPrompt`] if the prompt has no content or does not fit the history.
+    /// - [`AgentError::EmptyPrompt`] or [`AgentError::InvalidPrompt`] if the prompt has no content or does not fit the
+    ///   history.
     /// - [`AgentError::ResultsWhileBusy`] if the prompt contains tool results while a run is active.
-    /// - [`AgentError::ZeroSteps`], [`AgentError::ZeroTimeout`] or [`AgentError::InvalidOutputSchema`] if a setting of the
-    ///   prompt is invalid.
+    /// - [`AgentError::ZeroSteps`], [`AgentError::ZeroTimeout`] or [`AgentError::InvalidOutputSchema`] if a setting of
+    ///   the prompt is invalid.
     /// - [`AgentError::InvalidPromptId`] if the prompt's id is empty or too long.
     /// - [`AgentError::LargeAppData`] or [`AgentError::DeepAppData`] if the application's data in the prompt exceeds a
     ///   limit.
@@ -237,8 +238,8 @@ impl Agent {
     /// # Errors
     ///
     /// The errors of [`prompt`](Agent::prompt), except that [`AgentError::Busy`] replaces `ResultsWhileBusy` and is
-    /// returned whenever a run is active. [`AgentError::KnownPrompt`] is returned if the prompt's id is known. [`AgentError::Cancelled`] and [`AgentError::Failed`] contain the messages
-    /// that were discarded.
+    /// returned whenever a run is active. [`AgentError::KnownPrompt`] is returned if the prompt's id is known.
+    /// [`AgentError::Cancelled`] and [`AgentError::Failed`] contain the messages that were discarded.
     ///
     /// # Cancel safety
     ///

@@ -1,9 +1,9 @@
 //! JSON Schemas of updates and commands, for clients in other languages.
 //!
 //! [`updates`] describes the JSON form of [`Update`] for agents, sessions and managers, with all snapshots and events.
-//! [`commands`] describes [`SessionCommand`], [`SessionAnswer`] and [`ManagerCommand`]. The published crate contains the
-//! same two documents as `schema/updates.json` and `schema/commands.json`. Programs that generate types for a client can
-//! read these files. `schema/openapi.json` is the OpenAPI document of the routes of feature `web`.
+//! [`commands`] describes [`SessionCommand`], [`SessionAnswer`] and [`ManagerCommand`]. The published crate contains
+//! the same two documents as `schema/updates.json` and `schema/commands.json`. Programs that generate types for a
+//! client can read these files. `schema/openapi.json` is the OpenAPI document of the routes of feature `web`.
 //!
 //! The documents are JSON Schema 2020-12. Each type is an entry of `$defs`, such as `#/$defs/SessionUpdate`. A whole
 //! document, used as a schema, accepts a value of any of its main types.
@@ -68,9 +68,9 @@ pub fn updates() -> Value {
 
 /// Returns the schema of the commands for sessions and managers, and of a session's answers.
 ///
-/// The main types are `SessionCommand`, `SessionAnswer` and `ManagerCommand`. The document also contains `Listing`, and the
-/// results of lists, searches and sums: `Listed`, `Found` and `UsageSum`. The schema accepts all forms that the crate
-/// accepts, so members with defaults may be missing.
+/// The main types are `SessionCommand`, `SessionAnswer` and `ManagerCommand`. The document also contains `Listing`, and
+/// the results of lists, searches and sums: `Listed`, `Found` and `UsageSum`. The schema accepts all forms that the
+/// crate accepts, so members with defaults may be missing.
 pub fn commands() -> Value {
     let mut document = Document::new(SchemaSettings::draft2020_12().for_deserialize());
     document.add::<SessionCommand>("SessionCommand", "An operation of a session, sent by a client.");

@@ -332,8 +332,8 @@ impl Session {
 
     /// Replaces the labels of the conversation.
     ///
-    /// The labels are stored like a [title](Self::set_title). Labels that another process has stored in the meantime are
-    /// replaced, unless the session already has these labels.
+    /// The labels are stored like a [title](Self::set_title). Labels that another process has stored in the meantime
+    /// are replaced, unless the session already has these labels.
     ///
     /// # Errors
     ///

@@ -209,7 +209,8 @@ pub enum Update<S, E> {
     Closed(End<S>),
 }
 
-/// The JSON form of [`Update::Resync`]. The snapshot is a field, because otherwise its own fields would mix with the tag.
+/// The JSON form of [`Update::Resync`]. The snapshot is a field, because otherwise its own fields would mix with the
+/// tag.
 #[derive(Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(inline))]
 struct Resync<S> {

@@ -12,12 +12,12 @@
 //! | `execute_tool` | INFO | one tool call |
 //!
 //! The run's span is a child of the span in which the caller sent the prompt. Pauses, decisions, retries and staged
-//! prompts are events on the run's span. The field `otel.name` contains the full name, such as `chat claude-sonnet-4-6`,
-//! and the fields `otel.kind`, `otel.status_code` and `otel.status_description` have the meanings that
-//! `tracing-opentelemetry` gives them.
+//! prompts are events on the run's span. The field `otel.name` contains the full name, such as
+//! `chat claude-sonnet-4-6`, and the fields `otel.kind`, `otel.status_code` and `otel.status_description` have the
+//! meanings that `tracing-opentelemetry` gives them.
 //!
-//! Prompts, responses, tool inputs, tool outputs, keys and headers are not part of any span, unless the application asks
-//! for content with [`Capture`].
+//! Prompts, responses, tool inputs, tool outputs, keys and headers are not part of any span, unless the application
+//! asks for content with [`Capture`].
 //!
 //! [`configure`] sets the [`Settings`] of the process: the [`Convention`] for the names, the captured content, and the
 //! [`Recorder`] that receives the metrics of each request, tool call and run.

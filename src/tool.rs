@@ -191,8 +191,8 @@ pub trait Tool: Send + Sync + 'static {
     /// Returns the name by which the model calls the tool. It consists of letters, digits, `_`, `-` and `.`, with at
     /// most 128 characters.
     ///
-    /// Many services have stricter rules for names. For example, OpenAI accepts no dots and at most 64 characters. Such a service
-    /// receives the most similar name that it accepts, and the model's calls are mapped back to this name.
+    /// Many services have stricter rules for names. For example, OpenAI accepts no dots and at most 64 characters. Such
+    /// a service receives the most similar name that it accepts, and the model's calls are mapped back to this name.
     fn name(&self) -> &str;
 
     /// Returns what the tool does and when to use it, for the model to read. This method is called for every request,

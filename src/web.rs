@@ -62,12 +62,12 @@
 //! # Streams
 //!
 //! A stream sends an event `conversation` with `{conversation, update}` for each update, beginning with a `resync` that
-//! contains a snapshot. The `id` of an event names the positions of all conversations of the stream. A client that sends
-//! it back as `last-event-id` gets the events that it has missed, or a new `resync`. Deltas of texts, thinking and tool
-//! inputs have no `id`, so they may come again. A client skips every update whose id it has applied already. The event
-//! `list` has `{update}` of the list, which always begins with a `resync`. The event `refused` has `{conversation,
-//! problem}` if a conversation cannot be opened or is no longer permitted. The event `ending` announces the end of the
-//! stream. Leaving a stream never stops a run.
+//! contains a snapshot. The `id` of an event names the positions of all conversations of the stream. A client that
+//! sends it back as `last-event-id` gets the events that it has missed, or a new `resync`. Deltas of texts, thinking
+//! and tool inputs have no `id`, so they may come again. A client skips every update whose id it has applied already.
+//! The event `list` has `{update}` of the list, which always begins with a `resync`. The event `refused` has
+//! `{conversation, problem}` if a conversation cannot be opened or is no longer permitted. The event `ending` announces
+//! the end of the stream. Leaving a stream never stops a run.
 //!
 //! # Security
 //!
@@ -192,8 +192,8 @@ impl Default for WebLimits {
 }
 
 impl Web {
-    /// Returns a builder for a router over this manager. `access` decides who may do what, and `agents` builds the agent
-    /// of each conversation.
+    /// Returns a builder for a router over this manager. `access` decides who may do what, and `agents` builds the
+    /// agent of each conversation.
     pub fn builder(manager: Manager, access: impl Access, agents: impl Agents) -> WebBuilder {
         WebBuilder(Inner {
             manager,
@@ -229,10 +229,11 @@ impl Web {
     /// | `GET /chat/{id}/messages` | the messages that a page loads |
     /// | `POST /chat/{id}/stop?discard=` | stops the run and keeps its text, or discards the run |
     ///
-    /// The stop button calls the last route, because leaving a stream never stops a run. The response then ends by itself.
+    /// The stop button calls the last route, because leaving a stream never stops a run. The response then ends by
+    /// itself.
     ///
-    /// Version 7 sends decisions about tools by itself with `lastAssistantMessageIsCompleteWithApprovalResponses`. Version 6
-    /// has no frame for tools that run without a decision, so it needs another condition:
+    /// Version 7 sends decisions about tools by itself with `lastAssistantMessageIsCompleteWithApprovalResponses`.
+    /// Version 6 has no frame for tools that run without a decision, so it needs another condition:
     ///
     /// ```js
     /// const sendAutomaticallyWhen = ({ messages }) => {
@@ -265,17 +266,17 @@ impl Web {
     /// | `POST /{thread}/stop?discard=` | ends the run, and keeps its text unless `discard` is `true` |
     /// | `GET /{thread}/files/{message}/{block}` | the bytes of an attachment |
     ///
-    /// The thread is the conversation. Each tool use that waits for a decision is an interrupt. Its answer has the members
-    /// `approved`, `reason` and `editedArgs`. The posted messages only show where a new message belongs. A user message
-    /// that the server knows is answered again, or edited if its content differs.
+    /// The thread is the conversation. Each tool use that waits for a decision is an interrupt. Its answer has the
+    /// members `approved`, `reason` and `editedArgs`. The posted messages only show where a new message belongs. A user
+    /// message that the server knows is answered again, or edited if its content differs.
     pub fn ag_ui(&self) -> Router {
         ag_ui::routes::router(self)
     }
 
     /// Ends all streams with an `ending` event. From now on, new streams and prompts are refused with the status 503.
     ///
-    /// Call it before [`Manager::shutdown`], and stop the HTTP server last. Without this call, a graceful shutdown of the
-    /// HTTP server waits for streams that do not end.
+    /// Call it before [`Manager::shutdown`], and stop the HTTP server last. Without this call, a graceful shutdown of
+    /// the HTTP server waits for streams that do not end.
     pub fn drain(&self) {
         self.0.draining.cancel();
     }
@@ -320,9 +321,9 @@ impl WebBuilder {
         self
     }
 
-    /// Accepts the tools that AG-UI clients declare. The model can use them, and the client runs them. They are added after
-    /// the agent's own tools, which they cannot replace, and stay until the conversation is closed. By default, they are
-    /// ignored.
+    /// Accepts the tools that AG-UI clients declare. The model can use them, and the client runs them. They are added
+    /// after the agent's own tools, which they cannot replace, and stay until the conversation is closed. By default,
+    /// they are ignored.
     pub fn client_tools(mut self, are_accepted: bool) -> Self {
         self.0.client_tools = are_accepted;
         self

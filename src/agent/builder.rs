@@ -136,8 +136,8 @@ impl AgentBuilder {
         self
     }
 
-    /// Demands an approval for every use of the tool with this name, like [`Tool::needs_approval`]. The name may also be
-    /// that of a tool that the service runs itself, if the service asks for decisions.
+    /// Demands an approval for every use of the tool with this name, like [`Tool::needs_approval`]. The name may also
+    /// be that of a tool that the service runs itself, if the service asks for decisions.
     ///
     /// The agent pauses with [`Event::Pause`](super::Event::Pause) and waits for [`Agent::resume`]. The callback
     /// [`handle_tool_use`](AgentCallbacks::handle_tool_use) is asked first. It can reject the use, provide a result, or

@@ -30,8 +30,8 @@ pub enum Status {
 
 /// A change in an agent, as subscribers see it.
 ///
-/// The order of events: `Message` (user) → `StepStart` → block events → `Message` (assistant) → `Step`. If the model uses
-/// tools, these events follow:
+/// The order of events: `Message` (user) → `StepStart` → block events → `Message` (assistant) → `Step`. If the model
+/// uses tools, these events follow:
 ///
 /// 1. `Decided` for each tool use that `handle_tool_use` did not simply execute.
 /// 2. If tool uses wait for a decision: `Status` (paused), one `Pause` for each, and one `Decided` for each when its

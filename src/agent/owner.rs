@@ -73,8 +73,8 @@ impl HistoryOwner {
         self.change(at, Change::Set(history)).await
     }
 
-    /// Replaces the history like [`set`](Self::set), and removes all earlier events from memory, because they may contain
-    /// erased messages. Subscribers that have not seen all events get a new snapshot.
+    /// Replaces the history like [`set`](Self::set), and removes all earlier events from memory, because they may
+    /// contain erased messages. Subscribers that have not seen all events get a new snapshot.
     ///
     /// # Errors
     ///

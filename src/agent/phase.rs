@@ -348,8 +348,8 @@ impl Phase {
         }
     }
 
-    /// Returns the pauses that wait for a decision: in the order of the tool uses, or, if running tools ask, in the order
-    /// of the questions.
+    /// Returns the pauses that wait for a decision: in the order of the tool uses, or, if running tools ask, in the
+    /// order of the questions.
     pub(crate) fn pauses(&self) -> impl Iterator<Item = &Pause> {
         let (asked, tools, questions) = match self.stage() {
             Some(Stage::Paused { tools }) => (None, Some(tools), None),

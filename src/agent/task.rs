@@ -62,8 +62,8 @@ pub(super) struct Setup {
     pub(super) hold: Option<Arc<dyn Hold>>,
 }
 
-/// The owner of an agent with a conversation. It decides whether the agent may accept a prompt, and is asked before each
-/// prompt, whichever handle sends it.
+/// The owner of an agent with a conversation. It decides whether the agent may accept a prompt, and is asked before
+/// each prompt, whichever handle sends it.
 pub(crate) trait Hold: Send + Sync {
     /// Returns the id of the conversation, for telemetry.
     fn conversation(&self) -> &str;

@@ -70,8 +70,8 @@ impl OpenOptions {
         self
     }
 
-    /// Sets the labels of a new conversation, such as its tenant and user. [`Manager::list`](super::Manager::list) finds
-    /// conversations by their labels. A stored conversation keeps its labels.
+    /// Sets the labels of a new conversation, such as its tenant and user. [`Manager::list`](super::Manager::list)
+    /// finds conversations by their labels. A stored conversation keeps its labels.
     pub fn labels(mut self, labels: Labels) -> Self {
         self.labels = labels;
         self

@@ -131,9 +131,10 @@ impl<'de> Deserialize<'de> for TurnId {
 
 /// The id of a message. Its JSON form is its text.
 ///
-/// The agent gives every message of a turn an id. The message of a prompt has the [id of the prompt], if the application
-/// has set one, so that both sides use the same name for the message. Every other message gets an id that is unique
-/// across restarts and processes. Such an id consists of the turn's id and a number, and has at most 33 characters.
+/// The agent gives every message of a turn an id. The message of a prompt has the [id of the prompt], if the
+/// application has set one, so that both sides use the same name for the message. Every other message gets an id that
+/// is unique across restarts and processes. Such an id consists of the turn's id and a number, and has at most 33
+/// characters.
 ///
 /// [id of the prompt]: crate::agent::Prompt::with_id
 ///

@@ -123,8 +123,9 @@ impl Model {
         &self.0.name
     }
 
-    /// Returns the saved model's name if that name could not be resolved and this model is its fallback. A session keeps the saved
-    /// name in its store until another model is chosen. Choosing the same model again counts as another choice.
+    /// Returns the saved model's name if that name could not be resolved and this model is its fallback. A session
+    /// keeps the saved name in its store until another model is chosen. Choosing the same model again counts as another
+    /// choice.
     pub fn fallback_for(&self) -> Option<&str> {
         self.0.fallback_for.as_deref()
     }
@@ -149,8 +150,8 @@ impl Model {
         &self.0.provider
     }
 
-    /// Returns the facts about the model: the result of [`Catalogue::find`] for its id, in the registry's catalogue or the built-in
-    /// one.
+    /// Returns the facts about the model: the result of [`Catalogue::find`] for its id, in the registry's catalogue or
+    /// the built-in one.
     pub fn info(&self) -> Option<&Arc<ModelInfo>> {
         self.facts().0.as_ref()
     }
@@ -164,7 +165,8 @@ impl Model {
         catalogue.find(self.0.provider.name(), id)
     }
 
-    /// Adds the facts about the model and the source of its key to `request`, which may be for another id of the same provider.
+    /// Adds the facts about the model and the source of its key to `request`, which may be for another id of the same
+    /// provider.
     pub(crate) fn complete(&self, request: &mut Request) {
         let same = Arc::ptr_eq(&request.model, &self.0.id) || request.model == self.0.id;
         if request.model_info.is_none() {
@@ -220,8 +222,8 @@ impl Model {
     /// Returns the complete response to one request.
     ///
     /// Tools in the request are declared to the model, and the response contains the model's tool uses, but no tool is
-    /// run. To run tools until the model needs no more of them, start an agent and [`ask`](crate::agent::Agent::ask) it. An
-    /// agent that is dropped after one response leaves nothing behind:
+    /// run. To run tools until the model needs no more of them, start an agent and [`ask`](crate::agent::Agent::ask)
+    /// it. An agent that is dropped after one response leaves nothing behind:
     ///
     /// ```
     /// # #[cfg(feature = "test-util")]

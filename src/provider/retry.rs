@@ -20,9 +20,9 @@ use super::{
 };
 use crate::{message::Usage, setters::setters, telemetry};
 
-/// The rules for repeating a failed request. A request is repeated only before its first content and before it has asked for a
-/// decision, and only if its error is retryable. The delay uses exponential backoff with jitter, or the time that the
-/// service requests. The default figures are those of the official SDKs of Anthropic and OpenAI.
+/// The rules for repeating a failed request. A request is repeated only before its first content and before it has
+/// asked for a decision, and only if its error is retryable. The delay uses exponential backoff with jitter, or the
+/// time that the service requests. The default figures are those of the official SDKs of Anthropic and OpenAI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RetryPolicy {
@@ -71,8 +71,8 @@ impl RetryPolicy {
         }
     }
 
-    /// Streams `provider`'s response to `request` under this policy and the request's total timeout, which starts now. If a
-    /// retry could not start within the timeout, the stream fails at once.
+    /// Streams `provider`'s response to `request` under this policy and the request's total timeout, which starts now.
+    /// If a retry could not start within the timeout, the stream fails at once.
     ///
     /// The facts about the model ([`Request::model_info`]) are applied: a request that the model does not support is
     /// changed to fit, with a warning, or fails before it is sent. If the service does not report the cost, it is added
@@ -254,8 +254,8 @@ struct Priced {
 }
 
 impl Priced {
-    /// Adds the cost. Usage is reported as a total so far, and the last report counts. So the cost is computed for each report,
-    /// and an aborted response has a cost too. A cost reported by the service takes precedence.
+    /// Adds the cost. Usage is reported as a total so far, and the last report counts. So the cost is computed for each
+    /// report, and an aborted response has a cost too. A cost reported by the service takes precedence.
     fn price(&self, data: &mut MessageDelta) {
         if let (Some(usage), Some(price)) = (&mut data.usage, &self.info.price) {
             usage.cost = usage.cost.or_else(|| price.cost(usage, self.cache));

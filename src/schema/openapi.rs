@@ -37,8 +37,8 @@ The body of a stream consists of server-sent events. The extension `x-itemSchema
 `event` and `id`, and with the parsed JSON of its `data`. Within a minor version, types only grow: a client ignores members \
 and events that it does not know.";
 
-/// Returns the OpenAPI 3.1 document of the native routes of feature `web`, with all parameters, bodies, answers, problems
-/// and events.
+/// Returns the OpenAPI 3.1 document of the native routes of feature `web`, with all parameters, bodies, answers,
+/// problems and events.
 ///
 /// The published crate contains this document as `schema/openapi.json`, and
 /// [`Web::router`](crate::web::Web::router) serves it at `GET /openapi.json`.

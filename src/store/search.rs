@@ -10,8 +10,8 @@ use crate::{
 
 /// The words and phrases of a search, for implementations of [`Store::search`](super::Store::search).
 ///
-/// All words must occur. Text in double quotes is a phrase, whose words must follow each other. No other character has a
-/// special meaning. Words are compared without regard to case.
+/// All words must occur. Text in double quotes is a phrase, whose words must follow each other. No other character has
+/// a special meaning. Words are compared without regard to case.
 ///
 /// ```
 /// use omni_agent::store::Query;

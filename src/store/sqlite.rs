@@ -56,9 +56,9 @@
 //!
 //! # Writes
 //!
-//! A write is atomic, and is synced before it is acknowledged (`synchronous = FULL`). One connection writes. Writes that
-//! wait for it at the same time share a transaction and its sync, so many busy conversations write faster than one. Other
-//! connections read at the same time and never wait for the writer.
+//! A write is atomic, and is synced before it is acknowledged (`synchronous = FULL`). One connection writes. Writes
+//! that wait for it at the same time share a transaction and its sync, so many busy conversations write faster than
+//! one. Other connections read at the same time and never wait for the writer.
 //!
 //! Several processes may use the file. Only one of them writes at a time, and the others wait for it, by default for up
 //! to five seconds. After that, the write fails with [`StoreError::Busy`]. Writes of the same process that were queued
@@ -87,10 +87,10 @@
 //! # Searches
 //!
 //! [`SqliteStoreBuilder::search`] creates the index for [`Store::search`]. The index consists of the tables `texts`,
-//! `words` (FTS5) and `indexing`, a view and triggers, which update the index with every write of any process. The index
-//! does not contain the texts themselves. Words are compared without regard to case and diacritics. Messages of more
-//! than 256 KiB of JSON and messages with U+0000 are not indexed. If more than 20,000 texts match, the store examines the
-//! conversations from the newest on until the page is full.
+//! `words` (FTS5) and `indexing`, a view and triggers, which update the index with every write of any process. The
+//! index does not contain the texts themselves. Words are compared without regard to case and diacritics. Messages of
+//! more than 256 KiB of JSON and messages with U+0000 are not indexed. If more than 20,000 texts match, the store
+//! examines the conversations from the newest on until the page is full.
 //!
 //! A program that changes an indexed file needs a SQLite with FTS5.
 //!

@@ -14,8 +14,8 @@ use super::{
 
 /// Records metrics with the instruments of OpenTelemetry's conventions for generative AI.
 ///
-/// The crate `opentelemetry` must have the same version in the application. With another version, implement [`Recorder`]
-/// instead.
+/// The crate `opentelemetry` must have the same version in the application. With another version, implement
+/// [`Recorder`] instead.
 ///
 /// | [`Convention::V1_41`] | [`Convention::Latest`] |
 /// | --- | --- |

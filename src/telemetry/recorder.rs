@@ -55,7 +55,7 @@ pub trait Recorder: Send + Sync + 'static {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Tokens {
-    /// The number of input tokens, including those of both caches.
+    /// The number of input tokens, including those that were read from or written to the cache.
     pub input: u64,
     /// The number of input tokens that were read from the cache.
     pub cache_read: u64,

@@ -43,7 +43,7 @@ impl RequestScope {
     /// Sets the service to which the request is sent.
     #[cfg(feature = "http")]
     pub(crate) fn set_server(&self, address: &str, port: Option<u16>) {
-        // Each attempt is sent to the same service.
+        // Each attempt is sent to the same service, so only the first one sets it.
         let _ = self.server.set((address.into(), port));
     }
 }

@@ -20,8 +20,9 @@ impl WebBuilder {
     /// Lets clients of AG-UI choose the ids of new conversations. By default, such a client can only use
     /// conversations that exist.
     ///
-    /// `scope` returns the id of the stored conversation for a principal and the client's id, or `None` if the client's id
-    /// is unacceptable. It must give different principals different ids, for example by including the principal's name.
+    /// `scope` returns the id of the stored conversation for a principal and the client's id, or `None` if the client's
+    /// id is unacceptable. It must give different principals different ids, for example by including the principal's
+    /// name.
     pub fn client_ids(
         mut self,
         scope: impl Fn(&Principal, &str) -> Option<ConversationId> + Send + Sync + 'static,

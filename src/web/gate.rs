@@ -102,8 +102,8 @@ impl Call {
         Ok(self.web.open(&self.principal, id, labels, None).await?.session)
     }
 
-    /// Performs an operation on the route's conversation. If the session is ended at the same moment, the conversation is
-    /// opened again, once.
+    /// Performs an operation on the route's conversation. If the session is ended at the same moment, the conversation
+    /// is opened again, once.
     pub(super) async fn on_session<T, F>(&self, operation: impl Fn(Session) -> F) -> Result<T, Problem>
     where
         F: Future<Output = Result<T, SessionError>>,

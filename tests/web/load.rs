@@ -303,8 +303,8 @@ fn resident() -> Option<usize> {
     Some(statm.split(' ').nth(1)?.parse::<usize>().ok()? * rustix::param::page_size())
 }
 
-/// Runs a load. Returns what the readers with each habit have seen, and the resident memory after a sixth of the time and
-/// at the end.
+/// Runs a load. Returns what the readers with each habit have seen, and the resident memory after a sixth of the time
+/// and at the end.
 async fn run(load: Load) -> (BTreeMap<String, Seen>, Option<(usize, usize)>) {
     let manager = Manager::builder(MemoryStore::new()).titles(Titles::Off).build();
     let model = Model::new(Arc::new(Words { pace: load.pace, deltas: load.deltas }), "words");

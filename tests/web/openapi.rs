@@ -1,5 +1,5 @@
-//! The OpenAPI document: its own schema, its routes, and the requests, answers and events of the router. All tests of the
-//! native routes check their requests and answers against the document.
+//! The OpenAPI document: its own schema, its routes, and the requests, answers and events of the router. All tests of
+//! the native routes check their requests and answers against the document.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

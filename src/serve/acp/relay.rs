@@ -78,7 +78,8 @@ impl Drop for Last<'_> {
 }
 
 impl Relay {
-    /// Runs until the session or the connection ends. Sends to `joined` when the client has everything so far.
+    /// Runs until the session or the connection ends. Sends to `joined` when all updates so far were passed to the
+    /// client.
     pub(super) async fn run(
         self,
         mut events: SessionSubscription,

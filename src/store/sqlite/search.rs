@@ -1,7 +1,7 @@
 //! Searches by words.
 //!
-//! The triggers of `search.sql` keep the index up to date, whichever process writes. Conversations from before the index
-//! are indexed in batches, between the jobs of callers.
+//! The triggers of `search.sql` keep the index up to date, whichever process writes. Conversations from before the
+//! index are indexed in batches, between the jobs of callers.
 
 use std::collections::HashMap;
 

@@ -1,5 +1,5 @@
-//! Transactions that several writes share. Syncing the file takes most of the time of a write, and one sync is enough for
-//! all writes that wait at the same time.
+//! Transactions that several writes share. Syncing the file takes most of the time of a write, and one sync is enough
+//! for all writes that wait at the same time.
 
 use std::{
     any::Any,
@@ -16,8 +16,8 @@ pub(super) const MAX_SHARED: usize = 64;
 /// A write that can share a transaction. Calling it prepares the write before the transaction begins.
 pub(super) type Together = Box<dyn FnOnce() -> Apply + Send>;
 
-/// A prepared write. It is called with the connection, within the transaction, or with the error because of which the
-/// transaction could not begin.
+/// A prepared write. Within a transaction, it is called with the connection. If the transaction could not begin, it is
+/// called with the error.
 pub(super) type Apply = Box<dyn FnOnce(Result<&mut Connection, rusqlite::Error>) -> Applied>;
 
 /// A write whose transaction has not ended yet.

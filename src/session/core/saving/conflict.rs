@@ -27,8 +27,8 @@ pub(in crate::session) struct Found {
 
 impl Core {
     /// Processes a write in flight that failed with `error` because another writer was first. `found` is the
-    /// conversation as that writer left it. If only the title or the labels differ, the session adopts them and continues.
-    /// Otherwise, the session has lost its place in the store.
+    /// conversation as that writer left it. If only the title or the labels differ, the session adopts them and
+    /// continues. Otherwise, the session has lost its place in the store.
     pub(in crate::session) fn conflicted(
         &mut self,
         error: &StoreError,

@@ -39,7 +39,7 @@ pub(super) struct Server {
     slot: AsyncMutex<Slot>,
     changes: watch::Sender<u64>,
     since: Instant,
-    /// The tools that were created for this server, to recognise them in a session.
+    /// The tools that were created for this server. They identify the server's tools in a session.
     pub(super) offered: Mutex<Vec<Weak<dyn Tool>>>,
 }
 

@@ -81,7 +81,8 @@ fn capture_with_redaction_records_the_redacted_text_cut_at_16_kib() {
         let capture =
             Capture::new().with_messages().with_tools().with_redaction(|content, text| match content {
                 CapturedContent::InputMessages => text.replace("prompt-4f21", "***"),
-                // Two bytes per letter, so that the cut is not at the limit's own position.
+                // Each of these letters has two bytes, and one of them crosses the limit. The text is cut before this
+                // letter.
                 CapturedContent::ToolInput => format!("a{}", "ä".repeat(10_000)),
                 CapturedContent::ToolOutput => panic!("a redaction fails"),
                 _ => text,

@@ -188,6 +188,8 @@ pub(crate) struct Delivery {
     /// For a message, the settings of the prompt that started the message's turn. `None` if this prompt has no
     /// settings.
     pub(crate) settings: Option<Arc<Prompt>>,
+    /// For a committed turn, the span of its run, if anybody listens.
+    pub(crate) run: Caller,
 }
 
 /// A snapshot of an agent and the events that follow it.

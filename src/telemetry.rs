@@ -10,11 +10,14 @@
 //! | `chat` | INFO | one request to a model, including its retries, until the response ends |
 //! | `attempt` | DEBUG | one attempt at a request |
 //! | `execute_tool` | INFO | one tool call |
+//! | `save` | INFO | from a turn's end until a session has saved it |
+//! | `title` | INFO | the generation of a conversation's title |
 //!
-//! The run's span is a child of the span in which the caller sent the prompt. Pauses, decisions, retries and staged
-//! prompts are events on the run's span. The field `otel.name` contains the full name, such as
-//! `chat claude-sonnet-4-6`, and the fields `otel.kind`, `otel.status_code` and `otel.status_description` have the
-//! meanings that `tracing-opentelemetry` gives them.
+//! The run's span is a child of the span in which the caller sent the prompt. The spans `save` and `title` have no
+//! parent, but links to the runs whose turns they contain. Pauses, decisions, retries and staged prompts are events on
+//! the run's span. The field `otel.name` contains the full name, such as `chat claude-sonnet-4-6`, and the fields
+//! `otel.kind`, `otel.status_code` and `otel.status_description` have the meanings that `tracing-opentelemetry` gives
+//! them.
 //!
 //! Prompts, responses, tool inputs, tool outputs, keys and headers are not part of any span, unless the application
 //! asks for content with [`Capture`].
@@ -43,6 +46,7 @@ mod otel;
 mod recorder;
 mod request;
 mod run;
+mod session;
 mod settings;
 mod tool;
 
@@ -52,6 +56,7 @@ pub use otel::OtelRecorder;
 pub use recorder::{Recorder, RequestMetrics, RunMetrics, Tokens, ToolMetrics};
 pub(crate) use request::{RequestFacts, RequestScope, RequestTrace, attempt, attempt_failed};
 pub(crate) use run::{RunFacts, RunTrace};
+pub(crate) use session::{SaveTraces, title};
 pub use settings::{AlreadyConfigured, Convention, Settings, configure};
 pub(crate) use settings::{captures, is_on};
 pub(crate) use tool::ToolTrace;
@@ -61,7 +66,8 @@ use tracing::Span;
 /// The target of all spans and events of telemetry, for filters such as `omni_agent::telemetry=debug`.
 pub const TARGET: &str = "omni_agent::telemetry";
 
-/// The span in which a caller sent a command. It takes 8 bytes, because each command carries it.
+/// The span of a caller: the span in which a command was sent, or the run of an event. It takes 8 bytes, because each
+/// command carries it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Caller(Option<Box<Span>>);
 
@@ -73,6 +79,16 @@ impl Caller {
         }
         let span = Span::current();
         Self((!span.is_none()).then(|| Box::new(span)))
+    }
+
+    /// Returns a handle of this span, if it is enabled.
+    pub(crate) fn of(span: &Span) -> Self {
+        Self((!span.is_disabled()).then(|| Box::new(span.clone())))
+    }
+
+    /// Enters the span until the guard is dropped.
+    pub(crate) fn enter(&self) -> Option<tracing::span::Entered<'_>> {
+        self.0.as_deref().map(Span::enter)
     }
 
     /// Returns whether there is a span.

@@ -277,9 +277,11 @@ impl Task {
     fn perform(&mut self, effect: Effect) {
         match effect {
             Effect::Emit(event) => {
+                // The trace ends with the run's last turn.
+                let run = self.run_of(&event);
                 self.trace(&event);
                 self.report_committed(&event);
-                self.emit(event);
+                self.emit(event, run);
             }
             Effect::Call(op, call) => {
                 self.wanted = Some(CallbackRequest { op, call });
@@ -340,7 +342,7 @@ impl Task {
         self.work.get_or_insert_default()
     }
 
-    fn emit(&mut self, event: Event) {
+    fn emit(&mut self, event: Event, run: Caller) {
         if !self.feed.is_listened_to() && self.commit.is_none() {
             return self.feed.skip();
         }
@@ -350,7 +352,7 @@ impl Task {
             let turn = self.core.phase().turn().filter(|_| matches!(*event.event, Event::Message { .. }));
             let settings =
                 turn.map(|turn| &turn.origin.prompt).filter(|prompt| prompt.has_settings()).cloned();
-            commit.outbox.push_back(Delivery { event, config: Arc::clone(&self.config), settings });
+            commit.outbox.push_back(Delivery { event, config: Arc::clone(&self.config), settings, run });
         }
     }
 

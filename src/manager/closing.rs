@@ -6,6 +6,7 @@ use tokio::{
     task::{JoinError, JoinSet},
     time::{Instant, timeout},
 };
+use tracing::Instrument;
 
 use super::{Inner, ManagerError, opening::in_a_task};
 use crate::{
@@ -234,10 +235,11 @@ impl Inner {
             for session in portion {
                 let (inner, session) = (Arc::clone(self), session.clone());
                 let grace = grace.saturating_sub(begun.elapsed());
-                ends.spawn(async move {
+                let ending = async move {
                     let ended = inner.end(&session, grace, limit, InFlight::Keep).await;
                     ended.err().map(|error| (session.id().clone(), error))
-                });
+                };
+                ends.spawn(ending.in_current_span());
             }
             for _ in 0..ROUNDS {
                 OwnWake::begin().over().await;

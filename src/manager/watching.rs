@@ -2,11 +2,14 @@
 
 use std::sync::{Arc, Weak};
 
+use tracing::Instrument;
+
 use super::{Inner, registry::Key};
 use crate::{
     agent::Status,
     session::{Notice, Session, Watcher},
     store::ConversationId,
+    telemetry::{self, Caller},
 };
 
 /// The watcher of one session.
@@ -64,13 +67,15 @@ impl Inner {
         let Ok(guard) = session.keep() else {
             return;
         };
-        tokio::spawn(async move {
+        let span = telemetry::title(&Caller::current(), id.as_str());
+        let generating = async move {
             let titling = titling;
             titling.inner.title(&session).await;
             drop(titling);
             // From here on, the session may sleep or be ended by its idle shutdown.
             drop(guard);
-        });
+        };
+        tokio::spawn(generating.instrument(span));
     }
 
     async fn title(&self, session: &Session) {

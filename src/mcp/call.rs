@@ -15,6 +15,7 @@ use tokio::{
     sync::watch,
     time::{sleep, timeout},
 };
+use tracing::Instrument;
 
 use super::{
     McpError,
@@ -182,8 +183,9 @@ impl Drop for CancelOnDrop {
         let params = CancelledNotificationParam::new(Some(id), Some("the call was cancelled".to_owned()));
         let cancelled = CancelledNotification::new(params);
         let connection = Arc::clone(&self.connection);
-        self.connection.runtime().spawn(async move {
+        let cancelling = async move {
             let _ = timeout(CANCEL_LIMIT, connection.peer().send_notification(cancelled.into())).await;
-        });
+        };
+        self.connection.runtime().spawn(cancelling.in_current_span());
     }
 }

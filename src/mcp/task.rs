@@ -5,6 +5,7 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use rmcp::model::{CallToolResult, CancelTaskParams, GetTaskParams, Task, TaskPayload, UpdateTaskParams};
 use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
+use tracing::Instrument;
 
 use super::{
     McpError,
@@ -111,9 +112,10 @@ impl Drop for CancelOnDrop {
     fn drop(&mut self) {
         let Some(id) = self.id.take() else { return };
         let connection = Arc::clone(&self.connection);
-        self.connection.runtime().spawn(async move {
+        let cancelling = async move {
             let cancelled = connection.peer().cancel_task(CancelTaskParams::new(id));
             let _ = timeout(CANCEL_LIMIT, cancelled).await;
-        });
+        };
+        self.connection.runtime().spawn(cancelling.in_current_span());
     }
 }

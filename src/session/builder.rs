@@ -258,7 +258,7 @@ impl SessionBuilder {
         let (mut starting, id) = self.start_new(id).await?;
         let state = starting.core.state();
         let setup = Arc::clone(&starting.session.shared.setup);
-        let created = contained(async move {
+        let created = contained(tracing::Span::current(), async move {
             let version = store.create(&id, WriteId::generate(), &state).await?;
             Ok((version, Tenure::begin(&store, setup.keeper.as_ref(), &id, &setup.owner()).await?))
         });

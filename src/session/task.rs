@@ -283,16 +283,27 @@ impl Task {
 
     /// Processes the agent's next event.
     pub(super) fn take(&mut self, delivery: Delivery) {
-        let Delivery { event, config, settings } = delivery;
+        let Delivery { event, config, settings, run } = delivery;
         if let Some(is_between_requests) = event::is_between_requests(&event.event) {
             self.shared.is_between_requests.store(is_between_requests, Ordering::Release);
         }
+        let has_span = run.is_known();
+        if has_span {
+            let traces = &mut self.attempts.get_or_insert_default().traces;
+            traces.committed(&run, self.shared.id.as_str());
+        }
+        // The watcher finds the run as the current span.
+        let in_run = run.enter();
         self.step(|core, env, effects| {
             if let Some(settings) = settings {
                 core.prompted(&settings);
             }
             core.event(event.id, &event.event, &config, env, effects);
         });
+        drop(in_run);
+        if has_span && self.is_saved() {
+            self.close_traces();
+        }
     }
 
     /// Processes one event of the agent and the following events that are already available. Their number is limited to

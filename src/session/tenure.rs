@@ -17,6 +17,7 @@ use tokio::{
     sync::{oneshot, watch},
     time::timeout,
 };
+use tracing::Instrument;
 
 use crate::store::{ConversationId, Epoch, Lease, Owner, Store, StoreError};
 
@@ -128,7 +129,7 @@ impl Drop for PendingAcquisition {
         // A future that has panicked must not be polled again. Without a runtime, the lease is not released and expires
         // later.
         if let (false, Ok(runtime)) = (thread::panicking(), Handle::try_current()) {
-            runtime.spawn(timeout(PATIENCE, acquiring));
+            runtime.spawn(timeout(PATIENCE, acquiring).in_current_span());
         }
     }
 }

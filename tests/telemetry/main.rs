@@ -18,4 +18,5 @@ mod scenario;
 #[cfg(feature = "http")]
 #[path = "../support/server.rs"]
 mod server;
+mod spawns;
 mod tree;

@@ -1,13 +1,13 @@
 //! Code of the application runs inside the span of its operation, also after a spawn.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use futures_util::StreamExt;
 use omni_agent::{
-    Agent, AgentCallbacks, Manager, Response,
+    Agent, AgentCallbacks, Manager, Response, Session,
     agent::{State, StateEdit, TurnDecision},
     async_trait,
-    manager::OpenOptions,
+    manager::{OpenOptions, Titles},
     provider::{Delta, DeltaStream, Model, Provider, ProviderError, Request, RequestContext},
     store::MemoryStore,
     testing::{ScriptedProvider, Step},
@@ -19,6 +19,7 @@ use tracing::Instrument;
 use super::{
     alone::{alone, paused, threaded},
     collector::Collector,
+    tree::Node,
 };
 
 /// Opens and closes a span of the application.
@@ -123,22 +124,98 @@ fn code_of_the_application_on_several_threads_runs_inside_the_span_of_its_operat
     alone(TEST, &[], || threaded(run(Collector::install())));
 }
 
+/// Returns the span that is this span's parent.
+fn parent_of<'a>(spans: &'a [Node], span: &Node) -> Option<&'a Node> {
+    spans.iter().find(|other| Some(&other.id) == span.parent.as_ref())
+}
+
+/// Returns the names of the spans to which this span has links.
+fn links_of<'a>(spans: &'a [Node], span: &Node) -> Vec<&'a str> {
+    let linked = span.links.iter().map(|link| spans.iter().find(|other| other.id == *link).unwrap());
+    linked.map(|other| &*other.name).collect()
+}
+
 #[test]
-fn branch_of_a_session_is_a_child_of_its_callers_span() {
-    const TEST: &str = "parents::branch_of_a_session_is_a_child_of_its_callers_span";
+fn branch_and_regeneration_of_a_session_are_children_of_their_callers_spans() {
+    const TEST: &str = "parents::branch_and_regeneration_of_a_session_are_children_of_their_callers_spans";
     alone(TEST, &[], || {
         let collector = Collector::install();
         paused(async {
-            let provider = ScriptedProvider::new([Step::text("One."), Step::text("Two.")]);
+            let provider = ScriptedProvider::new([Step::text("1."), Step::text("2."), Step::text("3.")]);
             let agent = Agent::builder().model(provider.model());
-            let session =
-                omni_agent::Session::builder(MemoryStore::new()).agent(agent).create().await.unwrap();
+            let session = Session::builder(MemoryStore::new()).agent(agent).create().await.unwrap();
             session.ask("Count.").await.unwrap();
-            let caller = tracing::info_span!(target: "test", "caller");
-            session.ask_branch(None, "Count.").instrument(caller).await.unwrap();
+            let caller = |name| tracing::info_span!(target: "test", "caller", otel.name = name);
+            session.ask_branch(None, "Count.").instrument(caller("branch")).await.unwrap();
+            let question = session.tree().await.unwrap().nodes().next().unwrap().id();
+            session.regenerate(question).instrument(caller("again")).await.unwrap();
+            session.wait_until_idle().await.unwrap();
             let spans = collector.spans();
-            let runs: Vec<_> = spans.iter().filter(|span| span.name == "invoke_agent").collect();
-            assert_eq!(runs.iter().map(|run| run.parent.is_some()).collect::<Vec<_>>(), [false, true]);
+            let runs = spans.iter().filter(|span| span.name == "invoke_agent");
+            let parents: Vec<_> =
+                runs.map(|run| parent_of(&spans, run).map(|parent| &*parent.name)).collect();
+            assert_eq!(parents, [None, Some("branch"), Some("again")]);
+        });
+    });
+}
+
+#[test]
+fn prompt_from_inside_a_tool_is_a_child_of_the_tool_calls_span() {
+    const TEST: &str = "parents::prompt_from_inside_a_tool_is_a_child_of_the_tool_calls_span";
+    alone(TEST, &[], || {
+        let collector = Collector::install();
+        paused(async {
+            let inner = ScriptedProvider::new([Step::text("Noon.")]);
+            let inner = Agent::builder().model(inner.model()).name("clock").start().await.unwrap();
+            let tool = tool_fn("ask", "Asks.", move |_: Value, _| {
+                let inner = inner.clone();
+                async move { Ok(inner.ask("When?").await.unwrap().text()) }
+            });
+            let script = ScriptedProvider::new([
+                Step::tool_use("call-1", "ask", json!({})),
+                Step::text("It is noon."),
+            ]);
+            let outer = Agent::builder().model(script.model()).tool(tool).start().await.unwrap();
+            outer.ask("When?").await.unwrap();
+            let spans = collector.spans();
+            let run = spans.iter().find(|span| span.name == "invoke_agent clock").unwrap();
+            assert_eq!(parent_of(&spans, run).unwrap().name, "execute_tool ask");
+        });
+    });
+}
+
+#[test]
+fn write_and_title_of_a_session_have_no_parents_and_links_to_the_run() {
+    const TEST: &str = "parents::write_and_title_of_a_session_have_no_parents_and_links_to_the_run";
+    alone(TEST, &[], || {
+        let collector = Collector::install();
+        paused(async {
+            let titles = ScriptedProvider::new([Step::text("Noon")]);
+            let manager = Manager::builder(MemoryStore::new()).titles(Titles::Model(titles.model())).build();
+            let provider =
+                ScriptedProvider::new([Step::tool_use("call-1", "time", json!({})), Step::text("Noon.")]);
+            let time = tool_fn("time", "Returns the time.", |_: Value, _| async { Ok("12:00") });
+            let agent = Agent::builder().model(provider.model()).name("clock").tool(time);
+            let session = manager.create(OpenOptions::new(agent)).await.unwrap().session;
+            let caller = tracing::info_span!(target: "test", "caller");
+            session.ask("When?").instrument(caller).await.unwrap();
+            session.wait_until_idle().await.unwrap();
+            session.flush(Duration::from_secs(10)).await.unwrap();
+            manager.close(session.id()).await.unwrap();
+            let spans = collector.spans();
+            let saves: Vec<_> = spans.iter().filter(|span| span.name == "save").collect();
+            let titles: Vec<_> = spans.iter().filter(|span| span.name == "title").collect();
+            assert!((1..=2).contains(&saves.len()), "one write for both turns, or one for each");
+            assert_eq!(titles.len(), 1);
+            for span in saves.into_iter().chain(titles.iter().copied()) {
+                assert_eq!(span.parent, None, "{}", span.name);
+                assert_eq!(links_of(&spans, span), ["invoke_agent clock"], "{}", span.name);
+                assert_eq!(span.attributes["gen_ai.conversation.id"], session.id().as_str());
+            }
+            let chats = spans.iter().filter(|span| span.name.starts_with("chat "));
+            let parents: Vec<_> = chats.map(|chat| &*parent_of(&spans, chat).unwrap().name).collect();
+            assert_eq!(parents.iter().filter(|name| **name == "title").count(), 1, "{parents:?}");
+            assert_eq!(collector.open(), [""; 0]);
         });
     });
 }

@@ -23,6 +23,17 @@ impl Work {
 }
 
 impl Task {
+    /// Returns the span of the run to which a committed turn belongs, if anybody listens to it.
+    #[inline]
+    pub(super) fn run_of(&self, event: &Event) -> Caller {
+        match &self.work {
+            Some(work) if matches!(event, Event::Turn(_)) && self.commit.is_some() => {
+                work.span().map(Caller::of).unwrap_or_default()
+            }
+            _ => Caller::default(),
+        }
+    }
+
     /// Records an event in the trace of its run.
     #[inline]
     pub(super) fn trace(&mut self, event: &Event) {

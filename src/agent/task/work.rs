@@ -196,7 +196,7 @@ impl Task {
         drop_contained(of);
         if let Some(own) = own {
             let limit = self.setup.terminate_timeout;
-            tokio::spawn(async move {
+            let closing = async move {
                 if tokio::time::timeout(limit, own.close()).await.is_err() {
                     tracing::warn!(
                         provider = own.name(),
@@ -204,7 +204,8 @@ impl Task {
                         "closing the provider was cut off at its time limit"
                     );
                 }
-            });
+            };
+            tokio::spawn(closing.in_current_span());
         }
     }
 

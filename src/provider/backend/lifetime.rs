@@ -13,6 +13,7 @@ use tokio::{
     sync::watch,
     time::timeout,
 };
+use tracing::Instrument;
 
 use super::{BackendError, BackendSession, Breach};
 use crate::panics::{contained, contained_async};
@@ -72,7 +73,7 @@ pub(super) fn terminate(
     let (done, waiter) = watch::channel(());
     let ending = Ending { session: Some(session), limit, _done: done };
     // If the runtime is gone, the future is dropped at once, and dropping it terminates the session.
-    runtime.spawn(ending.run());
+    runtime.spawn(ending.run().in_current_span());
     waiter
 }
 

@@ -9,6 +9,7 @@ use std::{
 };
 
 use tokio::{task::JoinHandle, time::timeout};
+use tracing::{Instrument, Span};
 
 use super::Task;
 use crate::{
@@ -17,6 +18,7 @@ use crate::{
         tenure::{Held, Keeper, Tenure},
     },
     store::{ConversationId, Lease, Owner, Store, StoreError, Stored, Version, Write},
+    telemetry::SaveTraces,
     tree::Tree,
 };
 
@@ -38,26 +40,30 @@ type WriteFuture = Pin<Box<dyn Future<Output = Written> + Send>>;
 /// The attempts in flight for one write: at most the first attempt and the latest attempt. Both have the same write id,
 /// so either attempt may take effect.
 #[derive(Default)]
-pub(in crate::session) struct Attempts(Vec<WriteFuture>);
+pub(in crate::session) struct Attempts {
+    futures: Vec<WriteFuture>,
+    /// The spans of this write and the next one. They are stored here, so that idle sessions are no larger.
+    pub(super) traces: SaveTraces,
+}
 
 impl Attempts {
     fn add(&mut self, attempt: WriteFuture) {
         // The first attempt is kept, because it started earliest and a slow store is likely to finish it first.
-        self.0.truncate(1);
-        self.0.push(attempt);
+        self.futures.truncate(1);
+        self.futures.push(attempt);
     }
 
     /// Returns the first success, the first permanent failure, or the last of the transient failures.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Written> {
         let mut index = 0;
-        while let Some(attempt) = self.0.get_mut(index) {
+        while let Some(attempt) = self.futures.get_mut(index) {
             let Poll::Ready(written) = attempt.as_mut().poll(cx) else {
                 index += 1;
                 continue;
             };
-            drop(self.0.remove(index));
+            drop(self.futures.remove(index));
             match written {
-                Err(error) if error.is_transient() && !self.0.is_empty() => {}
+                Err(error) if error.is_transient() && !self.futures.is_empty() => {}
                 written => return Poll::Ready(written),
             }
         }
@@ -74,7 +80,7 @@ impl Task {
         if matches!(*job, Job::Create(..)) {
             // The creation of a conversation also acquires it. A second acquisition would end the lease of the first,
             // so the earlier attempt is aborted.
-            self.attempts = None;
+            self.end_attempts();
         }
         let (store, id) = (Arc::clone(&self.store), self.shared.id.clone());
         let place = id.clone();
@@ -86,19 +92,43 @@ impl Task {
             }
             (None, _) => Ownership::Free,
         };
-        let write = contained(async move { perform(&store, &id, &job, ownership).await });
+        let attempts = self.attempts.get_or_insert_default();
+        // Other writes contain no turns, so they have no span.
+        let span = if matches!(*job, Job::Commit(..)) { attempts.traces.begin() } else { None };
+        let span = span.cloned().unwrap_or_else(Span::none);
+        let write = contained(span, async move { perform(&store, &id, &job, ownership).await });
         let limit = self.shared.setup.write_timeout;
         let attempt = Box::pin(async move {
             timeout(limit, write).await.unwrap_or_else(|_| {
                 Err(StoreError::failed(format!("writing conversation {place}"), TookTooLong(limit)))
             })
         });
-        self.attempts.get_or_insert_default().add(attempt);
+        attempts.add(attempt);
+    }
+
+    /// Drops the attempts in flight. The spans of writes that are still to be made or repeated stay open.
+    fn end_attempts(&mut self) {
+        self.attempts.take_if(|attempts| {
+            attempts.futures.clear();
+            attempts.traces.is_empty()
+        });
+    }
+
+    /// Closes the spans of writes, because everything is saved.
+    pub(super) fn close_traces(&mut self) {
+        self.attempts.take_if(|attempts| {
+            attempts.traces = SaveTraces::default();
+            attempts.futures.is_empty()
+        });
     }
 
     /// Processes the outcome of the write in flight.
     pub(super) fn written(&mut self, mut outcome: Written) {
-        (self.attempts, self.retry) = (None, None);
+        if let (Ok(WriteOutcome::Done(..)), Some(attempts)) = (&outcome, &mut self.attempts) {
+            attempts.traces.saved();
+        }
+        self.end_attempts();
+        self.retry = None;
         if let Ok(WriteOutcome::Done(_, tenure @ Some(_))) = &mut outcome {
             self.tenure = tenure.take();
         }
@@ -107,6 +137,9 @@ impl Task {
             Ok(WriteOutcome::Conflict(error, found)) => core.conflicted(&error, *found, env, effects),
             Err(error) => core.written(Err(error), env, effects),
         });
+        if self.is_saved() {
+            self.close_traces();
+        }
         self.answer_flushes();
         if self.is_saved() {
             if std::mem::take(&mut self.idle_when_saved) {
@@ -131,11 +164,12 @@ impl Task {
     }
 }
 
-/// Starts a write in a separate task. If the store panics, the write fails with an error.
+/// Starts a write in a separate task, inside `span`. If the store panics, the write fails with an error.
 pub(in crate::session) fn contained<T: Send + 'static>(
+    span: Span,
     write: impl Future<Output = Result<T, StoreError>> + Send + 'static,
 ) -> impl Future<Output = Result<T, StoreError>> + Send {
-    let mut write = AbortOnDrop(tokio::spawn(write));
+    let mut write = AbortOnDrop(tokio::spawn(write.instrument(span)));
     async move {
         let written = (&mut write.0).await;
         written.unwrap_or_else(|panicked| Err(StoreError::failed("a write in the store", panicked)))

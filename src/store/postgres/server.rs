@@ -7,6 +7,7 @@ use futures_util::future::BoxFuture;
 use tokio::{runtime, time::timeout};
 use tokio_postgres::config::TargetSessionAttrs;
 use tokio_postgres_rustls::MakeRustlsConnect;
+use tracing::Instrument;
 
 use super::{
     error::{Fault, Remedy, failed, no_connection, remedy, silent},
@@ -285,7 +286,7 @@ impl Threads {
         operation: impl Future<Output = Result<T, StoreError>> + Send + 'static,
     ) -> Result<T, StoreError> {
         let runtime = self.0.as_ref().expect("the runtime exists until `self` is dropped");
-        match runtime.spawn(operation).await {
+        match runtime.spawn(operation.in_current_span()).await {
             Ok(done) => done,
             Err(error) => match error.try_into_panic() {
                 Ok(panic) => std::panic::resume_unwind(panic),

@@ -212,13 +212,13 @@ impl StoreError {
         Self::Damaged { place: place.into(), problem: problem.into() }
     }
 
-    /// Returns whether the conversation does not exist, like HTTP's 404.
+    /// Returns whether the conversation does not exist (HTTP status 404).
     pub fn is_not_found(&self) -> bool {
         matches!(self, Self::NotFound { .. })
     }
 
-    /// Returns whether the conversation already exists, was changed by another writer, or belongs to another owner,
-    /// like HTTP's 409.
+    /// Returns whether the conversation already exists, was changed by another writer, or belongs to another owner
+    /// (HTTP status 409).
     pub fn is_conflict(&self) -> bool {
         matches!(
             self,
@@ -226,8 +226,8 @@ impl StoreError {
         )
     }
 
-    /// Returns whether the store can't be used now, like HTTP's 503, because it is busy, full, unreachable or failing,
-    /// or denies access.
+    /// Returns whether the store can't be used now, because it is busy, full, unreachable or failing, or denies access
+    /// (HTTP status 503).
     pub fn is_unavailable(&self) -> bool {
         self.is_transient() && !self.is_conflict()
     }

@@ -11,7 +11,7 @@ use super::Page;
 ///
 /// A conversation has at most [`Labels::MOST`] labels. A name has 1 to 32 of the characters `a` to `z`, `0` to `9`,
 /// `_`, `.` and `-`. A value has 1 to 128 bytes and no control characters. Names that begin with `omni.` are reserved
-/// for this crate, and do not count.
+/// for this crate. Labels with these names do not count towards the maximum.
 ///
 /// ```
 /// use omni_agent::store::Labels;
@@ -49,7 +49,7 @@ pub struct Labels(
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LabelError {
-    /// The name is too long or contains other characters than the allowed ones.
+    /// The name is too long, or contains a character that is not allowed.
     #[error("{name:?} is not a valid name of a label: use 1 to 32 of the characters a-z, 0-9, _, . and -")]
     Name {
         /// The invalid name.
@@ -171,7 +171,7 @@ impl Filter {
         Self { labels, without: Vec::new() }
     }
 
-    /// Returns the same filter without the conversations that have a label with this name.
+    /// Returns the filter, which now also excludes conversations that have a label with this name.
     pub fn without(mut self, name: impl Into<String>) -> Self {
         self.without.push(name.into());
         self

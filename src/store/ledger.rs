@@ -20,7 +20,7 @@ impl Sums {
     }
 }
 
-/// Returns the beginning of the hour. The usage of deleted conversations is kept by hour.
+/// Returns the beginning of the hour that contains this time. The usage of deleted conversations is kept by hour.
 pub(super) fn hour(at: Timestamp) -> Timestamp {
     const HOUR: u64 = 60 * 60 * 1000;
     Timestamp(at.0 / HOUR * HOUR)

@@ -60,7 +60,7 @@ pub(super) async fn cursors_keep_their_latest_values(subject: &dyn StoreUnderTes
     CheckOutcome::Made
 }
 
-/// Checks that the store returns equal messages, and that they encode to the same bytes.
+/// Checks that the messages that the store returns are equal to the written messages, and encode to the same bytes.
 async fn come_back(
     subject: &dyn StoreUnderTest,
     store: &dyn Store,
@@ -129,8 +129,8 @@ pub(super) async fn json_of_any_kind_is_preserved(subject: &dyn StoreUnderTest) 
         "numbers": [0, -1, u64::MAX, i64::MIN, 0.1, 1e300, 5e-324, 1.0, -0.0, 9_007_199_254_740_993_u64],
         "texts": ["1", "true", "null", "1e5"], "same": [[[[]]]], "flags": [true, false, null],
     });
-    // Nearly the deepest nesting that JSON parsers accept by default from a service. The remaining levels are for the
-    // JSON around this value.
+    // The value is nested almost as deeply as JSON parsers accept by default. The remaining levels are for the JSON
+    // around this value.
     let deep =
         (0..110).fold(
             json!("deep"),

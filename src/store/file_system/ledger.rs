@@ -1,4 +1,5 @@
-//! The usage ledger of a folder: the rows in the logs, and the sums of deleted conversations in a file.
+//! The usage ledger of a folder. The usage of each existing conversation is in the conversation's log. The sums of the
+//! usage of deleted conversations are in one additional file.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -27,11 +28,12 @@ use crate::{
     },
 };
 
-/// The name of the file. No conversation's id contains an `@`.
+/// The name of the file with the usage of deleted conversations. No conversation's id contains an `@`.
 const NAME: &str = "@deleted-usage.jsonl";
 const FORMAT: &str = "omni-agent usage of deleted conversations";
 const FORMAT_VERSION: u64 = 1;
-/// The file is merged if it is longer than this, and at least twice as long as after it was merged last.
+/// A length in bytes. The lines of the file are merged when the file is longer than `SHORT`, and more than twice as
+/// long as right after the previous merge.
 const SHORT: u64 = 1024 * 1024;
 
 /// The write that created a conversation, and the version after this write. Identifies the conversation.
@@ -42,7 +44,7 @@ type First = (Version, WriteId);
 struct Header {
     format: String,
     format_version: u64,
-    /// The length of the other lines when the file was merged, in bytes.
+    /// The total length of the other lines right after they were merged, in bytes.
     merged: u64,
 }
 
@@ -66,7 +68,7 @@ struct Hour {
     sum: UsageSum,
 }
 
-/// The content of the file.
+/// The parsed content of the file.
 #[derive(Default)]
 struct Kept {
     deleted: HashMap<First, Deleted>,
@@ -211,8 +213,8 @@ impl KeptFile {
         self.sync_folder(durability)
     }
 
-    /// Records that the log of a conversation was removed, and shortens the file if it has grown. A failure has no effect
-    /// but that the conversation's line stays longer than necessary.
+    /// Records that the log of a conversation was removed, and shortens the file if it has grown. If this fails, the
+    /// only effect is that the file stays longer than necessary.
     pub(super) fn removed(self, first: First) {
         let recorded = (|| {
             let entry = encode(&Entry::Removed(first));
@@ -265,7 +267,8 @@ impl KeptFile {
             return Ok(Some((len, false)));
         }
         let (from, last) = last_line(&self.file, start, len).map_err(|error| self.failed(error))?;
-        // Reads report a damaged line, and a new line can follow it.
+        // Only an incomplete line is replaced. A complete but damaged line stays: reads report it, and a new line can
+        // follow it.
         let torn = line::record(&last, from).is_err_and(|fault| fault.torn) || !last.ends_with(b"\n");
         Ok(Some((if torn { from } else { len }, torn)))
     }
@@ -279,7 +282,8 @@ impl KeptFile {
     }
 }
 
-/// Fails if the path leads to something else than a file. For example, reading a pipe would wait forever for a writer.
+/// Fails if the path leads to anything other than a regular file. For example, reading a pipe would wait forever for a
+/// writer.
 fn check_kind(path: &Path, found: io::Result<fs::Metadata>) -> Result<(), StoreError> {
     match found {
         Ok(found) if !found.is_file() => Err(failed(

@@ -73,8 +73,8 @@ impl<'a> ConversationFolder<'a> {
         check_folder(self.folder)
     }
 
-    /// Returns whether the log's path exists but is not a file. For example, opening a pipe would wait forever for a
-    /// writer.
+    /// Returns whether the log's path exists but is not a file. Such a path must not be opened: for example, opening a
+    /// pipe would wait forever for a writer.
     pub(super) fn has_other_than_log(&self) -> Result<bool, StoreError> {
         match fs::metadata(self.log()) {
             Ok(found) => Ok(!found.is_file()),
@@ -155,8 +155,8 @@ pub(super) fn replace_locked(
         keep_owner(&old, file)?;
         file.try_lock()?;
         write(file)?;
-        // The new file is synced even if the store's durability does not require it, because the content of the old
-        // file may have been on disk for a long time.
+        // The new file is synced even if the store's durability does not require it. The old file may have been on the
+        // disk for a long time, and a crash right after the replacement must not lose its content.
         file.sync_all()
     })
 }
@@ -216,7 +216,7 @@ fn is_same(a: &fs::Metadata, b: &fs::Metadata) -> bool {
     a.created().is_ok_and(|a| b.created().is_ok_and(|b| a == b))
 }
 
-/// Gives a new file the permissions of the file that it will replace.
+/// Gives a new file the permissions of the file that it will replace. Fails if the two files have different owners.
 fn keep_owner(old: &fs::Metadata, new: &File) -> io::Result<()> {
     #[cfg(unix)]
     {

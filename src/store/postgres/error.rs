@@ -29,12 +29,12 @@ impl From<StoreError> for Fault {
     }
 }
 
-/// The way in which the same operation may succeed immediately: on another connection, after a competing transaction,
-/// or not at all.
+/// The way to repeat a failed operation immediately.
 pub(super) enum Remedy {
     /// The connection is unusable. Another connection may work.
     Reconnect,
-    /// The database cancelled the transaction in favor of another transaction.
+    /// The database cancelled the transaction in favor of another transaction. Repeating the operation on the same
+    /// connection may work.
     Again,
     None,
 }

@@ -10,8 +10,8 @@ use super::{
 };
 use crate::store::{Filter, Page, Summary, rows::count};
 
-/// The number of conversations up to which all matches are read and sorted. If a label has more, the conversations are
-/// read in the order of the list until the page is full.
+/// If at most this many conversations have a label, all of them are read, and those that match are sorted. Otherwise,
+/// the conversations are read in the order of the list until the page is full.
 const SORTED: i64 = 5000;
 
 /// The text of a query with its parameters. Such a query is prepared anew each time, because the best plan depends on the
@@ -35,8 +35,8 @@ impl Query {
 
     /// Adds the condition that a conversation matches the filter. `key` is the SQL of the conversation's key.
     ///
-    /// The subqueries return one value each, so that the planner can't turn them into joins. It would read all rows of
-    /// a frequent label first.
+    /// Each subquery returns one value, so that the planner can't turn it into a join. With a join, the planner would
+    /// first read all rows of a frequent label.
     pub(super) fn matches(&mut self, schema: &str, key: &str, filter: &Filter) -> String {
         let label = format!("SELECT value FROM {schema}.labels WHERE conversation = {key}");
         let mut conditions = vec!["true".to_owned()];

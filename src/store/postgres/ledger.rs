@@ -16,16 +16,16 @@ use crate::{
     },
 };
 
-/// A row of the ledger, in the form in which a statement gets it.
+/// A row of the ledger, in the form in which it is passed to the SQL statement that inserts it.
 #[derive(Serialize)]
 struct Encoded<'r> {
     purpose: &'static str,
     turn: Option<String>,
     step: Option<u32>,
-    /// The id as JSON, because the database type `text` cannot contain U+0000.
+    /// The message's id as JSON, because the database type `text` cannot contain U+0000.
     message: Option<String>,
     at: i64,
-    /// The name as JSON, for the same reason.
+    /// The model's name as JSON, because the database type `text` cannot contain U+0000.
     model: Option<String>,
     input: i64,
     cache_read: i64,

@@ -12,8 +12,8 @@ use super::{
 };
 use crate::store::{Filter, Page, Summary, rows::count};
 
-/// The number of conversations up to which all matches are read and sorted. If a label has more, the conversations are
-/// read in the order of the list until the page is full.
+/// If at most this many conversations have a label, all of them are read, and those that match are sorted. Otherwise,
+/// the conversations are read in the order of the list until the page is full.
 const SORTED: i64 = 5000;
 
 /// A condition with its parameters.
@@ -92,7 +92,7 @@ pub(super) fn keys(rarest: Option<(&str, &str)>, filter: &Filter, page: &Page) -
     }
 }
 
-/// Returns the same query for the conversations with these keys, which are a JSON array.
+/// Like [`keys`], but returns a query that considers only the conversations whose keys are in the JSON array `keys`.
 pub(super) fn keys_among(keys: String, filter: &Filter, page: &Page) -> (String, Vec<Value>) {
     keys_from("NOT INDEXED WHERE key IN (SELECT value FROM json_each(?)) AND", &[keys.into()], filter, page)
 }

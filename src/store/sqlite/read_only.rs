@@ -27,7 +27,7 @@ pub(super) fn neighbour(file: &Path, ending: &str) -> PathBuf {
     name.into()
 }
 
-/// Returns whether the write-ahead log has content, or a process has opened the file with a log.
+/// Returns whether the write-ahead log has content, or a process has the database open with a write-ahead log.
 pub(super) fn has_log(file: &Path) -> bool {
     let is_empty = fs::metadata(neighbour(file, "-wal")).map_or(true, |log| log.len() == 0);
     !is_empty || fs::symlink_metadata(neighbour(file, "-shm")).is_ok()
@@ -36,9 +36,9 @@ pub(super) fn has_log(file: &Path) -> bool {
 /// Opens a connection that can only read.
 ///
 /// To read a database with a write-ahead log, SQLite uses additional files next to the database, and creates them if
-/// necessary. These files would get the mode of the database, so that nobody could write to them later. If there is no
-/// log, the database is therefore opened as a file that nobody changes (`immutable`). Then SQLite creates no files and
-/// locks nothing.
+/// necessary. These files would get the permissions of the read-only database, so that nobody could write to them
+/// later. If there is no log, the database is therefore opened as a file that nobody changes (`immutable`). Then SQLite
+/// creates no files and locks nothing.
 pub(super) fn connect(file: &Path, is_unchanging: bool) -> rusqlite::Result<Connection> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     if is_unchanging {

@@ -8,12 +8,13 @@ CREATE TABLE texts (
 
 CREATE UNIQUE INDEX texts_by_place ON texts (conversation, version, place);
 
--- The words of each text, by its key. The table does not contain the texts themselves.
+-- The words of each indexed text, by the key of the text. The table does not contain the texts themselves.
 CREATE VIRTUAL TABLE words USING fts5 (text, content = '', tokenize = 'unicode61 remove_diacritics 2');
 -- Deleted words are removed from the index at once.
 INSERT INTO words (words, rank) VALUES ('secure-delete', 1);
 
--- How far the nodes from before the index are indexed: up to this key of a conversation. The last key to index.
+-- The progress of indexing the nodes that are older than the index: `conversation` is the key of the last indexed
+-- conversation, and `last` is the key of the last conversation to index.
 CREATE TABLE indexing (conversation INTEGER NOT NULL, last INTEGER NOT NULL) STRICT;
 INSERT INTO indexing SELECT 0, coalesce(max(key), 0) FROM conversations;
 

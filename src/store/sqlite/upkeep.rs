@@ -75,8 +75,8 @@ impl Upkeep {
                 _ => LONG.max(upkeep.log_len().saturating_add(LOG_LIMIT.into())),
             };
             upkeep.due.store(due, Ordering::Relaxed);
-            // The readers for which this job waits do not block writers. So the waiting time of the jobs behind this
-            // job is not reduced.
+            // This job waited for readers, which do not block writers. So its waiting time does not count as time
+            // during which the file was locked, and the next jobs keep their full time limits.
             false
         });
     }
@@ -85,7 +85,7 @@ impl Upkeep {
     /// than a short time, tries again at intervals.
     pub(super) fn clear(self: &Arc<Self>, connection: &Connection) {
         if self.clears.swap(true, Ordering::Relaxed) {
-            // A reader blocked the previous attempt. This attempt does not wait for the reader, because each of many
+            // A reader blocked the previous attempt. This attempt does not wait for the reader. Otherwise, each of many
             // deletes would wait for the same reader.
             if let Err(error) = clear_log(connection, Duration::ZERO) {
                 tracing::debug!(%error, "the write-ahead log could not be emptied after a delete");
@@ -120,7 +120,7 @@ impl Clearing {
             let (behind, pause) = (self.0.behind.clone(), self.0.pause);
             behind.leave_for(pause, move |connection| {
                 self.run(connection, PATIENCE);
-                // The readers for which this job waits do not block writers.
+                // This job waited for readers, which do not block writers. So the file does not count as locked.
                 false
             });
         }

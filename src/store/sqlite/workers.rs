@@ -42,14 +42,14 @@ pub(super) enum Urgency {
 
 /// Threads that run jobs. When `Workers` is dropped, the threads end after all queued jobs are done.
 ///
-/// Jobs do not depend on any runtime. A job starts and finishes even if the runtime of its caller is blocked. So a
-/// renewal from another thread never waits for a blocked runtime. It might have to wait if a task on that runtime held
-/// a permit.
+/// Jobs do not depend on any runtime: a job starts and finishes even if the runtime of its caller is blocked. So the
+/// renewal of a lease from another thread never waits for a blocked runtime. If jobs needed permits instead, a task on
+/// the blocked runtime could hold a permit for which the renewal waits.
 pub(super) struct Workers(Arc<Queue>);
 
-/// The jobs that wait for a worker. The queue is unbounded, for the same reason: a job that waited for room would block
-/// everything behind it. There are never more jobs
-// than callers, because a job is removed with its caller. A job holds data that its caller has in memory anyway.
+/// The jobs that wait for a worker. The queue is unbounded: if a job had to wait for room in the queue, it would block
+/// everything behind it. There are never more jobs than callers, because a job is removed with its caller. A job holds
+/// data that its caller has in memory anyway.
 #[derive(Default)]
 struct Queue {
     jobs: Mutex<Jobs>,
@@ -198,7 +198,7 @@ impl Behind {
     }
 }
 
-/// Sends the result of a job to its caller. Returns whether others kept the file locked.
+/// Sends the result of a job to its caller. Returns whether others kept the file locked for the whole waiting time.
 fn reply<T>(answer: oneshot::Sender<Done<T>>, given: Instant, mut done: Done<T>) -> bool {
     let is_busy = if let Ok(Err(StoreError::Busy { waited, .. })) = &mut done {
         *waited = given.elapsed();

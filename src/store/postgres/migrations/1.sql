@@ -1,7 +1,8 @@
--- The schema's quoted name is put in where it belongs. None is to stand in a comment: names may have line ends.
+-- In each statement, the placeholder in braces is replaced by the quoted name of the schema. Comments must not contain
+-- the placeholder, because the name may contain line ends.
 
--- What a list shows, who has the conversation, and its state. A lease stands in the row that each write locks: so a
--- write and a take-over never miss each other.
+-- For each conversation: the fields that a list shows, the owner, and the state. The lease is in the row that each
+-- write locks, so that a write and a take-over always see each other.
 CREATE TABLE {schema}.conversations (
     key bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     id text COLLATE "C" NOT NULL UNIQUE,
@@ -21,7 +22,7 @@ CREATE TABLE {schema}.conversations (
 
 CREATE INDEX conversations_by_update ON {schema}.conversations (updated DESC, id);
 
--- All writes, to know a repetition by: the version that each led to.
+-- All writes, for recognizing repetitions. `version` is the version that the write resulted in.
 CREATE TABLE {schema}.writes (
     conversation bigint NOT NULL REFERENCES {schema}.conversations ON DELETE CASCADE,
     version bigint NOT NULL,
@@ -29,15 +30,16 @@ CREATE TABLE {schema}.writes (
     PRIMARY KEY (conversation, version)
 );
 
--- In the order of commits (the version that each led to), and of nodes within them.
+-- The nodes. `version` is the version that the commit of the node resulted in. `place` is the node's position within
+-- this commit.
 CREATE TABLE {schema}.nodes (
     conversation bigint NOT NULL REFERENCES {schema}.conversations ON DELETE CASCADE,
     version bigint NOT NULL,
     place integer NOT NULL,
     id bigint NOT NULL,
     parent bigint,
-    -- JSON, exactly as it was written. `content` is for queries alone: `jsonb` reorders keys. It is null where
-    -- `jsonb` refuses the text (U+0000), and for what is so long that keeping it twice would be a waste.
+    -- JSON, exactly as it was written. `content` is only for queries, because `jsonb` reorders keys. `content` is null
+    -- if the message contains U+0000, which `jsonb` rejects, or if the message is too long to be stored twice.
     message text NOT NULL,
     content jsonb GENERATED ALWAYS AS (
         CASE WHEN strpos(message, '\u0000') = 0 AND octet_length(message) <= 262144 THEN message::jsonb END

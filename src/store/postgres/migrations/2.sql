@@ -1,4 +1,5 @@
--- The schema's quoted name is put in where it belongs.
+-- The placeholder in braces is replaced by the quoted name of the schema.
 
--- How long the lease lasts, to tell one that a clock set back would make last for long. Null for those of before.
+-- The duration of the lease. After the clock was set back, it reveals a lease that would end much too late. Null for
+-- leases that were acquired before this migration.
 ALTER TABLE {schema}.conversations ADD COLUMN lasts interval;

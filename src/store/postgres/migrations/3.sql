@@ -1,7 +1,7 @@
--- The schema's quoted name is put in where it belongs.
+-- In each statement, the placeholder in braces is replaced by the quoted name of the schema.
 
--- The version at which `mark` was written: the mark is void at any other version. `next_node` is the id of the next
--- node, if nodes with higher ids than the last one were erased.
+-- `mark_version` is the version at which `mark` was written. The mark is void at any other version. `next_node` is the
+-- id of the next node. It is null unless nodes with higher ids than the last remaining node were erased.
 ALTER TABLE {schema}.conversations
     ADD COLUMN mark text, ADD COLUMN mark_version bigint, ADD COLUMN next_node bigint;
 
@@ -14,8 +14,9 @@ CREATE TABLE {schema}.labels (
 
 CREATE INDEX labels_by_value ON {schema}.labels (name, value, conversation);
 
--- The usage ledger: one row per request, in the order of writes (the version that each resulted in), and of rows
--- within them. Times are milliseconds since 1970. A model's name is a JSON string, since `text` can't hold U+0000.
+-- The usage ledger, with one row per request. `version` is the version that the write of the row resulted in. `place`
+-- is the row's position within this write. Times are milliseconds since 1970. A model's name is a JSON string, because
+-- `text` can't hold U+0000.
 CREATE TABLE {schema}.usage (
     conversation bigint NOT NULL REFERENCES {schema}.conversations ON DELETE CASCADE,
     version bigint NOT NULL,
@@ -36,12 +37,12 @@ CREATE TABLE {schema}.usage (
     PRIMARY KEY (conversation, version, place)
 );
 
--- Returns a number of tokens from JSON, or 0 if it is not a number.
+-- Converts a number of tokens, as text from JSON, to an integer. Returns 0 if the text is not a number.
 CREATE FUNCTION {schema}.tokens(number text) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN number ~ '^[0-9]{1,18}$' THEN least(number::bigint, 9007199254740992) ELSE 0 END
 $$;
 
--- Conversations of earlier versions have no ledger: it begins with the usage of their turns.
+-- Conversations of earlier schema versions have no ledger. Their new ledgers begin with the usage of their nodes.
 INSERT INTO {schema}.usage
 SELECT conversation, version, place, 'answer', NULL, NULL, NULL,
     {schema}.tokens(coalesce(content ->> 'timestamp', substring(message from '"timestamp":([0-9]+)'))), NULL,
@@ -71,8 +72,8 @@ CREATE TABLE {schema}.kept_usage (
     PRIMARY KEY (labels, hour, model)
 );
 
--- The end of the last run, if it left a prompt without an answer, or was cancelled or failed. It is void if a node has
--- a later version. `prompts` is for known ids of prompts.
+-- The end of the last run, if the run left a prompt without an answer, was cancelled or failed. The row is void if a
+-- node has a later version. `prompts` contains ids of prompts, so that a repeated prompt is recognized.
 CREATE TABLE {schema}.runs (
     conversation bigint PRIMARY KEY REFERENCES {schema}.conversations ON DELETE CASCADE,
     version bigint NOT NULL,
@@ -81,9 +82,9 @@ CREATE TABLE {schema}.runs (
     prompts text
 );
 
--- The words of a message's text blocks and of a title, for searches. All signs are replaced by spaces, because the text
--- search parser would read some words with signs as one word (file names), and others as none (tags). A title is a JSON
--- string, whose escapes are no words.
+-- The words of a message's text blocks and of a title, for searches. All punctuation is replaced by spaces, because the
+-- text search parser would treat a file name as one word and ignore a tag. A title is a JSON string. Its escapes are
+-- replaced by spaces, too.
 CREATE FUNCTION {schema}.words_of_message(content jsonb) RETURNS tsvector LANGUAGE sql IMMUTABLE AS $$
     SELECT to_tsvector('simple', regexp_replace(string_agg(text #>> '{}', ' '), '[!-/:-@[-`{-~]+', ' ', 'g'))
     FROM jsonb_path_query(content, '$.content[*] ? (@.type == "text").text') AS text

@@ -1,4 +1,5 @@
--- What a list shows, and who has the conversation. Small, since each write and each renewal rewrites it.
+-- For each conversation: the fields that a list shows, and the owner. The rows are small, because each write and each
+-- renewal rewrites one.
 CREATE TABLE conversations (
     key INTEGER PRIMARY KEY,
     id TEXT NOT NULL UNIQUE,
@@ -22,7 +23,7 @@ CREATE TABLE states (
     state TEXT NOT NULL
 ) STRICT;
 
--- All writes, to know a repetition by: the version that each led to.
+-- All writes, for recognizing repetitions. `version` is the version that the write resulted in.
 CREATE TABLE writes (
     conversation INTEGER NOT NULL REFERENCES conversations ON DELETE CASCADE,
     version INTEGER NOT NULL,
@@ -30,7 +31,8 @@ CREATE TABLE writes (
     PRIMARY KEY (conversation, version)
 ) STRICT, WITHOUT ROWID;
 
--- In the order of commits (the version that each led to), and of nodes within them.
+-- The nodes. `version` is the version that the commit of the node resulted in. `place` is the node's position within
+-- this commit.
 CREATE TABLE nodes (
     conversation INTEGER NOT NULL REFERENCES conversations ON DELETE CASCADE,
     version INTEGER NOT NULL,

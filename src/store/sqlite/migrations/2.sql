@@ -1,5 +1,5 @@
--- The version at which `mark` was written: the mark is void at any other version. `next_node` is the id of the next
--- node, if nodes with higher ids than the last one were erased.
+-- `mark_version` is the version at which `mark` was written. The mark is void at any other version. `next_node` is the
+-- id of the next node. It is null unless nodes with higher ids than the last remaining node were erased.
 ALTER TABLE conversations ADD COLUMN mark TEXT;
 ALTER TABLE conversations ADD COLUMN mark_version INTEGER;
 ALTER TABLE conversations ADD COLUMN next_node INTEGER;
@@ -13,8 +13,8 @@ CREATE TABLE labels (
 
 CREATE INDEX labels_by_value ON labels (name, value, conversation);
 
--- The usage ledger: one row per request, in the order of writes (the version that each resulted in), and of rows
--- within them.
+-- The usage ledger, with one row per request. `version` is the version that the write of the row resulted in. `place`
+-- is the row's position within this write.
 CREATE TABLE usage (
     conversation INTEGER NOT NULL REFERENCES conversations ON DELETE CASCADE,
     version INTEGER NOT NULL,
@@ -35,7 +35,7 @@ CREATE TABLE usage (
     PRIMARY KEY (conversation, version, place)
 ) STRICT, WITHOUT ROWID;
 
--- Conversations of version 1 have no ledger: it begins with the usage of their turns.
+-- Conversations of schema version 1 have no ledger. Their new ledgers begin with the usage of their nodes.
 INSERT INTO usage
 SELECT conversation, version, place, 'answer', NULL, NULL, NULL,
     coalesce(CAST(message ->> '$.timestamp' AS INTEGER), 0), NULL,
@@ -62,8 +62,8 @@ CREATE TABLE kept_usage (
     PRIMARY KEY (labels, hour, model)
 ) STRICT, WITHOUT ROWID;
 
--- The end of the last run, if it left a prompt without an answer, or was cancelled or failed. It is void if a node has
--- a later version. `prompts` is for known ids of prompts.
+-- The end of the last run, if the run left a prompt without an answer, was cancelled or failed. The row is void if a
+-- node has a later version. `prompts` contains ids of prompts, so that a repeated prompt is recognized.
 CREATE TABLE runs (
     conversation INTEGER PRIMARY KEY REFERENCES conversations ON DELETE CASCADE,
     version INTEGER NOT NULL,

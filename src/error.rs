@@ -8,8 +8,7 @@ const MAX_CAUSES: usize = 32;
 /// Returns the text of an error and of all its causes, joined by colons.
 ///
 /// A cause is skipped if the text before it already contains the cause's text. The `Display` text of each error of this
-/// crate ends with the text of its direct cause, so this text alone names the first reason. This function adds the
-/// deeper causes.
+/// crate already ends with the text of the direct cause. This function adds the deeper causes.
 ///
 /// ```
 /// use omni_agent::{agent::Agent, error_chain};
@@ -34,8 +33,8 @@ pub fn error_chain(error: &(dyn Error + 'static)) -> String {
     text
 }
 
-/// Returns the `source` of an error with this text and cause. It is the first error of the chain that the text does not
-/// include.
+/// Returns the `source` of an error that has this text and this cause. The `source` is the first error in the chain of
+/// causes whose text is not part of `text`.
 pub(crate) fn source_after<'e>(
     text: &str,
     cause: &'e (dyn Error + 'static),

@@ -242,11 +242,11 @@ impl ManagerBuilder {
     /// Sets how long an opening waits for room while places are held by sessions whose tools or callbacks are running.
     /// Defaults to one minute.
     ///
-    /// Such a tool or callback may be waiting for the opening, while the opening waits for its place. After this time,
-    /// the opening fails with [`ManagerError::NoRoom`], which names the sessions that hold places in this way. If there
-    /// is no such session, the opening continues to wait. With `None`, openings wait without a limit. A tool that opens
-    /// a session receives the error only if the tool's [own time limit](crate::tool::ToolLimits::timeout) is longer
-    /// than this time.
+    /// Such a tool or callback may be waiting for the opening, while the opening waits for the place of the session to
+    /// which the tool or callback belongs. After this time, the opening fails with [`ManagerError::NoRoom`], which
+    /// names the sessions that hold places in this way. If there is no such session, the opening continues to wait.
+    /// With `None`, openings wait without a limit. A tool that opens a session receives the error only if the tool's
+    /// [own time limit](crate::tool::ToolLimits::timeout) is longer than this time.
     pub fn room_timeout(mut self, limit: Option<Duration>) -> Self {
         self.room_timeout = limit;
         self
@@ -434,7 +434,8 @@ impl Manager {
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, the call no longer waits. A title that an open session already shows is stored later.
+    /// If the future is dropped, the call no longer waits. If an open session already shows the title, the title is
+    /// stored nevertheless.
     pub async fn rename(&self, id: &ConversationId, title: Option<&str>) -> Result<(), ManagerError> {
         check_title(title).map_err(ManagerError::Session)?;
         self.0.describe(id, Description::Title(title.map(Arc::from))).await
@@ -588,11 +589,11 @@ impl Manager {
 
     /// Shuts the manager down and ends all sessions.
     ///
-    /// From now on, no conversation is opened and prompts are refused. Active runs may continue for the [grace
-    /// period](Shutdown::with_grace), and are interrupted after it. Each session may then use the time up to the
-    /// [deadline](Shutdown::within) to finish the title that is being generated for it and to save its changes. A
-    /// second shutdown succeeds. If a [`Duration`] is given instead of a [`Shutdown`], it is the deadline, and there is
-    /// no grace period.
+    /// As soon as the call starts, no more conversations are opened and prompts are refused. Active runs may continue
+    /// for the [grace period](Shutdown::with_grace), and are interrupted after it. Each session may then use the time
+    /// up to the [deadline](Shutdown::within) to finish the title that is being generated for it and to save its
+    /// changes. A second shutdown succeeds. If a [`Duration`] is given instead of a [`Shutdown`], it is the deadline,
+    /// and there is no grace period.
     ///
     /// # Errors
     ///

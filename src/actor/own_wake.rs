@@ -14,7 +14,7 @@ use futures_util::task::AtomicWaker;
 
 /// A yield that ends only after the runtime has polled all other ready tasks.
 ///
-/// When a task yields, tokio wakes it after all other tasks, and after the future on which the runtime blocks. But
+/// When a task yields, tokio polls all other ready tasks and the future of `block_on` before it wakes the task. But
 /// other wakers can wake the task earlier. In a fast stream, the connection's task wakes it at every chunk. On a
 /// runtime with one thread, these two tasks would keep each other running while the reader waits. So this yield waits
 /// for its own waker.

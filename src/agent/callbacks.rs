@@ -85,9 +85,10 @@ pub trait AgentCallbacks: Send + 'static {
     /// example trim it, compact it or add context.
     ///
     /// If a response did not match the output schema, the next request ends with that response and a note about the
-    /// problem. If the callback trims the history so that it breaks the history law, the trimmed history is repaired
-    /// before the request is sent. The response is checked against the output schema that the request has when the
-    /// callback returns. Edits of the state affect only later requests.
+    /// problem. If the callback trims the history so that a tool use loses its result, or a result its tool use, the
+    /// trimmed history is [repaired](crate::message::History::repair) before the request is sent. The response is
+    /// checked against the output schema that the request has when the callback returns. Edits of the state affect only
+    /// later requests.
     async fn prepare_step(&mut self, request: &mut Request, state: &mut State) {
         let _ = (request, state);
     }
@@ -138,8 +139,8 @@ pub trait AgentCallbacks: Send + 'static {
     ///
     /// A returned prompt that cannot be accepted ends the run with an error event. Examples are a blank prompt, and a
     /// prompt with tool results during a run. No prompt can be accepted while the agent's session refuses prompts
-    /// because too much is unsaved or because the session is shutting down. In that case, the error event contains the
-    /// prompt as `staged`.
+    /// because too much is unsaved or because the session is shutting down. If the session refuses prompts, the error
+    /// event contains the returned prompt as `staged`.
     async fn handle_event(&mut self, event: Box<dyn Any + Send>, state: &mut State) -> Option<Prompt> {
         let _ = (event, state);
         None
@@ -175,7 +176,8 @@ pub enum ToolDecision {
     /// Wait for a decision from [`resume`](super::Agent::resume). The value is the reason for the pause. Subscribers
     /// see the reason.
     Pause(Value),
-    /// Like `Pause`, with a time limit. [`pause_for`](Self::pause_for) makes one that rejects the tool use in the end.
+    /// Like `Pause`, with a time limit. [`pause_for`](Self::pause_for) creates a pause that rejects the tool use when
+    /// the time is over.
     PauseFor {
         /// The reason, which subscribers see.
         reason: Value,
@@ -188,7 +190,7 @@ pub enum ToolDecision {
 }
 
 impl ToolDecision {
-    /// Creates a decision to wait for at most this time. If nobody has decided until then, the tool use is rejected.
+    /// Creates a decision to pause for at most `expires_in`. If nobody has decided by then, the tool use is rejected.
     pub fn pause_for(reason: impl Into<Value>, expires_in: Duration) -> Self {
         let on_expiry = Decision::reject(format!("Not run: nobody approved this within {expires_in:?}."));
         Self::PauseFor { reason: reason.into(), expires_in, on_expiry }

@@ -41,7 +41,7 @@ pub enum AgentError {
     },
     /// The prompt has no content.
     EmptyPrompt,
-    /// The tool uses or results in the prompt break the history law.
+    /// The prompt contains a tool use, or a tool result that answers no open tool use of the history.
     InvalidPrompt(HistoryError),
     /// The prompt contains tool results, but a run is active, so the prompt would be staged. The tool uses of the turn
     /// in flight are not known yet.
@@ -81,7 +81,7 @@ pub enum AgentError {
     NoModel,
     /// The model's name could not be resolved.
     Model(RegistryError),
-    /// The history breaks the history law.
+    /// The history is invalid: see [`History::check`](crate::message::History::check).
     InvalidHistory(HistoryError),
     /// The history belongs to a session, so `init` and `set_state` cannot change it.
     HistoryOwned,

@@ -94,8 +94,8 @@ impl Config {
         Arc::make_mut(self.extras.get_or_insert_default()).approvals.insert(tool.into());
     }
 
-    /// Returns whether uses of the tool with this name need an approval: because of the tool itself, or because of
-    /// [`require_approval`](Self::require_approval).
+    /// Returns whether uses of the tool with this name need an approval, either because the tool declares it or because
+    /// [`require_approval`](Self::require_approval) was called.
     pub fn requires_approval(&self, tool: &str) -> bool {
         self.extras.as_ref().is_some_and(|extras| extras.approvals.contains(tool))
             || self.tools.requires_approval(tool)
@@ -263,7 +263,7 @@ impl StateEdit {
             if self.history != *before {
                 return Err(AgentError::HistoryOwned);
             }
-            // The histories are equal, but their messages may be separate allocations. Use the old ones.
+            // The histories are equal, but their messages may be separate allocations. The old allocations are kept.
             self.history = before.clone();
         }
         Ok(())

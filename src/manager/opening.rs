@@ -29,7 +29,7 @@ impl Drop for Claim {
     }
 }
 
-/// An id that was borrowed from an opening that is waiting for room. The id is returned when this is dropped.
+/// The right to work on an id, borrowed from an opening that is waiting for room. Dropping this returns the right.
 pub(super) struct Loan {
     inner: Arc<Inner>,
     id: ConversationId,

@@ -11,8 +11,8 @@ use crate::store::{ConversationId, Labels};
 ///
 /// As JSON, a command is an object with a `type` and the command's fields next to it.
 ///
-/// A command can name any conversation of the manager's store. An application that runs commands of strangers checks
-/// first that the conversation belongs to them.
+/// A command can name any conversation of the manager's store. An application that performs a command from a user must
+/// first check that the conversation belongs to this user.
 ///
 /// ```
 /// # #[cfg(feature = "test-util")]

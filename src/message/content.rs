@@ -236,8 +236,8 @@ impl ToolUse {
         Self { id: id.into(), name: name.into(), input, malformed: None, signature: None, decided: None }
     }
 
-    /// Returns the result that is sent for this tool use if the prompt contains none. This is the decided result. If
-    /// there is none, it is an error result that explains this.
+    /// Returns the result that is sent for this tool use if the prompt contains none. This is the decided result. If no
+    /// result was decided, an error result is sent, which states that no result was given.
     pub(crate) fn fallback_result(&self) -> ToolResult {
         match &self.decided {
             Some(decided) => ToolResult::clone(decided).answering(self),

@@ -114,8 +114,8 @@ impl History {
     /// Misplaced blocks, repeated tool uses and results that answer no tool use are removed. If a message becomes
     /// empty, it is removed too. If several user messages follow a tool use, results in the later user messages move
     /// into the first one. A tool use without a result gets the result that was [decided](ToolUse::decided) for it. If
-    /// no result was decided, the tool use gets an error result that explains this. Everything else keeps its order,
-    /// and messages that need no change are shared.
+    /// no result was decided, the tool use gets an error result, which states that no result was given. Everything else
+    /// keeps its order, and messages that need no change are shared.
     ///
     /// If a history may already be sent, it is returned unchanged. Repairing twice therefore has the same effect as
     /// repairing once.

@@ -12,7 +12,7 @@ use tokio_util::codec::{AnyDelimiterCodec, AnyDelimiterCodecError, FramedRead};
 
 use crate::sync::lock;
 
-/// Lines of the standard error that are at most this long are kept in full.
+/// The maximum length in bytes of a line that is read from the standard error. Longer lines are cut.
 const LONGEST_WORDS: usize = 8 * 1024;
 
 /// The maximum number of lines of the standard error that an error quotes.
@@ -111,7 +111,8 @@ mod tests {
         let cut = "x".repeat(400) + "…";
         assert_eq!(quoted(&long).await, ended(&format!("{cut} | next")));
         assert_eq!(quoted(&long[..40_000]).await, ended(&cut));
-        // In this case, the whole line and its end arrive at once.
+        // The line is one byte longer than the limit, and its end is in the same chunk. Below, the line has exactly the
+        // maximum length.
         assert_eq!(quoted(&long[40_000 - LONGEST_WORDS - 1..]).await, ended(&format!("{cut} | next")));
         assert_eq!(quoted(&long[40_000 - LONGEST_WORDS..]).await, ended(&format!("{cut} | next")));
     }

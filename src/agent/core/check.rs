@@ -1,4 +1,4 @@
-//! The invariants that hold between any two inputs.
+//! The invariants of the core. They hold before and after each input.
 
 use super::Core;
 use crate::agent::phase::{Phase, Stage, Turn};

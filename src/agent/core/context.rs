@@ -66,7 +66,7 @@ pub(in crate::agent) enum Effect {
     Answer(Decision),
     /// Answer the question of a running tool that has this id.
     AnswerTool(ToolUseId, Answer),
-    /// Drop the running tool in this slot, because its result was given.
+    /// Drop the running tool in this slot, because a decision has provided its result.
     EndTool(usize),
     /// Run these tools. Results are reported to the core with this number.
     RunTools(Op, Vec<ToolCall>),
@@ -76,7 +76,7 @@ pub(in crate::agent) enum Effect {
     Watch(Option<Duration>),
     /// Stop the turn's clock while a decision is pending (`true`), or let it continue (`false`).
     FreezeWatch(bool),
-    /// Report when this time has passed and this tool use still waits. Ends with the pause.
+    /// Report to the core if this tool use still waits after this time. The timer is dropped when the pause ends.
     Expire(ToolUseId, Duration),
     /// Send this result to the caller of `ask`.
     Resolve(Result<Arc<Response>, AgentError>),

@@ -1,14 +1,14 @@
-//! The ids of the last prompts, so that a prompt that is sent twice runs once.
+//! The ids of the most recent prompts. They ensure that a prompt that is sent twice runs once.
 
 use serde::{Deserialize, Serialize};
 
 use super::rare::RareList;
 use crate::agent::{PromptId, PromptState, RunOutcome};
 
-/// The number of prompts that are known.
+/// The maximum number of prompts whose ids are remembered.
 const MAX_KNOWN: usize = 32;
 
-/// The last prompts with an id of the application, the latest last.
+/// The most recent prompts that have an id from the application, with the latest prompt at the end.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub(super) struct KnownPrompts(RareList<(PromptId, PromptState)>);

@@ -12,7 +12,7 @@ use crate::{
     tool::Decision,
 };
 
-/// The longest name of a decider, in bytes.
+/// The maximum length in bytes of the name that states who decided.
 const MAX_NAME: usize = 256;
 
 /// The reason for a pause of a tool that needs an approval.
@@ -24,7 +24,7 @@ pub(crate) struct Resume {
     /// The turn to which the tool use must belong.
     pub(crate) turn: Option<TurnId>,
     pub(crate) decision: Decision,
-    /// The name of the decider.
+    /// The name of the person or system that decided.
     pub(crate) by: Option<Arc<str>>,
 }
 
@@ -44,7 +44,7 @@ impl Core {
         }
     }
 
-    /// The time limit of a pause is over.
+    /// Called when the time limit of a pause is over.
     pub(in crate::agent) fn pause_expired(&mut self, tool_use: &ToolUseId, cx: &mut Context<'_>) {
         let mut pauses = self.phase.pauses();
         let Some(pause) = pauses.find(|pause| pause.tool_use.id == *tool_use) else { return };

@@ -1,4 +1,4 @@
-//! The questions of running tools.
+//! The questions that running tools ask the user.
 
 use serde_json::Value;
 
@@ -12,12 +12,12 @@ use crate::{
     tool::{Answer, Decision},
 };
 
-/// The number of questions of running tools that can wait at the same time.
+/// The maximum number of questions from running tools that can wait at the same time.
 const MAX_QUESTIONS: usize = 32;
 
 impl Core {
-    /// Called when a running tool asks a question. Returns the id that the question waits under, or the reason why it
-    /// cannot wait.
+    /// Called when a running tool asks a question. Returns the id under which the question waits, or the reason why the
+    /// question cannot wait.
     pub(in crate::agent) fn tool_asked(
         &mut self,
         op: Op,

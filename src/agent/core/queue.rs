@@ -120,7 +120,7 @@ impl Core {
         staged
     }
 
-    /// Ends the prompts of a turn that another prompt follows.
+    /// Records how the prompts of a turn have ended, before another prompt starts the next turn.
     pub(super) fn end_prompts(&mut self, outcome: &RunOutcome) {
         self.known.ended(outcome);
     }
@@ -138,8 +138,8 @@ impl Core {
         }
     }
 
-    /// Takes the prompts out of the turn that have joined it and were not answered. A committed history must not end
-    /// with a prompt, so they count as staged again.
+    /// Removes the prompts that joined the turn but were not answered. These prompts become staged prompts again,
+    /// because a committed history must not end with a prompt.
     pub(super) fn leave_step(&mut self, turn: &mut Turn) {
         if turn.joined.is_empty() || turn.working.pending_len() > turn.step_start {
             return;

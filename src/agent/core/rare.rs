@@ -17,17 +17,17 @@ impl<T> Default for RareList<T> {
 }
 
 impl<T> RareList<T> {
-    /// Returns the list for changes. Drop empty lists with [`RareList::take`].
+    /// Returns the list for changes. This allocates memory even if the list is empty.
     pub(super) fn list(&mut self) -> &mut Vec<T> {
         self.0.get_or_insert_default()
     }
 
-    /// Takes all items.
+    /// Takes all items and frees the memory of the list.
     pub(super) fn take(&mut self) -> Vec<T> {
         self.0.take().map(|list| *list).unwrap_or_default()
     }
 
-    /// Removes an item. Frees the list with the last one.
+    /// Removes an item. When the last item is removed, the memory of the list is freed.
     pub(super) fn remove(&mut self, index: usize) -> T {
         let removed = self.list().remove(index);
         self.0.take_if(|list| list.is_empty());

@@ -43,7 +43,7 @@ impl Core {
         self.decide_next(turn, tools, cx);
     }
 
-    /// `handle_tool_use` has returned for a question of the provider.
+    /// Called when `handle_tool_use` has returned for a question of the provider.
     fn question_decided(&mut self, op: Op, decision: ToolDecision, cx: &mut Context<'_>) {
         let Phase::InTurn { turn, stage: Stage::Streaming { question, .. }, .. } = &mut self.phase else {
             return;
@@ -63,7 +63,7 @@ impl Core {
         }
     }
 
-    /// `handle_tool_use` was asked about all tool uses of the step.
+    /// Called when `handle_tool_use` has decided on all tool uses of the step.
     pub(super) fn answered_all(&mut self, turn: Box<Turn>, tools: Box<Tools>, cx: &mut Context<'_>) {
         if tools.pauses().next().is_some() {
             self.enter(turn, Stage::Paused { tools });
@@ -201,7 +201,7 @@ impl Core {
         self.prepare(turn, cx);
     }
 
-    /// `handle_tool_result` has returned.
+    /// Called when `handle_tool_result` has returned.
     pub(in crate::agent) fn result_reviewed(&mut self, op: Op, result: ToolResult, cx: &mut Context<'_>) {
         let reviewing = in_stage!(Stage::Reviewing { slots, reviewed } => (slots, reviewed));
         let Some((turn, (mut slots, mut reviewed))) = self.phase.take_awaited(op, reviewing) else {

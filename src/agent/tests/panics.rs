@@ -126,7 +126,7 @@ async fn run_provider_fails_handle_error_called_and_agent_survives() {
     }
 }
 
-/// A provider whose `name` panics once after the provider was armed.
+/// A provider whose method `name` panics once, after the test has armed the provider.
 #[derive(Default)]
 struct Nameless(AtomicBool);
 
@@ -170,7 +170,7 @@ async fn cancel_provider_panics_when_dropped_cancelled_and_agent_survives() {
     }
 }
 
-/// A tool that panics in the given method once after the tool was armed.
+/// A tool that panics once in the given method, after the test has armed the tool.
 struct Brittle {
     part: &'static str,
     armed: Arc<AtomicBool>,

@@ -66,7 +66,7 @@ fn gated(name: &'static str, gate: &Gate) -> impl Tool {
     })
 }
 
-/// Pauses each tool use. Waits at the gate before the answer about tool `b`.
+/// Pauses each tool use. Before the decision about tool `b`, waits at the gate.
 struct Slow(Gate);
 
 #[async_trait]
@@ -313,7 +313,8 @@ async fn pause_for_an_endless_time_waits() {
     agent.end().await;
 }
 
-/// Returns an agent with the tools `a`, which declares that it needs an approval, and `b`, for which the builder says so.
+/// Returns an agent with two tools that need an approval: tool `a` declares it, and for tool `b` the builder demands
+/// it.
 async fn approving(hooks: Hooks) -> (Watched, Log<String>) {
     let (_, builder) = scripted([step_with(&["a", "b", "c"]), Step::text("Done.")]);
     let log = Log::default();

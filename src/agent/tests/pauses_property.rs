@@ -82,7 +82,7 @@ async fn apply(agent: &Agent, op: Op) {
     }
 }
 
-/// Returns a tool that logs its call, and asks this number of questions, each for at most ten seconds.
+/// Returns a tool that logs its call and asks this many questions. It waits at most ten seconds for each answer.
 fn asking(name: &'static str, questions: u32, log: &Log<String>) -> impl Tool + use<> {
     let log = log.clone();
     tool_fn(name, "Notes its call, and asks.", move |_: Value, context: ToolContext| {

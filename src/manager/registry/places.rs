@@ -172,7 +172,7 @@ impl Registry {
 
     /// Processes a session's reply to the opening that asked the session to sleep.
     pub(in crate::manager) fn answered(&mut self, id: &ConversationId, key: Key, by: Number, ends: bool) {
-        // The session may have ended after it replied. In that case, the opening may already be asking another session.
+        // The session may have ended after it replied, and the opening may already be asking another session.
         if let Some(opening) = self.line.get_mut(&by)
             && opening.asking.as_ref().is_some_and(|(asked, life)| asked == id && *life == key)
         {
@@ -232,7 +232,8 @@ impl Registry {
         }
     }
 
-    /// Notes all sessions that may be asked to sleep, because no sessions are noted while the line is empty.
+    /// Notes all sessions that may be asked to sleep. Called when the first opening joins the line, because no sessions
+    /// are noted while the line is empty.
     fn find_prospects(&mut self) {
         self.prospects.clear();
         for (id, slot) in &mut self.slots {

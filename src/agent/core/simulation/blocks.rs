@@ -99,7 +99,7 @@ pub(super) fn check_answer(blocks: &[Block], message: &Message, cut: bool) -> Ch
     }
     let mut next = content.next();
     for block in blocks {
-        // Whether an item has ended is not visible in the events, so items count as whole.
+        // The events do not show whether a provider item has ended, so provider items count as complete.
         let whole = block.ended.is_some() || matches!(block.kind, Kind::Attachment(_) | Kind::Item(_));
         if whole && next.is_some_and(|next| block.becomes(next)) {
             let unsigned = matches!(next, Some(Content::Thinking(thinking)) if !thinking.is_signed());

@@ -94,7 +94,8 @@ impl World {
             prompt = prompt.with_id(format!("p{}", self.rng.below(6)));
         }
         if self.rng.percent(30) {
-            // Prompts for the next step are rarely accepted with settings.
+            // A prompt for the next step is rejected during a turn if it has settings. So most of these prompts have
+            // none.
             prompt = Prompt { max_steps: None, ..prompt.at(Next::Step) };
             if self.rng.percent(80) {
                 return prompt;

@@ -21,10 +21,10 @@ pub(super) struct Pauses {
     pub(super) waiting: Vec<ToolUseId>,
     /// The ids of all tool uses for which a pause was emitted.
     pub(super) spent: HashSet<ToolUseId>,
-    /// A decision that must be emitted at once: the tool use, the decision, its maker, and whether a time limit has
-    /// ended.
+    /// A decision that must be emitted at once: the tool use, the decision, the name of who decided, and whether the
+    /// decision applies because a time limit is over.
     pub(super) decided: Option<(ToolUseId, Decision, Option<Arc<str>>, bool)>,
-    /// The inputs by which `handle_tool_use` has replaced those of the model.
+    /// The inputs with which `handle_tool_use` has replaced the inputs from the model.
     pub(super) replaced: HashMap<ToolUseId, Value>,
     /// A question of a running tool that must be emitted at once: the id of its call, and the question.
     pub(super) asking: Option<(ToolUseId, Value)>,

@@ -1,4 +1,4 @@
-//! The questions of running tools: random questions and withdrawals, and the checks of their answers.
+//! The questions that running tools ask the user: random questions and withdrawals, and the checks of the answers.
 
 use serde_json::json;
 
@@ -15,7 +15,7 @@ pub(super) struct Questions {
     pub(super) open: Vec<(ToolUseId, usize)>,
     /// The answer that a tool must get at once.
     answer: Option<(ToolUseId, Answer)>,
-    /// The call that a decision must end at once.
+    /// The slot of the tool call that a decision must end at once.
     ending: Option<usize>,
 }
 

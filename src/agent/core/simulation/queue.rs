@@ -33,7 +33,8 @@ impl Queue {
         Ok(())
     }
 
-    /// `joins` states whether a turn is in flight, which the prompt then joins.
+    /// Checks that a staged prompt left the queue for this reason. `joins` states whether a turn is in flight. If so, a
+    /// prompt that is taken from the queue joins this turn.
     pub(super) fn unstage(&mut self, id: &PromptId, reason: UnstageReason, joins: bool) -> Check {
         if reason == UnstageReason::Withdrawn {
             ensure!(self.withdrawing.take().as_ref() == Some(id), "{id} is withdrawn");

@@ -1,4 +1,4 @@
-//! From the bytes of an answer to the next request.
+//! Checks an answer on its whole way: from its bytes to the next request that contains it.
 
 use bytes::Bytes;
 use omni_agent::{
@@ -19,8 +19,8 @@ const GROWTH: usize = 64;
 /// The maximum bytes of output for an empty input.
 const BASE: usize = 16 * 1024;
 
-/// Checks that `body` is decoded in the same way however it is split. Its deltas must fold, can be stored, and are
-/// sent back to every service. The sizes of all results are limited to a multiple of the body's size.
+/// Checks that `body` is decoded in the same way however it is split. Its deltas must fold into a message that can be
+/// stored and can be sent back to every service. The sizes of all results are limited to a multiple of the body's size.
 ///
 /// # Panics
 ///
@@ -33,7 +33,7 @@ pub fn answer(dialect: &dyn Dialect, body: &[u8]) {
     check(&decoded, body.len());
 
     let Ok(text) = std::str::from_utf8(body) else { return };
-    // Answers that are not streamed, and answers to rejected requests.
+    // The same text as an answer that is not streamed, and then as the body of a rejected request.
     let mut whole = Decoded::default();
     let mut decoder = dialect.decoder(&request);
     whole.result = decoder.decode(Frame::new("", text), &mut whole.deltas);

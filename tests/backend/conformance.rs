@@ -126,14 +126,15 @@ macro_rules! breaches {
     )+};
 }
 
-/// Creates a backend that answers the prompt with a tool with this turn, and all other prompts with correct turns.
+/// Creates a backend that runs `$turn` for the suite's prompt that requires a tool, and correct turns for all other
+/// prompts.
 macro_rules! looking {
     ($turn:expr) => {
         ScriptedBackend::whole(|prompt| if prompt == "Look" { Some($turn) } else { well(prompt) }, None)
     };
 }
 
-/// Creates a backend that answers the plain prompt with this turn, and all other prompts with correct turns.
+/// Creates a backend that runs `$turn` for the suite's plain prompt, and correct turns for all other prompts.
 macro_rules! saying {
     ($turn:expr) => {
         ScriptedBackend::whole(|prompt| if prompt == "Say hello." { Some($turn) } else { well(prompt) }, None)

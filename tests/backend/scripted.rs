@@ -28,7 +28,7 @@ use omni_agent::{
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-/// What a call does instead of its normal work.
+/// The behaviour of a call that replaces its normal work.
 #[derive(Clone, Debug)]
 pub(crate) enum Act {
     Fail(BackendError),

@@ -10,8 +10,8 @@ use crate::{
     script::Answer,
 };
 
-/// Runs two turns whose messages have ids, and the first prompt data of the application. Checks that no request contains
-/// any of them.
+/// Runs two turns. All messages have ids, and the first prompt also has data of the application. Checks that no request
+/// contains an id or this data.
 async fn check(agent: &Agent, rig: &Rig) {
     rig.service.will(
         Answer::thinking("Rome.", "sig-1").then_opaque("search").then_text("Let me see.").then_call(

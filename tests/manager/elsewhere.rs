@@ -206,7 +206,8 @@ async fn delete_of_a_conversation_taken_meanwhile_is_refused() {
     let one = manager(&store, "one");
     drop(created(&one, "talk").await);
     within(one.close(&id("talk"))).await.unwrap();
-    // Simulates a process that is suspended between the acquisition and the deletion, until its lease has expired.
+    // Simulates a process that is suspended in the middle of a delete: it has acquired the conversation, and its lease
+    // expires before it deletes the conversation.
     store.ownership(Mood::Late);
     let deleting = tokio::spawn({
         let one = one.clone();

@@ -1,4 +1,4 @@
-//! How long a session stays open, and the effects of callers that are dropped.
+//! How long a session stays open, and what happens when the future of a caller is dropped.
 
 use std::time::Duration;
 

@@ -75,9 +75,8 @@ impl World {
         let world = Self { dice, store, lives: Lives::default(), manager: builder.build(), unit, may_hang };
         let moody = world.clone();
         world.store.mood(move |call, _| match (call, moody.act(12)) {
-            // A panic while the store lists conversations affects only the caller, so an error replaces the panic. An
-            // error also replaces a creation that hangs. After a failed creation, the agent gets only a limited time to
-            // end, and nothing waits for it afterwards.
+            // Two behaviours are replaced with an error. A list that panics would panic in the caller. If a creation
+            // hangs, the agent gets only a limited time to end, and nothing waits for the agent afterwards.
             (Call::List, Act::Panic) | (Call::Create, Act::Hang) => Act::Fail,
             (_, act) => act,
         });

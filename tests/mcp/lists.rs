@@ -85,7 +85,8 @@ async fn follow_unchanged_list_leaves_the_session_as_it_is() {
     let before = session.snapshot().await.unwrap().agent.last;
     client.follow(&session);
     until("the list is read", || hostile.count("tools/list") == 2).await;
-    // A further change is processed after this one.
+    // This call takes a round trip to the server. Meanwhile, the follower processes the unchanged list, and emits no
+    // event.
     assert_eq!(call(&set(&client).await, "hostile__echo", "").await.text(), "");
     assert_eq!(session.snapshot().await.unwrap().agent.last, before);
 }

@@ -204,7 +204,7 @@ fn decode_finish_reason_maps_to_stop_reason() {
         ("sensitive", StopReason::Refusal),
         ("model_context_window_exceeded", StopReason::ContextLength),
         ("Moon_Phase", StopReason::Other("Moon_Phase".to_owned())),
-        // If the answer has no tool call, this reason means that the answer simply ended.
+        // The answer contains no tool call, so `tool_calls` only means that the answer has ended.
         ("tool_calls", StopReason::Stop),
     ] {
         assert_eq!(stop(word), expected, "{word}");
@@ -220,12 +220,12 @@ fn decode_usage_with_details_splits_the_prompt() {
             "completion_tokens_details": {"reasoning_tokens": 20}})),
         expected
     );
-    // DeepSeek and Moonshot use these names.
+    // The names that DeepSeek and Moonshot use for cached tokens.
     for cached in ["prompt_cache_hit_tokens", "cached_tokens"] {
         let counted = usage(json!({"prompt_tokens": 100, "completion_tokens": 30, cached: 40}));
         assert_eq!(counted, expected.with_reasoning(0), "{cached}");
     }
-    // OpenRouter uses these names.
+    // The names that OpenRouter uses for cached tokens, and its cost.
     assert_eq!(
         usage(json!({"prompt_tokens": 100, "completion_tokens": 30, "cost": 0.25,
             "prompt_tokens_details": {"cached_tokens": 40, "cache_write_tokens": 10}})),
@@ -422,7 +422,7 @@ fn decode_reasoning_details_are_assembled_and_sent_back_if_enabled() {
         crate::chat::encode(&chat, &request)["messages"],
         json!([{"role": "assistant", "content": "Hi", "reasoning_details": gathered}])
     );
-    // By default, this member is omitted, because services that do not know it reject it.
+    // By default, `reasoning_details` is omitted, because services that do not know this member reject it.
     assert_eq!(
         crate::chat::encode(&ChatCompletions::default(), &request)["messages"],
         json!([{"role": "assistant", "content": "Hi"}])

@@ -63,7 +63,7 @@ async fn key_and_secret_headers_echoed_by_a_server_are_never_shown() {
         for part in ["sk-live-topsecret", "topsecret", "hush-hush"] {
             assert!(!shown.contains(part), "{part} in {shown}");
         }
-        // This proves that the key was really sent.
+        // The server did receive the key and the token, so they were in the echo.
         let received = server.received().remove(0);
         assert_eq!(received.header("authorization"), Some(&*format!("Bearer {key}")));
         assert_eq!(received.header("x-token"), Some(token));

@@ -104,7 +104,7 @@ fn sse_event_ended_by_carriage_returns_is_returned_immediately() {
     let mut framer = Framer::new(Framing::Sse, &Limits::default());
     framer.push("data: 1\r\r".into());
     assert_eq!(framer.next_frame().unwrap().unwrap().data, "1");
-    // The line feed belongs to the line that the carriage return has already ended.
+    // The line feed and the carriage return before it are one line ending, so the line feed ends no further line.
     framer.push("\ndata: 2\r\n\r".into());
     assert_eq!(framer.next_frame().unwrap().unwrap().data, "2");
     framer.push("\n".into());

@@ -59,7 +59,7 @@ pub(crate) struct Arena {
     spawned: usize,
     reports: mpsc::Receiver<Report>,
     sender: mpsc::Sender<Report>,
-    /// The texts that were reported as safe, for each conversation.
+    /// For each conversation, the texts whose turns a rival has reported as saved.
     safe: BTreeMap<ConversationId, Vec<String>>,
     lost: usize,
 }

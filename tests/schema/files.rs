@@ -1,4 +1,4 @@
-//! The files and the descriptions.
+//! The files in `schema/` equal the schemas of the types, and every type and member has a description.
 
 use std::{fs, path::Path};
 
@@ -44,7 +44,7 @@ fn documents() -> Vec<Value> {
     ]
 }
 
-/// Calls `see` for each schema inside the value, with its place.
+/// Calls `see` for each schema inside the value, with the path of the schema.
 fn walk(place: &str, schema: &Value, see: &mut impl FnMut(&str, &Value)) {
     see(place, schema);
     for (key, part) in schema.as_object().into_iter().flatten() {
@@ -73,7 +73,8 @@ fn every_type_and_member_is_described() {
         );
         walk("", document, &mut |place, schema| {
             for (name, member) in schema["properties"].as_object().into_iter().flatten() {
-                // A tag is described with its alternative, and so is the only member of a choice.
+                // Two kinds of members need no description of their own, because the description of their alternative
+                // covers them: a tag, and the only member of an alternative.
                 let is_choice = schema["additionalProperties"] == Value::Bool(false);
                 if member["description"].is_null() && member["const"].is_null() && !is_choice {
                     missing.push(format!("{place}/{name}"));

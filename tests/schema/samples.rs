@@ -89,7 +89,8 @@ fn every_command_fits_the_schema() {
     check_all("ManagerCommand", &manager_commands());
 }
 
-/// Returns the JSON with one member or item removed or replaced, in all ways. Schemas of answers and free data stay.
+/// Returns variants of the JSON. In each variant, one member is removed, or one member or item is replaced. Output
+/// schemas and data of the application are not changed.
 fn damaged(json: &Value) -> Vec<Value> {
     let parts: Vec<(Value, &Value)> = match json {
         Value::Object(members) => members.iter().map(|(name, part)| (json!(name), part)).collect(),

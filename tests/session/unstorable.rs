@@ -286,7 +286,8 @@ async fn unstorable_turn_after_a_move_between_branches_keeps_the_chosen_branch()
     assert_eq!(session.tree().await.unwrap().head(), Some(node(2)));
 }
 
-/// The state is written alone after the ledger's rows, and its refusal ends the session. The writes do not repeat.
+/// The rows of the usage ledger are written first, and then the state alone. The store refuses the state, which ends
+/// the session. No write is repeated.
 #[tokio::test(start_paused = true)]
 async fn unstorable_state_with_rows_of_the_ledger_ends_the_session() {
     let store = ScriptedStore::over(picky(100), []);

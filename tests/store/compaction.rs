@@ -272,7 +272,8 @@ async fn compaction_of_a_log_behind_a_symbolic_link_keeps_the_link() {
     assert!(fs::read_to_string(&target).unwrap().contains("after"));
 }
 
-/// Lines of commits with rows of the usage ledger stay, and the last line contains what other lines recorded.
+/// Compaction keeps the lines that contain rows of the usage ledger. The labels and the end of the last run are copied
+/// from the removed lines to the last line.
 #[tokio::test]
 async fn compaction_keeps_labels_usage_and_the_last_run() {
     let folder = Folder::new();

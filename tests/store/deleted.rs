@@ -102,14 +102,15 @@ async fn delete_repeated_after_a_crash_counts_once() {
     let log = fs::read(folder.log(&id("a"))).unwrap();
     store.delete(&id("a")).await.unwrap();
     assert_eq!(used(&store).await, 7);
-    // The last line, which records the removal, was not written either.
+    // Restore the files as a crash would leave them: the log still exists, and the last line of the ledger, which
+    // records the removal of the log, is missing.
     let ledger = fs::read_to_string(file(&folder)).unwrap();
     let without_last = ledger.trim_end().rfind('\n').unwrap() + 1;
     fs::write(file(&folder), &ledger[..without_last]).unwrap();
     fs::write(folder.log(&id("a")), log).unwrap();
     assert_eq!(used(&store).await, 7, "it is not counted twice");
 
-    // It may even be continued before it is deleted again.
+    // The conversation may even get another turn before it is deleted again.
     let turn = Commit::new(None).with_usage([row(100)]);
     store.commit(&id("a"), &Write::on(version), &turn).await.unwrap();
     assert_eq!(used(&store).await, 107);

@@ -27,8 +27,8 @@ fn row(input: u64) -> UsageRow {
     UsageRow::new(RequestEnd::Answered, Usage::default().with_input(input)).with_at(Timestamp(7))
 }
 
-/// Creates a conversation of eight nodes on one path, of which those from the fourth on contain the secret, and of
-/// writes in between. Returns its last version.
+/// Creates a conversation of eight nodes on one path. The nodes from the fourth on contain the secret. Other writes
+/// take place between the commits of the nodes. Returns the last version.
 pub(crate) async fn conversation(store: &dyn Store) -> Version {
     let state = StoredState::default().with_title("A talk");
     let mut version = store.create(&id("a"), WriteId::generate(), &state).await.unwrap();
@@ -42,7 +42,7 @@ pub(crate) async fn conversation(store: &dyn Store) -> Version {
     let failed = serde_json::json!({"outcome": "cancelled", "unanswered": [Message::user(SECRET)]});
     let failed = serde_json::from_value(failed).unwrap();
     let commits = [
-        // The ledger gets a row for each node, because this writer keeps no ledger.
+        // The commit contains no rows for the usage ledger, so the store adds a row for each node.
         Commit::new(Some(node(4))).with_nodes((1..5).map(says)),
         Commit::new(Some(node(4))).with_usage([row(100)]).with_run_end(failed),
         Commit::new(Some(node(6))).with_nodes((5..7).map(says)).with_cursors([(node(5), node(6))]),

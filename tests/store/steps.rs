@@ -1,6 +1,8 @@
-//! A process that ends before, or in the middle of, each change that an operation makes to the folder.
+//! An operation whose process ends early. The tests repeat the operation, and let the process end before, or in the
+//! middle of, each change that the operation makes to the folder.
 //!
-//! A library that is loaded before the C library counts these changes, and ends the process at one of them.
+//! A preloaded library replaces the functions of the C library that change files. It counts their calls, and ends the
+//! process at one of them.
 #![cfg(all(target_os = "linux", target_env = "gnu"))]
 
 use std::{

@@ -25,7 +25,7 @@ pub(crate) enum Mood {
     Fail,
     Hang,
     Panic,
-    /// A conversation is acquired immediately, but the call returns only when the mood changes.
+    /// A conversation is acquired immediately, but the call returns only after the test has set another `Mood`.
     Late,
 }
 

@@ -101,7 +101,7 @@ fn node(span: &SpanData) -> Node {
             .iter()
             .map(|event| {
                 let mut attributes = attributes(&event.attributes);
-                // The bridge adds these two to each event.
+                // The bridge to OpenTelemetry adds these two attributes to each event.
                 attributes.remove("level");
                 attributes.remove("target");
                 (event.name.to_string(), attributes)

@@ -32,7 +32,7 @@ async fn read(body: Body) -> (String, bool) {
     (text, false)
 }
 
-/// An answer whose second part has more pieces than a reader may lag behind.
+/// An answer in two parts. The second part has so many pieces that a reader that does not read them loses events.
 fn long_answer(gate: &Gate) -> Step {
     Step::new().then_text(["One"]).gate(gate).then_text((0..2000).map(|number| format!(" {number}"))).stop()
 }

@@ -15,8 +15,8 @@ use crate::skip::skip;
 /// The folder of the scripts, and of the lists of packages with their locks.
 pub(crate) const SCRIPTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/web/js");
 
-/// Returns the program of Node 22, or of the Node that `OMNI_NODE` names. Returns `None` if it can't be installed, and
-/// reports that the test is skipped.
+/// Returns the program of Node 22, or of the Node that `OMNI_NODE` names. If Node can't be installed, reports that the
+/// test is skipped, and returns `None`.
 pub(crate) fn node() -> Option<PathBuf> {
     if let Some(program) = env::var_os("OMNI_NODE") {
         return Some(program.into());
@@ -34,7 +34,7 @@ pub(crate) fn node() -> Option<PathBuf> {
     None
 }
 
-/// Returns the program of Chromium, or `None` if it is not installed. Then it reports that the test is skipped.
+/// Returns the program of Chromium. If Chromium is not installed, reports that the test is skipped, and returns `None`.
 pub(crate) fn chromium() -> Option<PathBuf> {
     let program = env::var_os("OMNI_CHROMIUM").map_or_else(|| "/usr/bin/chromium".into(), PathBuf::from);
     if program.exists() {
@@ -44,8 +44,8 @@ pub(crate) fn chromium() -> Option<PathBuf> {
     None
 }
 
-/// Installs the packages that `tests/web/js/{folder}` lists, and returns the folder with `node_modules`. Returns `None`
-/// if they can't be installed, and reports that the test is skipped.
+/// Installs the packages that `tests/web/js/{folder}` lists, and returns the folder with `node_modules`. If the
+/// packages can't be installed, reports that the test is skipped, and returns `None`.
 pub(crate) fn packages(folder: &str) -> Option<PathBuf> {
     // Tests run in parallel, and npm can't install into a folder twice at the same time.
     static INSTALLED: Mutex<BTreeMap<String, Result<PathBuf, String>>> = Mutex::new(BTreeMap::new());
@@ -53,7 +53,7 @@ pub(crate) fn packages(folder: &str) -> Option<PathBuf> {
     match installed.entry(folder.to_owned()).or_insert_with(|| install(folder)).clone() {
         Ok(folder) => Some(folder),
         Err(reason) => {
-            // A skipped test can panic.
+            // `skip` can panic, which would poison a locked mutex.
             drop(installed);
             skip(&format!("the packages of {folder} can't be installed: {reason}"));
             None
@@ -88,7 +88,8 @@ fn install(folder: &str) -> Result<PathBuf, String> {
 
 #[test]
 fn locks_of_the_packages_name_a_hash_for_each_and_no_host() {
-    // Scripts of packages could install something that no lock names.
+    // The installation scripts of packages are turned off, because they could install something that no lock file
+    // names.
     let settings = fs::read_to_string(Path::new(SCRIPTS).join(".npmrc")).unwrap();
     assert!(settings.contains("ignore-scripts=true"));
     for folder in ["ag_ui", "ai_sdk/6", "ai_sdk/7", "node", "page", "types", "use_chat"] {

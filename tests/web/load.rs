@@ -47,7 +47,7 @@ use crate::{
 struct Load {
     conversations: usize,
     streams: usize,
-    /// How long prompts are sent.
+    /// The time during which prompts are sent.
     time: Duration,
     /// The pause before each delta.
     pace: Duration,
@@ -57,7 +57,8 @@ struct Load {
     absence: Duration,
 }
 
-/// Answers with words, one after the other. It keeps nothing of the requests.
+/// Answers with words, one after the other. Unlike a scripted provider, it does not record the requests, so it needs no
+/// more memory with time.
 struct Words {
     pace: Duration,
     deltas: usize,
@@ -89,9 +90,9 @@ enum Habit {
     Reads,
     /// Stops reading now and then, and stays connected.
     Stalls,
-    /// Disconnects now and then, and returns at once.
+    /// Disconnects now and then, and reconnects at once.
     Reconnects,
-    /// Disconnects now and then, and stays away for a while.
+    /// Disconnects now and then, and reconnects after a while.
     Leaves,
 }
 

@@ -31,9 +31,9 @@ impl Memory {
         self.answers.push(Issued { blocks, whole });
     }
 
-    /// Checks an answer in a request. A complete answer of this service must be unchanged, block by block. Any other
-    /// answer may contain blocks that only the service can write only if the service sent exactly these blocks, as in
-    /// an interrupted answer.
+    /// Checks an answer in a request. A complete answer of this service must be unchanged, block by block. In any other
+    /// answer, such as an interrupted one, each block of a kind that only the service can write must be a block that
+    /// the service has sent.
     pub(crate) fn check(&self, turn: &[Value], traits: &Traits) -> Read<()> {
         let anchors: HashSet<String> = turn.iter().filter_map(|block| (traits.anchor)(block)).collect();
         let is_it = |issued: &&Issued| {

@@ -49,9 +49,9 @@ fn passes_in_child(name: &str, folder: &Folder) {
     assert!(output.status.success() && text.contains("all checks passed"), "{text}");
 }
 
-/// Waits until the file is closed and its log is removed. The last connection that closes removes the log. The threads
-/// of a store close their connections after the store was dropped. If two connections close at the same moment, neither
-/// is the last one. In this case, the connection that is opened here removes the log.
+/// Waits until the file is closed and its log is removed. SQLite removes the log when the last connection closes. The
+/// threads of a store close their connections after the store was dropped. If two connections close at the same moment,
+/// neither of them removes the log. Therefore, this function opens a connection, which removes the log when it closes.
 async fn closed(file: &Path) {
     let beside = ["-wal", "-shm"].map(|ending| PathBuf::from(format!("{}{ending}", file.display())));
     while beside.iter().any(|path| path.exists()) {

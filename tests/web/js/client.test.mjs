@@ -16,7 +16,8 @@ for (const { name, before, steps } of recordings) {
     assert.ok(steps.length > 10);
     for (const [index, { update, after }] of steps.entries()) {
       snapshot = fold(snapshot, structuredClone(update));
-      // Costs are sums of decimal fractions, which both sides add in the same order.
+      // Costs can be compared exactly, because the client and the crate add the same decimal fractions in the same
+      // order.
       assert.deepEqual(snapshot, after, `update ${index}: ${JSON.stringify(update).slice(0, 300)}`);
     }
   });
@@ -41,7 +42,7 @@ test("fold_of_the_list_applies_all_events", () => {
     { type: "title", id: "y", title: "T" }, { type: "labels", id: "y", labels: { user: "ann" } }, { type: "waiting", id: "z" },
     { type: "given_up", id: "z" }, { type: "closed", id: "x", reason: "idle" }, { type: "deleted", id: "x" },
   ];
-  // Numbers of the list have gaps.
+  // The event numbers of the list may have gaps.
   for (const [index, event] of events.entries()) list = foldList(list, { type: "event", id: `a-${2 * index + 3}`, event });
   const open = [{ id: "y", title: "T", activity: "busy", labels: { user: "ann" } }];
   assert.deepEqual(list, { last: "a-19", open, waiting: [] });
@@ -104,7 +105,7 @@ function following(client, condition, options = {}) {
 test("stream_after_an_announced_end_continues_after_the_last_event", async () => {
   const { requests, client } = scripted([
     resync("a-1") + title("a-2", "two") + frame("ending", { retry_after: 0 }),
-    // The event comes again, and has no effect.
+    // The event `a-2` is sent again, and has no effect.
     title("a-2", "again") + title("a-3", "three"),
   ]);
   const stream = await following(client, ({ snapshots }) => snapshots.get("c")?.last === "a-3");
@@ -201,8 +202,8 @@ test("requests_have_the_routes_of_the_server", async () => {
     assert.equal(found.length, 1, request);
     return found[0];
   });
-  // The client does not use the stream of one conversation, because the page's stream replaces it. The document is for
-  // tools.
+  // The client uses neither of these two routes. Instead of the stream of one conversation, it reads the stream of the
+  // page. The OpenAPI document is for tools.
   const unused = ["GET /conversations/{id}/events", "GET /openapi.json"];
   assert.deepEqual([...new Set([...requested, ...unused])].sort(), operations.sort());
 });

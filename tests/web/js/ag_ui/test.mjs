@@ -124,11 +124,11 @@ test("several approvals, with an edited input and a rejection", async () => {
   assert.equal(results[0], 'asked {"n":7}');
   assert.match(results[1], /Too risky/);
   await isStored(a);
-  // The same request again replays the run.
+  // A repeated request with the same run id replays the run.
   a.events.length = 0;
   await a.runAgent({ runId, resume });
   assert.equal(last(a).type, "RUN_FINISHED");
-  // Other answers are late.
+  // With another run id, the answers are too late, because the interrupts are already answered.
   a.events.length = 0;
   await a.runAgent({ resume });
   assert.equal(last(a).type, "RUN_ERROR");
@@ -259,7 +259,7 @@ test("bad requests", async () => {
   assert.equal(await post("{}"), 400);
   assert.equal(await post(JSON.stringify({ threadId: "a/b", runId: "r", messages: [] })), 400);
   assert.equal(await post("{}", "text/plain"), 415);
-  // The server answers before it has the body.
+  // The announced length exceeds the limit, so the server answers without waiting for the body.
   const headers = { "content-type": "application/json", "content-length": 9 << 20 };
   const large = request(base, { method: "POST", headers }).on("error", () => {});
   large.flushHeaders();

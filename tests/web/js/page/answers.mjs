@@ -64,7 +64,7 @@ await step("two windows show the same, and decisions name who decided", async (m
   await two.locator("details.tool summary").click();
   assert.match(await two.locator("details.tool").innerText(), /Approved by ann\./);
   await shot(two, "05-other-window");
-  // Messages do not contain who decided. The page remembers it.
+  // Messages do not contain the name of the person who decided. The page itself remembers the name.
   await two.reload();
   await two.locator("details.tool summary").click();
   assert.match(await two.locator("details.tool").innerText(), /Approved by ann\./);
@@ -76,7 +76,7 @@ await step("a decision that comes too late is reported", async (made) => {
   await one.waitForSelector(".tool.waiting");
   await two.goto(`${slow.address}#/${await idOf(one)}`);
   await two.waitForSelector(".tool.waiting");
-  // A hidden page gets no events.
+  // A hidden page gets no events, so the second page does not show the first page's decision.
   await hide(two, true);
   await one.getByRole("button", { name: "Reject…" }).click();
   await one.getByRole("button", { name: "Reject", exact: true }).click();

@@ -124,7 +124,7 @@ await step("the gauge and numbers follow the locale", async () => {
     assert.deepEqual(formats, locale === "de-DE" ? ["1,2 s", "1.234,50\u00a0$", "12.345"] : ["1.2 s", "$1,234.50", "12,345"], size);
     await made.close();
   }
-  // The demo model has no price, so the costs are those of a stored conversation.
+  // The demo model has no price. The costs are therefore checked with the stored conversation `long`.
   for (const [locale, text, took] of [["en-US", "12.3K tokens, $6.00", /done · 1\.\d s/], ["de-DE", "12.345 tokens, 6,00\u00a0$", /done · 1,\d s/]]) {
     const made = await context({ locale });
     const page = await open(made, "#/long");

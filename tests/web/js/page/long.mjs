@@ -34,7 +34,7 @@ await step("a stored conversation of 1,000 messages opens, is complete, and scro
   }, index);
   await isInView(999);
   const scroller = page.locator("#scroll");
-  // Each place stays where it is after its messages have got their real heights.
+  // After a jump, the message in the centre stays there, even after the messages around it have got their real heights.
   for (const place of [0.75, 0.5, 0.25]) {
     const centre = () => scroller.evaluate(async (element) => {
       await new Promise((resolve) => requestAnimationFrame(() => requestAnimationFrame(resolve)));

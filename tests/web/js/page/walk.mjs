@@ -9,7 +9,8 @@
 
 import { end } from "./harness.mjs";
 
-// Modules that wait are otherwise evaluated at the same time.
+// The imports are dynamic and awaited, because modules with a top-level `await` would otherwise be evaluated
+// concurrently.
 for (const steps of ["answers", "acting", "list", "looks", "connection", "attacks", "long", "restart"]) {
   await import(`./${steps}.mjs`);
 }

@@ -132,8 +132,8 @@ pub trait Provider: Send + Sync + 'static {
     /// conversation's first request. `None`, the default, means that the provider has no such state and serves all
     /// conversations itself.
     ///
-    /// A failed call is not repeated, and the request's timeout does not limit it. An instance that needs a connection
-    /// should therefore connect at its first request.
+    /// A failed call is not repeated, and the request's timeout does not apply to the call. An instance that needs a
+    /// connection should therefore connect at its first request.
     ///
     /// # Errors
     ///
@@ -144,12 +144,12 @@ pub trait Provider: Send + Sync + 'static {
 
     /// Sends one request and streams the response.
     ///
-    /// The stream must carry a stop reason in its message data before it ends without an error. A stream that ends
-    /// without a stop reason counts as truncated.
+    /// Before the stream ends without an error, it must emit a [`Delta::Message`] with a stop reason. A stream that
+    /// ends without a stop reason counts as truncated.
     ///
     /// # Errors
     ///
-    /// The request could not be made, or the service refused it before the first delta.
+    /// Fails if the request could not be made, or if the service refused it before the first delta.
     ///
     /// # Cancel safety
     ///

@@ -21,8 +21,8 @@
 //!
 //! # Turns
 //!
-//! - The uses of the backend's tools, its plans and its statuses are emitted as they arrive. The response keeps them as
-//!   opaque items. The agent runs none of these tools.
+//! - The backend's tool uses, plans and statuses are emitted as soon as the backend reports them, and the response
+//!   keeps them as opaque items. The agent does not run the backend's tools.
 //! - A use of a tool is an item with the members `type` (`"tool"`), `id`, `name`, `input` and `status`. If there is an
 //!   update, a result or a request for permission, the item also has the member `update`, `result` or `permission`. The
 //!   status is `asking`, `running`, `done` or `failed`. When the turn has ended, a tool without a result has the status
@@ -30,8 +30,9 @@
 //! - A request for permission becomes a question to the agent. `handle_tool_use` answers the question, or pauses until
 //!   `resume` provides the answer.
 //! - If a turn is cancelled, it is cancelled at the backend too. The backend still remembers the part of the turn that
-//!   it received, and continues from there. The same applies if the backend finished a turn but the agent discarded it,
-//!   for example because a callback panicked. In this case, a warning is logged.
+//!   it received, and continues from there. The backend also remembers a turn that it finished but that the agent
+//!   discarded, for example because a callback panicked. When the session continues with prompts that the conversation
+//!   does not contain, a warning is logged.
 //! - A prompt that the backend may have accepted is never sent again automatically, since the backend might do the same
 //!   work twice.
 //! - No call takes longer than [`BackendLimits`] allow. A panic, silence and every other breach of the contract is
@@ -256,7 +257,7 @@ pub trait Backend: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// Returns an error if the session could not be started. In this case, nothing of the session remains.
+    /// Returns an error if the session could not be started. After an error, nothing of the session may remain.
     ///
     /// # Cancel safety
     ///
@@ -335,8 +336,8 @@ pub trait BackendSession: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// Returns an error if the prompt was not accepted. In this case, the session does not know the prompt. Later
-    /// failures are reported as [`BackendEvent::Error`].
+    /// Returns an error if the prompt was not accepted. The session must then continue as if the prompt had not been
+    /// sent. Later failures are reported as [`BackendEvent::Error`].
     ///
     /// # Cancel safety
     ///
@@ -355,7 +356,7 @@ pub trait BackendSession: Send + Sync + 'static {
     }
 
     /// Ends the turn in flight. Returns when the session can accept another prompt. If no turn is in flight, this
-    /// succeeds.
+    /// method does nothing and succeeds.
     ///
     /// # Errors
     ///
@@ -363,8 +364,8 @@ pub trait BackendSession: Send + Sync + 'static {
     async fn cancel(&self) -> Result<(), BackendError>;
 
     /// Ends the session and frees its resources. Afterwards, no process, connection or task of the session remains.
-    /// This method is called once, possibly during a turn. The stream of this turn then ends. If the backend can resume
-    /// sessions, the conversation itself is kept.
+    /// This method is called once, possibly during a turn. The stream of that turn must then end. If the backend can
+    /// resume sessions, the conversation itself is kept.
     ///
     /// # Cancel safety
     ///

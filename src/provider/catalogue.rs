@@ -109,9 +109,9 @@ impl Catalogue {
         &CATALOGUE
     }
 
-    /// Reads the text of a file in the shape of <https://models.dev/api.json>. If a provider has another name in the
-    /// file, it gets its name in this crate. Missing members are unknown, new members are ignored, and invalid entries
-    /// are returned separately.
+    /// Reads the text of a file in the shape of <https://models.dev/api.json>. Providers that have a different name in
+    /// the file are renamed to the names that this crate uses. Missing members are unknown, new members are ignored,
+    /// and invalid entries are returned separately.
     ///
     /// # Errors
     ///

@@ -131,8 +131,8 @@ pub struct MessageDelta {
     /// Warnings about parts of the request that could not be honoured. They are added to earlier warnings.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
-    /// Whether the service enforces the output schema. Once true, it stays true. If it is false, the value may be
-    /// surrounded by other text.
+    /// Whether the service enforces the output schema. Once true, this stays true. While it is false, the requested
+    /// value may be surrounded by other text.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub output_enforced: bool,
 }

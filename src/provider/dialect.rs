@@ -283,7 +283,7 @@ pub trait Decoder: Send {
     fn end(&mut self, deltas: &mut Vec<Delta>) -> Result<(), ProviderError>;
 }
 
-/// Returns the mark for a text. Anthropic's models cache the prompt up to the marked text.
+/// Returns the value of `cache_control` that marks a text. Anthropic's models cache the prompt up to the marked text.
 fn cache_control(hint: CacheHint) -> Value {
     match hint {
         CacheHint::Short => json!({"type": "ephemeral"}),

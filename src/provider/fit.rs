@@ -13,9 +13,9 @@ use crate::{
 ///
 /// # Errors
 ///
-/// [`ErrorKind::Unsupported`] if the request contains tools that the model can't use, unless the options forbid tool
-/// use. The same error if the request contains an attachment that the model does not accept, unless the options ask for
-/// a placeholder.
+/// Returns [`ErrorKind::Unsupported`] if the request has tools and the model can't use tools, unless the options forbid
+/// tool use. Also returns [`ErrorKind::Unsupported`] if the request contains an attachment that the model does not
+/// accept, unless the options ask for a placeholder.
 pub(super) fn fit(request: &mut Request) -> Result<Vec<String>, ProviderError> {
     let Some(info) = request.model_info.clone() else {
         return Ok(Vec::new());
@@ -25,8 +25,9 @@ pub(super) fn fit(request: &mut Request) -> Result<Vec<String>, ProviderError> {
     Ok([thinking(request, &info), max_tokens(request, &info)].into_iter().flatten().collect())
 }
 
-/// If a model can't use tools, services reject requests with tools. Only the application can decide how to continue
-/// without them.
+/// If the model can't use tools, removes the tools if the options forbid tool use, and otherwise returns an error.
+/// Services reject a request with tools for such a model, and only the application can decide how to continue without
+/// tools.
 fn tools(request: &mut Request, info: &ModelInfo) -> Result<(), ProviderError> {
     if info.tools != Some(false) || request.tools.is_empty() {
         return Ok(());
@@ -39,7 +40,8 @@ fn tools(request: &mut Request, info: &ModelInfo) -> Result<(), ProviderError> {
     Err(ProviderError::new(ErrorKind::Unsupported, message))
 }
 
-/// If a model can't think, services reject requests for thinking.
+/// Removes the thinking option if the model can't think, because services reject such a request. Returns a warning if
+/// the option requested thinking.
 fn thinking(request: &mut Request, info: &ModelInfo) -> Option<String> {
     let mode = request.options.thinking().filter(|_| info.thinking == Some(false))?;
     request.options.set_thinking(None);
@@ -47,7 +49,7 @@ fn thinking(request: &mut Request, info: &ModelInfo) -> Option<String> {
     (!off).then(|| format!("`thinking` is ignored: {} does not think", request.model))
 }
 
-/// Services reject a request whose token limit is above the model's limit.
+/// Lowers the request's token limit to the model's limit and returns a warning, because services reject a higher limit.
 fn max_tokens(request: &mut Request, info: &ModelInfo) -> Option<String> {
     let limit = u32::try_from(info.output_limit?).ok()?;
     if request.options.max_tokens()? <= limit {

@@ -4,8 +4,8 @@
 //!
 //! [`marked`] rewrites such JSON so that it can be read, and replaces each half with a mark. Which text continues which
 //! other text is known only from the deltas. Therefore, [`Halves`] resolves the marks in the deltas. If a text ends
-//! with a first half and the text that continues it begins with a second half, the two halves become a character. A
-//! single half becomes U+FFFD at its position.
+//! with a first half and the text that continues it begins with a second half, the two halves become a character. An
+//! unpaired half becomes U+FFFD at its position.
 
 use std::collections::HashMap;
 
@@ -21,7 +21,7 @@ const PLANE: u32 = 0x10_0000;
 /// The number of bytes of an escape: `\uXXXX`.
 const ESCAPE: usize = 6;
 
-/// Returns the JSON text with a mark instead of each single half, or `None` if there are no single halves.
+/// Returns the JSON text with a mark instead of each unpaired half, or `None` if there are no unpaired halves.
 pub(in crate::provider) fn marked(json: &str) -> Option<String> {
     let mut marked = String::new();
     let mut copied = 0;
@@ -50,7 +50,7 @@ pub(in crate::provider) fn marked(json: &str) -> Option<String> {
     (copied > 0).then(|| marked + &json[copied..])
 }
 
-/// Parses JSON text that may contain single halves. Two adjacent halves of a character become this character. Every
+/// Parses JSON text that may contain unpaired halves. Two adjacent halves of a character become this character. Every
 /// other half becomes U+FFFD.
 ///
 /// # Errors
@@ -64,7 +64,7 @@ pub(in crate::provider) fn read(json: &str) -> serde_json::Result<Value> {
     })
 }
 
-/// Returns the JSON text with U+FFFD instead of each single half, or `None` if there are no single halves.
+/// Returns the JSON text with U+FFFD instead of each unpaired half, or `None` if there are no unpaired halves.
 pub(in crate::provider) fn replaced(json: &str) -> Option<String> {
     let mut replaced = marked(json)?;
     resolve_text(&mut replaced);
@@ -74,15 +74,15 @@ pub(in crate::provider) fn replaced(json: &str) -> Option<String> {
 /// Resolves the marks in the deltas of one response.
 #[derive(Debug, Default)]
 pub(in crate::provider) struct Halves {
-    /// Whether a single half has occurred. Before that, deltas are forwarded without a check.
+    /// Whether an unpaired half has occurred. Before that, deltas are forwarded without a check.
     found: bool,
     /// The first halves with which texts ended, by block.
     open: HashMap<usize, (PieceKind, Half)>,
 }
 
 impl Halves {
-    /// Returns the JSON text of an event with a [mark](marked) instead of each single half, or `None` if there are no
-    /// single halves.
+    /// Returns the JSON text of an event with a [mark](marked) instead of each unpaired half, or `None` if there are no
+    /// unpaired halves.
     pub(in crate::provider) fn mark(&mut self, json: &str) -> Option<String> {
         let marked = marked(json)?;
         self.found = true;

@@ -13,8 +13,8 @@ use crate::tool::Schema;
 /// the options in place (`set_`). Options are cheap to clone, because clones share their contents until one of them is
 /// changed. Empty options have the size of a pointer.
 ///
-/// If a service does not support a setting, the nearest supported one is sent, and the response's warnings report it. The key and
-/// headers are never serialised, and their values are never shown.
+/// If a service does not support a setting, the nearest supported one is sent, and the response's warnings report it.
+/// The key and headers are never serialised, and their values are never shown.
 ///
 /// ```
 /// use omni_agent::provider::{Effort, Options};
@@ -225,10 +225,10 @@ struct OptionFields {
     #[serde(skip_serializing_if = "Option::is_none")]
     extra(set_extra) -> reference Map<String, Value> =
         with_extra(body: impl IntoIterator<Item = (impl Into<String>, impl Into<Value>)>) => members(body);
-    /// Settings for the session of a [backend](super::backend), such as its working folder. The backend
-    /// receives them in [`SessionOptions::settings`](super::backend::SessionOptions::settings) when its session is
-    /// started, resumed or forked, so set them for the agent and not for one prompt. Model services ignore them. They are
-    /// saved with the conversation, so secrets do not belong here.
+    /// Settings for the session of a [backend](super::backend), such as its working folder. The backend receives them
+    /// in [`SessionOptions::settings`](super::backend::SessionOptions::settings) when its session is started, resumed
+    /// or forked, so set them for the agent and not for one prompt. Model services ignore them. They are saved with the
+    /// conversation, so secrets do not belong here.
     #[serde(skip_serializing_if = "Option::is_none")]
     backend(set_backend) -> reference Map<String, Value> =
         with_backend(settings: impl IntoIterator<Item = (impl Into<String>, impl Into<Value>)>) => members(settings);
@@ -236,7 +236,8 @@ struct OptionFields {
     /// whose model the agent used when the key was set.
     #[serde(skip)]
     api_key(set_api_key) -> reference Secret = with_api_key(key: impl Into<Secret>) => key.into();
-    /// Additional HTTP headers. They are never serialised. Their values are secret and are only sent where the key is sent.
+    /// Additional HTTP headers. They are never serialised. Their values are secret and are only sent where the key is
+    /// sent.
     #[serde(skip)]
     headers(set_headers) -> reference BTreeMap<String, Secret> = with_headers(headers: BTreeMap<String, Secret>) => headers;
 }

@@ -1,5 +1,5 @@
-//! Reads responses under an output schema, and builds the history for another request if a response does not fit. The
-//! code performs no I/O. It is used by agents and by plain models.
+//! Reads responses to requests with an output schema. If a response does not fit the schema, builds the history for
+//! another request. The code performs no I/O. It is used by agents and by plain models.
 
 mod nulls;
 mod prose;

@@ -76,22 +76,23 @@ impl Registry {
         self
     }
 
-    /// Adds a provider under its name. It replaces a provider with the same name. A name that contains a colon is never found.
+    /// Adds a provider under its name. It replaces a provider with the same name. A name that contains a colon is never
+    /// found.
     pub fn register(&mut self, provider: Arc<dyn Provider>) -> &mut Self {
         self.contents().providers.insert(provider.name().to_owned(), provider);
         self
     }
 
-    /// Sets a key for the provider with this name, which need not be registered yet. Models that are created afterwards use it as
-    /// [`Options::api_key`](super::Options::api_key) of requests without a key. It takes precedence over the keys of the
-    /// endpoint and the environment. An empty key counts as unset.
+    /// Sets a key for the provider with this name, which need not be registered yet. If a request of a model that is
+    /// created afterwards has no key, this key is sent as its [`Options::api_key`](super::Options::api_key). The
+    /// registry's key takes precedence over the keys of the endpoint and the environment. An empty key counts as unset.
     pub fn with_key(mut self, provider: impl Into<String>, key: impl Into<Secret>) -> Self {
         self.contents().keys.insert(provider.into(), KeySource::Value(key.into()));
         self
     }
 
-    /// Like [`Registry::with_key`], with a function that returns the key for each request. If it returns `None`, the key of the
-    /// endpoint or the environment is used. The function must not block.
+    /// Like [`Registry::with_key`], with a function that returns the key for each request. If it returns `None`, the
+    /// key of the endpoint or the environment is used. The function must not block.
     pub fn with_key_from(
         mut self,
         provider: impl Into<String>,
@@ -139,7 +140,8 @@ impl Registry {
     ///
     /// # Errors
     ///
-    /// Fails if the name has no colon, an empty part or white space around a part, or if its provider is not registered.
+    /// Fails if the name has no colon, an empty part or white space around a part, or if its provider is not
+    /// registered.
     pub fn model(&self, name: &str) -> Result<Model, RegistryError> {
         let known = || self.providers().map(str::to_owned).collect();
         let Some((provider, id)) = split(name) else {

@@ -35,7 +35,7 @@ pub struct Request {
     pub model_info: Option<Arc<ModelInfo>>,
     /// The registry's key, which is used if the options contain no key.
     pub(super) key: Option<KeySource>,
-    /// The facts that the rules give, with the id for which they were found.
+    /// The facts that the catalogue's rules yield for the model's id, together with that id.
     pub(super) rule: Option<(Arc<str>, &'static Traits)>,
 }
 
@@ -86,7 +86,7 @@ impl Request {
         }
     }
 
-    /// Sets the registry's key if the request has none.
+    /// Copies the registry's key to the options if they contain no key.
     pub(super) fn authorise(&mut self) {
         let given = self.options.api_key().is_some_and(|key| !key.reveal().is_empty());
         if let Some(key) = self.key.as_ref().filter(|_| !given).and_then(KeySource::key) {
@@ -95,8 +95,9 @@ impl Request {
     }
 
     /// Returns the private state that a provider has stored with the conversation under this name: the latest
-    /// [`provider_data`](super::MessageDelta::provider_data) of a response in this history. The state follows the conversation
-    /// through branches, stores and restarts. O(1) if the last response has it, O(n) if no response has it.
+    /// [`provider_data`](super::MessageDelta::provider_data) of a response in this history. The state follows the
+    /// conversation through branches, stores and restarts. O(1) if the last response has it, O(n) if no response has
+    /// it.
     pub fn private_state(&self, name: &str) -> Option<&Value> {
         let mut answers = self.history.iter().rev().filter(|message| message.role == Role::Assistant);
         answers.find_map(|message| message.provider_data.get(name))

@@ -89,7 +89,7 @@ pub struct AcpBackend {
 
 impl AcpBackend {
     /// Creates a backend with this [name](Backend::name) that runs this program. The program is a path, or a name that
-    /// is looked up in the way a shell does.
+    /// is looked up in `PATH`, as a shell does.
     pub fn new(name: impl Into<String>, program: impl Into<OsString>) -> Self {
         Self {
             name: name.into(),
@@ -126,8 +126,8 @@ impl AcpBackend {
         self
     }
 
-    /// Returns the same backend with this server, whose tools the agent can use. If the agent can't reach the server,
-    /// the start fails.
+    /// Returns the same backend with this MCP server, whose tools the agent can use. If the agent can't reach the
+    /// server, the start fails.
     pub fn with_mcp_server(mut self, server: McpServer) -> Self {
         self.servers.push(server);
         self

@@ -113,12 +113,12 @@ pub(super) fn stream(
 }
 
 struct Exchange {
-    // This field is declared before the turn, so that it is dropped first: when the turn is dropped, the turn is
-    // cancelled, and a session may wait until its stream is dropped.
+    // This field is declared before `turn`, so that the stream is dropped first. Dropping `turn` cancels the turn, and
+    // a session may delay the cancellation until the stream is dropped.
     events: Option<EventStream>,
     /// The requests for permission that wait for their answers.
     asking: FuturesUnordered<BoxFuture<'static, (ToolUseId, Option<PermissionAnswer>)>>,
-    /// The tool uses of these requests.
+    /// The ids of the tool uses for which a request in `asking` waits.
     asked: HashSet<ToolUseId>,
     turn: TurnInFlight,
     recorder: Recorder,

@@ -70,8 +70,8 @@ pub enum PermissionAnswer {
 }
 
 impl PermissionRequest {
-    /// Creates a request and the receiver of its answer. If the sender is dropped without an answer, the turn was
-    /// cancelled. To withdraw the request, drop the receiver.
+    /// Creates a request and the receiver of its answer. If the receiver reports that the request was dropped without
+    /// an answer, the turn was cancelled. To withdraw the request, drop the receiver.
     pub fn new(
         tool_use: ToolUse,
         options: impl IntoIterator<Item = PermissionOption>,

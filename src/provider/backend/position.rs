@@ -14,8 +14,8 @@ use crate::message::{History, Message, Role};
 pub struct SessionPosition {
     /// The id of the session.
     pub session: SessionId,
-    /// The number of prompts that the session had accepted at this position. The prompts of sessions from which it was
-    /// forked count too.
+    /// The number of prompts that the session had accepted at this position. If the session was forked from another
+    /// session, the prompts before the fork count too.
     pub prompts: u64,
     /// The backend's own name for this position.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -34,7 +34,7 @@ pub(super) struct Position {
     pub(super) prompts: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) checkpoint: Option<String>,
-    /// Whether the position was stored when the turn began. In this case, the checkpoint is the one of the previous
+    /// Whether the position was stored when the turn began. If so, `checkpoint` is the checkpoint after the previous
     /// turn.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) unfinished: bool,
@@ -123,14 +123,15 @@ pub(super) enum KnownSession {
 /// How the conversation's position can be reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Route {
-    /// The session in use is at this position. After this position, it has received this many prompts, which were
-    /// discarded.
+    /// Continue with the session in use. The number counts the prompts that this session has received after the
+    /// conversation's position. They were discarded from the conversation.
     Stay(u64),
-    /// The previous session is at this position. After this position, it has received this many prompts, which were
-    /// discarded.
+    /// Return to the previous session. The number counts the prompts that this session has received after the
+    /// conversation's position. They were discarded from the conversation.
     Return(u64),
     Start,
-    /// The session to resume, and the counts of the prompts that it has received.
+    /// Resume the session with this id at this position. The counts are those of the prompts that the session has
+    /// received.
     Resume(Position, SessionId, PromptCounts),
     Fork(SessionPosition),
 }
@@ -160,7 +161,7 @@ pub(super) fn route(
     }
     let Some(position) = &conversation.position else {
         return Ok(match live {
-            // If a session has received the responses of others once, it does not get them again.
+            // A session that has already received the responses of other models must not receive them again.
             Some(heard) if heard.kept == 0 && (foreign == 0 || heard.given == 0) => Route::Stay(heard.given),
             _ => Route::Start,
         });

@@ -14,8 +14,8 @@ use super::{
 pub(super) struct Sessions {
     /// The session in use.
     live: Option<Live>,
-    /// The previous session. It is kept until the conversation has a response of the session in use. If that session's
-    /// branch is abandoned, the conversation returns to the previous session.
+    /// The previous session. It is kept until the conversation has a response of the session in use. If the
+    /// conversation leaves the branch of the session in use before that, it returns to the previous session.
     parked: Option<Live>,
     /// The retired sessions, by key. Each of them has a response in the conversation.
     retired: HashMap<String, Retired>,

@@ -71,9 +71,9 @@ impl ModelInfo {
         self
     }
 
-    /// Returns whether the model accepts a file of this media type. Returns `true` if this is unknown, as for many
-    /// models, and for text of all types, because the wire format decides about text. A model that accepts images
-    /// counts as accepting PDFs too, because its service shows the pages as images.
+    /// Returns whether the model accepts a file of this media type. Returns `true` if the accepted types are unknown,
+    /// as for many models. Also returns `true` for every type of text, because the wire format decides about text. A
+    /// model that accepts images counts as accepting PDFs too, because its service shows the pages as images.
     pub fn takes(&self, media_type: &str) -> bool {
         let (Some(input), Some(modality)) = (&self.input, Modality::of(media_type)) else {
             return true;

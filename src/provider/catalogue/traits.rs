@@ -87,7 +87,7 @@ pub(in crate::provider) enum ThinkingOff {
     Never,
 }
 
-/// The sampling parameters that a model supports in Anthropic's Messages API.
+/// The sampling parameters (temperature and top-p) that a model supports in Anthropic's Messages API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(in crate::provider) enum MessagesSampling {
@@ -97,7 +97,7 @@ pub(in crate::provider) enum MessagesSampling {
     Both,
     /// One of the two parameters at a time.
     One,
-    /// Only the default values.
+    /// No values except the defaults.
     Fixed,
 }
 
@@ -180,7 +180,7 @@ pub(in crate::provider) enum ChatTools {
     Never,
 }
 
-/// The models of a rule whose prompts can be kept in the cache for a day.
+/// The models, among those that a rule matches, that can keep a prompt in the cache for a day.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub(in crate::provider) enum LongCache {

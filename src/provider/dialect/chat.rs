@@ -201,7 +201,7 @@ impl ChatCompletions {
         self
     }
 
-    /// Sets the largest number of stop sequences. The default is 4, which is OpenAI's limit.
+    /// Sets the maximum number of stop sequences. The default is 4, which is OpenAI's limit.
     pub fn with_max_stop_sequences(mut self, count: usize) -> Self {
         self.max_stop_sequences = count;
         self

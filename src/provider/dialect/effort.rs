@@ -68,8 +68,8 @@ impl EffortWords {
     }
 }
 
-/// Returns the lowest of the supported efforts that is not below `wanted`. If all of them are below, returns the
-/// highest.
+/// Returns the lowest of the supported efforts that is not below `wanted`. If all supported efforts are below `wanted`,
+/// returns the highest of them.
 pub(super) fn supported(efforts: &[Effort], wanted: Effort) -> Option<Effort> {
     efforts.iter().find(|effort| **effort >= wanted).or(efforts.last()).copied()
 }

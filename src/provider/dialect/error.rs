@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use crate::provider::{ErrorKind, ProviderError, halves};
 
-/// The largest number of bytes of a service's text that an error message contains.
+/// The maximum length, in bytes, of a service's text that an error message contains.
 const MESSAGE_LIMIT: usize = 1000;
 
 /// Returns the error for an HTTP response with this status and body.

@@ -22,7 +22,7 @@ use crate::provider::{ErrorKind, ProviderError, Request};
 /// The name of the wire format.
 const NAME: &str = "google_gemini";
 
-/// The members of a candidate that describe its sources. No part of a content has these members.
+/// The members of a candidate that describe its sources. The parts of a candidate's content do not have these members.
 const SOURCES: [&str; 3] = ["groundingMetadata", "citationMetadata", "urlContextMetadata"];
 
 /// Google's Gemini wire format.

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use crate::provider::{ErrorKind, ProviderError};
 
-/// The largest number of calls in one response. Only a broken server sends more.
+/// The maximum number of calls in one response. Only a broken server sends more.
 pub(super) const MAX_CALLS: usize = 1024;
 
 /// The ids of the calls of one response, for wire formats in which calls arrive complete.

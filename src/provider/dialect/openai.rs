@@ -13,7 +13,7 @@ use super::{
 };
 use crate::provider::{Effort, Options, OutputSchema, Request, ThinkingMode};
 
-/// The largest number of characters in the name of a schema or a tool:
+/// The maximum length of the name of a schema or a tool, in characters:
 /// <https://platform.openai.com/docs/api-reference/chat/create>.
 pub(super) const NAME_LIMIT: usize = 64;
 
@@ -138,7 +138,8 @@ pub(super) fn format(
                 Format::Schema(wrapped(schema).unwrap_or_else(|| schema.clone()), false)
             }
         }
-        // For `Tool`, an output tool usually replaces the schema. The schema is here only if no tool can have it.
+        // For `Tool`, an output tool usually replaces the schema. The request still has a schema only if that schema
+        // cannot be the schema of a tool.
         OutputSupport::Schema | OutputSupport::Tool => Format::Schema(schema.clone(), false),
     })
 }

@@ -18,8 +18,8 @@ use crate::{
 
 const DESCRIPTION: &str = "Gives the final answer. Call it once, when everything else is done.";
 
-/// Returns the request as it is sent. If the output tool replaces the output schema, `tool` is `Some`. The content of
-/// `tool` states whether the service can be asked to force a tool.
+/// Returns the request to send. If `tool` is `Some`, the output tool replaces the output schema. The value in `tool`
+/// states whether the service can be asked to force a tool.
 pub(super) fn prepared(request: &Request, tool: Option<bool>) -> Cow<'_, Request> {
     tool.and_then(|forced| with_tool(request, forced)).map_or(Cow::Borrowed(request), Cow::Owned)
 }

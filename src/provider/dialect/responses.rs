@@ -119,7 +119,7 @@ impl OpenAiResponses {
         self
     }
 
-    /// Requests summaries of the reasoning together with thinking.
+    /// Makes each request for thinking also request summaries of the reasoning.
     pub fn with_summaries(mut self) -> Self {
         self.summaries = true;
         self

@@ -18,9 +18,10 @@ pub(super) struct Strict {
 /// - Keywords that the service rejects are removed.
 /// - A value that is not an object is wrapped in an object.
 ///
-/// If a value fits the rewritten schema, it fits the original schema after nulls and the wrapping object are removed.
-/// The removed keywords are an exception. Conversely, for every value of the original schema, there is a corresponding
-/// value of the rewritten schema. Members that only an open object allows are an exception.
+/// If a value fits the rewritten schema, it fits the original schema after nulls and the wrapping object are removed,
+/// except that the removed keywords are not checked. Conversely, every value that fits the original schema has a
+/// corresponding value that fits the rewritten schema, except that members which only an open object allows are missing
+/// there.
 ///
 /// Returns `None` if the subset cannot express the schema. This is the case for a map with arbitrary keys, a schema
 /// that accepts any value, a combination other than alternatives, and alternatives next to properties. If alternatives
@@ -41,7 +42,7 @@ struct Rewriter<'a> {
     inlining: Inlining,
 }
 
-/// The largest number of references in one schema that are replaced by their targets. Without this limit, a few types
+/// The maximum number of references in one schema that are replaced by their targets. Without this limit, a few types
 /// that refer to each other would grow without end if their references have annotations. Beyond this number, a
 /// reference loses its annotations.
 const MAX_INLININGS: usize = 500;

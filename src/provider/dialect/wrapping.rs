@@ -60,7 +60,7 @@ enum UnwrapState {
 /// The name of the member as JSON text.
 const WRAPPER_TEXT: &str = "\"value\"";
 
-/// The largest number of bytes that are held back because they may be the beginning or the end of the object.
+/// The maximum number of bytes that are held back because they may be the beginning or the end of the object.
 const MAX_HELD: usize = 1024;
 
 impl Unwrapper {

@@ -46,11 +46,11 @@ pub(super) struct ResponseReader<S> {
     dialect: Arc<dyn Dialect>,
     hooks: Vec<DeltaHook>,
     error_context: ErrorContext,
-    /// The service's name. It is removed when the response has been marked with it.
+    /// The service's name, with which the response still has to be marked. `None` after the response has been marked.
     service: Option<String>,
     /// The decoded deltas that have not been returned yet.
     ready: VecDeque<Delta>,
-    /// The error to return after these deltas.
+    /// The error to return after the deltas in `ready`.
     failed: Option<ProviderError>,
     /// Whether any content of the response has been returned.
     content: bool,
@@ -171,7 +171,8 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Response
             deltas.clear();
             return Err(error);
         }
-        // A response that continues is not complete yet. Comments do not extend the timeout.
+        // New deltas show that the response continues, so the timeout for data after a complete response starts again.
+        // Comments produce no deltas and therefore do not extend the timeout.
         self.rest.armed &= deltas.is_empty();
         self.service.take_if(|service| origin::mark(deltas, service));
         self.content = self.content || deltas.iter().any(Delta::is_content);
@@ -344,7 +345,7 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Response
     }
 
     fn fail(&mut self, error: ProviderError) {
-        // If half a character still waits, it belongs to the text that has arrived.
+        // A half of a character that still waits for the other half belongs to the text that has arrived.
         self.decoding.halves.finish(&mut self.decoding.decoded);
         _ = self.settle(Ok(()));
         self.body = None;

@@ -31,7 +31,7 @@ pub(super) struct Outgoing {
 /// Prepares the errors of an exchange: adds the id of the request and removes secrets.
 pub(super) struct ErrorContext {
     secrets: Vec<(Secret, Extent)>,
-    /// Created when the first text has to be scrubbed, because most exchanges need no scrubbing.
+    /// The scrubber. It is created when the first text has to be scrubbed, because most exchanges need no scrubbing.
     scrubber: OnceLock<Scrubber>,
     /// The id of the request, as the service sent it. Only scrubbed copies of the id are used outside this struct.
     request_id: Option<String>,

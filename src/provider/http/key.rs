@@ -45,8 +45,9 @@ pub(super) struct Keys {
 }
 
 impl Keys {
-    /// Returns the key for `request`. The request's own key comes first, which may have been copied from the registry.
-    /// The endpoint's key comes second, and the environment variable third. Empty keys are ignored.
+    /// Returns the key for `request`. The first source is the request's own key, which may have been copied from the
+    /// registry. The second source is the endpoint's key, and the third is the environment variable. Empty keys are
+    /// ignored.
     ///
     /// # Errors
     ///

@@ -19,8 +19,8 @@ use crate::{
 /// The entry of [`Message::provider_data`] that contains the service's name.
 const SERVICE: &str = "service";
 
-/// Marks a response, in the delta with which its wire format sets data of the message. Returns `false` if that delta
-/// has not arrived yet.
+/// Marks a response with its service. The mark is added to the first delta that contains provider data. Returns `false`
+/// if `deltas` does not contain such a delta.
 pub(super) fn mark(deltas: &mut [Delta], service: &str) -> bool {
     let first = deltas.iter_mut().find_map(|delta| match delta {
         Delta::Message(data) if !data.provider_data.is_empty() => Some(&mut data.provider_data),

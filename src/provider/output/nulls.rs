@@ -1,5 +1,5 @@
-//! Removes nulls that stand for absent properties. If a service requires every property, an optional property is declared as
-//! nullable.
+//! Removes nulls that stand for absent properties. If a service requires every property, an optional property is
+//! declared as nullable.
 
 use serde_json::{Map, Value};
 
@@ -8,8 +8,8 @@ use crate::tool::walk::{includes_type, parts};
 /// The maximum number of references and alternatives that are followed, since a schema may refer to itself.
 const MAX_STEPS: usize = 64;
 
-/// Returns the value without members that are null although they are optional and not nullable in the schema. If alternatives
-/// disagree, a null stays.
+/// Returns the value without members that are null although they are optional and not nullable in the schema. If
+/// alternatives disagree, a null stays.
 pub(crate) fn without_nulls(value: &Value, schema: &Value) -> Value {
     Stripper { root: schema }.strip(value, &[schema])
 }
@@ -115,8 +115,8 @@ fn null_fits(schema: &Value, root: &Value, steps: usize) -> bool {
             .all(|key| !schema.contains_key(key) || parts(schema, key).iter().any(fits))
 }
 
-/// Returns whether an alternative can apply to a value. It can if the value has the alternative's type and its required
-/// members, and if the constants that distinguish alternatives are equal.
+/// Returns whether an alternative can apply to a value. An alternative can apply if the value has the alternative's
+/// type and required members, and contains the constants that distinguish the alternative from others.
 fn may_be_meant(alternative: &Value, value: &Value, root: &Value) -> bool {
     let Value::Object(schema) = alternative else {
         return true;

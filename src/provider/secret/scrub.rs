@@ -51,7 +51,7 @@ struct Patterns {
     /// Parts of `length` bytes as numbers, sorted.
     windows: Vec<u128>,
     length: usize,
-    /// If an occurrence is only a part of one of these texts, it is not replaced.
+    /// The public beginnings of keys. An occurrence that is only a part of such a beginning is not replaced.
     public: Vec<Vec<u8>>,
 }
 

@@ -60,7 +60,7 @@ struct Running {
 pub(super) enum Unanswered {
     /// The agent refused the request.
     Refused(Error),
-    /// No response to the request arrived.
+    /// The request got no response, for this reason.
     Over(BackendError),
 }
 

@@ -41,7 +41,7 @@ const LONGEST_LATE: usize = 2000;
 pub(super) struct ConnectionState {
     pub(super) traffic: Arc<MessagesInFlight>,
     state: Mutex<SessionState>,
-    /// The value is set only once, and only while the state is locked.
+    /// The reason why the session has ended. It is set only once, and only while `state` is locked.
     ended: watch::Sender<Option<BackendError>>,
     idle: watch::Sender<bool>,
     /// Counts the updates that belong to a turn but arrived while no turn was in flight.
@@ -304,7 +304,7 @@ impl ConnectionState {
             .as_ref()
             .is_err_and(|error| is_incoming_transport_closed(error) || is_connection_terminated(error))
         {
-            // The supervisor reports this end with more detail.
+            // The connection has ended. The supervisor reports the reason with more detail.
             return;
         }
         let Some(mut turn) = state.turn.take() else {

@@ -20,7 +20,8 @@ pub(super) struct Translator {
     tools: HashMap<String, Tool>,
     /// A number that makes the ids of repeated tool uses distinct.
     uses: u64,
-    /// Set if the last text ended with the first half of a character: whether that text was thinking, and the half.
+    /// Set if the last text ended with the first half of a UTF-16 surrogate pair: whether that text was thinking, and
+    /// the half.
     open: Option<(bool, Half)>,
 }
 
@@ -49,8 +50,8 @@ impl Translator {
         events
     }
 
-    /// Adds the event for a text. If the previous text ended with half a character, this half is joined with the text.
-    /// The marks that stand for halves of characters are removed.
+    /// Adds the event for a text. If the previous text ended with the first half of a surrogate pair, that half is
+    /// joined with the text. The marks that stand for such halves are removed; see [`halves`].
     fn join(&mut self, thinking: bool, text: String, events: &mut Vec<BackendEvent>) {
         if self.open.is_some_and(|(kind, _)| kind != thinking) {
             events.extend(self.finish());
@@ -61,7 +62,8 @@ impl Translator {
         events.push(text_event(thinking, text));
     }
 
-    /// Returns the text that remains at the end of the turn: U+FFFD if the last text ended with half a character.
+    /// Returns the text that remains at the end of the turn: U+FFFD if the last text ended with the first half of a
+    /// surrogate pair.
     pub(super) fn finish(&mut self) -> Option<BackendEvent> {
         let (thinking, _) = self.open.take()?;
         Some(text_event(thinking, char::REPLACEMENT_CHARACTER.to_string()))

@@ -210,8 +210,8 @@ pub(super) async fn write(
     Ok(())
 }
 
-/// Returns the implementation's end of the connection, and the two halves of our end: the receiver of the messages to
-/// write, and the sender for messages that were read.
+/// Returns the end of the connection for the implementation of the protocol, and the two parts of our end: the receiver
+/// of the messages to write, and the sender for messages that were read.
 pub(super) fn channel() -> (Channel, UnboundedReceiver<TransportFrame>, UnboundedSender<TransportFrame>) {
     let (theirs, ours) = Channel::duplex();
     let (rx, tx) = ours.into_parts();

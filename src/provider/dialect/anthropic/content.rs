@@ -36,7 +36,7 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
 /// The text that replaces the empty output of a failed tool, which the service rejects.
 const SILENT_FAILURE: &str = "The tool failed without a message.";
 
-/// The largest number of characters in a tool's name.
+/// The maximum length of a tool's name, in characters.
 pub(super) const NAME_LIMIT: usize = 128;
 
 /// A message on the wire.

@@ -60,7 +60,7 @@ struct Encoder<'a> {
     options: &'a Options,
     names: &'a ToolNames<'a>,
     traits: &'a MessagesTraits,
-    /// The largest output of the model, if it is known.
+    /// The maximum number of tokens that the model can generate, if it is known.
     output_limit: Option<u32>,
     cache: Option<&'a Value>,
     body: Map<String, Value>,

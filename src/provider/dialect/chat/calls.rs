@@ -20,7 +20,7 @@ use crate::{
     },
 };
 
-/// The largest number of bytes in a name. Only a broken server sends more.
+/// The maximum length of a name, in bytes. Only a broken server sends more.
 const MAX_NAME: usize = 1024;
 
 /// The calls of one response.
@@ -97,7 +97,7 @@ impl Calls {
         if call.id.is_empty() {
             call.id = fragment.id.into_owned();
         }
-        // A name may arrive in pieces, and each fragment may repeat it.
+        // A name may arrive in pieces. A fragment may also repeat the name so far, which is then not appended.
         if call.block.is_none() && *fragment.name != *call.name {
             call.name.push_str(&fragment.name);
             if call.name.len() > MAX_NAME {

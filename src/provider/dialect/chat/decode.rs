@@ -240,7 +240,7 @@ impl ChatDecoder {
         deltas.push(Delta::Message(Box::new(message)));
     }
 
-    /// Emits the usage. Each report covers the whole request so far, so the last one counts.
+    /// Emits the usage. Each report covers the whole request so far, so the last report counts.
     fn emit_usage(&mut self, usage: Reported<Box<WireUsage>>, deltas: &mut Vec<Delta>) {
         if usage == Reported::Nothing {
             return;
@@ -377,7 +377,8 @@ fn read_usage(usage: WireUsage, counts: &mut TypedCounts) -> Usage {
     let reasoning = counts.read("usage.completion_tokens_details.reasoning_tokens", reasoning).unwrap_or(0);
     let mut output = counts.read("usage.completion_tokens", usage.completion_tokens).unwrap_or(0);
     let total = counts.read("usage.total_tokens", usage.total_tokens);
-    // xAI does not include the reasoning in the count of the completion. The total shows whether this is the case.
+    // xAI's count of completion tokens does not include reasoning tokens. Such a count is recognised by the total,
+    // which is then the sum of the three counts.
     if total.is_some() && total == prompt.checked_add(output).and_then(|sum| sum.checked_add(reasoning)) {
         output = output.saturating_add(reasoning);
     }

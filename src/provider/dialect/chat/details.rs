@@ -7,10 +7,10 @@ use crate::{
     provider::{ErrorKind, Fold, ProviderError},
 };
 
-/// The largest number of entries in one response. Only a broken server sends more.
+/// The maximum number of entries in one response. Only a broken server sends more.
 const MAX_ENTRIES: usize = 512;
 
-/// The largest number of parts that are emitted before the end of the response. Without this limit, a service that
+/// The maximum number of parts that are emitted before the end of the response. Without this limit, a service that
 /// alternates between text and details with each token would cause a part for each token.
 const MAX_TOLD: usize = 16;
 
@@ -96,7 +96,7 @@ impl Annotations {
     }
 }
 
-/// Appends a later part of a response's entries to an earlier one.
+/// Appends a later part of a response's entries to the entries of the earlier parts.
 pub(super) fn append(entries: &mut Vec<Value>, part: &[Value]) {
     for entry in part {
         let rest = match entry {

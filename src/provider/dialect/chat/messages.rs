@@ -13,8 +13,8 @@ use crate::{
     },
 };
 
-/// The largest number of characters in a tool call's id that every service accepts. This is OpenAI's own limit for Chat
-/// Completions, as stated in its error `string_above_max_length`.
+/// The maximum length of a tool call's id, in characters, that every service accepts. This is OpenAI's own limit for
+/// Chat Completions, as stated in its error `string_above_max_length`.
 const ID_LIMIT: usize = 40;
 
 /// A part of a message's content.

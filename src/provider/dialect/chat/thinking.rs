@@ -24,7 +24,8 @@ fn at_rest() -> String {
 }
 
 impl Encoder<'_> {
-    /// Must be called after the tools are encoded, because the result depends on the encoded tools.
+    /// Encodes the thinking option. Must be called after the tools are encoded, because the result depends on the
+    /// encoded tools.
     pub(super) fn thinking(&mut self, body: &mut Map<String, Value>) -> Result<(), ProviderError> {
         let with_tools = !self.chat.tools_beside_effort && body.contains_key("tools");
         match self.traits.chat_tools {

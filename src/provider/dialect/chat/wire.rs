@@ -117,7 +117,7 @@ pub(super) struct Usage {
     /// Moonshot's count of the tokens that were read from the cache.
     #[serde(default)]
     pub(super) cached_tokens: Reported<u64>,
-    /// OpenRouter's price, in US dollars.
+    /// The cost of the request in US dollars, which OpenRouter reports.
     #[serde(default)]
     pub(super) cost: Reported<f64>,
 }
@@ -126,10 +126,10 @@ pub(super) struct Usage {
 pub(super) struct PromptDetails {
     #[serde(rename = "cached_tokens", default)]
     pub(super) read: Reported<u64>,
-    /// OpenRouter's name.
+    /// The tokens written to the cache, under OpenRouter's name.
     #[serde(rename = "cache_write_tokens", default)]
     pub(super) written: Reported<u64>,
-    /// Alibaba's name.
+    /// The tokens written to the cache, under Alibaba's name.
     #[serde(rename = "cache_creation_input_tokens", default)]
     pub(super) created: Reported<u64>,
 }

@@ -22,7 +22,7 @@ const NO_SIGNATURE: &str = "skip_thought_signature_validator";
 /// The image types that the service supports: <https://ai.google.dev/gemini-api/docs/image-understanding>.
 const IMAGES: [&str; 5] = ["image/png", "image/jpeg", "image/webp", "image/heic", "image/heif"];
 
-/// The largest number of characters in a tool's name: <https://ai.google.dev/api/caching#FunctionDeclaration>.
+/// The maximum length of a tool's name, in characters: <https://ai.google.dev/api/caching#FunctionDeclaration>.
 pub(super) const NAME_LIMIT: usize = 64;
 
 /// The characters that a tool's name may contain in addition to letters, digits, `_` and `-`.
@@ -128,7 +128,7 @@ impl<'a> Encoder<'a> {
         if result.is_error && text.is_empty() {
             "The tool failed without saying why.".clone_into(&mut text);
         }
-        // The service documents these members for output and failure.
+        // The service's documentation names these members: `output` for a result and `error` for a failure.
         let response = if result.is_error { json!({"error": text}) } else { json!({"output": text}) };
         let name = match self.calls.get(&result.tool_use_id) {
             Some((_, name)) => name.clone(),

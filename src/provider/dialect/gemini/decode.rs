@@ -227,7 +227,7 @@ impl GeminiDecoder {
         self.has_more_data = true;
     }
 
-    /// Emits the usage. Each report covers the whole request so far, so the last one counts.
+    /// Emits the usage. Each report covers the whole request so far, so the last report counts.
     fn emit_usage(&mut self, usage: Reported<Box<WireUsage>>, deltas: &mut Vec<Delta>) {
         if usage == Reported::Nothing {
             return;

@@ -285,8 +285,8 @@ impl ResponseItems {
                 None => nameless.push(whole),
             }
         }
-        // If an item of the same kind was streamed, an item with an unknown id was streamed under another id.
-        // Otherwise, the item was not streamed.
+        // The ids of these items are unknown. If an unclaimed item of the same kind was streamed, it is the same item
+        // under another id. Otherwise, the item was not streamed.
         for whole in nameless {
             let kind = ItemKind::of(whole);
             let at = (0..streamed).find(|at| !claimed[*at] && self.items[*at].kind() == kind);

@@ -16,7 +16,7 @@ use crate::provider::{
     },
 };
 
-/// The largest number of labels, and of characters in a label's name and value:
+/// The maximum number of labels, and the maximum lengths of a label's name and value, in characters:
 /// <https://platform.openai.com/docs/api-reference/responses/create#responses-create-metadata>.
 const LABELS: (usize, usize, usize) = (16, 64, 512);
 

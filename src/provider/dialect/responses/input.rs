@@ -17,7 +17,7 @@ use crate::{
     },
 };
 
-/// The largest number of characters in a call's id, as stated in OpenAI's error `string_above_max_length`.
+/// The maximum length of a call's id, in characters, as stated in OpenAI's error `string_above_max_length`.
 const ID_LIMIT: usize = 64;
 
 /// The media types, other than `text/*`, that can be sent as files. Each has a default file name, because the service

@@ -131,7 +131,7 @@ pub(super) fn usage(counts: &mut Counts<'_>) -> Option<Usage> {
     }
     let prompt = counts.count(&["input_tokens"]).unwrap_or(0);
     let cache_read = counts.count(&["input_tokens_details", "cached_tokens"]).unwrap_or(0).min(prompt);
-    // OpenRouter's name.
+    // OpenRouter reports the tokens that were written to the cache under this name.
     let written = counts.count(&["input_tokens_details", "cache_write_tokens"]).unwrap_or(0);
     let cache_write = written.min(prompt - cache_read);
     let reasoning = counts.count(&["output_tokens_details", "reasoning_tokens"]).unwrap_or(0);
@@ -141,7 +141,7 @@ pub(super) fn usage(counts: &mut Counts<'_>) -> Option<Usage> {
         cache_write,
         output: counts.count(&["output_tokens"]).unwrap_or(0).max(reasoning),
         reasoning,
-        // OpenRouter's price, in US dollars.
+        // OpenRouter reports the cost of the request, in US dollars.
         cost: counts.amount(&["cost"]),
     })
 }

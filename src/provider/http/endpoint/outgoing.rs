@@ -139,7 +139,7 @@ fn is_blank(block: &Content) -> bool {
     matches!(block, Content::Text(text) if text.text.trim().is_empty())
 }
 
-/// This is the only header of a wire format that is a list. The user's items are joined with those that the body
+/// The only header of a wire format whose value is a list. The user's items are joined with the items that the body
 /// requires.
 const LIST: &str = "anthropic-beta";
 

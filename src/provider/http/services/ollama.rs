@@ -18,9 +18,9 @@ impl Endpoint {
     }
 
     /// An Ollama server at `host`, in the form in which Ollama itself reads `OLLAMA_HOST`: an address with or without
-    /// scheme, port and path, each of which has a default. Servers use addresses that mean every interface in order to
-    /// listen. Such an address is replaced by the address of this machine. The key from `OLLAMA_API_KEY` is sent only
-    /// to Ollama's own service.
+    /// scheme, port and path, each of which has a default. An address that means every interface, such as `0.0.0.0`, is
+    /// only useful for listening. It is replaced by the address of this machine. The key from `OLLAMA_API_KEY` is sent
+    /// only to Ollama's own service.
     ///
     /// Source: `envconfig.Host` in <https://github.com/ollama/ollama>.
     pub fn ollama_at(host: &str) -> Self {

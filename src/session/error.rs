@@ -103,7 +103,8 @@ pub enum SessionError {
 /// The greatest length of a title in bytes.
 const MAX_TITLE: usize = 1024;
 
-/// Checks the length of a title. Lists repeat titles, and search indexes have limits.
+/// Checks the length of a title. The length is limited because lists repeat titles and because search indexes limit the
+/// length of an entry.
 pub(crate) fn check_title(title: Option<&str>) -> Result<(), SessionError> {
     match title.map_or(0, str::len) {
         length if length > MAX_TITLE => Err(SessionError::LongTitle { length, limit: MAX_TITLE }),

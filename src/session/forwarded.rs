@@ -83,7 +83,7 @@ impl Session {
         self.on_agent(async |agent| agent.resume(tool_use, decision).await).await
     }
 
-    /// Decides on a tool use and names the decider: see [`Agent::resume_as`](crate::agent::Agent::resume_as).
+    /// Decides on a tool use and records who decided: see [`Agent::resume_as`](crate::agent::Agent::resume_as).
     ///
     /// # Errors
     ///

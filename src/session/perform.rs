@@ -127,9 +127,9 @@ pub enum SessionAnswer {
 }
 
 impl Session {
-    /// Runs an operation that is given as data. `by` names who runs it. The name is not part of the command, so that a
-    /// client cannot claim the name of somebody else. Decisions about tool uses carry it, as in
-    /// [`resume_as`](Self::resume_as).
+    /// Runs an operation that is given as data. `by` is the name of the person or system that runs the operation. The
+    /// name is not part of the command, so that a client cannot use the name of somebody else. Decisions about tool
+    /// uses record the name, as in [`resume_as`](Self::resume_as).
     ///
     /// # Errors
     ///

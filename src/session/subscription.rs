@@ -86,8 +86,8 @@ impl SessionSubscription {
         Self { events, guard }
     }
 
-    /// Returns the snapshot at the start of the subscription. If the subscription was resumed after an event, returns
-    /// `None`. In that case, the missed events arrive as updates.
+    /// Returns the snapshot at the start of the subscription, or `None` if the subscription was resumed after an event.
+    /// A resumed subscription receives the missed events as updates.
     pub fn snapshot(&self) -> Option<&Arc<SessionSnapshot>> {
         self.events.snapshot()
     }

@@ -22,7 +22,8 @@ pub struct ToolLimits {
     pub timeout: Duration,
     /// The maximum size of the output in bytes, for all blocks together. A text is counted as UTF-8, and an attachment
     /// as its base64 data or URL and its name. Text beyond the limit is cut, and an attachment that does not fit is
-    /// omitted. A notice in the result reports this. If there is room for the notice, it is within the limit.
+    /// omitted. A notice in the result reports this. The notice counts towards the limit if the limit leaves room for
+    /// it.
     pub max_output: usize,
 }
 
@@ -157,7 +158,7 @@ async fn call(
     let name = &tool_use.name;
     let (own, cancellation) = context.with_own_cancellation();
     // If the call is abandoned, this guard cancels the tool's context, so that work that the tool has started elsewhere
-    // notices.
+    // can stop.
     let abandoned = cancellation.drop_guard();
     let call = Contained::new(|| tool.call(tool_use.input.clone(), own));
     let outcome = tokio::select! {

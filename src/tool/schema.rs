@@ -79,7 +79,7 @@ struct Inner {
     /// The compiled schema. An error is possible only for a schema from [`Schema::of`], which must not fail. Such an
     /// error is reported when the schema is used.
     compiled: Result<Compiled, SchemaError>,
-    /// The schema as it is offered to services, or `None` if that is the schema itself.
+    /// The schema in the form that services get, or `None` if they get the unchanged schema.
     offered: OnceLock<Option<Value>>,
 }
 
@@ -134,8 +134,9 @@ impl Schema {
         Self::derived(|value| value, derive::<T>)
     }
 
-    /// Derives the schema of a Rust type for use as a tool's input. The schema describes an object, even if the type
-    /// does not determine this. Several services refuse a tool whose schema has no `type` or no `properties`.
+    /// Derives the schema of a Rust type for use as a tool's input. The schema describes an object, even if the schema
+    /// of the type itself does not require one. Several services refuse a tool whose schema has no `type` or no
+    /// `properties`.
     pub(super) fn of_input<T: JsonSchema>() -> Self {
         Self::derived(as_input, derive::<T>)
     }
@@ -193,7 +194,7 @@ impl Compiled {
         compiler.set_default_draft(Draft::V2020_12);
         compiler.use_loader(Box::new(RefuseToLoad));
         let mut schemas = Schemas::new();
-        // In some cases in which the compiler usually returns an error, it panics in debug builds.
+        // In debug builds, the compiler panics on some schemas. In other builds, it returns an error for them.
         let root = contained(|| {
             compiler.add_resource(LOCATION, prepared.document).map_err(|error| describe(&error))?;
             compiler.compile(LOCATION, &mut schemas).map_err(|error| describe(&error))

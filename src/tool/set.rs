@@ -96,8 +96,9 @@ impl ToolSet {
     }
 
     /// Returns whether there is a tool with this name whose uses need an approval. If the tool panics in
-    /// [`requires_approval`](Tool::requires_approval), this returns `true`. If no tool is found because a name panics,
-    /// this returns `false`, and [`run`](ToolSet::run) turns the panic into an error result.
+    /// [`requires_approval`](Tool::requires_approval), this returns `true`. If no tool is found because
+    /// [`name`](Tool::name) of a tool panics, this returns `false`, and [`run`](ToolSet::run) turns the panic into an
+    /// error result.
     pub fn requires_approval(&self, name: &str) -> bool {
         let found = contained(|| self.get(name)).ok().flatten();
         found.is_some_and(|tool| contained(|| tool.requires_approval()).unwrap_or(true))

@@ -94,8 +94,8 @@ impl Tree {
         Ok(())
     }
 
-    /// Restores a tree from its stored parts, as [`hydrate`](Self::hydrate) does, with the id of its next node if that is
-    /// known.
+    /// Restores a tree from its stored parts, as [`hydrate`](Self::hydrate) does, with `next` as the id of the next
+    /// node if `next` is given.
     pub(crate) fn restored(
         nodes: Vec<super::Node>,
         head: Option<NodeId>,

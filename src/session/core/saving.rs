@@ -50,8 +50,8 @@ pub(super) struct Saver {
     config: Option<Arc<Config>>,
     title: Option<Arc<str>>,
     labels: Labels,
-    /// The stored state without its title and labels. It is present if the session was started with a different configuration that
-    /// has not been stored yet.
+    /// The stored state without its title and labels. Present if the session was started with a different configuration
+    /// that has not been stored yet.
     replaced: Option<Box<StoredState>>,
     /// Whether the configuration or the title still has to be stored.
     state_is_due: bool,
@@ -341,7 +341,8 @@ impl Core {
         self.saver.labels.clone_from(&self.labels);
     }
 
-    /// Erases nodes. Everything must be saved.
+    /// Erases nodes from the tree, and starts to erase them from the store. The caller must ensure that all earlier
+    /// changes are saved.
     pub(in crate::session) fn erased(&mut self, erased: Erased, env: &Env<'_>, effects: &mut Effects) {
         if let Err(error) = self.tree.apply_erased(&erased) {
             unreachable!("the erasure was made from this tree: {error}");

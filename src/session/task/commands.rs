@@ -108,7 +108,7 @@ impl Task {
         Ok(())
     }
 
-    /// Starts a run on a new branch. If the caller waits for the response, returns its receiver.
+    /// Starts a run on a new branch. If the caller waits for the response, returns the receiver of the response.
     async fn begin(
         &mut self,
         start: RunStart,

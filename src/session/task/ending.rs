@@ -143,8 +143,8 @@ impl Task {
         }
     }
 
-    /// Returns an error if events of the agent are missing because a busy agent was aborted. Its last turn may have
-    /// been complete.
+    /// Returns an error if events of the agent are missing because a busy agent was aborted. The missing events may
+    /// include those of a complete turn.
     fn missed(&self) -> Option<Unsaved> {
         let last = self.agent.end().and_then(|end| end.snapshot).map(|snapshot| snapshot.last.number);
         let knows_all = match last {

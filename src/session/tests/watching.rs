@@ -301,7 +301,7 @@ async fn idle_timer_survives(session: &Session, begun: Instant) {
 
 #[tokio::test(start_paused = true)]
 async fn refused_sleep_does_not_restart_the_idle_time() {
-    // In this case, `sleep` is refused because the title is unsaved until shortly before the idle time is over.
+    // Here `sleep` is refused because the title is unsaved until shortly before the idle time is over.
     let gate = Gate::new();
     let store = ScriptedStore::new([Act::Wait(gate.clone())]);
     let builder = Session::builder(store.as_dyn()).agent(parrot()).idle_shutdown(AFTER);
@@ -317,8 +317,8 @@ async fn refused_sleep_does_not_restart_the_idle_time() {
     let took = begun.elapsed();
     assert!(took <= AFTER, "the idle time was restarted: {took:?}");
 
-    // In this case, `sleep` is refused because an application event is being processed until shortly before the idle
-    // time is over.
+    // Here `sleep` is refused because an application event is being processed until shortly before the idle time is
+    // over.
     let gate = Gate::new();
     let passing = gate.clone();
     let hooks = Hooks::new().on_event(move |_, _| {

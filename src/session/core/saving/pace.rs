@@ -7,16 +7,17 @@ use crate::session::core::{Core, Effect, Effects, Env};
 
 /// The first and the longest wait before a failed write is repeated.
 const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
-/// During an end or a flush, the longest wait is the time left divided by this number.
+/// While the session ends or a flush waits, the longest wait is the time left divided by this number.
 const WAIT_SHARE: u32 = 8;
-/// During an end or a flush, a write without a result is started again after the time left divided by this number.
+/// While the session ends or a flush waits, a write without a result is started again after the time left divided by
+/// this number.
 const SILENCE_SHARE: u32 = 4;
-/// The same divisor for the creation of a conversation. Two concurrent attempts that acquire the conversation could end
-/// each other's lease. Therefore, the earlier attempt is aborted before the creation is started again, and each attempt
-/// gets more time.
+/// Like [`SILENCE_SHARE`], but for the write that creates the conversation. Two concurrent attempts that acquire the
+/// conversation could end each other's lease. Therefore, the earlier attempt is aborted before the creation is started
+/// again, and each attempt gets more time.
 const SILENT_CREATION_SHARE: u32 = 2;
-/// The minimum of these waits. Without it, the waits would become shorter and shorter as the deadline approaches, and
-/// the number of attempts would have no limit.
+/// The minimum of all waits above. Without a minimum, the waits would become shorter and shorter as the deadline
+/// approaches, and the number of attempts would have no limit.
 const SHORTEST: Duration = Duration::from_millis(50);
 
 impl Core {

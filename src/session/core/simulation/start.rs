@@ -39,7 +39,8 @@ pub(super) fn config() -> Arc<Config> {
     })
 }
 
-/// Returns a randomly changed configuration. The change is in the saved part or in the rest. Sometimes nothing changes.
+/// Returns a randomly changed configuration. The change affects the saved part or the unsaved part. Sometimes nothing
+/// changes.
 pub(super) fn random_config(before: &Arc<Config>, rng: &mut Rng) -> Arc<Config> {
     let mut config = Config::clone(before);
     match rng.below(8) {

@@ -120,7 +120,7 @@ impl McpClient {
     ///
     /// # Errors
     ///
-    /// The server can't be reached, does not answer in time, or its answer is not a list of tools.
+    /// Fails if the server can't be reached or does not answer in time, or if its answer is not a list of tools.
     ///
     /// # Cancel safety
     ///

@@ -121,8 +121,8 @@ pub fn fold(deltas: impl IntoIterator<Item = Delta>) -> Result<Completion, Provi
 
 /// A provider that answers from a script. Clones share the script and the recorded requests.
 ///
-/// A step may be refused, or may break off before it has streamed content. If the error is retryable, the request is
-/// repeated as [`RetryPolicy`](crate::provider::RetryPolicy) specifies, and the repetition uses the next step of the
+/// A step may refuse its request, or break off before it has streamed content. If the error is retryable, the request
+/// is repeated as [`RetryPolicy`](crate::provider::RetryPolicy) specifies, and the repetition uses the next step of the
 /// script. If a test needs the error without a retry, set
 /// [`Options::max_retries`](crate::provider::Options::max_retries) to 0.
 #[derive(Clone)]

@@ -27,7 +27,7 @@ pub struct McpBuilder {
     idle_limit: Duration,
     total_limit: Duration,
     selection: Selection,
-    /// A setting that the transport does not have.
+    /// The last setting that was made although the transport does not have it.
     misplaced: Option<&'static str>,
 }
 
@@ -119,7 +119,8 @@ impl McpBuilder {
         self
     }
 
-    /// Offers only these tools, which are given by the server's names. By default, all tools are offered.
+    /// Offers only these tools. They are identified by the names that the server uses. By default, all tools are
+    /// offered.
     pub fn allow(mut self, tools: impl IntoIterator<Item = impl Into<String>>) -> Self {
         self.selection.allowed.get_or_insert_default().extend(tools.into_iter().map(Into::into));
         self
@@ -131,7 +132,7 @@ impl McpBuilder {
         self
     }
 
-    /// Requires an approval for every use of these tools, which are given by the server's names.
+    /// Requires an approval for every use of these tools. They are identified by the names that the server uses.
     pub fn approve(mut self, tools: impl IntoIterator<Item = impl Into<String>>) -> Self {
         self.selection.approved.extend(tools.into_iter().map(Into::into));
         self
@@ -147,7 +148,8 @@ impl McpBuilder {
     ///
     /// # Errors
     ///
-    /// A setting is invalid, or the server can't be reached, requires an authorization, or does not answer in time.
+    /// Fails if a setting is invalid, or if the server can't be reached, requires an authorization, or does not answer
+    /// in time.
     ///
     /// # Cancel safety
     ///

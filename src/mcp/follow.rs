@@ -57,7 +57,7 @@ async fn adopt_changes(
             None => changes.changed().await.ok()?,
             Some(ttl) => {
                 // Reading an expired list is not a reason to reconnect a lost server. The next connection counts as a
-                // change.
+                // change of the list, so the list is then read.
                 if timeout(ttl, changes.changed()).await.is_err() && !server.upgrade()?.is_connected().await {
                     changes.changed().await.ok()?;
                 }
@@ -87,10 +87,10 @@ async fn adopt_changes(
     }
 }
 
-/// The tools of a server that still exist.
+/// The tools that the server has offered and that are still in use, identified by their addresses.
 struct Known {
     addresses: BTreeSet<usize>,
-    /// The tools themselves, so that no other tool gets one of the addresses.
+    /// The tools themselves. While they are alive, no other tool can get one of the addresses.
     _tools: Vec<Arc<dyn Tool>>,
 }
 
@@ -138,14 +138,14 @@ fn declared(tool: &Arc<dyn Tool>) -> (&str, Cow<'_, str>, &Schema, bool) {
     (tool.name(), tool.description(), tool.schema(), tool.requires_approval())
 }
 
-/// Returns the set with the known tools replaced, at the place of the first of them.
+/// Returns the set with `tools` in place of the known tools. The new tools are inserted where the first known tool was.
 fn replaced(present: &ToolSet, known: &Known, tools: &[Arc<dyn Tool>]) -> ToolSet {
     let place = present.iter().position(|tool| known.has(tool)).unwrap_or(present.len());
     let others = |tool: &&Arc<dyn Tool>| !known.has(tool);
     let before = present.iter().take(place).filter(others);
     let after = present.iter().skip(place).filter(others);
     let mut set = ToolSet::new();
-    // Tools of the application come first if the names are equal.
+    // If a new tool has the same name as a tool of the application, the set keeps the application's tool.
     let taken: BTreeSet<String> = present.iter().filter(others).map(|tool| tool.name().to_owned()).collect();
     let new = tools.iter().filter(|tool| !taken.contains(tool.name()));
     for tool in before.chain(new).chain(after) {

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 const LONGEST: usize = 128;
 
 /// Returns the name of each tool, `SERVER__TOOL`, in the order of `tools`. The result for a tool does not depend on the
-/// order of the others. A tool has no name if an earlier tool in the list equals it.
+/// order of the other tools. The result is `None` for a tool that repeats an earlier tool in the list.
 pub(super) fn names(server: &str, tools: &[&str]) -> Vec<Option<String>> {
     let plain: Vec<_> = tools.iter().map(|tool| format!("{server}__{tool}")).collect();
     let mut uses = BTreeMap::<String, BTreeSet<&str>>::new();
@@ -25,7 +25,7 @@ pub(super) fn names(server: &str, tools: &[&str]) -> Vec<Option<String>> {
     plain.iter().map(name).collect()
 }
 
-/// Replaces each character of the name that services refuse.
+/// Replaces each character that services refuse in a tool's name.
 fn replaced(name: &str) -> String {
     let good = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
     name.chars().map(|c| if good(c) { c } else { '_' }).collect()

@@ -45,7 +45,7 @@ pub(super) struct Program {
     words: Arc<LastWords>,
     name: String,
     secrets: super::secret::Secrets,
-    /// The reason why the connection was closed here, if it was.
+    /// The reason for which the client closed the connection, if the client closed it.
     closed: Arc<OnceLock<&'static str>>,
 }
 
@@ -148,7 +148,7 @@ impl Transport<RoleClient> for Pipe {
     }
 
     async fn close(&mut self) -> io::Result<()> {
-        // A program that does not read its input would otherwise delay its end for ever.
+        // Without this limit, a program that does not read its input would delay its end forever.
         let _ = timeout(LAST_WRITES, self.inner.close()).await;
         self.process.0.stop(GRACE).await;
         Ok(())

@@ -13,7 +13,7 @@ const EXITS: usize = 3;
 
 const WINDOW: Duration = Duration::from_mins(1);
 
-/// The losses of one server. All times are measured from the same moment.
+/// The lost connections of one server. All times are durations since the same moment.
 #[derive(Debug, Default)]
 pub(super) struct Recovery {
     failures: u32,

@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc};
 
-/// Shorter values are not replaced, because they occur in ordinary words.
+/// The minimum length of a secret in bytes. Shorter values are not replaced, because they occur in ordinary words.
 const SHORTEST: usize = 4;
 
 /// The values of environment variables, headers and URL queries.

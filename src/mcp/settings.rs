@@ -40,7 +40,7 @@ pub(super) struct HttpTarget {
     pub(super) headers: Vec<(String, String)>,
 }
 
-/// The tools that are offered, by the server's names.
+/// The tools that are offered, identified by the names that the server uses.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Selection {
     /// The only tools that are offered. `None` offers all.

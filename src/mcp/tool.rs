@@ -108,7 +108,7 @@ pub(super) fn tools(server: &Arc<Server>, listed: Listed) -> McpTools {
         }
     }
     made.sort_by(|a, b| a.name.cmp(&b.name));
-    // The set's own check also refuses a schema that does not describe an object, and the names of renamed tools.
+    // `ToolSet::insert` also rejects a schema that does not describe an object, and an invalid name of a renamed tool.
     let mut set = ToolSet::new();
     let mut tools: Vec<Arc<dyn Tool>> = Vec::new();
     for tool in made {

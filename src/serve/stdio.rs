@@ -1,5 +1,5 @@
-//! Reads the standard input and writes the standard output of this process on separate threads. The runtime's versions
-//! block its shutdown until the other side reads or writes.
+//! Reads the standard input and writes the standard output of this process on separate threads. Tokio's standard
+//! streams would block the shutdown of the runtime until the other side reads or writes.
 
 use std::{
     io::{self, Read, Write},
@@ -19,13 +19,14 @@ use tokio_util::{
     sync::PollSender,
 };
 
-/// The size of a piece of input.
+/// The maximum size of a piece of input, in bytes.
 const PIECE: usize = 64 * 1024;
 
 /// How long to wait at the end until the other side has read everything.
 const SOON: Duration = Duration::from_secs(1);
 
-/// Returns the standard input. The thread waits for the reader after each piece. It ends with the input or the process.
+/// Returns the standard input. A thread reads it piece by piece, and after each piece waits until the reader takes it.
+/// The thread ends when the input or the process ends.
 pub(super) fn input() -> io::Result<impl AsyncRead + Unpin> {
     let (pieces, read) = mpsc::channel::<io::Result<Bytes>>(1);
     thread::Builder::new().name("omni-stdin".to_owned()).stack_size(256 * 1024).spawn(move || {

@@ -69,7 +69,7 @@ pub(super) const EXECUTE_TOOL: &str = "execute_tool";
 /// The error type of an operation that was dropped before its end.
 pub(super) const CANCELLED: &str = "cancelled";
 
-/// The differences between the conventions.
+/// The names and attributes in which the two conventions differ.
 pub(super) struct Differences {
     /// The attribute for the input tokens that were written to the cache.
     pub(super) cache_write: &'static str,
@@ -128,7 +128,7 @@ pub(super) mod metrics {
     pub(in crate::telemetry) const REASONING_TOKENS: &str =
         "gen_ai.client.inference.usage.reasoning.output_tokens";
 
-    /// The names of the durations of a request, which differ between the conventions.
+    /// The names of the metrics for the durations of a request. The names differ between the conventions.
     pub(in crate::telemetry) struct Durations {
         pub(in crate::telemetry) request: &'static str,
         pub(in crate::telemetry) first_chunk: &'static str,

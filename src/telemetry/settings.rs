@@ -101,8 +101,8 @@ pub struct AlreadyConfigured(());
 ///
 /// # Errors
 ///
-/// [`AlreadyConfigured`] if settings are already in use. They can't be changed, because the spans of one trace would
-/// then have different names.
+/// Fails with [`AlreadyConfigured`] if settings are already in use. The settings can't be changed later, because the
+/// spans of one trace would then have different names.
 pub fn configure(settings: Settings) -> Result<(), AlreadyConfigured> {
     let convention = settings.convention.unwrap_or_else(Convention::from_env);
     SETTINGS.set(settings.with_convention(convention)).map_err(|_| AlreadyConfigured(()))

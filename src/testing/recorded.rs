@@ -135,14 +135,14 @@ impl Recorded {
     /// machines. It receives every text of a request, of its deltas and of its error. Requests are compared after the
     /// change.
     ///
-    /// A text that a service streams arrives in pieces, and the function receives each piece.
+    /// A text that a service streams arrives in pieces, and the function receives each piece separately.
     pub fn scrub(mut self, scrub: impl Fn(&str) -> String + Send + Sync + 'static) -> Self {
         Arc::make_mut(&mut self.rules).scrub = Some(Arc::new(scrub));
         self
     }
 
-    /// Replays answers with their recorded delays. By default, all deltas arrive at once. On paused time, the delays
-    /// cost nothing.
+    /// Replays answers with their recorded delays. By default, all deltas are sent at once. If tokio's time is paused,
+    /// the delays take no real time.
     pub fn in_real_time(mut self) -> Self {
         Arc::make_mut(&mut self.rules).is_in_real_time = true;
         self
@@ -176,7 +176,7 @@ impl Recorded {
     ) -> Result<DeltaStream, ProviderError> {
         let asked = Arc::new(Notify::new());
         let noticed = Arc::clone(&asked);
-        // A question is never answered, because the exchange fails at once.
+        // A question of the provider is never answered, because the exchange fails as soon as the provider asks one.
         let context = context.answered_by(move |_| {
             noticed.notify_one();
             std::future::pending::<Decision>()

@@ -1,7 +1,8 @@
 //! The streams of AG-UI, for clients of the protocol 1.0 and of the packages 0.0.59.
 //!
-//! Everything here but the routes is pure. [`RunInput::plan`] reads a posted request and the session's snapshot and returns the commands
-//! to perform. A [`RunStream`] takes the snapshot and the events of a session and returns the events of the protocol.
+//! Except for the routes, this module does no input or output. [`RunInput::plan`] reads a posted request and the
+//! session's snapshot, and returns the commands to perform. A [`RunStream`] takes the snapshot and the events of a
+//! session, and returns the events of the protocol.
 
 mod frame;
 mod interrupts;
@@ -22,10 +23,10 @@ pub(crate) use request::RunInput;
 pub(super) use runs::Runs;
 pub(crate) use stream::{Run, RunStream, Start};
 
-/// The activity with the progress of a tool.
+/// The type of the activity messages that show the progress of a tool.
 const PROGRESS: &str = "omni.progress";
 
-/// The activity with a file that the model has created.
+/// The type of the activity messages that show a file created by the model.
 const FILE: &str = "omni.file";
 
 /// The version of the protocol that the client reads.

@@ -1,4 +1,4 @@
-//! Checks before access control: the host, and the site that a request comes from. Headers of every response.
+//! Checks the host and the origin of each request before access control, and adds the headers of every response.
 
 use axum::{
     extract::{Request, State},

@@ -17,7 +17,7 @@ use crate::{
     store::{Owner, StoreError},
 };
 
-/// An error as a client gets it: `application/problem+json` (RFC 9457).
+/// An error in the form in which clients receive it: `application/problem+json` (RFC 9457).
 ///
 /// The body has the members `type` (`urn:omni-agent:CODE`), `title`, `status`, `detail`, and further members that a
 /// program can use.
@@ -115,7 +115,8 @@ impl Problem {
         Self::new(status, code, title).with_detail(error.to_string())
     }
 
-    /// Returns the problem of every conversation that is unknown or forbidden. The two cases have equal answers.
+    /// Returns the problem for an unknown or forbidden conversation. It is the same in both cases, so that a client
+    /// can't tell whether the conversation exists.
     pub(super) fn not_found() -> Self {
         Self::new(StatusCode::NOT_FOUND, "not-found", "There is no such conversation.")
     }

@@ -1,13 +1,15 @@
 //! The UI message stream of the AI SDK, levels 6 and 7.
 //!
-//! Everything here is pure: snapshots, events and requests in; frames, messages and commands out.
+//! This module does no input or output. Its functions convert snapshots, events and requests into frames, messages and
+//! commands.
 //!
 //! - `Translator` turns a snapshot and the events after it into the frames of one response.
 //! - `messages` turns a snapshot into the list of messages that a page loads.
 //! - `read` turns a posted request into the commands of a session.
 //!
-//! A message of the AI SDK is not a message of the tree. One assistant message spans everything between two prompts. Its
-//! id is `a-` and the id of the prompt's message. `exchange` groups the messages of a snapshot in this way.
+//! A message of the AI SDK is not a message of the tree. One assistant message contains everything between two prompts.
+//! Its id is `a-`, followed by the id of the message of the first of these prompts. `exchange` groups the messages of a
+//! snapshot in this way.
 //!
 //! The list and the stream agree, because both come from the same `Writer`: the list is the fold of the frames that a
 //! replay of the messages would send.
@@ -30,7 +32,7 @@ pub(super) use self::{
 
 use serde_json::Value;
 
-/// One frame of a stream, as its JSON. The stream sends it as `data:` and an empty line.
+/// One frame of a stream, as JSON. On the wire, `data: ` precedes the JSON and an empty line follows it.
 pub(super) type Frame = Value;
 
 /// The text of the last frame, which is not JSON.

@@ -22,7 +22,8 @@ use crate::{
 
 /// The parts of events and snapshots that a client sees.
 ///
-/// In each view, an attachment of more than 64 KiB appears as the URL of `C/files`, so that events stay small.
+/// In each view, an attachment of more than 64 KiB appears as a URL below the conversation's `files` route, so that
+/// events stay small.
 ///
 /// ```
 /// use omni_agent::web::View;
@@ -174,7 +175,8 @@ impl Lens {
                 Event::Message { message, step: *step, turn: *turn, run: *run }
             }
             Event::ToolResult { result, input } => {
-                // The message with the results follows, and contains the URLs.
+                // Attachments that appear as URLs are left out of this event. The message with the results follows, and
+                // contains the URLs.
                 let is_small = |block: &ResultBlock| match block {
                     ResultBlock::Attachment(attachment) => !self.links(attachment),
                     ResultBlock::Text(_) => true,

@@ -46,7 +46,7 @@ pub(super) async fn connect(servers: Vec<McpServer>, folder: &Path) -> Result<Se
             }
             _ => return Err(refused(&name, "its transport is not supported; use stdio or HTTP")),
         };
-        // The editor's user has not seen these tools yet.
+        // The editor's user has not approved any of these tools, so each use needs an approval.
         let client = builder.name(name.clone()).approve_all().connect().await;
         let client = client.map_err(|error| refused(&name, &error_chain(&error)))?;
         let tools = client.tools().await.map_err(|error| refused(&name, &error_chain(&error)))?;

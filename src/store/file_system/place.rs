@@ -138,8 +138,8 @@ pub(super) fn is_gone(path: &Path, file: &File) -> Result<bool, StoreError> {
     gone.map_err(|error| failed("reading", path, error))
 }
 
-/// Replaces a locked file in one step. The new file is locked before other processes can find it, and stays locked until
-/// it is closed.
+/// Replaces a locked file in one step. The new file is locked before other processes can find it, and stays locked
+/// until it is closed.
 pub(super) fn replace_locked(
     path: &Path,
     old: &File,

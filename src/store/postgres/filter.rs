@@ -14,8 +14,8 @@ use crate::store::{Filter, Page, Summary, rows::count};
 /// the conversations are read in the order of the list until the page is full.
 const SORTED: i64 = 5000;
 
-/// The text of a query with its parameters. Such a query is prepared anew each time, because the best plan depends on the
-/// parameters.
+/// The text of a query with its parameters. Such a query is prepared anew each time, because the best plan depends on
+/// the parameters.
 #[derive(Default)]
 pub(super) struct Query {
     pub(super) sql: String,

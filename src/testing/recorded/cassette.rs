@@ -40,7 +40,7 @@ pub(super) struct Line {
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct TimedDelta {
-    /// The time since the previous delta, or since the request, in milliseconds.
+    /// The time since the previous delta, in milliseconds. For the first delta, the time since the request.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub(super) after: u64,
     #[serde(flatten)]
@@ -140,7 +140,8 @@ impl Cassette {
         })
     }
 
-    /// Returns the error of a response that was dropped when it was recorded.
+    /// Returns the error for a replay that needs more of a response than was recorded. When the response was recorded,
+    /// its reader dropped it at this point.
     pub(super) fn dropped(&self) -> ProviderError {
         failure(format!(
             "the recording {} has no more of this answer, because it was dropped here; record the test again with \

@@ -19,7 +19,7 @@ pub(super) struct Recorder {
     number: usize,
     secrets: Vec<Secret>,
     deltas: Vec<TimedDelta>,
-    /// The time of the last delta, or of the request.
+    /// The time of the last delta. Before the first delta, the time of the request.
     last: Instant,
     has_stop_reason: bool,
     is_over: bool,

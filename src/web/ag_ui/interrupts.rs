@@ -1,4 +1,4 @@
-//! Pauses as interrupts.
+//! Translates an agent's pauses to interrupts of AG-UI.
 
 use serde_json::{Map, Value, json};
 
@@ -9,10 +9,10 @@ use crate::{
     text::clip,
 };
 
-/// The greatest size of a message that explains an interrupt, in bytes.
+/// The maximum size of a message that explains an interrupt, in bytes.
 const MAX_MESSAGE: usize = 16 << 10;
 
-/// The greatest size of the schemas and inputs of all interrupts, in bytes.
+/// The maximum total size of the schemas and inputs of all interrupts, in bytes.
 const MAX_DETAILS: usize = 1 << 20;
 
 /// Returns an interrupt for each pause.
@@ -64,13 +64,14 @@ fn interrupt(pause: &Pause, agent: &Snapshot, level: Level, room: &mut usize) ->
     }
 }
 
-/// Returns the schema of an answer.
+/// Returns the schema of an answer to an interrupt.
 fn response_schema(tool: &str, input: Option<&Value>) -> Value {
     let mut edited = input.cloned().unwrap_or_else(|| json!({ "type": "object" }));
     if let Value::Object(schema) = &mut edited
         && (schema.contains_key("$defs") || schema.contains_key("definitions"))
     {
-        // References in the tool's schema are relative to its own root.
+        // References in the tool's schema are relative to its root. An `$id` keeps them valid inside the schema of the
+        // answer.
         schema.entry("$id").or_insert_with(|| format!("urn:omni-agent:tool:{tool}").into());
     }
     json!({

@@ -13,8 +13,8 @@ use crate::{
 
 /// A request to run, as the client posts it.
 ///
-/// The messages are a claim of the client about the conversation. Only the newest message is used. The messages before it
-/// show where it belongs.
+/// The client posts all messages that it has. Only the newest message is used. The messages before it show where it
+/// belongs in the conversation.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct RunInput {

@@ -1,4 +1,4 @@
-//! The runs that were started lately, so that a request that is sent again is not performed again.
+//! Remembers the latest runs, so that a repeated request does not start a second run.
 
 use std::{
     collections::VecDeque,
@@ -12,7 +12,7 @@ use crate::{store::ConversationId, sync::lock};
 /// The number of runs that are remembered.
 const KEPT: usize = 1024;
 
-/// The runs that were started lately, in the order of their requests.
+/// The latest runs, in the order of their requests.
 #[derive(Debug, Default)]
 pub(in crate::web) struct Runs(Mutex<VecDeque<Known>>);
 
@@ -20,7 +20,7 @@ pub(in crate::web) struct Runs(Mutex<VecDeque<Known>>);
 struct Known {
     conversation: ConversationId,
     run: String,
-    /// A hash of the answers, or of the newest message.
+    /// A hash of the answers to interrupts. If the request has no answers, a hash of its newest message.
     content: u64,
 }
 

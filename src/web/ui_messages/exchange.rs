@@ -107,8 +107,8 @@ pub(super) fn exchanges(snapshot: &SessionSnapshot) -> Vec<Exchange<'_>> {
     exchanges
 }
 
-/// Returns whether the message at `index` is a prompt that joined a turn: it follows results of tools, and the answer
-/// behind it belongs to the turn of these results.
+/// Returns whether the message at `index` is a prompt that joined a turn. Such a prompt follows tool results, and the
+/// next answer belongs to the turn of these results.
 fn has_joined(entries: &[Entry<'_>], index: usize) -> bool {
     let turn = |entry: &Entry<'_>| entry.message.id.as_ref().and_then(MessageId::turn);
     let is_prompt = |entry: &Entry<'_>| entry.message.role == Role::User && !has_results(entry.message);

@@ -31,7 +31,8 @@ pub(super) struct Blocks {
     sent: HashSet<usize>,
     /// The ids of the messages and tool calls that were sent.
     shown: HashSet<String>,
-    /// The last tool use, and the first of the tool uses before it without another block between them.
+    /// The index of the last tool use, and the index of the first tool use in the uninterrupted series that ends with
+    /// it.
     tools: Option<(usize, usize)>,
 }
 
@@ -65,7 +66,8 @@ impl Blocks {
         }
     }
 
-    /// Opens a text or reasoning, if it is not open, and sends a piece of it. A block without text is never opened.
+    /// Opens a text or reasoning block if it is not open, and sends a piece of its text. A block without text is never
+    /// opened.
     fn append(&mut self, index: usize, block: &Open, delta: &str, out: &mut Vec<Frame>) {
         if delta.is_empty() {
             return;
@@ -121,7 +123,7 @@ impl Blocks {
         self.open.insert(index, Open::ToolCall(id.to_string()));
     }
 
-    /// Returns the first of the tool uses that end with this one.
+    /// Returns the index of the first tool use in the uninterrupted series that ends with the tool use at `index`.
     fn first_tool_use(&mut self, index: usize) -> usize {
         let first = match self.tools {
             Some((last, first)) if last + 1 == index => first,
@@ -158,7 +160,7 @@ fn pieces(mut text: &str) -> impl Iterator<Item = String> {
 }
 
 impl RunStream {
-    /// Opens the step and the blocks that are being streamed. The client has their content so far.
+    /// Opens the step and the blocks that are being streamed, for a client that already has their content so far.
     pub(super) fn reopen(&mut self) {
         let agent = &self.view.agent;
         let Some(answer) = agent.answer.clone() else { return };

@@ -1,4 +1,4 @@
-//! The ends of a stream.
+//! The events with which a stream ends.
 
 use super::{Phase, RunStream};
 use crate::{
@@ -14,7 +14,7 @@ use super::super::{
     interrupts::interrupts,
 };
 
-/// The greatest size of an error's text, in bytes.
+/// The maximum size of an error's text, in bytes.
 const MAX_MESSAGE: usize = 16 << 10;
 
 /// Returns the terminal event of a run that failed.

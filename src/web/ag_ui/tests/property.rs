@@ -90,7 +90,7 @@ async fn record(script: &Script) -> (SessionSnapshot, Vec<Numbered<SessionEvent>
         let ends = event.event.agent().is_some_and(|event| crate::agent::RunOutcome::of(event).is_some());
         if let Some(Event::Pause(pause)) = event.event.agent() {
             let decision = if events.len() % 2 == 0 { Decision::Execute } else { Decision::reject("No.") };
-            // The run can have been stopped.
+            // If the run was stopped in the meantime, `resume` fails.
             let _ = session.resume(pause.tool_use.id.clone(), decision).await;
         }
         events.push(event);
@@ -171,7 +171,7 @@ proptest! {
         let (first, events) = runtime.block_on(record(&script));
         for level in [Level::V0, Level::V1] {
             for from in 0..events.len() {
-                // Snapshots are never taken between a pause's status and the pauses.
+                // A snapshot is never taken between the event of the paused status and the events of the pauses.
                 if !is_pause(&events[from]) {
                     replay(&first, &events, from, level);
                 }

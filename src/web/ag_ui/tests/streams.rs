@@ -289,7 +289,8 @@ async fn prompt_behind_a_run_that_has_just_ended_is_read_from_its_own_run_on() {
         rig.client.messages.push(json!({ "id": "u1", "role": "user", "content": "First" }));
         let mut first = rig.post(json!({})).await;
         first.until("TEXT_MESSAGE_CONTENT").await;
-        // The second request has its snapshot while the first run is active, and its prompt arrives after it.
+        // The second request takes its snapshot while the first run is active. Its prompt arrives after the first run
+        // has ended.
         let updates = rig.session.subscribe(Mode::Controller).await.unwrap();
         gate.open();
         first.finish(&mut rig.client).await;

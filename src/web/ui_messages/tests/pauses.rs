@@ -14,7 +14,7 @@ use crate::{
     web::ui_messages::{Follow, Frame, Level},
 };
 
-/// Runs until two uses wait, and a third one does not.
+/// Runs a step with three tool uses. Two of them wait for a decision, and the third does not.
 async fn paused(level: Level) -> (Session, Vec<Frame>) {
     let uses = Step::new()
         .then_text(["Shall I?"])

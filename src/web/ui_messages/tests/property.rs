@@ -1,4 +1,5 @@
-//! Any run, joined at any event, at both levels: the frames follow the rules, and their fold is the list.
+//! Random runs at both levels of the protocol. A second client joins at any event. The frames follow the rules of the
+//! protocol, and folding them gives the list of messages.
 
 use proptest::prelude::*;
 use serde_json::json;
@@ -49,7 +50,7 @@ fn script(steps: &[Vec<Block>]) -> Vec<Step> {
         }
         scripted.push(step.stop());
     }
-    // Steps that use tools are followed by further ones, and the last one uses none.
+    // Each step that uses tools is followed by another step, so the last step uses no tools.
     scripted.push(Step::text("The end."));
     scripted
 }
@@ -80,7 +81,7 @@ async fn play(steps: Vec<Vec<Block>>, level: Level, join: usize, approves: bool)
     }
     assert_eq!(lasting(fold(&frames)), listed(&session, level).await);
 
-    // The rest of a run that was paused.
+    // If the run was paused, decide, and read the rest of the run.
     let mut parts = fold(&frames);
     while session.snapshot().await.unwrap().agent.status == Status::Paused {
         let client = Client::start(&session, level, |_| (Follow::Decisions, vec![])).await;

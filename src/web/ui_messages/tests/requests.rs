@@ -1,4 +1,4 @@
-//! The reading of requests.
+//! Tests of reading posted requests.
 
 use serde_json::{Value, json};
 
@@ -103,7 +103,7 @@ async fn edited_message_becomes_a_branch_that_keeps_the_client_id() {
         let path = session.tree().await.unwrap().iter().len();
         assert_eq!(path, 4, "the edited message replaces the old one");
     }
-    // The next request names the same ids.
+    // The client's next request still names `u2` and `a-u2`, although the message was edited.
     let before = [user("u1", "Hi"), answer("a-u1"), user("u2", "Better"), answer("a-u2")];
     let plan = reading(&session, submit(&before, "u3", "Next")).await.unwrap();
     assert!(matches!(plan.commands[0], SessionCommand::Prompt { .. }));

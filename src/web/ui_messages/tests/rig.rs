@@ -121,7 +121,7 @@ pub(super) fn plan(
     read(&post, snapshot, &settings(Level::Seven))
 }
 
-/// The body of a request with a new message behind these.
+/// Returns the body of a request with a new message after the messages `before`.
 pub(super) fn submit(before: &[Value], id: &str, text: &str) -> Value {
     let mut messages = before.to_vec();
     messages.push(user(id, text));
@@ -137,7 +137,7 @@ pub(super) async fn ask(session: &Session, level: Level, id: &str) -> Vec<Frame>
     Client::post(session, level, submit(&[], id, "Hi")).await.unwrap().finish().await
 }
 
-/// The parts that a client gets from the frames, added to those that it has.
+/// Adds the content of the frames to the parts that a client has, and returns all its parts.
 pub(super) fn fold_onto(parts: Vec<Value>, frames: &[Frame]) -> Vec<Value> {
     let mut fold = Fold { parts, ..Fold::default() };
     for frame in frames {
@@ -150,12 +150,12 @@ pub(super) fn fold(frames: &[Frame]) -> Vec<Value> {
     fold_onto(Vec::new(), frames)
 }
 
-/// The parts without data, which lists do not keep.
+/// Returns the parts without data parts, which lists do not contain.
 pub(super) fn lasting(parts: Vec<Value>) -> Vec<Value> {
     parts.into_iter().filter(|part| !part["type"].as_str().unwrap().starts_with("data-")).collect()
 }
 
-/// The parts of the last answer in the list.
+/// Returns the parts of the last answer in the list.
 pub(super) async fn listed(session: &Session, level: Level) -> Vec<Value> {
     let all = messages(&settings(level), &session.snapshot().await.unwrap());
     let last = all.into_iter().rfind(|message| message["role"] == "assistant").expect("an answer");
@@ -174,7 +174,7 @@ pub(super) fn finish(frames: &[Frame]) -> &Frame {
     find(frames, "finish").expect("a finish frame")
 }
 
-/// Checks what holds for the frames of every response.
+/// Checks the rules that the frames of every response follow.
 pub(super) fn check(level: Level, frames: &[Frame]) {
     let types = types(frames);
     assert_eq!(types[0], "start", "{types:?}");

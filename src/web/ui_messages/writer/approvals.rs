@@ -1,4 +1,4 @@
-//! Approvals: their requests, and the decisions.
+//! Requests for approvals, and the decisions on them.
 
 use serde_json::{Map, json};
 
@@ -10,12 +10,12 @@ use crate::{
 };
 
 impl Writer {
-    /// A decision was made.
+    /// Sends the frames for a decision that was made.
     pub(in crate::web::ui_messages) fn decided(&mut self, id: &ToolUseId, decision: &Decision) {
         let approved = !matches!(decision, Decision::Reject(_));
         let is_seven = self.is_seven();
         if self.find(id).is_none() {
-            // The answer to a question of a running tool. The tool's result will show its effect.
+            // The decision answers a question of a running tool. The tool's result will show the effect of the answer.
             let call = call_of(id);
             if self.find(&call).is_some_and(|tool_use| tool_use.is_asked) && is_seven {
                 self.response(id, approved, decision);

@@ -65,7 +65,8 @@ async fn start_of_a_program_with_other_output_quotes_it() {
     says(&fails(script("exec >&-; sleep 600")).await, "closed its standard output");
 }
 
-/// An echoing program returns each request to its sender. It then also returns the error response to that request.
+/// `cat` returns each request to its sender. The client answers the returned request with an error response, and `cat`
+/// returns this response too.
 #[tokio::test]
 async fn start_of_an_echo_is_an_error() {
     let error = fails(AcpBackend::new("acp", "cat")).await;

@@ -1,4 +1,4 @@
-//! A rival process. It opens conversations, sends prompts, and prints which turns are safe.
+//! A rival process. It opens conversations, sends prompts, and prints which turns are saved.
 
 use std::{
     env,

@@ -1,4 +1,4 @@
-//! `flush` returns when everything that existed at the time of the call is safe.
+//! `flush` returns when everything that existed at the time of the call is stored.
 
 use std::time::Duration;
 

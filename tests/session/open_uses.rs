@@ -101,7 +101,7 @@ async fn edit_of_a_turn_that_began_with_results_replaces_the_answers() {
     session.check().await;
     assert_eq!(session.path().len(), 4);
     assert_eq!(session.view.tree.children(node(2)).unwrap().count(), 2);
-    // Without a result, the open tool use is answered with an error. A plain prompt has the same effect.
+    // A prompt without a tool result answers the open tool use with an error.
     in_time(session.session.ask_edit(node(3), "Never mind.")).await.unwrap();
     let sent = results(&provider.last_request().unwrap());
     assert!(sent[0].starts_with("a No result"), "{sent:?}");

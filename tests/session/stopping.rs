@@ -1,4 +1,4 @@
-//! The end of a session with unsaved data: what `stop` reports, and which data is safe.
+//! The end of a session with unsaved data: what `stop` reports, and which data is stored.
 
 use std::time::Duration;
 

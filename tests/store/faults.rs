@@ -220,7 +220,8 @@ async fn list_on_a_file_system_without_read_locks_shows_all() {
     child.env("LD_PRELOAD", library);
     let text = succeeds(&mut child);
     if text.contains("\ncan be locked") {
-        // This happens, for example, if the file system is mounted with `noexec` or the program is statically linked.
+        // The preloaded library was ignored, for example because the file system is mounted with `noexec` or the
+        // program is statically linked.
         println!("skipped: LD_PRELOAD has no effect on the program of the tests");
         return;
     }

@@ -11,7 +11,7 @@ fn labels_within_the_limits_are_accepted() {
     let json = serde_json::to_string(&labels).unwrap();
     assert_eq!(serde_json::from_str::<Labels>(&json).unwrap(), labels);
     assert_eq!(serde_json::to_string(&Labels::default()).unwrap(), "{}");
-    // Labels of the crate itself do not count.
+    // Labels of the crate itself do not count towards the maximum of eight labels.
     let many = (0..8).map(|number| format!("n{number}")).chain(["omni.parent".to_owned()]);
     assert_eq!(Labels::new(many.map(|name| (name, "v"))).unwrap().len(), 9);
 }

@@ -99,7 +99,7 @@ enum Habit {
 /// The snapshots at the end of the load, by the ids of the conversations.
 type Ends = BTreeMap<String, SessionSnapshot>;
 
-/// The counts of a reader.
+/// The numbers of events, resyncs and connections that a reader has counted.
 #[derive(Debug, Default)]
 struct Seen {
     events: usize,
@@ -224,7 +224,8 @@ impl Reader {
         ends.is_some_and(|ends| self.watched.iter().all(|id| last(&self.copies, id) == last(ends, id)))
     }
 
-    /// Reads with this habit until the load ends, and then up to the end.
+    /// Reads with this habit until the load ends. Then reads without interruption until the copies have reached the
+    /// snapshots at the end.
     async fn run(
         mut self,
         address: SocketAddr,

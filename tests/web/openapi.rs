@@ -29,7 +29,7 @@ const OFFICIAL: &str = include_str!("openapi-3.1.json");
 
 static DOCUMENT: LazyLock<Document> = LazyLock::new(Document::new);
 
-/// The document, with its compiled schemas by their places.
+/// The document, with the compiled schemas. A place is the JSON pointer to a schema in the document.
 struct Document {
     value: Value,
     operations: Vec<Operation>,
@@ -44,7 +44,7 @@ struct Operation {
     value: Value,
 }
 
-/// The place of an event of a stream.
+/// The place of the schema for events of a stream.
 const EVENT: &str = "/components/schemas/StreamEvent";
 
 impl Document {

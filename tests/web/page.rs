@@ -1,4 +1,5 @@
-//! The JavaScript client of the chat page. Its fold is compared with that of the crate on recorded updates, in Node.
+//! The JavaScript client of the chat page. Its function `fold` applies updates to a snapshot. In Node, its results are
+//! compared with those of the crate for recorded updates.
 
 use std::{fs, path::Path, process::Command, time::Duration};
 

@@ -33,7 +33,7 @@ async fn first_decision_of_any_window_counts_and_the_others_are_withdrawn() {
     one.withdrawal(&x).await;
     one.decide(&y, "reject").await;
     two.withdrawal(&other_y).await;
-    // A decision that comes too late changes nothing.
+    // This decision comes too late: the other window has already rejected the tool use.
     two.decide(&other_y, "allow").await;
     assert_eq!(one.answer(prompt).await.unwrap()["stopReason"], "end_turn");
     assert_eq!(one.texts("agent_message_chunk"), "Deleted. Kept.");
@@ -91,7 +91,7 @@ async fn window_that_closes_interrupts_its_own_run_and_no_other() {
     two.update("agent_message_chunk").await;
     let (manager, other) = (manager(), two.create().await);
     drop(manager);
-    // A window without a prompt leaves the run as it is.
+    // A window that has sent no prompt does not interrupt the run when it closes.
     two.close().await.unwrap();
     one.request("session/resume", json!({ "sessionId": other, "cwd": "/work" })).await.unwrap();
     one.cancel(&session).await;

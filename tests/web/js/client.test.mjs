@@ -1,5 +1,5 @@
-// Tests of `client.js`: the fold against recordings of the crate, the reader of server-sent events, the reconnection,
-// and the vendored lexer.
+// Tests of `client.js`: the function `fold`, which applies updates to a snapshot and is compared with recordings of the
+// crate; the reader of server-sent events; the reconnection; and the vendored lexer.
 
 import assert from "node:assert/strict";
 import { createHash } from "node:crypto";

@@ -1,4 +1,4 @@
-// Stopping, editing, alternates, the queue and failures.
+// Stopping, editing, choosing between alternates of an answer, the queue of prompts, and failures.
 
 import assert from "node:assert/strict";
 

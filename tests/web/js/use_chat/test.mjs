@@ -39,7 +39,7 @@ const proxy = createServer((near) => {
 // Ports from 32768 on belong to outgoing connections.
 for (let free = Number(port) + 1; !proxy.listening; free += 1) {
   proxy.listen(free, "127.0.0.1");
-  // If the port is taken, an error comes instead.
+  // If the port is taken, the proxy emits `error`, and the loop tries the next port.
   await once(proxy, "listening").catch(() => {});
 }
 const origin = `http://127.0.0.1:${proxy.address().port}`;
@@ -127,7 +127,7 @@ const scenarios = {
     await status(page, "ready");
     assert.deepEqual(await shown(page), ["user: slow", "assistant: One two."]);
     assert.deepEqual(await listed(id), await shown(page));
-    // The conversation continues.
+    // The next prompt continues the conversation.
     await send(page, "hello");
     await answer(page, "Hello, world.");
     await status(page, "ready");

@@ -318,8 +318,8 @@ pub trait BackendSession: Send + Sync + 'static {
     /// start and after each turn.
     fn id(&self) -> Option<SessionId>;
 
-    /// Returns the backend's own name for the position at which the session's last turn ended with a result, if there
-    /// is one.
+    /// Returns the checkpoint, which is the backend's own name for the position after the last turn that ended with a
+    /// result. Returns `None` if the backend has no name for that position.
     ///
     /// The checkpoint is read together with the id, and after the session has been resumed. If the checkpoint of a
     /// resumed session differs from the checkpoint that the conversation stored, the session has continued elsewhere:

@@ -138,7 +138,7 @@ impl Catalogue {
         self.providers.get(names::listed_as(provider))?.get(id)
     }
 
-    /// Returns the facts about a model by any id that a service accepts for it.
+    /// Returns the facts about a model. `id` can be any id that a service accepts for the model.
     ///
     /// If the id has no entry, related ids are tried. A dated build (`-2025-08-07`, `-20250929`, `-latest`) gets the
     /// facts of the model without the date. A reseller's variant (`:free`, `:nitro`) gets the facts of the model

@@ -7,10 +7,10 @@ use super::ProviderError;
 use crate::message::{Attachment, ProviderItem, ToolUseId, Usage, map_weight};
 use crate::setters::setters;
 
-/// One step of a response as it arrives. The deltas are the same for every wire format.
+/// One piece of a response, as it is streamed. Deltas have the same form for every wire format.
 ///
-/// `index` is the block's index in the message. Blocks start in order at 0, 1, 2… and are extended in any order after
-/// that.
+/// `index` is the block's index in the message. Blocks start in the order of their indexes: 0, 1, 2, …. Blocks that
+/// have started are extended in any order.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]

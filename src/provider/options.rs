@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use super::Secret;
 use crate::tool::Schema;
 
-/// Settings of a response. `None` means the service's default.
+/// Settings for a response. If an option is `None`, the service's default applies.
 ///
 /// Each option has three methods: one returns the option, one takes and returns the options (`with_`), and one changes
 /// the options in place (`set_`). Options are cheap to clone, because clones share their contents until one of them is
@@ -227,8 +227,8 @@ struct OptionFields {
         with_extra(body: impl IntoIterator<Item = (impl Into<String>, impl Into<Value>)>) => members(body);
     /// Settings for the session of a [backend](super::backend), such as its working folder. The backend receives them
     /// in [`SessionOptions::settings`](super::backend::SessionOptions::settings) when its session is started, resumed
-    /// or forked, so set them for the agent and not for one prompt. Model services ignore them. They are saved with the
-    /// conversation, so secrets do not belong here.
+    /// or forked, so set them for the agent and not for one prompt. Model services ignore these settings. The settings
+    /// are saved with the conversation, so they must not contain secrets.
     #[serde(skip_serializing_if = "Option::is_none")]
     backend(set_backend) -> reference Map<String, Value> =
         with_backend(settings: impl IntoIterator<Item = (impl Into<String>, impl Into<Value>)>) => members(settings);
@@ -262,7 +262,7 @@ impl Options {
 }
 
 impl Options {
-    /// Returns whether a key or headers are set, which are meant for one service.
+    /// Returns whether the options contain a key or headers. Both are meant for one service only.
     pub(crate) fn has_secrets(&self) -> bool {
         self.api_key().is_some() || self.headers().is_some()
     }

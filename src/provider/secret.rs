@@ -33,7 +33,8 @@ impl Secret {
         &self.0
     }
 
-    /// Replaces the value in `text`, because services echo keys in their errors.
+    /// Returns `text` with each occurrence of the value replaced by `[secret]`, because services echo keys in their
+    /// errors.
     ///
     /// The value is found as it is, with the escapes of JSON (`\/`, `\u002f`, in any depth), percent-encoded, and in
     /// base64. A part of 8 or more consecutive bytes of the value is replaced too. In a value with a space, such as

@@ -72,7 +72,7 @@ use super::{Backend, BackendError, BackendSession, Capabilities, SessionId, Sess
 
 /// A backend that runs an agent as a program and uses the Agent Client Protocol.
 ///
-/// Make all settings before the first session. Clones share only their settings.
+/// The value contains only the settings of the sessions that it starts, so clones are independent of each other.
 #[derive(Clone)]
 pub struct AcpBackend {
     name: String,

@@ -112,7 +112,7 @@ impl BackendError {
         Self::UnknownSession { id: id.into(), message: String::new() }
     }
 
-    /// Returns whether the session is lost. Only a new session can then answer.
+    /// Returns whether the session is lost, so that only a new session can answer the prompt.
     pub(super) fn is_lost_session(&self) -> bool {
         matches!(self, Self::UnknownSession { .. } | Self::NotResumable(_))
     }

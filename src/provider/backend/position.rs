@@ -41,7 +41,7 @@ pub(super) struct Position {
 }
 
 impl Position {
-    /// Returns the position of the backend with this name that a message stores, if the message is a response of this
+    /// Returns the position that a message stores for the backend with this name, if the message is a response of that
     /// backend.
     pub(super) fn stored_in(name: &str, message: &Message) -> Option<Result<Self, serde_json::Error>> {
         let stored = message.provider_data.get(name).filter(|_| message.role == Role::Assistant)?;
@@ -145,8 +145,8 @@ pub(super) fn elsewhere() -> BackendError {
     )
 }
 
-/// Returns how to reach the position of `conversation`. `live` contains the prompts that the session in use has
-/// received, even if the conversation names another session.
+/// Returns how to reach the position of `conversation`. `live` counts the prompts that the session in use has received,
+/// even if the conversation names another session.
 pub(super) fn route(
     conversation: &Conversation,
     known: KnownSession,

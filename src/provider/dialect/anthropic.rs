@@ -21,7 +21,7 @@ use crate::provider::{ProviderError, Request, ThinkingMode, catalogue::MessagesT
 /// The name of the wire format, in `provider_data` and provider items.
 const NAME: &str = "anthropic_messages";
 
-/// The Anthropic Messages wire format. The default suits compatible services.
+/// The Anthropic Messages wire format. The default value suits services that are compatible with Anthropic.
 ///
 /// The [catalogue](crate::provider::Catalogue) determines what each model supports. Claude models before 4.6, and
 /// models other than Claude, think within a token budget. Later Claude models think adaptively, at a given effort. An

@@ -29,8 +29,8 @@ const NAME: &str = "chat_completions";
 
 /// The OpenAI Chat Completions wire format.
 ///
-/// The default suits most compatible services. The setters configure the deviations of a service.
-/// [`with_model_rules`](Self::with_model_rules) configures the deviations of individual models by their ids:
+/// The default value suits most services that are compatible with OpenAI. The setters configure the deviations of a
+/// service. [`with_model_rules`](Self::with_model_rules) configures the deviations of individual models by their ids:
 ///
 /// ```
 /// use omni_agent::provider::dialect::{

@@ -19,7 +19,8 @@ pub(crate) fn from_body(status: u16, body: &str) -> ProviderError {
     report.into_error(Some(status)).with_status(status).with_body(body)
 }
 
-/// Returns the error for an error object inside a response. `error` is the object itself or its envelope.
+/// Returns the error for an error object inside a response. `error` is the error object itself or its envelope, which
+/// is an object that contains the error object as the member `error`.
 ///
 /// The HTTP status of such a response reported success. If the error object contains a status, that status is used
 /// instead.

@@ -35,7 +35,7 @@ const NAME: &str = "openai_responses";
 /// runs become provider items and keep their positions. The signature of a text contains the other data that is needed
 /// to send its part back. This data is the citations, the phase, and the information that the part is a refusal.
 ///
-/// The default suits compatible services. The setters configure the deviations of a service:
+/// The default value suits services that are compatible with OpenAI. The setters configure the deviations of a service:
 ///
 /// ```
 /// use omni_agent::provider::dialect::{OpenAiResponses, ReasoningItems};

@@ -51,8 +51,8 @@ pub(super) type DeltaHook = Arc<dyn Fn(&mut Vec<Delta>) -> Result<(), ProviderEr
 /// the middle of an event also causes [`ErrorKind::Truncated`]. All of these errors can be retried.
 ///
 /// Gemini and Chat Completions send usage after the finish reason, and some services never end the body. Therefore,
-/// after a finish reason, the response ends when nothing more has arrived for 5 seconds. Missing usage is then reported
-/// as a warning, as after a stream that was cut at that point.
+/// after a finish reason, the response ends when nothing more has arrived for 5 seconds. If the usage is missing then,
+/// a warning reports it. The same warning appears if the stream was cut off after the finish reason.
 ///
 /// A service may refuse a large request before it has read all of it, for instance with status 413. If the service
 /// keeps the connection open until its response has been read, as RFC 9112, section 9.6, describes, the error contains

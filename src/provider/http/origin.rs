@@ -52,7 +52,8 @@ pub(super) fn for_service<'a>(request: &'a Request, service: &str, format: &str)
     Cow::Owned(request)
 }
 
-/// Returns the message without its private parts, as if it had been written in another wire format than `format`.
+/// Returns the message without the provider data and the provider items of the wire format `format`. The message then
+/// counts as written in another wire format.
 fn of_another_format(message: &Message, format: &str) -> Message {
     let mut message = message.clone();
     message.provider_data.shift_remove(format);

@@ -19,7 +19,8 @@ struct Stripper<'a> {
 }
 
 impl<'a> Stripper<'a> {
-    /// `schemas` are the schemas that may apply to the value.
+    /// Returns the value without nulls that stand for absent properties. `schemas` are the schemas that may apply to
+    /// the value.
     fn strip(&self, value: &Value, schemas: &[&'a Value]) -> Value {
         let mut all = Vec::new();
         for schema in schemas {

@@ -30,7 +30,7 @@ fn fences(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Returns the outermost objects and arrays.
+/// Returns the outermost JSON objects and arrays in a text.
 fn among_words(text: &str) -> Vec<Value> {
     let mut values = Vec::new();
     let mut rest = text;

@@ -268,7 +268,8 @@ impl Supervisor {
         };
         shared.end(error);
         traffic.close();
-        // The program may continue to write until it ends. A write that fails could disturb its shutdown.
+        // The program may continue to write until it ends. Its output is still read, because a write that fails could
+        // disturb its shutdown.
         let mut exit = pin!(process.ended());
         loop {
             tokio::select! {

@@ -31,11 +31,11 @@ use crate::{
     sync::lock,
 };
 
-/// The maximum number of statuses that arrive between two turns and are kept for the next turn.
+/// The maximum number of statuses that are kept for the next turn if they arrive between two turns.
 const MOST_STANDING: usize = 16;
 
-/// The maximum number of characters that are kept when the agent continues a response after its end. The next turn
-/// reports them in a warning.
+/// The maximum number of characters that are kept if the agent continues a response after its turn has ended. The next
+/// turn reports these characters in a warning.
 const LONGEST_LATE: usize = 2000;
 
 pub(super) struct ConnectionState {
@@ -241,8 +241,8 @@ impl ConnectionState {
             }
             return;
         }
-        // The agent repeats the conversation of a loaded session before the first turn. Text that arrives after the end
-        // of a turn is too late for that turn.
+        // No turn is in flight. Before the first turn, text is discarded, because the agent repeats the conversation of
+        // a loaded session. After a turn, text is too late for that turn, and is kept for a warning.
         let Some((name, data)) = status(&update) else {
             if state.turns > 0
                 && let Some(text) = answer::text(&update)

@@ -56,7 +56,7 @@ enum BlockRole {
     Plain,
     ToolResult,
     Thinking,
-    /// Data of the service, which must not be changed.
+    /// Data that only the service understands and that must not be changed.
     Opaque,
 }
 

@@ -154,7 +154,7 @@ impl Encoder<'_> {
             Some(_) => extra,
             None => self.body.get("thinking").and_then(|thinking| thinking.get("type")),
         };
-        // Models with bound thinking think adaptively by default.
+        // Models with bound thinking think adaptively by default, so a missing type has the same effect as `adaptive`.
         match kind.map(Value::as_str) {
             None | Some(Some("adaptive")) => {}
             Some(Some("disabled")) => return Kept::None,

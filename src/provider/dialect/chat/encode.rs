@@ -16,7 +16,8 @@ use crate::provider::{
 pub(super) fn encode(chat: &ChatCompletions, request: &Request) -> Result<Encoded, ProviderError> {
     let traits = match chat.thinking {
         ThinkingField::Effort(_) => &request.traits().openai,
-        // A service that has its own member for thinking converts the value to one that the model supports.
+        // A service that has its own member for thinking converts the value to one that the model supports. Therefore,
+        // the facts about OpenAI's models are not applied.
         _ => &Traits::unknown().openai,
     };
     let output = output_support(chat, request);

@@ -19,7 +19,7 @@ const STOP_LIMIT: usize = 5;
 const WORDS: EffortWords = EffortWords { minimal: "minimal", ..EffortWords::COMMON };
 
 pub(super) fn encode(request: &Request) -> Result<Encoded, ProviderError> {
-    // The id of the model is part of the path.
+    // The id of the model is part of the request's path, which these segments would change.
     if request.model.split('/').any(|segment| segment.is_empty() || segment == "." || segment == "..") {
         let message =
             format!("the model id {:?} is invalid: it has an empty segment, `.` or `..`", request.model);

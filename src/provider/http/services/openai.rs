@@ -23,11 +23,11 @@ impl Endpoint {
     /// A service with the Chat Completions wire format in the form that most services support, for example a local
     /// model server. It has the defaults of [`ChatCompletions`]. If there is a key, it is sent as a bearer token.
     ///
-    /// The switches of [`ChatCompletions`] describe how a service deviates and what it can't do. They exist for the
-    /// member for the output limit, the role of the system prompt, how thinking and an output schema are requested,
-    /// whether reasoning is sent back, sampling, tool choices, attachments, labels, the cache, stop sequences, and
-    /// rules for single models. If a request uses an option that is switched off, the option is mapped to the nearest
-    /// possible value or reported as a warning.
+    /// The switches of [`ChatCompletions`] describe how a service deviates and what it can't do. There are switches for
+    /// the name of the output limit, the role of the system prompt, the form of requests for thinking and for an output
+    /// schema, the return of reasoning, sampling, tool choices, attachments, labels, the cache, stop sequences, and
+    /// rules for single models. If a request uses an option that is switched off, the option is replaced by the nearest
+    /// supported value, or a warning reports that it is ignored.
     ///
     /// ```
     /// use omni_agent::provider::{

@@ -159,7 +159,7 @@ impl Chat {
             Event::Pause(pause) => {
                 let tool_use = &pause.tool_use;
                 let options = self.activity.options(tool_use.id.as_str());
-                // As JSON, so that control characters from the agent cannot hide the question.
+                // The input is shown as JSON, so that control characters from the agent cannot hide the question.
                 self.printer.line(&format!("May it? {} {}", json!(tool_use.name), tool_use.input));
                 self.waiting = Some((tool_use.clone(), options));
                 return self.show_prompt();

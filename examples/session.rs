@@ -60,7 +60,8 @@ async fn session() -> Result<(), Box<dyn Error>> {
     let id = session.id().clone();
     printer.note(&format!("[{id}]"));
     talk(&session, today, &mut printer).await?;
-    // Interrupts an active run and waits for unsaved turns. Turns that are not saved by the deadline are reported as an error.
+    // Interrupts an active run and waits for unsaved turns. Turns that are not saved by the deadline are reported as an
+    // error.
     session.stop(Duration::from_secs(5)).await?;
     printer.note("[stopped; everything is saved]");
 

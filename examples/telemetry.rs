@@ -29,12 +29,12 @@ const ABOUT: &str = "Spans and metrics of an agent through the SDK of OpenTeleme
 async fn main() -> Result<(), Box<dyn Error>> {
     let picked = support::pick_model(ABOUT).await?;
 
-    // Spans: the bridge turns those of `tracing` into those of OpenTelemetry.
+    // The bridge converts spans of `tracing` to spans of OpenTelemetry.
     let spans = SdkTracerProvider::builder()
         .with_simple_exporter(opentelemetry_stdout::SpanExporter::default())
         .build();
     let bridge = tracing_opentelemetry::layer().with_tracer(spans.tracer("telemetry-example"));
-    // Without a filter, the log of every crate would become events of the spans.
+    // Without this filter, the log messages of all crates would be recorded as events in the spans.
     let wanted = filter_fn(|metadata| matches!(metadata.target(), telemetry::TARGET | "telemetry"));
     tracing_subscriber::registry().with(bridge.with_filter(wanted)).init();
 

@@ -1,4 +1,4 @@
-//! Questions of running tools: forms, pages to open, and questions of other kinds.
+//! Questions that a running tool asks the user: forms, pages to open, and other questions.
 
 use std::collections::VecDeque;
 

@@ -71,7 +71,7 @@ impl Picked {
 pub struct Flag {
     /// The flag as it is typed.
     pub name: &'static str,
-    /// One word that describes the value which follows. Empty if no value follows.
+    /// One word that describes the value after the flag. Empty if the flag has no value.
     pub value: &'static str,
     /// The flag's line in the help.
     pub help: &'static str,

@@ -1,4 +1,5 @@
-//! A client of the server's own, for `--check`. It is written by hand, because a few requests do not need an HTTP client.
+//! A minimal HTTP client with which `--check` tests the server. It is written by hand, because a few requests do not
+//! need an HTTP library.
 
 use std::{error::Error, net::SocketAddr, time::Duration};
 

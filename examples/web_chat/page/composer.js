@@ -102,7 +102,7 @@ export class Composer {
   }
 
   /**
-   * Puts a text back into the box, behind what is there.
+   * Puts a text back into the box, after the text that is already there.
    * @param {import("./client.js").Prompt | import("./client.js").Message} prompt
    */
   putBack(prompt) {
@@ -154,7 +154,7 @@ export class Composer {
       if (this.area.value) localStorage.setItem(DRAFT + this.#key, this.area.value);
       else localStorage.removeItem(DRAFT + this.#key);
     } catch {
-      // Without storage, a draft lasts as long as the page.
+      // Without storage, the draft is kept only until the page is closed.
     }
     byId("stop").hidden = !this.#isBusy;
     byId("send").hidden = this.#isBusy && isEmpty;
@@ -185,7 +185,7 @@ export class Composer {
     this.#isSending = false;
     byId("at-step-box").checked = false;
     if (!isSent && (key === this.#key || key === "new")) {
-      // What was typed meanwhile stays.
+      // Text that was typed in the meantime is kept.
       this.area.value = this.area.value ? `${before}\n${this.area.value}` : before;
       this.#files = [...files, ...this.#files];
       this.#showFiles();

@@ -5,7 +5,7 @@ import { size } from "./format.js";
 import { safeAddress } from "./markdown.js";
 
 const IMAGES = ["image/png", "image/jpeg", "image/gif", "image/webp", "image/avif"];
-/** The server accepts commands of up to 8 MiB, and base64 needs a third more than the bytes. */
+/** In bytes. The server accepts commands of up to 8 MiB, and base64 needs a third more than the bytes. */
 export const LIMIT = 6_000_000;
 
 /**
@@ -27,7 +27,7 @@ export function attachment(file) {
     });
     return link;
   }
-  // A path leads to this server. Other addresses are only linked, because loading them would report the reader.
+  // A path leads to this server. Other addresses are only linked, because loading them would reveal the reader.
   const isOwn = source.url.startsWith("/") && !source.url.startsWith("//");
   if (isOwn && isImage) return figure(source.url, name, file.name);
   const href = isOwn ? source.url : safeAddress(source.url);

@@ -45,7 +45,7 @@ export function duration(milliseconds) {
 }
 
 /**
- * The time of today, otherwise the date.
+ * Returns the time of day if the moment is today, otherwise the date.
  * @param {number} at
  */
 export function when(at) {

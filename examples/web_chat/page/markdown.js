@@ -1,11 +1,11 @@
-// Markdown as elements. The lexer of `marked` makes tokens, and this module makes elements of them. Raw HTML stays text,
-// and a link must be http, https or mailto.
+// Shows Markdown as elements. The lexer of `marked` returns tokens, and this module creates elements from them. Raw
+// HTML is shown as text. The address of a link must begin with http, https or mailto.
 
 import { lexer } from "../vendor/marked.esm.js";
 import { append, h, icon } from "./dom.js";
 
 /**
- * A text block that grows. Blocks that are complete are not lexed again, and their elements stay.
+ * The elements of a growing text. Complete Markdown blocks are not lexed again, and their elements stay.
  */
 export class Markdown {
   #text = "";
@@ -29,7 +29,7 @@ export class Markdown {
   update(text, isComplete) {
     if (text === this.#text && !isComplete) return;
     if (isComplete || !text.startsWith(this.#text)) {
-      // The whole text is lexed once at the end, since a definition of a link may stand anywhere.
+      // At the end, the whole text is lexed once more, because the definition of a link may be anywhere in the text.
       if (isComplete && text === this.#text && this.#isFinal) return;
       this.#offset = 0;
       this.#replace(0, lexer(text));
@@ -90,7 +90,7 @@ function isSameCode(before, after) {
 function block(token) {
   switch (token.type) {
     case "heading":
-      // The page has headings of its own, so headings of an answer begin at the third level.
+      // The page itself uses the first two levels of headings, so headings of an answer begin at the third level.
       return h(`h${Math.min(token.depth + 2, 6)}`, { dir: "auto" }, ...inline(token.tokens));
     case "paragraph":
       return h("p", { dir: "auto" }, ...inline(token.tokens));
@@ -199,7 +199,7 @@ function inline(tokens) {
       case "link":
         return link(token.href, inline(token.tokens));
       case "image":
-        // An image of another site would report the reader to it, so it is only linked.
+        // Loading an image from another site would reveal the reader to that site, so the image is only linked.
         return link(token.href, [token.text || token.href]);
       case "checkbox":
         return checkbox(token);

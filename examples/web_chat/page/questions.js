@@ -1,4 +1,5 @@
-// The form for a question of a running tool: fields that a schema describes, a page to open, or a free answer.
+// The form for a question that a running tool asks the user: fields that a schema describes, a page to open, or a free
+// answer.
 
 import { h, place, visible } from "./dom.js";
 import { safeAddress } from "./markdown.js";

@@ -5,7 +5,7 @@ import { when } from "./format.js";
 import { ProblemError } from "./client.js";
 
 const PAGE = 50;
-/** The titles of at most this many conversations are searched if the store has no search. */
+/** If the store has no search, at most this many conversations are searched by their titles. */
 const SEARCHED = 1000;
 const UNREAD = "chat.seen";
 
@@ -79,7 +79,7 @@ export class Sidebar {
         this.#add(page.items);
       } while (this.#refreshAgain);
     } catch (error) {
-      // The stream reports a lost connection, and the list is loaded again with the next one.
+      // The stream reports a lost connection. When the stream is connected again, the list is loaded again.
       if (error instanceof ProblemError) this.actions.fail(error);
     } finally {
       this.#refreshing = false;
@@ -112,7 +112,7 @@ export class Sidebar {
   }
 
   /**
-   * Takes in an update of the list's stream.
+   * Applies an update of the list's stream.
    * @param {import("./client.js").ManagerSnapshot} list
    * @param {import("./client.js").ManagerUpdate} update
    */
@@ -122,7 +122,7 @@ export class Sidebar {
     for (const item of this.#items.values()) {
       const session = open.get(item.id);
       if (session) {
-        // The activity of an ended run comes before its title and its time of the last write.
+        // When a run ends, its activity is reported before its title and the time of its last write.
         if (item.activity !== "idle" && item.activity !== null && session.activity === "idle") isUnknown = true;
         item.activity = session.activity;
         item.title = session.title;
@@ -274,6 +274,6 @@ function writeSeen(seen) {
     const kept = Object.entries(seen).sort((a, b) => b[1] - a[1]).slice(0, 2000);
     localStorage.setItem(UNREAD, JSON.stringify(Object.fromEntries(kept)));
   } catch {
-    // Without storage, the marks last as long as the page.
+    // Without storage, the marks are kept only until the page is closed.
   }
 }

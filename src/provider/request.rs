@@ -68,7 +68,7 @@ impl Request {
         self
     }
 
-    /// Sets the facts about the model, instead of those of a catalogue.
+    /// Sets the facts about the model, which replace the facts of the catalogue.
     pub fn with_model_info(mut self, info: impl Into<Arc<ModelInfo>>) -> Self {
         self.model_info = Some(info.into());
         self

@@ -12,14 +12,14 @@ pub(in crate::provider) struct Family<T> {
     /// The prefixes of the family's names. They are used if `contains` is not set.
     #[serde(default)]
     pub(super) starts: Vec<String>,
-    /// The place of the version in the rest of the id.
+    /// The place of the version in the part of the id after the family's name.
     #[serde(default)]
     version: Version,
     /// The rules. The first rule that matches is used.
     pub(super) rules: Vec<Rule<T>>,
 }
 
-/// The place of a model's version in the rest of its id, after the name of the family.
+/// The place of a model's version in the rest of its id, which is the part after the family's name.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Version {
@@ -39,9 +39,9 @@ enum Version {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Rule<T> {
-    /// Words that must all be parts of the rest of the id. `image|audio` matches either word. `#b` matches a word that
-    /// begins with a digit and ends with `b`, such as `32b`. An empty word matches if the family's name is at the end
-    /// of the id or directly before a `-`.
+    /// Words that must all occur in the part of the id after the family's name. `image|audio` matches either word. `#b`
+    /// matches a word that begins with a digit and ends with `b`, such as `32b`. An empty word matches if the family's
+    /// name is at the end of the id or directly before a `-`.
     #[serde(default)]
     pub(super) words: Vec<String>,
     /// The lowest version that the rule matches. If this is not set, the rule also matches ids without a version.

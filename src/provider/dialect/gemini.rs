@@ -36,9 +36,9 @@ const SOURCES: [&str; 3] = ["groundingMetadata", "citationMetadata", "urlContext
 /// Models before Gemini 3 do not support an output schema together with tools. They return the value as the input of an
 /// additional tool.
 ///
-/// Code that the service runs itself, and the results of that code, become provider items. These keep their positions
-/// and are sent back. The sources of a response become a provider item at the end of the response, which is not sent
-/// back.
+/// Code that the service runs itself, and the results of that code, become provider items. These provider items keep
+/// their positions and are sent back. The sources of a response become another provider item, at the end of the
+/// response. This item is not sent back.
 ///
 /// Caching needs no setting. To use a cache that you created, set `cachedContent` through
 /// [`Options::extra`](crate::provider::Options::extra).

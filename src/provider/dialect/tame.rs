@@ -1,5 +1,5 @@
-//! Rewriting of events that a strict parser rejects, or from which it loses data, because of the arguments of a call or
-//! the usage. These members must not cause the response to fail.
+//! Rewrites events in which the arguments of a call, or the usage, make a strict parser fail or lose data. These two
+//! members must not cause the response to fail.
 
 use std::{collections::HashMap, fmt};
 

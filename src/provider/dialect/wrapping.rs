@@ -53,7 +53,7 @@ enum UnwrapState {
     Before,
     /// The text is inside the value or after the value.
     Inside,
-    /// The text is not such an object, or the text has ended.
+    /// The text is not an object that encloses the value, or the text has ended.
     Outside,
 }
 

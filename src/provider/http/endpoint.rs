@@ -133,7 +133,7 @@ impl Endpoint {
         self
     }
 
-    /// Returns the same endpoint, but with the key sent in this way.
+    /// Returns the same endpoint, but sending the key as `auth` specifies.
     pub fn with_auth(mut self, auth: Auth) -> Self {
         self.format.auth = auth;
         self

@@ -213,8 +213,8 @@ impl Supervisor {
             let mut driver = pin!(driver.fuse());
             let mut writer = pin!(wire::write(stdin, outgoing, &traffic).fuse());
             let mut exit = pin!(process.ended().fuse());
-            // This timer is set when only the rest of the output is expected, which should arrive soon. If writing
-            // failed, `deaf` contains the reason.
+            // This timer is set when the program has ended or does not read its input. It limits the wait for the rest
+            // of the output. If writing failed, `deaf` contains the reason.
             let mut late = pin!(Fuse::<Sleep>::terminated());
             let mut deaf = None;
             loop {

@@ -22,7 +22,7 @@ pub(super) enum IncomingLine {
     Messages(Vec<RawJsonRpcMessage>),
     /// Not a message.
     Noise,
-    /// The beginning or the rest of a message. The message may have been a response.
+    /// A fragment of a message: its beginning or its end. The message may have been a response.
     Damaged,
 }
 

@@ -42,7 +42,7 @@ impl Translator {
             match event {
                 BackendEvent::Text(text) => self.join(false, text, &mut events),
                 BackendEvent::Thinking(text) => self.join(true, text, &mut events),
-                // After these events, a later text continues the current text.
+                // These events do not end the current text, so a later text can continue it.
                 BackendEvent::Status { .. } | BackendEvent::Plan(_) => events.push(event),
                 event => events.extend(self.finish().into_iter().chain([event])),
             }
@@ -95,7 +95,7 @@ impl Translator {
                 self.tool(call.into(), again)
             }
             SessionUpdate::ToolCallUpdate(update) => self.tool(update, false),
-            // These updates include the user's messages, which are already known.
+            // All other updates have no events. Among them are the user's messages, which are already known.
             _ => Vec::new(),
         }
     }

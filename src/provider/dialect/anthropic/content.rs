@@ -112,7 +112,7 @@ pub(super) fn messages(
         }
     }
     turns.retain(|turn| !turn.blocks.is_empty());
-    // A removed message may have separated two messages of the same role. These are merged.
+    // A removed message may have separated two messages of the same role. The two messages are then merged.
     turns.dedup_by(|next, turn| {
         let same = next.role == turn.role;
         if same {

@@ -1,9 +1,9 @@
 //! Assembly of tool calls from their fragments.
 //!
 //! According to the specification, a fragment identifies its call by index, and only the first fragment has an id and a
-//! name. Many servers deviate. All calls have index 0 and different ids (Ollama), fragments have no index (Gemini's
-//! compatible endpoint), each fragment has the id (Moonshot), or the first fragment has a different index than the rest
-//! (SGLang).
+//! name. Many servers deviate. Ollama sends index 0 and a different id for each call. Gemini's compatible endpoint
+//! sends no index. Moonshot sends the id in each fragment. SGLang sends a different index in the first fragment of a
+//! call than in its other fragments.
 
 use std::borrow::Cow;
 
@@ -30,7 +30,7 @@ pub(super) struct Calls {
     ids: CallIds,
     /// The number of chunks so far.
     chunk: u64,
-    /// The number of bytes that are held back.
+    /// The number of bytes that all calls together hold until their blocks start.
     held: usize,
 }
 

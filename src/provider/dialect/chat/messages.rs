@@ -166,7 +166,8 @@ impl<'a> Encoder<'a> {
         for (key, value) in data.as_object().into_iter().flatten() {
             match key.as_str() {
                 "role" | "content" | "tool_calls" => {}
-                // These members were written by a service that supports them. Other services reject them.
+                // These members were written by a service that supports them. Other services reject them, so they are
+                // omitted.
                 "reasoning_details" | "annotations" if self.chat.reasoning != ReasoningReturn::Details => {}
                 _ => match (extra.get_mut(key), value) {
                     (Some(Value::Array(list)), Value::Array(more)) if key == "reasoning_details" => {

@@ -43,8 +43,8 @@ pub(super) struct Input<'a> {
     names: &'a ToolNames<'a>,
     reasoning: ReasoningItems,
     ids: CallIds<'a>,
-    /// The callers of the calls that the model did not make itself. Only the calls of the last response are included.
-    /// The result of such a call must repeat its caller.
+    /// The callers of the calls that the model did not make itself, for example calls by a program that the service
+    /// runs. Only the calls of the last response are included. The result of such a call must repeat its caller.
     callers: HashMap<&'a str, Value>,
     items: Vec<Value>,
 }

@@ -254,7 +254,7 @@ impl Call {
         Self { held, ..Self::default() }
     }
 
-    /// Returns the number of bytes that are held back.
+    /// Returns the number of bytes of arguments that are held until the block starts.
     pub(super) fn held(&self) -> usize {
         self.held.len()
     }

@@ -201,7 +201,8 @@ impl ManagerBuilder {
 
     /// Sets how long a session stays open while it is idle and has no controller. Defaults to five minutes.
     ///
-    /// The time starts when the session starts. `None` keeps sessions open without a limit.
+    /// The time starts when the session starts. It starts again when the last controller is dropped and when the agent
+    /// becomes idle. `None` keeps sessions open without a limit.
     pub fn idle_shutdown(mut self, after: Option<Duration>) -> Self {
         self.idle_shutdown = after;
         self

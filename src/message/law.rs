@@ -8,7 +8,7 @@ use std::{
 
 use super::{Blocks, Content, History, Message, Role, ToolResult, ToolUse, ToolUseId};
 
-/// A violation of the history law. Indices count messages from 0.
+/// A violation of the [history law](crate::message). Indices count messages from 0.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HistoryError {
@@ -64,9 +64,9 @@ pub enum HistoryError {
 }
 
 impl History {
-    /// Checks that this history may be committed. The history must obey the law. It must be empty, end in an assistant
-    /// message, or end in a user message that answers the open tool uses. If the last message is from the assistant,
-    /// its tool uses may be open. O(n).
+    /// Checks that this history may be committed. The history must obey the [history law](crate::message). It must be
+    /// empty, end in an assistant message, or end in a user message that answers the open tool uses. If the last
+    /// message is from the assistant, its tool uses may be open. O(n).
     ///
     /// # Errors
     ///
@@ -95,7 +95,7 @@ impl History {
         }
     }
 
-    /// Checks the law. If the last message is from the assistant, its tool uses may be open.
+    /// Checks the history law. If the last message is from the assistant, its tool uses may be open.
     pub(crate) fn check_pairs(&self) -> Result<(), HistoryError> {
         let mut before = None;
         self.iter()
@@ -227,8 +227,8 @@ fn pair(asking: Option<&Message>, answers: &[Arc<Message>]) -> Vec<Arc<Message>>
     paired
 }
 
-/// Checks the law for the message at `index`, which follows the message `before`. The tool uses of the checked message
-/// may be open.
+/// Checks the history law for the message at `index`, which follows the message `before`. The tool uses of the checked
+/// message may be open.
 pub(crate) fn check_step(
     before: Option<&Message>,
     message: &Message,

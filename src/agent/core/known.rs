@@ -31,7 +31,7 @@ impl KnownPrompts {
         known.push((id.clone(), state));
     }
 
-    /// Records that a staged prompt is used.
+    /// Records that a staged prompt has started a turn or has joined one.
     pub(super) fn taken(&mut self, id: &PromptId) {
         for (other, state) in self.0.iter_mut() {
             if other == id {

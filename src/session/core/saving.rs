@@ -44,7 +44,8 @@ pub(in crate::session) enum Job {
 pub(super) struct Saver {
     /// The version of the conversation in the store, or `None` if the conversation does not exist there yet.
     version: Option<Version>,
-    /// The tree in the store, or `None` if the stored tree equals the stable tree.
+    /// The tree in the store. `None` if it equals the stable tree, which is the session's tree without an uncommitted
+    /// branch.
     stored: Option<Box<Tree>>,
     /// A configuration, a title and labels whose saved parts equal those in the store.
     config: Option<Arc<Config>>,

@@ -2,7 +2,7 @@
 //!
 //! A [`Registry`] resolves a name such as `anthropic:claude-sonnet-4-6` to a [`Model`], which is a model id together
 //! with the [`Provider`] that serves it. A [`Request`] holds the conversation, the tools and the [`Options`]. The
-//! provider turns it into a stream of [`Delta`]s, and [`Model::generate`] joins the deltas into a message. The
+//! provider turns the request into a stream of [`Delta`]s, and [`Model::generate`] joins the deltas into a message. The
 //! [`RetryPolicy`] decides when a failed request is repeated. The [`Catalogue`] knows the limits and prices of models.
 //!
 //! None of this needs an agent: see [`Model::generate`], [`Model::generate_as`], [`Model::stream_text`] and

@@ -311,7 +311,7 @@ pub trait Backend: Send + Sync + 'static {
 /// [`terminate`](BackendSession::terminate) may be called at any time.
 ///
 /// When a session is dropped, nothing of it may keep running, even if [`terminate`](BackendSession::terminate) has not
-/// completed. A runtime that shuts down may have interrupted that call.
+/// completed. A runtime that shuts down may have interrupted the call of `terminate`.
 #[async_trait]
 pub trait BackendSession: Send + Sync + 'static {
     /// Returns the id by which the session can be resumed, if the session already has an id. The id is read after the

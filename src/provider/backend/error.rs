@@ -18,8 +18,8 @@ pub enum BackendError {
     /// The backend can't be reached or started at the moment. Another attempt may succeed.
     #[error("the backend is not available: {0}")]
     Unavailable(String),
-    /// The backend can't work with its configuration: its program or folder does not exist, may not be used, or is of
-    /// another kind than expected. Another attempt fails too.
+    /// The backend can't work with its configuration: its program or folder does not exist, may not be used, or is not
+    /// of the expected kind (for example, the folder is a file). Another attempt fails too.
     #[error("the backend can't be started: {0}")]
     Misconfigured(String),
     /// The session has ended, for example because its program has ended. If possible, the next prompt resumes the

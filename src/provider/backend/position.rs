@@ -124,10 +124,10 @@ pub(super) enum KnownSession {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Route {
     /// Continue with the session in use. The number counts the prompts that this session has received after the
-    /// conversation's position. They were discarded from the conversation.
+    /// conversation's position. These prompts were discarded from the conversation.
     Stay(u64),
     /// Return to the previous session. The number counts the prompts that this session has received after the
-    /// conversation's position. They were discarded from the conversation.
+    /// conversation's position. These prompts were discarded from the conversation.
     Return(u64),
     Start,
     /// Resume the session with this id at this position. The counts are those of the prompts that the session has

@@ -44,7 +44,8 @@ pub(crate) fn from_event(data: &str) -> ProviderError {
     from_value(&error).with_body(data)
 }
 
-/// Returns whether an `error` member reports an error. Servers also send the member with a value that means success.
+/// Returns whether an `error` member reports an error. Some servers also send this member for a success, with a value
+/// such as null.
 pub(crate) fn is_error(error: &Value) -> bool {
     match error {
         Value::Null | Value::Bool(false) => false,

@@ -125,7 +125,7 @@ impl Rewriter<'_> {
             return self.reference(reference, schema);
         }
         if let Some(Value::Array(all)) = schema.get("allOf") {
-            // An `allOf` with a single part is often used to add annotations to a reference.
+            // Only an `allOf` with a single part can be expressed. It is often used to add annotations to a reference.
             let [part] = all.as_slice() else { return None };
             let merged = merged(part.as_object()?, without(schema, "allOf"))?;
             return self.schema(&Value::Object(merged));

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use crate::{provider::output::WRAPPER, tool::walk::redirect};
 
-/// Returns the schema of an object that contains the value. Returns `None` if the value is already an object.
+/// Returns the schema of an object that contains the value. Returns `None` if the value is always an object.
 pub(super) fn wrapped(schema: &Value) -> Option<Value> {
     if is_object(schema) {
         return None;

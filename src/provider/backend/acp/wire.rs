@@ -64,7 +64,8 @@ pub(super) struct MessagesInFlight {
 
 #[derive(Default)]
 struct Inner {
-    /// The budget shares of the messages that the implementation has not processed yet, in the order of their arrival.
+    /// The budget shares of the messages that the implementation of the protocol has not processed yet, in the order of
+    /// their arrival.
     arrived: VecDeque<OwnedSemaphorePermit>,
     /// The budget shares of the requests whose responses have not been written yet.
     owed: VecDeque<Room>,
@@ -86,7 +87,7 @@ impl MessagesInFlight {
         lock(&self.inner)
     }
 
-    /// Returns the budget share of the message that the implementation is processing at the moment.
+    /// Returns the budget share of the message that the implementation of the protocol is processing at the moment.
     pub(super) fn arrived(&self) -> Option<Room> {
         self.lock().arrived.pop_front().map(Arc::new)
     }

@@ -4,8 +4,8 @@ use serde_json::{Map, Value, json};
 
 use crate::provider::{CacheHint, dialect::cache_control};
 
-/// Marks the system prompt and the last text, so that the cached prefix of the next request includes everything before
-/// them.
+/// Marks the system prompt and the last text. The service caches the messages up to each mark, so that the next request
+/// can reuse them.
 pub(super) fn mark(messages: &mut [Value], hint: CacheHint) {
     let control = cache_control(hint);
     if let Some((first, rest)) = messages.split_first_mut() {

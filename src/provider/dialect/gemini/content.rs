@@ -87,7 +87,7 @@ impl<'a> Encoder<'a> {
             match block {
                 Content::Text(text) => parts.extend(text_part(&text.text)),
                 Content::Attachment(attachment) => parts.push(self.attachment(attachment)?),
-                // The application may create parts of this wire format itself.
+                // An application may create parts of this wire format itself. They are sent unchanged.
                 Content::ProviderItem(item) if item.format == NAME => {
                     parts.extend(item.data.as_object().cloned());
                 }

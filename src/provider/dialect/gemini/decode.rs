@@ -328,8 +328,8 @@ fn finish_reason(word: &str) -> Result<Option<StopReason>, ErrorKind> {
     }))
 }
 
-/// Reads the usage. The count of the prompt includes cached tokens. It does not include thoughts and the tokens that
-/// the service's own tools add to the prompt, which are counted separately.
+/// Reads the usage. The count of the prompt includes cached tokens. It includes neither thoughts nor the tokens that
+/// the service's own tools add to the prompt. Both are counted separately.
 fn read_usage(usage: &WireUsage, counts: &mut TypedCounts) -> Usage {
     let mut count = |member, reported| counts.read(member, reported).unwrap_or(0);
     let prompt = count("usageMetadata.promptTokenCount", usage.prompt);

@@ -53,7 +53,8 @@ impl Restrictor<'_> {
             return self.reference(reference, schema);
         }
         if let [Value::Object(part)] = parts(schema, "allOf") {
-            // An `allOf` with a single part is often used to add annotations to a reference.
+            // An `allOf` with a single part, which is often used to add annotations to a reference, is merged into the
+            // schema.
             let mut merged = part.clone();
             merged.extend(without(schema, "allOf"));
             return self.schema(&Value::Object(merged));

@@ -26,7 +26,7 @@ pub(super) enum Shape {
 }
 
 impl AnswerStart {
-    /// Creates an opening. `line_limit` is the maximum number of bytes of a line.
+    /// Creates the state before the first byte. `line_limit` is the maximum number of bytes of a line.
     pub(super) fn new(framing: Framing, line_limit: usize) -> Self {
         Self { framing, limit: line_limit, mark: Some(0), line: Vec::new() }
     }

@@ -111,7 +111,7 @@ async fn permission_that_paused_waits_for_resume_without_a_limit() {
     let agent = paused(&backend).await;
     let pause = agent.snapshot().await.unwrap().pauses.remove(0);
     assert_eq!((pause.tool_use, pause.reason), (shell(), json!("sure?")));
-    // This is longer than the time limit for a silent backend.
+    // Ten hours are longer than the time limit for a silent backend, but this limit does not apply during a pause.
     tokio::time::advance(Duration::from_hours(10)).await;
     assert_eq!(agent.status().await.unwrap(), Status::Paused);
     agent.resume("t1", Decision::Execute).await.unwrap();

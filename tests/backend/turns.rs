@@ -155,7 +155,7 @@ async fn prompt_cancelled_after_foreign_answers_sends_them_again_to_a_new_sessio
     backend.until("prompt s1: Before\n\nFrom elsewhere\n\nGo").await;
     agent.cancel().await.unwrap();
     agent.wait_until_idle().await.unwrap();
-    // Each session receives the earlier texts once.
+    // The cancelled session is replaced. The new session also receives the earlier texts, and receives them only once.
     assert_eq!(agent.ask("On").await.unwrap().text(), "Before\n\nFrom elsewhere\n\nOn");
     assert_eq!(agent.ask("And on").await.unwrap().text(), "Before\n\nFrom elsewhere\n\nOn | And on");
     assert_eq!((backend.count("start"), backend.count("terminate s1")), (2, 1));

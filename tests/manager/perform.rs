@@ -1,4 +1,4 @@
-//! Operations of a manager as data.
+//! Operations of a manager as JSON (`ManagerCommand`).
 
 use omni_agent::{
     manager::{Manager, ManagerCommand, ManagerError},

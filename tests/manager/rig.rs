@@ -282,7 +282,7 @@ impl Lives {
     }
 }
 
-/// A living agent.
+/// Counts an agent as living. The count is lowered when this value is dropped.
 struct Life {
     lives: Lives,
     id: ConversationId,
@@ -436,7 +436,7 @@ impl Watch {
 
     /// Applies the updates that are ready.
     pub(crate) fn catch_up(&mut self) {
-        // This does not yield, so nothing else happens at the same time.
+        // The loop does not yield, so no other task runs meanwhile.
         while self.end.is_none()
             && let Some(Some(update)) = unconstrained(self.events.next()).now_or_never()
         {

@@ -115,7 +115,7 @@ async fn follow_ends_when_the_client_is_closed() {
     let of_session = tasks() - connected;
     client.follow(&session);
     until("the list is read", || hostile.count("tools/list") == 2).await;
-    // The tools still exist.
+    // The client is closed while its tools still exist.
     soon(client.close()).await;
     until("its task has ended", || tasks() == before + of_session).await;
     soon(session.stop(LIMIT)).await.unwrap();

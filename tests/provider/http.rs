@@ -336,7 +336,7 @@ async fn connection_is_reused_although_the_body_ends_a_little_later() {
         assert_eq!(ask(&endpoint).await.text(), "hi");
         server.wait_for(Event::Stalled).await;
         gate.open();
-        // This gives the background task time to read the end of the body.
+        // Let the background task read the end of the body.
         for _ in 0..200 {
             tokio::task::yield_now().await;
         }
@@ -403,7 +403,7 @@ fn request_after_one_of_another_runtime_opens_its_own_connection() {
     let ask_once = || async {
         let asked = timeout(Duration::from_secs(5), ask(&endpoint(&url))).await;
         let text = asked.expect("a connection of a runtime that is not running was used").text();
-        // This gives the connection time to return to its pool.
+        // Let the connection return to its pool.
         for _ in 0..100 {
             tokio::task::yield_now().await;
         }

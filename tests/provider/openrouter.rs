@@ -238,7 +238,7 @@ async fn reasoning_is_sent_back_unchanged_with_its_message() {
             {"role": "user", "content": "Und?"},
         ])
     );
-    // This member is not sent to a service that does not know it.
+    // `reasoning_details` is not sent to Groq, which does not know this member.
     let (body, _) = crate::endpoints::body(&Endpoint::groq(), "m", Request::new(history)).await;
     assert_eq!(body["messages"][1], json!({"role": "assistant", "content": "Grüß dich"}));
 }

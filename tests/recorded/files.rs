@@ -1,4 +1,4 @@
-//! Errors of the files of recordings.
+//! Errors that recording files cause: missing, damaged or unwritable files.
 
 use std::fs;
 

@@ -78,7 +78,7 @@ async fn erase_while_busy_or_of_an_unknown_node_is_rejected() {
     assert_eq!(session.tree().await.unwrap().len(), 4);
 }
 
-/// A store without the optional methods.
+/// A store that does not implement the optional methods of `Store`, such as `erase`.
 struct Plain(MemoryStore);
 
 #[async_trait::async_trait]

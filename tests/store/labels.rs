@@ -98,7 +98,7 @@ async fn list_by_labels_reads_them_from_logs_without_summaries() {
     }
     let without = Filter::default().without("tenant");
     assert_eq!(names(store.list_where(&without, Page::default()).await.unwrap()), ["d"]);
-    // A damaged log has unknown labels.
+    // If a log is damaged, its labels are unknown, so the filter does not find its conversation.
     fs::write(folder.log(&id("c")), "this is no log\n").unwrap();
     fs::remove_file(folder.summary(&id("c"))).unwrap();
     let found = store.list_where(&labels("x").into(), Page::default()).await.unwrap();

@@ -1,4 +1,4 @@
-//! Metrics, without and with OpenTelemetry.
+//! The measurements that a `Recorder` gets, without and with OpenTelemetry.
 
 use std::sync::{Arc, Mutex};
 

@@ -1,4 +1,5 @@
-//! One scenario with everything that spans show.
+//! The scenario that several tests play: prompts, a retry, tools, a decision and a cancel. Its texts include secrets
+//! that no span may contain.
 
 use std::time::Duration;
 

@@ -418,8 +418,8 @@ impl Manager {
     /// A conversation without a title gets a generated title after its next turn.
     ///
     /// If the store supports owners, a conversation that is open elsewhere cannot be renamed. The memory store and the
-    /// file store do not support owners. In such a store, the title is set, and a session that is open elsewhere adopts
-    /// the title when it next writes.
+    /// file store do not support owners. In these two stores, the title is set, and a session that is open elsewhere
+    /// adopts the title when it next writes.
     ///
     /// The call returns when the title is stored. An open session shows the title at once. If an open session already
     /// has this title, the session does not write it again. So if the store has no owners and another manager has

@@ -110,8 +110,8 @@ impl Tree {
         }
     }
 
-    /// Returns the same tree with this id for the next node. A stored tree whose last nodes were erased is restored in
-    /// this way.
+    /// Returns the same tree with this id for the next node. A stored tree whose last nodes were erased needs this when
+    /// it is restored, so that the erased ids are not used again.
     ///
     /// # Errors
     ///

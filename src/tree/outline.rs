@@ -53,8 +53,8 @@ impl Tree {
         self.newest_beside(slot) == Some(slot)
     }
 
-    /// Returns the next node of the outline. This is the first child. If there is no child, it is the next sibling of
-    /// the node or of its nearest ancestor that has one. Removes the levels that end at this node.
+    /// Returns the next node of the outline: the first child of the node, or, if it has no child, the next sibling of
+    /// the node or of its nearest ancestor with a next sibling. Removes the levels that end at this node.
     fn after(&self, slot: Slot, levels: &mut Vec<bool>) -> Option<Slot> {
         if let Some(newest) = self.links(slot).newest {
             return Some(self.links(newest).next);

@@ -62,9 +62,9 @@ impl Core {
 
     /// Returns whether a turn ended with this assistant message and left its tool uses open.
     ///
-    /// Otherwise, the tool uses were answered within the same turn, in one of two ways. If the turn continued from the
-    /// results, this message is not the last response of the turn. If the results are the last message of the turn, no
-    /// assistant message follows them.
+    /// If the tool uses were answered within their turn, there are two cases. Either the turn continued from the
+    /// results, so this message is not the last response of the turn. Or the turn ended with the results, so no
+    /// assistant message follows the results.
     fn is_left_open(&self, node: &Node) -> bool {
         let answers = |id| self.tree.children(id).into_iter().flatten();
         let is_answered =

@@ -38,6 +38,7 @@ mod rare;
 mod response;
 #[cfg(test)]
 mod simulation;
+mod spending;
 mod streaming;
 mod tools;
 
@@ -231,6 +232,7 @@ impl Core {
             step_start: 0,
             usage: Usage::default(),
             model: None,
+            requested: None,
             warnings: Vec::new(),
             corrections: Corrections::default(),
             wanted: OutputRequirement::default(),
@@ -260,11 +262,17 @@ impl Core {
         cx.push(Effect::Call(op, Call::PrepareStep));
     }
 
-    /// Called when `prepare_step` has returned. The shell holds the request. The response to this request must match
-    /// `wanted`.
-    pub(super) fn prepared(&mut self, op: Op, wanted: OutputRequirement, cx: &mut Context<'_>) {
+    /// Called when `prepare_step` has returned. The shell holds the request, which goes to `model`. The response to this
+    /// request must match `wanted`.
+    pub(super) fn prepared(
+        &mut self,
+        op: Op,
+        wanted: OutputRequirement,
+        model: Arc<str>,
+        cx: &mut Context<'_>,
+    ) {
         if let Some((mut turn, ())) = self.phase.take_awaited(op, in_stage!(Stage::Preparing => ())) {
-            turn.wanted = wanted;
+            (turn.wanted, turn.requested) = (wanted, Some(model));
             announce(&mut turn, cx);
             let op = self.enter(turn, Stage::Streaming { fold: Box::default(), question: None });
             cx.push(Effect::Open(op));

@@ -7,7 +7,7 @@ use super::{Failure, Pause, Prompt, PromptId, Response, StateView};
 use crate::{
     message::{
         Attachment, Message, MessageId, ProviderItem, Role, Text, Thinking, Timestamp, ToolResult, ToolUse,
-        ToolUseId, TurnId, value_weight,
+        ToolUseId, TurnId, UsageRow, value_weight,
     },
     provider::StopReason,
     tool::Decision,
@@ -41,6 +41,7 @@ pub enum Status {
 ///    question waits any more, before the `Decided` or `Withdrawn` of the last question.
 /// 4. `ToolResult` for each tool use, in the order of the tool uses, and then a `Message` with all results.
 ///
+/// `Usage` comes before `Retry`, and before the event that ends a run, if the usage of an incomplete request is known.
 /// `Staged` comes whenever a prompt is staged. `Unstaged` comes directly before the `Message` of the prompt.
 ///
 /// A run ends with exactly one of `Turn` (stop), `Cancelled` and `Error`. A `Status` event comes before the event that
@@ -233,9 +234,14 @@ pub enum Event {
         /// The reason.
         reason: UnstageReason,
     },
-    /// A request is complete. The response contains exactly two messages: the user message that caused the request, and
-    /// the assistant message. Its usage is that of this request.
+    /// A request is complete. The response contains the user messages that caused the request, and the assistant message.
+    /// The user messages are the prompt, or the results of tools and the prompts that joined the turn after them. The
+    /// response's usage is that of this request.
     Step(Arc<Response>),
+    /// A request has ended without a `Step`, and its usage is known. Such a request was repeated, interrupted, cancelled,
+    /// or has failed. The event comes before the `Retry` or before the run's last event. The usage of a turn is the sum of
+    /// the usage in these events and in the turn's `Step` events.
+    Usage(Box<UsageRow>),
     /// A turn is complete and committed.
     Turn(TurnOutcome),
     /// A tool use, or a question of a running tool, waits for a decision from [`resume`](super::Agent::resume). Several
@@ -486,6 +492,7 @@ impl Event {
             | Self::ThinkingStart { .. }
             | Self::StepStart { .. }
             | Self::ToolEnd { .. }
+            | Self::Usage(_)
             | Self::Withdrawn { .. }
             | Self::Unstaged { .. }
             | Self::Status { .. } => 0,

@@ -40,6 +40,7 @@ mod predicament;
 mod prompt_model;
 mod questions;
 mod races;
+mod rare_orders;
 mod requests;
 mod restoring;
 mod retiring;

@@ -3,10 +3,11 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
+use futures_util::StreamExt;
 
 use crate::{
     message::{History, Message, Purpose, RequestEnd, Role, Timestamp, UsageRow},
-    provider::{Model, Options, Request, StopReason},
+    provider::{Completion, Delta, Fold, Model, Options, ProviderError, Request, StopReason},
 };
 
 /// How untitled conversations get their titles after the first finished turn.
@@ -67,15 +68,15 @@ impl Titles {
             Self::Own(generator) => by_application(&**generator, history).await,
             Self::Model(model) => return by_model(model, history).await,
         };
-        Made { title, usage: None }
+        Made { title, usage: Vec::new() }
     }
 }
 
 /// The result of an attempt to make a title.
 pub(super) struct Made {
     pub(super) title: Result<Option<String>, Problem>,
-    /// The usage of the request to the model, if there was one.
-    pub(super) usage: Option<UsageRow>,
+    /// The usage of the requests to the model, also if they failed.
+    pub(super) usage: Vec<UsageRow>,
 }
 
 type Problem = Box<dyn std::error::Error + Send + Sync>;
@@ -124,7 +125,7 @@ async fn by_model(model: &Model, history: &History) -> Made {
         Some(format!("{name}: {}", text.chars().take(EXCERPT).collect::<String>()))
     };
     let Some(question) = part(Role::User, "User") else {
-        return Made { title: Ok(None), usage: None };
+        return Made { title: Ok(None), usage: Vec::new() };
     };
     let answer = part(Role::Assistant, "Assistant").unwrap_or_default();
     let system = "Give the conversation that you are shown a title of three to six words, in its own language. \
@@ -133,20 +134,46 @@ async fn by_model(model: &Model, history: &History) -> Made {
     let request = Request::new(asked)
         .with_system(system)
         .with_options(Options::default().with_max_tokens(MODEL_TOKENS).with_timeout(MODEL_TIMEOUT));
-    let generated = match model.generate(request).await {
-        Ok(generated) => generated,
-        Err(error) => return Made { title: Err(error.into()), usage: None },
+    let mut usage = Vec::new();
+    let title = match generate(model, request, &mut usage).await {
+        Err(error) => Err(error.into()),
+        Ok(generated) if generated.stop_reason == StopReason::Length => {
+            Err(format!("the model used all {MODEL_TOKENS} tokens before the title was complete; choose another model for titles").into())
+        }
+        Ok(generated) => Ok(tidy(&generated.message.text())),
     };
-    let title = if generated.stop_reason == StopReason::Length {
-        Err(format!("the model used all {MODEL_TOKENS} tokens before the title was complete; choose another model for titles").into())
-    } else {
-        Ok(tidy(&generated.message.text()))
+    Made { title, usage }
+}
+
+/// Sends a request, and adds the usage of each attempt to `rows`.
+async fn generate(
+    model: &Model,
+    request: Request,
+    rows: &mut Vec<UsageRow>,
+) -> Result<Completion, ProviderError> {
+    let mut add = |fold: &mut Fold, end: RequestEnd| {
+        let usage = fold.take_usage();
+        let name = fold.message().model.clone().unwrap_or_else(|| model.id().to_string());
+        if !usage.is_zero() {
+            let row = UsageRow::new(end, usage).with_purpose(Purpose::Title);
+            rows.push(row.with_at(Timestamp::now()).with_model(name));
+        }
     };
-    let row = UsageRow::new(RequestEnd::Answered, generated.usage)
-        .with_purpose(Purpose::Title)
-        .with_at(Timestamp::now())
-        .with_model(generated.model);
-    Made { title, usage: Some(row) }
+    let mut stream = model.stream(request);
+    let mut fold = Fold::default();
+    while let Some(delta) = stream.next().await {
+        let is_retry = matches!(delta, Ok(Delta::Retry { .. }));
+        if let Err(error) = delta.and_then(|delta| fold.apply(delta)) {
+            add(&mut fold, RequestEnd::Failed);
+            return Err(error);
+        }
+        if is_retry {
+            add(&mut fold, RequestEnd::Void);
+        }
+    }
+    let is_complete = fold.message().stop_reason.is_some();
+    add(&mut fold, if is_complete { RequestEnd::Answered } else { RequestEnd::Failed });
+    fold.finish(Timestamp::now())
 }
 
 /// Returns the first nonempty line, without the quotation marks and markup that models put around a title.

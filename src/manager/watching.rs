@@ -83,7 +83,7 @@ impl Inner {
             return;
         };
         let made = self.titles.make(tree.history()).await;
-        if let Some(row) = made.usage {
+        for row in made.usage {
             // A session that has ended can no longer record it.
             let _ = session.spent(row).await;
         }

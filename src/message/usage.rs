@@ -57,6 +57,11 @@ impl Usage {
         self.prompt().saturating_add(self.output)
     }
 
+    /// Returns whether no tokens were counted and no cost is known.
+    pub(crate) fn is_zero(&self) -> bool {
+        self.total() == 0 && self.cost.is_none()
+    }
+
     /// Returns the same usage, but replaces a cost that is infinite or not a number with `None`. A cost that is not a
     /// number would differ from itself, and JSON can represent neither kind of cost.
     pub(crate) fn with_finite_cost(mut self) -> Self {

@@ -29,11 +29,12 @@ pub struct UsageRow {
     /// The number of the request, counted from the prompt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub step: Option<u32>,
-    /// The id of the message that the response became. A cancelled run's message is not in the conversation. `None` if
-    /// the response became no message.
+    /// The id of the response's message, as `Event::StepStart` has announced it. If the request did not end as
+    /// [`Answered`](RequestEnd::Answered), or if its run was cancelled or has failed, the conversation may have no message
+    /// with this id. `None` if the request belongs to no turn.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<MessageId>,
-    /// The time of the response. If there is no response, the time of the last message before it.
+    /// The time of the response, or the time at which the request ended without one.
     pub at: Timestamp,
     /// The model's name, as the service reports it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -111,14 +112,14 @@ named! {
 named! {
     /// How a request ended.
     RequestEnd {
-        /// The response is complete and became part of the turn.
+        /// The response is complete. It stays so if its turn is discarded later.
         #[default]
         Answered = "answered",
         /// The response was discarded, and the request was made again.
         Void = "void",
         /// The run was interrupted during the request.
         Interrupted = "interrupted",
-        /// The run was cancelled during or after the request.
+        /// The run was cancelled during the request.
         Cancelled = "cancelled",
         /// The request failed.
         Failed = "failed",

@@ -98,6 +98,11 @@ impl Fold {
         &self.message
     }
 
+    /// Returns the usage reported so far, and forgets it, because the request is sent again.
+    pub(crate) fn take_usage(&mut self) -> Usage {
+        self.message.usage.take().unwrap_or_default()
+    }
+
     /// Returns the usage reported so far.
     pub fn usage(&self) -> Usage {
         self.message.usage.unwrap_or_default()

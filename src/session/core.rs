@@ -224,6 +224,7 @@ impl Core {
         effects.push(Effect::Emit(SessionEvent::Agent(Arc::clone(event))));
         match &**event {
             Event::Step(response) => self.spent_by_step(response),
+            Event::Usage(row) => self.spent_by_request(row),
             Event::Turn(outcome) => {
                 self.turn_ended(event);
                 self.commit(outcome.response(), effects);

@@ -34,7 +34,7 @@ pub struct SessionSnapshot {
     /// The conversation's labels.
     #[serde(default, skip_serializing_if = "Labels::is_empty")]
     pub labels: Labels,
-    /// What was spent on the conversation, including discarded turns, erased messages and titles.
+    /// What was spent on the conversation, including the turn in flight, discarded turns, erased messages and titles.
     #[serde(default)]
     pub used: Usage,
     /// The tree of the conversation, with all messages on all branches.
@@ -92,10 +92,10 @@ impl SessionSnapshot {
     pub(super) fn take_in(&mut self, event: &SessionEvent) -> Result<(), TreeError> {
         match event {
             SessionEvent::Agent(event) => {
-                if let Event::Turn(outcome) = &**event {
-                    self.used += outcome.response().usage;
-                } else if let Event::Cancelled { response, .. } | Event::Error { response, .. } = &**event {
-                    self.used += response.usage;
+                match &**event {
+                    Event::Step(response) => self.used += response.usage,
+                    Event::Usage(row) => self.used += row.usage,
+                    _ => {}
                 }
                 self.agent.take_in(event);
                 self.agent.last.number += 1;

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use omni_agent::{
     manager::{Manager, ManagerError, ManagerEvent, OpenOptions, Titles},
-    message::{Purpose, Timestamp, Usage},
+    message::{Purpose, RequestEnd, Timestamp, Usage},
+    provider::{ErrorKind, ProviderError},
     store::{Filter, Labels, MemoryStore, Page, Store, StoreError},
     subscription::Update,
     testing::{ScriptedProvider, Step},
@@ -98,5 +99,27 @@ async fn title_of_a_model_is_in_the_usage_ledger() {
     let rows = store.usage(&id("a"), Page::default()).await.unwrap();
     let row = rows.iter().find(|row| row.purpose == Purpose::Title).unwrap();
     assert_eq!((row.usage, row.turn), (usage, None));
+    assert_eq!(opened.session.snapshot().await.unwrap().used, store.load(&id("a")).await.unwrap().used.usage);
+}
+
+#[tokio::test(start_paused = true)]
+async fn failed_request_for_a_title_is_in_the_usage_ledger() {
+    let usage = Usage::default().with_input(90).with_output(4);
+    let error = ProviderError::new(ErrorKind::InvalidRequest, "no");
+    let titles = ScriptedProvider::new([Step::new().usage(usage).then_text(["A ti"]).fail(error)]);
+    let store = MemoryStore::new();
+    let manager = Manager::builder(Arc::new(store.clone()))
+        .titles(Titles::Model(titles.model()))
+        .idle_shutdown(None)
+        .build();
+    let opened = manager.open_or_create(&id("a"), parrot()).await.unwrap();
+    opened.session.ask("Hello").await.unwrap();
+    settle().await;
+    assert_eq!(opened.session.title().await.unwrap(), None);
+    opened.session.flush(secs(5)).await.unwrap();
+    let rows = store.usage(&id("a"), Page::default()).await.unwrap();
+    let row = rows.iter().find(|row| row.purpose == Purpose::Title).unwrap();
+    assert_eq!((row.usage, row.end, row.turn), (usage, RequestEnd::Failed, None));
+    assert_eq!(row.model.as_deref(), Some(&**titles.model().id()));
     assert_eq!(opened.session.snapshot().await.unwrap().used, store.load(&id("a")).await.unwrap().used.usage);
 }

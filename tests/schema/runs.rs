@@ -246,7 +246,7 @@ async fn failures() -> BTreeSet<String> {
     let refused = ProviderError::new(ErrorKind::Auth, "No key.").with_status(401).with_body("{}");
     let overloaded = ProviderError::new(ErrorKind::Overloaded, "Later.").with_retry_after(Some(SECOND));
     let steps = [
-        Step::new().then_text(["Half"]).hang(),
+        Step::new().usage(Usage::default().with_input(3)).then_text(["Half"]).hang(),
         Step::error(refused.with_request_id(Some("r1".to_owned()))),
         Step::error(overloaded),
         Step::text("Again."),

@@ -2,6 +2,7 @@
 //! stored.
 
 use omni_agent::{
+    agent::{AgentError, Prompt},
     session::{Session, SessionError},
     testing::{Gate, Step},
     tree::Node,
@@ -220,4 +221,19 @@ async fn heads_in_the_store_are_never_unanswered_prompts() {
     assert_agree(&session, &store).await;
     assert!(session.tree().await.unwrap().len() > 10);
     assert!(store.tried().len() > 10);
+}
+
+#[tokio::test(start_paused = true)]
+async fn edit_and_branch_with_a_known_id_are_refused_and_change_nothing() {
+    let store = ScriptedStore::new([]);
+    let session = two_turns(&store, [Step::text("Perhaps.")]).await;
+    let known = |text: &str| Prompt::new(text).with_id("p1");
+    session.ask(known("Three")).await.unwrap();
+    let before = session.tree().await.unwrap();
+    let edited = session.edit(node(1), known("Other")).await.unwrap_err();
+    let branched = session.branch(Some(node(2)), known("Other")).await.unwrap_err();
+    for refused in [edited, branched] {
+        assert!(matches!(refused, SessionError::Agent(AgentError::KnownPrompt(_))), "{refused:?}");
+    }
+    assert_eq!(session.tree().await.unwrap(), before);
 }

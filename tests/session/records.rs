@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use omni_agent::{
-    agent::{Prompt, RunOutcome},
+    agent::{AgentCallbacks, ErrorDecision, Failure, Prompt, RunOutcome, State},
     message::{RequestEnd, Usage},
     provider::{ErrorKind, ProviderError},
     session::{Session, SessionError},
@@ -86,6 +86,64 @@ async fn ledger_contains_every_request_whose_usage_is_known() {
     let opened =
         Session::builder(store).agent(scripted([])).open(session.session.id().clone()).await.unwrap();
     assert_eq!(opened.snapshot().await.unwrap().used, session.view.used);
+}
+
+#[tokio::test(start_paused = true)]
+async fn ledger_has_one_row_for_each_request_of_a_discarded_run() {
+    struct Again;
+    #[async_trait::async_trait]
+    impl AgentCallbacks for Again {
+        async fn handle_error(&mut self, _: &Failure, _: &mut State) -> ErrorDecision {
+            ErrorDecision::Retry
+        }
+    }
+    let store = MemoryStore::new();
+    let usage = |input| Usage::default().with_input(input);
+    let broken = |input| {
+        let error = ProviderError::new(ErrorKind::InvalidRequest, "down");
+        Step::new().usage(usage(input)).then_text(["A"]).fail(error)
+    };
+    let steps = [
+        broken(1),
+        broken(2),
+        Step::new().usage(usage(4)).then_tool_use("a", "unknown", serde_json::json!({})).stop(),
+        Step::new().usage(usage(8)).then_text(["Half"]).hang(),
+        Step::new().usage(usage(16)).then_text(["Half"]).hang(),
+    ];
+    let agent = scripted(steps).callbacks(Again);
+    let mut session = Watched::start(Session::builder(store.clone()).agent(agent)).await;
+    session.session.prompt("Q1").await.unwrap();
+    // The sum moves with each request, not only at the end of the turn.
+    while session.view.used.input != 1 {
+        session.next().await;
+    }
+    while session.view.used.input != 3 {
+        session.next().await;
+    }
+    while session.view.used.input != 7 {
+        session.next().await;
+    }
+    while session.view.agent.partial.is_empty() {
+        session.next().await;
+    }
+    session.check().await;
+    answered(session.session.cancel()).await.unwrap();
+    session.rest().await;
+    let expected =
+        [(RequestEnd::Void, 1), (RequestEnd::Void, 2), (RequestEnd::Answered, 4), (RequestEnd::Cancelled, 8)];
+    assert_eq!(rows(&session.session, &store).await, expected);
+    session.session.prompt("Q2").await.unwrap();
+    while session.view.agent.partial.is_empty() {
+        session.next().await;
+    }
+    answered(session.session.interrupt()).await.unwrap();
+    session.rest().await;
+    assert_eq!(rows(&session.session, &store).await[4..], [(RequestEnd::Interrupted, 16)]);
+    let all = store.usage(session.session.id(), Page::default()).await.unwrap();
+    let steps: Vec<_> = all.iter().rev().map(|row| row.step.unwrap()).collect();
+    assert_eq!(steps, [1, 2, 3, 4, 1]);
+    let stored = store.load(session.session.id()).await.unwrap();
+    assert_eq!((stored.used.usage, stored.used.requests), (session.view.used, 5));
 }
 
 #[tokio::test(start_paused = true)]

@@ -642,7 +642,7 @@ function applySession(snapshot, event) {
   switch (event.type) {
     case "agent": {
       const inner = event.event;
-      if (["turn", "cancelled", "error"].includes(inner.type)) addUsage(snapshot, inner.response.usage);
+      if (inner.type === "step" || inner.type === "usage") addUsage(snapshot, inner.usage);
       apply(snapshot.agent, inner);
       const [life, number] = snapshot.agent.last.split("-");
       snapshot.agent.last = `${life}-${Number(number) + 1}`;

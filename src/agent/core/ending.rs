@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::{
     Call, Context, Core, Effect, add_message, callback_failure,
     response::{Output, discarded, parse_output, respond},
+    spending::emit_partial_usage,
     streaming::{close_tool_uses, end_event},
     tools::decided_result,
 };
@@ -14,7 +15,7 @@ use crate::{
         TurnOutcome,
         phase::{AfterEvent, Answer, Asked, Between, Op, Phase, Remains, Slot, Stage, Turn, in_stage},
     },
-    message::{Message, ToolResult, answer_open_tool_uses},
+    message::{Message, RequestEnd, ToolResult, answer_open_tool_uses},
     provider::{Fold, StopReason},
 };
 
@@ -117,7 +118,10 @@ impl Core {
             return self.fail(turn, failure, remains, cx);
         }
         // The partial response is discarded, but its usage counts.
-        turn.usage += remains.partial.map(|fold| fold.usage()).unwrap_or_default();
+        if let Some(partial) = remains.partial {
+            turn.usage += partial.usage();
+            emit_partial_usage(&turn, &partial, RequestEnd::Void, cx);
+        }
         turn.step += 1;
         turn.answer = None;
         let keep = turn.step_start;
@@ -227,6 +231,11 @@ impl Core {
             Some((turn, stage)) => {
                 self.step = turn.step;
                 let partial = stage.into_remains(&turn).partial;
+                if let Some(partial) = &partial {
+                    let is_cancelled = reason == StopReason::Cancelled;
+                    let end = if is_cancelled { RequestEnd::Cancelled } else { RequestEnd::Failed };
+                    emit_partial_usage(&turn, partial, end, cx);
+                }
                 discarded(&turn, partial, reason, cx)
             }
             None => Response::empty(cx.config.model.id(), reason, self.step, self.runs),
@@ -267,7 +276,10 @@ impl Core {
         };
         let mut remains = stage.into_remains(&turn);
         let partial = remains.partial.take();
-        turn.usage += partial.as_ref().map(|fold| fold.usage()).unwrap_or_default();
+        if let Some(partial) = &partial {
+            turn.usage += partial.usage();
+            emit_partial_usage(&turn, partial, RequestEnd::Interrupted, cx);
+        }
         if salvaged.is_none() {
             self.leave_step(&mut turn);
         }

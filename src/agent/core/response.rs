@@ -28,7 +28,9 @@ pub(super) fn respond_with(
 ) -> Response {
     let answer = messages.iter().rev().find(|message| message.role == Role::Assistant);
     Response {
-        model: turn.model.clone().unwrap_or_else(|| turn.model_in(cx.config).id().to_string()),
+        model: turn.model.clone().unwrap_or_else(|| {
+            turn.requested.as_ref().unwrap_or_else(|| turn.model_in(cx.config).id()).to_string()
+        }),
         message: answer.cloned(),
         messages,
         stop_reason,

@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Duration};
 use super::{
     Call, Context, Core, Effect, add_message, announce,
     response::{Output, read_answer, respond_with},
+    spending::{emit_partial_usage, emit_usage},
     user_message,
 };
 use crate::{
@@ -12,7 +13,7 @@ use crate::{
         Event, Failure, Response,
         phase::{Op, Phase, Question, Remains, Stage, Turn, in_stage},
     },
-    message::{Content, Message, ToolResult, ToolUse},
+    message::{Content, Message, RequestEnd, ToolResult, ToolUse, Usage},
     provider::{
         BlockStart, Completion, Delta, ErrorKind, Fold, Part, PartialBlock, ProviderError, StopReason,
     },
@@ -27,6 +28,8 @@ impl Core {
         let delta = match delta {
             Delta::Retry { error, delay } => {
                 let pending = turn.working.pending_len();
+                emit_partial_usage(turn, fold, RequestEnd::Void, cx);
+                turn.usage += fold.take_usage();
                 cx.emit(Event::Retry { failure: (*error).into(), delay, pending, step: turn.step });
                 return announce(turn, cx);
             }
@@ -105,7 +108,7 @@ impl Core {
             && !turn.is_exhausted()
             && turn.corrections.allow_another(&stop_reason, turn.wanted.retries)
         {
-            return self.ask_again(turn, message, problem, cx);
+            return self.ask_again(turn, message, usage, problem, cx);
         }
         // The next requests build on this response, so earlier corrections are obsolete.
         turn.corrections.forget();
@@ -129,7 +132,15 @@ impl Core {
     }
 
     /// Discards a response that does not match the output schema, and requests it again.
-    fn ask_again(&mut self, mut turn: Box<Turn>, answer: Message, problem: &str, cx: &mut Context<'_>) {
+    fn ask_again(
+        &mut self,
+        mut turn: Box<Turn>,
+        answer: Message,
+        usage: Usage,
+        problem: &str,
+        cx: &mut Context<'_>,
+    ) {
+        emit_usage(&turn, usage, turn.model.clone(), RequestEnd::Void, cx);
         turn.corrections.add(answer, problem, cx.now());
         turn.step += 1;
         turn.answer = None;

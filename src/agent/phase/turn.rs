@@ -67,6 +67,9 @@ pub(crate) struct Turn {
     pub(crate) usage: Usage,
     /// The model of the last response, as the service reports it.
     pub(crate) model: Option<String>,
+    /// The id of the model to which the last request was sent. A callback may have changed the configured model since.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) requested: Option<Arc<str>>,
     pub(crate) warnings: Vec<String>,
     /// The responses that did not match the output schema.
     #[serde(default, skip_serializing_if = "Corrections::is_empty")]

@@ -48,11 +48,11 @@ impl Task {
             let failure = Failure::ProviderPanicked { message };
             return self.step(|core, cx| core.stream_failed(op, failure, cx));
         }
-        let wanted = OutputRequirement::of(&request.options);
+        let (wanted, named) = (OutputRequirement::of(&request.options), Arc::clone(&request.model));
         let work = self.work();
         drop_contained(std::mem::replace(&mut work.tools, request.tools.clone()));
         work.opening = Some(Opening { request, provider: Arc::clone(model.provider()), wait: Wait::Effect });
-        self.step(|core, cx| core.prepared(op, wanted, cx));
+        self.step(|core, cx| core.prepared(op, wanted, named, cx));
     }
 
     /// Sends the prepared request as soon as it is permitted.

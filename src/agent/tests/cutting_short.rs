@@ -225,6 +225,7 @@ async fn interrupt_text_streams_kept_and_events_end_it() {
             "text_start",
             "text_delta",
             "text_delta",
+            "usage",
             "text_end",
             "message(assistant)",
             "status(idle)",

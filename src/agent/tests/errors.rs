@@ -47,7 +47,7 @@ async fn handle_error_stop_ends_the_run_and_carries_the_discarded_messages() {
     assert_eq!(*error, down());
     assert_eq!((response.messages.len(), response.usage, response.text().as_str()), (4, tokens(13), "A c"));
     let names = names(&events);
-    assert_eq!(names[names.len() - 3..], ["text_delta", "status(idle)", "error"]);
+    assert_eq!(names[names.len() - 3..], ["usage", "status(idle)", "error"]);
     assert!(agent.history().await.is_empty(), "the history is unchanged");
     assert_eq!(stopped(&agent.run("Hi").await).text(), "Hello");
 }

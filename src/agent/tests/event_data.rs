@@ -7,7 +7,8 @@ use crate::{
         Decided, Event, Expiry, Failure, Next, Pause, Prompt, Snapshot, Status, TurnOutcome, UnstageReason,
     },
     message::{
-        Attachment, Message, MessageId, ProviderItem, Text, Thinking, Timestamp, ToolResult, ToolUse, TurnId,
+        Attachment, Message, MessageId, ProviderItem, RequestEnd, Text, Thinking, Timestamp, ToolResult,
+        ToolUse, TurnId, Usage, UsageRow,
     },
     provider::{ErrorKind, Options, ProviderError},
     subscription::{EndReason, EventId, Numbered, Update},
@@ -87,6 +88,9 @@ fn awkward_events() -> Vec<Event> {
             expired: true,
             at: Timestamp(1),
         })),
+        Event::Usage(Box::new(
+            UsageRow::new(RequestEnd::Void, Usage::default().with_input(3)).with_turn(turn()),
+        )),
         Event::Withdrawn { tool_use_id: "t1?2".into() },
         Event::ToolStart { tool_use_id: "t1".into(), input: Some(json!({ "type": "start" })) },
         Event::ToolEnd { tool_use_id: "t1".into(), is_error: true },

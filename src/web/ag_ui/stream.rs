@@ -244,6 +244,9 @@ impl RunStream {
                 *self.usage.entry(response.model.clone()).or_default() += response.usage;
                 self.close();
             }
+            Event::Usage(row) => {
+                *self.usage.entry(row.model.clone().unwrap_or_default()).or_default() += row.usage;
+            }
             Event::Message { message, .. } => self.message(message),
             Event::ToolProgress { tool_use_id, data } => {
                 let mut content = json!({ "toolCallId": tool_use_id });

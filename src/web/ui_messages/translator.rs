@@ -300,6 +300,7 @@ impl Translator {
                     self.writer.frame(json!({ "type": "message-metadata", "messageMetadata": metadata }));
                 }
             }
+            Event::Usage(row) => self.steps += row.usage,
             Event::ToolProgress { tool_use_id, data } => self.writer.progress(tool_use_id, data),
             Event::ToolResult { result, .. } => self.writer.result(result),
             Event::Decided(decided) => {

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     agent::{Prompt, Response, RunOutcome, Status, TurnOutcome},
-    message::{Content, Usage},
+    message::{Content, RequestEnd, Usage},
     provider::StopReason,
 };
 
@@ -27,6 +27,8 @@ impl Model {
         ensure!(response.messages == turn.pending, "a turn's event contains other messages than its own");
         ensure!(response.usage == turn.usage(), "a turn used {:?}, not {:?}", response.usage, turn.usage());
         ensure!(response.step == self.step, "a turn of step {} ends in {}", response.step, self.step);
+        turn.check_booked(RequestEnd::Interrupted)?;
+        turn.check_rows(response)?;
         let stops = matches!(outcome, TurnOutcome::Stop { .. });
         if self.interrupting() {
             ensure!(stops && response.stop_reason == StopReason::Interrupted, "{:?}", response.stop_reason);
@@ -97,7 +99,12 @@ impl Model {
             !self.interrupting() || self.nothing_to_keep(),
             "an interrupt discards messages that it could keep"
         );
-        let turn = self.turn.take();
+        let mut turn = self.turn.take();
+        if let Some(turn) = &mut turn {
+            let is_cancelled = response.stop_reason == StopReason::Cancelled;
+            turn.check_booked(if is_cancelled { RequestEnd::Cancelled } else { RequestEnd::Failed })?;
+            turn.check_rows(response)?;
+        }
         let usage = turn.as_ref().map(Turn::usage).unwrap_or_default();
         ensure!(response.usage == usage, "discarded with {:?}, not {usage:?}", response.usage);
         let pending = turn.as_ref().map(|turn| turn.pending.as_slice()).unwrap_or_default();

@@ -5,7 +5,9 @@ use std::{sync::Arc, time::Duration};
 use super::{Check, blocks::Block, ensure, ids::Ids, outputs::Outputs, pauses::Pauses, queue::Queue};
 use crate::{
     agent::{Config, Event, Failure, Next, Prompt, Response, RunOutcome, Status, core::Core},
-    message::{Blocks, Content, History, Message, Role, TurnId, Usage, answer_open_tool_uses},
+    message::{
+        Blocks, Content, History, Message, RequestEnd, Role, TurnId, Usage, UsageRow, answer_open_tool_uses,
+    },
     provider::{self, MessageDelta, StopReason},
 };
 
@@ -108,6 +110,15 @@ pub(super) struct Turn {
     /// The usage of the earlier requests. The next field is the usage of the current request.
     before: Usage,
     pub(super) current: Usage,
+    /// How the usage of the current request was reported. `None` if it was not reported yet.
+    booked: Option<RequestEnd>,
+    /// The end that the last `Usage` event states. The event that ends the request must follow at once.
+    ending: Option<RequestEnd>,
+    /// The sum of the usage in `Step` and `Usage` events.
+    told_rows: Usage,
+    /// The model of the current request, and the name that its stream reported.
+    pub(super) requested: Arc<str>,
+    told_model: Option<String>,
     /// The stop reason that the current stream reported.
     pub(super) told: Option<StopReason>,
     pub(super) outputs: Outputs,
@@ -126,6 +137,11 @@ impl Turn {
             reason: None,
             before: Usage::default(),
             current: Usage::default(),
+            booked: None,
+            ending: None,
+            told_rows: Usage::default(),
+            requested: "".into(),
+            told_model: None,
             told: None,
             outputs: Outputs::default(),
             joined: Vec::new(),
@@ -134,6 +150,41 @@ impl Turn {
 
     pub(super) fn usage(&self) -> Usage {
         self.before + self.current
+    }
+
+    /// Counts the usage of the current request as that of an earlier one.
+    fn next_request(&mut self) {
+        self.before = self.usage();
+        (self.current, self.booked) = (Usage::default(), None);
+    }
+
+    /// Checks that the usage of the current request was reported, with this end unless the response was complete.
+    pub(super) fn check_booked(&mut self, end: RequestEnd) -> Check {
+        let ending = self.ending.take();
+        ensure!(
+            ending.is_none_or(|ending| ending == end),
+            "a request with a row for {ending:?} ends as {end:?}"
+        );
+        let is_told = self.current.is_zero()
+            || matches!(self.booked, Some(told) if told == end || told == RequestEnd::Answered);
+        ensure!(
+            is_told,
+            "{:?} was used for a request that ends as {end:?}, told: {:?}",
+            self.current,
+            self.booked
+        );
+        Ok(())
+    }
+
+    /// Checks the sum of the reported usage at the end of a turn.
+    pub(super) fn check_rows(&self, response: &Response) -> Check {
+        ensure!(
+            self.told_rows == response.usage,
+            "the rows add up to {:?}, not {:?}",
+            self.told_rows,
+            response.usage
+        );
+        Ok(())
     }
 
     pub(super) fn uses(&self) -> usize {
@@ -187,8 +238,8 @@ impl Model {
         ensure!(requests <= self.step, "{requests} requests in {} steps", self.step);
         let turn = self.turn()?;
         ensure!(turn.place == TurnStage::Asking && turn.blocks.is_empty(), "a request at {:?}", turn.place);
-        turn.before = turn.usage();
-        (turn.current, turn.told) = (Usage::default(), None);
+        turn.next_request();
+        (turn.told, turn.told_model) = (None, None);
         turn.outputs.enforced = false;
         Ok(())
     }
@@ -198,6 +249,7 @@ impl Model {
         let turn = self.turn()?;
         turn.current = data.usage.unwrap_or(turn.current);
         turn.told = data.stop_reason.clone().or(turn.told.take());
+        turn.told_model = data.model.clone().or(turn.told_model.take());
         turn.outputs.enforced |= data.output_enforced;
         Ok(())
     }
@@ -296,8 +348,11 @@ impl Model {
             Event::Unstaged { id, reason } => self.queue.unstage(id, *reason, self.turn.is_some()),
             // The desk checks these events.
             Event::ToolStart { .. } | Event::ToolEnd { .. } => Ok(()),
+            Event::Usage(row) => self.usage_told(row),
             Event::Retry { pending, failure, step, .. } => {
                 self.ids.answer = None;
+                self.turn()?.check_booked(RequestEnd::Void)?;
+                self.turn()?.next_request();
                 if self.input == Input::NewAttempt {
                     self.check_step(*step)?;
                     return self.attempted(*pending, failure);
@@ -326,6 +381,25 @@ impl Model {
             Event::State(state) => self.history_told(&state.history),
             block => self.block_event(block),
         }
+    }
+
+    /// Checks the usage of a request that ends without a step.
+    fn usage_told(&mut self, row: &UsageRow) -> Check {
+        let (answer, step, id) = (self.ids.answer.clone(), self.step, self.turn_id);
+        let turn = self.turn()?;
+        ensure!(turn.booked.is_none(), "{row:?} is the second row of its request");
+        ensure!(
+            row.usage == turn.current && !row.usage.is_zero(),
+            "{row:?}, but {:?} was used",
+            turn.current
+        );
+        ensure!((row.turn, row.step) == (id, Some(step)), "{row:?} in step {step} of {id:?}");
+        ensure!(row.message == answer && answer.is_some(), "{row:?}, but {answer:?} was announced");
+        let model = turn.told_model.as_deref().unwrap_or(&turn.requested);
+        ensure!(row.model.as_deref() == Some(model), "{row:?} of the model {model}");
+        (turn.booked, turn.ending) = (Some(row.end), Some(row.end));
+        turn.told_rows += row.usage;
+        Ok(())
     }
 
     /// Checks the turn's id and the run's number in a message's event.
@@ -479,6 +553,11 @@ impl Model {
         let reason = if paused_for_good { Some(StopReason::MaxSteps) } else { turn.told.clone() };
         ensure!(Some(&response.stop_reason) == reason.as_ref(), "a step ends as {}", response.stop_reason);
         ensure!(response.step == step, "step {} is emitted as {}", step, response.step);
+        let model = turn.told_model.as_deref().unwrap_or(&turn.requested);
+        ensure!(response.model == model, "a step of the model {}, not {model}", response.model);
+        ensure!(turn.booked.is_none(), "a step with a row for {:?}", turn.booked);
+        turn.booked = Some(RequestEnd::Answered);
+        turn.told_rows += response.usage;
         turn.reason = Some(response.stop_reason.clone());
         turn.place = match response.stop_reason {
             _ if turn.uses() > 0 => TurnStage::Deciding,
@@ -521,6 +600,8 @@ impl Model {
         ensure!(self.input != Input::Misfit, "a response that does not match is not requested again");
         ensure!(self.input != Input::NewAttempt, "another attempt is not emitted");
         self.input = Input::Plain;
+        let ending = self.turn.as_ref().and_then(|turn| turn.ending);
+        ensure!(ending.is_none(), "a request with a row for {ending:?} does not end");
         ensure!(self.cause.is_none(), "status {:?} was emitted without its cause", self.status);
         ensure!(self.starting.is_none() && self.answering.is_none(), "an accepted prompt did not begin");
         self.check_histories(core)?;

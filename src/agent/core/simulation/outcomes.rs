@@ -90,6 +90,7 @@ impl World {
             }
             return self.input(|core, cx| core.call_failed(op, call.name(), "boom".into(), cx));
         }
+        let model = self.core.phase().turn().map(|turn| Arc::clone(turn.model_in(&self.config).id()));
         self.edit();
         match call {
             Call::PrepareStep if !self.friendly && self.rng.percent(3) => {
@@ -101,7 +102,9 @@ impl World {
                 let wanted = self.random_wanted();
                 self.note(|| format!("prepared, wanted: {wanted:?}"));
                 self.model.prepared(wanted.clone());
-                self.input(|core, cx| core.prepared(op, wanted, cx))
+                let model = model.ok_or("a step without a turn")?;
+                self.model.turn()?.requested = Arc::clone(&model);
+                self.input(|core, cx| core.prepared(op, wanted, model, cx))
             }
             Call::HandleToolUse(tool_use) => self.tool_decided(op, *tool_use),
             Call::HandleToolResult(result) => self.result_reviewed(op, *result),
@@ -149,6 +152,8 @@ impl World {
             self.note(|| "another model".to_owned());
             self.core.set_model();
             self.model.named_for_run = None;
+            self.config.model = super::world::model(self.rng.pick(&["model", "other"]));
+            self.kept.configured(&self.config);
         }
         let max_steps = self.rng.pick(&[None, Some(1), Some(2), Some(3), Some(5)]);
         if max_steps == self.config.max_steps {

@@ -76,9 +76,14 @@ impl Provider for Nobody {
     }
 }
 
+/// Returns a model with this id.
+pub(super) fn model(id: &str) -> provider::Model {
+    provider::Model::new(Arc::new(Nobody), id)
+}
+
 pub(super) fn config() -> Config {
     Config {
-        model: provider::Model::new(Arc::new(Nobody), "model"),
+        model: model("model"),
         system: None,
         tools: ToolSet::new(),
         options: Options::default(),

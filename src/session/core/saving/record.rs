@@ -4,9 +4,8 @@ use std::sync::Arc;
 
 use super::Job;
 use crate::{
-    agent::{Event, Response, RunEnd, TurnOutcome},
+    agent::{Event, Response, RunEnd},
     message::{RequestEnd, Usage, UsageRow},
-    provider::StopReason,
     session::{
         SessionEvent,
         core::{Core, Effect, Effects, Env},
@@ -93,60 +92,37 @@ impl Record {
 
 /// The rows of the turn in flight.
 #[derive(Debug, Default)]
-pub(in crate::session::core) struct Spending {
-    rows: Vec<UsageRow>,
-    sum: Usage,
-}
+pub(in crate::session::core) struct Spending(Vec<UsageRow>);
 
 impl Core {
     /// Notes the usage of a completed request.
     pub(in crate::session::core) fn spent_by_step(&mut self, response: &Response) {
-        if !self.keeps_usage {
-            return;
-        }
-        if is_zero(response.usage) {
-            return;
-        }
-        let row = row(RequestEnd::Answered, response.usage, response)
+        let message = response.message.as_ref();
+        let row = UsageRow::new(RequestEnd::Answered, response.usage)
+            .with_at(
+                message.or(response.messages.last()).map(|message| message.timestamp).unwrap_or_default(),
+            )
+            .with_turn(response.turn)
+            .with_model(response.model.clone())
             .with_step(response.step)
-            .with_message(response.message.as_ref().and_then(|message| message.id.clone()));
-        let spending = self.spending.get_or_insert_default();
-        spending.sum += row.usage;
-        spending.rows.push(row);
+            .with_message(message.and_then(|message| message.id.clone()));
+        self.spent_by_request(&row);
     }
 
-    /// Notes the usage of a turn that has ended with this event, and how its run has ended.
-    pub(in crate::session::core) fn turn_ended(&mut self, event: &Event) {
-        let (response, end) = match event {
-            Event::Turn(TurnOutcome::Continue { response }) => (response, RequestEnd::Void),
-            Event::Turn(outcome) if outcome.response().stop_reason == StopReason::Interrupted => {
-                (outcome.response(), RequestEnd::Interrupted)
-            }
-            Event::Turn(outcome) => (outcome.response(), RequestEnd::Void),
-            Event::Cancelled { response, .. } => (response, RequestEnd::Cancelled),
-            Event::Error { response, .. } => (response, RequestEnd::Failed),
-            _ => return,
-        };
-        let is_committed = matches!(event, Event::Turn(_));
-        self.add_used(response.usage);
-        let Spending { mut rows, sum: answered } =
-            self.spending.take().map(|spending| *spending).unwrap_or_default();
-        if self.keeps_usage {
-            if !is_committed {
-                for row in &mut rows {
-                    row.end = end;
-                }
-            }
-            // The turn's usage includes responses that were discarded or incomplete.
-            if let Some(rest) = rest(response.usage, answered) {
-                // The last message may be the response of an earlier request, which has its own row.
-                let last = response.message.as_ref().and_then(|message| message.id.as_ref());
-                let message = last.filter(|id| {
-                    end != RequestEnd::Void && rows.iter().all(|row| row.message.as_ref() != Some(id))
-                });
-                rows.push(row(end, rest, response).with_message(message.cloned()));
-            }
+    /// Notes the usage of a request of the turn in flight.
+    pub(in crate::session::core) fn spent_by_request(&mut self, row: &UsageRow) {
+        if row.usage.is_zero() {
+            return;
         }
+        self.add_used(row.usage);
+        if self.keeps_usage {
+            self.spending.get_or_insert_default().0.push(row.clone());
+        }
+    }
+
+    /// Records the usage of a turn that has ended with this event, and how its run has ended.
+    pub(in crate::session::core) fn turn_ended(&mut self, event: &Event) {
+        let rows = self.spending.take().map(|spending| spending.0).unwrap_or_default();
         let end = RunEnd::of(event).filter(|end| !end.is_complete());
         self.record(Record { rows, end: end.map_or(LastRun::Complete, LastRun::Ended) });
     }
@@ -199,34 +175,4 @@ impl Core {
 /// Returns the approximate size of this number of rows and of the end of a run, in bytes.
 fn weight(rows: usize, end: Option<&RunEnd>) -> usize {
     rows.saturating_mul(size_of::<UsageRow>()) + end.map_or(0, RunEnd::weight)
-}
-
-fn is_zero(usage: Usage) -> bool {
-    usage.total() == 0 && usage.cost.is_none()
-}
-
-/// Returns a row for a request of a turn.
-fn row(end: RequestEnd, usage: Usage, response: &Response) -> UsageRow {
-    let last = response.message.as_ref().or(response.messages.last());
-    UsageRow::new(end, usage)
-        .with_at(last.map(|message| message.timestamp).unwrap_or_default())
-        .with_turn(response.turn)
-        .with_model(response.model.clone())
-}
-
-/// Returns the part of `all` that is not in `counted`, if it is not zero.
-fn rest(all: Usage, counted: Usage) -> Option<Usage> {
-    let mut rest = Usage::default()
-        .with_input(all.input.saturating_sub(counted.input))
-        .with_cache_read(all.cache_read.saturating_sub(counted.cache_read))
-        .with_cache_write(all.cache_write.saturating_sub(counted.cache_write))
-        .with_output(all.output.saturating_sub(counted.output))
-        .with_reasoning(all.reasoning.saturating_sub(counted.reasoning));
-    let cost = all.cost.map(|cost| (cost - counted.cost.unwrap_or(0.0)).max(0.0));
-    // The difference of two sums of fractions is rarely exactly zero.
-    if rest.total() == 0 && cost.is_none_or(|cost| cost < 1e-9) {
-        return None;
-    }
-    rest.cost = cost;
-    Some(rest)
 }

@@ -7,7 +7,10 @@ use serde_json::json;
 use crate::actor::random::Rng;
 use crate::{
     agent::{Config, Event, Failure, FirstMessage, Prompt, Response, Status, TurnOutcome},
-    message::{Content, History, Message, Role, Text, Timestamp, ToolResult, ToolUse, TurnId, Usage},
+    message::{
+        Content, History, Message, RequestEnd, Role, Text, Timestamp, ToolResult, ToolUse, TurnId, Usage,
+        UsageRow,
+    },
     provider::StopReason,
     subscription::EventId,
 };
@@ -32,7 +35,11 @@ pub(super) struct Agent {
     last: EventId,
     pub(super) undelivered: VecDeque<AgentEvent>,
     messages: u32,
-    /// The usage of the steps of the turn in flight.
+    /// The id of the turn in flight, and the number of its last request.
+    turn: TurnId,
+    request: u32,
+    turns: u32,
+    /// The usage of the requests of the turn in flight.
     spent: Usage,
 }
 
@@ -83,6 +90,9 @@ impl Agent {
             last: EventId { incarnation, number: 1 },
             undelivered: VecDeque::new(),
             messages: 0,
+            turn: TurnId::default(),
+            request: 0,
+            turns: 0,
             spent: Usage::default(),
         }
     }
@@ -151,6 +161,10 @@ impl Agent {
             return self.end_turn(rng);
         }
         if last.role == Role::User {
+            if rng.percent(10) {
+                // The request is repeated.
+                self.breaks_off(RequestEnd::Void, rng);
+            }
             self.add(answer(self.messages, rng));
             return self.step(rng);
         }
@@ -166,13 +180,35 @@ impl Agent {
     fn step(&mut self, rng: &mut Rng) {
         let usage = Usage::default().with_input(rng.pick(&[0, 1, 5]));
         self.spent += usage;
-        let response = Response { usage, ..Response::empty("model", StopReason::Stop, 1, 1) };
+        self.request += 1;
+        let (message, turn) = (self.pending.last().cloned(), Some(self.turn));
+        let name = rng.pick(&["model", "other"]);
+        let response =
+            Response { usage, message, turn, ..Response::empty(name, StopReason::Stop, self.request, 1) };
         self.emit(Event::Step(Arc::new(response)));
     }
 
+    /// Ends a request without a complete response. Its usage is often unknown.
+    fn breaks_off(&mut self, end: RequestEnd, rng: &mut Rng) {
+        let usage = Usage::default().with_output(rng.pick(&[0, 0, 3]));
+        if usage.is_zero() {
+            return;
+        }
+        self.spent += usage;
+        self.request += 1;
+        let row = UsageRow::new(end, usage).with_turn(self.turn).with_step(self.request);
+        let name = rng.pick(&["model", "other"]).to_owned();
+        self.emit(Event::Usage(Box::new(row.with_model(name))));
+    }
+
     fn add(&mut self, message: Arc<Message>) {
+        if self.pending.is_empty() {
+            // Ends of runs are compared, also with those of earlier lives, so each turn has its own id.
+            (self.turns, self.request) = (self.turns + 1, 0);
+            self.turn = TurnId::new(u128::from(self.last.incarnation) << 32 | u128::from(self.turns));
+        }
         self.pending.push(Arc::clone(&message));
-        self.emit(Event::Message { message, step: 0, turn: TurnId::default(), run: 1 });
+        self.emit(Event::Message { message, step: 0, turn: self.turn, run: 1 });
     }
 
     /// Starts a run with a new prompt, or with the given message, which then gets another response.
@@ -200,21 +236,25 @@ impl Agent {
         with
     }
 
-    fn response(&mut self, reason: StopReason, rng: &mut Rng) -> Arc<Response> {
+    fn response(&mut self, reason: StopReason) -> Arc<Response> {
         let messages = std::mem::take(&mut self.pending);
-        // The rest is the usage of requests that were made again.
-        let usage = std::mem::take(&mut self.spent) + Usage::default().with_output(rng.pick(&[0, 0, 3]));
+        let usage = std::mem::take(&mut self.spent);
         let message = messages.iter().rfind(|message| message.role == Role::Assistant).cloned();
-        // Ends of runs are compared, also with those of earlier lives, so each turn has its own id.
-        let turn = Some(TurnId::new(rng.below(1 << 30) as u128));
+        // If the run ends between two turns, no turn is in flight.
+        let turn = (!messages.is_empty()).then_some(self.turn);
         Arc::new(Response { message, messages, usage, turn, ..Response::empty("model", reason, 0, 1) })
     }
 
     fn end_turn(&mut self, rng: &mut Rng) {
         self.history.extend(self.pending.iter().cloned());
         self.before = None;
-        let response = self.response(StopReason::Stop, rng);
-        if rng.percent(25) {
+        let is_interrupted = rng.percent(10);
+        let reason = if is_interrupted { StopReason::Interrupted } else { StopReason::Stop };
+        if is_interrupted {
+            self.breaks_off(RequestEnd::Interrupted, rng);
+        }
+        let response = self.response(reason);
+        if !is_interrupted && rng.percent(25) {
             self.emit(Event::Turn(TurnOutcome::Continue { response }));
             return;
         }
@@ -226,10 +266,14 @@ impl Agent {
     /// Cancels the run or makes it fail.
     pub(super) fn fail(&mut self, rng: &mut Rng) {
         self.runs = false;
+        let is_cancelled = rng.percent(50);
+        if !self.pending.is_empty() {
+            self.breaks_off(if is_cancelled { RequestEnd::Cancelled } else { RequestEnd::Failed }, rng);
+        }
         self.become_(Status::Idle);
-        let response = self.response(StopReason::Cancelled, rng);
+        let response = self.response(StopReason::Cancelled);
         let failure = Failure::TimeLimit { limit: Duration::from_secs(1) };
-        self.emit(if rng.percent(50) {
+        self.emit(if is_cancelled {
             Event::Cancelled { response, staged: Vec::new() }
         } else {
             Event::Error { failure, response, staged: Vec::new() }

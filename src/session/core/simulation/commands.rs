@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use super::{Check, agent::random_settings, ensure, model::Kind, world::World};
 use crate::{
     agent::{FirstMessage, Prompt},
-    message::History,
+    message::{History, Purpose, RequestEnd, Usage, UsageRow},
     session::{
         Regenerate, SessionError,
         command::RunStart,
@@ -16,13 +16,29 @@ use crate::{
 
 impl World {
     pub(super) fn command(&mut self) -> Check {
-        match self.rng.below(12) {
+        match self.rng.below(13) {
             0..3 => self.set_title(),
             3..5 => self.flush(),
             5 => self.set_labels(),
             6 => self.erase(),
+            7 => self.spend(),
             _ => self.move_path(),
         }
+    }
+
+    /// Records the usage of a request that belongs to no turn.
+    fn spend(&mut self) -> Check {
+        if self.ledger.owes_first_state() {
+            // Such a row is written without the state that the session was started with.
+            return Ok(());
+        }
+        let usage = Usage::default().with_input(self.rng.pick(&[1, 7]));
+        let end = self.rng.pick(&[RequestEnd::Answered, RequestEnd::Failed]);
+        let row = UsageRow::new(end, usage).with_purpose(Purpose::Title).with_model("titles".to_owned());
+        self.note(|| format!("spent {row:?}"));
+        self.model.spent(row.clone());
+        self.ledger.note(&self.model, true);
+        self.input(vec![Kind::Usage], |core, env, effects| core.spent(row, env, effects))
     }
 
     fn set_labels(&mut self) -> Check {

@@ -98,6 +98,11 @@ impl Ledger {
         self.moments.last().expect("the first moment is never removed")
     }
 
+    /// Returns whether the state that the session was started with has to be stored.
+    pub(super) fn owes_first_state(&self) -> bool {
+        self.replaced
+    }
+
     /// Returns the write in flight.
     pub(super) fn under_way(&self) -> Option<&Arc<Job>> {
         self.open.as_ref().filter(|open| open.under_way).map(|open| &open.job)

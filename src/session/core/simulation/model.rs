@@ -8,7 +8,7 @@ use std::{
 use super::{Check, ensure, vault::Books};
 use crate::{
     agent::{Config, Event, FirstMessage, Prompt, Status},
-    message::{History, Message, Role, Usage},
+    message::{History, Message, RequestEnd, Role, Usage, UsageRow},
     provider::Options,
     session::{
         Regenerate, SessionError,
@@ -56,8 +56,9 @@ pub(super) struct Model {
     pub(super) labels: Labels,
     /// The rows that the usage ledger must contain, and the end of the last run.
     pub(super) books: Books,
-    /// The number of requests of the turn in flight, and their usage.
-    steps: (u64, Usage),
+    /// The rows that the ledger must contain, in order, and those of the turn in flight.
+    pub(super) rows: Vec<UsageRow>,
+    in_flight: Vec<UsageRow>,
     pub(super) config: Arc<Config>,
     status: Status,
     seen: EventId,
@@ -76,7 +77,8 @@ impl Model {
         Self {
             labels: state.labels.clone(),
             books,
-            steps: Default::default(),
+            rows: Vec::new(),
+            in_flight: Vec::new(),
             committed: tree.history().clone(),
             branch: None,
             before: None,
@@ -119,12 +121,18 @@ impl Model {
         self.seen = id;
         match event {
             Event::Step(response) => {
-                self.steps.0 += u64::from(response.usage.total() > 0);
-                self.steps.1 += response.usage;
+                let row = UsageRow::new(RequestEnd::Answered, response.usage);
+                let row =
+                    row.with_turn(response.turn).with_step(response.step).with_model(response.model.clone());
+                self.in_flight.extend((response.usage.total() > 0).then_some(row));
+                (vec![Kind::Agent], false)
+            }
+            Event::Usage(row) => {
+                self.in_flight.push(UsageRow::clone(row));
                 (vec![Kind::Agent], false)
             }
             Event::Turn(outcome) => {
-                self.spend(outcome.response());
+                self.spend();
                 self.books.last_run = None;
                 self.pending.clear();
                 self.before = None;
@@ -167,8 +175,8 @@ impl Model {
                 }
                 (vec![Kind::Tree, Kind::Agent], true)
             }
-            Event::Cancelled { response, .. } | Event::Error { response, .. } => {
-                self.spend(response);
+            Event::Cancelled { .. } | Event::Error { .. } => {
+                self.spend();
                 self.books.last_run = crate::agent::RunEnd::of(event);
                 let mut kinds = vec![Kind::Agent];
                 kinds.extend(self.roll_back());
@@ -186,11 +194,17 @@ impl Model {
         }
     }
 
-    /// Adds the usage of a turn to the ledger. What the steps do not explain is one more row.
-    fn spend(&mut self, response: &crate::agent::Response) {
-        let (steps, sum) = std::mem::take(&mut self.steps);
-        let rest = response.usage.total() > sum.total();
-        self.books.used.add(steps + u64::from(rest), response.usage);
+    /// Adds the usage of a turn to the ledger: one row for each request.
+    fn spend(&mut self) {
+        for row in std::mem::take(&mut self.in_flight) {
+            self.spent(row);
+        }
+    }
+
+    /// Adds a row to the ledger.
+    pub(super) fn spent(&mut self, row: UsageRow) {
+        self.books.used.add(1, row.usage);
+        self.rows.push(row);
     }
 
     /// Erases a node with all nodes below it.

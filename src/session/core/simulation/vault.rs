@@ -3,7 +3,7 @@
 use super::{Check, ensure};
 use crate::{
     agent::RunEnd,
-    message::{Timestamp, UsageSum},
+    message::{Timestamp, UsageRow, UsageSum},
     session::core::Job,
     store::{ConversationId, Labels, StateChange, StoreError, Stored, StoredState, Version, Write, WriteId},
     tree::Tree,
@@ -17,6 +17,8 @@ pub(super) struct Vault {
     pub(super) stored: Option<Stored>,
     /// For each write, the version on which it is based, its id and the version that it produced.
     writes: Vec<(Option<Version>, WriteId, Version)>,
+    /// The rows of the usage ledger.
+    pub(super) rows: Vec<UsageRow>,
     /// The number of conversations that have been created.
     created: u64,
     /// Whether another writer has written to the conversation or has deleted it.
@@ -85,6 +87,7 @@ impl Vault {
         let version = Version::new(self.created * 1000);
         self.stored = Some(Stored::new(version, Timestamp(0), state));
         self.writes.clear();
+        self.rows.clear();
         version
     }
 
@@ -114,6 +117,9 @@ impl Vault {
                     Some((_, known, version)) if *known == write => Ok(*version),
                     None if base == Some(current) => {
                         with(stored, job);
+                        if let Job::Commit(_, commit) = job {
+                            self.rows.extend(commit.usage.iter().flatten().cloned());
+                        }
                         stored.version = current.next();
                         self.writes.push((base, write, stored.version));
                         Ok(stored.version)

@@ -170,6 +170,7 @@ impl World {
         self.core =
             Core::loaded(tree.clone(), &stored.state, stored.version, true, config, self.agent.last());
         self.core.loaded_usage(used);
+        self.model.rows.clone_from(&self.vault.rows);
         self.ledger = Ledger::new(&self.model, Some(&stored))?;
         self.agent_now = snapshot(&self.agent, &tree);
         (self.vault.is_foreign, self.vault.is_retitled) = (false, false);
@@ -263,6 +264,9 @@ impl World {
         }
         ensure!(self.ledger.under_way().is_none(), "saving takes too many writes");
         self.ledger.check_end(&self.vault)?;
+        if !self.ledger.lost {
+            self.check_rows(true)?;
+        }
         while !self.ghosts.is_empty() {
             self.ghost()?;
         }
@@ -364,7 +368,16 @@ impl World {
         }
     }
 
+    /// Checks that the store has exactly the rows of the usage ledger that are due, in their order.
+    fn check_rows(&self, are_complete: bool) -> Check {
+        let (stored, due) = (&self.vault.rows, &self.model.rows);
+        let fits = if are_complete { stored == due } else { due.starts_with(stored) };
+        ensure!(self.vault.is_foreign || fits, "the ledger has {stored:?}, not {due:?}");
+        Ok(())
+    }
+
     pub(super) fn check(&mut self) -> Check {
+        self.check_rows(false)?;
         self.model.check(&self.core)?;
         self.ledger.check(&self.core, &self.vault, self.limit)?;
         let (kept, core) = (&self.kept, &self.core);

@@ -101,12 +101,18 @@ impl World {
             // From here on, the session knows all stored content.
             self.vault.is_foreign = false;
             let title = found.state.title.as_deref().map(Arc::from);
-            let known = self.ledger.acked_title();
+            let known_title = self.ledger.acked_title();
             let known_labels = self.ledger.acked_labels();
             // A later turn or an erasure removes the stored end of the last run.
             let removes_end = self.ledger.owes_erasure() || !self.core.unsaved().is_empty();
-            self.model.take_books(&self.ledger.acked_books(), books, removes_end);
-            let takes = self.model.take_title(known.as_ref(), title);
+            // The other writer may have added rows. The session's unsaved rows follow them.
+            let known = self.ledger.acked_books();
+            let unsaved = self.model.books.used.requests - known.used.requests;
+            let saved = self.model.rows.len().saturating_sub(usize::try_from(unsaved).unwrap_or(usize::MAX));
+            let unsaved = self.model.rows.split_off(saved);
+            self.model.rows = self.vault.rows.iter().cloned().chain(unsaved).collect();
+            self.model.take_books(&known, books, removes_end);
+            let takes = self.model.take_title(known_title.as_ref(), title);
             let takes_labels = self.model.take_labels(&known_labels, found.state.labels.clone());
             let is_done = self.ledger.retitled(&stored, &self.model)?;
             takes.into_iter().chain(takes_labels).chain(is_done.then_some(Kind::Saved)).collect()

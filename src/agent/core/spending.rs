@@ -1,0 +1,35 @@
+//! The usage of requests that end without a complete response.
+
+use super::Context;
+use crate::{
+    agent::{Event, phase::Turn},
+    message::{RequestEnd, Usage, UsageRow},
+    provider::Fold,
+};
+
+/// Emits the usage of the last request, which ended without a `Step`. `model` is the model that the service has
+/// reported, if any.
+pub(super) fn emit_usage(
+    turn: &Turn,
+    usage: Usage,
+    model: Option<String>,
+    end: RequestEnd,
+    cx: &mut Context<'_>,
+) {
+    if usage.is_zero() {
+        return;
+    }
+    let model = model.or_else(|| turn.requested.as_deref().map(str::to_owned));
+    let row = UsageRow::new(end, usage)
+        .with_turn(turn.id)
+        .with_step(turn.step)
+        .with_message(turn.answer.clone())
+        .with_at(cx.now())
+        .with_model(model);
+    cx.emit(Event::Usage(Box::new(row)));
+}
+
+/// Like [`emit_usage`], for a response that is not complete.
+pub(super) fn emit_partial_usage(turn: &Turn, partial: &Fold, end: RequestEnd, cx: &mut Context<'_>) {
+    emit_usage(turn, partial.usage(), partial.message().model.clone(), end, cx);
+}

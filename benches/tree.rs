@@ -115,7 +115,7 @@ fn in_a_row(depth: usize) -> Tree {
     tree
 }
 
-/// Returns the same tree, but its nodes were added to the branches in turn.
+/// Returns a tree with the same branches as [`in_a_row`], but the nodes were added to the branches in turn.
 fn mixed(depth: usize) -> Tree {
     let parent = |number: usize| match number {
         1 => None,

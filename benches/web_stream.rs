@@ -5,7 +5,7 @@
 //! without sockets. The plain handler subscribes to the session and turns each update into a server-sent event with the
 //! same JSON. The router also checks the access, hides what a client may not see, writes the position of the stream,
 //! and ends a stream at its lifetime or when the server drains. Every reader reads every event, so no reader gets a
-//! resync. The time of the session and of one reader without a stream is part of neither figure.
+//! resync. Both figures exclude the time of the session and of one reader without a stream.
 #![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
 
 #[allow(dead_code)]

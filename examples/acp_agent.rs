@@ -13,7 +13,7 @@
 //!
 //! The agent can list and read the files of the project, and it writes a file after the editor's user has allowed it.
 //! With the feature `mcp`, it also has the tools of the MCP servers in the editor's settings. The standard output
-//! carries the protocol alone, so messages for people go to the standard error.
+//! carries only the protocol, so messages for people go to the standard error.
 //!
 //! The module `support` selects the model. In your own crate, pass the model's name instead:
 //! `Agent::builder().model("anthropic:claude-opus-5")`.

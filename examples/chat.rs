@@ -208,7 +208,7 @@ impl Chat {
         let staged = match event {
             Event::Pause(pause) => {
                 let Pause { tool_use, reason, .. } = &**pause;
-                // As JSON, so that control characters from the model cannot hide the question.
+                // The question is shown as JSON, so that control characters from the model cannot hide the question.
                 let shown = match &pause.asked_by {
                     Some(_) => question::shown(pause),
                     None => format!("{} {} waits: {reason}", tool_use.name, tool_use.input),

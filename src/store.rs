@@ -188,8 +188,9 @@ use crate::{
 /// bytes. They are stored as the JSON text from `serde_json`, because formats that interpret JSON may reject U+0000,
 /// reorder keys or change numbers. Nodes are returned in the order in which they were committed. Cursors are returned
 /// with their latest values, and state and head as they were last written. A store does not need to interpret nodes.
-/// The writer ensures that parents exist and that ids ascend, and the tree checks this when it is loaded. For stores
-/// that keep the writes themselves, [`Stored`] can apply the writes one by one.
+/// with their latest values, and state and head as they were last written. A store does not need to interpret nodes.
+/// The writer ensures that parents exist and that ids ascend, and the tree checks this when it is loaded. A store that
+/// keeps a list of writes can use [`Stored`] to apply them one by one.
 ///
 /// **Secrets are not stored.** Every state that is stored has passed through [`StoredState::without_secrets`].
 ///
@@ -213,9 +214,9 @@ use crate::{
 /// [`StoreError::LeaseLost`]. The check is part of the transaction that would write. A write without an epoch is not
 /// checked.
 ///
-/// Each acquisition raises the epoch by one. In a store that may forget the last epoch, such as a database that fails
-/// over to a replica, it raises the epoch by a random number. Until another owner acquires the conversation, an expired
-/// lease keeps its epoch and can be renewed.
+/// Each acquisition raises the epoch by one. A store may forget the last epoch, for example because its database fails
+/// over to a replica. In such a store, each acquisition raises the epoch by a random number. Until another owner
+/// acquires the conversation, an expired lease keeps its epoch and can be renewed.
 ///
 /// Sessions acquire the conversations that they open. A thread of this crate renews their leases, even while the
 /// application's own threads are busy. So the methods for leases must make progress on the runtime on which they are
@@ -343,8 +344,8 @@ pub trait Store: Send + Sync + 'static {
     /// Finds conversations by the words in their titles and in the texts of their messages.
     ///
     /// A title or a message is found if it contains all words and phrases of the query. Searches look at the text
-    /// blocks of messages, and not at thinking, tool uses, results or attachments. Each conversation is found once, with
-    /// the last message that contains the words. The conversations are sorted and divided into pages as by
+    /// blocks of messages, and not at thinking, tool uses, results or attachments. Each conversation is found once,
+    /// with the last message that contains the words. The conversations are sorted and divided into pages as by
     /// [`list`](Store::list).
     ///
     /// The default implementation does not support searches.
@@ -377,8 +378,8 @@ pub trait Store: Send + Sync + 'static {
     /// Returns the usage of all matching conversations in a period, as one sum for each model, sorted by the model's
     /// name.
     ///
-    /// The sums include deleted conversations: when a conversation is deleted, the store keeps the sum of its usage for
-    /// each hour and model together with its labels. Of these sums, an hour counts if it begins in the period.
+    /// The sums include deleted conversations: when a conversation is deleted, the store keeps the sums of its usage,
+    /// by hour and model, together with its labels. Such a sum counts if its hour begins in the period.
     ///
     /// # Errors
     ///

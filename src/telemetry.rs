@@ -66,8 +66,8 @@ use tracing::Span;
 /// The target of all spans and events of telemetry, for filters such as `omni_agent::telemetry=debug`.
 pub const TARGET: &str = "omni_agent::telemetry";
 
-/// The span of a caller: the span in which a command was sent, or the run of an event. It takes 8 bytes, because each
-/// command carries it.
+/// The span of a caller: the span in which a command was sent, or the span of the run to which an event belongs. It
+/// takes 8 bytes, because each command carries it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Caller(Option<Box<Span>>);
 

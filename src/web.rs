@@ -64,9 +64,10 @@
 //! A stream sends an event `conversation` with `{conversation, update}` for each update, beginning with a `resync` that
 //! contains a snapshot. The `id` of an event names the positions of all conversations of the stream. A client that
 //! sends it back as `last-event-id` gets the events that it has missed, or a new `resync`. Deltas of texts, thinking
-//! and tool inputs have no `id`, so they may come again. A client skips every update whose id it has applied already.
-//! The event `list` has `{update}` of the list, which always begins with a `resync`. The event `refused` has
-//! `{conversation, problem}` if a conversation cannot be opened or is no longer permitted. The event `ending` announces
+//! and tool inputs have no `id`, so they may be sent again after a reconnect. A client skips every update whose id it
+//! has applied already. The event `list` contains `{update}`, an update of the list. The first update of the list is
+//! always a `resync`. The event `refused` has `{conversation, problem}` if a conversation cannot be opened or is no
+//! longer permitted. The event `ending` announces
 //! the end of the stream. Leaving a stream never stops a run.
 //!
 //! # Security
@@ -232,8 +233,9 @@ impl Web {
     /// The stop button calls the last route, because leaving a stream never stops a run. The response then ends by
     /// itself.
     ///
-    /// Version 7 sends decisions about tools by itself with `lastAssistantMessageIsCompleteWithApprovalResponses`.
-    /// Version 6 has no frame for tools that run without a decision, so it needs another condition:
+    /// With `lastAssistantMessageIsCompleteWithApprovalResponses` as `sendAutomaticallyWhen`, version 7 sends decisions
+    /// about tools by itself. Version 6 has no frame for tools that run without a decision, so it needs another
+    /// condition:
     ///
     /// ```js
     /// const sendAutomaticallyWhen = ({ messages }) => {
@@ -257,7 +259,8 @@ impl Web {
         routes::all().into_iter().map(|route| (route.method, route.path))
     }
 
-    /// Returns the router with the routes of AG-UI, for clients of the protocol 1.0 and of the packages 0.0.59:
+    /// Returns the router with the routes of AG-UI, for clients of protocol version 1.0 and of version 0.0.59 of the
+    /// packages:
     ///
     /// | route | purpose |
     /// | --- | --- |
@@ -267,8 +270,9 @@ impl Web {
     /// | `GET /{thread}/files/{message}/{block}` | the bytes of an attachment |
     ///
     /// The thread is the conversation. Each tool use that waits for a decision is an interrupt. Its answer has the
-    /// members `approved`, `reason` and `editedArgs`. The posted messages only show where a new message belongs. A user
-    /// message that the server knows is answered again, or edited if its content differs.
+    /// members `approved`, `reason` and `editedArgs`. The posted messages before the newest one only show where the
+    /// newest message belongs. If the newest message is a user message that the server knows, it is answered again, or
+    /// edited if its content differs.
     pub fn ag_ui(&self) -> Router {
         ag_ui::routes::router(self)
     }

@@ -46,7 +46,7 @@ pub(super) struct Connection {
     runtime: Handle,
 }
 
-/// The parts of a connection's transport that rmcp does not show.
+/// The parts of a connection's transport that rmcp does not expose.
 enum Carrier {
     Program(Program),
     Http(Arc<Observed>),
@@ -203,7 +203,8 @@ impl Connection {
         Ok(connection)
     }
 
-    /// Subscribes to changes of the tool list, which servers of 2026-07-28 and later send only on request.
+    /// Subscribes to changes of the tool list. Servers with protocol version 2026-07-28 or later report changes only on
+    /// request.
     fn listen(&self, changes: watch::Sender<u64>) {
         let announced = self.peer().peer_info().is_some_and(|info| {
             !info.protocol_version.has_initialize()

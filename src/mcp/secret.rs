@@ -11,7 +11,7 @@ pub(super) struct Secrets(Arc<[String]>);
 
 impl Secrets {
     pub(super) fn new(values: impl IntoIterator<Item = String>) -> Self {
-        // A header such as `Bearer KEY` also hides the key alone.
+        // In a header such as `Bearer KEY`, the key without `Bearer` is a secret, too.
         let parts = |value: String| {
             let last = value.rsplit(' ').next().map(str::to_owned);
             [Some(value.clone()), last.filter(|last| *last != value)]

@@ -61,7 +61,7 @@ pub(super) struct Listed {
 
 impl Listed {
     fn limit_ttl(&mut self, milliseconds: Option<u64>) {
-        // Zero only forbids caching the list. It does not request that the list is read again.
+        // A limit of zero only forbids caching the list. It does not ask the client to read the list again.
         if let Some(milliseconds @ 1..) = milliseconds {
             let ttl = Duration::from_millis(milliseconds);
             self.ttl = Some(self.ttl.map_or(ttl, |other| other.min(ttl)));
@@ -131,7 +131,7 @@ impl Server {
         self.slot.lock().await.recovery.worked();
     }
 
-    /// Converts the error of a request. If the connection has ended, the next call makes another.
+    /// Converts the error of a request. If the connection has ended, the next call opens another connection.
     pub(super) async fn failed(&self, connection: &Arc<Connection>, error: ServiceError) -> McpError {
         let server = self.settings.name.clone();
         let reason = match error {

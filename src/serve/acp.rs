@@ -30,7 +30,7 @@
 //! # }
 //! ```
 //!
-//! - **Output.** The standard output carries the protocol alone. Logs go to the standard error.
+//! - **Output.** The standard output carries only the protocol. Logs go to the standard error.
 //! - **Conversations.** A session is a conversation of the manager, with the same id. The conversation's label
 //!   `omni.cwd` contains the session's folder, or a checksum if the path is too long for a label. A list shows the
 //!   conversations of one folder, or all conversations. The manager may close an idle session; the next prompt opens it
@@ -38,7 +38,7 @@
 //! - **Prompts.** A prompt is answered at the end of its run. A prompt that arrives during a run is staged. Up to 16
 //!   prompts of a session can wait. A cancellation interrupts the run, which keeps the completed steps.
 //! - **Approvals.** Each tool use that waits for a decision is one question to the user, and all questions of a step
-//!   are asked at once. If another window decides first, the question is withdrawn.
+//!   are asked at once. If another client decides first, the question is withdrawn.
 //! - **The end.** If the editor closes the connection or ends, the runs of its prompts are interrupted. They keep their
 //!   completed steps, and other clients of the same manager can continue the conversations.
 //! - **MCP servers.** With feature `mcp`, the servers of the editor's settings are connected, and each use of their
@@ -48,8 +48,8 @@
 //!   is disconnected. Up to 64 requests can wait, and up to 1,000 sessions can be in use. A client that does not read
 //!   its messages makes the agent wait.
 //!
-//! The services of editors are not used: files, terminals, and modes. Images and audio are accepted if one of the
-//! offered models accepts them, or if it is unknown whether it does.
+//! This module does not use the services that editors offer: files, terminals, and modes. Images and audio are accepted
+//! if one of the offered models accepts them, or if it is unknown whether it does.
 
 mod content;
 mod entry;
@@ -249,7 +249,8 @@ impl AcpAgent {
     ///
     /// # Errors
     ///
-    /// The input or output fails, or the client sends a message that is too long or many lines that are not messages.
+    /// Fails if the input or output fails, or if the client sends a message that is too long or many lines that are not
+    /// messages.
     ///
     /// # Cancel safety
     ///

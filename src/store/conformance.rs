@@ -60,8 +60,8 @@ pub trait StoreUnderTest: Send + Sync + 'static {
         false
     }
 
-    /// Damages the stored content of a write before the last one, so that it can't be read. Returns `false` if this is
-    /// impossible.
+    /// Damages the stored content of any write except the last one, so that it can't be read. Returns `false` if this
+    /// is impossible.
     async fn damage(&self, id: &ConversationId) -> bool {
         let _ = id;
         false

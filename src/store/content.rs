@@ -151,8 +151,8 @@ pub struct Commit {
     /// The new nodes, parents before their children. Their ids are higher than all earlier ids.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nodes: Vec<Node>,
-    /// The usage of requests that ended since the previous commit, in their order. `None` if the writer keeps no
-    /// ledger: then the ledger gets a row for each new node with usage.
+    /// The usage of requests that ended since the previous commit, in their order. `None` if the writer does not record
+    /// usage itself. Then the store adds a row to the ledger for each new node with usage.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub usage: Option<Vec<UsageRow>>,
     /// The end of a run that left a prompt without an answer, or was cancelled or failed.
@@ -201,7 +201,7 @@ impl Commit {
 
     /// Returns the rows that this commit adds to the usage ledger.
     ///
-    /// If the writer keeps no ledger, these are rows without a model for the new nodes with usage.
+    /// If [`usage`](Self::usage) is `None`, these are rows without a model for the new nodes with usage.
     pub fn usage_rows(&self) -> Vec<UsageRow> {
         self.usage.clone().unwrap_or_else(|| self.nodes.iter().filter_map(usage_of).collect())
     }
@@ -259,7 +259,7 @@ pub struct Stored {
     pub cursors: BTreeMap<NodeId, NodeId>,
     /// All nodes, in the order in which they were committed.
     pub nodes: Vec<Node>,
-    /// The id of the next node, if nodes with higher ids than the last one were erased.
+    /// The id of the next node. `None` unless nodes with higher ids than the last remaining node were erased.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next: Option<NodeId>,
     /// The sum of the usage ledger.
@@ -330,7 +330,7 @@ impl Stored {
     }
 }
 
-/// Returns the ledger's row for a node of a writer without a ledger.
+/// Returns the ledger's row for a node whose writer does not record usage itself.
 fn usage_of(node: &Node) -> Option<UsageRow> {
     let usage = *node.usage()?;
     Some(UsageRow::new(RequestEnd::Answered, usage).with_at(node.message().timestamp))

@@ -76,10 +76,10 @@ pub async fn export_json(store: &dyn Store, id: &ConversationId) -> Result<Strin
 /// # Errors
 ///
 /// Fails with [`StoreError::Damaged`] if the text is not such a document, if its nodes do not form a tree, or if a path
-/// of the tree violates the history law (the error names the node). Fails with [`StoreError::UnknownFormat`] if a later
-/// version of this crate wrote the document. Fails with [`StoreError::AlreadyExists`] if the store has a different
-/// conversation with this id, or an earlier or later state of the same conversation. Also fails if the store can't be
-/// written to.
+/// of the tree is not a valid [`History`](crate::message::History), for example because a tool use has no result (the
+/// error names the node). Fails with [`StoreError::UnknownFormat`] if a later version of this crate wrote the document.
+/// Fails with [`StoreError::AlreadyExists`] if the store has a different conversation with this id, or an earlier or
+/// later state of the same conversation. Also fails if the store can't be written to.
 ///
 /// # Cancel safety
 ///
@@ -139,7 +139,8 @@ fn read(text: &str) -> Result<Document, StoreError> {
     Ok(document)
 }
 
-/// Checks that each path of a tree obeys the history law, and that a conversation with the active path can be opened.
+/// Checks that in each path of a tree, the tool uses and the tool results match. Also checks that a conversation with
+/// the active path can be opened.
 fn check_law(tree: &Tree) -> Result<(), String> {
     for node in tree.nodes() {
         let parent = node.parent().and_then(|parent| tree.node(parent));

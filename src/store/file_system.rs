@@ -105,13 +105,13 @@
 //!
 //! | line | content |
 //! | --- | --- |
-//! | the first | the format, its version, and the length of the other lines when the file was merged last |
+//! | the first | the format, its version, and the length of the other lines right after the last merge |
 //! | `deleted` | the first version and write of the conversation, its labels, and the sums |
 //! | `removed` | the first version and write of a conversation whose log was removed |
 //! | `merged` | the sums of many conversations with the same labels |
 //!
 //! A conversation counts once, even if a crash interrupts its delete: while its log exists, its `deleted` line does not
-//! count. When the file is longer than 1 MiB and more than twice as long as after it was merged last, the store replaces
+//! count. When the file is longer than 1 MiB and more than twice as long as after the last merge, the store replaces
 //! the lines of removed conversations with `merged` lines. A delete locks this file while it works.
 //!
 //! # Versions of the format

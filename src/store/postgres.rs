@@ -304,8 +304,8 @@ impl PostgresStore {
     /// Creates the indexes for [`Store::search`], if they do not exist. Without them, searches are unsupported.
     ///
     /// The indexes belong to the database, so one call by any process is enough. Other processes can write meanwhile
-    /// (`CREATE INDEX CONCURRENTLY`), but the call waits for all transactions that are active at its beginning. It takes
-    /// as long as reading all texts. The indexes are about as large as the texts, and make writes slower.
+    /// (`CREATE INDEX CONCURRENTLY`), but the call waits for all transactions that are active at its beginning. It
+    /// takes as long as reading all texts. The indexes are about as large as the texts, and make writes slower.
     ///
     /// # Errors
     ///

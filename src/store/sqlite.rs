@@ -60,9 +60,9 @@
 //! that wait for it at the same time share a transaction and its sync, so many busy conversations write faster than
 //! one. Other connections read at the same time and never wait for the writer.
 //!
-//! Several processes may use the file. Only one of them writes at a time, and the others wait for it, by default for up
-//! to five seconds. After that, the write fails with [`StoreError::Busy`]. Writes of the same process that were queued
-//! behind it fail too, once they have waited for the same time.
+//! Several processes may use the file. Only one of them writes at a time. The others wait, by default for up to five
+//! seconds, and then their writes fail with [`StoreError::Busy`]. A write that is queued behind such a write in the
+//! same process also fails once it has waited for this time.
 //!
 //! The store does all its work on its own threads, without a runtime. If the caller of a write stops waiting, the write
 //! is dropped unless it has already begun. A write that has begun is completed.
@@ -75,8 +75,8 @@
 //! If the process may read the file but not write to it, the store is opened for reading. Then loading, listing,
 //! exporting and copying work, and every write fails with [`StoreError::Denied`]. Acquiring a lease is a write, so
 //! sessions can't be opened. Once the file is writable, open the store again. If SQLite has created an index (`-shm`)
-//! next to the file in the meantime, the index has the file's old mode. In this case, delete the index first, while no
-//! process has the file open.
+//! next to the file in the meantime, the index has the file's old permissions. Delete such an index before you open the
+//! store again, while no process has the file open.
 //!
 //! The store also reads the write-ahead log of such a file. If the log's index (`-shm`) is missing, SQLite needs
 //! permission to create it in the folder. Without this permission, opening the store fails with [`StoreError::Denied`].
@@ -375,8 +375,8 @@ impl SqliteStore {
         self.run(&self.0.readers, id, "reading", action).await
     }
 
-    /// Writes what `prepare` returns, in a transaction that other writes may share. `prepare` runs before this
-    /// transaction, so that encoding does not keep the file locked.
+    /// Performs a write in a transaction that other writes may share. `prepare` encodes the write before this
+    /// transaction begins, so that encoding does not keep the file locked.
     async fn write<P: 'static, T: Send + 'static>(
         &self,
         urgency: Urgency,

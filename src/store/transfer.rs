@@ -102,12 +102,14 @@ pub async fn copy(from: &dyn Store, to: &dyn Store, mut progress: impl FnMut(usi
     copied
 }
 
-/// Keeps the order of a list whose conversations are copied from its end to its beginning.
+/// Gives the copies the same order in lists as the originals. The conversations are copied from the end of the list to
+/// its beginning, and each copy must get a later time than the previous one.
 #[derive(Default)]
 struct Pace(Option<(ConversationId, Instant)>);
 
 impl Pace {
-    /// Waits until a list would show a conversation that is written now as `id` before the previously copied one.
+    /// Waits until the conversation `id`, if it were written now, would precede the previously copied conversation in a
+    /// list.
     async fn wait(&self, id: &ConversationId) {
         if let Some((last, written)) = &self.0
             // Conversations with the same time are listed by id, so a smaller id needs no pause.

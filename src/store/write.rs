@@ -146,7 +146,7 @@ pub struct Lease {
     /// The epoch of the lease, which each write of the owner contains.
     pub epoch: Epoch,
     /// The duration of the lease, counted from the moment when the lease was acquired or renewed. `None` in a store
-    /// that relies on versions alone. There, a lease never ends and excludes no other owner.
+    /// that relies on versions alone. In such a store, a lease never ends and excludes no other owner.
     pub lasts: Option<Duration>,
 }
 

@@ -123,7 +123,7 @@ fn seconds(meter: &Meter, name: &'static str, description: &'static str) -> Hist
     histogram.with_boundaries(powers(0.01, 2.0)).build()
 }
 
-/// Returns 14 bucket bounds: `first`, and each next one multiplied by `factor`.
+/// Returns 14 bucket bounds. The first is `first`, and each further bound is the previous bound times `factor`.
 fn powers(first: f64, factor: f64) -> Vec<f64> {
     iter::successors(Some(first), |bound| Some(bound * factor)).take(14).collect()
 }
@@ -141,7 +141,7 @@ impl Recorder for OtelRecorder {
         attributes
             .extend(request.server_address.map(|host| KeyValue::new(names::SERVER_ADDRESS, host.to_owned())));
         attributes.extend(request.server_port.map(|port| KeyValue::new(names::SERVER_PORT, i64::from(port))));
-        // Every measurement except the duration describes a response, so it has no error.
+        // Every measurement except the duration describes a response. Therefore, only the duration has an error type.
         if let Some(first) = request.time_to_first_chunk {
             self.first_chunk.record(first.as_secs_f64(), &attributes);
         }

@@ -44,7 +44,7 @@ pub trait Access: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// The request is not authenticated. The client gets the status 401 with the challenge.
+    /// Fails if the request is not authenticated. The client gets the status 401 with the challenge.
     async fn principal(&self, request: &Parts) -> Result<Principal, Challenge>;
 
     /// Returns whether the principal may perform this action on a conversation with these labels.
@@ -105,7 +105,7 @@ impl Principal {
     ///
     /// # Errors
     ///
-    /// The labels are empty, or the name has more than 256 bytes.
+    /// Fails if the labels are empty, or if the name has more than 256 bytes.
     pub fn new(name: impl Into<Arc<str>>, labels: Labels) -> Result<Self, InvalidPrincipal> {
         if labels.is_empty() {
             return Err(InvalidPrincipal::NoLabels);
@@ -228,7 +228,7 @@ pub trait Agents: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// The problem is sent to the client.
+    /// Fails with a problem, which is sent to the client.
     ///
     /// # Cancel safety
     ///

@@ -1,4 +1,4 @@
-//! The streams of AG-UI, for clients of the protocol 1.0 and of the packages 0.0.59.
+//! The streams of AG-UI, for clients of protocol version 1.0 and of version 0.0.59 of the npm packages.
 //!
 //! Except for the routes, this module does no input or output. [`RunInput::plan`] reads a posted request and the
 //! session's snapshot, and returns the commands to perform. A [`RunStream`] takes the snapshot and the events of a
@@ -32,14 +32,16 @@ const FILE: &str = "omni.file";
 /// The version of the protocol that the client reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Level {
-    /// The packages 0.0.59. They refuse an outcome other than `success` and `interrupt`, and results with parts.
+    /// Version 0.0.59 of the npm packages. It refuses an outcome other than `success` and `interrupt`, and results with
+    /// parts.
     V0,
     /// Protocol 1.0.
     V1,
 }
 
 impl Level {
-    /// Returns the level of a request that declares this version of the protocol. The packages 0.0.59 declare none.
+    /// Returns the level of a request that declares this version of the protocol. Version 0.0.59 of the packages
+    /// declares none.
     pub(crate) fn of(declared: Option<&str>) -> Self {
         if declared.is_some() { Self::V1 } else { Self::V0 }
     }

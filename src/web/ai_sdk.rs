@@ -100,7 +100,8 @@ async fn post(mut call: Call) -> Result<Response, Problem> {
         let ended = match (answer, &follow) {
             (SessionAnswer::Prompt(Accepted::Known { state }), Follow::Prompt(id)) => match state {
                 PromptState::Ended { outcome } => Follow::Ended(id.clone(), outcome),
-                // Its message is added later, or the subscription's snapshot was older than it.
+                // The message of the prompt is added later, or the snapshot of the subscription is older than the
+                // message.
                 PromptState::Staged | PromptState::InFlight => continue,
             },
             _ => continue,

@@ -102,7 +102,7 @@ struct OfList<'a> {
     update: &'a Update<ManagerSnapshot, ManagerEvent>,
 }
 
-/// Subscribes to a conversation. After a position, the subscription continues from there.
+/// Subscribes to a conversation. If a position is given, the subscription continues after that position.
 pub(super) async fn subscribe(
     web: &Web,
     principal: &Principal,
@@ -343,7 +343,7 @@ impl Feed {
         self.principal.owns(labels) && self.web.0.hooks.access.permits(&self.principal, Action::List, labels)
     }
 
-    /// Returns whether the principal may see a conversation, and notes that the client knows it then.
+    /// Returns whether the principal may see a conversation. If so, also notes that the client knows the conversation.
     async fn is_listed(&mut self, id: &ConversationId) -> bool {
         if self.shown.contains(id) {
             return true;

@@ -64,7 +64,8 @@ impl Call {
         Ok(Self { web, principal, target, path, base, parts, body: Mutex::new(body) })
     }
 
-    /// Makes this conversation the request's, if the action on it is permitted. For routes whose path has no id.
+    /// Makes this conversation the target of the request, if the action on it is permitted. For routes whose path has
+    /// no id.
     pub(super) async fn enter(&mut self, id: ConversationId, action: Action) -> Result<(), Problem> {
         let labels = self.web.visible(&self.principal, &id).await?;
         self.target = Some((id, labels));
@@ -149,8 +150,8 @@ impl Call {
 }
 
 impl Web {
-    /// Returns the labels of a conversation that the principal may read. A conversation that it may not read looks like
-    /// one that does not exist, after the same look-up.
+    /// Returns the labels of a conversation that the principal may read. A conversation that the principal may not read
+    /// looks like a conversation that does not exist: both are looked up in the same way.
     pub(super) async fn visible(
         &self,
         principal: &Principal,
@@ -195,7 +196,7 @@ impl Web {
         }
     }
 
-    /// Removes what a client may not see of a problem.
+    /// Removes the parts of a problem that a client may not see.
     pub(super) fn shown(&self, problem: Problem) -> Problem {
         if self.0.reveals_owner { problem } else { problem.without_address() }
     }

@@ -395,7 +395,7 @@ async fn commands_schema(_: Call) -> Result<Response, Problem> {
 }
 
 async fn openapi(call: Call) -> Result<Response, Problem> {
-    // The document of the repository names a base. This router may be nested elsewhere.
+    // The document in the repository contains a fixed base path, but this router may be nested elsewhere.
     let base = serde_json::Value::from(&*call.base);
     let text = include_str!("../../schema/openapi.json");
     Ok(document(text.replacen(r#""default": "/agent""#, &format!(r#""default": {base}"#), 1)))

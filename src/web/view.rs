@@ -318,7 +318,7 @@ impl Lens {
         is_large && !self.inline_files
     }
 
-    /// Returns the attachment with the URL of its bytes, or `None` if the bytes stay inside.
+    /// Returns the attachment with the URL of its bytes, or `None` if the bytes stay inside the message.
     fn attachment(
         &self,
         attachment: &Attachment,

@@ -23,9 +23,9 @@ let stream;
 let newModel = "";
 /** The tokens of the last request of the conversation on screen. */
 let context = 0;
-/** The prompts that a lost connection or a restart of the server has cost. */
+/** The prompts that were lost with a connection or in a restart of the server. */
 let lost = /** @type {import("./client.js").Message[]} */ ([]);
-/** The refusal of the conversation on screen. */
+/** The reason why the conversation on screen is not available. `null` if it is available. */
 let refused = /** @type {string | null} */ (null);
 let dismissedRun = "";
 
@@ -81,7 +81,7 @@ async function command(command) {
 }
 
 /**
- * Runs a command of a button. A failure is shown by `command`.
+ * Runs the command of a button. `command` shows a failure, so it is ignored here.
  * @param {import("./client.js").SessionCommand} what
  */
 const press = (what) => command(what).catch(() => undefined);
@@ -334,7 +334,7 @@ function replaced(before, after) {
 const life = (snapshot) => snapshot.last.split("-")[0];
 
 /**
- * Says a line to screen readers.
+ * Makes screen readers read a line.
  * @param {string} text
  */
 function say(text) {
@@ -523,7 +523,8 @@ function follow(isOn) {
 let lastTop = 0;
 scroller.addEventListener("scroll", () => {
   const isAtEnd = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < 48;
-  // Only the user scrolls up. The height of messages that were never on screen is estimated, so the end moves.
+  // Only the user scrolls up, so scrolling up ends following. The distance to the end would be a wrong sign, because the
+  // height of messages that were never on screen is estimated, and the end moves.
   if (isAtEnd) isFollowing = true;
   else if (scroller.scrollTop < lastTop - 4) isFollowing = false;
   lastTop = scroller.scrollTop;

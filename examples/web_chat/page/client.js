@@ -206,7 +206,7 @@ export class Client {
   }
 
   /**
-   * Returns a JSON Schema: of what the server sends, or of commands.
+   * Returns a JSON Schema: of the updates that the server sends, or of commands.
    * @param {"updates" | "commands"} name
    * @returns {Promise<any>}
    */
@@ -332,7 +332,7 @@ export class Stream {
   }
 
   /**
-   * Watches these conversations from now on. The positions in the others are forgotten.
+   * Watches these conversations from now on. The positions in all other conversations are forgotten.
    * @param {string[]} ids
    */
   watch(ids) {
@@ -466,7 +466,7 @@ export class Stream {
       try {
         after = fold(before, update);
       } catch {
-        // The events do not fit, so the next connection begins with a new snapshot.
+        // The events do not fit the snapshot, so the next connection begins with a new snapshot.
         this.snapshots.delete(id);
         this.reconnect();
         return;
@@ -611,7 +611,8 @@ export function foldList(list, update) {
 }
 
 /**
- * Compares the ids of events: `known` is not newer, and `gap` belongs to another life or is not the next one.
+ * Compares the id of an event with the last known id. Returns `known` if the event is not newer. Returns `gap` if the
+ * event is not the next one, or belongs to another period in which the server had the conversation open.
  * @param {string} last
  * @param {string} id
  */

@@ -104,8 +104,8 @@ export function iconButton(name, label, onclick, extra = "") {
 }
 
 /**
- * Shows characters that change the direction of a text by their codes. Names and inputs of tools are shown in this way,
- * because a person decides on them.
+ * Returns the text with codes instead of the characters that change the direction of a text. Names and inputs of tools
+ * are shown in this form, because a person decides on them.
  * @param {string} text
  */
 export function visible(text) {

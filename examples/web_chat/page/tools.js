@@ -94,7 +94,7 @@ export class ToolCard {
     ].filter(Boolean)));
     if (!pause) this.#form = null;
     if (state !== this.#state) {
-      // The card opens for a decision and for progress, and closes again if nobody else has opened it.
+      // The card opens for a decision and for progress, and closes again unless the user has opened it.
       if (isWaiting && !this.element.open) {
         this.element.open = this.#isOpenedHere = true;
       } else if (this.#isOpenedHere && (state === "done" || state === "denied")) {

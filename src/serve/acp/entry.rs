@@ -27,7 +27,7 @@ pub(super) struct Entry {
     pub(super) id: ConversationId,
     /// The request with which the session is opened again.
     pub(super) request: StartRequest,
-    /// The beginning of the ids of this connection's prompts.
+    /// The prefix of the prompt ids that this connection creates.
     own: Arc<str>,
     sent: AtomicU64,
     /// Held while the session is opened.
@@ -80,8 +80,8 @@ impl Entry {
         Some((id, answer))
     }
 
-    /// Records that the session has accepted a prompt. If the session has ended meanwhile, its relay has
-    /// already answered the other prompts.
+    /// Records that the session has accepted a prompt. If the session has ended meanwhile, the prompts that were
+    /// accepted before have already been answered, and this call answers the new one.
     pub(super) fn accepted(&self, id: &PromptId) {
         let mut state = lock(&self.state);
         state.prompts.accepted(id);
@@ -112,7 +112,7 @@ impl Entry {
         drop(old);
     }
 
-    /// Answers the prompts that a session left when its relay ended.
+    /// Answers the prompts that still wait when the relay of a session ends. `number` is the number of the relay.
     pub(super) fn closed(&self, number: u64, why: &str) {
         let mut state = lock(&self.state);
         if state.live.as_ref().is_some_and(|live| live.number != number) {

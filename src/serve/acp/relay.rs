@@ -39,7 +39,7 @@ pub(super) struct Relay {
     pub(super) peer: Arc<Peer>,
     pub(super) client: Client,
     pub(super) entry: Arc<Entry>,
-    /// The number of this relay among those of the entry.
+    /// The number of this relay among the relays of the entry.
     pub(super) number: u64,
     pub(super) session: Session,
     pub(super) models: Arc<[String]>,
@@ -52,7 +52,7 @@ struct State {
     model: String,
     /// The size of the model's context window, if it is known.
     window: Option<u64>,
-    /// The usage before the turn in flight, and that of the turn.
+    /// The usage before the turn in flight. The usage of that turn is in `turn`.
     used: Usage,
     turn: Usage,
     /// The questions that wait. Cancelling a token withdraws the question.

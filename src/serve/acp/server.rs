@@ -49,7 +49,7 @@ pub(super) struct Server {
     pub(super) entries: Mutex<HashMap<ConversationId, Arc<Entry>>>,
     /// The requests that wait for their answers, by id.
     waiting: Mutex<HashMap<String, CancellationToken>>,
-    /// The beginning of the ids of this connection's prompts.
+    /// The prefix of the prompt ids that this connection creates.
     pub(super) own: Arc<str>,
 }
 

@@ -266,7 +266,7 @@ impl Server {
 
     pub(super) async fn delete(&self, request: DeleteSessionRequest) -> Result<Value, Error> {
         let Ok(id) = self.known(&request.session_id.0).await else {
-            // The protocol allows a client to delete a session again.
+            // In the protocol, deleting a session that was already deleted succeeds.
             return written(&DeleteSessionResponse::new());
         };
         self.settings.manager.delete(&id).await.map_err(|error| refused(&id, &error))?;

@@ -24,7 +24,7 @@ pub(super) enum Joining {
 }
 
 pub(super) struct View {
-    /// The beginning of the ids of this client's prompts, whose messages the client shows itself.
+    /// The prefix of the ids of this client's prompts. The client shows the messages of these prompts itself.
     own: String,
     /// The last message that was shown completely.
     last: Option<MessageId>,

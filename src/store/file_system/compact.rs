@@ -19,8 +19,8 @@ use crate::store::StoreError;
 const WORTHWHILE: u64 = 64 * 1024;
 
 /// Rewrites the log if the lines that are not [kept](Replay::kept) outweigh the kept lines, and updates the summary.
-/// Called after the log was read. If another writer holds the lock or the medium is read-only, nothing changes, and a later load tries
-/// again.
+/// Called after the log was read. If another writer holds the lock or the medium is read-only, nothing changes, and a
+/// later load tries again.
 pub(super) fn tidy(log: &Log<'_>, replay: &Replay) {
     let header = log.header.compacted();
     let lines = outgrown(replay).then(|| compacted(log, &header, replay)).flatten();
@@ -95,7 +95,7 @@ pub(super) fn upgrade(log: &Log<'_>, tail: &Tail) -> Result<(File, u64), StoreEr
     rewrite(log, "converting to format version 2", || Ok(()), pieces)
 }
 
-/// Writes a new log and puts it into the place of the old one. `begin` is called if the log can be replaced.
+/// Writes a new log and replaces the old log with it. `begin` is called if the log can be replaced.
 fn rewrite(
     log: &Log<'_>,
     action: &str,

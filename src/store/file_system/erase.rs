@@ -35,7 +35,7 @@ pub(super) fn erase(
     let stamp =
         Stamp { version, write: write.id, time: now_after(&tail), state_version: tail.stamp.state_version };
     let Rest { kept, emptied } = without(&log, erased)?;
-    // The last line contains the result of all writes without a line, the erasure included.
+    // The last line contains the result of all writes that have no line any more, including the erasure itself.
     let writes = replay.spare.into_iter().chain(emptied).chain([(version, write.id)]);
     let last = Change::Compacted(Box::new(Compacted::new(&stored, writes.collect())));
     let last = Record::new(stamp, &last).encode(place.id())?;

@@ -178,8 +178,8 @@ impl<'a> NewTags<'a> {
         Self { title: Some(&state.title), labels: Some(&state.labels) }
     }
 
-    /// Returns the tags after the change. `before` returns the tags before it, and is called only if a part stays.
-    /// Returns `None` if these tags are needed and not known.
+    /// Returns the tags after the change. `before` returns the tags before the change. It is called only if the change
+    /// leaves some tags as they are. Returns `None` if these tags are not known.
     pub(super) fn after(self, before: impl FnOnce() -> Option<Tags>) -> Option<Tags> {
         match self {
             Self { title: Some(title), labels: Some(labels) } => {
@@ -200,7 +200,7 @@ pub(super) struct Compacted {
     pub(super) state: StoredState,
     pub(super) head: Option<NodeId>,
     pub(super) cursors: Vec<(NodeId, NodeId)>,
-    /// The id of the next node, if nodes with higher ids than the last one were erased.
+    /// The id of the next node. `None` unless nodes with higher ids than the last remaining node were erased.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) next: Option<NodeId>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -261,8 +261,8 @@ impl Stamp {
     }
 }
 
-/// Returns the rows of the usage ledger in the record of a commit. Most of the record is skipped, not parsed, unless the
-/// commit was made by a writer that keeps no ledger.
+/// Returns the rows of the usage ledger in the record of a commit. Most of the record is skipped, not parsed, unless
+/// the commit was made by a writer that keeps no ledger.
 pub(super) fn usage_rows(record: &[u8]) -> Result<Vec<UsageRow>, String> {
     #[derive(Deserialize)]
     struct Skimmed {
@@ -332,15 +332,15 @@ impl SummaryFile {
         }
     }
 
-    /// Parses a summary. Returns `None` if the text is not a summary of this conversation in a known format. The summary
-    /// is then rebuilt from the log.
+    /// Parses a summary. Returns `None` if the text is not a summary of this conversation in a known format. The
+    /// summary is then rebuilt from the log.
     pub(super) fn parse(text: &[u8], id: &ConversationId) -> Option<Self> {
         let summary: Self = serde_json::from_slice(text).ok()?;
         (summary.format_version <= FORMAT_VERSION && summary.id == *id).then_some(summary)
     }
 
-    /// Returns whether the title and the labels are those at the end of the log, which has this stamp. A commit without
-    /// a state makes a summary outdated, but not its title and its labels.
+    /// Returns whether the summary's title and labels are those at the end of the log. `last` is the stamp of the log's
+    /// last line. A commit without a state makes a summary outdated, but not its title and its labels.
     pub(super) fn has_tags_of(&self, last: &Stamp) -> bool {
         (last.state_version..=last.version).contains(&self.version)
     }

@@ -22,7 +22,7 @@ pub(super) struct Lines<'a> {
     left: u64,
     /// The number of the line that was returned last, counted from 1.
     number: usize,
-    /// The range of offsets in the file of the line that was returned last.
+    /// The range of the line that was returned last, as offsets in the file.
     pub(super) span: Range<u64>,
 }
 

@@ -23,7 +23,7 @@ pub(super) struct Replay {
     pub(super) kept: Vec<Range<u64>>,
     /// The writes of all other lines, including the lines that earlier compactions removed.
     pub(super) spare: Vec<(Version, WriteId)>,
-    /// The number of bytes in these other lines.
+    /// The number of bytes in the lines that are not in `kept`.
     pub(super) spare_bytes: u64,
     /// `lines` is the number of kept lines. `whole` is whether the lines removed by an earlier compaction are known.
     lines: u64,

@@ -72,7 +72,7 @@ fn fill(
 
 /// A locked log before a write to it.
 pub(super) enum Ready<'a> {
-    /// The log is at the base of the write.
+    /// The write is based on the last write in the log, and can be appended.
     Next { log: Log<'a>, tail: Tail, version: Version },
     /// The log already contains this write, which resulted in this version.
     Repeated(Version),
@@ -151,12 +151,14 @@ pub(super) fn change(
     Ok(version)
 }
 
-/// Returns the time of a write that follows this one. The clock may have been set back since then.
+/// Returns the time for a write that follows the end of the log. The clock may have been set back since the last write,
+/// so the time is never earlier than that of the last write.
 pub(super) fn now_after(tail: &Tail) -> Timestamp {
     Timestamp::now().max(tail.stamp.time)
 }
 
-/// Returns whether the change counts as a write in lists. Commits that only record something do not.
+/// Returns whether the change counts as a write in lists. A commit that only records usage or the end of a run does not
+/// count.
 fn is_update(log: &Log<'_>, tail: &Tail, change: &Change) -> Result<bool, StoreError> {
     match change {
         // The head is needed only if nothing else makes the commit an update.

@@ -14,18 +14,19 @@ use crate::store::{
     rows::{Origin, count},
 };
 
-/// Returns the SQL of the words of a message. The column `content` is null for messages that can't be indexed.
+/// Returns an SQL expression for the words of a message. The column `content` is null for messages that can't be
+/// indexed.
 fn of_node(schema: &str) -> String {
     format!("{schema}.words_of_message(content)")
 }
 
-/// Returns the SQL of the words of a title.
+/// Returns an SQL expression for the words of a title.
 fn of_title(schema: &str) -> String {
     format!("{schema}.words_of_title(title)")
 }
 
-/// The number of matching messages up to which all are read and sorted. If more are expected, the conversations are
-/// examined in the order of the list until the page is full.
+/// If at most this many messages are expected to match, all of them are read and sorted. Otherwise, the conversations
+/// are examined in the order of the list until the page is full.
 const SORTED: f64 = 20_000.0;
 
 /// Creates the indexes, without blocking writers. A broken index from an interrupted attempt is replaced.

@@ -143,7 +143,7 @@ impl Server {
                 discard(connection);
                 silences += 1;
                 if matches!(lane, Lane::Leases) && silences == 1 {
-                    // The idle connections may not respond either, for the same reason. So they are closed.
+                    // The idle connections may not respond either, so they are closed.
                     drop(self.leases.retain(|_, _| false));
                     continue;
                 }

@@ -137,7 +137,7 @@ const LABEL_COUNT: &str = "
 SELECT count(*) FROM (SELECT FROM {schema}.labels WHERE name = $1 AND value = $2 LIMIT $3) AS labelled";
 
 /// Deletes a conversation that still has this version, and keeps the sums of its usage. If another writer is faster, no
-/// row is deleted, because its usage would be missing from the sums.
+/// row is deleted, because the usage of its write would be missing from the sums.
 const DELETE: &str = "
 WITH doomed AS (
     SELECT key FROM {schema}.conversations
@@ -193,8 +193,8 @@ FROM {schema}.conversations";
 
 const ALL: &str = "SELECT * FROM {schema}.conversations ORDER BY updated DESC, id LIMIT $1 OFFSET $2";
 
-/// Requires the epoch that was read before. This prevents a delayed statement from replacing an owner that acquired the
-/// conversation in the meantime.
+/// Acquires a conversation whose epoch is still the one that was read before. So a delayed statement can't replace an
+/// owner that acquired the conversation in the meantime.
 const ACQUIRE: &str = "
 UPDATE {schema}.conversations SET epoch = epoch + $6, owner = $2, owner_address = $3,
     expires = clock_timestamp() + make_interval(secs => $4), lasts = make_interval(secs => $4)
@@ -211,8 +211,8 @@ UPDATE {schema}.conversations
 SET expires = clock_timestamp() + make_interval(secs => $3), lasts = make_interval(secs => $3)
 WHERE id = $1 AND epoch = $2 AND owner IS NOT NULL";
 
-/// Skips rows that are locked, which can be renewed by the next renewal. Otherwise one hanging transaction would
-/// prevent the renewal of all other leases.
+/// Renews leases. Skips rows that are locked, because otherwise one hanging transaction would prevent the renewal of
+/// all other leases. The next renewal can renew the skipped leases.
 const RENEW_ALL: &str = "
 WITH wanted AS (
     SELECT id, epoch, lasts FROM unnest($1::text[], $2::bigint[], $3::float8[]) AS lease (id, epoch, lasts)

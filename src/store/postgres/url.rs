@@ -7,8 +7,8 @@ use tokio_postgres::{Config, Error};
 /// The settings of a URL, or of a text with pairs of keys and values.
 pub(super) struct Settings {
     pub(super) config: Config,
-    /// Whether the text sets `keepalives_idle`. This is kept because the driver reports its default if the setting is
-    /// missing.
+    /// Whether the text sets `keepalives_idle`. The driver does not report this: if the setting is missing, the driver
+    /// returns its default.
     pub(super) sets_idle: bool,
 }
 

@@ -144,7 +144,7 @@ pub(super) async fn erase(
     perform(connection, server, id, write, &server.sql.erase, &[&head, &next, &nodes]).await
 }
 
-/// Performs a write with a statement. The statement gets the write's parameters first, and then the given ones.
+/// Performs a write with a statement. The first parameters of the statement are those of the write, and `more` follows.
 async fn perform(
     connection: &Object,
     server: &Server,

@@ -1,7 +1,7 @@
 //! Searches by words.
 //!
-//! The triggers of `search.sql` keep the index up to date, whichever process writes. Conversations from before the
-//! index are indexed in batches, between the jobs of callers.
+//! The triggers of `search.sql` keep the index up to date, no matter which process writes. Conversations that are older
+//! than the index are indexed in batches, between the jobs of callers.
 
 use std::collections::HashMap;
 
@@ -17,8 +17,8 @@ use crate::store::{Filter, Found, Hit, Page, Query, StoreError, Summary, rows::O
 
 /// The number of older nodes that one job indexes.
 const BATCH: i64 = 500;
-/// The number of matching texts up to which all are read and sorted. If there are more, the conversations are examined
-/// in the order of the list until the page is full.
+/// If at most this many texts match, all of them are read and sorted. Otherwise, the conversations are examined in the
+/// order of the list until the page is full.
 const SORTED: i64 = 20_000;
 
 /// Returns whether the file has an index.
@@ -37,7 +37,7 @@ pub(super) fn enable(connection: &mut Connection) -> Result<(), Fault> {
     Ok(transaction.commit()?)
 }
 
-/// Queues jobs that index the conversations from before the index.
+/// Queues jobs that index the conversations that are older than the index.
 pub(super) fn index_older(behind: &Behind) {
     let again = behind.clone();
     behind.leave(move |connection| {

@@ -18,7 +18,8 @@ INSERT INTO words (words, rank) VALUES ('secure-delete', 1);
 CREATE TABLE indexing (conversation INTEGER NOT NULL, last INTEGER NOT NULL) STRICT;
 INSERT INTO indexing SELECT 0, coalesce(max(key), 0) FROM conversations;
 
--- The text of a node that is indexed, or null. Long messages are not indexed, and messages with U+0000 can't be.
+-- The text to index for each node, or null if the message has no text. Long messages are not indexed, and messages with
+-- U+0000 can't be indexed.
 CREATE VIEW node_texts AS
 SELECT conversation, version, place, (
     SELECT group_concat(value ->> '$.text', char(10)) FROM json_each(message, '$.content')

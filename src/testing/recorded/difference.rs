@@ -1,4 +1,4 @@
-//! The difference between a request and a recorded one, for people to read.
+//! Describes the difference between a request and a recorded request, for people to read.
 
 use serde_json::Value;
 

@@ -1,4 +1,4 @@
-//! The messages of a session as the protocol's messages.
+//! Converts the messages of a session to messages of AG-UI.
 //!
 //! Each visible block of an answer is a message with its own id, `MESSAGE-INDEX`. Tool uses that follow each other
 //! directly share one message, which has the id of the first. The events of a stream use the same ids.
@@ -265,9 +265,9 @@ pub(super) fn arguments(tool_use: &ToolUse) -> String {
     tool_use.malformed.clone().unwrap_or_else(|| tool_use.input.to_string())
 }
 
-/// Returns the messages in a form that needs at most `limit` bytes as JSON. All ids stay as long as possible, because
-/// the client drops each message that is missing here: first the contents are shortened, from the longest on, and then
-/// the oldest messages are left out.
+/// Returns the messages in a form that needs at most `limit` bytes as JSON. The client drops each message that is
+/// missing in the result, so the messages themselves are kept as long as possible: first the contents are shortened,
+/// from the longest on, and then the oldest messages are left out.
 fn fit(mut messages: Vec<ChatMessage>, limit: usize) -> Vec<ChatMessage> {
     let size = |messages: &[ChatMessage]| messages.iter().map(json_size).sum::<usize>();
     for cap in [MAX_TEXT, MAX_TEXT / 16, MAX_TEXT / 256, 256] {

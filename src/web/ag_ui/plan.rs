@@ -24,7 +24,7 @@ pub(crate) enum Plan {
     Perform(Vec<SessionCommand>),
 }
 
-/// A request that is not possible in the state of the conversation. Nothing was changed.
+/// The reason why a request is not possible in the current state of the conversation. Nothing was changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Refusal {
     pub(crate) code: &'static str,
@@ -40,10 +40,11 @@ impl Refusal {
 impl RunInput {
     /// Returns the work that the request asks for.
     ///
-    /// - With answers, each interrupt is decided. There must be exactly one answer for each.
-    /// - If the newest message has results of client tools, they are the prompt.
-    /// - A new user message is the prompt. The newest message before it that the server knows names the message to build
-    ///   on. Messages that the server does not know, such as those of a cancelled run, are ignored.
+    /// - If the request has answers to interrupts, each interrupt is decided. There must be exactly one answer per
+    ///   interrupt.
+    /// - If the newest message has results of client tools, the results are the prompt.
+    /// - A new user message is the prompt. It is added after the newest earlier message that the server knows. Messages
+    ///   that the server does not know, such as those of a cancelled run, are ignored.
     /// - A user message that the server knows is edited if its content differs. Otherwise it gets another answer.
     pub(crate) fn plan(&self, view: &SessionSnapshot) -> Result<Plan, Refusal> {
         let answers = self.resume.as_deref().unwrap_or_default();

@@ -132,7 +132,7 @@ enum PostedPart {
         #[serde(default)]
         metadata: Value,
     },
-    /// The form of files before the packages 0.0.48.
+    /// The form of files in versions of the npm packages before 0.0.48.
     #[serde(rename_all = "camelCase")]
     Binary {
         mime_type: String,

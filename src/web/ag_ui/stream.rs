@@ -48,10 +48,10 @@ pub(crate) enum Start {
     Join,
 }
 
-/// The part of the stream that has been reached.
+/// The current phase of a stream.
 #[derive(Debug, PartialEq)]
 enum Phase {
-    /// The run of another request is active. The own run follows it.
+    /// The run of another request is active. The run of the stream's own request follows it.
     Behind,
     /// The prompt is staged. `seen` is whether the snapshot contains it already.
     Staged {
@@ -73,15 +73,15 @@ pub(crate) struct RunStream {
     run: Run,
     view: SessionSnapshot,
     phase: Phase,
-    /// Whether the stream ends with its turn, when another staged prompt is next.
+    /// Whether the stream ends at the end of its own turn, if another staged prompt starts the next turn.
     is_own: bool,
     is_between_turns: bool,
     step: Option<u32>,
     blocks: Blocks,
     /// The results that were sent and that are not part of a message yet.
     results: HashSet<ToolUseId>,
-    /// Whether results wait for their message: some may have been emitted before the stream began, and the client keeps
-    /// the order in which results arrive.
+    /// Whether results are sent only with their message. Some results may have been emitted before the stream began,
+    /// and the client keeps the order in which results arrive.
     holds_results: bool,
     usage: HashMap<String, Usage>,
     out: Vec<Frame>,
@@ -156,8 +156,8 @@ impl RunStream {
         std::mem::take(&mut self.out)
     }
 
-    /// Returns whether the run is paused. The stream then needs the session's snapshot, because it ends with the complete
-    /// list of the pauses.
+    /// Returns whether the run is paused. The stream then needs the session's snapshot, because it ends with the
+    /// complete list of the pauses.
     pub(crate) fn is_paused(&self) -> bool {
         self.phase == Phase::Paused
     }
@@ -222,9 +222,9 @@ impl RunStream {
         }
     }
 
-    /// Starts to send events. The client has not seen what happened since the snapshot. It appends messages that are new
-    /// to it, so the first list, without the own prompt, takes the prompt away, and the prompt's message brings it back
-    /// at the end.
+    /// Starts to send events. The client has not seen the changes since the snapshot. It appends each message that is
+    /// new to it. The first list does not contain the request's own prompt, so the client removes the prompt. Later,
+    /// the message of the prompt adds it again at the end.
     fn go_live(&mut self) {
         self.phase = Phase::Live;
         self.send_messages();
@@ -339,7 +339,7 @@ impl RunStream {
     }
 
     fn send_messages(&mut self) {
-        // The activities are complete: those of tools that have ended are over.
+        // The list contains all current activities, so the client removes the activities of tools that have ended.
         let types = json!({ "authoritativeActivityTypes": [super::PROGRESS, super::FILE] });
         let messages = Messages::of(&self.view.agent, self.run.level, &self.run.files);
         self.out.push(Frame::MessagesSnapshot { messages, metadata: json!({ "@ag-ui/client": types }) });

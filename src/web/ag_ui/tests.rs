@@ -144,7 +144,7 @@ fn check_messages(client: &Client, view: &SessionSnapshot) {
     let truth = Messages::of(&view.agent, client.level, &Files::default());
     let truth: Vec<_> = truth.iter().map(|message| serde_json::to_value(message).unwrap()).collect();
     let has_reasoning = truth.iter().any(|message| message["role"] == "reasoning");
-    // A snapshot without reasoning leaves the client's void reasoning alone.
+    // If a snapshot contains no reasoning, the client keeps its reasoning, even if that reasoning is void.
     let is_kept = |message: &&Value| {
         message["activityType"] != "omni.progress" && (has_reasoning || message["role"] != "reasoning")
     };

@@ -1,4 +1,4 @@
-//! The fold of frames into the parts of a message, as the client does it.
+//! Folds frames into the parts of a message, as the client does.
 
 use serde_json::{Map, Value, json};
 

@@ -49,7 +49,7 @@ struct Posted {
 }
 
 impl Posted {
-    /// Returns whether the message has the text of this one.
+    /// Returns whether the posted message has the same text as `message`.
     fn has_text_of(&self, message: &Message) -> bool {
         let texts = self.parts.iter().filter(|part| part["type"] == "text");
         texts.filter_map(|part| part["text"].as_str()).eq(message.content.iter().filter_map(Content::as_text))
@@ -85,12 +85,12 @@ pub(in crate::web) struct Plan {
     pub(in crate::web) follow: Follow,
 }
 
-/// Reads a request. Only the message that the user sends, and the decisions and results that the conversation waits for,
-/// are taken from it. Everything else in the posted history is only used to find the place where the user is.
+/// Reads a request. Only the message that the user sends, and the decisions and results that the conversation waits
+/// for, are taken from it. Everything else in the posted history is only used to find the place where the user is.
 ///
 /// # Errors
 ///
-/// The request does not fit the conversation.
+/// Fails if the request does not fit the conversation.
 pub(in crate::web) fn read(
     post: &Post,
     snapshot: &SessionSnapshot,
@@ -105,7 +105,8 @@ pub(in crate::web) fn read(
     match place.map(|place| &post.messages[place]) {
         Some(message) if message.role == PostedRole::Assistant => reader.answer(message),
         Some(message) => reader.edit(message, id),
-        // Version 7 lets an edited message have another id. It is the last one, because the messages behind it are cut.
+        // In version 7, an edited message may have another id. The edited message is the last posted message, because
+        // the client removes the messages after it.
         None => match post.messages.last() {
             Some(message) if message.role == PostedRole::User => reader.edit(message, id),
             _ => Err(Refusal::UnknownMessage),
@@ -122,7 +123,7 @@ struct Reader<'a> {
 impl<'a> Reader<'a> {
     // ---- actions ----
 
-    /// A new message.
+    /// Returns the plan for a new message.
     fn prompt(&self, messages: &[Posted]) -> Result<Plan, Refusal> {
         let Some((message, before)) = messages.split_last() else {
             return Err(Refusal::Invalid("`messages` is empty".to_owned()));
@@ -147,7 +148,8 @@ impl<'a> Reader<'a> {
         Ok(Plan { commands: vec![command], follow: Follow::Prompt(id) })
     }
 
-    /// A new version of a message. `id` is the client's id of the message that it replaces.
+    /// Returns the plan for a new version of a message. `id` is the client's id of the message that the new version
+    /// replaces.
     fn edit(&self, message: &Posted, id: &str) -> Result<Plan, Refusal> {
         let node = self.prompt_node(id)?;
         let new = self.fresh_id(&message.id);
@@ -160,12 +162,12 @@ impl<'a> Reader<'a> {
         Ok(Plan { commands: vec![SessionCommand::Edit { node, prompt }], follow })
     }
 
-    /// Another answer.
+    /// Returns the plan for another answer to a prompt.
     fn regenerate(&self, post: &Post) -> Result<Plan, Refusal> {
         let named = post.message_id.as_deref();
         let last = post.messages.iter().rfind(|message| message.role == PostedRole::User);
-        // The client cuts the list at the answer that it wants to replace. So the last user message is the one to answer,
-        // unless the list was shortened on the way.
+        // The client cuts the list at the answer that it wants to replace. So the last user message is the one to
+        // answer, unless the list was shortened on the way.
         let id = match (last, named) {
             (Some(last), _) => last.id.as_str(),
             (None, Some(named)) => named.strip_prefix("a-").unwrap_or(named),
@@ -175,8 +177,8 @@ impl<'a> Reader<'a> {
             },
         };
         let node = self.prompt_node(id)?.and_then(|node| self.snapshot.tree.node(node));
-        // If the run of a message was cancelled or has failed, the history does not contain the message, or it contains an
-        // older version. The client still shows it, so its user wants an answer to it.
+        // If the run of a message was cancelled or has failed, the history does not contain the message, or it contains
+        // an older version. The client still shows it, so its user wants an answer to it.
         if let Some(message) = last
             && node.is_none_or(|node| !message.has_text_of(node.message()))
         {
@@ -187,7 +189,7 @@ impl<'a> Reader<'a> {
         Ok(Plan { commands: vec![SessionCommand::Regenerate { node: node.id() }], follow })
     }
 
-    /// Decisions about tool uses that wait, or results of tools that the client runs.
+    /// Returns the plan for decisions about tool uses that wait, or for results of tools that the client runs.
     fn answer(&self, message: &Posted) -> Result<Plan, Refusal> {
         let parts = message.parts.iter().filter_map(|part| Some((part, part.get("state")?.as_str()?)));
         if self.snapshot.agent.status == Status::Paused {

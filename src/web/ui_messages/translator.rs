@@ -62,7 +62,8 @@ struct Finish {
 pub(in crate::web) struct Translator {
     writer: Writer,
     phase: Phase,
-    /// The id of the assistant's message. While the prompt is awaited, it is that of the message before.
+    /// The id of the assistant's message. Until the message of the prompt is added, the id of the previous assistant's
+    /// message.
     answer: String,
     /// The id of the last event that was translated.
     last: EventId,
@@ -330,7 +331,7 @@ impl Translator {
                 let delay = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
                 self.writer.retry(&json!({ "failure": failure.to_string(), "delay": delay }));
             }
-            // The prompt of another message: this answer is complete.
+            // The prompt begins another message, so this answer is complete.
             Event::Unstaged { reason: UnstageReason::Taken, .. } => {
                 if let Phase::BetweenTurns(response) = &self.phase {
                     let response = Arc::clone(response);

@@ -138,7 +138,7 @@ impl Writer {
 
     // ---- steps ----
 
-    /// A request is sent.
+    /// Begins a step, because a request is sent.
     pub(super) fn step_start(&mut self, step: u32, message: Option<MessageId>) {
         self.step_end();
         self.forget_step();
@@ -155,7 +155,7 @@ impl Writer {
         (self.is_step_open, self.has_step) = (true, true);
     }
 
-    /// The response is complete, or its stream ends.
+    /// Ends the open step, because the response is complete or its stream ends.
     pub(super) fn step_end(&mut self) {
         if std::mem::take(&mut self.is_step_open) {
             self.end_texts();
@@ -163,14 +163,15 @@ impl Writer {
         }
     }
 
-    /// The results of the step are complete. The next request belongs to another step.
+    /// Records that the results of the step are complete. The next request belongs to another step.
     pub(super) fn step_over(&mut self) {
         self.step_end();
         self.has_step = false;
     }
 
-    /// Sends an empty step if the last step used tools and all have results. A client that sends results automatically looks at the last
-    /// step only. Without an empty step, it would send the results of the server's tools as if they were its own.
+    /// Sends an empty step if the last step used tools and all of them have results. A client that sends results
+    /// automatically looks only at the last step. Without an empty step, it would send the results of the server's
+    /// tools as if they were its own.
     pub(super) fn seal(&mut self) {
         let is_done = |tool_use: &Use| matches!(tool_use.state, UseState::Answered | UseState::Malformed);
         if !self.uses.is_empty() && self.uses.iter().all(is_done) {
@@ -188,7 +189,7 @@ impl Writer {
         self.items.clear();
     }
 
-    /// The request is repeated, and everything that the step has sent is void.
+    /// Handles the repetition of a request. Everything that the step has sent is void.
     pub(super) fn retry(&mut self, data: &Value) {
         self.retries += 1;
         if self.is_seven() {
@@ -233,7 +234,7 @@ impl Writer {
         self.frame(frame);
     }
 
-    /// A block is complete. Text that no delta has brought is sent now.
+    /// Ends a block of text. Text that was not part of any delta is sent now.
     pub(super) fn text_end(&mut self, index: usize, whole: &str) {
         let sent = self.texts.get(&index).map_or(0, |text| text.sent);
         if let Some(rest) = whole.get(sent..) {
@@ -411,7 +412,7 @@ impl Writer {
         }
     }
 
-    /// A tool reported progress.
+    /// Sends the progress that a tool reported.
     pub(super) fn progress(&mut self, id: &ToolUseId, data: &Value) {
         if self.find(id).is_some_and(|tool_use| tool_use.state == UseState::Available) {
             self.frame(json!({
@@ -464,7 +465,7 @@ impl Writer {
         self.inputs.clear();
     }
 
-    /// A prompt joined the turn.
+    /// Sends a prompt that joined the turn.
     pub(super) fn steering(&mut self, id: &str, message: &Message) {
         let parts = user_parts(message, &self.settings);
         if self.is_seven() {

@@ -157,7 +157,7 @@ impl RequestContext {
         (Self { asking: Some(Arc::clone(&asking)), scope: None }, Questions(asking))
     }
 
-    /// Returns the context of the same request, where `decide` answers the questions.
+    /// Returns a context of the same request, but `decide` answers the questions.
     #[cfg(feature = "test-util")]
     pub(crate) fn answered_by<F, D>(&self, decide: F) -> Self
     where
@@ -173,9 +173,9 @@ impl RequestContext {
     }
 
     /// Asks for a decision on a tool that the service runs itself. In an agent, `handle_tool_use` decides. If this
-    /// callback pauses, `resume` decides. Meanwhile the stream stays open, and it must be polled so that the answer can
-    /// arrive. A request that has asked a question is never repeated automatically, and its total timeout does not end
-    /// it while a question is open.
+    /// callback pauses, `resume` decides. While the question is open, the stream stays open, and it must be polled so
+    /// that the answer can arrive. A request that has asked a question is never repeated automatically, and its total
+    /// timeout does not end it while a question is open.
     ///
     /// # Cancel safety
     ///

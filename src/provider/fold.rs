@@ -11,8 +11,8 @@ use crate::message::{
     Content, Message, Role, Text, Thinking, Timestamp, ToolUse, ToolUseId, Usage, member_weight, value_weight,
 };
 
-/// Folds [`Delta`]s into a message, without I/O. The cost of a delta depends only on the delta, and not on the size of
-/// the message so far.
+/// Folds [`Delta`]s into a message, without I/O. The time to apply a delta depends only on the delta, and not on the
+/// size of the message so far.
 ///
 /// An unfinished fold can be stored and continued later.
 ///
@@ -206,7 +206,7 @@ impl Fold {
                 Part::Signature(text),
             )
             | (Content::Thinking(Thinking { redacted: to, .. }), Part::Redacted(text)) => {
-                // A missing signature is different from an empty one.
+                // An empty part must not turn a missing signature into an empty one.
                 if !text.is_empty() {
                     append(to.get_or_insert_default(), text);
                 }
@@ -245,8 +245,8 @@ impl Fold {
     ///
     /// The input of a tool use is invalid if it is not a JSON object, repeats a key or is nested deeper than
     /// [`MAX_DEPTH`](Self::MAX_DEPTH). A tool use with an invalid input gets an empty input, and the raw text is kept.
-    /// The same applies to a tool use without any input if the response may have been truncated. Otherwise, a missing
-    /// input becomes an empty object.
+    /// If a tool use has no input at all, its input becomes an empty object, unless the response may have been
+    /// truncated. In a truncated response, a missing input is invalid.
     ///
     /// # Errors
     ///

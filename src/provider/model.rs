@@ -124,8 +124,7 @@ impl Model {
     }
 
     /// Returns the saved model's name if that name could not be resolved and this model is its fallback. A session
-    /// keeps the saved name in its store until another model is chosen. Choosing the same model again counts as another
-    /// choice.
+    /// keeps the saved name in its store until a model is chosen. Choosing the fallback itself counts as a choice too.
     pub fn fallback_for(&self) -> Option<&str> {
         self.0.fallback_for.as_deref()
     }
@@ -266,8 +265,8 @@ impl Model {
     }
 
     /// Returns the response to one request as a value of a Rust type. The output schema is taken from the request, or
-    /// from the type if the request has no output schema. The second value is the whole response; its usage includes
-    /// earlier responses that did not fit. A response that does not fit is requested again up to
+    /// from the type if the request has no output schema. The second value is the whole response. Its usage includes
+    /// the usage of earlier responses that did not fit. A response that does not fit is requested again up to
     /// [`Options::output_retries`](super::Options::output_retries) times, unless it was truncated or refused.
     ///
     /// ```

@@ -20,15 +20,16 @@ use super::{
 };
 use crate::{message::Usage, setters::setters, telemetry};
 
-/// The rules for repeating a failed request. A request is repeated only before its first content and before it has
-/// asked for a decision, and only if its error is retryable. The delay uses exponential backoff with jitter, or the
-/// time that the service requests. The default figures are those of the official SDKs of Anthropic and OpenAI.
+/// The rules for repeating a failed request. A request is repeated only if its error is retryable, and only if it has
+/// neither returned content nor asked for a decision. The delay uses exponential backoff with jitter, or the time that
+/// the service requests. The default figures are those of the official SDKs of Anthropic and OpenAI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RetryPolicy {
     /// The maximum number of repetitions of a request.
     pub max_retries: u32,
-    /// The first delay. It doubles with each repetition, minus up to a quarter of jitter.
+    /// The delay before the first repetition. The delay doubles with each further repetition. A random part of up to a
+    /// quarter is subtracted from each delay.
     pub base_delay: Duration,
     /// The longest delay that the backoff can reach.
     pub max_delay: Duration,
@@ -75,8 +76,8 @@ impl RetryPolicy {
     /// If a retry could not start within the timeout, the stream fails at once.
     ///
     /// The facts about the model ([`Request::model_info`]) are applied: a request that the model does not support is
-    /// changed to fit, with a warning, or fails before it is sent. If the service does not report the cost, it is added
-    /// to the usage.
+    /// changed to fit, with a warning, or fails before it is sent. If the service does not report the cost, the cost is
+    /// computed from the model's price and added to the usage.
     ///
     /// A [`Delta::Retry`] announces each repetition. Errors arrive as items of the stream. An error is the last item.
     pub fn stream(

@@ -74,8 +74,8 @@ impl StreamTrace {
         if let Some(fold) = &mut self.fold
             && fold.apply(delta.clone()).is_err()
         {
-            // The stream violates its contract. The stream's reader reports this. The trace only stops capturing the
-            // response.
+            // The stream violates its contract. The reader of the stream reports the violation, so the trace only stops
+            // capturing the response.
             self.fold = None;
         }
         if delta.is_content() {

@@ -176,8 +176,8 @@ impl Owner {
         self.backend.0.capabilities()
     }
 
-    /// Does the same as [`reach`](Owner::reach). If the session is lost and [`LostSession`] allows a new session,
-    /// starts one and returns the error of the lost session.
+    /// Calls [`reach`](Owner::reach). If the session is lost and [`LostSession`] allows a new session, starts a new
+    /// session and returns the error of the lost session.
     async fn reach_or_start(
         &self,
         conversation: &Conversation,

@@ -23,8 +23,8 @@ use crate::panics::{contained, contained_async};
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
 
 thread_local! {
-    /// The time until which this thread may wait, and the time until which that limit is valid. If sessions are dropped
-    /// after the limit has become invalid, they get a new grace period.
+    /// The deadline for all waits of this thread, and the later time until which the deadline is kept. Sessions that
+    /// are dropped after that time get a new deadline.
     static GRACE: Cell<Option<(Instant, Instant)>> = const { Cell::new(None) };
 }
 

@@ -10,8 +10,8 @@ use super::{
 use crate::tree::Node;
 
 impl Ledger {
-    /// Returns the latest moment whose content is in the store, if there is one. There may be none, because a
-    /// conversation is created without its tree.
+    /// Returns the latest moment whose content is in the store, if there is one. There is none while the store contains
+    /// only the new conversation, because a conversation is created without its tree.
     pub(super) fn moment_of(&self, vault: &Vault) -> Check<Option<usize>> {
         let Some(stored) = &vault.stored else {
             return Ok(None);

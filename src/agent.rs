@@ -315,8 +315,9 @@ impl Agent {
         self.decide(Resume { tool_use: tool_use.into(), turn: None, decision, by: None }).await
     }
 
-    /// Like [`resume`](Self::resume), and names the decider. Subscribers see the name in [`Event::Decided`]. The
-    /// application chooses the name. It may be the id of a user, for example, with at most 256 bytes.
+    /// Like [`resume`](Self::resume), and records the name of the person or system that decided. Subscribers see the
+    /// name in [`Event::Decided`]. The application chooses the name. It may be the id of a user, for example, with at
+    /// most 256 bytes.
     ///
     /// # Errors
     ///
@@ -335,7 +336,7 @@ impl Agent {
     }
 
     /// Ends the run at once and discards the pending messages. The history is the same as before the turn. The
-    /// [`Cancelled`](Event::Cancelled) event contains the discarded messages and the staged prompt, if there is one.
+    /// [`Cancelled`](Event::Cancelled) event contains the discarded messages and the staged prompts.
     ///
     /// # Errors
     ///
@@ -420,7 +421,7 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// [`AgentError::Stopped`] if the agent has ended. In this case, [`Agent::end`] contains its last snapshot.
+    /// [`AgentError::Stopped`] if the agent has ended. [`Agent::end`] then contains its last snapshot.
     pub async fn snapshot(&self) -> Result<Snapshot, AgentError> {
         Ok(*self.call(Command::Snapshot).await?)
     }
@@ -554,8 +555,8 @@ impl WeakAgent {
         self.shared.termination.ended().await
     }
 
-    /// Sends a command and waits for its reply. While it waits, it does not hold a handle. If the agent has not started
-    /// yet, it sends nothing and waits for the agent's end.
+    /// Sends a command and waits for its reply. While the call waits, it does not hold a handle. If the agent has not
+    /// started yet, the call sends nothing and waits for the agent's end.
     async fn call<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, End<Snapshot>> {
         let commands = self.upgrade().map(|agent| agent.commands);
         match actor::call_weakly(commands, &self.shared.termination, |reply| Box::new(command(reply))).await {

@@ -407,7 +407,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// [`SessionError::Ended`]. In that case, [`Session::end`] has the last snapshot.
+    /// [`SessionError::Ended`]. [`Session::end`] then has the last snapshot.
     pub async fn snapshot(&self) -> Result<SessionSnapshot, SessionError> {
         Ok(*self.call(Command::Snapshot).await?)
     }
@@ -487,9 +487,8 @@ impl Session {
     ///
     /// - [`SessionError::Unsaved`] reports the data that was not saved. The session has ended nevertheless, and its
     ///   unsaved messages are in [`Session::end`].
-    /// - [`AgentError::Deadline`] names aborted tools that are still running. In this case, everything is saved.
-    /// - [`SessionError::Ended`] if the session's task was killed earlier. In this case, the session's last state is
-    ///   unknown.
+    /// - [`AgentError::Deadline`] names aborted tools that are still running. Everything is saved nevertheless.
+    /// - [`SessionError::Ended`] if the session's task was killed earlier. The session's last state is then unknown.
     pub async fn stop(&self, deadline: Duration) -> Result<(), SessionError> {
         self.end_within(deadline, InFlight::Keep).await
     }

@@ -171,7 +171,7 @@ use crate::{
 /// the version on which it builds. In one transaction or under one lock, the store compares this base with the current
 /// version and writes:
 ///
-/// 1. If the base is the current version, the write takes effect. Its result is the version after it.
+/// 1. If the base is the current version, the write takes effect. Its result is the next version.
 /// 2. If the base is an earlier version, and the write that followed it has the same [`WriteId`], then this is a
 ///    repetition of that write, whose result was lost. Nothing is written, and the result is the original result. A
 ///    store therefore keeps the ids of all writes as long as the conversation exists.
@@ -208,11 +208,11 @@ use crate::{
 /// another process has the conversation open. It also allows a process to take the conversation over from an owner that
 /// no longer exists.
 ///
-/// [`acquire`](Store::acquire) and the methods after it belong together. A store without them relies on versions alone.
-/// A store with them gives a [`Lease`] with an [`Epoch`] to one owner at a time, for a limited time, measured by the
-/// store's own clock. If a lease has expired or passed to another owner, every write with its epoch is rejected with
-/// [`StoreError::LeaseLost`]. The check is part of the transaction that would write. A write without an epoch is not
-/// checked.
+/// [`acquire`](Store::acquire) and the methods after it belong together. A store that does not implement them relies on
+/// versions alone. A store that implements them gives a [`Lease`] with an [`Epoch`] to one owner at a time, for a
+/// limited time, measured by the store's own clock. If a lease has expired or passed to another owner, every write with
+/// its epoch is rejected with [`StoreError::LeaseLost`]. The check is part of the transaction that would write. A write
+/// without an epoch is not checked.
 ///
 /// Each acquisition raises the epoch by one. A store may forget the last epoch, for example because its database fails
 /// over to a replica. In such a store, each acquisition raises the epoch by a random number. Until another owner

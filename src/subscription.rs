@@ -656,7 +656,7 @@ impl<E: Send + Sync + 'static> Live<E> {
         self.unread_bytes += weight;
         self.bytes += weight;
         self.ring.push_back((event.clone(), weight));
-        // An error means that there is no receiver. In that case, the ring keeps the event for subscribers that resume.
+        // An error means that there is no receiver. The ring still keeps the event for subscribers that resume.
         let _ = self.sender.send(event);
         if self.ring.len() > self.limits.replay {
             self.drop_oldest();

@@ -201,9 +201,9 @@ pub trait Tool: Send + Sync + 'static {
 
     /// Returns the JSON Schema of the input. The input must be an object.
     ///
-    /// Services refuse alternatives at the top level of a schema, such as those of an enum. In this case, the model is
-    /// offered a schema in which the properties of all alternatives are optional properties. The input is still checked
-    /// against the original schema.
+    /// Services refuse alternatives at the top level of a schema, such as those of an enum. If a schema has
+    /// alternatives there, the model is offered a schema in which the properties of all alternatives are optional
+    /// properties. The input is still checked against the original schema.
     fn schema(&self) -> &Schema;
 
     /// Returns whether the tool has a handler, so that [`call`](Tool::call) can run it.

@@ -164,8 +164,9 @@ impl AgentBuilder {
         self
     }
 
-    /// Sets an API key and headers for the requests to one provider. They replace those given earlier for the same
-    /// provider, and they are never saved. No other provider gets them, even if another model is chosen later.
+    /// Sets an API key and headers for the requests to one provider. They replace a key and headers that were given
+    /// earlier for the same provider, and they are never saved. No other provider gets them, even if another model is
+    /// chosen later.
     pub fn credentials(mut self, credentials: Credentials) -> Self {
         self.credentials.retain(|given| given.provider() != credentials.provider());
         self.credentials.push(credentials);
@@ -281,7 +282,7 @@ impl AgentBuilder {
         self
     }
 
-    /// Sets the end of the last run before this start.
+    /// Sets how the last run ended before the agent was started this time.
     pub(crate) fn last_run(mut self, end: Option<RunEnd>) -> Self {
         self.last_run = end;
         self
@@ -376,7 +377,8 @@ impl AgentBuilder {
     }
 }
 
-/// The options to start with. An API key and headers do not decide which options apply, because they are never saved.
+/// Returns the options to start with. An API key and headers do not decide which options apply, because they are never
+/// saved.
 fn choose_options(given: Option<Options>, saved: Options) -> Options {
     match given {
         Some(given) if given.has_secrets_alone() => saved.overlaid(&given),

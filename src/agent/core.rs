@@ -1,6 +1,6 @@
 //! The turn logic: a pure state machine. Each method processes one input, which is a command or the outcome of an
-//! effect. The method changes the phase and appends effects. The shell performs the effects in order. This module uses
-//! no tokio, no clock, no callback and no provider.
+//! effect. The method changes the phase and appends effects. The shell, which is the agent's task, performs the effects
+//! in order. This module uses no tokio, no clock, no callback and no provider.
 //!
 //! | input | method | file |
 //! | --- | --- | --- |
@@ -18,7 +18,7 @@
 //! | a tool has finished | `tool_done` | `tools` |
 //! | a running tool asks a question, or withdraws it | `tool_asked`, `tool_question_withdrawn` | `questions` |
 //! | an application event; `handle_event` has begun or returned | `notify`, `event_begun`, `event_handled` | `notices` |
-//! | a history or a run of the history's owner | `replace_history`, `prompt_on`, `answer` | `owner` |
+//! | the owner sets the history, or starts a run on another one | `replace_history`, `prompt_on`, `answer` | `owner` |
 //!
 //! The outcome of an effect carries the number of the effect. If the phase does not wait for this number, the outcome
 //! is late, and the input changes nothing ([`Phase::take_awaited`]).
@@ -341,7 +341,8 @@ impl Core {
     }
 }
 
-/// Returns the message that starts a run of `prompt` on `history` with this turn, and the run's origin.
+/// Returns the first message and the origin of a run of `prompt` on `history`. `turn` is the id of the run's first
+/// turn.
 fn open(
     history: &History,
     mut prompt: Prompt,

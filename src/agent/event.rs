@@ -19,7 +19,7 @@ use crate::{
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Status {
-    /// No run is active, and a prompt starts one. An application event may be handled.
+    /// No run is active, so a prompt starts a run at once. An application event may be in progress.
     #[default]
     Idle,
     /// A run is active.
@@ -35,10 +35,10 @@ pub enum Status {
 ///
 /// 1. `Decided` for each tool use that `handle_tool_use` did not simply execute.
 /// 2. If tool uses wait for a decision: `Status` (paused), one `Pause` for each, and one `Decided` for each when its
-///    decision arrives. `Status` (busy) comes before the last of these.
+///    decision is made. `Status` (busy) comes before the last `Decided`.
 /// 3. `ToolStart` for each tool that is run, then `ToolProgress` and `ToolEnd` in the order in which they happen. If a
-///    running tool asks a question, `Status` (paused) and `Pause` come between them. `Status` (busy) comes when no
-///    question waits any more, before the `Decided` or `Withdrawn` of the last question.
+///    running tool asks a question, `Status` (paused) and `Pause` come in between. When no question waits any more,
+///    `Status` (busy) comes before the `Decided` or `Withdrawn` of the last question.
 /// 4. `ToolResult` for each tool use, in the order of the tool uses, and then a `Message` with all results.
 ///
 /// `Usage` comes before `Retry`, and before the event that ends a run, if the usage of an incomplete request is known.
@@ -329,7 +329,7 @@ pub struct Decided {
         )
     )]
     pub by: Option<Arc<str>>,
-    /// Whether nobody has decided, so that the decision for the pause's expiry applies.
+    /// Whether the time limit of the pause ended before anybody decided, so that the decision for its expiry applies.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub expired: bool,
     /// The time of the decision.
@@ -378,7 +378,7 @@ pub struct RunEnd {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub turn: Option<TurnId>,
     /// The prompts of the last turn, if the turn was cancelled or has failed. The history does not contain them, unless
-    /// the run was to answer a message of a session's tree again.
+    /// the run was started to answer a message of a session's tree again.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unanswered: Vec<Arc<Message>>,
     /// The staged prompts that were not used, without their models, API keys and headers.

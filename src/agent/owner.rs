@@ -108,8 +108,9 @@ impl HistoryOwner {
         self.change(at, Change::Begin(base, opening, asker, caller)).await
     }
 
-    /// Ends the agent if nothing is in progress and nothing is queued. Queued application events count as queued.
-    /// Returns whether the agent ends. If `at` is given, the agent ends only if `at` is the last emitted event.
+    /// Ends the agent if nothing is in progress, no prompt and no application event is queued, and all emitted events
+    /// are delivered. Returns whether the agent ends. If `at` is given, the agent ends only if `at` is the last emitted
+    /// event.
     ///
     /// # Errors
     ///

@@ -24,7 +24,7 @@ impl From<PromptId> for MessageId {
     }
 }
 
-/// The longest id of a prompt, in bytes.
+/// The maximum length of a prompt's id, in bytes.
 const MAX_ID: usize = 64;
 
 /// The greatest size of the application's data in a prompt, in bytes of its JSON form.

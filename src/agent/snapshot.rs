@@ -99,9 +99,9 @@ pub struct Snapshot {
 pub struct Pause {
     /// The turn that the tool use belongs to.
     pub turn: TurnId,
-    /// The tool use that waits for a decision. [`Decision::Execute`] runs the tool with the input in it.
+    /// The tool use that waits for a decision. [`Decision::Execute`] runs the tool with the input of this tool use.
     pub tool_use: ToolUse,
-    /// Whether `handle_tool_use` has replaced the input, so that it is not the model's.
+    /// Whether `handle_tool_use` has replaced the input that the model sent.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub input_replaced: bool,
     /// The reason for the pause, in a format that the application defines. If the tool merely needs an approval, this
@@ -126,7 +126,7 @@ pub struct Expiry {
     pub after: Duration,
     /// The moment when the decision applies, by the system clock.
     pub at: Timestamp,
-    /// The decision that applies if nobody has decided until then.
+    /// The decision that applies if nobody has decided by then.
     pub decision: Decision,
 }
 
@@ -146,8 +146,8 @@ pub struct ToolRun {
 }
 
 impl Pause {
-    /// Returns the id of the model's tool use that this pause belongs to: the tool use itself, or the one whose running
-    /// tool asks.
+    /// Returns the id of the model's tool use that this pause belongs to: the tool use itself or, if a running tool
+    /// asks a question, the tool use that runs this tool.
     pub fn call(&self) -> &ToolUseId {
         self.asked_by.as_ref().unwrap_or(&self.tool_use.id)
     }

@@ -62,8 +62,8 @@ pub(super) struct Setup {
     pub(super) hold: Option<Arc<dyn Hold>>,
 }
 
-/// The owner of an agent with a conversation. It decides whether the agent may accept a prompt, and is asked before
-/// each prompt, whichever handle sends it.
+/// Decides whether an agent with a conversation may accept a prompt. The session that owns the agent implements this
+/// trait. It is asked before each prompt, whichever handle sends the prompt.
 pub(crate) trait Hold: Send + Sync {
     /// Returns the id of the conversation, for telemetry.
     fn conversation(&self) -> &str;
@@ -77,7 +77,7 @@ pub(crate) trait Hold: Send + Sync {
 pub(super) struct AgentShared {
     pub(super) termination: Termination<Snapshot>,
     pub(super) started: AtomicBool,
-    /// The error of an end whose deadline passed, for later calls of `stop`.
+    /// The error that later calls of `stop` return, if the deadline passed before the agent had ended.
     pub(super) cut_off: OnceLock<Box<AgentError>>,
 }
 
@@ -156,7 +156,7 @@ enum Exit {
 }
 
 impl Task {
-    /// Sets the end of the last run before this start.
+    /// Sets how the last run ended before the agent was started this time.
     pub(super) fn set_last_run(&mut self, end: Option<RunEnd>) {
         self.core.set_last_run(end);
     }
@@ -191,8 +191,7 @@ impl Task {
         }
     }
 
-    /// Not an `async fn`, because an `async fn` would store its arguments twice. This future makes up most of an idle
-    /// agent's memory.
+    /// Runs until the agent has ended.
     // Not an `async fn`, because that would store its arguments twice, and this future is most of an idle agent's
     // memory.
     #[expect(clippy::manual_async_fn, reason = "for its size")]

@@ -16,7 +16,7 @@ use crate::{
     store::{ConversationId, Labels, Lease, StateChange, StoreError, Write},
 };
 
-/// A change of what lists show of a conversation.
+/// A change of the title or the labels of a conversation.
 #[derive(Clone)]
 pub(super) enum Description {
     Title(Option<Arc<str>>),
@@ -35,8 +35,8 @@ impl From<Description> for StateChange {
 /// The maximum number of times that a title or labels are written again after a conflict.
 const RENAME_TRIES: usize = 8;
 
-/// The divisor of the time limit for ending a session: one part is reserved for stopping the session, and the other
-/// parts are for its title.
+/// The number of equal parts into which the time limit for ending a session is divided. The last part is reserved for
+/// stopping the session. The other parts are for generating its title.
 const SHARE_FOR_STOPPING: u32 = 8;
 
 /// The number of sessions in one portion. A shutdown starts to end all sessions of a portion together.
@@ -158,8 +158,8 @@ impl Inner {
         deleted
     }
 
-    /// Sets the title or the labels of a conversation that is not open here. If the conversation is open elsewhere and the store has
-    /// owners, this fails. If the store has no owners, the other session adopts the title.
+    /// Sets the title or the labels of a conversation that is not open here. If the conversation is open elsewhere and
+    /// the store has owners, this fails. If the store has no owners, the other session adopts the title or the labels.
     async fn describe_stored(&self, id: &ConversationId, change: StateChange) -> Result<(), StoreError> {
         let lease = self.store.acquire(id, &self.owner).await?;
         let described = self.describe_under(&lease, id, change).await;
@@ -209,7 +209,7 @@ impl Inner {
             }
             self.titled(session).await;
         };
-        // Turns are saved at the same time, so only the title needs this time.
+        // Turns are saved while the title is generated, so only the title needs this time.
         let _ = timeout(limit.saturating_sub(limit / SHARE_FOR_STOPPING), titled).await;
         session.end_within(limit.saturating_sub(begun.elapsed()), in_flight).await
     }

@@ -44,7 +44,7 @@ pub struct OpenOptions {
 
 /// When the session shuts down because it is idle.
 enum IdleShutdown {
-    /// The manager's time.
+    /// The time that is set for all sessions of the manager.
     OfManager,
     /// After this time, or never if it is `None`.
     After(Option<Duration>),

@@ -42,7 +42,7 @@ pub trait TitleGenerator: Send + Sync + 'static {
     ) -> Result<Option<String>, Box<dyn std::error::Error + Send + Sync>>;
 }
 
-/// The time limit of a model's request for a title.
+/// The time limit of a request to a model for a title.
 const MODEL_TIMEOUT: Duration = Duration::from_secs(30);
 /// The time limit of an application's generator.
 const OWN_TIMEOUT: Duration = Duration::from_mins(1);

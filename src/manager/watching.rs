@@ -84,7 +84,7 @@ impl Inner {
         };
         let made = self.titles.make(tree.history()).await;
         for row in made.usage {
-            // A session that has ended can no longer record it.
+            // A session that has ended can no longer record the usage.
             let _ = session.spent(row).await;
         }
         match made.title {

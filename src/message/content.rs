@@ -212,8 +212,8 @@ pub struct ToolUse {
     pub name: String,
     /// The input from the model: a JSON object, with its keys in the model's order.
     pub input: Value,
-    /// The raw text of the input, if this text can't be read as a JSON object. In this case, `input` is an empty
-    /// object.
+    /// The raw text of the input, if this text can't be read as a JSON object. If `malformed` is set, `input` is an
+    /// empty object.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub malformed: Option<String>,
     /// The service's signature. It is sent back unchanged to the service that issued it.

@@ -132,9 +132,9 @@ impl<'de> Deserialize<'de> for TurnId {
 /// The id of a message. Its JSON form is its text.
 ///
 /// The agent gives every message of a turn an id. The message of a prompt has the [id of the prompt], if the
-/// application has set one, so that both sides use the same name for the message. Every other message gets an id that
-/// is unique across restarts and processes. Such an id consists of the turn's id and a number, and has at most 33
-/// characters.
+/// application has set one, so that the application and the agent use the same id for the message. Every other message
+/// gets an id that is unique across restarts and processes. Such an id consists of the turn's id and a number, and has
+/// at most 33 characters.
 ///
 /// [id of the prompt]: crate::agent::Prompt::with_id
 ///
@@ -149,16 +149,17 @@ impl<'de> Deserialize<'de> for TurnId {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct MessageId(#[cfg_attr(feature = "schema", schemars(with = "String"))] Form);
 
-/// The form of an id. A text that looks like a made id is always [`Form::Made`], so equal texts have equal forms.
+/// The form of an id: made by an agent, or given as a text. A text in the format of a made id is always stored as
+/// [`Form::Made`], so equal texts have equal forms.
 #[derive(Clone, PartialEq, Eq, Hash)]
 enum Form {
     Made { turn: TurnId, number: u32 },
     Given(Arc<str>),
 }
 
-/// The length of a turn's id in a made id.
+/// The length of a turn's id in the text of a message id that an agent has made.
 const TURN: usize = 22;
-/// The length of the longest made id: the turn's id, a hyphen and ten digits.
+/// The maximum length of a made id: the turn's id, a hyphen and ten digits.
 const LONGEST: usize = TURN + 11;
 
 impl Form {
@@ -196,7 +197,7 @@ impl MessageId {
         }
     }
 
-    /// Returns the id's text. If the id is a made one, its text is written into `buffer`.
+    /// Returns the id's text. If an agent has made the id, the text is written into `buffer`.
     fn text<'a>(&'a self, buffer: &'a mut [u8; LONGEST]) -> &'a str {
         let (turn, mut number) = match &self.0 {
             Form::Given(text) => return text,

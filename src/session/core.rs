@@ -110,7 +110,7 @@ pub(super) struct Core {
     keeps_usage: bool,
     /// The usage of the turn in flight.
     spending: Option<Box<Spending>>,
-    /// What was spent on the conversation.
+    /// The usage of all requests that were made for the conversation.
     used: Option<Box<Usage>>,
     /// Whether the event about the fallback model has been emitted.
     is_fallback_reported: bool,
@@ -161,7 +161,7 @@ impl Core {
         core
     }
 
-    /// Notes what was spent on a loaded conversation.
+    /// Notes the usage of all requests that were made for a loaded conversation.
     pub(super) fn loaded_usage(&mut self, used: Usage) {
         // A store without a ledger knows only the usage of the messages.
         self.add_used(if self.keeps_usage { used } else { self.tree.usage() });

@@ -54,8 +54,8 @@ use crate::{
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// As JSON, an event is an object with a `type` and the event's fields next to it. An event of the agent stands whole
-/// in the field `event`: `{"type": "agent", "event": {"type": "text_delta", …}}`.
+/// As JSON, an event is an object with a `type` and the event's fields next to it. An event of the agent is contained
+/// as a whole in the field `event`: `{"type": "agent", "event": {"type": "text_delta", …}}`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "type", rename_all = "snake_case")]

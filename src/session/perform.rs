@@ -18,8 +18,8 @@ use crate::{
 /// As JSON, a command is an object with a `type` and the command's fields next to it.
 ///
 /// A command can contain everything that the operation accepts, such as options and limits of a prompt. An application
-/// that runs commands of strangers checks first what they may contain. Keys, headers and models of prompts have no JSON
-/// form, so they cannot come from a client.
+/// that performs commands from its users must first check what the commands contain. Keys, headers and models of
+/// prompts have no JSON form, so they cannot come from a client.
 ///
 /// ```
 /// # #[cfg(feature = "test-util")]
@@ -58,7 +58,8 @@ pub enum SessionCommand {
     Resume {
         /// The id of the tool use.
         tool_use_id: ToolUseId,
-        /// The turn that is paused. If this turn is given and another turn is in flight, the decision is stale.
+        /// The turn that is paused. If this turn is given and another turn is in flight, the decision is rejected as
+        /// stale.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         turn: Option<TurnId>,
         /// The decision.

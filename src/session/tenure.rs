@@ -117,8 +117,8 @@ impl Tenure {
     }
 }
 
-/// An acquisition in flight. If it is dropped, the store may still grant the lease. In that case, a separate task waits
-/// a little longer for the lease and releases it.
+/// An acquisition in flight. If it is dropped, the store may still grant the lease. A separate task therefore waits a
+/// little longer for the lease and releases it.
 struct PendingAcquisition(Option<BoxFuture<'static, Result<Option<Tenure>, StoreError>>>);
 
 impl Drop for PendingAcquisition {
@@ -161,8 +161,9 @@ impl Held {
         self.lease.borrow().clone()
     }
 
-    /// Returns the lease for repeating a write whose lease, with the epoch `refused`, the store has rejected because it
-    /// expired. If nobody else has acquired the conversation in the meantime, the lease is renewed.
+    /// Returns the lease with which a write can be repeated, after the store has rejected the lease of the write as
+    /// expired. `refused` is the epoch of the rejected lease. If nobody else has acquired the conversation in the
+    /// meantime, the lease is renewed.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Questions of running tools, and the clock of a call, which is stopped while a question waits.
+//! Questions that a running tool asks the user, and the clock of a call, which is stopped while a question waits.
 
 use std::{
     future::poll_fn,
@@ -80,7 +80,7 @@ struct CallQuestions {
     open: usize,
     /// The time when the first of the open questions was asked.
     since: Option<Instant>,
-    /// The sum of the periods that have ended.
+    /// The total time for which the clock was stopped, in periods that have ended.
     stood: Duration,
     waker: Option<Waker>,
 }

@@ -103,7 +103,7 @@ impl Core {
         self.settle(cx);
     }
 
-    /// `handle_error` has returned.
+    /// Called when `handle_error` has returned.
     pub(in crate::agent) fn error_decided(&mut self, op: Op, decision: ErrorDecision, cx: &mut Context<'_>) {
         let failing = in_stage!(Stage::Failing { failure, remains } => (failure, *remains));
         let Some((mut turn, (failure, remains))) = self.phase.take_awaited(op, failing) else {

@@ -38,7 +38,7 @@ impl Waited {
         match delta {
             Delta::Start { index, block: BlockStart::ToolUse { id, name } } => {
                 let asked = question.map(|question| &question.tool_use.id);
-                // If there are no such ids, the fold alone ensures that ids differ within the response.
+                // If no id is used yet, `fold` alone ensures that the ids within the response differ.
                 let id = if self.0.is_empty() && asked.is_none() {
                     id
                 } else {

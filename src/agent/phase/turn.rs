@@ -130,8 +130,8 @@ impl Turn {
         self.origin.prompt.model.as_ref().unwrap_or(&config.model)
     }
 
-    /// Returns the user messages since the response before the last one: the prompt, or the results of the last step's
-    /// tools and the prompts that have joined the turn.
+    /// Returns the user messages that the last response answers: the prompt, or the tool results of the previous step
+    /// and the prompts that joined the turn after them.
     pub(crate) fn prompts_of_step(&self) -> Vec<Arc<Message>> {
         let is_user = |message: &&Arc<Message>| message.role == Role::User;
         let earlier = self.working.pending().rev().skip_while(|message| !is_user(message));

@@ -88,8 +88,8 @@ impl Task {
     }
 
     /// Returns an error if a run would start while too many events wait for the commit channel. A run in progress may
-    /// continue, because it emits only a few more events. Its prompts are refused at twice that number, so that a
-    /// client that stages and withdraws prompts without end is limited too.
+    /// continue, because it emits only a few more events. Prompts for a run in progress are refused at twice the number
+    /// of waiting events, so that a client that stages and withdraws prompts without end is limited too.
     fn ensure_room(&self) -> Result<(), AgentError> {
         let Some(commit) = &self.commit else { return Ok(()) };
         let limit = if self.core.is_at_rest() { MAX_OUTBOX } else { 2 * MAX_OUTBOX };

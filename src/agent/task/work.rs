@@ -27,7 +27,7 @@ use crate::{
     tool::{AgentLink, Answer, Decision, ToolContext, ToolReport, ToolSet},
 };
 
-/// The longest time limit of a pause. The timer cannot hold a limit much longer than two years.
+/// The longest time limit of a pause that ends, because the timer supports at most about two years.
 const MAX_EXPIRY: Duration = Duration::from_hours(365 * 24);
 
 /// The work in progress. Dropping a part of it ends that part.
@@ -63,7 +63,7 @@ pub(super) struct Tasks {
     pub(super) set: JoinSet<(usize, ToolResult)>,
     pub(super) calls: Vec<RunningTool>,
     pub(super) reports: mpsc::Receiver<ToolReport>,
-    /// The questions of the tools that wait for answers.
+    /// The questions from running tools that have no answer yet.
     pub(super) questions: Vec<OpenQuestion>,
     cancellation: CancellationToken,
 }
@@ -100,7 +100,7 @@ impl Tasks {
         }
     }
 
-    /// Drops the questions of a tool, which are then declined.
+    /// Drops the questions of a tool, so the tool gets the answer `Declined` to each.
     pub(super) fn forget_questions(&mut self, slot: usize) {
         self.questions.retain(|question| question.slot != slot);
     }
@@ -155,7 +155,7 @@ impl Work {
         self.watch = limit.map(|limit| Watch { limit, timer: Box::pin(sleep(limit)), frozen: None });
     }
 
-    /// Watches the time limit of a pause. A longer limit than [`MAX_EXPIRY`] never ends.
+    /// Watches the time limit of a pause. A limit above [`MAX_EXPIRY`] is ignored, so the pause has no limit.
     pub(super) fn expire(&mut self, tool_use: ToolUseId, after: Duration) {
         if after <= MAX_EXPIRY {
             self.expiries.get_or_insert_default().insert(tool_use, after);

@@ -20,7 +20,7 @@ impl Model {
         ensure!(answer.is_none() || self.interrupting(), "a turn ends before its answer {answer:?}");
         turn.keep_decided(response);
         if self.interrupting() && !turn.joined.is_empty() && turn.pending.len() == turn.base {
-            // No answer follows these prompts, so they are staged again.
+            // The prompts that joined the turn got no answer, so they are staged again.
             turn.pending.truncate(turn.pending.len() - turn.joined.len());
             self.queue.staged.splice(0..0, turn.joined.drain(..));
         }
@@ -74,7 +74,7 @@ impl Model {
         let reason = &response.stop_reason;
         let step = turn.reason.as_ref().ok_or("a turn ends without a step")?;
         let own = match (turn.place, step) {
-            // The desk checks which tool uses remain open.
+            // `Desk` checks which tool uses remain open.
             (TurnStage::Deciding, _) => StopReason::ToolUse,
             (TurnStage::Closed, StopReason::Refusal) => StopReason::Refusal,
             (TurnStage::Closed, _) | (TurnStage::Complete, StopReason::Pause) => StopReason::MaxSteps,

@@ -23,7 +23,8 @@ impl World {
         if let Some(Stage::Streaming { question: Some(question), .. }) = self.core.phase().stage()
             && self.rng.percent(50)
         {
-            // If the question is paused, its callback has already returned, so its outcome is a ghost.
+            // If the question is paused, its callback has already returned. The core must ignore a second outcome of
+            // the callback.
             (op, kind) = (question.op, self.rng.pick(&[6, 12]));
         }
         let tool_use = ToolUse::new("a", "search", json!({}));

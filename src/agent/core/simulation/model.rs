@@ -346,7 +346,7 @@ impl Model {
             Event::Withdrawn { tool_use_id } => self.pauses.withdraw(tool_use_id),
             Event::Staged { id, prompt } => self.queue.stage(id, prompt),
             Event::Unstaged { id, reason } => self.queue.unstage(id, *reason, self.turn.is_some()),
-            // The desk checks these events.
+            // `Desk` checks these events.
             Event::ToolStart { .. } | Event::ToolEnd { .. } => Ok(()),
             Event::Usage(row) => self.usage_told(row),
             Event::Retry { pending, failure, step, .. } => {
@@ -470,7 +470,7 @@ impl Model {
         turn.pending.push(Arc::clone(message));
         turn.base = turn.pending.len();
         turn.joined.push(prompt);
-        // The results belong to the request before, and the prompt belongs to the request that it is sent with.
+        // The tool results belong to the previous request. The prompt belongs to the next request, which contains it.
         self.check_step(step)
     }
 

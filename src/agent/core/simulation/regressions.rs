@@ -1,4 +1,4 @@
-//! Tests with schedules that once broke the contract.
+//! Tests with schedules that once broke an invariant of the core.
 
 use std::time::Duration;
 

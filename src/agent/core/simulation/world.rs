@@ -45,7 +45,7 @@ pub(super) struct World {
     pub(super) retry_after: Option<Duration>,
     /// The turn's time limit, and whether its clock is stopped.
     pub(super) watch: Option<(Duration, bool)>,
-    /// Whether the clock was set while this input was processed.
+    /// Whether the turn's clock was set while this input was processed.
     watches: bool,
     pub(super) model: Model,
     pub(super) desk: Desk,

@@ -13,8 +13,8 @@ use crate::{
 };
 
 /// The maximum number of writes that other writers may make between two writes of a session. If the conversation was
-/// deleted and created again with the same id, its version starts at a random number, so the difference is greater than
-/// this.
+/// deleted and created again with the same id, its version starts at a random number, so the two versions differ by
+/// more than this number.
 const WRITES_BETWEEN: u64 = 256;
 
 /// The conversation in the store after another writer has changed it.
@@ -47,8 +47,8 @@ impl Core {
             _ => {}
         }
         let Found { version, mut tree, mut state } = found;
-        // A late write of an earlier life may have erased some of these nodes already. The remaining ones are removed
-        // from the tree before it is compared. If they cannot be removed, the tree differs anyway.
+        // A late write of an earlier life may have erased some of these nodes already. The erased nodes that remain are
+        // removed from the tree before the tree is compared. If they cannot be removed, the tree differs anyway.
         let mut erased = self.saver.erased.clone();
         if let Some(erased) = &mut erased {
             erased.nodes.retain(|id| tree.node(*id).is_some());

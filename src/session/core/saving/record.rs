@@ -1,4 +1,4 @@
-//! The usage ledger and the ends of runs: what is stored with the next write.
+//! The usage of requests and the end of the last run, until they are stored with the next write.
 
 use std::sync::Arc;
 
@@ -143,7 +143,7 @@ impl Core {
         }
     }
 
-    /// Returns the size of the usage and the end of a run that are not in the store, in bytes.
+    /// Returns the size in bytes of the usage and of the end of a run that are not in the store yet.
     pub(in crate::session::core) fn record_weight(&self) -> usize {
         let in_flight = match self.saver.attempt.as_ref().map(|attempt| &*attempt.job) {
             Some(Job::Commit(_, commit)) => {
@@ -166,7 +166,7 @@ impl Core {
         };
     }
 
-    /// Returns what was spent on this conversation, including discarded turns and titles.
+    /// Returns the usage of all requests for this conversation, including those for discarded turns and for titles.
     pub(in crate::session) fn used(&self) -> Usage {
         self.used.as_deref().copied().unwrap_or_default()
     }

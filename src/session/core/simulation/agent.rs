@@ -203,7 +203,7 @@ impl Agent {
 
     fn add(&mut self, message: Arc<Message>) {
         if self.pending.is_empty() {
-            // Ends of runs are compared, also with those of earlier lives, so each turn has its own id.
+            // The ends of runs are compared, also across restarts of the session, so each turn has its own id.
             (self.turns, self.request) = (self.turns + 1, 0);
             self.turn = TurnId::new(u128::from(self.last.incarnation) << 32 | u128::from(self.turns));
         }
@@ -220,7 +220,8 @@ impl Agent {
         self.add(message);
     }
 
-    /// Replaces the history, as the agent's owner requests, and starts a run on the new history if an opening is given.
+    /// Replaces the history, as the agent's owner requests, and starts a run on the new history if `run` contains its
+    /// first message.
     pub(super) fn move_to(&mut self, history: History, run: Option<FirstMessage>) -> EventId {
         let before = std::mem::replace(&mut self.history, history);
         let with = self.emit_state();

@@ -189,7 +189,7 @@ impl World {
         random_settings(&mut self.rng).unwrap_or_default()
     }
 
-    /// Makes the agent move to a new history and, if an opening is given, start a run there.
+    /// Makes the agent move to a new history. If `run` contains a first message, the agent starts a run there.
     fn set_out(&mut self, Base { history, then }: Base, run: Option<FirstMessage>) -> Check {
         history.check().map_err(|error| format!("the agent refuses the base: {error}"))?;
         if let Some(FirstMessage::Message(message, _)) = &run {

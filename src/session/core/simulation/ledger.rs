@@ -51,7 +51,7 @@ pub(super) struct Ledger {
 struct Open {
     job: Arc<Job>,
     moment: usize,
-    /// Whether the store contains everything of the moment when the write is done.
+    /// Whether the store contains the whole content of `moment` after this write.
     is_whole: bool,
     failures: u32,
     under_way: bool,
@@ -250,7 +250,8 @@ impl Ledger {
         Ok(())
     }
 
-    /// Processes a permanent rejection of a write with the end of a run. The session writes the rest without it.
+    /// Processes a permanent rejection of a write with the end of a run. The session then writes the rest of the data
+    /// without the end of the run.
     pub(super) fn end_refused(&mut self, model: &Model) {
         self.open = None;
         self.note(model, false);

@@ -219,7 +219,7 @@ impl Model {
 
     /// Processes a usage ledger that another writer has stored in place of the `known` one.
     ///
-    /// A turn or an erasure that is not stored yet `removes_end`: it will remove the stored end of the run.
+    /// `removes_end` states whether a turn or an erasure that is not stored yet will remove the stored end of the run.
     pub(super) fn take_books(&mut self, known: &Books, stored: Books, removes_end: bool) {
         let (now, before) = (stored.used.usage, known.used.usage);
         let usage =

@@ -190,7 +190,7 @@ impl World {
             self.vault.meddle();
         } else {
             self.note(|| "another writer deletes the conversation".to_owned());
-            // If the conversation was never reported as stored, it may disappear without a trace.
+            // If the session has never seen a successful write, it need not notice that the conversation was deleted.
             self.vault.is_foreign |= self.ledger.acked.is_some();
             self.vault.delete();
         }

@@ -523,8 +523,8 @@ function follow(isOn) {
 let lastTop = 0;
 scroller.addEventListener("scroll", () => {
   const isAtEnd = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < 48;
-  // Only the user scrolls up, so scrolling up ends following. The distance to the end would be a wrong sign, because the
-  // height of messages that were never on screen is estimated, and the end moves.
+  // Only the user scrolls up, so scrolling up ends following. The distance to the end says nothing, because the height
+  // of messages that were never on screen is estimated, and the end moves.
   if (isAtEnd) isFollowing = true;
   else if (scroller.scrollTop < lastTop - 4) isFollowing = false;
   lastTop = scroller.scrollTop;

@@ -61,7 +61,8 @@ async fn returns_what_was_stored(version: u64, names: &[&str]) {
         let expected = fs::read(golden(version).join(format!("{name}.expected.json"))).unwrap();
         let mut expected: Stored = serde_json::from_slice(&expected).unwrap();
         if version == 1 {
-            // The expected files are from a time without a usage ledger. Its rows are derived from the nodes.
+            // The expected files were written before the usage ledger existed. The store derives the rows of the ledger
+            // from the nodes.
             for usage in expected.nodes.iter().filter_map(Node::usage) {
                 expected.used.add(1, *usage);
             }

@@ -149,7 +149,7 @@ async fn keeps_the_order(from: &dyn Store, to: &dyn Store) {
 async fn copy_keeps_the_order_of_the_list() {
     let folders = [(); 2].map(|()| Folder::new());
     let from = MemoryStore::new();
-    // Several conversations are created in the same millisecond. In this case, their ids determine the order.
+    // Several conversations are created in the same millisecond. Their ids determine the order of these conversations.
     for number in 0..60 {
         create(&from, &id(&format!("n{}", number * 37 % 60))).await;
     }

@@ -1,4 +1,4 @@
-//! Who sees what: every route, for everybody.
+//! What each user may see and do: every route is requested by every kind of user.
 
 use axum::{
     body::Body,
@@ -142,7 +142,7 @@ async fn labels_are_replaced_by_operators_only_and_move_the_conversation() {
         .until(|frame| {
             let event = &frame.data["update"]["event"];
             assert!(!frame.data.to_string().contains("ben"), "{frame:?}");
-            // `until` takes an `Fn`, so the two facts are read from the frame itself.
+            // `until` takes an `Fn`, which can't record the two facts. They are read from the returned frames below.
             frame.event == "refused" || event["type"] == "deleted"
         })
         .await

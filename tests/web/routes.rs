@@ -1,4 +1,4 @@
-//! Each native route does what it says.
+//! The effect and the answer of each native route.
 
 use axum::http::{Method, StatusCode};
 use omni_agent::{

@@ -165,7 +165,7 @@ async fn page_stream_carries_the_list_and_several_conversations() {
             frame.data["conversation"] == id && frame.data["update"]["event"]["outcome"] == "saved"
         }
     };
-    // The two runs are over, so both conversations are saved, in any order of the frames.
+    // The two runs are over. The stream reports both conversations as saved, in either order.
     let first = stream.until(|frame| is_done(&a)(frame) || is_done(&b)(frame)).await;
     let was_a = first.last().unwrap().data["conversation"] == json!(a);
     take(first, &mut clients);

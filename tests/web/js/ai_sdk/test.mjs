@@ -21,7 +21,7 @@ const {
 
 const api = `${server}/api/chat${level === 6 ? '?ui=6' : ''}`;
 
-/** Version 6 has no automatic responses, so it sends when no part waits for the user any more. */
+/** Returns whether no part waits for the user any more. In version 6, the chat then sends the decisions. */
 const isDecided = ({ messages }) => {
   const parts = messages.at(-1)?.parts ?? [];
   return parts.some(part => part.state === 'approval-responded')

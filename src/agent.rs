@@ -188,7 +188,7 @@ pub(crate) struct Delivery {
     /// For a message, the settings of the prompt that started the message's turn. `None` if this prompt has no
     /// settings.
     pub(crate) settings: Option<Arc<Prompt>>,
-    /// For a committed turn, the span of its run, if anybody listens.
+    /// If the event commits a turn, the span of the turn's run. Empty if telemetry is off.
     pub(crate) run: Caller,
 }
 

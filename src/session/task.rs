@@ -292,7 +292,7 @@ impl Task {
             let traces = &mut self.attempts.get_or_insert_default().traces;
             traces.committed(&run, self.shared.id.as_str());
         }
-        // The watcher finds the run as the current span.
+        // The span of the run is entered, so that the watcher finds it as the current span.
         let in_run = run.enter();
         self.step(|core, env, effects| {
             if let Some(settings) = settings {

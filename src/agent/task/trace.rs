@@ -23,7 +23,8 @@ impl Work {
 }
 
 impl Task {
-    /// Returns the span of the run to which a committed turn belongs, if anybody listens to it.
+    /// If the event commits a turn, returns the span of the turn's run. Returns no span for other events, without a
+    /// commit channel, or if telemetry is off.
     #[inline]
     pub(super) fn run_of(&self, event: &Event) -> Caller {
         match &self.work {

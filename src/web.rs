@@ -110,6 +110,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{manager::Manager, setters::setters};
 use access::Hooks;
 use client_ids::ClientIds;
+use routes::Route;
 use streams::Streams;
 
 /// A manager behind HTTP. Cheap to clone.
@@ -219,18 +220,21 @@ impl Web {
     }
 
     /// Returns the router with the routes of the AI SDK. If it is nested at `/api`, `useChat` finds it without further
-    /// settings. A conversation is created with the native routes first, and its id is the id of the chat.
+    /// settings. A conversation is created with the native routes first, and its id is the id of the chat. With
+    /// [`client_ids`](WebBuilder::client_ids), the first message of a chat creates its conversation.
     ///
     /// The routes speak the protocol of `ai` 7. A client with `ai` 6 adds `?ui=6` to the address of the chat.
     ///
     /// | route | purpose |
     /// | --- | --- |
     /// | `POST /chat` | sends a message, an edit, decisions or results, or answers again; responds with the stream |
-    /// | `GET /chat/{id}/stream` | the answer that is streaming, from its start; 204 if there is none |
-    /// | `GET /chat/{id}/messages` | the messages that a page loads |
-    /// | `POST /chat/{id}/stop?discard=` | stops the run and keeps its text, or discards the run |
+    /// | `GET /chat/{chat}/stream` | the answer that is streaming, from its start; 204 if there is none |
+    /// | `GET /chat/{chat}/messages` | the messages that a page loads |
+    /// | `POST /chat/{chat}/stop?discard=` | stops the run and keeps its text, or discards the run |
+    /// | `GET /chat/{chat}/files/{message}/{block}` | the bytes of an attachment |
+    /// | `POST /chat/{chat}/decisions` | decides on a tool use, also with another input |
     ///
-    /// The stop button calls the last route, because leaving a stream never stops a run. The response then ends by
+    /// The stop button calls the route `stop`, because leaving a stream never stops a run. The response then ends by
     /// itself.
     ///
     /// With `lastAssistantMessageIsCompleteWithApprovalResponses` as `sendAutomaticallyWhen`, version 7 sends decisions
@@ -256,7 +260,17 @@ impl Web {
     /// assert!(Web::routes().any(|(method, path)| method == "GET" && path == "/conversations/{id}"));
     /// ```
     pub fn routes() -> impl Iterator<Item = (Method, &'static str)> {
-        routes::all().into_iter().map(|route| (route.method, route.path))
+        names(routes::all())
+    }
+
+    /// Returns the methods and paths of the routes of the AI SDK.
+    pub fn ai_sdk_routes() -> impl Iterator<Item = (Method, &'static str)> {
+        names(ai_sdk::all())
+    }
+
+    /// Returns the methods and paths of the routes of AG-UI.
+    pub fn ag_ui_routes() -> impl Iterator<Item = (Method, &'static str)> {
+        names(ag_ui::routes::all())
     }
 
     /// Returns the router with the routes of AG-UI, for clients of protocol version 1.0 and of version 0.0.59 of the
@@ -288,6 +302,10 @@ impl Web {
     fn is_draining(&self) -> bool {
         self.0.draining.is_cancelled()
     }
+}
+
+fn names(table: impl IntoIterator<Item = Route>) -> impl Iterator<Item = (Method, &'static str)> {
+    table.into_iter().map(|route| (route.method, route.path))
 }
 
 impl WebBuilder {
@@ -328,8 +346,8 @@ impl WebBuilder {
     /// Accepts the tools that AG-UI clients declare. The model can use them, and the client runs them. They are added
     /// after the agent's own tools, which they cannot replace, and stay until the conversation is closed. By default,
     /// they are ignored.
-    pub fn client_tools(mut self, are_accepted: bool) -> Self {
-        self.0.client_tools = are_accepted;
+    pub fn client_tools(mut self) -> Self {
+        self.0.client_tools = true;
         self
     }
 

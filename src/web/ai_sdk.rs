@@ -1,10 +1,10 @@
 //! The routes of the AI SDK: `useChat` with its default transport.
 
-use std::{collections::VecDeque, io, sync::Arc};
+use std::{collections::VecDeque, io};
 
 use axum::{
     Router,
-    http::{HeaderValue, Method, StatusCode, header},
+    http::{HeaderValue, StatusCode, header},
     response::{
         IntoResponse, Response, Sse,
         sse::{Event as SseEvent, KeepAlive},
@@ -14,34 +14,30 @@ use futures_util::stream;
 use serde::Deserialize;
 
 use super::{
-    Action, Problem, Web,
+    Action, Principal, Problem, Web,
     gate::Call,
-    requests::{action, check, starts_a_run},
-    routes::{self, Route},
-    streams::Place,
+    requests::{action, check},
+    routes::{self, Route, decide, file, routes},
+    streams::StreamPermit,
     ui_messages::{DONE, Follow, Frame, Level, Plan, Post, Refusal, Settings, Translator, messages, read},
 };
 use crate::{
     agent::{Accepted, AgentError, PromptState, Status},
-    session::{Mode, Session, SessionAnswer, SessionError, SessionSnapshot, SessionSubscription},
-    store::ConversationId,
+    session::{Session, SessionAnswer, SessionError, SessionSubscription},
     subscription::Update,
 };
 
-/// Returns the routes. They are relative to the place where the router is nested.
+/// Returns all routes. A post names its chat in the body, so its handler checks the action.
 pub(super) fn all() -> [Route; 6] {
-    let route = |method, path, action, handler| Route { method, path, action, handler };
-    [
-        route(Method::POST, "/chat", Action::Prompt, |call| Box::pin(post(call))),
-        route(Method::GET, "/chat/{id}/stream", Action::Watch, |call| Box::pin(resume(call))),
-        route(Method::GET, "/chat/{id}/messages", Action::Read, |call| Box::pin(list(call))),
-        route(Method::POST, "/chat/{id}/stop", Action::Stop, |call| Box::pin(stop(call))),
+    routes! {
+        POST "/chat" Watch post;
+        GET "/chat/{chat}/stream" Watch resume;
+        GET "/chat/{chat}/messages" Read list;
+        POST "/chat/{chat}/stop" Stop stop;
         // Frames contain addresses of files and of decisions. The address of the native routes is unknown here.
-        route(Method::GET, "/chat/{id}/files/{message}/{block}", Action::Read, |call| {
-            Box::pin(routes::file(call))
-        }),
-        route(Method::POST, "/chat/{id}/decisions", Action::Decide, |call| Box::pin(routes::decide(call))),
-    ]
+        GET "/chat/{chat}/files/{message}/{block}" Read file;
+        POST "/chat/{chat}/decisions" Decide decide;
+    }
 }
 
 pub(super) fn router(web: &Web) -> Router {
@@ -73,7 +69,7 @@ fn settings(call: &Call) -> Result<Settings, Problem> {
     let view = &call.web.0.view;
     Ok(Settings {
         level,
-        conversation: Some(format!("{}/chat/{}", call.base, call.id()?)),
+        conversation: Some(call.client_path("/chat")),
         inline_files: view.inline_files,
         provider_items: view.everything,
     })
@@ -81,18 +77,14 @@ fn settings(call: &Call) -> Result<Settings, Problem> {
 
 async fn post(mut call: Call) -> Result<Response, Problem> {
     let post: Post = call.json(call.web.0.limits.command_body).await?;
-    let id = ConversationId::new(post.id.as_str()).map_err(|error| Problem::invalid_id(&error))?;
-    call.enter(id, Action::Prompt).await?;
+    let permit = call.open_stream()?;
+    call.enter_or_create(&post.id, Action::Watch).await?;
     let settings = settings(&call)?;
-    let place = call.web.0.streams.enter(&call.principal, &call.web.0.limits)?;
-    let (session, updates, snapshot) = subscribe(&call).await?;
+    let (session, updates, snapshot) = call.subscribe().await?;
     let Plan { commands, follow } = read(&post, &snapshot, &settings).map_err(problem)?;
     for command in &commands {
         call.permit(action(command))?;
         check(command, &call.principal)?;
-        if starts_a_run(command) && call.web.is_draining() {
-            return Err(Problem::draining());
-        }
     }
     let mut begun = Translator::begin(settings.clone(), &snapshot, follow.clone());
     for command in commands {
@@ -108,22 +100,28 @@ async fn post(mut call: Call) -> Result<Response, Problem> {
         };
         begun = Translator::begin(settings.clone(), &session.snapshot().await?, ended);
     }
-    Ok(respond(&call, begun, session, updates, place))
+    Ok(respond(&call, begun, session, updates, permit))
 }
 
 async fn resume(call: Call) -> Result<Response, Problem> {
     let settings = settings(&call)?;
-    let place = call.web.0.streams.enter(&call.principal, &call.web.0.limits)?;
-    let (session, updates, snapshot) = subscribe(&call).await?;
+    let permit = call.open_stream()?;
+    if !call.has_conversation() {
+        return Ok(StatusCode::NO_CONTENT.into_response());
+    }
+    let (session, updates, snapshot) = call.subscribe().await?;
     if snapshot.agent.status != Status::Busy {
         return Ok(StatusCode::NO_CONTENT.into_response());
     }
     let begun = Translator::begin(settings, &snapshot, Follow::InFlight);
-    Ok(respond(&call, begun, session, updates, place))
+    Ok(respond(&call, begun, session, updates, permit))
 }
 
 async fn list(call: Call) -> Result<Response, Problem> {
     let settings = settings(&call)?;
+    if !call.has_conversation() {
+        return Ok(routes::json(&[(); 0]));
+    }
     let snapshot = call.on_session(|session| async move { session.snapshot().await }).await?;
     Ok(routes::json(&messages(&settings, &snapshot)))
 }
@@ -154,29 +152,20 @@ fn problem(refusal: Refusal) -> Problem {
     }
 }
 
-/// Opens the conversation and subscribes to it. The events follow the snapshot without a gap.
-async fn subscribe(call: &Call) -> Result<(Session, SessionSubscription, Arc<SessionSnapshot>), Problem> {
-    let session = call.session().await?;
-    let updates = session.subscribe(Mode::Controller).await?;
-    let snapshot = match updates.snapshot() {
-        Some(snapshot) => Arc::clone(snapshot),
-        None => Arc::new(session.snapshot().await?),
-    };
-    Ok((session, updates, snapshot))
-}
-
-/// The state of a stream.
-struct Body {
+/// The state of a response.
+struct Reply {
+    web: Web,
+    principal: Principal,
     translator: Translator,
     frames: VecDeque<Frame>,
     session: Session,
     updates: SessionSubscription,
     is_done: bool,
-    /// Frees the stream's place when the stream ends.
-    _place: Place,
+    /// Ends with the stream, so that another stream can be opened.
+    _permit: StreamPermit,
 }
 
-impl Body {
+impl Reply {
     /// Returns the next frame, or `None` at the end. An error makes the body fail, so that the client resumes.
     async fn next(&mut self) -> Option<Result<SseEvent, io::Error>> {
         loop {
@@ -204,6 +193,9 @@ impl Body {
             return Ok(());
         }
         match self.updates.next().await {
+            Some(update) if !self.web.still_watches(&self.principal, &update) => {
+                self.frames.extend(self.translator.fail("There is no such conversation."));
+            }
             Some(Update::Event(event)) => self.frames.extend(self.translator.event(&event)),
             Some(Update::Resync(_)) => return Err(io::Error::other("the reader was too slow")),
             Some(Update::Closed(_)) | None => {
@@ -222,11 +214,20 @@ fn respond(
     (translator, frames): (Translator, Vec<Frame>),
     session: Session,
     updates: SessionSubscription,
-    place: Place,
+    permit: StreamPermit,
 ) -> Response {
-    let frames = frames.into();
-    let body = Body { translator, frames, session, updates, is_done: false, _place: place };
-    let frames = stream::unfold(body, |mut body| async move { body.next().await.map(|frame| (frame, body)) });
+    let reply = Reply {
+        web: call.web.clone(),
+        principal: call.principal.clone(),
+        translator,
+        frames: frames.into(),
+        session,
+        updates,
+        is_done: false,
+        _permit: permit,
+    };
+    let frames =
+        stream::unfold(reply, |mut reply| async move { reply.next().await.map(|frame| (frame, reply)) });
     let keep_alive = KeepAlive::new().interval(call.web.0.limits.keep_alive);
     let mut response = Sse::new(frames).keep_alive(keep_alive).into_response();
     let headers = response.headers_mut();

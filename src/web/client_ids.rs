@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Action, Principal, Problem, StartRequest, WebBuilder, gate::Call};
+use super::{Action, Principal, Problem, StartRequest, Web, WebBuilder, gate::Call};
 use crate::store::ConversationId;
 
 type Scope = dyn Fn(&Principal, &str) -> Option<ConversationId> + Send + Sync;
@@ -17,8 +17,8 @@ impl fmt::Debug for ClientIds {
 }
 
 impl WebBuilder {
-    /// Lets clients of AG-UI choose the ids of new conversations. By default, such a client can only use
-    /// conversations that exist.
+    /// Lets clients of the AI SDK and of AG-UI choose the ids of new conversations. By default, such a client can only
+    /// use conversations that exist. An id that is not used yet has no stream and no messages.
     ///
     /// `scope` returns the id of the stored conversation for a principal and the client's id, or `None` if the client's
     /// id is unacceptable. It must give different principals different ids, for example by including the principal's
@@ -33,15 +33,11 @@ impl WebBuilder {
 }
 
 impl Call {
-    /// Makes the conversation with this id of the client the request's, if the action on it is permitted.
-    pub(super) async fn enter_client_id(&mut self, id: &str, action: Action) -> Result<(), Problem> {
-        let id = self.stored_id(id)?;
-        self.enter(id, action).await
-    }
-
-    /// Does the same, and creates the conversation if it does not exist and clients may choose ids.
-    pub(super) async fn enter_or_create(&mut self, id: &str, action: Action) -> Result<(), Problem> {
-        let id = self.stored_id(id)?;
+    /// Makes the conversation with this id of the client the request's, if the action on it is permitted. Creates the
+    /// conversation if it does not exist and clients may choose ids.
+    pub(super) async fn enter_or_create(&mut self, client_id: &str, action: Action) -> Result<(), Problem> {
+        let id = self.web.stored_id(&self.principal, client_id)?;
+        client_id.clone_into(&mut self.client_id);
         match self.enter(id.clone(), action).await {
             Err(problem) if problem.code() == "not-found" && self.web.0.client_ids.is_some() => {}
             other => return other,
@@ -66,11 +62,14 @@ impl Call {
         }
         self.enter(id, action).await
     }
+}
 
-    fn stored_id(&self, id: &str) -> Result<ConversationId, Problem> {
-        match &self.web.0.client_ids {
+impl Web {
+    /// Returns the id of the stored conversation to which this id of the client belongs.
+    pub(super) fn stored_id(&self, principal: &Principal, id: &str) -> Result<ConversationId, Problem> {
+        match &self.0.client_ids {
             Some(ClientIds(scope)) => {
-                scope(&self.principal, id).ok_or_else(|| Problem::invalid_id(&"the id is not acceptable"))
+                scope(principal, id).ok_or_else(|| Problem::invalid_id(&"the id is not acceptable"))
             }
             None => ConversationId::new(id).map_err(|error| Problem::invalid_id(&error)),
         }

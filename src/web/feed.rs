@@ -14,7 +14,7 @@ use serde::Serialize;
 use tokio::time::{Sleep, sleep};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::{Action, Principal, Problem, Web, gate::Call, streams::Place, view::Lens};
+use super::{Action, Principal, Problem, Web, gate::Call, streams::StreamPermit, view::Lens};
 use crate::{
     agent::Event,
     manager::{ManagerEvent, ManagerSnapshot},
@@ -87,8 +87,8 @@ struct Feed {
     shown: HashSet<ConversationId>,
     end: std::pin::Pin<Box<Sleep>>,
     has_ended: bool,
-    /// Frees the stream's place when the stream ends.
-    _place: Place,
+    /// Ends with the stream, so that another stream can be opened.
+    _permit: StreamPermit,
 }
 
 #[derive(Serialize)]
@@ -137,7 +137,7 @@ async fn enter(
 /// Returns the response with the stream.
 pub(super) fn respond(
     call: &Call,
-    place: Place,
+    permit: StreamPermit,
     list: bool,
     watches: Vec<Watch>,
     after: &Positions,
@@ -154,6 +154,9 @@ pub(super) fn respond(
         items.push(updates.take_until(ended.clone().cancelled_owned()).boxed());
         conversations.push(Watched { lens: call.lens(&id), id, _subscription: ended.drop_guard() });
     }
+    // The first ids name the positions of silent conversations, too. Without them, the next resume would begin anew.
+    let mut positions = after.clone();
+    positions.0.retain(|(id, _)| conversations.iter().any(|watched| watched.id == *id));
     let limits = &web.0.limits;
     let lifetime = limits.stream_lifetime.mul_f64(0.9 + 0.2 * f64::from(rand::random::<u8>()) / 255.0);
     let feed = Feed {
@@ -161,11 +164,11 @@ pub(super) fn respond(
         principal: principal.clone(),
         items,
         watched: conversations,
-        positions: Positions::default(),
+        positions,
         shown: HashSet::new(),
         end: Box::pin(sleep(lifetime)),
         has_ended: false,
-        _place: place,
+        _permit: permit,
     };
     let frames = stream::unfold(feed, |mut feed| async move { feed.next().await.map(|frame| (frame, feed)) });
     let keep_alive = KeepAlive::new().interval(limits.keep_alive);
@@ -250,14 +253,12 @@ impl Feed {
         update: Update<SessionSnapshot, SessionEvent>,
     ) -> Option<Result<Frame, axum::Error>> {
         let Watched { lens, .. } = self.watched.iter_mut().find(|watched| watched.id == *id)?;
+        if !self.web.still_watches(&self.principal, &update) {
+            return Some(self.refused(id, Problem::not_found()));
+        }
         let mut is_delta = false;
         match &update {
             Update::Event(numbered) => {
-                if let SessionEvent::Labels { labels } = &*numbered.event
-                    && !self.web.0.hooks.access.permits(&self.principal, Action::Watch, labels)
-                {
-                    return Some(self.refused(id, Problem::not_found()));
-                }
                 is_delta = numbered.event.agent().is_some_and(is_a_delta);
                 self.positions.set(id, numbered.id);
             }
@@ -275,6 +276,7 @@ impl Feed {
     /// Ends a conversation of the stream with a problem.
     fn refused(&mut self, id: &ConversationId, problem: Problem) -> Result<Frame, axum::Error> {
         self.watched.retain(|watched| watched.id != *id);
+        self.positions.0.retain(|(known, _)| known != id);
         let problem = self.web.shown(problem).to_json();
         let refused = serde_json::json!({ "conversation": id, "problem": problem });
         Frame::default().event("refused").json_data(refused)

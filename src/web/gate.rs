@@ -16,11 +16,15 @@ use axum::{
 use futures_util::future::BoxFuture;
 use serde::de::DeserializeOwned;
 
-use super::{Action, Principal, Problem, StartRequest, Web, view::Lens};
+use super::{
+    Action, Principal, Problem, StartRequest, Web, feed,
+    view::{Lens, encoded},
+};
 use crate::{
     manager::OpenedSession,
-    session::{Mode, Session, SessionError},
+    session::{Mode, Session, SessionError, SessionEvent, SessionSnapshot, SessionSubscription},
     store::{ConversationId, Labels},
+    subscription::Update,
     sync::lock,
 };
 
@@ -28,8 +32,11 @@ use crate::{
 pub(super) struct Call {
     pub(super) web: Web,
     pub(super) principal: Principal,
-    /// The conversation and its labels. `None` on a route without a conversation.
+    /// The conversation and its labels. `None` on a route without a conversation, and if the client may choose ids and
+    /// has not used this one yet.
     target: Option<(ConversationId, Labels)>,
+    /// The id of the conversation as the client has written it, on routes of the AI SDK and AG-UI.
+    pub(super) client_id: String,
     /// The path parameters after the conversation's id.
     pub(super) path: Vec<(String, String)>,
     /// The path under which the router is nested.
@@ -51,30 +58,47 @@ impl Call {
             .extract::<Path<Vec<(String, String)>>>()
             .await
             .map_err(|error| Problem::invalid_id(&error))?;
-        let mut target = None;
-        if path.first().is_some_and(|(name, _)| name == "id") {
-            let id = ConversationId::new(path.remove(0).1).map_err(|error| Problem::invalid_id(&error))?;
-            let labels = web.visible(&principal, &id).await?;
-            if !web.0.hooks.access.permits(&principal, action, &labels) {
-                return Err(Problem::not_permitted());
+        let (mut target, mut client_id) = (None, String::new());
+        match path.first().map(|(name, _)| name.as_str()) {
+            Some("id") => {
+                let id =
+                    ConversationId::new(path.remove(0).1).map_err(|error| Problem::invalid_id(&error))?;
+                target = Some(web.permitted(&principal, id, action).await?);
             }
-            target = Some((id, labels));
+            Some("chat" | "thread") => {
+                client_id = path.remove(0).1;
+                let id = web.stored_id(&principal, &client_id)?;
+                target = match web.permitted(&principal, id, action).await {
+                    Err(problem) if problem.code() == "not-found" && web.0.client_ids.is_some() => None,
+                    permitted => Some(permitted?),
+                };
+            }
+            _ => {}
         }
         let base = base(&mut parts).await;
-        Ok(Self { web, principal, target, path, base, parts, body: Mutex::new(body) })
+        Ok(Self { web, principal, target, client_id, path, base, parts, body: Mutex::new(body) })
     }
 
     /// Makes this conversation the target of the request, if the action on it is permitted. For routes whose path has
     /// no id.
     pub(super) async fn enter(&mut self, id: ConversationId, action: Action) -> Result<(), Problem> {
-        let labels = self.web.visible(&self.principal, &id).await?;
-        self.target = Some((id, labels));
-        self.permit(action)
+        self.target = Some(self.web.permitted(&self.principal, id, action).await?);
+        Ok(())
+    }
+
+    /// Returns the path of the conversation below the mount point, on routes of the AI SDK and AG-UI.
+    pub(super) fn client_path(&self, folder: &str) -> String {
+        format!("{}{folder}/{}", self.base, encoded(&self.client_id))
     }
 
     /// Returns the route's conversation with its labels.
     pub(super) fn conversation(&self) -> Result<&(ConversationId, Labels), Problem> {
         self.target.as_ref().ok_or_else(Problem::not_found)
+    }
+
+    /// Returns whether the request has a conversation. It has none if the client may choose ids and has not used this one.
+    pub(super) fn has_conversation(&self) -> bool {
+        self.target.is_some()
     }
 
     /// Returns the id of the route's conversation.
@@ -95,6 +119,20 @@ impl Call {
     /// Returns the view of a conversation.
     pub(super) fn lens(&self, id: &ConversationId) -> Lens {
         self.web.0.view.of(format!("{}/conversations/{id}/files", self.base))
+    }
+
+    /// Opens the route's conversation and subscribes to it. The events follow the snapshot without a gap.
+    pub(super) async fn subscribe(
+        &self,
+    ) -> Result<(Session, SessionSubscription, Arc<SessionSnapshot>), Problem> {
+        let (id, labels) = self.conversation()?;
+        let updates = feed::subscribe(&self.web, &self.principal, id, labels, None).await?;
+        let snapshot = updates.snapshot().map(Arc::clone).ok_or_else(Problem::invalid_position)?;
+        if !self.web.may_watch(&self.principal, &snapshot.labels) {
+            return Err(Problem::not_found());
+        }
+        let session = self.session().await?;
+        Ok((session, updates, snapshot))
     }
 
     /// Opens the route's conversation without a subscription.
@@ -166,6 +204,45 @@ impl Web {
         } else {
             Err(Problem::not_found())
         }
+    }
+
+    /// Returns the conversation with its labels, if the principal may read it and the action on it is permitted.
+    async fn permitted(
+        &self,
+        principal: &Principal,
+        id: ConversationId,
+        action: Action,
+    ) -> Result<(ConversationId, Labels), Problem> {
+        let labels = self.visible(principal, &id).await?;
+        if self.0.hooks.access.permits(principal, action, &labels) {
+            Ok((id, labels))
+        } else {
+            Err(Problem::not_permitted())
+        }
+    }
+
+    /// Returns whether the principal may watch a conversation with these labels.
+    pub(super) fn may_watch(&self, principal: &Principal, labels: &Labels) -> bool {
+        let may = |action| self.0.hooks.access.permits(principal, action, labels);
+        may(Action::Read) && may(Action::Watch)
+    }
+
+    /// Returns whether the principal may see this update. A reader that was too slow for the change of the labels sees the
+    /// new labels in the next snapshot.
+    pub(super) fn still_watches(
+        &self,
+        principal: &Principal,
+        update: &Update<SessionSnapshot, SessionEvent>,
+    ) -> bool {
+        let labels = match update {
+            Update::Event(numbered) => match &*numbered.event {
+                SessionEvent::Labels { labels } => Some(labels),
+                _ => None,
+            },
+            Update::Resync(snapshot) => Some(&snapshot.labels),
+            Update::Closed(end) => end.snapshot.as_ref().map(|snapshot| &snapshot.labels),
+        };
+        labels.is_none_or(|labels| self.may_watch(principal, labels))
     }
 
     /// Opens a conversation, or returns its session if it is open.

@@ -30,7 +30,7 @@ use super::{
 use crate::{
     manager::Listed,
     message::{Attachment, Content, Message, MessageId, ResultBlock, Source, Timestamp},
-    session::{Session, SessionCommand, SessionSnapshot},
+    session::{Session, SessionCommand, SessionSnapshot, check_title},
     store::{ConversationId, Page},
 };
 
@@ -56,7 +56,8 @@ macro_rules! routes {
 
 pub(super) use routes;
 
-/// Returns all routes. The action of a route without a conversation is checked for each conversation that it uses.
+/// Returns all routes. The action of a route without a conversation is checked for each conversation that it uses. The
+/// first parameter of a path is the conversation: `{id}` is its own id, `{chat}` and `{thread}` are ids of clients.
 pub(super) fn all() -> [Route; 16] {
     routes! {
         GET "/conversations" List list;
@@ -208,8 +209,10 @@ async fn change(mut call: Call) -> Result<Response, Problem> {
     if change.model.is_some() {
         call.permit(Action::Configure)?;
     }
-    if let TitleChange::To(_) = change.title {
+    if let TitleChange::To(title) = &change.title {
         call.permit(Action::Rename)?;
+        // Checked before the model is set, so that a refused change changes nothing.
+        check_title(title.as_deref())?;
     }
     if let Some(model) = change.model {
         call.on_session(|session| {
@@ -304,8 +307,8 @@ pub(super) async fn file(call: Call) -> Result<Response, Problem> {
     // The file of a stranger must not run as a page of this origin.
     let policy = HeaderValue::from_static("sandbox; default-src 'none'; style-src 'unsafe-inline'");
     headers.insert(header::CONTENT_SECURITY_POLICY, policy);
-    let place = if attachment.is_image() { "inline" } else { "attachment" };
-    headers.insert(header::CONTENT_DISPOSITION, HeaderValue::from_static(place));
+    let disposition = if attachment.is_image() { "inline" } else { "attachment" };
+    headers.insert(header::CONTENT_DISPOSITION, HeaderValue::from_static(disposition));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("private, max-age=3600"));
     Ok(response)
 }
@@ -346,14 +349,11 @@ fn last_event(call: &Call) -> Result<Positions, Problem> {
 
 async fn watch(call: Call) -> Result<Response, Problem> {
     let after = last_event(&call)?;
-    if call.web.is_draining() {
-        return Err(Problem::draining());
-    }
-    let place = call.web.0.streams.enter(&call.principal, &call.web.0.limits)?;
+    let permit = call.open_stream()?;
     let (id, labels) = call.conversation()?;
     let subscription = feed::subscribe(&call.web, &call.principal, id, labels, after.of(id)).await?;
     let watch = Watch { id: id.clone(), subscription: Some(subscription) };
-    Ok(feed::respond(&call, place, false, vec![watch], &after))
+    Ok(feed::respond(&call, permit, false, vec![watch], &after))
 }
 
 /// The maximum number of conversations of one stream.
@@ -378,12 +378,9 @@ async fn events(call: Call) -> Result<Response, Problem> {
     if ids.len() > MAX_WATCHES || ids.is_empty() && !list {
         return Err(Problem::invalid_query(&"use `list=true`, or `watch=ID` one to eight times"));
     }
-    if call.web.is_draining() {
-        return Err(Problem::draining());
-    }
-    let place = call.web.0.streams.enter(&call.principal, &call.web.0.limits)?;
+    let permit = call.open_stream()?;
     let watches = ids.into_iter().map(|id| Watch { id, subscription: None }).collect();
-    Ok(feed::respond(&call, place, list, watches, &after))
+    Ok(feed::respond(&call, permit, list, watches, &after))
 }
 
 async fn updates_schema(_: Call) -> Result<Response, Problem> {

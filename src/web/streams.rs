@@ -7,7 +7,10 @@ use std::{
 
 use axum::http::StatusCode;
 
-use super::{Principal, Problem, WebLimits, gate::RETRY};
+use super::{
+    Problem,
+    gate::{Call, RETRY},
+};
 
 /// The open streams of all principals. An entry exists only while the principal has a stream.
 #[derive(Debug, Default)]
@@ -19,9 +22,9 @@ struct Counts {
     of: HashMap<Arc<str>, usize>,
 }
 
-/// A place for a stream. It becomes free when it is dropped.
+/// The permit of an open stream. The stream no longer counts when it is dropped.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct StreamPermit {
     streams: Arc<Streams>,
     principal: Arc<str>,
 }
@@ -30,15 +33,21 @@ impl Streams {
     fn counts(&self) -> MutexGuard<'_, Counts> {
         crate::sync::lock(&self.0)
     }
+}
 
-    /// Takes a place for a stream of this principal.
-    pub(super) fn enter(
-        self: &Arc<Self>,
-        principal: &Principal,
-        limits: &WebLimits,
-    ) -> Result<Place, Problem> {
-        let name = principal.shared_name();
-        let mut counts = self.counts();
+impl Call {
+    /// Counts a stream of the principal.
+    ///
+    /// # Errors
+    ///
+    /// The server is about to stop, or too many streams are open.
+    pub(super) fn open_stream(&self) -> Result<StreamPermit, Problem> {
+        if self.web.is_draining() {
+            return Err(Problem::draining());
+        }
+        let (streams, limits) = (&self.web.0.streams, &self.web.0.limits);
+        let name = self.principal.shared_name();
+        let mut counts = streams.counts();
         let own = counts.of.get(&name).copied().unwrap_or(0);
         if own >= limits.streams_per_principal || counts.all >= limits.streams {
             let problem = Problem::new(
@@ -51,11 +60,11 @@ impl Streams {
         counts.all += 1;
         counts.of.insert(Arc::clone(&name), own + 1);
         drop(counts);
-        Ok(Place { streams: Arc::clone(self), principal: name })
+        Ok(StreamPermit { streams: Arc::clone(streams), principal: name })
     }
 }
 
-impl Drop for Place {
+impl Drop for StreamPermit {
     fn drop(&mut self) {
         let mut counts = self.streams.counts();
         counts.all -= 1;

@@ -78,7 +78,7 @@ async fn serve() -> String {
     let manager = Manager::builder(MemoryStore::new()).build();
     let web = Web::builder(manager.clone(), Users, agents)
         .client_ids(|principal, id| ConversationId::new(format!("{}.{id}", principal.name())).ok())
-        .client_tools(true)
+        .client_tools()
         .build();
     let stored = Web::builder(manager, Users, agents).build();
     let app = axum::Router::new().nest("/ag-ui", web.ag_ui()).nest("/stored", stored.ag_ui());

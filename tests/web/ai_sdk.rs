@@ -10,7 +10,7 @@ use omni_agent::{
     message::Role,
     provider::{ErrorKind, Part, ProviderError, Request},
     schemars::{self, JsonSchema},
-    store::{Labels, MemoryStore},
+    store::{ConversationId, Labels, MemoryStore},
     testing::{Gate, ScriptedProvider, Step},
     tool::{Tool, ToolContext, declared_tool, tool_fn},
     web::{Access, Challenge, Principal, Problem, StartRequest, Web},
@@ -84,13 +84,21 @@ pub(crate) fn app(gate: &Gate) -> Router {
         Ok::<_, Problem>(OpenOptions::new(agent))
     };
     let manager = Manager::builder(MemoryStore::new()).titles(Titles::Off).build();
-    let web = Web::builder(manager, OneUser, agents).build();
+    let web = Web::builder(manager.clone(), OneUser, agents.clone()).build();
+    // A front end that does not know the native routes chooses the ids of its chats.
+    let own = Web::builder(manager, OneUser, agents)
+        .client_ids(|principal, id| ConversationId::new(format!("{}.{id}", principal.name())).ok())
+        .build();
     let gate = gate.clone();
     let open = move || {
         gate.open();
         async { StatusCode::NO_CONTENT }
     };
-    Router::new().nest("/agent", web.router()).nest("/api", web.ai_sdk()).route("/gate", post(open))
+    Router::new()
+        .nest("/agent", web.router())
+        .nest("/api", web.ai_sdk())
+        .nest("/own", own.ai_sdk())
+        .route("/gate", post(open))
 }
 
 /// Binds a free port below those that the system gives to outgoing connections.

@@ -1,61 +1,13 @@
-//! The routes of the AI SDK: access, refusals and the form of the stream.
+//! The routes of the AI SDK: refusals and the form of the stream.
 
-use axum::{
-    body::Body,
-    http::{Method, StatusCode, header},
-};
+use axum::http::{Method, StatusCode, header};
 use omni_agent::testing::{Gate, Step};
 use serde_json::{Value, json};
 
-use crate::support::{App, request};
+use crate::support::{self, App, request};
 
 fn submit(id: &str, text: &str) -> Value {
-    let message = json!({ "id": "u1", "role": "user", "parts": [{ "type": "text", "text": text }] });
-    json!({ "id": id, "trigger": "submit-message", "messages": [message] })
-}
-
-/// All routes, for this conversation.
-fn requests(user: &str, id: &str) -> Vec<axum::http::Request<Body>> {
-    let get = |path: &str| request(Method::GET, user, path, None);
-    let decision =
-        json!({ "turn": "00112233445566778899aabbccddeeff", "tool_use": "t1", "decision": "execute" });
-    vec![
-        request(Method::POST, user, "/api/chat", Some(submit(id, "Hi"))),
-        get(&format!("/api/chat/{id}/stream")),
-        get(&format!("/api/chat/{id}/messages")),
-        get(&format!("/api/chat/{id}/files/u1/0")),
-        request(Method::POST, user, &format!("/api/chat/{id}/stop"), None),
-        request(Method::POST, user, &format!("/api/chat/{id}/decisions"), Some(decision)),
-    ]
-}
-
-#[tokio::test]
-async fn stranger_gets_the_answer_of_an_absent_conversation() {
-    let app = App::new([]);
-    let id = app.create("ann").await;
-    for (known, absent) in requests("bob", &id).into_iter().zip(requests("bob", "absent")) {
-        let path = known.uri().clone();
-        let (known, absent) = (app.answer(known).await, app.answer(absent).await);
-        assert_eq!((known.status, &known.text), (absent.status, &absent.text), "{path}");
-        assert_eq!(known.code(), "not-found", "{path}");
-    }
-    for request in requests("", &id) {
-        assert_eq!(app.answer(request).await.status, StatusCode::UNAUTHORIZED);
-    }
-    assert_eq!(app.get("ann", &format!("/api/chat/{id}/messages")).await.json(), json!([]));
-}
-
-#[tokio::test]
-async fn principal_that_may_only_read_cannot_act() {
-    let app = App::new([]);
-    let id = app.create("ann").await;
-    for request in requests("reader", &id) {
-        let (method, path) = (request.method().clone(), request.uri().clone());
-        let answer = app.answer(request).await;
-        if method == Method::POST || path.path().ends_with("/stream") {
-            assert_eq!(answer.code(), "forbidden", "{path}");
-        }
-    }
+    support::submit(id, "u1", text)
 }
 
 #[tokio::test]
@@ -143,4 +95,42 @@ async fn dropped_response_leaves_the_run_running() {
     app.idle(&id).await;
     let list = app.get("ann", &format!("/api/chat/{id}/messages")).await.json();
     assert_eq!(list[1]["parts"][1]["text"], "One.");
+}
+
+#[tokio::test]
+async fn large_file_of_a_tool_is_linked_in_the_stream_and_in_the_list() {
+    let app = App::new([Step::tool_use("d1", "draw", json!({})), Step::text("There.")]);
+    let id = app.create("ann").await;
+    let answer = app.post("ann", "/api/chat", submit(&id, "Draw")).await;
+    assert!(answer.text.len() < 20_000, "{} bytes", answer.text.len());
+    let frames = answer.text.lines().filter_map(|line| line.strip_prefix("data: {"));
+    let frames: Vec<Value> =
+        frames.map(|frame| serde_json::from_str(&format!("{{{frame}")).unwrap()).collect();
+    let outputs: Vec<_> = frames.iter().filter(|frame| frame["type"] == "tool-output-available").collect();
+    let [output] = outputs[..] else { panic!("{outputs:?}") };
+    let list = app.get("ann", &format!("/api/chat/{id}/messages")).await;
+    assert!(list.text.len() < 20_000, "{} bytes", list.text.len());
+    let list = list.json();
+    let parts = list[1]["parts"].as_array().unwrap();
+    let listed = parts.iter().find(|part| part["toolCallId"] == "d1").unwrap();
+    assert_eq!(listed["output"], output["output"]);
+    assert_eq!(output["output"][0], json!({ "type": "text", "text": "Drawn." }));
+    assert_eq!(output["output"][2]["url"], "data:image/png;base64,QUJD");
+    let url = output["output"][1]["url"].as_str().unwrap();
+    assert!(url.starts_with(&format!("/api/chat/{id}/files/")), "{url}");
+    assert_eq!(app.get("ann", url).await.text, "ABC".repeat(20_000));
+    assert_eq!(app.get("ben", url).await.code(), "not-found");
+}
+
+#[tokio::test]
+async fn draining_refuses_to_resume_a_stream() {
+    let gate = Gate::new();
+    let app = App::new([Step::new().then_text(["One."]).gate(&gate).stop()]);
+    let id = app.create("ann").await;
+    let _first = app.send(request(Method::POST, "ann", "/api/chat", Some(submit(&id, "Hi")))).await;
+    gate.reached().await;
+    app.web.drain();
+    let resumed = app.get("ann", &format!("/api/chat/{id}/stream")).await;
+    assert_eq!((resumed.status, resumed.code().as_str()), (StatusCode::SERVICE_UNAVAILABLE, "draining"));
+    gate.open();
 }

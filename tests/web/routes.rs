@@ -120,6 +120,33 @@ async fn model_can_only_be_one_of_the_permitted_models() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn change_with_an_unusable_part_changes_nothing() {
+    let app = App::with([], |web| web.models(["test:other", "nobody:model"]));
+    let id = app.create("ann").await;
+    let path = format!("/agent/conversations/{id}");
+    for (body, code) in [
+        (json!({ "model": "test:other", "title": "x".repeat(1025) }), "invalid-title"),
+        (json!({ "model": "nobody:model", "title": "Plans" }), "unknown-model"),
+    ] {
+        let refused = app.answer(request(Method::PATCH, "ann", &path, Some(body))).await;
+        assert_eq!((refused.status.as_u16(), refused.code().as_str()), (422, code));
+        let snapshot = app.get("ann", &path).await.json();
+        assert_eq!(
+            (&snapshot["title"], &snapshot["agent"]["state"]["model"]),
+            (&json!(null), &json!("test:scripted"))
+        );
+    }
+    let body = json!({ "model": "test:other", "title": "Plans" });
+    let changed = app.answer(request(Method::PATCH, "ann", &path, Some(body))).await;
+    assert_eq!(changed.status, StatusCode::NO_CONTENT, "{changed:?}");
+    let snapshot = app.get("ann", &path).await.json();
+    assert_eq!(
+        (&snapshot["title"], &snapshot["agent"]["state"]["model"]),
+        (&json!("Plans"), &json!("test:other"))
+    );
+}
+
+#[tokio::test(start_paused = true)]
 async fn usage_and_search_contain_only_conversations_of_the_principal() {
     let app = App::new([Step::text("A lake."), Step::text("A lake, too.")]);
     for user in ["ann", "ben"] {

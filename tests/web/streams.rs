@@ -15,13 +15,13 @@ use crate::support::{App, Frame, Frames, prompt};
 
 /// A client's copy of a conversation.
 #[derive(Default)]
-struct Client {
-    snapshot: Option<SessionSnapshot>,
+pub(crate) struct Client {
+    pub(crate) snapshot: Option<SessionSnapshot>,
     position: Option<String>,
 }
 
 impl Client {
-    fn take(&mut self, frame: &Frame) {
+    pub(crate) fn take(&mut self, frame: &Frame) {
         if frame.event != "conversation" {
             return;
         }
@@ -39,7 +39,7 @@ impl Client {
     }
 
     /// The state, without the parts that a view leaves out.
-    fn state(&self) -> SessionSnapshot {
+    pub(crate) fn state(&self) -> SessionSnapshot {
         without_history(self.snapshot.clone().unwrap())
     }
 }
@@ -54,7 +54,7 @@ pub(crate) fn without_history(mut snapshot: SessionSnapshot) -> SessionSnapshot 
     snapshot
 }
 
-async fn now(app: &App, id: &str) -> SessionSnapshot {
+pub(crate) async fn now(app: &App, id: &str) -> SessionSnapshot {
     let text = app.get("ann", &format!("/agent/conversations/{id}")).await.text;
     without_history(serde_json::from_str(&text).unwrap())
 }
@@ -185,6 +185,33 @@ async fn page_stream_carries_the_list_and_several_conversations() {
             "missed events, not a snapshot: {frame:?}"
         );
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn position_names_a_silent_conversation_after_every_resume() {
+    let app = App::new([Step::text("One"), Step::text("Two")]);
+    let (a, b) = (app.create("ann").await, app.create("ann").await);
+    let path = format!("/agent/events?watch={a}&watch={b}");
+    let mut stream = app.stream("ann", &path, None).await;
+    let mut position = None;
+    for _ in 0..2 {
+        position = stream.next().await.unwrap().id;
+    }
+    // Each time, only the first conversation has news. The second one has sent nothing since the beginning.
+    for _ in 0..2 {
+        app.ask("ann", &a, "Hi").await;
+        let mut resumed = app.stream("ann", &path, position.as_deref()).await;
+        let frames = resumed.until(|frame| frame.data["update"]["event"]["outcome"] == "saved").await;
+        assert!(frames.iter().all(|frame| frame.data["update"]["type"] == "event"), "{frames:#?}");
+        position.clone_from(&frames.last().unwrap().id);
+        assert!(position.as_ref().unwrap().contains(&b), "{position:?}");
+    }
+    // A position of a conversation that the stream does not watch is not carried along.
+    let only = format!("/agent/events?watch={b}");
+    let mut resumed = app.stream("ann", &only, position.as_deref()).await;
+    app.manager.rename(&ConversationId::new(&b).unwrap(), Some("Renamed")).await.unwrap();
+    let frames = resumed.until(|frame| frame.data["update"]["event"]["title"] == "Renamed").await;
+    assert!(frames.iter().all(|frame| !frame.id.as_ref().unwrap().contains(&a)), "{frames:#?}");
 }
 
 #[tokio::test(start_paused = true)]

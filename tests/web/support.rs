@@ -10,9 +10,10 @@ use omni_agent::{
     agent::Agent,
     async_trait,
     manager::{Manager, OpenOptions, Titles},
+    message::{Attachment, ResultBlock},
     store::{ConversationId, Labels, MemoryStore},
     testing::{ScriptedProvider, Step},
-    tool::{ToolContext, tool_fn},
+    tool::{Schema, ToolContext, ToolOutput, tool_fn, tool_fn_with_schema},
     web::{Access, Action, Challenge, Principal, Problem, StartRequest, Web, WebBuilder},
 };
 use serde_json::{Value, json};
@@ -89,20 +90,39 @@ impl App {
         script: impl IntoIterator<Item = Step>,
         set_up: impl FnOnce(WebBuilder) -> WebBuilder,
     ) -> Self {
+        let manager = Manager::builder(MemoryStore::new()).titles(Titles::Off).build();
+        Self::over(manager, script, set_up)
+    }
+
+    /// Returns an application over this manager.
+    pub(crate) fn over(
+        manager: Manager,
+        script: impl IntoIterator<Item = Step>,
+        set_up: impl FnOnce(WebBuilder) -> WebBuilder,
+    ) -> Self {
         let provider = ScriptedProvider::new(script);
         let model = provider.model();
-        let manager = Manager::builder(MemoryStore::new()).titles(Titles::Off).build();
         let agents = move |_: &Principal, _: &StartRequest| {
-            let lookup =
-                tool_fn("lookup", "Looks something up.", |input: Value, _: ToolContext| async move {
-                    Ok(format!("found {}", input["what"]))
-                });
+            let schema = json!({ "type": "object", "description": "hidden-schema" });
+            let schema = Schema::new(schema).unwrap();
+            let lookup = tool_fn_with_schema(
+                "lookup",
+                "Looks something up.",
+                schema,
+                |input: Value, _: ToolContext| async move { Ok(format!("found {}", input["what"])) },
+            );
+            let draw = tool_fn("draw", "Draws.", |_: Value, _: ToolContext| async move {
+                let large = Attachment::base64("image/png", "QUJD".repeat(20_000)).named("large.png");
+                let small = Attachment::base64("image/png", "QUJD");
+                Ok(ToolOutput::blocks([ResultBlock::from("Drawn."), large.into(), small.into()]))
+            });
             let agent = Agent::builder().model(model.clone()).system("Secret rules.");
-            let agent = agent.tool(lookup).needs_approval("lookup");
+            let agent = agent.tool(lookup).needs_approval("lookup").tool(draw);
             Ok::<_, Problem>(OpenOptions::new(agent))
         };
         let web = set_up(Web::builder(manager.clone(), Users, agents)).build();
         let router = Router::new().nest("/agent", web.router()).nest("/api", web.ai_sdk());
+        let router = router.nest("/ag-ui", web.ag_ui());
         Self { manager, web, provider, router }
     }
 
@@ -170,6 +190,19 @@ impl App {
 
 pub(crate) fn prompt(text: &str) -> Value {
     json!({ "type": "prompt", "prompt": { "content": [{ "type": "text", "text": text }] } })
+}
+
+/// The body of a new message of the AI SDK.
+pub(crate) fn submit(id: &str, message: &str, text: &str) -> Value {
+    let message = json!({ "id": message, "role": "user", "parts": [{ "type": "text", "text": text }] });
+    json!({ "id": id, "trigger": "submit-message", "messages": [message] })
+}
+
+/// The body of a run of AG-UI 1.0 with a new message.
+pub(crate) fn run_input(thread: &str, run: &str, text: &str) -> Value {
+    let message = json!({ "id": format!("u-{run}"), "role": "user", "content": text });
+    json!({ "threadId": thread, "runId": run, "protocolVersion": "1.0", "messages": [message],
+            "tools": [], "context": [], "state": {} })
 }
 
 pub(crate) fn request(method: Method, user: &str, path: &str, body: Option<Value>) -> Request<Body> {

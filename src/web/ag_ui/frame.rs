@@ -76,7 +76,7 @@ pub(crate) enum Frame {
     ToolCallResult {
         message_id: String,
         tool_call_id: String,
-        content: Body,
+        content: MessageContent,
         role: &'static str,
         #[serde(skip_serializing_if = "Map::is_empty")]
         metadata: Map<String, Value>,
@@ -150,7 +150,7 @@ pub(crate) struct TokenUsage {
 pub(crate) enum ChatMessage {
     User {
         id: String,
-        content: Body,
+        content: MessageContent,
     },
     Assistant {
         id: String,
@@ -162,7 +162,7 @@ pub(crate) enum ChatMessage {
     Tool {
         id: String,
         tool_call_id: String,
-        content: Body,
+        content: MessageContent,
         #[serde(skip_serializing_if = "Map::is_empty")]
         metadata: Map<String, Value>,
     },
@@ -221,7 +221,7 @@ impl ToolCall {
 /// The content of a message: a text, or a list of parts.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
-pub(crate) enum Body {
+pub(crate) enum MessageContent {
     Text(String),
     Parts(Vec<Part>),
 }

@@ -3,13 +3,11 @@
 //! Each visible block of an answer is a message with its own id, `MESSAGE-INDEX`. Tool uses that follow each other
 //! directly share one message, which has the id of the first. The events of a stream use the same ids.
 
-use std::collections::HashMap;
-
 use serde_json::{Map, Value, json};
 
 use super::{
     Level,
-    frame::{Body, ChatMessage, Media, Part, PartSource, ToolCall},
+    frame::{ChatMessage, Media, MessageContent, Part, PartSource, ToolCall},
 };
 use crate::{
     agent::Snapshot,
@@ -18,6 +16,7 @@ use crate::{
     },
     provider::PartialBlock,
     text::clip,
+    web::view::encoded,
 };
 
 /// The greatest size of a text in one frame, in bytes. JSON can make it six times as long.
@@ -42,12 +41,26 @@ pub(crate) struct Files {
 }
 
 impl Files {
-    /// Returns the part for an attachment. `place` is the message's id and the index of the block, if the attachment
-    /// is a block of a message.
-    fn part(&self, file: &Attachment, place: Option<(&str, usize)>) -> Part {
+    /// Returns whether the attachment is sent as an address, if its message is known.
+    fn links(&self, file: &Attachment) -> bool {
+        let limit = if self.inline { MAX_DATA } else { MAX_INLINE };
+        self.base.is_some() && matches!(&file.source, Source::Base64 { data } if data.len() > limit)
+    }
+
+    /// Returns whether the result of a tool contains a file that is sent as an address.
+    pub(super) fn links_in(&self, result: &ToolResult, level: Level) -> bool {
+        let is_linked = |block: &ResultBlock| match block {
+            ResultBlock::Attachment(file) => self.links(file),
+            ResultBlock::Text(_) => false,
+        };
+        level.has_result_parts() && result.content.iter().any(is_linked)
+    }
+
+    /// Returns the part for an attachment. `block` is the message's id and the block in it, if they are known.
+    fn part(&self, file: &Attachment, block: Option<(&str, &str)>) -> Part {
         let mime_type = file.media_type.clone();
         let limit = if self.inline { MAX_DATA } else { MAX_INLINE };
-        let source = match (&file.source, &self.base, place) {
+        let source = match (&file.source, &self.base, block) {
             (Source::Url { url }, ..) if url.len() <= MAX_TEXT => {
                 PartSource::Url { value: url.clone(), mime_type }
             }
@@ -55,7 +68,7 @@ impl Files {
                 PartSource::Data { value: data.clone(), mime_type }
             }
             (Source::Base64 { .. }, Some(base), Some((message, block))) => {
-                PartSource::Url { value: format!("{base}/{message}/{block}"), mime_type }
+                PartSource::Url { value: format!("{base}/{}/{block}", encoded(message)), mime_type }
             }
             _ => return Part::Text { text: label(file) },
         };
@@ -71,7 +84,7 @@ impl Files {
 
     /// Returns the content of the activity that shows a file of an answer.
     pub(super) fn activity(&self, file: &Attachment, message: &str, block: usize) -> Value {
-        json!({ "file": self.part(file, Some((message, block))) })
+        json!({ "file": self.part(file, Some((message, &block.to_string()))) })
     }
 }
 
@@ -91,39 +104,48 @@ pub(super) fn result_id(tool_use: &ToolUseId) -> String {
     format!("{tool_use}-result")
 }
 
-/// Returns the content of a message with a result, and the data that marks an error.
-pub(super) fn result(result: &ToolResult, level: Level, files: &Files) -> (Body, Map<String, Value>) {
+/// Returns the content of a message with a result, and the data that marks an error. `block` is the id of the stored
+/// message with the result and the index of the result in it, if they are known.
+pub(super) fn result(
+    result: &ToolResult,
+    block: Option<(&str, usize)>,
+    level: Level,
+    files: &Files,
+) -> (MessageContent, Map<String, Value>) {
     let mut metadata = Map::new();
     if result.is_error {
         metadata.insert("isError".to_owned(), true.into());
     }
     let mut room = MAX_TEXT;
     let mut parts = Vec::new();
-    for block in &result.content {
-        let part = match block {
+    for (inner, content) in result.content.iter().enumerate() {
+        let part = match content {
             ResultBlock::Text(text) => {
                 let text = clip(&text.text, room).into_owned();
                 room -= text.len().min(room);
                 Part::Text { text }
             }
-            ResultBlock::Attachment(file) if level.has_result_parts() => files.part(file, None),
+            ResultBlock::Attachment(file) if level.has_result_parts() => {
+                let block = block.map(|(message, index)| (message, format!("{index}-{inner}")));
+                files.part(file, block.as_ref().map(|(message, block)| (*message, block.as_str())))
+            }
             ResultBlock::Attachment(file) => Part::Text { text: label(file) },
         };
         parts.push(part);
     }
-    (body(parts, level), metadata)
+    (content(parts, level), metadata)
 }
 
 /// Returns the content of a result: one text if there are only texts, otherwise the parts.
-fn body(parts: Vec<Part>, level: Level) -> Body {
+fn content(parts: Vec<Part>, level: Level) -> MessageContent {
     let text = |part: &Part| match part {
         Part::Text { text } => Some(text.clone()),
         _ => None,
     };
     if !level.has_result_parts() || parts.iter().all(|part| text(part).is_some()) {
-        return Body::Text(parts.iter().filter_map(text).collect::<Vec<_>>().join("\n"));
+        return MessageContent::Text(parts.iter().filter_map(text).collect::<Vec<_>>().join("\n"));
     }
-    Body::Parts(parts)
+    MessageContent::Parts(parts)
 }
 
 /// The messages of a conversation, in the order in which the client shows them.
@@ -220,31 +242,31 @@ impl<'a> Messages<'a> {
 
     fn push_user(&mut self, id: &str, message: &Message) {
         let mut parts = Vec::new();
-        let mut results = HashMap::new();
+        let mut has_results = false;
         for (index, block) in message.content.iter().enumerate() {
             match block {
                 Content::Text(text) => parts.push(Part::Text { text: text.text.clone() }),
-                Content::Attachment(file) => parts.push(self.files.part(file, Some((id, index)))),
+                Content::Attachment(file) => {
+                    parts.push(self.files.part(file, Some((id, &index.to_string()))))
+                }
                 Content::ToolResult(result) => {
-                    results.insert(&result.tool_use_id, result);
+                    self.push_result(result, Some((id, index)));
+                    has_results = true;
                 }
                 _ => {}
             }
         }
-        for result in message.tool_results() {
-            self.push_result(result);
-        }
         let content = match <[Part; 1]>::try_from(parts) {
-            Ok([Part::Text { text }]) => Body::Text(text),
-            Ok([part]) => Body::Parts(vec![part]),
-            Err(parts) if parts.is_empty() && !results.is_empty() => return,
-            Err(parts) => Body::Parts(parts),
+            Ok([Part::Text { text }]) => MessageContent::Text(text),
+            Ok([part]) => MessageContent::Parts(vec![part]),
+            Err(parts) if parts.is_empty() && has_results => return,
+            Err(parts) => MessageContent::Parts(parts),
         };
         self.list.push(ChatMessage::User { id: id.to_owned(), content });
     }
 
     /// Adds a result where the client puts it: behind the message with the tool call, and behind its other results.
-    fn push_result(&mut self, tool_result: &ToolResult) {
+    fn push_result(&mut self, tool_result: &ToolResult, block: Option<(&str, usize)>) {
         let tool_call_id = tool_result.tool_use_id.to_string();
         let owner = self
             .list
@@ -254,7 +276,7 @@ impl<'a> Messages<'a> {
         while matches!(self.list.get(place), Some(ChatMessage::Tool { .. })) {
             place += 1;
         }
-        let (content, metadata) = result(tool_result, self.level, self.files);
+        let (content, metadata) = result(tool_result, block, self.level, self.files);
         let id = result_id(&tool_result.tool_use_id);
         self.list.insert(place, ChatMessage::Tool { id, tool_call_id, content, metadata });
     }
@@ -317,8 +339,8 @@ fn shorten(message: &mut ChatMessage, cap: usize) {
     };
     match message {
         ChatMessage::User { content, .. } | ChatMessage::Tool { content, .. } => match content {
-            Body::Text(text) => cut(text),
-            Body::Parts(parts) => parts.iter_mut().for_each(|part| match part {
+            MessageContent::Text(text) => cut(text),
+            MessageContent::Parts(parts) => parts.iter_mut().for_each(|part| match part {
                 Part::Text { text } => cut(text),
                 Part::Image(media) | Part::Audio(media) | Part::Video(media) | Part::Document(media) => {
                     let (PartSource::Data { value, .. } | PartSource::Url { value, .. }) = &media.source;

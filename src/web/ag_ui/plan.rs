@@ -97,10 +97,10 @@ impl RunInput {
                 .is_some_and(|end| end.unanswered.iter().any(|message| message.id.as_ref() == Some(&id)));
             let prompt = prompt(if was_tried { &edit_id } else { &newest.id })?;
             let before = self.messages.iter().take_while(|message| message.id != newest.id);
-            let known = before.filter_map(|message| place(message, view)).last();
+            let known = before.filter_map(|message| known_position(message, view)).last();
             match known {
-                None | Some(Place::InFlight) => SessionCommand::Prompt { prompt },
-                Some(Place::Node(node)) => {
+                None | Some(KnownPosition::InFlight) => SessionCommand::Prompt { prompt },
+                Some(KnownPosition::Node(node)) => {
                     let node = on_path(node, view)?;
                     if view.tree.head() == Some(node.id()) {
                         SessionCommand::Prompt { prompt }
@@ -149,13 +149,13 @@ fn prompt_id(id: &str) -> PromptId {
     PromptId::new(if id.is_empty() { "run" } else { start(id, MAX_ID) })
 }
 
-/// The place of a posted message that the server knows.
-enum Place {
+/// The position of a posted message that the server knows.
+enum KnownPosition {
     Node(NodeId),
     InFlight,
 }
 
-fn place(message: &Posted, view: &SessionSnapshot) -> Option<Place> {
+fn known_position(message: &Posted, view: &SessionSnapshot) -> Option<KnownPosition> {
     let is_of = |stored: &crate::message::Message| match &*message.role {
         "tool" => stored
             .tool_results()
@@ -168,22 +168,22 @@ fn place(message: &Posted, view: &SessionSnapshot) -> Option<Place> {
         "assistant" | "reasoning" => MessageId::new(message.id.rsplit_once('-')?.0),
         "tool" => {
             if view.agent.pending.iter().any(|stored| is_of(stored)) {
-                return Some(Place::InFlight);
+                return Some(KnownPosition::InFlight);
             }
             return view
                 .tree
                 .iter()
                 .rev()
                 .find(|node| is_of(node.message()))
-                .map(|node| Place::Node(node.id()));
+                .map(|node| KnownPosition::Node(node.id()));
         }
         _ => return None,
     };
     let has_id = |stored: &&std::sync::Arc<crate::message::Message>| stored.id.as_ref() == Some(&id);
     if view.agent.pending.iter().any(|stored| has_id(&stored)) || view.agent.answer.as_ref() == Some(&id) {
-        return Some(Place::InFlight);
+        return Some(KnownPosition::InFlight);
     }
-    view.tree.find(&id).map(Place::Node)
+    view.tree.find(&id).map(KnownPosition::Node)
 }
 
 /// Returns the node if it is on the path.

@@ -19,10 +19,7 @@ use serde::Deserialize;
 use super::{Files, Frame, Level, Plan, Run, RunInput, RunStream, Start};
 use crate::{
     agent::{Accepted, PromptState},
-    session::{
-        Mode, Session, SessionAnswer, SessionCommand, SessionError, SessionEvent, SessionSnapshot,
-        SessionSubscription,
-    },
+    session::{Session, SessionAnswer, SessionCommand, SessionError, SessionSnapshot, SessionSubscription},
     subscription::Update,
     tool::Tool,
     web::{
@@ -30,17 +27,17 @@ use crate::{
         gate::Call,
         requests::{action, check, starts_a_run},
         routes::{Route, file, router_of, routes},
-        streams::Place,
+        streams::StreamPermit,
     },
 };
 
-/// Returns all routes. The handlers check the action on the thread that the request names.
+/// Returns all routes. A run names its thread in the body, so its handler checks the action.
 pub(in crate::web) fn all() -> [Route; 4] {
     routes! {
         POST "/" Prompt run;
         GET "/{thread}" Watch join;
         POST "/{thread}/stop" Stop stop;
-        GET "/{thread}/files/{message}/{block}" Read thread_file;
+        GET "/{thread}/files/{message}/{block}" Read file;
     }
 }
 
@@ -63,22 +60,21 @@ struct StopQuery {
 
 async fn run(mut call: Call) -> Result<Response, Problem> {
     let input: RunInput = call.json(call.web.0.limits.command_body).await?;
-    let place = call.web.0.streams.enter(&call.principal, &call.web.0.limits)?;
+    let permit = call.open_stream()?;
     call.enter_or_create(&input.thread_id, Action::Watch).await?;
-    let (session, updates) = subscribe(&call).await?;
+    let (session, updates, view) = call.subscribe().await?;
     let run = Run {
         thread: input.thread_id.clone(),
         id: input.run_id.clone(),
         level: input.level(),
-        files: files(&call, &input.thread_id),
+        files: files(&call),
         known: input.known(),
         state: input.state(),
     };
-    let view = updates.snapshot().ok_or_else(Problem::invalid_position)?;
-    match perform(&call, &input, &session, view).await {
+    match perform(&call, &input, &session, &view).await {
         Ok(start) => {
-            let (stream, frames) = RunStream::begin(run, (**view).clone(), &start);
-            Ok(respond(&call, Reply { run: stream, queue: frames.into(), session, updates, place }))
+            let (stream, frames) = RunStream::begin(run, (*view).clone(), &start);
+            Ok(respond(&call, Reply { run: stream, queue: frames.into(), session, updates, permit }))
         }
         Err(problem) => {
             let problem = call.web.shown(problem);
@@ -178,30 +174,25 @@ fn is_busy(error: &SessionError) -> bool {
     }
 }
 
-async fn join(mut call: Call) -> Result<Response, Problem> {
-    let thread = thread(&call)?;
+async fn join(call: Call) -> Result<Response, Problem> {
     let query: JoinQuery = call.query()?;
-    let place = call.web.0.streams.enter(&call.principal, &call.web.0.limits)?;
-    call.enter_client_id(&thread, Action::Watch).await?;
-    let (session, updates) = subscribe(&call).await?;
-    let view = updates.snapshot().ok_or_else(Problem::invalid_position)?;
+    let permit = call.open_stream()?;
+    let (session, updates, view) = call.subscribe().await?;
     let turn = view.agent.turn.map_or_else(|| "idle".to_owned(), |turn| turn.to_string());
     let run = Run {
-        files: files(&call, &thread),
-        thread,
+        files: files(&call),
+        thread: call.client_id.clone(),
         id: query.run_id.unwrap_or(turn),
         level: Level::of(query.protocol_version.as_deref()),
         known: HashSet::new(),
         state: serde_json::Map::new(),
     };
-    let (stream, frames) = RunStream::begin(run, (**view).clone(), &Start::Join);
-    Ok(respond(&call, Reply { run: stream, queue: frames.into(), session, updates, place }))
+    let (stream, frames) = RunStream::begin(run, (*view).clone(), &Start::Join);
+    Ok(respond(&call, Reply { run: stream, queue: frames.into(), session, updates, permit }))
 }
 
-async fn stop(mut call: Call) -> Result<Response, Problem> {
-    let thread = thread(&call)?;
+async fn stop(call: Call) -> Result<Response, Problem> {
     let StopQuery { discard } = call.query()?;
-    call.enter_client_id(&thread, Action::Stop).await?;
     let stop = |session: Session| async move {
         if discard { session.cancel().await } else { session.interrupt().await }
     };
@@ -209,32 +200,9 @@ async fn stop(mut call: Call) -> Result<Response, Problem> {
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
-async fn thread_file(mut call: Call) -> Result<Response, Problem> {
-    let thread = thread(&call)?;
-    call.path.remove(0);
-    call.enter_client_id(&thread, Action::Read).await?;
-    file(call).await
-}
-
-/// Returns the thread in the path.
-fn thread(call: &Call) -> Result<String, Problem> {
-    call.path.first().map(|(_, thread)| thread.clone()).ok_or_else(Problem::not_found)
-}
-
-fn files(call: &Call, thread: &str) -> Files {
-    Files { base: Some(format!("{}/{thread}/files", call.base)), inline: call.web.0.view.has_inline_files() }
-}
-
-async fn subscribe(call: &Call) -> Result<(Session, SessionSubscription), Problem> {
-    let (id, labels) = call.conversation()?;
-    let may_prompt = call.permit(Action::Prompt).is_ok();
-    let mode = if may_prompt { Mode::Controller } else { Mode::Observer };
-    let opened = call.web.open(&call.principal, id, labels, Some(mode)).await?;
-    let updates = match opened.subscription {
-        Some(updates) => updates,
-        None => opened.session.subscribe(mode).await?,
-    };
-    Ok((opened.session, updates))
+fn files(call: &Call) -> Files {
+    let base = format!("{}/files", call.client_path(""));
+    Files { base: Some(base), inline: call.web.0.view.has_inline_files() }
 }
 
 /// The state of a response.
@@ -243,7 +211,7 @@ struct Reply {
     queue: VecDeque<Frame>,
     session: Session,
     updates: SessionSubscription,
-    place: Place,
+    permit: StreamPermit,
 }
 
 fn respond(call: &Call, reply: Reply) -> Response {
@@ -268,6 +236,11 @@ fn event(frame: &Frame) -> Result<Event, axum::Error> {
 }
 
 impl Reply {
+    /// Ends the run, because the principal may no longer watch the conversation.
+    fn lost(&mut self) -> Vec<Frame> {
+        self.run.fail("not-found", "There is no such conversation.")
+    }
+
     /// Returns the next event and the rest of the stream. A reader that is too slow gets an error, which fails the body: a
     /// body that merely ends counts as a success in the client.
     async fn next(
@@ -281,6 +254,7 @@ impl Reply {
             }
             if self.run.is_paused() {
                 let frames = match self.session.snapshot().await {
+                    Ok(view) if !web.may_watch(principal, &view.labels) => self.lost(),
                     Ok(view) => self.run.pause(&view),
                     Err(_) => self.run.fail("shut-down", "The conversation was closed."),
                 };
@@ -293,16 +267,10 @@ impl Reply {
                 return None;
             }
             let frames = match self.updates.next().await {
-                Some(Update::Event(event)) => match &*event.event {
-                    SessionEvent::Labels { labels }
-                        if !web.0.hooks.access.permits(principal, Action::Watch, labels) =>
-                    {
-                        self.run.fail("not-found", "There is no such conversation.")
-                    }
-                    _ => self.run.event(&event),
-                },
+                Some(update) if !web.still_watches(principal, &update) => self.lost(),
+                Some(Update::Event(event)) => self.run.event(&event),
                 Some(Update::Resync(_)) => {
-                    drop(self.place);
+                    drop(self.permit);
                     return Some((Err(axum::Error::new("the client reads too slowly")), None));
                 }
                 Some(Update::Closed(_)) | None => self.run.fail("shut-down", "The conversation was closed."),

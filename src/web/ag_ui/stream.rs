@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     agent::{Event, PromptId, Status, TurnOutcome, UnstageReason},
-    message::{Message, Role, ToolUseId, Usage, value_weight},
+    message::{Content, Message, Role, ToolResult, ToolUseId, Usage, value_weight},
     session::{SessionEvent, SessionSnapshot},
     subscription::Numbered,
     text::clip,
@@ -260,7 +260,12 @@ impl RunStream {
                     replace: true,
                 });
             }
-            Event::ToolResult { result, .. } if !self.holds_results => self.send_result(result),
+            // A large file gets its address from the message that will contain the result.
+            Event::ToolResult { result, .. }
+                if !self.holds_results && !self.run.files.links_in(result, self.run.level) =>
+            {
+                self.send_result(result, None);
+            }
             Event::Staged { id, .. } => self.send_staged(id, "staged"),
             Event::Unstaged { id, reason } => {
                 let is_taken = *reason == UnstageReason::Taken;
@@ -308,9 +313,12 @@ impl RunStream {
         let is_prompt = self.view.agent.pending.len() == 1;
         let has_results = message.tool_results().next().is_some();
         if has_results && !is_prompt {
-            for result in message.tool_results() {
-                if !self.results.contains(&result.tool_use_id) {
-                    self.send_result(result);
+            let id = message.id.as_ref().map(ToString::to_string);
+            for (index, block) in message.content.iter().enumerate() {
+                if let Content::ToolResult(result) = block
+                    && !self.results.contains(&result.tool_use_id)
+                {
+                    self.send_result(result, id.as_deref().map(|id| (id, index)));
                 }
             }
             self.results.clear();
@@ -322,8 +330,8 @@ impl RunStream {
         }
     }
 
-    fn send_result(&mut self, tool_result: &crate::message::ToolResult) {
-        let (content, metadata) = result(tool_result, self.run.level, &self.run.files);
+    fn send_result(&mut self, tool_result: &ToolResult, block: Option<(&str, usize)>) {
+        let (content, metadata) = result(tool_result, block, self.run.level, &self.run.files);
         self.results.insert(tool_result.tool_use_id.clone());
         self.out.push(Frame::ToolCallResult {
             message_id: result_id(&tool_result.tool_use_id),

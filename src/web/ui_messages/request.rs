@@ -141,9 +141,9 @@ impl<'a> Reader<'a> {
             return Ok(Plan { commands: Vec::new(), follow: Follow::Ended(id, outcome) });
         }
         let prompt = self.new_prompt(message, PromptId::new(message.id.as_str()))?;
-        let command = match self.place(before)? {
-            Place::Head => SessionCommand::Prompt { prompt },
-            Place::Below(node) => SessionCommand::Branch { node: Some(node), prompt },
+        let command = match self.base(before)? {
+            PromptBase::Head => SessionCommand::Prompt { prompt },
+            PromptBase::Below(node) => SessionCommand::Branch { node: Some(node), prompt },
         };
         Ok(Plan { commands: vec![command], follow: Follow::Prompt(id) })
     }
@@ -260,25 +260,25 @@ impl<'a> Reader<'a> {
         uses.filter(|tool_use| tool_use.decided.is_none())
     }
 
-    // ---- places ----
+    // ---- where the request builds ----
 
-    /// Returns the place on which a new message builds: the newest posted message that the conversation knows.
-    fn place(&self, before: &[Posted]) -> Result<Place, Refusal> {
+    /// Returns where a new message builds: on the newest posted message that the conversation knows.
+    fn base(&self, before: &[Posted]) -> Result<PromptBase, Refusal> {
         for message in before.iter().rev() {
             let id = base_id(message.id.strip_prefix("a-").unwrap_or(&message.id));
             let found = self.exchanges.iter().position(|exchange| exchange.id == id);
             match found {
-                Some(index) if index + 1 == self.exchanges.len() => return Ok(Place::Head),
+                Some(index) if index + 1 == self.exchanges.len() => return Ok(PromptBase::Head),
                 Some(index) => {
                     // Only the last exchange can be without a node, because the others are committed.
                     let node = self.exchanges[index].last_node();
-                    return node.map(Place::Below).ok_or(Refusal::Diverged);
+                    return node.map(PromptBase::Below).ok_or(Refusal::Diverged);
                 }
                 None if self.is_elsewhere(id) => return Err(Refusal::Diverged),
                 None => {}
             }
         }
-        Ok(Place::Head)
+        Ok(PromptBase::Head)
     }
 
     /// Returns the node of a prompt, or `None` if the conversation has never committed it.
@@ -368,8 +368,8 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The place on which a new message builds.
-enum Place {
+/// The point of the conversation on which a new message builds.
+enum PromptBase {
     Head,
     Below(NodeId),
 }

@@ -133,6 +133,20 @@ impl Translator {
         self.writer.take()
     }
 
+    /// Returns the last frames of a response that ends with this error.
+    pub(in crate::web) fn fail(&mut self, error: &str) -> Vec<Frame> {
+        self.flush();
+        if !self.is_ended() {
+            if matches!(self.phase, Phase::Waiting(_)) {
+                self.start();
+            }
+            self.writer.close(error);
+            self.writer.step_end();
+            self.error(error);
+        }
+        self.writer.take()
+    }
+
     /// Translates an event.
     pub(in crate::web) fn event(&mut self, event: &Numbered<SessionEvent>) -> Vec<Frame> {
         self.last = event.id;
@@ -303,7 +317,7 @@ impl Translator {
             }
             Event::Usage(row) => self.steps += row.usage,
             Event::ToolProgress { tool_use_id, data } => self.writer.progress(tool_use_id, data),
-            Event::ToolResult { result, .. } => self.writer.result(result),
+            Event::ToolResult { result, .. } => self.writer.tool_end(result),
             Event::Decided(decided) => {
                 if let Phase::Pausing { pauses, .. } = &mut self.phase {
                     pauses.retain(|pause| pause.tool_use.id != decided.tool_use_id);
@@ -373,7 +387,7 @@ impl Translator {
 
     /// Writes the results in a user message, unless events have brought them.
     fn results(&mut self, message: &Message) {
-        message.tool_results().for_each(|result| self.writer.result(result));
+        write_results(&mut self.writer, message);
         self.writer.step_over();
     }
 
@@ -397,7 +411,7 @@ impl Translator {
     }
 
     fn turn_end(&mut self, response: &Response) {
-        response.decided.iter().for_each(|result| self.writer.result(result));
+        response.decided.iter().for_each(|result| self.writer.result(result, None));
         let reason = self.reason(&response.stop_reason);
         if response.open_tool_uses.is_empty() {
             self.writer.close("The run ended without a result of the tool.");
@@ -454,6 +468,15 @@ impl Translator {
     }
 }
 
+/// Writes the results in a message, unless events have brought them.
+fn write_results(writer: &mut Writer, message: &Message) {
+    for (index, block) in message.content.iter().enumerate() {
+        if let Content::ToolResult(result) = block {
+            writer.result(result, message.id.as_ref().map(|id| (id, index)));
+        }
+    }
+}
+
 /// Writes whole messages of an answer: each assistant message is a step.
 pub(super) fn replay_messages<'a>(writer: &mut Writer, messages: impl Iterator<Item = &'a Message>) {
     let mut step = 0;
@@ -465,9 +488,9 @@ pub(super) fn replay_messages<'a>(writer: &mut Writer, messages: impl Iterator<I
             writer.step_end();
             // The results that were decided when the other uses of the step were left open.
             let decided = message.tool_uses().filter_map(|tool_use| tool_use.decided.as_deref());
-            decided.for_each(|result| writer.result(result));
+            decided.for_each(|result| writer.result(result, None));
         } else {
-            message.tool_results().for_each(|result| writer.result(result));
+            write_results(writer, message);
             writer.step_over();
             let is_joined = message.tool_results().next().is_none();
             if is_joined && message.content.iter().any(|block| !matches!(block, Content::ToolResult(_))) {

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use serde_json::{Value, json};
 
-use self::content::{file_url, output};
+use self::content::{file_url, has_linked_files, output};
 use super::{Frame, Level, Settings};
 use crate::{
     message::{Attachment, Content, Message, MessageId, ProviderItem, ToolResult, ToolUse, ToolUseId},
@@ -274,7 +274,7 @@ impl Writer {
     // ---- other blocks ----
 
     pub(super) fn file(&mut self, index: usize, file: &Attachment) {
-        let url = file_url(&self.settings, self.message.as_ref(), index, file);
+        let url = file_url(&self.settings, self.message.as_ref(), &index.to_string(), file);
         self.frame(json!({ "type": "file", "url": url, "mediaType": file.media_type }));
     }
 
@@ -421,8 +421,16 @@ impl Writer {
         }
     }
 
-    /// Writes a result, unless it was written already.
-    pub(super) fn result(&mut self, result: &ToolResult) {
+    /// A tool has ended. A result with a large file is not written yet: the file gets its address from the message that
+    /// will contain the result.
+    pub(super) fn tool_end(&mut self, result: &ToolResult) {
+        if !has_linked_files(result, &self.settings) {
+            self.result(result, None);
+        }
+    }
+
+    /// Writes a result, unless it was written already. `block` is the message and the index of the result in it.
+    pub(super) fn result(&mut self, result: &ToolResult, block: Option<(&MessageId, usize)>) {
         let id = &result.tool_use_id;
         let is_denied = match self.find(id) {
             Some(tool_use) if tool_use.state == UseState::Answered => return,
@@ -437,7 +445,7 @@ impl Writer {
         } else if result.is_error {
             json!({ "type": "tool-output-error", "toolCallId": id, "errorText": result.text() })
         } else {
-            json!({ "type": "tool-output-available", "toolCallId": id, "output": output(result) })
+            json!({ "type": "tool-output-available", "toolCallId": id, "output": output(result, block, &self.settings) })
         });
     }
 

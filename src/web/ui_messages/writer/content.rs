@@ -15,7 +15,7 @@ pub(in crate::web::ui_messages) fn user_parts(message: &Message, settings: &Sett
     let parts = message.content.iter().enumerate().filter_map(|(index, block)| match block {
         Content::Text(text) => Some(json!({ "type": "text", "text": text.text })),
         Content::Attachment(file) => {
-            Some(file_part(&file_url(settings, message.id.as_ref(), index, file), file))
+            Some(file_part(&file_url(settings, message.id.as_ref(), &index.to_string(), file), file))
         }
         _ => None,
     });
@@ -31,18 +31,37 @@ fn file_part(url: &str, file: &Attachment) -> Value {
 }
 
 /// Returns a result's output: the value if the text is a JSON object or array, otherwise the text. A result with files
-/// is a list of parts.
-pub(super) fn output(result: &ToolResult) -> Value {
+/// is a list of parts. `block` is the message and the index of the result in it.
+pub(super) fn output(result: &ToolResult, block: Option<(&MessageId, usize)>, settings: &Settings) -> Value {
     if result.content.iter().all(|block| matches!(block, ResultBlock::Text(_))) {
         let text = result.text();
         let value = text.trim_start().starts_with(['{', '[']).then(|| serde_json::from_str(&text).ok());
         return value.flatten().unwrap_or(Value::String(text));
     }
-    let parts = result.content.iter().map(|block| match block {
+    let (message, index) = block.unzip();
+    let parts = result.content.iter().enumerate().map(|(inner, content)| match content {
         ResultBlock::Text(text) => json!({ "type": "text", "text": text.text }),
-        ResultBlock::Attachment(file) => file_part(&inline_url(file), file),
+        ResultBlock::Attachment(file) => {
+            let block = format!("{}-{inner}", index.unwrap_or_default());
+            file_part(&file_url(settings, message, &block, file), file)
+        }
     });
     parts.collect()
+}
+
+/// Returns whether a result contains a file that is sent as an address.
+pub(super) fn has_linked_files(result: &ToolResult, settings: &Settings) -> bool {
+    let is_linked = |block: &ResultBlock| match block {
+        ResultBlock::Attachment(file) => is_linked(file, settings),
+        ResultBlock::Text(_) => false,
+    };
+    result.content.iter().any(is_linked)
+}
+
+/// Returns whether a file is sent as an address, if its message is known.
+fn is_linked(file: &Attachment, settings: &Settings) -> bool {
+    let is_large = matches!(&file.source, Source::Base64 { data } if data.len() > LARGE_FILE);
+    is_large && !settings.inline_files && settings.conversation.is_some()
 }
 
 fn inline_url(file: &Attachment) -> String {
@@ -55,14 +74,12 @@ fn inline_url(file: &Attachment) -> String {
 pub(super) fn file_url(
     settings: &Settings,
     message: Option<&MessageId>,
-    index: usize,
+    block: &str,
     file: &Attachment,
 ) -> String {
-    match (&file.source, &settings.conversation, message) {
-        (Source::Base64 { data }, Some(conversation), Some(message))
-            if data.len() > LARGE_FILE && !settings.inline_files =>
-        {
-            format!("{conversation}/files/{}/{index}", encoded(&message.to_string()))
+    match (&settings.conversation, message) {
+        (Some(conversation), Some(message)) if is_linked(file, settings) => {
+            format!("{conversation}/files/{}/{block}", encoded(&message.to_string()))
         }
         _ => inline_url(file),
     }

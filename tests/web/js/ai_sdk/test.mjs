@@ -85,6 +85,22 @@ const scenarios = {
     await sameAsListed(chat);
   },
 
+  async 'a chat with its own id'() {
+    const chat = new Chat({ transport: new DefaultChatTransport({ api: api.replace('/api/', '/own/') }) });
+    await chat.resumeStream();
+    assert.equal(chat.status, 'ready', 'a new chat has nothing to resume');
+    for (const count of [2, 4]) {
+      await chat.sendMessage({ text: 'hello' });
+      assert.equal(chat.status, 'ready', chat.error);
+      assert.equal(texts(answer(chat)), 'Hello, world.');
+      assert.equal(chat.messages.length, count);
+    }
+    const path = `/own/chat/${chat.id}/messages${level === 6 ? '?ui=6' : ''}`;
+    const stored = await (await request('GET', path)).json();
+    assert.deepEqual(chat.messages.map(texts), stored.map(texts));
+    assert.deepEqual(chat.messages.map(message => message.id), stored.map(message => message.id));
+  },
+
   async reasoning() {
     const chat = await open();
     await chat.sendMessage({ text: 'think' });

@@ -1,0 +1,29 @@
+//! The routes of AG-UI: the form of the stream, and its end.
+
+use axum::http::{Method, StatusCode};
+use omni_agent::testing::{Gate, Step};
+
+use crate::support::{App, request, run_input};
+
+#[tokio::test]
+async fn draining_refuses_new_runs_and_joins_and_lets_running_streams_end() {
+    let gate = Gate::new();
+    let app = App::new([Step::new().then_text(["One."]).gate(&gate).stop()]);
+    let id = app.create("ann").await;
+    let body = Some(run_input(&id, "r1", "Hi"));
+    let first = app.send(request(Method::POST, "ann", "/ag-ui", body)).await;
+    gate.reached().await;
+    app.web.drain();
+    for refused in [
+        app.get("ann", &format!("/ag-ui/{id}?protocolVersion=1.0")).await,
+        app.post("ann", "/ag-ui", run_input(&id, "r2", "And?")).await,
+    ] {
+        assert_eq!((refused.status, refused.code().as_str()), (StatusCode::SERVICE_UNAVAILABLE, "draining"));
+        assert!(refused.header("retry-after").is_some());
+    }
+    gate.open();
+    let body = axum::body::to_bytes(first.into_body(), 1 << 20).await.unwrap();
+    let text = String::from_utf8(body.to_vec()).unwrap();
+    let last = text.trim_end().lines().last().unwrap();
+    assert!(last.contains("RUN_FINISHED") && last.contains("success"), "{text}");
+}

@@ -4,10 +4,13 @@ use axum::{
     body::Body,
     http::{Method, Request, StatusCode},
 };
-use omni_agent::testing::Step;
-use serde_json::{Value, json};
+use omni_agent::{testing::Step, web::WebLimits};
+use serde_json::json;
 
-use crate::support::{App, prompt, request};
+use crate::{
+    support::{App, prompt, request},
+    table::{Entry, routes},
+};
 
 fn raw(method: Method, path: &str, content_type: Option<&str>, body: impl Into<Body>) -> Request<Body> {
     let mut request = request(method, "ann", path, None);
@@ -51,20 +54,34 @@ async fn unknown_path_method_or_id_is_a_problem() {
     );
 }
 
-#[tokio::test(start_paused = true)]
-async fn malformed_or_large_body_is_refused_on_every_route_with_a_body() {
-    let app = App::with([], |web| {
-        web.limits(omni_agent::web::WebLimits::default().with_command_body(4096).with_body(1024))
-    });
-    let id = app.create("ann").await;
-    let path = format!("/agent/conversations/{id}");
-    let routes = [
-        (Method::POST, "/agent/conversations".to_owned()),
-        (Method::PATCH, path.clone()),
-        (Method::POST, format!("{path}/commands")),
-        (Method::POST, format!("{path}/decisions")),
-    ];
-    for (method, path) in routes {
+/// Returns the requests for each route that it must refuse, each with its status and code.
+fn bad_requests(route: &Entry, id: &str) -> Vec<(Request<Body>, u16, &'static str)> {
+    let mut all = Vec::new();
+    let mut method = route.request("ann", id);
+    *method.method_mut() = Method::PUT;
+    all.push((method, 405, "method"));
+    for (name, value, status, code) in [
+        ("origin", "https://evil.example.com", 403, "cross-origin"),
+        ("origin", "null", 403, "cross-origin"),
+        ("sec-fetch-site", "cross-site", 403, "cross-origin"),
+        ("host", "evil.example.com", 421, "wrong-host"),
+    ] {
+        let mut request = route.request("ann", id);
+        request.headers_mut().insert(name, value.parse().unwrap());
+        all.push((request, status, code));
+    }
+    if route.has_id_in_path() {
+        for bad in [".hidden", "%00", "%FF"] {
+            all.push((route.request("ann", bad), 400, "invalid-id"));
+        }
+    }
+    if route.has_id_in_body() {
+        all.push((route.request("ann", ".hidden"), 400, "invalid-id"));
+    }
+    if route.is_of_a_conversation() {
+        all.push((route.request("ann", "unknown"), 404, "not-found"));
+    }
+    if route.body(id).is_some() {
         for (content_type, body, status, code) in [
             (None, "{}".to_owned(), 415, "content-type"),
             (Some("text/plain"), "{}".to_owned(), 415, "content-type"),
@@ -76,26 +93,44 @@ async fn malformed_or_large_body_is_refused_on_every_route_with_a_body() {
             (Some("application/json"), "[".repeat(1000), 400, "invalid-body"),
             (Some("application/json"), format!("{{\"title\":\"{}\"}}", "x".repeat(5000)), 413, "too-large"),
         ] {
-            let answer = app.answer(raw(method.clone(), &path, content_type, body.clone())).await;
+            all.push((raw(route.method.clone(), &route.path(id), content_type, body), status, code));
+        }
+        // A body without a declared length is cut at the limit, too.
+        let chunks = futures_util::stream::iter((0..100).map(|_| Ok::<_, std::io::Error>(vec![b' '; 1000])));
+        let body = Body::from_stream(chunks);
+        all.push((
+            raw(route.method.clone(), &route.path(id), Some("application/json"), body),
+            413,
+            "too-large",
+        ));
+    }
+    all
+}
+
+#[tokio::test(start_paused = true)]
+async fn bad_request_is_refused_on_every_route_and_changes_nothing() {
+    let app = App::with([Step::text("Hello!")], |web| {
+        let limits = WebLimits::default().with_command_body(4096).with_body(1024);
+        web.limits(limits).hosts(["chat.example.com"])
+    });
+    let id = app.create("ann").await;
+    app.ask("ann", &id, "Hi").await;
+    let path = format!("/agent/conversations/{id}");
+    let before = (app.get("ann", &path).await.json(), app.get("boss", "/agent/conversations").await.json());
+    for route in routes() {
+        for (request, status, code) in bad_requests(&route, &id) {
+            let shown = format!("{request:?}");
+            let answer = app.answer(request).await;
             assert_eq!(
                 (answer.status.as_u16(), answer.code().as_str()),
                 (status, code),
-                "{method} {path} {content_type:?} {body:.40}"
+                "{route:?}: {shown}"
             );
         }
     }
-    // A body without a declared length is cut at the limit, too.
-    let chunks = futures_util::stream::iter((0..100).map(|_| Ok::<_, std::io::Error>(vec![b' '; 1000])));
-    let answer = app
-        .answer(raw(
-            Method::POST,
-            &format!("{path}/commands"),
-            Some("application/json"),
-            Body::from_stream(chunks),
-        ))
-        .await;
-    assert_eq!(answer.code(), "too-large");
-    assert_eq!(app.get("ann", &path).await.json()["title"], Value::Null);
+    let after = (app.get("ann", &path).await.json(), app.get("boss", "/agent/conversations").await.json());
+    assert_eq!(after, before);
+    assert_eq!(app.provider.requests().len(), 1);
 }
 
 #[tokio::test(start_paused = true)]

@@ -4,18 +4,30 @@
 
 mod access;
 mod ag_ui;
+mod ag_ui_routes;
 mod ai_sdk;
 mod ai_sdk_routes;
 mod bad_input;
 mod broken_bodies;
+mod client_ids;
+mod commands;
+mod faulty;
+mod hidden;
 mod js;
+mod limits;
 mod load;
+#[path = "../support/logged.rs"]
+mod logged;
+mod lost_access;
 mod openapi;
 mod page;
+mod problems;
 mod routes;
 #[path = "../support/skip.rs"]
 mod skip;
 mod streams;
+mod streams_random;
 mod support;
+mod table;
 mod use_chat;
 mod walk;

@@ -1,0 +1,97 @@
+//! A store whose operations can be made to fail. It has no search, no usage ledger, and erases nothing.
+
+use std::sync::{Arc, Mutex};
+
+use omni_agent::{
+    async_trait,
+    store::{
+        Commit, ConversationId, MemoryStore, Page, StateChange, Store, StoreError, Stored, StoredState,
+        Summary, Version, Write, WriteId,
+    },
+};
+
+/// An operation of the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Operation {
+    Create,
+    Commit,
+    Load,
+    Summary,
+    Delete,
+}
+
+#[derive(Clone, Default)]
+pub(crate) struct FaultyStore {
+    beneath: Arc<MemoryStore>,
+    fault: Arc<Mutex<Option<(Operation, StoreError)>>>,
+}
+
+impl FaultyStore {
+    /// Makes this operation fail with this error from now on. All other operations work.
+    pub(crate) fn fail(&self, operation: Operation, error: StoreError) {
+        *self.fault.lock().unwrap() = Some((operation, error));
+    }
+
+    /// Makes all operations work.
+    pub(crate) fn mend(&self) {
+        *self.fault.lock().unwrap() = None;
+    }
+
+    fn act(&self, operation: Operation) -> Result<(), StoreError> {
+        match &*self.fault.lock().unwrap() {
+            Some((failing, error)) if *failing == operation => Err(error.clone()),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[async_trait]
+impl Store for FaultyStore {
+    async fn create(
+        &self,
+        id: &ConversationId,
+        write: WriteId,
+        state: &StoredState,
+    ) -> Result<Version, StoreError> {
+        self.act(Operation::Create)?;
+        self.beneath.create(id, write, state).await
+    }
+
+    async fn commit(
+        &self,
+        id: &ConversationId,
+        write: &Write,
+        commit: &Commit,
+    ) -> Result<Version, StoreError> {
+        self.act(Operation::Commit)?;
+        self.beneath.commit(id, write, commit).await
+    }
+
+    async fn save_state(
+        &self,
+        id: &ConversationId,
+        write: &Write,
+        change: &StateChange,
+    ) -> Result<Version, StoreError> {
+        self.beneath.save_state(id, write, change).await
+    }
+
+    async fn load(&self, id: &ConversationId) -> Result<Stored, StoreError> {
+        self.act(Operation::Load)?;
+        self.beneath.load(id).await
+    }
+
+    async fn summary(&self, id: &ConversationId) -> Result<Summary, StoreError> {
+        self.act(Operation::Summary)?;
+        self.beneath.summary(id).await
+    }
+
+    async fn list(&self, page: Page) -> Result<Vec<Summary>, StoreError> {
+        self.beneath.list(page).await
+    }
+
+    async fn delete(&self, id: &ConversationId) -> Result<(), StoreError> {
+        self.act(Operation::Delete)?;
+        self.beneath.delete(id).await
+    }
+}

@@ -1,0 +1,377 @@
+//! Errors as a client gets them: every variant, and the answers of the routes.
+
+use std::{sync::Arc, time::Duration};
+
+use axum::http::{Method, StatusCode};
+use omni_agent::{
+    agent::{AgentError, Failure, PromptState, Response, Status},
+    manager::{Manager, ManagerError, Titles},
+    message::HistoryError,
+    provider::RegistryError,
+    session::SessionError,
+    store::{ConversationId, MemoryStore, Owner, StoreError, Version},
+    subscription::EndReason,
+    testing::{Gate, Step},
+    tool::{SchemaError, ToolSetError},
+    tree::{NodeId, TreeError},
+    web::{Problem, WebLimits},
+};
+use serde_json::{Value, json};
+
+use crate::{
+    faulty::{FaultyStore, Operation},
+    logged::Log,
+    support::{App, prompt, request, run_input, submit},
+};
+
+/// The word in each cause that a client must not see.
+const CAUSE: &str = "cause-of-the-operator";
+
+fn id() -> ConversationId {
+    ConversationId::new("talk").unwrap()
+}
+
+fn cause() -> Arc<std::io::Error> {
+    Arc::new(std::io::Error::other(CAUSE))
+}
+
+fn owner() -> Owner {
+    Owner::new("two").at("http://two.internal")
+}
+
+fn history_error() -> HistoryError {
+    HistoryError::Unanswered { index: 1, id: "t1".into() }
+}
+
+fn response() -> Arc<Response> {
+    let response = json!({ "model": "m", "messages": [], "stop_reason": "stop", "usage": {}, "step": 1 });
+    Arc::new(serde_json::from_value(response).unwrap())
+}
+
+fn agent_errors() -> Vec<(AgentError, u16, &'static str)> {
+    vec![
+        (AgentError::Stopped(EndReason::Stopped), 503, "shut-down"),
+        (AgentError::Busy(Status::Busy), 409, "busy"),
+        (AgentError::ResultsWhileBusy, 409, "busy"),
+        (AgentError::Idle, 409, "idle"),
+        (AgentError::NotPaused(Status::Idle), 409, "not-paused"),
+        (AgentError::StaleResume { waiting: vec!["a".into()], given: "b".into() }, 409, "stale-decision"),
+        (AgentError::EmptyPrompt, 422, "empty-prompt"),
+        (AgentError::InvalidPrompt(history_error()), 422, "invalid-prompt"),
+        (AgentError::InvalidPromptId { length: 0, limit: 64 }, 422, "invalid-prompt"),
+        (AgentError::LargeAppData { size: 9, limit: 8 }, 422, "invalid-prompt"),
+        (AgentError::DeepAppData { limit: 8 }, 422, "invalid-prompt"),
+        (AgentError::ZeroSteps, 422, "invalid-prompt"),
+        (AgentError::ZeroTimeout, 422, "invalid-prompt"),
+        (AgentError::InvalidOutputSchema(SchemaError("bad".into())), 422, "invalid-prompt"),
+        (AgentError::KnownPrompt(PromptState::Staged), 409, "known-prompt"),
+        (AgentError::QueueFull(8), 409, "queue-full"),
+        (AgentError::NotAtStep, 422, "not-at-step"),
+        (AgentError::NotStaged("p".into()), 409, "not-staged"),
+        (AgentError::NotAPrompt, 422, "not-a-prompt"),
+        (
+            AgentError::Model(RegistryError::BadName { name: "m".into(), known: Vec::new() }),
+            422,
+            "unknown-model",
+        ),
+        (AgentError::CommitBehind(3), 503, "store-behind"),
+        (AgentError::TooManyEvents(3), 503, "store-behind"),
+        (AgentError::OnHold(cause()), 503, "draining"),
+        (AgentError::Moved, 500, "internal"),
+        (AgentError::LongName { length: 300, limit: 256 }, 500, "internal"),
+        (AgentError::NoModel, 500, "internal"),
+        (AgentError::InvalidHistory(history_error()), 500, "internal"),
+        (AgentError::HistoryOwned, 500, "internal"),
+        (AgentError::InvalidTools(ToolSetError::Duplicate(CAUSE.into())), 500, "internal"),
+        (AgentError::Refused(cause()), 500, "internal"),
+        (AgentError::Panicked("init", CAUSE.into()), 500, "internal"),
+        (AgentError::Cancelled(response()), 500, "internal"),
+        (
+            AgentError::Failed(Failure::ProviderPanicked { message: CAUSE.into() }, response()),
+            500,
+            "internal",
+        ),
+        (AgentError::Output(CAUSE.into(), response()), 500, "internal"),
+        (AgentError::Deadline { deadline: Duration::from_secs(1), tools: Vec::new() }, 500, "internal"),
+    ]
+}
+
+fn store_errors() -> Vec<(StoreError, u16, &'static str)> {
+    let (place, waited) = (|| CAUSE.to_owned(), Duration::from_secs(1));
+    vec![
+        (StoreError::AlreadyExists { id: id() }, 409, "already-exists"),
+        (StoreError::NotFound { id: id() }, 404, "not-found"),
+        (StoreError::Conflict { id: id(), current: Version::new(2) }, 409, "conflict"),
+        (StoreError::Owned { id: id(), owner: owner() }, 421, "open-elsewhere"),
+        (StoreError::LeaseLost { id: id() }, 421, "open-elsewhere"),
+        (StoreError::Busy { place: place(), waited }, 503, "store-unreachable"),
+        (StoreError::Full { place: place(), source: cause() }, 503, "store-unreachable"),
+        (StoreError::Unreachable { place: place(), source: cause() }, 503, "store-unreachable"),
+        (StoreError::Unstorable { id: id(), problem: "too large".into() }, 422, "unstorable"),
+        (StoreError::unsupported("searches"), 422, "unsupported"),
+        (StoreError::InvalidQuery { problem: "a quote is open".into() }, 422, "invalid-query"),
+        (StoreError::damaged(CAUSE, CAUSE), 500, "internal"),
+        (StoreError::UnknownFormat { place: place(), found: 2, known: 1 }, 500, "internal"),
+        (StoreError::Denied { place: place(), source: cause() }, 500, "internal"),
+        (StoreError::misconfigured(CAUSE, std::io::Error::other(CAUSE)), 500, "internal"),
+        (StoreError::failed(CAUSE, std::io::Error::other(CAUSE)), 500, "internal"),
+    ]
+}
+
+fn session_errors() -> Vec<(SessionError, u16, &'static str)> {
+    let node = NodeId::new(1).unwrap();
+    vec![
+        (SessionError::Ended(EndReason::Idle), 503, "shut-down"),
+        (SessionError::Busy(Status::Paused), 409, "busy"),
+        (SessionError::UnknownNode { node }, 404, "not-found"),
+        (SessionError::NotUser { node }, 422, "not-a-prompt"),
+        (SessionError::ToolResults { node }, 422, "not-a-prompt"),
+        (SessionError::NotAssistant { node }, 422, "not-an-answer"),
+        (SessionError::Unanswered { node }, 422, "not-an-answer"),
+        (SessionError::OpenToolUses { node }, 422, "open-tool-uses"),
+        (SessionError::LongTitle { length: 2000, limit: 1024 }, 422, "invalid-title"),
+        (SessionError::StoreBehind { limit: 1 }, 503, "store-behind"),
+        (
+            SessionError::Unsaved { nodes: 1, waited: Duration::ZERO, error: Some(CAUSE.into()) },
+            503,
+            "store-behind",
+        ),
+        (SessionError::Draining, 503, "draining"),
+        (SessionError::InitialHistory, 500, "internal"),
+        (SessionError::Tree(TreeError::UnknownNode { id: node }), 500, "internal"),
+    ]
+}
+
+fn manager_errors() -> Vec<(ManagerError, u16, &'static str)> {
+    let unsaved = SessionError::Unsaved { nodes: 0, waited: Duration::ZERO, error: Some(CAUSE.into()) };
+    vec![
+        (ManagerError::ShutDown, 503, "shut-down"),
+        (ManagerError::AlreadyExists { id: id() }, 409, "already-exists"),
+        (ManagerError::OpenElsewhere { id: id(), owner: owner() }, 421, "open-elsewhere"),
+        (ManagerError::NoRoom { id: id(), waited: Duration::ZERO, parents: Vec::new() }, 503, "no-room"),
+        (ManagerError::ChangeUnsaved { id: id(), cause: Box::new(unsaved) }, 503, "store-behind"),
+        (ManagerError::CutOff { id: id(), reason: CAUSE.into() }, 500, "internal"),
+        (ManagerError::EndedIncomplete { sessions: Vec::new() }, 500, "internal"),
+    ]
+}
+
+fn check(problem: &Problem, status: u16, code: &str, error: &dyn std::fmt::Debug) {
+    assert_eq!((problem.status().as_u16(), problem.code()), (status, code), "{error:?}");
+    let json = problem.to_json();
+    assert_eq!((&json["type"], &json["status"]), (&json!(format!("urn:omni-agent:{code}")), &json!(status)));
+    assert!(json["title"].as_str().unwrap().ends_with('.'), "{json}");
+    if status >= 500 {
+        assert!(!json.to_string().contains(CAUSE), "the cause is shown: {json}");
+    }
+    assert_eq!(json.get("incident").is_some(), code == "internal", "{json}");
+}
+
+#[test]
+fn error_of_every_variant_has_its_status_and_code() {
+    for (error, status, code) in store_errors() {
+        check(&error.clone().into(), status, code, &error);
+        check(&SessionError::Store(error.clone()).into(), status, code, &error);
+        check(&ManagerError::Store(error.clone()).into(), status, code, &error);
+    }
+    for (error, status, code) in agent_errors() {
+        check(&error.clone().into(), status, code, &error);
+        check(&SessionError::Agent(error.clone()).into(), status, code, &error);
+    }
+    for (error, status, code) in session_errors() {
+        check(&error.clone().into(), status, code, &error);
+        check(&ManagerError::Session(error.clone()).into(), status, code, &error);
+    }
+    for (error, status, code) in manager_errors() {
+        check(&error.clone().into(), status, code, &error);
+    }
+    let busy = Problem::from(SessionError::Busy(Status::Paused)).to_json();
+    assert_eq!(busy["activity"], "paused");
+    let known = Problem::from(AgentError::KnownPrompt(PromptState::Staged)).to_json();
+    assert_eq!(known["state"], json!({ "state": "staged" }));
+    let stale = AgentError::StaleResume { waiting: vec!["a".into()], given: "b".into() };
+    assert_eq!(Problem::from(stale).to_json()["waiting"], json!(["a"]));
+}
+
+fn over(store: &FaultyStore, script: impl IntoIterator<Item = Step>) -> App {
+    let manager = Manager::builder(Arc::new(store.clone())).titles(Titles::Off).build();
+    App::over(manager, script, |web| web)
+}
+
+/// Creates a conversation that is not open.
+async fn closed(app: &App) -> String {
+    let id = app.create("ann").await;
+    app.manager.close(&ConversationId::new(&id).unwrap()).await.unwrap();
+    id
+}
+
+#[tokio::test(start_paused = true)]
+async fn conversation_of_another_process_is_open_elsewhere_on_all_routers() {
+    let store = FaultyStore::default();
+    let app = over(&store, []);
+    let manager = Manager::builder(Arc::new(store.clone())).titles(Titles::Off).build();
+    let revealing = App::over(manager, [], |web| web.reveal_owner());
+    let id = closed(&app).await;
+    let owned = StoreError::Owned { id: ConversationId::new(&id).unwrap(), owner: owner() };
+    store.fail(Operation::Load, owned);
+    let path = format!("/agent/conversations/{id}");
+    for (app, address) in [(&app, Value::Null), (&revealing, json!("http://two.internal"))] {
+        for answer in [
+            app.get("ann", &path).await,
+            app.get("ann", &format!("{path}/events")).await,
+            app.post("ann", &format!("{path}/commands"), prompt("Hi")).await,
+            app.post("ann", "/api/chat", submit(&id, "u1", "Hi")).await,
+            app.get("ann", &format!("/api/chat/{id}/messages")).await,
+            app.post("ann", "/ag-ui", run_input(&id, "r1", "Hi")).await,
+        ] {
+            assert_eq!(
+                (answer.status, answer.code().as_str()),
+                (StatusCode::MISDIRECTED_REQUEST, "open-elsewhere")
+            );
+            assert_eq!(answer.json()["address"], address);
+        }
+        let mut stream = app.stream("ann", &format!("/agent/events?watch={id}"), None).await;
+        let refused = stream.next().await.unwrap();
+        assert_eq!((refused.event.as_str(), &refused.data["problem"]["address"]), ("refused", &address));
+    }
+}
+
+#[tokio::test]
+async fn failure_of_the_server_is_logged_under_its_incident_and_its_cause_stays_hidden() {
+    let log = Log::default();
+    let _guard = log.listen();
+    let store = FaultyStore::default();
+    let app = over(&store, []);
+    let id = closed(&app).await;
+    store.fail(Operation::Load, StoreError::failed("reading", std::io::Error::other(CAUSE)));
+    for path in [format!("/agent/conversations/{id}"), format!("/api/chat/{id}/messages")] {
+        let answer = app.get("ann", &path).await;
+        assert_eq!((answer.status, answer.code().as_str()), (StatusCode::INTERNAL_SERVER_ERROR, "internal"));
+        assert!(!answer.text.contains(CAUSE) && !answer.text.contains("reading"), "{}", answer.text);
+        let incident = answer.json()["incident"].as_str().unwrap().to_owned();
+        let logged = log.text();
+        assert!(logged.contains(&incident) && logged.contains(CAUSE), "{logged}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn failures_of_the_store_are_problems_with_a_time_to_try_again() {
+    let store = FaultyStore::default();
+    let app = over(&store, []);
+    let id = closed(&app).await;
+    let path = format!("/agent/conversations/{id}");
+    store.fail(Operation::Summary, StoreError::Unreachable { place: CAUSE.into(), source: cause() });
+    let answer = app.get("ann", &path).await;
+    assert_eq!((answer.status.as_u16(), answer.code().as_str()), (503, "store-unreachable"));
+    assert!(answer.header("retry-after").is_some() && !answer.text.contains(CAUSE), "{answer:?}");
+
+    store.fail(Operation::Create, StoreError::Unstorable { id: self::id(), problem: "too large".into() });
+    let answer = app.post("ann", "/agent/conversations", json!({})).await;
+    assert_eq!((answer.status.as_u16(), answer.code().as_str()), (422, "unstorable"));
+    store.fail(Operation::Create, StoreError::AlreadyExists { id: self::id() });
+    let answer = app.post("ann", "/agent/conversations", json!({})).await;
+    assert_eq!((answer.status.as_u16(), answer.code().as_str()), (409, "already-exists"));
+    store.fail(Operation::Delete, StoreError::Conflict { id: self::id(), current: Version::new(2) });
+    let answer = app.answer(request(Method::DELETE, "ann", &path, None)).await;
+    assert_eq!((answer.status.as_u16(), answer.code().as_str()), (409, "conflict"));
+    store.mend();
+    assert_eq!(app.get("ann", &path).await.status, StatusCode::OK);
+}
+
+#[tokio::test(start_paused = true)]
+async fn operation_that_the_store_lacks_is_unsupported() {
+    let store = FaultyStore::default();
+    let app = over(&store, [Step::text("Hello!")]);
+    let id = app.create("ann").await;
+    app.ask("ann", &id, "Hi").await;
+    let path = format!("/agent/conversations/{id}");
+    for answer in [
+        app.get("ann", "/agent/search?q=hello").await,
+        app.get("ann", "/agent/usage").await,
+        app.get("ann", &format!("{path}/usage")).await,
+        app.post("ann", &format!("{path}/commands"), json!({ "type": "erase", "node": 1 })).await,
+    ] {
+        assert_eq!((answer.status.as_u16(), answer.code().as_str()), (422, "unsupported"));
+        assert!(answer.json()["operation"].is_string(), "{answer:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn opening_without_room_is_refused_after_the_limit() {
+    let gate = Gate::new();
+    let manager = Manager::builder(MemoryStore::new()).titles(Titles::Off).max_open(1).build();
+    let limits = WebLimits::default().with_room_timeout(Duration::from_secs(7));
+    let app =
+        App::over(manager, [Step::new().gate(&gate).then_text(["One."]).stop()], |web| web.limits(limits));
+    let id = app.create("ann").await;
+    app.post("ann", &format!("/agent/conversations/{id}/commands"), prompt("Hi")).await;
+    gate.reached().await;
+    let start = tokio::time::Instant::now();
+    let refused = app.post("ann", "/agent/conversations", json!({})).await;
+    assert_eq!((refused.status.as_u16(), refused.code().as_str()), (503, "no-room"));
+    assert!(refused.header("retry-after").is_some());
+    assert_eq!(start.elapsed().as_secs(), 7);
+    gate.open();
+    app.idle(&id).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn command_during_a_run_is_busy_or_staged_until_the_queue_is_full() {
+    let gate = Gate::new();
+    let app =
+        App::with([Step::new().then_text(["One."]).gate(&gate).stop()], |web| web.models(["test:other"]));
+    let id = app.create("ann").await;
+    let path = format!("/agent/conversations/{id}");
+    let commands = format!("{path}/commands");
+    app.post("ann", &commands, prompt("Hi")).await;
+    gate.reached().await;
+    let body = Some(json!({ "model": "test:other", "title": "Plans" }));
+    let busy = app.answer(request(Method::PATCH, "ann", &path, body)).await;
+    assert_eq!((busy.status.as_u16(), busy.code().as_str()), (409, "busy"));
+    assert_eq!(busy.json()["activity"], "busy");
+    assert_eq!(app.get("ann", &path).await.json()["title"], Value::Null, "nothing is changed");
+    for command in [json!({ "type": "navigate", "node": null }), json!({ "type": "regenerate", "node": 1 })] {
+        let busy = app.post("ann", &commands, command.clone()).await;
+        assert_eq!((busy.status.as_u16(), busy.code().as_str()), (409, "busy"), "{command}");
+    }
+    let mut staged = 0;
+    let full = loop {
+        let answer = app.post("ann", &commands, prompt("And?")).await;
+        if answer.status != StatusCode::OK {
+            break answer;
+        }
+        staged += 1;
+        assert!(staged < 100);
+    };
+    assert_eq!((full.status.as_u16(), full.code().as_str()), (409, "queue-full"));
+    let snapshot = app.get("ann", &path).await.json();
+    assert_eq!(snapshot["agent"]["staged"].as_array().unwrap().len(), staged);
+    app.post("ann", &commands, json!({ "type": "cancel" })).await;
+    app.idle(&id).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn prompt_id_that_was_used_is_known() {
+    let app = App::new([Step::text("One."), Step::text("Two.")]);
+    let id = app.create("ann").await;
+    let commands = format!("/agent/conversations/{id}/commands");
+    let prompt = json!({ "id": "p1", "content": [{ "type": "text", "text": "Hi" }] });
+    app.post("ann", &commands, json!({ "type": "prompt", "prompt": prompt })).await;
+    app.idle(&id).await;
+    let again = app.post("ann", &commands, json!({ "type": "prompt", "prompt": prompt })).await;
+    assert_eq!((again.status, &again.json()["accepted"]), (StatusCode::OK, &json!("known")));
+    let edit = json!({ "type": "edit", "node": 1, "prompt": prompt });
+    let known = app.post("ann", &commands, edit).await;
+    assert_eq!((known.status.as_u16(), known.code().as_str()), (409, "known-prompt"));
+    assert_eq!(known.json()["state"]["state"], "ended");
+    assert_eq!(app.provider.requests().len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn request_after_the_shutdown_is_refused() {
+    let app = App::new([]);
+    let id = closed(&app).await;
+    app.manager.shutdown(omni_agent::manager::Shutdown::within(Duration::from_secs(5))).await.unwrap();
+    let refused = app.get("ann", &format!("/agent/conversations/{id}")).await;
+    assert_eq!((refused.status.as_u16(), refused.code().as_str()), (503, "shut-down"));
+    assert!(refused.header("retry-after").is_some());
+}

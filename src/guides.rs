@@ -5,14 +5,15 @@
 //! 3. [Sessions and branches](sessions_and_branches)
 //! 4. [Stores](stores)
 //! 5. [Many conversations](many_conversations)
-//! 6. [Testing an application](testing)
-//! 7. [Tools of MCP servers](mcp_servers)
-//! 8. [Serving an agent to editors](serving)
-//! 9. [Telemetry](telemetry)
-//! 10. [Writing a provider, a store or a backend](extending)
-//! 11. [Coming from Elixir's Omni Agent](from_elixir)
-//! 12. [Coming from rig](from_rig)
-//! 13. [Coming from yoagent](from_yoagent)
+//! 6. [A web service](web_services)
+//! 7. [Testing an application](testing)
+//! 8. [Tools of MCP servers](mcp_servers)
+//! 9. [Serving an agent to editors](serving)
+//! 10. [Telemetry](telemetry)
+//! 11. [Writing a provider, a store or a backend](extending)
+//! 12. [Coming from Elixir's Omni Agent](from_elixir)
+//! 13. [Coming from rig](from_rig)
+//! 14. [Coming from yoagent](from_yoagent)
 
 #[doc = include_str!("../docs/getting-started.md")]
 pub mod getting_started {}
@@ -24,6 +25,10 @@ pub mod sessions_and_branches {}
 pub mod stores {}
 #[doc = include_str!("../docs/many-conversations.md")]
 pub mod many_conversations {}
+// Its links lead to items of the feature `web`.
+#[doc = include_str!("../docs/web.md")]
+#[cfg_attr(not(feature = "web"), allow(rustdoc::broken_intra_doc_links))]
+pub mod web_services {}
 #[doc = include_str!("../docs/testing.md")]
 pub mod testing {}
 #[doc = include_str!("../docs/telemetry.md")]

@@ -32,7 +32,7 @@
 //! | [`session`] | a conversation with an id, a tree and a store, as an actor |
 //! | [`manager`] | many sessions by id |
 //! | `mcp` | tools of servers of the Model Context Protocol; needs the feature `mcp` |
-//! | `web` | a manager behind HTTP, as an axum router; needs the feature `web` |
+//! | `web` | a manager behind HTTP, as an axum router; needs the feature `web`: see [a web service](guides::web_services) |
 //! | `serve` | a manager as an agent for editors, over the Agent Client Protocol; needs the feature `acp` |
 //!
 //! The [`guides`] explain the layers step by step, beginning with [getting started](guides::getting_started).

@@ -37,6 +37,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! The guide on [web services](crate::guides::web_services) shows the rest: access, limits, front ends, and the end of the
+//! server.
+//!
 //! # Routes
 //!
 //! The paths are relative to the place where the router is nested. `C` is `/conversations/{id}`. Bodies and answers are

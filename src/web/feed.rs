@@ -18,7 +18,7 @@ use super::{Action, Principal, Problem, Web, gate::Call, streams::StreamPermit, 
 use crate::{
     agent::Event,
     manager::{ManagerEvent, ManagerSnapshot},
-    session::{Mode, SessionEvent, SessionSnapshot, SessionSubscription},
+    session::{Mode, Session, SessionEvent, SessionSnapshot, SessionSubscription},
     store::{ConversationId, Labels},
     subscription::{EventId, Numbered, Subscription, Update},
 };
@@ -109,15 +109,16 @@ pub(super) async fn subscribe(
     id: &ConversationId,
     labels: &Labels,
     after: Option<EventId>,
-) -> Result<SessionSubscription, Problem> {
+) -> Result<(Session, SessionSubscription), Problem> {
     let may_prompt = web.0.hooks.access.permits(principal, Action::Prompt, labels);
     let mode = if may_prompt { Mode::Controller } else { Mode::Observer };
     let opened = web.open(principal, id, labels, Some(mode)).await?;
-    match (after, opened.subscription) {
-        (None, Some(subscription)) => Ok(subscription),
-        (None, None) => Ok(opened.session.subscribe(mode).await?),
-        (Some(after), _) => Ok(opened.session.resume_from(after, mode).await?),
-    }
+    let subscription = match (after, opened.subscription) {
+        (None, Some(subscription)) => subscription,
+        (None, None) => opened.session.subscribe(mode).await?,
+        (Some(after), _) => opened.session.resume_from(after, mode).await?,
+    };
+    Ok((opened.session, subscription))
 }
 
 /// Subscribes to a conversation of which only the id is known.
@@ -131,7 +132,7 @@ async fn enter(
     if !web.0.hooks.access.permits(principal, Action::Watch, &labels) {
         return Err(Problem::not_permitted());
     }
-    subscribe(web, principal, id, &labels, after).await
+    Ok(subscribe(web, principal, id, &labels, after).await?.1)
 }
 
 /// Returns the response with the stream.

@@ -96,7 +96,8 @@ impl Call {
         self.target.as_ref().ok_or_else(Problem::not_found)
     }
 
-    /// Returns whether the request has a conversation. It has none if the client may choose ids and has not used this one.
+    /// Returns whether the request has a conversation. It has none if the client may choose ids and has not used this
+    /// one.
     pub(super) fn has_conversation(&self) -> bool {
         self.target.is_some()
     }
@@ -126,12 +127,11 @@ impl Call {
         &self,
     ) -> Result<(Session, SessionSubscription, Arc<SessionSnapshot>), Problem> {
         let (id, labels) = self.conversation()?;
-        let updates = feed::subscribe(&self.web, &self.principal, id, labels, None).await?;
+        let (session, updates) = feed::subscribe(&self.web, &self.principal, id, labels, None).await?;
         let snapshot = updates.snapshot().map(Arc::clone).ok_or_else(Problem::invalid_position)?;
         if !self.web.may_watch(&self.principal, &snapshot.labels) {
             return Err(Problem::not_found());
         }
-        let session = self.session().await?;
         Ok((session, updates, snapshot))
     }
 
@@ -227,8 +227,8 @@ impl Web {
         may(Action::Read) && may(Action::Watch)
     }
 
-    /// Returns whether the principal may see this update. A reader that was too slow for the change of the labels sees the
-    /// new labels in the next snapshot.
+    /// Returns whether the principal may see this update. A reader that was too slow for the change of the labels sees
+    /// the new labels in the next snapshot.
     pub(super) fn still_watches(
         &self,
         principal: &Principal,

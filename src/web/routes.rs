@@ -351,7 +351,7 @@ async fn watch(call: Call) -> Result<Response, Problem> {
     let after = last_event(&call)?;
     let permit = call.open_stream()?;
     let (id, labels) = call.conversation()?;
-    let subscription = feed::subscribe(&call.web, &call.principal, id, labels, after.of(id)).await?;
+    let (_, subscription) = feed::subscribe(&call.web, &call.principal, id, labels, after.of(id)).await?;
     let watch = Watch { id: id.clone(), subscription: Some(subscription) };
     Ok(feed::respond(&call, permit, false, vec![watch], &after))
 }

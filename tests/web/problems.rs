@@ -14,7 +14,7 @@ use omni_agent::{
     testing::{Gate, Step},
     tool::{SchemaError, ToolSetError},
     tree::{NodeId, TreeError},
-    web::{Problem, WebLimits},
+    web::{Problem, WebBuilder, WebLimits},
 };
 use serde_json::{Value, json};
 
@@ -209,7 +209,7 @@ async fn conversation_of_another_process_is_open_elsewhere_on_all_routers() {
     let store = FaultyStore::default();
     let app = over(&store, []);
     let manager = Manager::builder(Arc::new(store.clone())).titles(Titles::Off).build();
-    let revealing = App::over(manager, [], |web| web.reveal_owner());
+    let revealing = App::over(manager, [], WebBuilder::reveal_owner);
     let id = closed(&app).await;
     let owned = StoreError::Owned { id: ConversationId::new(&id).unwrap(), owner: owner() };
     store.fail(Operation::Load, owned);

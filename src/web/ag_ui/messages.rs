@@ -247,7 +247,7 @@ impl<'a> Messages<'a> {
             match block {
                 Content::Text(text) => parts.push(Part::Text { text: text.text.clone() }),
                 Content::Attachment(file) => {
-                    parts.push(self.files.part(file, Some((id, &index.to_string()))))
+                    parts.push(self.files.part(file, Some((id, &index.to_string()))));
                 }
                 Content::ToolResult(result) => {
                     self.push_result(result, Some((id, index)));

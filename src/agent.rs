@@ -113,7 +113,7 @@ use command::{Command, Reply, Stop};
 pub use error::{AgentError, Failure};
 pub use event::{Decided, Event, RunEnd, RunOutcome, Status, TurnOutcome, UnstageReason};
 pub(crate) use owner::{Asker, FirstMessage, HistoryOwner, Moment};
-pub use prompt::{Next, Prompt, PromptId, PromptState};
+pub use prompt::{KnownPrompt, Next, Prompt, PromptId, PromptState};
 pub use response::Response;
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;

@@ -29,7 +29,7 @@
 mod content;
 mod file;
 mod history;
-mod id;
+pub(crate) mod id;
 mod law;
 mod usage;
 mod usage_row;

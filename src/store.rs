@@ -53,6 +53,7 @@
 #[cfg(feature = "test-util")]
 pub mod conformance;
 mod content;
+mod digest;
 mod document;
 mod error;
 pub mod file_system;
@@ -69,9 +70,10 @@ mod search;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 mod transfer;
+mod turn;
 mod write;
 
-pub use content::{Commit, Page, Position, StateChange, Stored, StoredState, Summary, TurnChange};
+pub use content::{Commit, Page, Position, StateChange, Stored, StoredState, Summary};
 pub use document::{export_json, import_json, import_json_with_settings};
 pub use error::StoreError;
 pub use file_system::FileSystemStore;
@@ -83,7 +85,10 @@ pub use postgres::PostgresStore;
 pub use search::{Found, Hit, Query};
 #[cfg(feature = "sqlite")]
 pub use sqlite::SqliteStore;
-pub use transfer::{Copied, copy, copy_one};
+pub use transfer::{Copied, CopyOptions, copy, copy_one};
+pub use turn::{
+    BranchPoint, PendingApproval, Settled, StoredTurn, TurnChange, TurnRecord, TurnSummary, Turns, Waiting,
+};
 pub use write::{Epoch, Lease, Owner, Version, Write};
 
 use std::{ops::Range, sync::Arc};
@@ -92,6 +97,7 @@ use async_trait::async_trait;
 
 use crate::{
     message::{Timestamp, UsageRow, UsageSum},
+    subscription::EventId,
     tree::Erased,
 };
 
@@ -414,6 +420,43 @@ pub trait Store: Send + Sync + 'static {
         Err(StoreError::unsupported("erasing messages"))
     }
 
+    /// Returns whether the store keeps records of turns in flight ([`Commit::with_turn`]), which it returns as
+    /// [`Stored::turn`]. If it does not, sessions write no records.
+    ///
+    /// A store that keeps records must have [leases](Store::acquire), or be used by one process at a time. Otherwise two
+    /// processes would continue the same turn.
+    fn keeps_turns(&self) -> bool {
+        false
+    }
+
+    /// Returns the turn in flight, if one is recorded.
+    ///
+    /// The default implementation loads the conversation.
+    ///
+    /// # Errors
+    ///
+    /// Fails in the same cases as [`load`](Store::load). A record that can't be read is returned with its
+    /// [damage](StoredTurn::damage).
+    async fn turn(&self, id: &ConversationId) -> Result<Option<StoredTurn>, StoreError> {
+        let Stored { turn, version, .. } = self.load(id).await?;
+        Ok(turn.map(|turn| StoredTurn { version, ..*turn }))
+    }
+
+    /// Lists turns in flight of the conversations that match a filter, oldest first, then by the conversation's id.
+    ///
+    /// The age of a turn is the time of its first record. In the list of [waiting](Turns::Waiting) turns, it is the time
+    /// since which the oldest open approval waits. Pages begin [after](Page::after) the last [`TurnSummary`] of the page
+    /// before.
+    ///
+    /// # Errors
+    ///
+    /// Fails with [`StoreError::Unsupported`] if the store does not keep records of turns, or does not support labels.
+    /// Also fails if the store can't be read.
+    async fn turns(&self, which: Turns, filter: &Filter, page: Page) -> Result<Vec<TurnSummary>, StoreError> {
+        let _ = (which, filter, page);
+        Err(StoreError::unsupported("lists of turns in flight"))
+    }
+
     /// Makes `owner` the owner of the conversation.
     ///
     /// This succeeds if the conversation has no owner, if its owner's lease has expired, or if its owner has the same
@@ -484,6 +527,25 @@ pub trait Store: Send + Sync + 'static {
     async fn release(&self, id: &ConversationId, lease: &Lease) -> Result<(), StoreError> {
         let _ = (id, lease);
         Ok(())
+    }
+
+    /// Ends a lease in the same way as [`release`](Store::release), and records the last event of the session's feed
+    /// that changed anything. [`Stored::mark`] returns it until the next write. If the lease is no longer valid, nothing
+    /// is recorded.
+    ///
+    /// The default implementation does not record the event.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the store can't be reached.
+    async fn release_at(
+        &self,
+        id: &ConversationId,
+        lease: &Lease,
+        mark: Option<EventId>,
+    ) -> Result<(), StoreError> {
+        let _ = mark;
+        self.release(id, lease).await
     }
 }
 

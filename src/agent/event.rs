@@ -3,13 +3,15 @@ use std::{sync::Arc, time::Duration};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Failure, Pause, Prompt, PromptId, Response, StateView};
+use super::{Failure, KnownPrompt, Pause, Prompt, PromptId, Response, StateView};
 use crate::{
     message::{
         Attachment, Message, MessageId, ProviderItem, Role, Text, Thinking, Timestamp, ToolResult, ToolUse,
-        ToolUseId, TurnId, UsageRow, value_weight,
+        ToolUseId, TurnId, UsageRow, id::NodeId, value_weight,
     },
     provider::StopReason,
+    setters::setters,
+    subscription::EventId,
     tool::Decision,
 };
 
@@ -384,9 +386,40 @@ pub struct RunEnd {
     /// The staged prompts that were not used, without their models, API keys and headers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub staged: Vec<Arc<Prompt>>,
+    /// The last node of the history that belongs to the run. `None` if the writer does not record it, or if the run has
+    /// added no node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub through: Option<NodeId>,
+    /// The last prompts of the conversation that have an id of the application, the latest last, if the writer records
+    /// them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub prompts: Vec<KnownPrompt>,
+    /// The last event of the session's feed that changed anything. It counts only until the next write, and a store
+    /// returns it as [`Stored::mark`](crate::store::Stored::mark).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mark: Option<EventId>,
+}
+
+setters! {
+    RunEnd: with_turn(turn: some TurnId), with_unanswered(unanswered: Vec<Arc<Message>>),
+        with_staged(staged: Vec<Arc<Prompt>>), with_through(through: some NodeId),
+        with_prompts(prompts: Vec<KnownPrompt>), with_mark(mark: some EventId)
 }
 
 impl RunEnd {
+    /// Returns the end of a run with this outcome, without prompts.
+    pub fn new(outcome: RunOutcome) -> Self {
+        Self {
+            outcome,
+            turn: None,
+            unanswered: Vec::new(),
+            staged: Vec::new(),
+            through: None,
+            prompts: Vec::new(),
+            mark: None,
+        }
+    }
+
     /// Returns the end of the run if `event` ends a run.
     pub(crate) fn of(event: &Event) -> Option<Self> {
         let outcome = RunOutcome::of(event)?;
@@ -410,13 +443,14 @@ impl RunEnd {
             );
         }
         let staged = staged.iter().map(Prompt::as_serialised).collect();
-        Some(Self { outcome, turn: response.turn, unanswered, staged })
+        Some(Self { turn: response.turn, unanswered, staged, ..Self::new(outcome) })
     }
 
     /// Returns the approximate size in bytes.
     pub(crate) fn weight(&self) -> usize {
         self.unanswered.iter().map(|message| message.weight()).sum::<usize>()
             + self.staged.iter().map(|prompt| prompt.weight()).sum::<usize>()
+            + size_of_val(self.prompts.as_slice())
     }
 
     /// Returns whether every prompt of the run got an answer.
@@ -443,6 +477,10 @@ pub enum RunOutcome {
         /// The reason for the failure.
         failure: Failure,
     },
+    /// The run was ended after too many restarts without progress.
+    Abandoned,
+    /// The recorded turn of the run was dropped when its conversation was opened again.
+    Discarded,
 }
 
 impl RunOutcome {

@@ -5,8 +5,9 @@ use serde_json::Value;
 
 use super::{AgentError, RunOutcome, state::check};
 use crate::{
-    message::{Blocks, Content, MessageId, text_id, value_weight},
+    message::{Blocks, Content, MessageId, id::NodeId, text_id, value_weight},
     provider::{Fold, Model, Options, is_shallow},
+    setters::setters,
 };
 
 text_id! {
@@ -64,6 +65,29 @@ pub enum PromptState {
         /// The outcome.
         outcome: RunOutcome,
     },
+}
+
+/// A prompt whose id is known, as it is stored with a turn in flight or with the end of a run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[non_exhaustive]
+pub struct KnownPrompt {
+    /// The id of the prompt.
+    pub id: PromptId,
+    /// The state of the prompt.
+    pub state: PromptState,
+    /// The last node of the history that belongs to the prompt's run, if the run has ended and has added nodes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub through: Option<NodeId>,
+}
+
+setters!(KnownPrompt: with_through(through: some NodeId));
+
+impl KnownPrompt {
+    /// Returns a known prompt.
+    pub fn new(id: impl Into<PromptId>, state: PromptState) -> Self {
+        Self { id: id.into(), state, through: None }
+    }
 }
 
 /// A message to an agent, with settings for the run that it starts.

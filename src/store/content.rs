@@ -4,11 +4,12 @@ use std::{cmp::Ordering, collections::BTreeMap, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use super::{ConversationId, Labels, Owner, Version};
+use super::{ConversationId, Labels, Owner, StoredTurn, TurnChange, Version};
 use crate::{
     agent::RunEnd,
     message::{RequestEnd, Timestamp, UsageRow, UsageSum},
     provider::Options,
+    subscription::EventId,
     tree::{Changes, Erased, Node, NodeId},
 };
 
@@ -155,18 +156,11 @@ pub struct Commit {
     /// usage itself. Then the store adds a row to the ledger for each new node with usage.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub usage: Option<Vec<UsageRow>>,
-    /// The end of a run that left a prompt without an answer, or was cancelled or failed.
+    /// A record of the turn in flight, or the end of a run that left a prompt without an answer, or was cancelled or
+    /// failed. Without a change, the turn in flight stays as it is, unless the commit adds nodes or moves the head: then
+    /// no turn is in flight any more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub turn: Option<Box<TurnChange>>,
-}
-
-/// A change to the turn in flight.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[non_exhaustive]
-pub enum TurnChange {
-    /// The run has ended.
-    End(RunEnd),
 }
 
 impl Commit {
@@ -193,12 +187,6 @@ impl Commit {
         self
     }
 
-    /// Returns the same commit with this end of a run.
-    pub fn with_run_end(mut self, end: RunEnd) -> Self {
-        self.turn = Some(Box::new(TurnChange::End(end)));
-        self
-    }
-
     /// Returns the rows that this commit adds to the usage ledger.
     ///
     /// If [`usage`](Self::usage) is `None`, these are rows without a model for the new nodes with usage.
@@ -206,8 +194,8 @@ impl Commit {
         self.usage.clone().unwrap_or_else(|| self.nodes.iter().filter_map(usage_of).collect())
     }
 
-    /// Returns whether the commit changes the time of the last write. A commit that only records usage or the end of a
-    /// run, and keeps this head, does not.
+    /// Returns whether the commit changes the time of the last write. A commit that only records usage, the turn in
+    /// flight or the end of a run, and keeps this head, does not.
     pub fn is_update(&self, head: Option<NodeId>) -> bool {
         let Self { head: new, cursors, state, nodes, usage, turn } = self;
         let records = turn.is_some() || usage.as_ref().is_some_and(|rows| !rows.is_empty());
@@ -269,6 +257,17 @@ pub struct Stored {
     /// was committed after it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_run: Option<RunEnd>,
+    /// The turn in flight, if it is recorded.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "StoredTurn::deserialize_any"
+    )]
+    pub turn: Option<Box<StoredTurn>>,
+    /// The last event of the session's feed that changed anything, if the last write or the
+    /// [release](super::Store::release_at) of the conversation recorded it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mark: Option<EventId>,
 }
 
 impl Stored {
@@ -285,20 +284,44 @@ impl Stored {
             next: None,
             used: UsageSum::default(),
             last_run: None,
+            turn: None,
+            mark: None,
         }
     }
 
-    /// Applies a commit. The version and the time do not change, because the store itself advances them.
+    /// Applies a commit, and counts [`updated`](Self::updated) as its time. Stores that keep records of turns use
+    /// [`commit_at`](Self::commit_at).
     pub fn commit(&mut self, commit: Commit) {
+        self.commit_at(commit, self.updated);
+    }
+
+    /// Applies a commit that was written at this time, by the store's clock. If the commit records the turn in flight,
+    /// approvals wait since this time. The version and the time of the last write do not change, because the store itself
+    /// [advances](Self::advance) them.
+    pub fn commit_at(&mut self, commit: Commit, now: Timestamp) {
         for row in commit.usage_rows() {
             self.used.add(1, row.usage);
         }
+        self.mark = None;
+        if commit.ends_turn(self.head) {
+            self.turn = None;
+        }
         let Commit { head, cursors, state, nodes, usage: _, turn } = commit;
-        match turn {
-            Some(turn) => match *turn {
-                TurnChange::End(end) => self.last_run = Some(end),
-            },
-            None if !nodes.is_empty() => self.last_run = None,
+        if !nodes.is_empty() {
+            self.last_run = None;
+        }
+        match turn.map(|turn| *turn) {
+            Some(TurnChange::End(mut end)) => {
+                self.mark = end.mark.take();
+                self.last_run = Some(end);
+            }
+            Some(TurnChange::Record(record)) => {
+                self.mark = record.mark;
+                if record.head == head {
+                    let earlier = self.turn.take().filter(|turn| turn.is_on(head)).map(|turn| *turn);
+                    self.turn = Some(Box::new(StoredTurn::fold(earlier, record, now, self.version)));
+                }
+            }
             None => {}
         }
         self.head = head;
@@ -309,8 +332,17 @@ impl Stored {
         self.nodes.extend(nodes);
     }
 
+    /// Sets the version after a write, and the time of the last write.
+    pub fn advance(&mut self, version: Version, updated: Timestamp) {
+        (self.version, self.updated) = (version, updated);
+        if let Some(turn) = &mut self.turn {
+            turn.version = version;
+        }
+    }
+
     /// Applies a change of the state. The version and the time do not change, because the store itself advances them.
     pub fn change_state(&mut self, change: StateChange) {
+        self.mark = None;
         match change {
             StateChange::Whole(state) => self.state = state.without_secrets(),
             StateChange::Title(title) => self.state.title = title,
@@ -325,8 +357,8 @@ impl Stored {
         self.nodes.retain(|node| !is_gone(&node.id()));
         self.cursors.retain(|node, child| !is_gone(node) && !is_gone(child));
         (self.head, self.next) = (erased.head, Some(erased.next));
-        // The end of the last run may contain an erased message.
-        self.last_run = None;
+        // The end of the last run and the turn in flight may contain an erased message.
+        (self.last_run, self.turn, self.mark) = (None, None, None);
     }
 }
 
@@ -358,6 +390,17 @@ pub struct Summary {
     pub owner: Option<Owner>,
     /// The reason why the conversation can't be loaded, if damage was found when the list was made.
     pub damage: Option<String>,
+    /// Whether a turn in flight is recorded.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub in_flight: bool,
+    /// The number of tool uses of the turn in flight that wait for a decision.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub waiting: u32,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 impl Summary {
@@ -372,6 +415,8 @@ impl Summary {
             version,
             owner: None,
             damage: None,
+            in_flight: false,
+            waiting: 0,
         }
     }
 }

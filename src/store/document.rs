@@ -4,14 +4,19 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::{ConversationId, Store, StoreError, Stored, StoredState, json, transfer::put};
+use super::{
+    ConversationId, CopyOptions, Store, StoreError, Stored, StoredState, json,
+    transfer::{Portable, put},
+};
 use crate::{
-    message::{History, check_step},
+    agent::Prompt,
+    message::{History, UsageRow, check_step},
     tree::Tree,
 };
 
-/// The version of the document format that this crate writes.
-const FORMAT_VERSION: u64 = 1;
+/// The latest version of the document format. Version 2 added the usage ledger. A document without one has version 1, so
+/// that earlier versions of the crate can read it.
+const FORMAT_VERSION: u64 = 2;
 /// The name of the format, which every document contains.
 const FORMAT: &str = "omni-agent exported conversation";
 
@@ -22,6 +27,9 @@ struct Document {
     format_version: u64,
     id: ConversationId,
     conversation: Stored,
+    /// The usage ledger, oldest row first, if it does not consist of one row for each node with usage.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    usage: Option<Vec<UsageRow>>,
 }
 
 /// The members that identify the format version of any document.
@@ -31,15 +39,21 @@ struct AnyDocument {
     format_version: u64,
 }
 
-/// Exports a conversation to a JSON document that a person can read: its id, state, and all nodes with their messages.
+/// Exports a conversation to a JSON document that a person can read: its id, state, all nodes with their messages, its
+/// usage ledger, the end of its last run, and its turn in flight.
 ///
 /// # Errors
 ///
 /// Fails in the same cases as [`Store::load`], and with [`StoreError::Unstorable`] if messages are nested too deeply.
 pub async fn export_json(store: &dyn Store, id: &ConversationId) -> Result<String, StoreError> {
-    let conversation = store.load(id).await?;
-    let document =
-        Document { format: FORMAT.to_owned(), format_version: FORMAT_VERSION, id: id.clone(), conversation };
+    let Portable { stored, usage } = Portable::of(store, id).await?;
+    let document = Document {
+        format: FORMAT.to_owned(),
+        format_version: if usage.is_some() { FORMAT_VERSION } else { 1 },
+        id: id.clone(),
+        conversation: stored,
+        usage,
+    };
     let problem =
         |error: serde_json::Error| StoreError::Unstorable { id: id.clone(), problem: error.to_string() };
     let text = serde_json::to_string_pretty(&document).map_err(problem)?;
@@ -51,8 +65,11 @@ pub async fn export_json(store: &dyn Store, id: &ConversationId) -> Result<Strin
 ///
 /// The document may come from an untrusted source. Its settings (model, system prompt, options with their extra members
 /// and backend settings, limits) would take effect in the next request, so they are ignored. Instead, the conversation
-/// has the settings with which it is opened. [`import_json_with_settings`] imports the settings too. Messages keep
-/// their provider data, such as signatures and the session id of a coding agent.
+/// has the settings with which it is opened. The same is true of the prompts that the last run did not use.
+/// [`import_json_with_settings`] imports the settings too. Messages keep their provider data, such as signatures and the
+/// session id of a coding agent.
+///
+/// The usage ledger and the end of the last run are imported. A turn in flight is not.
 ///
 /// The import overwrites nothing. If the conversation has not been continued, importing the same document again does
 /// nothing.
@@ -92,13 +109,18 @@ pub async fn import_json(
     let mut document = read(text)?;
     let title = document.conversation.state.title.take();
     document.conversation.state = StoredState { title, ..StoredState::default() };
-    write(store, document, id).await
+    for prompt in document.conversation.last_run.iter_mut().flat_map(|end| &mut end.staged) {
+        let Prompt { id, content, next, app_data, .. } = (**prompt).clone();
+        *prompt = Arc::new(Prompt { id, content, next, app_data, ..Prompt::default() });
+    }
+    write(store, document, id, CopyOptions::default()).await
 }
 
 /// Imports a whole exported conversation, with its model, system prompt, options and limits.
 ///
 /// Use this for documents that you trust, such as your own backups. The options are sent to the service with the next
-/// request, and the settings of a backend may name a folder or allow tools.
+/// request, and the settings of a backend may name a folder or allow tools. A turn in flight is left out, unless
+/// [`CopyOptions`] include it.
 ///
 /// # Errors
 ///
@@ -112,7 +134,27 @@ pub async fn import_json_with_settings(
     text: &str,
     id: Option<ConversationId>,
 ) -> Result<ConversationId, StoreError> {
-    write(store, read(text)?, id).await
+    CopyOptions::default().import_json_with_settings(store, text, id).await
+}
+
+impl CopyOptions {
+    /// Imports a whole exported conversation in the same way as [`import_json_with_settings`], with these options.
+    ///
+    /// # Errors
+    ///
+    /// Fails in the same cases as [`import_json`].
+    ///
+    /// # Cancel safety
+    ///
+    /// See [`copy`](super::copy).
+    pub async fn import_json_with_settings(
+        self,
+        store: &dyn Store,
+        text: &str,
+        id: Option<ConversationId>,
+    ) -> Result<ConversationId, StoreError> {
+        write(store, read(text)?, id, self).await
+    }
 }
 
 /// The name of the document in errors about damage.
@@ -162,9 +204,11 @@ async fn write(
     store: &dyn Store,
     document: Document,
     id: Option<ConversationId>,
+    options: CopyOptions,
 ) -> Result<ConversationId, StoreError> {
     let id = id.unwrap_or(document.id);
-    match put(store, &id, document.conversation).await {
+    let portable = Portable { stored: document.conversation, usage: document.usage };
+    match put(store, &id, portable, options).await {
         Err(StoreError::Conflict { id, .. }) => Err(StoreError::AlreadyExists { id }),
         put => put.map(|_| id),
     }

@@ -30,8 +30,8 @@
 //! | `ID.jsonl` | the log, which contains the whole conversation |
 //! | `ID.summary.json` | the entry in a list, so that lists need not open the log; it is rebuilt if it is missing, or if it names a different length than the log has |
 //!
-//! In addition, the folder has the file `@deleted-usage.jsonl` if conversations with usage were deleted (see below). A
-//! file whose name ends in `.new` was created to replace another file. The store ignores all other files in the folder.
+//! In addition, the folder has the file `@deleted-usage.jsonl` if conversations with usage were deleted (see below). An
+//! [exclusive](FileSystemStoreBuilder::exclusive) store locks the file `@lock`. A file whose name ends in `.new` was created to replace another file. The store ignores all other files in the folder.
 //! Only the owner of a file can access it (mode 0600 on Unix). If the store creates the folder, only the owner
 //! of the folder can access it (mode 0700).
 //!
@@ -48,16 +48,18 @@
 //!
 //! `len` is the length of the record in bytes, padded with spaces to ten characters. `sum` is the CRC-32 of the record
 //! (as in zlib and PNG), in eight hexadecimal digits. Times are milliseconds since 1970. A record contains the version
-//! after the write, the write's id, and the last version that changed the state. A commit that only records usage or the
-//! end of a run repeats the time of the line before. The `change` of a record is one of:
+//! after the write, the write's id, and the last version that changed the state. While a turn in flight is recorded, each
+//! record also has a `turn`: its id, the times of its first and its last record, the number of tool uses that wait for a
+//! decision, and the last version that changed these. A commit that only records usage, the turn in flight or the end of
+//! a run repeats the time of the line before. The `change` of a record is one of:
 //!
 //! | change | content |
 //! | --- | --- |
 //! | `create`, `state` | the whole state: model, system, options, limits, title, labels |
 //! | `title` | the title, or null |
 //! | `labels` | all labels |
-//! | `commit` | the head and, if present, changed cursors, the state, new nodes (id, parent, message, usage), rows of the usage ledger, and the end of a run |
-//! | `compacted` | the combined effect of removed lines: state, head, all cursors, the next id of a node, the last run, and the versions and writes of those lines |
+//! | `commit` | the head and, if present, changed cursors, the state, new nodes (id, parent, message, usage), rows of the usage ledger, and a record of the turn in flight or the end of a run |
+//! | `compacted` | the combined effect of removed lines: state, head, all cursors, the next id of a node, the last run, the last event, and the versions and writes of those lines |
 //!
 //! Any tool for JSON Lines can read a log: `jq '.record.change.commit.nodes[]?.message' ID.jsonl`.
 //!
@@ -80,6 +82,19 @@
 //! loading that they outweigh the nodes and the usage, it rewrites the log without them, syncs the new log, and renames
 //! it into place. The new log is locked from before the renaming until the folder is synced. A log that belongs to
 //! another user, or that is reached through a symbolic link, is never rewritten.
+//!
+//! # Turns in flight
+//!
+//! A record of a turn in flight contains what is new since the record before: messages, results of tools, and the state
+//! of the agent as JSON text. Reading the log adds the records up. A record that can't be read, for example because a
+//! later version of the crate has written it, does not make the log unreadable: the turn is returned with its damage.
+//!
+//! The summary contains the tool uses that wait for a decision, and is saved when they change. Lists of turns read the
+//! summaries, and of each log with a turn in flight the last lines. A log is not compacted while a turn is in flight.
+//! Compaction removes the records of turns that have ended.
+//!
+//! [`Store::release_at`] saves the last event of a session's feed in the summary. If the summary is lost, readers of the
+//! feed get a snapshot.
 //!
 //! # Erasure
 //!
@@ -119,7 +134,7 @@
 //! The first line names the version of the format. New logs have version 2. Later versions of the crate can read both
 //! versions. If a log has a later version than the crate knows, it is rejected with [`StoreError::UnknownFormat`].
 //!
-//! Version 2 added labels, rows of the usage ledger, ends of runs, and erasures. The first write of one of these to a log
+//! Version 2 added labels, rows of the usage ledger, records of turns, ends of runs, and erasures. The first write of one of these to a log
 //! of version 1 rewrites the log with a first line of version 2, before it appends its own line. All other writes leave
 //! the version as it is, so that earlier versions of the crate can continue the log. If a log of version 1 can't be
 //! rewritten, because it belongs to another user or is reached through a symbolic link, these writes fail.
@@ -141,6 +156,7 @@ mod log;
 mod place;
 mod read;
 mod summary;
+mod turns;
 mod write;
 
 pub use builder::{Durability, FileSystemStoreBuilder};
@@ -162,11 +178,12 @@ use tokio::{
 
 use self::{format::Change, ledger::KeptFile, log::Lock, place::ConversationFolder, summary::Findings};
 use super::{
-    Commit, ConversationId, Filter, Page, StateChange, Store, StoreError, Stored, StoredState, Summary,
-    Version, Write, WriteId,
+    Commit, ConversationId, Filter, Lease, Page, StateChange, Store, StoreError, Stored, StoredState,
+    Summary, TurnSummary, Turns, Version, Write, WriteId,
 };
 use crate::{
     message::{Timestamp, UsageRow, UsageSum},
+    subscription::EventId,
     tree::Erased,
 };
 
@@ -199,6 +216,8 @@ struct Inner {
     durability: Durability,
     lock_wait: Duration,
     findings: Findings,
+    /// The lock on the folder, which excludes other exclusive stores as long as the file is open.
+    exclusive: Option<File>,
 }
 
 /// The first and the longest pause between attempts to get a lock. Each pause is twice as long as the previous one.
@@ -212,23 +231,23 @@ enum Tried<T, F> {
 }
 
 /// The time that an operation has waited for a lock.
-struct Waiting {
+struct LockWait {
     begun: Instant,
     pause: Duration,
 }
 
-impl Waiting {
+impl LockWait {
     fn new() -> Self {
         Self { begun: Instant::now(), pause: PAUSES.0 }
     }
 
     /// Waits before the next attempt to lock this file. Fails if the operation has waited too long.
-    async fn pause(&mut self, store: &Inner, file: &Path) -> Result<(), StoreError> {
+    async fn pause(&mut self, lock_wait: Duration, file: &Path) -> Result<(), StoreError> {
         let waited = self.begun.elapsed();
-        if waited >= store.lock_wait {
+        if waited >= lock_wait {
             return Err(StoreError::Busy { place: file.display().to_string(), waited });
         }
-        sleep(self.pause.min(store.lock_wait.saturating_sub(waited))).await;
+        sleep(self.pause.min(lock_wait.saturating_sub(waited))).await;
         self.pause = (self.pause * 2).min(PAUSES.1);
         Ok(())
     }
@@ -272,7 +291,7 @@ impl FileSystemStore {
         T: Send + 'static,
         F: FnOnce(&ConversationFolder<'_>, &File, Durability) -> Result<T, StoreError> + Send + 'static,
     {
-        let mut waiting = Waiting::new();
+        let mut waiting = LockWait::new();
         loop {
             let tried = self.at(id, move |place, inner| match log::lock(place, create)? {
                 Lock::Held(file) => action(place, &file, inner.durability).map(Tried::Done),
@@ -284,7 +303,7 @@ impl FileSystemStore {
                 Tried::Missing => return Ok(None),
                 Tried::Taken(action) => action,
             };
-            waiting.pause(&self.0, &ConversationFolder::new(&self.0.folder, id).log()).await?;
+            waiting.pause(self.0.lock_wait, &ConversationFolder::new(&self.0.folder, id).log()).await?;
         }
     }
 
@@ -368,8 +387,10 @@ impl Store for FileSystemStore {
         self.at(id, |place, _| {
             let loaded = log::read_log(place, |log| {
                 let replay = read::replay(log)?;
-                Ok(replay.map(|replay| {
+                Ok(replay.map(|mut replay| {
                     compact::tidy(log, &replay);
+                    let version = replay.stored.version;
+                    replay.stored.mark = turns::mark_at(place, version).or(replay.stored.mark);
                     replay.stored
                 }))
             });
@@ -430,12 +451,35 @@ impl Store for FileSystemStore {
         done.await?.ok_or_else(|| StoreError::NotFound { id: id.clone() })
     }
 
+    fn keeps_turns(&self) -> bool {
+        self.0.exclusive.is_some()
+    }
+
+    async fn turns(&self, which: Turns, filter: &Filter, page: Page) -> Result<Vec<TurnSummary>, StoreError> {
+        let (inner, filter) = (Arc::clone(&self.0), filter.clone());
+        blocking(move || turns::list(&inner.folder, &inner.findings, which, &filter, &page)).await
+    }
+
+    async fn release_at(
+        &self,
+        id: &ConversationId,
+        _lease: &Lease,
+        mark: Option<EventId>,
+    ) -> Result<(), StoreError> {
+        let Some(mark) = mark else { return Ok(()) };
+        let marked = self.locked(id, false, move |place, file, _| match log::Log::open(place, file)? {
+            Some(log) => turns::mark(&log, mark),
+            None => Ok(()),
+        });
+        marked.await.map(Option::unwrap_or_default)
+    }
+
     async fn delete(&self, id: &ConversationId) -> Result<(), StoreError> {
-        let mut waiting = Waiting::new();
+        let mut waiting = LockWait::new();
         loop {
             match self.locked(id, false, write::delete).await? {
                 Some(true) => return Ok(()),
-                Some(false) => waiting.pause(&self.0, &KeptFile::path(&self.0.folder)).await?,
+                Some(false) => waiting.pause(self.0.lock_wait, &KeptFile::path(&self.0.folder)).await?,
                 // A crash may have removed the log but not the other files.
                 None => return self.at(id, |place, _| place.remove_beside()).await,
             }

@@ -8,13 +8,14 @@ use std::{
 use async_trait::async_trait;
 
 use super::{
-    Commit, ConversationId, Filter, Found, Hit, Page, Query, StateChange, Store, StoreError, Stored,
-    StoredState, Summary, Version, Write, WriteId,
+    Commit, ConversationId, Filter, Found, Hit, Lease, Page, Query, StateChange, Store, StoreError, Stored,
+    StoredState, StoredTurn, Summary, TurnSummary, Turns, Version, Write, WriteId,
     ledger::{KeptUsage, Sums},
     search::searched_text,
 };
 use crate::{
     message::{Timestamp, UsageRow, UsageSum},
+    subscription::EventId,
     sync::lock,
     tree::Erased,
 };
@@ -87,10 +88,8 @@ impl MemoryStore {
         let is_update = apply(conversation);
         conversation.writes.push(write.id);
         let stored = &mut conversation.stored;
-        stored.version = current.next();
-        if is_update {
-            stored.updated = stored.updated.max(Timestamp::now());
-        }
+        let updated = if is_update { stored.updated.max(Timestamp::now()) } else { stored.updated };
+        stored.advance(current.next(), updated);
         Ok(stored.version)
     }
 
@@ -124,7 +123,7 @@ impl Conversation {
     fn commit(&mut self, commit: &Commit) -> bool {
         let is_update = commit.is_update(self.stored.head);
         self.usage.extend(commit.usage_rows());
-        self.stored.commit(commit.clone());
+        self.stored.commit_at(commit.clone(), Timestamp::now());
         is_update
     }
 
@@ -138,8 +137,15 @@ impl Conversation {
             title: stored.state.title.clone(),
             labels: stored.state.labels.clone(),
             updated: stored.updated,
+            in_flight: stored.turn.is_some(),
+            waiting: stored.turn.as_ref().map_or(0, |turn| turn.record.waiting_count()),
             ..Summary::new(id.clone(), stored.version, stored.created)
         }
+    }
+
+    fn turn(&self, id: &ConversationId) -> Option<TurnSummary> {
+        let turn = TurnSummary::new(id.clone(), self.stored.turn.as_ref()?);
+        Some(TurnSummary { labels: self.stored.state.labels.clone(), ..turn })
     }
 
     fn find(&self, id: &ConversationId, query: &Query) -> Option<Hit> {
@@ -265,6 +271,34 @@ impl Store for MemoryStore {
             conversation.stored.erase(erased);
             true
         })
+    }
+
+    fn keeps_turns(&self) -> bool {
+        true
+    }
+
+    async fn turn(&self, id: &ConversationId) -> Result<Option<StoredTurn>, StoreError> {
+        self.get(id, |conversation| conversation.stored.turn.as_deref().cloned())
+    }
+
+    async fn turns(&self, which: Turns, filter: &Filter, page: Page) -> Result<Vec<TurnSummary>, StoreError> {
+        let now = Timestamp::now();
+        let content = self.lock();
+        let matching = content.conversations.iter().filter(|(_, conversation)| conversation.matches(filter));
+        let turns = matching.filter_map(|(id, conversation)| conversation.turn(id)?.listed(which, now));
+        Ok(TurnSummary::page(turns.collect(), &page))
+    }
+
+    async fn release_at(
+        &self,
+        id: &ConversationId,
+        _lease: &Lease,
+        mark: Option<EventId>,
+    ) -> Result<(), StoreError> {
+        if let Some(conversation) = self.lock().conversations.get_mut(id) {
+            conversation.stored.mark = mark;
+        }
+        Ok(())
     }
 
     async fn delete(&self, id: &ConversationId) -> Result<(), StoreError> {

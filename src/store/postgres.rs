@@ -45,7 +45,7 @@
 //! | `usage` | request: an entry of the usage ledger |
 //! | `kept_usage` | label set, hour and model: the usage of deleted conversations |
 //! | `runs` | conversation whose last run left a prompt without an answer, or was cancelled or failed |
-//! | `turns`, `approvals`, `pending` | reserved for turns in flight |
+//! | `turns`, `approvals`, `pending` | the recorded turns in flight, the tool uses that wait for decisions, and the messages and results so far |
 //!
 //! ```sql
 //! SELECT id, content -> 'content' FROM omni_agent.nodes
@@ -61,8 +61,9 @@
 //! statement changes no row, a second statement finds the reason. If `synchronous_commit` is `off`, the store sets it
 //! to `on`, so an acknowledged write is on the server's disk.
 //!
-//! A delete or an [erasure](Store::erase) removes the rows. The bytes of the rows stay in the server's files until `VACUUM` and later writes have
-//! replaced them. They also stay in its write-ahead log, replicas and backups as long as the server keeps those.
+//! A delete or an [erasure](Store::erase) removes the rows. The bytes of the rows stay in the server's files until `VACUUM`
+//! and later writes have replaced them, and the words stay in the indexes for searches. `VACUUM FULL` of `nodes`,
+//! `conversations`, `runs` and `pending` removes both at once, and locks each table meanwhile. The bytes also stay in its write-ahead log, replicas and backups as long as the server keeps those.
 //!
 //! # Searches
 //!
@@ -104,6 +105,7 @@ mod search;
 mod server;
 mod sql;
 mod tls;
+mod turns;
 mod url;
 mod write;
 
@@ -125,10 +127,11 @@ use self::{
 };
 use super::{
     Commit, ConversationId, Filter, Found, Lease, Owner, Page, Query, StateChange, Store, StoreError, Stored,
-    StoredState, Summary, Version, Write, WriteId, rows::Change,
+    StoredState, StoredTurn, Summary, TurnSummary, Turns, Version, Write, WriteId, rows::Change,
 };
 use crate::{
     message::{Timestamp, UsageRow, UsageSum},
+    subscription::EventId,
     tree::Erased,
 };
 
@@ -465,6 +468,25 @@ impl Store for PostgresStore {
         .await
     }
 
+    fn keeps_turns(&self) -> bool {
+        true
+    }
+
+    async fn turn(&self, id: &ConversationId) -> Result<Option<StoredTurn>, StoreError> {
+        self.run(Lane::Conversations, Some(id), id.clone(), |connection, server, id| {
+            Box::pin(turns::turn(connection, server, id))
+        })
+        .await
+    }
+
+    async fn turns(&self, which: Turns, filter: &Filter, page: Page) -> Result<Vec<TurnSummary>, StoreError> {
+        let wanted = (which, filter.clone(), page);
+        self.run(Lane::Conversations, None, wanted, |connection, server, (which, filter, page)| {
+            Box::pin(turns::list(connection, server, *which, filter, page))
+        })
+        .await
+    }
+
     async fn delete(&self, id: &ConversationId) -> Result<(), StoreError> {
         let named = (id.clone(), OnceLock::new());
         self.run(Lane::Conversations, Some(id), named, |connection, server, (id, found)| {
@@ -506,9 +528,18 @@ impl Store for PostgresStore {
     }
 
     async fn release(&self, id: &ConversationId, lease: &Lease) -> Result<(), StoreError> {
-        let held = (id.clone(), lease.clone());
-        self.run(Lane::Conversations, Some(id), held, |connection, server, (id, lease)| {
-            Box::pin(lease::release(connection, server, id, lease))
+        self.release_at(id, lease, None).await
+    }
+
+    async fn release_at(
+        &self,
+        id: &ConversationId,
+        lease: &Lease,
+        mark: Option<EventId>,
+    ) -> Result<(), StoreError> {
+        let held = (id.clone(), lease.clone(), mark);
+        self.run(Lane::Conversations, Some(id), held, |connection, server, (id, lease, mark)| {
+            Box::pin(lease::release(connection, server, id, lease, *mark))
         })
         .await
     }

@@ -1,13 +1,20 @@
 //! Code that the database stores share. It converts writes to rows, and rows back to content.
 
+mod turns;
+
+pub(super) use turns::{ApprovalRow, ReadApproval, ReadTurn, RecordRow, TurnRow, in_flight};
+
 use std::sync::Arc;
 
 use serde::de::DeserializeOwned;
 
-use super::{Commit, ConversationId, Labels, StateChange, StoreError, StoredState, TurnChange, json};
+use super::{
+    Commit, ConversationId, Labels, StateChange, StoreError, StoredState, TurnChange, Version, json,
+};
 use crate::{
     agent::RunEnd,
     message::{Message, UsageRow},
+    subscription::EventId,
     tree::{Node, NodeId},
 };
 
@@ -24,7 +31,8 @@ pub(super) struct Change {
     /// The new rows of the usage ledger.
     pub(super) usage: Vec<UsageRow>,
     pub(super) run: Option<RunRow>,
-    /// Whether the write only records usage or the end of a run. It does not change the time of the last write, unless
+    pub(super) turn: TurnRow,
+    /// Whether the write only records usage, the turn in flight or the end of a run. It does not change the time of the last write, unless
     /// it moves the head.
     pub(super) is_record: bool,
 }
@@ -33,8 +41,10 @@ pub(super) struct Change {
 pub(super) struct RunRow {
     /// The id of the turn, in its text form.
     pub(super) turn: Option<String>,
-    /// The [`RunEnd`] as JSON.
+    /// The [`RunEnd`] as JSON, without its known prompts and its mark.
     pub(super) ending: String,
+    /// The known prompts as JSON.
+    pub(super) prompts: Option<String>,
 }
 
 /// The new value of a column in a write, if the write changes the column.
@@ -56,17 +66,23 @@ pub(super) struct NodeRow {
 impl Change {
     pub(super) fn of_commit(id: &ConversationId, commit: Commit) -> Result<Self, StoreError> {
         let (usage, is_record) = (commit.usage_rows(), !commit.is_update(commit.head));
+        let turn_row = TurnRow::of(id, &commit)?;
         let Commit { head, cursors, state, nodes, usage: _, turn } = commit;
         let nodes = nodes.iter().map(|node| NodeRow::of(id, node)).collect::<Result<_, _>>()?;
-        let run = turn.map(|turn| match *turn {
-            TurnChange::End(end) => {
-                let turn = end.turn.map(|turn| turn.to_string());
-                json::encode(id, &end).map(|ending| RunRow { turn, ending })
-            }
-        });
-        let run = run.transpose()?;
-        let change =
-            Self { head: Column::Set(head), nodes, cursors, usage, run, is_record, ..Self::default() };
+        let run = match turn.map(|turn| *turn) {
+            Some(TurnChange::End(end)) => Some(RunRow::of(id, end)?),
+            _ => None,
+        };
+        let change = Self {
+            head: Column::Set(head),
+            nodes,
+            cursors,
+            usage,
+            run,
+            turn: turn_row,
+            is_record,
+            ..Self::default()
+        };
         match state {
             Some(state) => change.with_state(id, *state),
             None => Ok(change),
@@ -89,6 +105,18 @@ impl Change {
         self.labels = Column::Set(std::mem::take(&mut state.labels));
         self.state = Column::Set(json::encode(id, &state)?);
         Ok(self)
+    }
+}
+
+impl RunRow {
+    fn of(id: &ConversationId, mut end: RunEnd) -> Result<Self, StoreError> {
+        let prompts = std::mem::take(&mut end.prompts);
+        end.mark = None;
+        Ok(Self {
+            turn: end.turn.map(|turn| turn.to_string()),
+            ending: json::encode(id, &end)?,
+            prompts: (!prompts.is_empty()).then(|| json::encode(id, &prompts)).transpose()?,
+        })
     }
 }
 
@@ -169,9 +197,35 @@ impl Origin<'_> {
         Ok(StoredState { title, labels, ..state })
     }
 
-    /// Returns the end of the last run from its JSON form. It is void if a turn was committed after it.
-    pub(super) fn last_run(&self, ending: Option<&str>) -> Result<Option<RunEnd>, StoreError> {
-        ending.map(|text| self.parse(text, || "the end of the last run".to_owned())).transpose()
+    /// Returns the end of the last run from its JSON form and from that of its known prompts. It is void if a turn was
+    /// committed after it.
+    pub(super) fn last_run(
+        &self,
+        ending: Option<&str>,
+        prompts: Option<&str>,
+    ) -> Result<Option<RunEnd>, StoreError> {
+        let what = || "the end of the last run".to_owned();
+        let Some(ending) = ending else { return Ok(None) };
+        let mut end: RunEnd = self.parse(ending, what)?;
+        if let Some(prompts) = prompts {
+            end.prompts = self.parse(prompts, what)?;
+        }
+        Ok(Some(end))
+    }
+
+    /// Returns the mark, if it was written at the current version. An unreadable mark counts as missing, because a reader
+    /// without one gets a snapshot.
+    pub(super) fn mark(mark: Option<&str>, written: Option<i64>, version: Version) -> Option<EventId> {
+        let is_current = written == Some(version.get().cast_signed());
+        mark.filter(|_| is_current).and_then(|mark| mark.parse().ok())
+    }
+
+    /// Reports that the records of a turn are void, because a process that does not know them has moved the head.
+    pub(super) fn warn_of_void_turn(&self) {
+        tracing::warn!(
+            conversation = %self.id,
+            "the turn in flight is dropped, because the conversation has another head than its record"
+        );
     }
 
     pub(super) fn parse<T: DeserializeOwned>(

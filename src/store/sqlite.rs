@@ -39,7 +39,7 @@
 //! | `usage` | request: an entry of the usage ledger |
 //! | `kept_usage` | label set, hour and model: the usage of deleted conversations |
 //! | `runs` | conversation whose last run left a prompt without an answer, or was cancelled or failed |
-//! | `turns`, `approvals`, `pending` | reserved for turns in flight |
+//! | `turns`, `approvals`, `pending` | the recorded turns in flight, the tool uses that wait for decisions, and the messages and results so far |
 //!
 //! Any program with SQLite support can read the file:
 //!
@@ -146,6 +146,7 @@ mod read_only;
 mod row;
 mod search;
 mod shared;
+mod turns;
 mod upkeep;
 mod workers;
 mod write;
@@ -168,12 +169,13 @@ use self::{
 };
 use super::{
     Commit, ConversationId, Filter, Found, Lease, Owner, Page, Query, StateChange, Store, StoreError, Stored,
-    StoredState, Summary, Version, Write, WriteId,
+    StoredState, StoredTurn, Summary, TurnSummary, Turns, Version, Write, WriteId,
     file_system::{Durability, blocking},
     rows::Change,
 };
 use crate::{
     message::{Timestamp, UsageRow, UsageSum},
+    subscription::EventId,
     tree::Erased,
 };
 
@@ -560,6 +562,21 @@ impl Store for SqliteStore {
         .await
     }
 
+    fn keeps_turns(&self) -> bool {
+        true
+    }
+
+    async fn turn(&self, id: &ConversationId) -> Result<Option<StoredTurn>, StoreError> {
+        let named = id.clone();
+        self.read(Some(id), move |connection, database| turns::turn(connection, database, &named)).await
+    }
+
+    async fn turns(&self, which: Turns, filter: &Filter, page: Page) -> Result<Vec<TurnSummary>, StoreError> {
+        let filter = filter.clone();
+        self.read(None, move |connection, database| turns::list(connection, database, which, &filter, &page))
+            .await
+    }
+
     async fn delete(&self, id: &ConversationId) -> Result<(), StoreError> {
         self.remove(id, None).await
     }
@@ -591,9 +608,19 @@ impl Store for SqliteStore {
     }
 
     async fn release(&self, id: &ConversationId, lease: &Lease) -> Result<(), StoreError> {
+        self.release_at(id, lease, None).await
+    }
+
+    async fn release_at(
+        &self,
+        id: &ConversationId,
+        lease: &Lease,
+        mark: Option<EventId>,
+    ) -> Result<(), StoreError> {
         let (named, lease) = (id.clone(), lease.clone());
-        let release =
-            move |connection: &mut Connection, _: &Database, ()| write::release(connection, &named, &lease);
+        let release = move |connection: &mut Connection, _: &Database, ()| {
+            write::release(connection, &named, &lease, mark)
+        };
         self.write(Urgency::Other, Some(id), || Ok(()), release).await
     }
 }

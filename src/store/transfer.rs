@@ -1,17 +1,17 @@
 //! Copies conversations from one store to another.
 //!
-//! A copy contains the nodes, head, cursors and state of a conversation. It contains neither the history of writes nor
-//! the times, because the target store sets its own.
+//! A copy contains the nodes, head, cursors, state and usage ledger of a conversation, the end of its last run, and the
+//! id of its next node. It contains neither the history of writes nor the times, because the target store sets its own.
 
-use std::{
-    io,
-    time::{Duration, Instant},
+use std::time::{Duration, Instant};
+
+use super::{
+    Commit, ConversationId, Page, Store, StoreError, Stored, TurnRecord, Write, WriteId, digest::Digest,
 };
-
-use serde::Serialize;
-
-use super::{Commit, ConversationId, Page, Store, StoreError, Stored, Write, WriteId};
-use crate::tree::Node;
+use crate::{
+    message::UsageRow,
+    tree::{Erased, Node, NodeId},
+};
 
 /// The maximum size of a commit that is part of a copy, in bytes of JSON. Only a commit with a single large message may
 /// exceed it. Every store accepts commits of this size, and larger commits would not cost less per byte.
@@ -43,7 +43,58 @@ impl Copied {
     }
 }
 
+/// Options for copying conversations, which the functions [`copy`], [`copy_one`] and
+/// [`import_json_with_settings`](super::import_json_with_settings) do not have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CopyOptions {
+    /// Whether to copy turns in flight. If not, they are left behind.
+    ///
+    /// Only one of the two conversations may be opened afterwards. Otherwise both continue the turn, and run its tools
+    /// twice. In the copy, approvals wait since the time of the copy.
+    pub turns: bool,
+}
+
+impl CopyOptions {
+    /// Returns the same options with turns in flight copied or left behind.
+    pub fn with_turns(mut self, turns: bool) -> Self {
+        self.turns = turns;
+        self
+    }
+
+    /// Copies all conversations in the same way as [`copy`], with these options.
+    ///
+    /// # Cancel safety
+    ///
+    /// See [`copy`].
+    pub async fn copy(self, from: &dyn Store, to: &dyn Store, progress: impl FnMut(usize, usize)) -> Copied {
+        copy_all(from, to, self, progress).await
+    }
+
+    /// Copies one conversation in the same way as [`copy_one`], with these options.
+    ///
+    /// # Errors
+    ///
+    /// Fails in the same cases as [`copy_one`].
+    ///
+    /// # Cancel safety
+    ///
+    /// See [`copy`].
+    pub async fn copy_one(
+        self,
+        from: &dyn Store,
+        to: &dyn Store,
+        id: &ConversationId,
+    ) -> Result<bool, StoreError> {
+        put(to, id, Portable::of(from, id).await?, self).await
+    }
+}
+
 /// Copies all conversations from one store to another.
+///
+/// A copy contains the usage ledger, if both stores keep one, and the end of the last run. Turns in flight are left
+/// behind, because two places could continue them ([`CopyOptions`] changes that). The sums of deleted conversations stay
+/// in the original store.
 ///
 /// Conversations are copied one at a time, the oldest first, so that a list of the copies has the same order as a list
 /// of the originals. Nothing is overwritten. A conversation that an earlier call has copied is skipped, so calling this
@@ -74,7 +125,16 @@ impl Copied {
 ///
 /// Conversations that were already copied remain in the target. The conversation that was being copied may have its
 /// state and only some of its nodes. Copying again completes it.
-pub async fn copy(from: &dyn Store, to: &dyn Store, mut progress: impl FnMut(usize, usize)) -> Copied {
+pub async fn copy(from: &dyn Store, to: &dyn Store, progress: impl FnMut(usize, usize)) -> Copied {
+    copy_all(from, to, CopyOptions::default(), progress).await
+}
+
+async fn copy_all(
+    from: &dyn Store,
+    to: &dyn Store,
+    options: CopyOptions,
+    mut progress: impl FnMut(usize, usize),
+) -> Copied {
     let mut copied = Copied::default();
     let ids = match ids(from).await {
         Ok(ids) => ids,
@@ -86,7 +146,7 @@ pub async fn copy(from: &dyn Store, to: &dyn Store, mut progress: impl FnMut(usi
     let all = ids.len();
     let mut pace = Pace::default();
     for (id, done) in ids.into_iter().zip(1..) {
-        match copy_after(from, to, &id, &mut pace).await {
+        match copy_after(from, to, &id, options, &mut pace).await {
             Ok(true) => copied.copied += 1,
             Ok(false) => copied.unchanged += 1,
             // A problem with one conversation must not prevent the copying of other conversations, as long as both
@@ -127,11 +187,12 @@ async fn copy_after(
     from: &dyn Store,
     to: &dyn Store,
     id: &ConversationId,
+    options: CopyOptions,
     pace: &mut Pace,
 ) -> Result<bool, StoreError> {
-    let stored = from.load(id).await?;
+    let portable = Portable::of(from, id).await?;
     pace.wait(id).await;
-    let is_new = put(to, id, stored).await?;
+    let is_new = put(to, id, portable, options).await?;
     if is_new {
         pace.0 = Some((id.clone(), Instant::now()));
     }
@@ -163,13 +224,63 @@ async fn ids(store: &dyn Store) -> Result<Vec<ConversationId>, StoreError> {
 ///
 /// As for [`copy`].
 pub async fn copy_one(from: &dyn Store, to: &dyn Store, id: &ConversationId) -> Result<bool, StoreError> {
-    put(to, id, from.load(id).await?).await
+    CopyOptions::default().copy_one(from, to, id).await
+}
+
+/// A conversation that can be written to another store.
+pub(super) struct Portable {
+    pub(super) stored: Stored,
+    /// The usage ledger, oldest row first. `None` if it consists of one row for each node with usage.
+    pub(super) usage: Option<Vec<UsageRow>>,
+}
+
+impl Portable {
+    /// Reads a conversation.
+    pub(super) async fn of(from: &dyn Store, id: &ConversationId) -> Result<Self, StoreError> {
+        /// The number of attempts to read a conversation and its ledger of the same version.
+        const TRIES: usize = 5;
+
+        let mut stored = from.load(id).await?;
+        if !from.keeps_usage() {
+            return Ok(Self { stored, usage: None });
+        }
+        for attempt in 1.. {
+            let mut rows = from.usage(id, Page::first(usize::MAX)).await?;
+            rows.reverse();
+            if attempt == TRIES || from.summary(id).await?.version == stored.version {
+                let derived = Commit::new(None).with_nodes(stored.nodes.iter().cloned()).usage_rows();
+                return Ok(Self { stored, usage: (rows != derived).then_some(rows) });
+            }
+            // Another write came in between.
+            stored = from.load(id).await?;
+        }
+        unreachable!("the last attempt returns")
+    }
+
+    /// Returns the id of the next node, if the target can't derive it from the nodes.
+    fn next(&self) -> Option<NodeId> {
+        let last = self.stored.nodes.last().map_or(0, |node| node.id().get());
+        self.stored.next.filter(|next| next.get() > last + 1)
+    }
+
+    /// Returns the record of the turn in flight, if it is to be copied.
+    fn turn(&self, options: CopyOptions) -> Option<TurnRecord> {
+        let turn = self.stored.turn.as_ref().filter(|turn| options.turns && turn.damage.is_none())?;
+        Some(turn.record.clone())
+    }
 }
 
 /// Writes a conversation. Returns `false` if the store already has the conversation.
-pub(super) async fn put(to: &dyn Store, id: &ConversationId, stored: Stored) -> Result<bool, StoreError> {
-    let Writes { create, portions, last } = Writes::of(id, &stored)?;
-    let Stored { state, head, cursors, nodes, .. } = stored;
+pub(super) async fn put(
+    to: &dyn Store,
+    id: &ConversationId,
+    portable: Portable,
+    options: CopyOptions,
+) -> Result<bool, StoreError> {
+    let (turn, next) = (portable.turn(options), portable.next().filter(|_| to.erases()));
+    let Writes { create, portions, last, more } = Writes::of(id, &portable, turn.as_ref())?;
+    let Portable { stored: Stored { state, head, cursors, nodes, last_run, .. }, usage } = portable;
+    let is_whole = usage.is_some() && to.keeps_usage();
     let before = match to.summary(id).await {
         Ok(there) => Some(there.version),
         Err(StoreError::NotFound { .. }) => None,
@@ -179,7 +290,10 @@ pub(super) async fn put(to: &dyn Store, id: &ConversationId, stored: Stored) -> 
     let mut nodes = nodes.into_iter();
     for (len, write) in portions {
         // These commits set no head, because a path that ends with one of these nodes might be invalid.
-        let commit = Commit::new(None).with_nodes(nodes.by_ref().take(len));
+        let mut commit = Commit::new(None).with_nodes(nodes.by_ref().take(len));
+        if is_whole {
+            commit = commit.with_usage([]);
+        }
         version = to.commit(id, &Write::on(version).with_id(write), &commit).await?;
     }
     let mut commit = Commit::new(head).with_nodes(nodes).with_cursors(cursors);
@@ -187,7 +301,23 @@ pub(super) async fn put(to: &dyn Store, id: &ConversationId, stored: Stored) -> 
         // An earlier call may have created the conversation from an older state, without any nodes.
         commit = commit.with_state(state);
     }
-    let written = to.commit(id, &Write::on(version).with_id(last), &commit).await?;
+    if let Some(usage) = usage.filter(|_| is_whole) {
+        commit = commit.with_usage(usage);
+    }
+    let mut written = to.commit(id, &Write::on(version).with_id(last), &commit).await?;
+    let [erase, end, record] = more;
+    if let Some(next) = next {
+        let erased = Erased { nodes: Vec::new(), head, next };
+        written = to.erase(id, &Write::on(written).with_id(erase), &erased).await?;
+    }
+    if let Some(last_run) = last_run {
+        let commit = Commit::new(head).with_run_end(last_run);
+        written = to.commit(id, &Write::on(written).with_id(end), &commit).await?;
+    }
+    if let Some(turn) = turn {
+        let commit = Commit::new(head).with_turn(turn);
+        written = to.commit(id, &Write::on(written).with_id(record), &commit).await?;
+    }
     match before {
         // The conversation was copied earlier, and the copy has been continued since then.
         Some(current) if current > written => Err(StoreError::Conflict { id: id.clone(), current }),
@@ -203,10 +333,13 @@ struct Writes {
     /// commit's own nodes and on the nodes before them, so the id stays the same when the conversation grows.
     portions: Vec<(usize, WriteId)>,
     last: WriteId,
+    /// The writes after the last commit: the id of the next node, the end of the last run, and the turn in flight.
+    more: [WriteId; 3],
 }
 
 impl Writes {
-    fn of(id: &ConversationId, stored: &Stored) -> Result<Self, StoreError> {
+    fn of(id: &ConversationId, portable: &Portable, turn: Option<&TurnRecord>) -> Result<Self, StoreError> {
+        let stored = &portable.stored;
         let failed =
             |error: serde_json::Error| StoreError::Unstorable { id: id.clone(), problem: error.to_string() };
         let mut digest = Digest::default();
@@ -227,60 +360,16 @@ impl Writes {
         // No node has the same JSON form as this tuple, so the id of the last commit differs from the ids of all
         // portions.
         digest.json(&(&stored.state, stored.head, &stored.cursors)).map_err(failed)?;
-        Ok(Self { create, portions, last: digest.write_id() })
-    }
-}
-
-/// A hash with 128 bits of the bytes written to it (FNV-1a: draft-eastlake-fnv, 2 and 5).
-#[derive(Clone, Copy)]
-struct Digest {
-    hash: u128,
-    /// The number of bytes that were added so far.
-    len: usize,
-}
-
-impl Default for Digest {
-    fn default() -> Self {
-        Self { hash: 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d, len: 0 }
-    }
-}
-
-impl Digest {
-    fn add(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.hash =
-                (self.hash ^ u128::from(*byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b);
+        // A copy of a conversation without this data has the same ids as in earlier versions of the crate.
+        let rest = (&portable.usage, portable.next(), &stored.last_run, turn);
+        if !matches!(rest, (None, None, None, None)) {
+            digest.json(&rest).map_err(failed)?;
         }
-        self.len += bytes.len();
-    }
-
-    fn part(&mut self, bytes: &[u8]) {
-        self.add(bytes);
-        // Neither an id nor JSON contains a zero byte, so a zero byte separates the parts.
-        self.add(&[0]);
-    }
-
-    /// Adds the value's JSON text and returns the length of the text.
-    fn json<T: Serialize>(&mut self, value: &T) -> Result<usize, serde_json::Error> {
-        let before = self.len;
-        serde_json::to_writer(&mut *self, value)?;
-        let len = self.len - before;
-        self.add(&[0]);
-        Ok(len)
-    }
-
-    fn write_id(self) -> WriteId {
-        WriteId::from_bytes(self.hash.to_be_bytes())
-    }
-}
-
-impl io::Write for Digest {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.add(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
+        let last = digest.write_id();
+        let more = [(); 3].map(|()| {
+            digest.part(b"more");
+            digest.write_id()
+        });
+        Ok(Self { create, portions, last, more })
     }
 }

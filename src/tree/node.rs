@@ -1,60 +1,9 @@
-use std::{
-    fmt,
-    num::{NonZeroU64, ParseIntError},
-    str::FromStr,
-    sync::Arc,
-};
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+pub use crate::message::id::NodeId;
 use crate::message::{Message, Usage};
-
-/// The id of a node in a [`Tree`](super::Tree): 1, 2, 3… in the order of the pushes. It is serialized as this number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[cfg_attr(
-    feature = "schema",
-    derive(schemars::JsonSchema),
-    schemars(
-        description = "The id of a node in a tree: 1, 2, 3… in the order in which the nodes were added."
-    )
-)]
-#[serde(transparent)]
-pub struct NodeId(NonZeroU64);
-
-impl NodeId {
-    /// Returns the id with this number, or `None` for 0, which is not a valid id.
-    pub const fn new(number: u64) -> Option<Self> {
-        match NonZeroU64::new(number) {
-            Some(number) => Some(Self(number)),
-            None => None,
-        }
-    }
-
-    /// Returns the id's number.
-    pub const fn get(self) -> u64 {
-        self.0.get()
-    }
-
-    /// Returns the id of the node that is pushed next if `highest` is the highest id so far.
-    pub(super) fn after(highest: Option<Self>) -> Self {
-        let number = highest.map_or(Some(NonZeroU64::MIN), |highest| highest.0.checked_add(1));
-        Self(number.expect("hydration leaves room above the highest id"))
-    }
-}
-
-impl FromStr for NodeId {
-    type Err = ParseIntError;
-
-    fn from_str(text: &str) -> Result<Self, ParseIntError> {
-        text.parse().map(Self)
-    }
-}
-
-impl fmt::Display for NodeId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
 
 /// A message at its position in a [`Tree`](super::Tree). Cheap to clone, because the message and the usage are shared.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -7,11 +7,14 @@ use omni_agent::{
     tree::{Erased, Node, NodeId},
 };
 
-use crate::support::{id, node};
+use crate::{
+    flight::{check_flight, create_flight},
+    support::{id, node},
+};
 
 /// Creates a conversation that uses everything that the current format can store: labels, the usage ledger, an erased
 /// message and the end of a run.
-pub(crate) async fn create_full(store: &dyn Store) {
+async fn create_full(store: &dyn Store) {
     let id = id("full");
     let labels = Labels::new([("tenant", "acme"), ("kind", "Ünïcode")]).unwrap();
     let state = StoredState::default().with_title("Full").with_labels(labels);
@@ -45,8 +48,30 @@ pub(crate) async fn create_full(store: &dyn Store) {
     store.commit(&id, &Write::on(version), &failed.with_run_end(end)).await.unwrap();
 }
 
+/// Creates the same conversations, and a deleted one whose usage is kept.
+pub(crate) async fn create_all(store: &dyn Store) {
+    create_full(store).await;
+    create_flight(store).await;
+    let gone = id("gone");
+    let version = store.create(&gone, WriteId::generate(), &StoredState::default()).await.unwrap();
+    let usage = Usage::default().with_input(70);
+    let row =
+        UsageRow::new(RequestEnd::Lost, usage).with_at(Timestamp(5)).with_model("of the deleted".to_owned());
+    store.commit(&gone, &Write::on(version), &Commit::new(None).with_usage([row])).await.unwrap();
+    store.delete(&gone).await.unwrap();
+}
+
+/// Checks what [`create_all`] has created.
+pub(crate) async fn check_all(store: &dyn Store) {
+    check_full(store).await;
+    check_flight(store).await;
+    let used = store.used(&Filter::default(), Timestamp(0)..Timestamp(10)).await.unwrap();
+    let kept = used.iter().find(|sum| sum.model.as_deref() == Some("of the deleted")).unwrap();
+    assert_eq!((kept.requests, kept.usage.input), (1, 70));
+}
+
 /// Checks the conversation that [`create_full`] has created.
-pub(crate) async fn check_full(store: &dyn Store) {
+async fn check_full(store: &dyn Store) {
     let id = id("full");
     let stored = store.load(&id).await.unwrap();
     assert_eq!(stored.state.labels, Labels::new([("tenant", "acme"), ("kind", "Ünïcode")]).unwrap());

@@ -21,7 +21,10 @@ use omni_agent::{
 };
 use serde_json::json;
 
-use crate::support::{Folder, commit, id, node};
+use crate::{
+    flight::{check_flight, create_flight},
+    support::{Folder, commit, id, node},
+};
 
 fn golden(version: u64) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/store/golden/v{version}"))
@@ -30,7 +33,7 @@ fn golden(version: u64) -> PathBuf {
 /// The conversations of each version. `NAME.expected.json` contains the expected content of a conversation.
 const NAMES: [&str; 4] = ["compacted", "empty", "talk", "torn"];
 /// The conversations that version 2 has in addition.
-const NAMES_2: [&str; 2] = ["erased", "ended"];
+const NAMES_2: [&str; 4] = ["erased", "ended", "flight", "known"];
 
 /// Returns a copy of the files of a version.
 pub(crate) fn copy(version: u64) -> Folder {
@@ -97,6 +100,15 @@ async fn used_of_version_2_includes_the_deleted_conversation() {
     let gone = store.used(&labels("gone").into(), Timestamp(0)..Timestamp(u64::MAX)).await.unwrap();
     assert_eq!(gone, [sum("of the deleted", 1, row(70, "of the deleted").usage)]);
     assert_eq!(store.usage(&id("ended"), Page::default()).await.unwrap(), [row(9, "m"), row(2, "m")]);
+}
+
+#[tokio::test]
+async fn turns_of_version_2_have_the_expected_content() {
+    let folder = copy(2);
+    let store = folder.quick_store().await;
+    check_flight(&store).await;
+    fs::remove_file(folder.summary(&id("flight"))).unwrap();
+    check_flight(&store).await;
 }
 
 fn labels(tenant: &str) -> Labels {
@@ -265,6 +277,8 @@ async fn make_golden_files() {
     let failed = Commit::new(None).with_usage([row(70, "of the deleted")]);
     store.commit(&id("deleted"), &Write::on(version), &failed).await.unwrap();
     store.delete(&id("deleted")).await.unwrap();
+
+    create_flight(&store).await;
 
     for name in [NAMES.as_slice(), &NAMES_2].concat() {
         let stored = store.load(&id(name)).await.unwrap();

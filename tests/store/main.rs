@@ -1,6 +1,7 @@
 //! Stores: the conformance suite for each store, and tests of each kind of store.
 #![allow(clippy::unwrap_used, reason = "an unwrap is a failure of the test")]
 
+mod carried;
 mod compaction;
 mod contents;
 mod defaults;
@@ -8,6 +9,7 @@ mod deleted;
 mod erasing;
 mod faults;
 mod file_system;
+mod flight;
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 mod full;
 mod golden;
@@ -30,4 +32,5 @@ mod steps;
 mod support;
 mod torn;
 mod transfer;
+mod turns;
 mod upgrade;

@@ -1,6 +1,7 @@
 //! The PostgreSQL store: the conformance suite, its settings, and special values. Without a server, the tests are
 //! skipped with a message.
 
+mod erasing;
 mod faults;
 mod golden;
 mod hangs;
@@ -21,7 +22,7 @@ use omni_agent::{
     message::{Attachment, Message},
     store::{
         Commit, ConversationId, Filter, Labels, Owner, Page, PostgresStore, StateChange, Store, StoreError,
-        StoredState, Write, WriteId, conformance,
+        StoredState, TurnRecord, Turns, Write, WriteId, conformance,
     },
     tree::Node,
 };
@@ -307,6 +308,7 @@ async fn queries_among_many_conversations_use_indexes() {
         .unwrap();
     let observer = raw(url).await;
     let schema = schema(&store);
+    let (turn, tool_use) = ("0".repeat(32), r#"{"id":"1","name":"a","input":{}}"#);
     let fill = format!(
         "INSERT INTO {schema}.conversations (id, version, created, updated, state, epoch)
              SELECT 'n' || n, n, now(), now() - make_interval(secs => n), '{{}}', n FROM generate_series(1, 20000) AS n;
@@ -319,6 +321,14 @@ async fn queries_among_many_conversations_use_indexes() {
              SELECT key, 1, 1, 'answer', 1, 1, 1, 1, 1, 1, 'answered' FROM {schema}.conversations;
          INSERT INTO {schema}.labels
              SELECT key, 'tenant', CASE WHEN key % 200 = 0 THEN 'rare' ELSE 'frequent' END FROM {schema}.conversations;
+         INSERT INTO {schema}.turns (conversation, turn, lives, orderly, format, core, spent, prompts, since, recorded, waits)
+             SELECT key, '{turn}', 0, false, 1, '{{}}', '0', '[]', updated, updated, key % 200 > 0 FROM {schema}.conversations;
+         INSERT INTO {schema}.approvals (conversation, tool_use, place, content, reason, on_expiry, survives, since, expires)
+             SELECT key, '1', 0, '{tool_use}', 'null', null, true, updated,
+                 CASE WHEN key % 200 = 1 THEN now() WHEN key % 2 = 1 THEN 'infinity' END
+             FROM {schema}.conversations WHERE key % 200 > 0;
+         INSERT INTO {schema}.pending SELECT key, 0, -1, '{{}}' FROM {schema}.conversations;
+         ANALYZE {schema}.turns, {schema}.approvals, {schema}.pending;
          ANALYZE {schema}.usage, {schema}.labels, {schema}.conversations, {schema}.writes, {schema}.nodes, {schema}.cursors;
          SET plan_cache_mode = force_generic_plan"
     );
@@ -338,15 +348,22 @@ async fn queries_among_many_conversations_use_indexes() {
     store.renew_all(&[(id("n7"), lease.clone())]).await.unwrap();
     plans.push(("renew all", plan(&observer, "'{n7}', '{1}', '{30}'").await));
     store.release(&id("n7"), &lease).await.unwrap();
-    plans.push(("release", plan(&observer, "'n7', 1").await));
+    plans.push(("release", plan(&observer, "'n7', 1, null").await));
     store.create(&id("new"), WriteId::generate(), &StoredState::default()).await.unwrap();
     let again = store.create(&id("new"), WriteId::generate(), &StoredState::default()).await;
     assert!(matches!(again, Err(StoreError::AlreadyExists { .. })));
     plans.push(("created by", plan(&observer, "'n7'").await));
     let version = store.load(&id("new")).await.unwrap().version;
     commit(&store, &id("new"), version, 1, "Hi").await;
-    let nothing = ["null"; 22].join(", ");
+    let nothing = ["null"; 25].join(", ");
     plans.push(("write", plan(&observer, &nothing).await));
+    let version = store.load(&id("new")).await.unwrap().version;
+    let record = TurnRecord::new(1, turn.parse().unwrap(), "{}");
+    store.commit(&id("new"), &Write::on(version), &Commit::new(None).with_turn(record)).await.unwrap();
+    let nothing = ["null"; 43].join(", ");
+    plans.push(("record", plan(&observer, &nothing).await));
+    store.turn(&id("n7")).await.unwrap();
+    plans.push(("turn", plan(&observer, "'n7'").await));
     store.delete(&id("n8")).await.unwrap();
     plans.push(("delete", plan(&observer, "8, 1, null").await));
     let lease = store.acquire(&id("n9"), &Owner::new("ann")).await.unwrap();
@@ -358,6 +375,17 @@ async fn queries_among_many_conversations_use_indexes() {
         store.list_where(&filter, Page::default()).await.unwrap();
         plans.push((value, plan(&observer, &format!("50, 0, 'tenant', '{value}'{more}")).await));
     }
+    for which in [Turns::Waiting, Turns::Left] {
+        let listed = store.turns(which, &Filter::default(), Page::default()).await.unwrap();
+        assert_eq!(listed.len(), 50);
+        plans.push(("turns", plan(&observer, "50, 0").await));
+        let after = Page::default().after(&listed[49]);
+        assert_eq!(store.turns(which, &Filter::default(), after).await.unwrap().len(), 50);
+        plans.push(("more turns", plan(&observer, "now() - interval '1 hour', 'n7', 50, 0").await));
+    }
+    let rare = Filter::with(Labels::new([("tenant", "rare")]).unwrap());
+    store.turns(Turns::Left, &rare, Page::default()).await.unwrap();
+    plans.push(("rare turns", plan(&observer, "'tenant', 'rare', 'tenant', 'rare', 50, 0").await));
     for (what, plan) in plans {
         assert!(plan.contains("Index Scan"), "{what}:\n{plan}");
         assert!(!plan.contains("Seq Scan"), "{what}:\n{plan}");

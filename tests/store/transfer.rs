@@ -400,7 +400,7 @@ async fn import_json_of_another_document_reports_the_reason() {
         }
     }
     let refused = import_json(&store, &later, Some(id("b"))).await;
-    assert!(matches!(refused, Err(StoreError::UnknownFormat { found: 9, known: 1, .. })), "{refused:?}");
+    assert!(matches!(refused, Err(StoreError::UnknownFormat { found: 9, known: 2, .. })), "{refused:?}");
     assert!(!store.exists(&id("b")).await.unwrap());
 }
 

@@ -40,8 +40,11 @@
  * @typedef {{ kind: string, message?: string, error?: { kind: string, message: string }, reason?: string,
  *   callback?: string, limit?: Duration }} Failure
  * @typedef {string | { other: string }} StopReason
- * @typedef {{ outcome: "stopped" | "cancelled" | "failed", stop_reason?: StopReason, failure?: Failure, turn?: string,
- *   unanswered?: Message[], staged?: Prompt[] }} RunEnd
+ * @typedef {{ id: string, state: { state: "staged" | "in_flight" } | { state: "ended", outcome: any },
+ *   through?: number }} KnownPrompt
+ * @typedef {{ outcome: "stopped" | "cancelled" | "failed" | "abandoned" | "discarded", stop_reason?: StopReason,
+ *   failure?: Failure, turn?: string, unanswered?: Message[], staged?: Prompt[], through?: number,
+ *   prompts?: KnownPrompt[], mark?: string }} RunEnd
  * @typedef {{ name: string, description: string, schema: any, has_handler: boolean, requires_approval?: boolean
  *   }} ToolDeclaration
  * @typedef {{ model: string, fallback_for?: string, system?: string, tools: ToolDeclaration[], options: any,
@@ -68,7 +71,7 @@
  * @typedef {{ type: "event", id: string, event: ManagerEvent } | { type: "resync", snapshot: ManagerSnapshot }
  *   | { type: "closed", reason: string, snapshot: ManagerSnapshot | null }} ManagerUpdate
  * @typedef {{ id: string, title: string | null, labels?: Record<string, string>, created: number, updated: number,
- *   version: number, owner: any, damage: string | null }} Summary
+ *   version: number, owner: any, damage: string | null, in_flight?: boolean, waiting?: number }} Summary
  * @typedef {"stored" | "waiting" | "elsewhere" | { open: Activity }} Presence
  * @typedef {{ summary: Summary, presence: Presence }} Listed
  * @typedef {{ type: "prompt", prompt: Prompt } | { type: "unstage", id: string }

@@ -159,7 +159,10 @@ fn reason(outcome: &RunOutcome) -> Answer {
             StopReason::Interrupted | StopReason::Cancelled => Reason::Cancelled,
             _ => Reason::EndTurn,
         }),
-        RunOutcome::Cancelled => Ok(Reason::Cancelled),
+        RunOutcome::Cancelled | RunOutcome::Discarded => Ok(Reason::Cancelled),
+        RunOutcome::Abandoned => {
+            Err(Error::internal_error().data("the run was ended after too many restarts".to_owned()))
+        }
         RunOutcome::Failed { failure } => Err(Error::internal_error().data(error_chain(failure))),
     }
 }

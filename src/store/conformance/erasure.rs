@@ -1,11 +1,76 @@
 use super::{CheckOutcome, StoreUnderTest, committed, conversation, created, node_id, turn};
 use crate::{
-    store::{Commit, Page, StoreError, Write},
+    agent::{RunEnd, RunOutcome},
+    message::{Message, RequestEnd, Usage, UsageRow},
+    store::{Commit, ConversationId, Owner, Page, Store, StoreError, Version, Write},
     tree::{Erased, NodeId},
 };
 
 fn erased(nodes: std::ops::RangeInclusive<u64>, head: Option<u64>, next: u64) -> Erased {
     Erased { nodes: nodes.map(node_id).collect(), head: head.and_then(NodeId::new), next: node_id(next) }
+}
+
+/// Erases nodes. Returns `None` if the store does not support this, which must agree with [`Store::erases`].
+async fn erase(store: &dyn Store, id: &ConversationId, write: &Write, erased: &Erased) -> Option<Version> {
+    match store.erase(id, write, erased).await {
+        Err(StoreError::Unsupported { .. }) => {
+            assert!(!store.erases(), "a store that erases does not refuse to");
+            None
+        }
+        result => {
+            assert!(store.erases(), "a store that does not erase refuses to");
+            Some(result.expect("erasing succeeds"))
+        }
+    }
+}
+
+pub(super) async fn erase_keeps_the_ledger_and_removes_the_last_run(
+    subject: &dyn StoreUnderTest,
+) -> CheckOutcome {
+    let store = subject.store();
+    let id = conversation("a");
+    let row = UsageRow::new(RequestEnd::Answered, Usage::default().with_input(9));
+    let first = turn(1, 4).with_usage([row]);
+    let version = committed(&*store, &id, created(&*store, &id).await, &first).await;
+    let end = RunEnd::new(RunOutcome::Cancelled).with_unanswered(vec![Message::user("secret").into()]);
+    let failed = Commit::new(NodeId::new(4)).with_usage([]).with_run_end(end);
+    let version = committed(&*store, &id, version, &failed).await;
+    let rows = async || store.usage(&id, Page::default()).await.ok();
+    let before = rows().await;
+    let gone = erased(3..=4, Some(2), 5);
+    let Some(version) = erase(&*store, &id, &Write::on(version), &gone).await else {
+        return CheckOutcome::Skipped;
+    };
+    let stored = subject.another().await.load(&id).await.expect("loading succeeds");
+    assert_eq!((stored.last_run, stored.version), (None, version), "the end of the run repeats a message");
+    assert_eq!(rows().await, before);
+    if store.keeps_usage() {
+        assert_eq!((before.map(|rows| rows.len()), stored.used.usage.input), (Some(1), 9));
+    }
+    CheckOutcome::Made
+}
+
+pub(super) async fn erase_requires_a_valid_lease(subject: &dyn StoreUnderTest) -> CheckOutcome {
+    let store = subject.store();
+    let id = conversation("a");
+    let version = committed(&*store, &id, created(&*store, &id).await, &turn(1, 4)).await;
+    let ann = Owner::new("ann");
+    let lease = store.acquire(&id, &ann).await.expect("it has no owner");
+    if lease.lasts.is_none() || !store.erases() {
+        return CheckOutcome::Skipped;
+    }
+    let newer = subject.another().await.acquire(&id, &ann).await.expect("the same owner may acquire it");
+    let gone = erased(3..=4, Some(2), 5);
+    let late = store.erase(&id, &Write::on(version).under(&lease), &gone).await;
+    assert!(matches!(late, Err(StoreError::LeaseLost { .. })), "{late:?}");
+    store.release(&id, &newer).await.expect("releasing succeeds");
+    let late = store.erase(&id, &Write::on(version).under(&newer), &gone).await;
+    assert!(matches!(late, Err(StoreError::LeaseLost { .. })), "{late:?}");
+    assert_eq!(store.load(&id).await.expect("loading succeeds").nodes.len(), 4, "nothing was erased");
+    let lease = store.acquire(&id, &ann).await.expect("it has no owner");
+    let write = Write::on(version).under(&lease);
+    assert_eq!(erase(&*store, &id, &write, &gone).await, Some(version.next()));
+    CheckOutcome::Made
 }
 
 pub(super) async fn erase_removes_nodes_and_their_cursors(subject: &dyn StoreUnderTest) -> CheckOutcome {
@@ -16,10 +81,8 @@ pub(super) async fn erase_removes_nodes_and_their_cursors(subject: &dyn StoreUnd
     let version = committed(&*store, &id, version, &turn(1, 6).with_cursors(cursors)).await;
     let write = Write::on(version);
     let gone = erased(3..=6, Some(2), 7);
-    match store.erase(&id, &write, &gone).await {
-        Err(StoreError::Unsupported { .. }) => return CheckOutcome::Skipped,
-        result => assert_eq!(result.expect("erasing succeeds"), version.next()),
-    }
+    let Some(erased) = erase(&*store, &id, &write, &gone).await else { return CheckOutcome::Skipped };
+    assert_eq!(erased, version.next());
     let repeated = store.erase(&id, &write, &gone).await;
     assert_eq!(repeated.expect("a repetition returns the first result"), version.next());
     let stale = store.erase(&id, &Write::on(version), &gone).await;
@@ -48,10 +111,11 @@ pub(super) async fn erase_of_everything_leaves_an_empty_conversation(
     let store = subject.store();
     let id = conversation("a");
     let version = committed(&*store, &id, created(&*store, &id).await, &turn(1, 4)).await;
-    match store.erase(&id, &Write::on(version), &erased(1..=4, None, 5)).await {
-        Err(StoreError::Unsupported { .. }) => return CheckOutcome::Skipped,
-        result => assert_eq!(result.expect("erasing succeeds"), version.next()),
-    }
+    let gone = erased(1..=4, None, 5);
+    let Some(erased_at) = erase(&*store, &id, &Write::on(version), &gone).await else {
+        return CheckOutcome::Skipped;
+    };
+    assert_eq!(erased_at, version.next());
     let stored = store.load(&id).await.expect("loading succeeds");
     assert_eq!((stored.nodes.len(), stored.head, stored.next), (0, None, Some(node_id(5))));
     let missing = store.erase(&conversation("missing"), &Write::on(version), &erased(1..=1, None, 2)).await;

@@ -130,6 +130,7 @@ pub(super) async fn last_run_is_returned_until_the_next_turn(subject: &dyn Store
         turn: Some("00112233445566778899aabbccddeeff".parse().expect("a turn's id")),
         unanswered: vec![Arc::new(Message::user("Anyone?\u{0}"))],
         staged: vec![Arc::new(Prompt::new("Later").with_id("p2"))],
+        ..RunEnd::new(RunOutcome::Cancelled)
     };
     let failed = Commit::new(None).with_usage([]).with_run_end(end.clone());
     let version = committed(&*store, &id, version, &failed).await;

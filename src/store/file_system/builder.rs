@@ -1,14 +1,14 @@
 //! Settings, and the opening of a store.
 
 use std::{
-    fs::{DirBuilder, File},
+    fs::{DirBuilder, File, OpenOptions},
     io,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
 };
 
-use super::{FileSystemStore, Inner, blocking, place, summary::Findings};
+use super::{FileSystemStore, Inner, LockWait, blocking, log::try_lock, place, summary::Findings};
 use crate::store::StoreError;
 
 /// The kinds of crashes that acknowledged writes survive.
@@ -40,11 +40,20 @@ pub struct FileSystemStoreBuilder {
     folder: PathBuf,
     durability: Durability,
     lock_wait: Duration,
+    exclusive: bool,
 }
+
+/// The name of the file that an exclusive store locks. No conversation's id contains an `@`.
+const LOCK: &str = "@lock";
 
 impl FileSystemStoreBuilder {
     pub(super) fn new(folder: PathBuf) -> Self {
-        Self { folder, durability: Durability::default(), lock_wait: Duration::from_secs(5) }
+        Self {
+            folder,
+            durability: Durability::default(),
+            lock_wait: Duration::from_secs(5),
+            exclusive: false,
+        }
     }
 
     /// Sets the kinds of crashes that acknowledged writes survive. By default, writes also survive a crash of the
@@ -60,17 +69,29 @@ impl FileSystemStoreBuilder {
         self
     }
 
+    /// Locks the folder for as long as the store is open, so that no other store is exclusive at the same time. The
+    /// operating system releases the lock when the process ends, even if it is killed.
+    ///
+    /// Only an exclusive store [keeps records of turns in flight](crate::store::Store::keeps_turns): files know no
+    /// owner, so two processes would continue the same turn. Stores that are not exclusive can still open the folder. A
+    /// process that shares the folder with an exclusive store must not continue the same conversations.
+    pub fn exclusive(mut self) -> Self {
+        self.exclusive = true;
+        self
+    }
+
     /// Opens the store, and creates its folder if it does not exist.
     ///
     /// # Errors
     ///
-    /// Fails in the same cases as [`FileSystemStore::open`].
+    /// Fails in the same cases as [`FileSystemStore::open`]. If the store is [exclusive](Self::exclusive) and another
+    /// exclusive store has the folder open for longer than the waiting time for locks, fails with [`StoreError::Busy`].
     ///
     /// # Cancel safety
     ///
     /// Dropping the future may leave an empty folder.
     pub async fn open(self) -> Result<FileSystemStore, StoreError> {
-        let Self { folder, durability, lock_wait } = self;
+        let Self { folder, durability, lock_wait, exclusive } = self;
         let folder = blocking(move || {
             // An absolute path, so that a later change of the working directory has no effect.
             let folder =
@@ -79,7 +100,29 @@ impl FileSystemStoreBuilder {
             Ok(folder)
         })
         .await?;
-        Ok(FileSystemStore(Arc::new(Inner { folder, durability, lock_wait, findings: Findings::default() })))
+        let exclusive = if exclusive { Some(lock_folder(&folder, lock_wait).await?) } else { None };
+        let findings = Findings::default();
+        Ok(FileSystemStore(Arc::new(Inner { folder, durability, lock_wait, findings, exclusive })))
+    }
+}
+
+/// Locks the folder, and returns the file that holds the lock.
+async fn lock_folder(folder: &Path, lock_wait: Duration) -> Result<File, StoreError> {
+    let path = folder.join(LOCK);
+    let mut waiting = LockWait::new();
+    loop {
+        let lock = path.clone();
+        let locked = blocking(move || {
+            let mut options = OpenOptions::new();
+            options.read(true).write(true).create(true);
+            place::private(&mut options);
+            let file = options.open(&lock).map_err(|error| place::failed("opening", &lock, error))?;
+            Ok(try_lock(&lock, &file)?.then_some(file))
+        });
+        match locked.await? {
+            Some(file) => return Ok(file),
+            None => waiting.pause(lock_wait, &path).await?,
+        }
     }
 }
 

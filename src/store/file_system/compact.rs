@@ -8,7 +8,8 @@ use std::{
 
 use super::{
     Durability,
-    format::{Change, Compacted, Header, Record, SummaryFile, Tags},
+    format::{Change, Compacted, Header, Record, Stamp, SummaryFile, Tags, strip},
+    line,
     log::{Log, Tail, try_lock},
     read::Replay,
     summary,
@@ -23,10 +24,15 @@ const WORTHWHILE: u64 = 64 * 1024;
 /// later load tries again.
 pub(super) fn tidy(log: &Log<'_>, replay: &Replay) {
     let header = log.header.compacted();
-    let lines = outgrown(replay).then(|| compacted(log, &header, replay)).flatten();
+    // While a turn is in flight, its records stay as they are. A later version of the crate may have written them.
+    let is_due = replay.stored.turn.is_none() && outgrown(replay);
+    let lines = is_due.then(|| compacted(log, &header, replay)).flatten();
     let tags = Tags::of(&replay.stored.state);
-    let current = SummaryFile::new(&log.header, &replay.last, tags.clone(), replay.end);
-    if lines.is_none() && summary::read(log.place).as_ref() == Some(&current) {
+    let approvals = replay.stored.turn.as_ref().map(|turn| turn.approvals()).unwrap_or_default();
+    let saved = summary::read(log.place);
+    let current = SummaryFile::new(&log.header, &replay.last, tags.clone(), approvals, replay.end);
+    let current = current.with_mark_of(saved.as_ref());
+    if lines.is_none() && saved.as_ref() == Some(&current) {
         return;
     }
     let tidied = (|| {
@@ -35,10 +41,18 @@ pub(super) fn tidy(log: &Log<'_>, replay: &Replay) {
             return Ok(());
         }
         if let Some((first, last)) = lines {
-            let kept = replay.kept.iter().cloned().map(Piece::Old);
+            let kept = replay.kept.iter().map(|span| {
+                if replay.records.contains(span) {
+                    without_record(log, span).map(Piece::New)
+                } else {
+                    Ok(Piece::Old(span.clone()))
+                }
+            });
+            let kept = kept.collect::<Result<Vec<_>, _>>()?;
             let pieces = [Piece::New(first)].into_iter().chain(kept).chain([Piece::New(last)]);
             let (_locked, len) = replace(log, "compacting", pieces)?;
-            summary::save(log.place, &SummaryFile::new(&header, &replay.last, tags, len));
+            let summary = SummaryFile::new(&header, &replay.last, tags, Vec::new(), len);
+            summary::save(log.place, &summary.with_mark_of(saved.as_ref()));
         } else {
             summary::save(log.place, &current);
         }
@@ -54,6 +68,19 @@ pub(super) fn tidy(log: &Log<'_>, replay: &Replay) {
 fn is_current(log: &Log<'_>, replay: &Replay) -> Result<bool, StoreError> {
     let tail = log.tail()?;
     Ok(log.len()? == replay.end && tail.is_some_and(|tail| tail.stamp == replay.last))
+}
+
+/// Returns the line at these offsets without its record of a turn that has ended.
+fn without_record(log: &Log<'_>, span: &Range<u64>) -> Result<Vec<u8>, StoreError> {
+    let damaged = |problem: String| StoreError::damaged(log.place.log_name(), problem);
+    let line = log.read(span.clone())?;
+    let record = line::record(&line, span.start).map_err(|fault| damaged(fault.problem.to_owned()))?;
+    let mut record = Record::parse(record).map_err(damaged)?;
+    if let Change::Commit(commit) = &mut record.change {
+        strip(commit);
+    }
+    let stamp = Stamp { turn: None, ..record.stamp() };
+    Record::new(stamp, &record.change).encode(log.place.id())
 }
 
 fn outgrown(replay: &Replay) -> bool {

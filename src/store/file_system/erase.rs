@@ -32,8 +32,13 @@ pub(super) fn erase(
     let replay = read::replay(&log)?.ok_or_else(|| StoreError::NotFound { id: place.id().clone() })?;
     let mut stored = replay.stored;
     stored.erase(erased);
-    let stamp =
-        Stamp { version, write: write.id, time: now_after(&tail), state_version: tail.stamp.state_version };
+    let stamp = Stamp {
+        version,
+        write: write.id,
+        time: now_after(&tail),
+        state_version: tail.stamp.state_version,
+        turn: None,
+    };
     let Rest { kept, emptied } = without(&log, erased)?;
     // The last line contains the result of all writes that have no line any more, including the erasure itself.
     let writes = replay.spare.into_iter().chain(emptied).chain([(version, write.id)]);
@@ -42,7 +47,7 @@ pub(super) fn erase(
     let header = log.header.compacted().upgraded();
     let pieces = [Piece::New(header.encode())].into_iter().chain(kept).chain([Piece::New(last)]);
     let (_locked, len) = compact::replace(&log, "erasing messages from", pieces)?;
-    summary::save(place, &SummaryFile::new(&header, &stamp, Tags::of(&stored.state), len));
+    summary::save(place, &SummaryFile::new(&header, &stamp, Tags::of(&stored.state), Vec::new(), len));
     Ok(version)
 }
 
@@ -80,8 +85,8 @@ fn without(log: &Log<'_>, erased: &Erased) -> Result<Rest, StoreError> {
     }
 }
 
-/// Removes the erased nodes from a commit, and the end of a run, which may repeat a message and which the last line of
-/// the log replaces. Keeps the usage of the nodes. Returns whether the commit has changed.
+/// Removes the erased nodes from a commit, and records of turns and ends of runs, which may repeat a message and which
+/// the last line of the log replaces. Keeps the usage of the nodes. Returns whether the commit has changed.
 fn remove(commit: &mut Commit, erased: &Erased) -> bool {
     let is_erased = |node: &Node| erased.nodes.binary_search(&node.id()).is_ok();
     if commit.turn.is_none() && !commit.nodes.iter().any(is_erased) {

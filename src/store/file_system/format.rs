@@ -5,10 +5,12 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use super::line;
 use crate::{
     agent::RunEnd,
-    message::{Timestamp, UsageRow},
+    message::{Timestamp, TurnId, UsageRow},
     store::{
-        Commit, ConversationId, Labels, StoreError, Stored, StoredState, Summary, Version, WriteId, json,
+        Commit, ConversationId, Labels, PendingApproval, StoreError, Stored, StoredState, Summary,
+        TurnChange, Version, WriteId, json,
     },
+    subscription::EventId,
     tree::NodeId,
 };
 
@@ -87,6 +89,8 @@ pub(super) struct Record<C = Change> {
     time: Timestamp,
     /// The last version that changed the state. A summary of an earlier version has an old title or old labels.
     state_version: Version,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    turn: Option<StampedTurn>,
     pub(super) change: C,
 }
 
@@ -98,17 +102,34 @@ pub(super) struct Stamp {
     pub(super) write: WriteId,
     pub(super) time: Timestamp,
     pub(super) state_version: Version,
+    #[serde(default)]
+    pub(super) turn: Option<StampedTurn>,
+}
+
+/// The turn in flight after a write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct StampedTurn {
+    pub(super) id: TurnId,
+    /// The time of the first record of the turn.
+    pub(super) since: Timestamp,
+    /// The time of the last record.
+    pub(super) recorded: Timestamp,
+    /// The number of open approvals.
+    pub(super) waiting: u32,
+    /// The last version that changed the open approvals. A summary of an earlier version has other approvals.
+    pub(super) asked: Version,
 }
 
 impl<C> Record<C> {
     pub(super) fn new(stamp: Stamp, change: C) -> Self {
-        let Stamp { version, write, time, state_version } = stamp;
-        Self { version, write, time, state_version, change }
+        let Stamp { version, write, time, state_version, turn } = stamp;
+        Self { version, write, time, state_version, turn, change }
     }
 
     pub(super) fn stamp(&self) -> Stamp {
-        let Self { version, write, time, state_version, .. } = *self;
-        Stamp { version, write, time, state_version }
+        let Self { version, write, time, state_version, turn, .. } = *self;
+        Stamp { version, write, time, state_version, turn }
     }
 }
 
@@ -205,6 +226,8 @@ pub(super) struct Compacted {
     pub(super) next: Option<NodeId>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) last_run: Option<RunEnd>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) mark: Option<EventId>,
     /// The versions and ids of the removed writes, to recognize repetitions.
     pub(super) writes: Vec<(Version, WriteId)>,
 }
@@ -218,6 +241,7 @@ impl Compacted {
             cursors: stored.cursors.iter().map(|(node, child)| (*node, *child)).collect(),
             next: stored.next,
             last_run: stored.last_run.clone(),
+            mark: stored.mark,
             writes,
         }
     }
@@ -227,6 +251,17 @@ impl Compacted {
 /// nodes and its rows of the usage ledger.
 pub(super) fn is_kept(commit: &Commit) -> bool {
     !commit.nodes.is_empty() || commit.usage.as_ref().is_some_and(|rows| !rows.is_empty())
+}
+
+/// Removes the record of the turn in flight from a commit, and keeps the usage of its nodes. Returns whether the commit
+/// had a record.
+pub(super) fn strip(commit: &mut Commit) -> bool {
+    if !matches!(commit.turn.as_deref(), Some(TurnChange::Record(_))) {
+        return false;
+    }
+    commit.usage = Some(commit.usage_rows());
+    commit.turn = None;
+    true
 }
 
 impl Record<&Change> {
@@ -251,7 +286,7 @@ impl Stamp {
     /// Returns the stamp of a record, and whether the record is a [`Compacted`]. Reads only the beginning of the
     /// record.
     pub(super) fn parse(record: &[u8]) -> Result<(Self, bool), String> {
-        const LONGEST: usize = 256;
+        const LONGEST: usize = 512;
         const NEXT: &[u8] = b",\"change\":{\"";
         let beginning = &record[..record.len().min(LONGEST)];
         let end = beginning.windows(NEXT.len()).position(|window| window == NEXT);
@@ -300,7 +335,7 @@ pub(super) fn parse<T: DeserializeOwned>(record: &[u8]) -> Result<T, String> {
 }
 
 /// A summary file, next to its log.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct SummaryFile {
     /// The version of the log's format.
@@ -315,10 +350,25 @@ pub(super) struct SummaryFile {
     pub(super) version: Version,
     /// The length of the log at the summary's version, in bytes.
     pub(super) log: u64,
+    /// Whether a turn is in flight.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    in_flight: bool,
+    /// The open approvals of this turn.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) approvals: Vec<PendingApproval>,
+    /// The last event of the session's feed, if the conversation was released after this version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) mark: Option<EventId>,
 }
 
 impl SummaryFile {
-    pub(super) fn new(header: &Header, stamp: &Stamp, tags: Tags, log: u64) -> Self {
+    pub(super) fn new(
+        header: &Header,
+        stamp: &Stamp,
+        tags: Tags,
+        approvals: Vec<PendingApproval>,
+        log: u64,
+    ) -> Self {
         let Tags { title, labels } = tags;
         Self {
             format_version: header.format_version,
@@ -329,13 +379,16 @@ impl SummaryFile {
             updated: stamp.time,
             version: stamp.version,
             log,
+            in_flight: stamp.turn.is_some(),
+            approvals,
+            mark: None,
         }
     }
 
     /// Parses a summary. Returns `None` if the text is not a summary of this conversation in a known format. The
     /// summary is then rebuilt from the log.
     pub(super) fn parse(text: &[u8], id: &ConversationId) -> Option<Self> {
-        let summary: Self = serde_json::from_slice(text).ok()?;
+        let summary: Self = parse(text).ok()?;
         (summary.format_version <= FORMAT_VERSION && summary.id == *id).then_some(summary)
     }
 
@@ -343,6 +396,19 @@ impl SummaryFile {
     /// last line. A commit without a state makes a summary outdated, but not its title and its labels.
     pub(super) fn has_tags_of(&self, last: &Stamp) -> bool {
         (last.state_version..=last.version).contains(&self.version)
+    }
+
+    /// Returns the open approvals, if they are those at the end of the log, which has this stamp.
+    pub(super) fn approvals_of(&self, last: &Stamp) -> Option<&[PendingApproval]> {
+        let turn = last.turn?;
+        let is_current = (turn.asked..=last.version).contains(&self.version);
+        (is_current && self.approvals.len() == turn.waiting as usize).then_some(&*self.approvals)
+    }
+
+    /// Returns the same summary with the mark of an earlier summary of the same version.
+    pub(super) fn with_mark_of(mut self, saved: Option<&Self>) -> Self {
+        self.mark = saved.filter(|saved| saved.version == self.version).and_then(|saved| saved.mark);
+        self
     }
 
     pub(super) fn tags(&self) -> Tags {
@@ -360,6 +426,8 @@ impl SummaryFile {
             title: self.title,
             labels: self.labels,
             updated: self.updated,
+            in_flight: self.in_flight,
+            waiting: u32::try_from(self.approvals.len()).unwrap_or(u32::MAX),
             ..Summary::new(self.id, self.version, self.created)
         }
     }

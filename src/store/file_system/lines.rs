@@ -125,8 +125,13 @@ mod tests {
         let header = Header::new(id.clone(), Timestamp(7));
         let line = |version, change: &Change| {
             let version = Version::new(version);
-            let stamp =
-                Stamp { version, write: WriteId::generate(), time: header.created, state_version: version };
+            let stamp = Stamp {
+                version,
+                write: WriteId::generate(),
+                time: header.created,
+                state_version: version,
+                turn: None,
+            };
             Record::new(stamp, change).encode(&id).expect("a line")
         };
         let later = line(2, &Change::Title(None));

@@ -3,6 +3,7 @@
 use std::{
     fs::{File, OpenOptions, TryLockError},
     io::{self, BufRead as _, BufReader, Read, Seek, SeekFrom, Write as _},
+    ops::Range,
     path::Path,
 };
 
@@ -12,7 +13,10 @@ use super::{
     line::{self, Fault},
     place::{ConversationFolder, failed, private},
 };
-use crate::{store::StoreError, tree::NodeId};
+use crate::{
+    store::{Commit, StoreError, TurnChange, TurnRecord},
+    tree::NodeId,
+};
 
 /// An open log whose first line is valid.
 pub(super) struct Log<'a> {
@@ -180,23 +184,51 @@ impl<'a> Log<'a> {
         Ok(None)
     }
 
+    /// Returns the bytes at these offsets.
+    pub(super) fn read(&self, span: Range<u64>) -> Result<Vec<u8>, StoreError> {
+        read(self.file, span.start, span.end - span.start)
+            .map_err(|error| self.place.failed("reading", error))
+    }
+
     fn last_line(&self, end: u64) -> Result<(u64, Vec<u8>), StoreError> {
         last_line(self.file, self.start, end).map_err(|error| self.place.failed("reading", error))
     }
 
     /// Returns the head at the end of the log. Reads only the last lines, up to the one that contains the head.
     pub(super) fn head(&self, tail: &Tail) -> Result<Option<NodeId>, StoreError> {
+        let head = self.find_last(tail, |change| match change {
+            Change::Commit(commit) => Some(commit.head),
+            Change::Compacted(compacted) => Some(compacted.head),
+            Change::Create(_) => Some(None),
+            Change::State(_) | Change::Title(_) | Change::Labels(_) => None,
+        })?;
+        Ok(head.flatten())
+    }
+
+    /// Returns the last record of the turn in flight. Reads only the last lines, up to the one that contains the record.
+    pub(super) fn last_record(&self, tail: &Tail) -> Result<Option<TurnRecord>, StoreError> {
+        let record = self.find_last(tail, |change| match change {
+            Change::Commit(Commit { turn: Some(turn), .. }) => match *turn {
+                TurnChange::Record(record) => Some(Some(record)),
+                TurnChange::End(_) => Some(None),
+            },
+            Change::Create(_) | Change::Compacted(_) => Some(None),
+            _ => None,
+        })?;
+        Ok(record.flatten())
+    }
+
+    /// Reads the lines from the last to the first, until `find` returns something.
+    fn find_last<T>(&self, tail: &Tail, find: impl Fn(Change) -> Option<T>) -> Result<Option<T>, StoreError> {
         let mut end = tail.end;
         while end > self.start {
             let (from, line) = self.last_line(end)?;
             let record = line::record(&line, from).map_err(|fault| fault.problem.to_owned());
-            let record = record.and_then(Record::parse);
-            match record.map_err(|problem| self.damaged_at(from, problem))?.change {
-                Change::Commit(commit) => return Ok(commit.head),
-                Change::Compacted(compacted) => return Ok(compacted.head),
-                Change::Create(_) => return Ok(None),
-                Change::State(_) | Change::Title(_) | Change::Labels(_) => end = from,
+            let record = record.and_then(Record::parse).map_err(|problem| self.damaged_at(from, problem))?;
+            if let Some(found) = find(record.change) {
+                return Ok(Some(found));
             }
+            end = from;
         }
         Ok(None)
     }

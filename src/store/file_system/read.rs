@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     message::UsageRow,
-    store::{Labels, StateChange, StoreError, Stored, StoredState, Version, WriteId},
+    store::{Commit, Labels, StateChange, StoreError, Stored, StoredState, TurnChange, Version, WriteId},
 };
 
 /// The conversation in a log, and data about the lines of the log.
@@ -21,6 +21,9 @@ pub(super) struct Replay {
     pub(super) end: u64,
     /// The offsets of the lines with nodes or rows of the usage ledger. Adjacent lines share one range.
     pub(super) kept: Vec<Range<u64>>,
+    /// The offsets of those of these lines that also record a turn in flight. They are in ranges that contain no other
+    /// lines.
+    pub(super) records: Vec<Range<u64>>,
     /// The writes of all other lines, including the lines that earlier compactions removed.
     pub(super) spare: Vec<(Version, WriteId)>,
     /// The number of bytes in the lines that are not in `kept`.
@@ -63,6 +66,7 @@ impl Replay {
             last,
             end: log.start,
             kept: Vec::new(),
+            records: Vec::new(),
             spare: Vec::new(),
             spare_bytes: 0,
             lines: 0,
@@ -105,23 +109,25 @@ impl Replay {
             }
             Change::Compacted(compacted) => {
                 self.check_compacted(stamp, &compacted)?;
-                let Compacted { state, head, cursors, next, last_run, writes } = *compacted;
+                let Compacted { state, head, cursors, next, last_run, mark, writes } = *compacted;
                 self.stored.state = state;
                 self.stored.head = head;
                 // Lines from before an erasure may contain cursors that the erasure removed.
                 self.stored.cursors = cursors.into_iter().collect();
                 (self.stored.next, self.stored.last_run) = (next, last_run);
+                (self.stored.turn, self.stored.mark) = (None, mark);
                 self.spare = writes;
                 self.spare_bytes += span.end - span.start;
                 self.whole = true;
             }
             Change::Commit(commit) => {
                 if is_kept(&commit) {
-                    self.keep(&span);
+                    self.keep(&span, &commit);
                 } else {
                     self.leave_out(stamp, &span);
                 }
-                self.stored.commit(commit);
+                // A line with a record repeats the time of the line before, and states the time of the record.
+                self.stored.commit_at(commit, stamp.turn.map_or(stamp.time, |turn| turn.recorded));
             }
             Change::State(state) => self.change_state(StateChange::Whole(state), stamp, &span),
             Change::Title(title) => self.change_state(StateChange::Title(title), stamp, &span),
@@ -147,10 +153,17 @@ impl Replay {
         }
     }
 
-    fn keep(&mut self, span: &Range<u64>) {
+    fn keep(&mut self, span: &Range<u64>, commit: &Commit) {
         self.lines += 1;
+        if let Some(TurnChange::Record(record)) = commit.turn.as_deref() {
+            self.spare_bytes += serde_json::to_vec(record).map_or(0, |text| text.len() as u64);
+            self.kept.push(span.clone());
+            self.records.push(span.clone());
+            return;
+        }
+        let follows_record = self.records.last().is_some_and(|record| record.end == span.start);
         match self.kept.last_mut() {
-            Some(last) if last.end == span.start => last.end = span.end,
+            Some(last) if last.end == span.start && !follows_record => last.end = span.end,
             _ => self.kept.push(span.clone()),
         }
     }
@@ -161,8 +174,7 @@ impl Replay {
     }
 
     fn advance(&mut self, stamp: Stamp, span: Range<u64>) {
-        self.stored.version = stamp.version;
-        self.stored.updated = stamp.time;
+        self.stored.advance(stamp.version, stamp.time);
         self.last = stamp;
         self.end = span.end;
     }

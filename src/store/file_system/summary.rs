@@ -13,9 +13,9 @@ use std::{
 
 use super::{
     format::SummaryFile,
-    log::{self, Log, try_lock},
+    log::{self, Log, Tail, try_lock},
     place::{self, ConversationFolder, LOG, Seen},
-    read,
+    read, turns,
 };
 use crate::{
     message::Timestamp,
@@ -172,15 +172,10 @@ fn from_log(
     let Some(tail) = log.tail()? else {
         return Ok(None);
     };
-    let known = saved.filter(|saved| saved.has_tags_of(&tail.stamp));
-    let tags = match known {
-        Some(saved) => saved.tags(),
-        None => read::tags(&log)?,
-    };
-    let summary = SummaryFile::new(&log.header, &tail.stamp, tags, tail.end);
-    // Finding the title and the labels requires reading the whole log. This is so slow that the result is saved even if
-    // no updates remain.
-    let wanted = known.is_none() || *refresh > 0;
+    let (summary, was_known) = current(&log, &tail, saved)?;
+    // Finding the title, the labels and the approvals requires reading the whole log. This is so slow that the result is
+    // saved even if no updates remain.
+    let wanted = !was_known || *refresh > 0;
     *refresh = refresh.saturating_sub(1);
     // If the summary can't be saved, it is still returned. For example, some file systems can't lock files that are
     // open for reading.
@@ -190,8 +185,26 @@ fn from_log(
             && matches!(log.len(), Ok(len) if len == tail.end)
     };
     let is_saved = wanted && is_current() && save(place, &summary);
-    let is_costly = known.is_none() && !is_saved;
+    let is_costly = !was_known && !is_saved;
     Ok(Some(Found { summary: summary.into_summary(), is_costly }))
+}
+
+/// Returns the summary at the end of the log, and whether the saved summary contained its title, labels and approvals.
+pub(super) fn current(
+    log: &Log<'_>,
+    tail: &Tail,
+    saved: Option<&SummaryFile>,
+) -> Result<(SummaryFile, bool), StoreError> {
+    let known = saved.filter(|saved| saved.has_tags_of(&tail.stamp));
+    let tags = match known {
+        Some(saved) => saved.tags(),
+        None => read::tags(log)?,
+    };
+    let waits = tail.stamp.turn.is_some_and(|turn| turn.waiting > 0);
+    let knows_approvals = !waits || saved.is_some_and(|saved| saved.approvals_of(&tail.stamp).is_some());
+    let approvals = turns::approvals(log, tail, saved)?;
+    let summary = SummaryFile::new(&log.header, &tail.stamp, tags, approvals, tail.end).with_mark_of(saved);
+    Ok((summary, known.is_some() && knows_approvals))
 }
 
 /// The number of conversations for each thread that makes a list.
@@ -246,7 +259,7 @@ pub(super) fn in_parallel<T: Send>(
     Ok(shares.into_iter().flatten().collect())
 }
 
-fn summarise_all(
+pub(super) fn summarise_all(
     folder: &Path,
     findings: &Findings,
     ids: &[ConversationId],

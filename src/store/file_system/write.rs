@@ -8,7 +8,7 @@ use super::{
     ledger::KeptFile,
     log::{Log, Tail, append},
     place::ConversationFolder,
-    read, summary,
+    read, summary, turns,
 };
 use crate::{
     message::Timestamp,
@@ -58,14 +58,14 @@ fn fill(
     place.remove_beside()?;
     let header = Header::new(place.id().clone(), Timestamp::now());
     let version = Version::first();
-    let stamp = Stamp { version, write, time: header.created, state_version: version };
+    let stamp = Stamp { version, write, time: header.created, state_version: version, turn: None };
     let first = header.encode();
     let tags = Tags::of(&state);
     let record = Record::new(stamp, &Change::Create(Box::new(state))).encode(place.id())?;
     let lines = [first, record].concat();
     append(&place.log(), file, 0, true, &lines, durability)?;
     place.sync_folder(durability)?;
-    let summary = SummaryFile::new(&header, &stamp, tags, lines.len() as u64);
+    let summary = SummaryFile::new(&header, &stamp, tags, Vec::new(), lines.len() as u64);
     summary::save(place, &summary);
     Ok(version)
 }
@@ -123,16 +123,22 @@ pub(super) fn change(
         Ready::Repeated(version) => return Ok(version),
     };
     let tags = change.tags();
+    let turn = turns::after(&log, &tail, change, version)?;
     let stamp = Stamp {
         version,
         write: write.id,
         time: if is_update(&log, &tail, change)? { now_after(&tail) } else { tail.stamp.time },
         state_version: if tags.is_some() { version } else { tail.stamp.state_version },
+        turn: turn.stamped,
     };
     let line = Record::new(stamp, change).encode(place.id())?;
     // The part of the summary that does not change.
-    let before = || Some(summary::read(place)?).filter(|saved| saved.has_tags_of(&tail.stamp));
-    let tags = tags.and_then(|tags| tags.after(|| Some(before()?.tags())));
+    let saved = || summary::read(place).filter(|saved| saved.has_tags_of(&tail.stamp));
+    let tags = match tags {
+        Some(tags) => tags.after(|| Some(saved()?.tags())),
+        None if turn.asks => saved().map(|saved| saved.tags()),
+        None => None,
+    };
     let upgraded;
     let (file, header) = if log.header.allows(change) {
         (file, log.header)
@@ -144,9 +150,9 @@ pub(super) fn change(
     };
     append(&place.log(), file, tail.end, tail.torn, &line, durability)?;
     // If the rest of the summary is not known, the next list reads the log.
-    if let Some(tags) = tags {
+    if let Some((tags, approvals)) = tags.zip(turn.approvals) {
         let end = tail.end + line.len() as u64;
-        summary::save(place, &SummaryFile::new(&header, &stamp, tags, end));
+        summary::save(place, &SummaryFile::new(&header, &stamp, tags, approvals, end));
     }
     Ok(version)
 }

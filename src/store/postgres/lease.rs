@@ -10,7 +10,10 @@ use super::{
     server::Server,
     write::{TRIES, restless},
 };
-use crate::store::{ConversationId, Epoch, Lease, Owner, StoreError};
+use crate::{
+    store::{ConversationId, Epoch, Lease, Owner, StoreError},
+    subscription::EventId,
+};
 
 /// Returns a duration in the form that the database expects. The duration is limited, so that the resulting date is
 /// valid.
@@ -96,8 +99,10 @@ pub(super) async fn release(
     server: &Server,
     id: &ConversationId,
     lease: &Lease,
+    mark: Option<EventId>,
 ) -> Result<(), Fault> {
     let release = connection.prepare_cached(&server.sql.release).await?;
-    connection.execute(&release, &[&id.as_str(), &lease.epoch.0.cast_signed()]).await?;
+    let mark = mark.map(|mark| mark.to_string());
+    connection.execute(&release, &[&id.as_str(), &lease.epoch.0.cast_signed(), &mark]).await?;
     Ok(())
 }

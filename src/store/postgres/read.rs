@@ -3,15 +3,15 @@
 use std::time::{Duration, SystemTime};
 
 use deadpool_postgres::Object;
-use futures_util::future::join5;
+use futures_util::future::{join, join5};
 use tokio_postgres::Row;
 
-use super::{error::Fault, ledger, server::Server};
+use super::{error::Fault, ledger, server::Server, turns};
 use crate::{
     message::Timestamp,
     store::{
         ConversationId, Labels, Owner, Page, StoreError, Stored, Summary, Version, json,
-        rows::{Origin, count},
+        rows::{Origin, count, in_flight},
     },
 };
 
@@ -20,19 +20,20 @@ pub(super) async fn load(connection: &Object, server: &Server, id: &Conversation
     let conversation = connection.prepare_cached(&server.sql.conversation).await?;
     let nodes = connection.prepare_cached(&server.sql.nodes).await?;
     let cursors = connection.prepare_cached(&server.sql.cursors).await?;
+    let turn = connection.prepare_cached(&server.sql.turn).await?;
     let name = id.as_str();
     let params: [&(dyn tokio_postgres::types::ToSql + Sync); 1] = [&name];
     // The statements are sent in this order. No statement waits for the result of an earlier one.
-    let (begun, conversation, nodes, cursors, ended) = join5(
+    let (begun, (conversation, turn), nodes, cursors, ended) = join5(
         connection.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"),
-        connection.query_opt(&conversation, &params),
+        join(connection.query_opt(&conversation, &params), connection.query_opt(&turn, &params)),
         connection.query(&nodes, &params),
         connection.query(&cursors, &params),
         connection.batch_execute("COMMIT"),
     )
     .await;
     begun?;
-    let (row, nodes, cursors) = (conversation?, nodes?, cursors?);
+    let (row, turn, nodes, cursors) = (conversation?, turn?, nodes?, cursors?);
     ended?;
 
     let row = row.ok_or_else(|| StoreError::NotFound { id: id.clone() })?;
@@ -44,8 +45,10 @@ pub(super) async fn load(connection: &Object, server: &Server, id: &Conversation
     stored.updated = time(&row, 2)?;
     stored.head = origin.head(row.try_get(5)?)?;
     stored.next = origin.next(row.try_get(6)?)?;
-    stored.last_run = origin.last_run(row.try_get(8)?)?;
-    let (requests, usage) = ledger::sum(&row, 9)?;
+    stored.last_run = origin.last_run(row.try_get(8)?, row.try_get(9)?)?;
+    stored.mark = Origin::mark(row.try_get(10)?, row.try_get(11)?, version);
+    stored.turn = turn.map(|turn| turns::read(&turn, &origin)).transpose()?.flatten().map(Box::new);
+    let (requests, usage) = ledger::sum(&row, 12)?;
     stored.used.add(requests, usage);
     stored.nodes.reserve(nodes.len());
     for row in nodes {
@@ -88,6 +91,7 @@ pub(super) fn summarise(row: &Row, place: &str) -> Result<Summary, Fault> {
     })?;
     let version = Version::new(row.try_get::<_, i64>(1)?.cast_unsigned());
     let (title, labels) = (title(row, 4)?, labels(row, 7)?);
+    let (in_flight, waiting) = in_flight(row.try_get(8)?);
     let damage = title.as_ref().err().map(|problem| format!("its title: {problem}"));
     Ok(Summary {
         updated: time(row, 3)?,
@@ -95,6 +99,8 @@ pub(super) fn summarise(row: &Row, place: &str) -> Result<Summary, Fault> {
         labels: labels.unwrap_or_default(),
         title: title.unwrap_or_default(),
         owner: owner(row, 5)?,
+        in_flight,
+        waiting,
         ..Summary::new(id, version, time(row, 2)?)
     })
 }

@@ -7,6 +7,11 @@ pub(super) struct Sql {
     pub(super) create: String,
     pub(super) created_by: String,
     pub(super) write: String,
+    /// A write with a record of the turn in flight.
+    pub(super) record: String,
+    pub(super) turn: String,
+    pub(super) turn_columns: String,
+    pub(super) held: String,
     pub(super) examine: String,
     pub(super) conversation: String,
     pub(super) nodes: String,
@@ -66,10 +71,12 @@ WITH written AS (
             ELSE greatest(updated, date_trunc('milliseconds', clock_timestamp())) END,
         head = CASE WHEN $6 THEN $7 ELSE head END,
         title = CASE WHEN $8 THEN $9 ELSE title END,
-        state = coalesce($10, state)
+        state = coalesce($10, state),
+        mark = coalesce($24::text, mark),
+        mark_version = CASE WHEN $24 IS NULL THEN mark_version ELSE $3 END
     WHERE id = $1 AND version = $2
         AND ($5::bigint IS NULL OR epoch = $5 AND {held})
-    RETURNING key
+    RETURNING key, head
 ), named AS (
     INSERT INTO {schema}.writes (conversation, version, write) SELECT key, $3, $4::bytea FROM written
 ), added AS (
@@ -98,14 +105,69 @@ WITH written AS (
         output bigint, reasoning bigint, cost double precision, ending text)) WITH ORDINALITY AS spent (purpose, turn, step, message, at, model,
         input, cache_read, cache_write, output, reasoning, cost, ending, place)
 ), ended AS (
-    INSERT INTO {schema}.runs (conversation, version, turn, ending)
-    SELECT key, $3, $20::text, $21::text FROM written WHERE $21 IS NOT NULL
-    ON CONFLICT (conversation) DO UPDATE
-    SET version = excluded.version, turn = excluded.turn, ending = excluded.ending
-)
+    INSERT INTO {schema}.runs (conversation, version, turn, ending, prompts)
+    SELECT key, $3, $20::text, $21::text, $23::text FROM written WHERE $21 IS NOT NULL
+    ON CONFLICT (conversation) DO UPDATE SET version = excluded.version, turn = excluded.turn,
+        ending = excluded.ending, prompts = excluded.prompts
+){turn}
 SELECT key FROM written";
 
-/// An erasure in one statement, with the same checks as a write. The end of the last run may contain an erased message.
+/// The part of a write without a record of the turn in flight. A turn on another head has ended.
+const END: &str = ", over AS (
+    DELETE FROM {schema}.turns USING written
+    WHERE conversation = key AND ($25::boolean OR turns.head IS DISTINCT FROM written.head)
+)";
+
+/// The part of a write with a record of the turn in flight.
+const RECORD: &str = ", earlier AS (
+    SELECT since, recorded, (
+        SELECT count(*) FROM {schema}.pending WHERE pending.conversation = turns.conversation AND slot = -1
+    ) AS messages
+    FROM {schema}.turns JOIN written ON conversation = key
+    WHERE turns.turn = $25::text AND turns.head IS NOT DISTINCT FROM written.head
+), base AS (
+    SELECT key, written.head, since, greatest(date_trunc('milliseconds', clock_timestamp()), recorded) AS moment,
+        least($34::integer, coalesce(messages, 0))::integer AS kept
+    FROM written LEFT JOIN earlier ON true
+), recorded AS (
+    INSERT INTO {schema}.turns (conversation, turn, lives, orderly, format, core, head, branch, spent, prompts, since,
+        recorded, waits)
+    SELECT key, $25, $26::integer, $27::boolean, $28::integer, $29::text, head, $30::text,
+        $31::bigint * interval '1 microsecond', $32::text, coalesce(since, moment), moment, $33::boolean
+    FROM base
+    ON CONFLICT (conversation) DO UPDATE SET turn = excluded.turn, lives = excluded.lives,
+        orderly = excluded.orderly, format = excluded.format, core = excluded.core, head = excluded.head,
+        branch = excluded.branch, spent = excluded.spent, prompts = excluded.prompts, since = excluded.since,
+        recorded = excluded.recorded, waits = excluded.waits
+), dropped AS (
+    DELETE FROM {schema}.pending USING base
+    WHERE conversation = key AND (place >= kept OR slot >= 0 AND (since IS NULL OR cardinality($35::text[]) > 0))
+        AND NOT (slot = -1 AND place >= kept AND place < kept + cardinality($35))
+        AND NOT (place = kept + cardinality($35) - 1 AND slot = ANY ($36::integer[]))
+), appended AS (
+    INSERT INTO {schema}.pending (conversation, place, slot, content)
+    SELECT key, kept + place - 1, -1, content FROM base, unnest($35) WITH ORDINALITY AS message (content, place)
+    UNION ALL
+    SELECT key, kept + cardinality($35) - 1, slot, content
+    FROM base, unnest($36, $37::text[]) AS result (slot, content)
+    ON CONFLICT (conversation, place, slot) DO UPDATE SET content = excluded.content
+), decided AS (
+    DELETE FROM {schema}.approvals USING written WHERE conversation = key AND tool_use <> ALL ($38::text[])
+), asked AS (
+    INSERT INTO {schema}.approvals (conversation, tool_use, place, content, reason, on_expiry, survives, since, expires)
+    SELECT key, asked.tool_use, asked.place - 1, asked.content, asked.reason, asked.on_expiry, asked.survives,
+        coalesce(open.since, moment), coalesce(open.since, moment) + asked.expires_in * interval '1 millisecond'
+    FROM base, unnest($38, $39::text[], $40::text[], $41::text[], $42::boolean[], $43::bigint[]) WITH ORDINALITY
+        AS asked (tool_use, content, reason, on_expiry, survives, expires_in, place)
+        LEFT JOIN {schema}.approvals AS open ON open.tool_use = asked.tool_use
+            AND open.conversation = (SELECT key FROM base WHERE since IS NOT NULL)
+    ON CONFLICT (conversation, tool_use) DO UPDATE SET place = excluded.place, content = excluded.content,
+        reason = excluded.reason, on_expiry = excluded.on_expiry, survives = excluded.survives,
+        since = excluded.since, expires = excluded.expires
+)";
+
+/// An erasure in one statement, with the same checks as a write. The end of the last run and the turn in flight may
+/// contain an erased message.
 const ERASE: &str = "
 WITH written AS (
     UPDATE {schema}.conversations SET version = $3, head = $6, next_node = $7,
@@ -121,13 +183,15 @@ WITH written AS (
     DELETE FROM {schema}.cursors USING written WHERE conversation = key AND (node = ANY ($8) OR child = ANY ($8))
 ), unended AS (
     DELETE FROM {schema}.runs USING written WHERE conversation = key
+), over AS (
+    DELETE FROM {schema}.turns USING written WHERE conversation = key
 )
 SELECT key FROM written";
 
 /// The number of requests, and the sums of their tokens and cost. The limits prevent an overflow.
 const SUMS: &str = "count(*), least(coalesce(sum(input), 0), 9e18)::bigint, least(coalesce(sum(cache_read), 0), 9e18)::bigint,
     least(coalesce(sum(cache_write), 0), 9e18)::bigint, least(coalesce(sum(output), 0), 9e18)::bigint, least(coalesce(sum(reasoning), 0), 9e18)::bigint,
-    sum(least(cost, 1e290))";
+    sum(CASE WHEN cost > 1e290 THEN 1e290 ELSE cost END)";
 
 const USAGE: &str = "
 SELECT input, cache_read, cache_write, output, reasoning, cost, purpose, turn, step, at, model, ending, message
@@ -156,7 +220,7 @@ WITH doomed AS (
         output = least(kept_usage.output::numeric + excluded.output, 9e18)::bigint,
         reasoning = least(kept_usage.reasoning::numeric + excluded.reasoning, 9e18)::bigint,
         cost = CASE WHEN kept_usage.cost IS NULL THEN excluded.cost
-            ELSE least(kept_usage.cost, 1e300) + coalesce(least(excluded.cost, 1e300), 0) END
+            ELSE least(kept_usage.cost, 1e300) + least(coalesce(excluded.cost, 0), 1e300) END
 )
 DELETE FROM {schema}.conversations WHERE key = (SELECT key FROM doomed)";
 
@@ -167,7 +231,8 @@ SELECT version, epoch = $3 AND {held},
 FROM {schema}.conversations WHERE id = $1";
 
 const CONVERSATION: &str = "
-SELECT conversations.version, created, updated, title, state, head, next_node, {labels}, runs.ending, used.*
+SELECT conversations.version, created, updated, title, state, head, next_node, {labels}, runs.ending, runs.prompts,
+    mark, mark_version, used.*
 FROM {schema}.conversations
     LEFT JOIN {schema}.runs ON runs.conversation = key AND NOT EXISTS (
         SELECT FROM {schema}.nodes WHERE nodes.conversation = key AND nodes.version > runs.version
@@ -177,6 +242,29 @@ WHERE id = $1";
 /// The labels of a conversation as a JSON object.
 const LABELS: &str =
     "(SELECT json_object_agg(name, value)::text FROM {schema}.labels WHERE conversation = key)";
+
+/// The columns of a turn in flight, with its approvals as JSON. The limits prevent an overflow, if another program has
+/// written a time.
+pub(super) const TURN_COLUMNS: &str =
+    "turns.turn, turns.lives, turns.orderly, turns.format, turns.core, turns.head,
+    turns.branch, least(greatest(extract(epoch FROM turns.spent) * 1000000, 0), 1e15)::bigint, turns.prompts,
+    {since}, {recorded}, (
+        SELECT json_agg(json_build_array(content, reason, on_expiry, survives, {approval_since}, {expires})
+            ORDER BY place)::text
+        FROM {schema}.approvals WHERE approvals.conversation = turns.conversation
+    )";
+
+/// The turn in flight of a conversation.
+const TURN: &str = "
+SELECT {turn_columns}, version, turns.head IS NOT DISTINCT FROM conversations.head, (
+    SELECT json_agg(json_build_array(place, slot, content) ORDER BY place, slot)::text
+    FROM {schema}.pending WHERE pending.conversation = turns.conversation
+)
+FROM {schema}.conversations LEFT JOIN {schema}.turns ON turns.conversation = key WHERE id = $1";
+
+/// The number of open approvals, or null if no turn is in flight.
+const IN_FLIGHT: &str = "(SELECT (SELECT count(*) FROM {schema}.approvals WHERE approvals.conversation = turns.conversation) \
+    FROM {schema}.turns WHERE turns.conversation = key AND turns.head IS NOT DISTINCT FROM conversations.head)";
 
 const NODES: &str = "
 SELECT id, parent, message, usage FROM {schema}.nodes
@@ -188,7 +276,7 @@ WHERE conversation = (SELECT key FROM {schema}.conversations WHERE id = $1)";
 
 const SUMMARY: &str = "
 SELECT id, version, created, updated, title,
-    CASE WHEN {held} THEN owner END, owner_address, {labels}
+    CASE WHEN {held} THEN owner END, owner_address, {labels}, {in_flight}
 FROM {schema}.conversations";
 
 const ALL: &str = "SELECT * FROM {schema}.conversations ORDER BY updated DESC, id LIMIT $1 OFFSET $2";
@@ -234,10 +322,13 @@ SELECT id FROM wanted WHERE NOT EXISTS (
 /// Returns the version, and whether the conversation is held under this epoch.
 const VERSION: &str = "SELECT version, epoch = $2 AND {held} FROM {schema}.conversations WHERE key = $1";
 
-/// Also removes the duration, because processes with schema version 1 do not set it when they acquire a lease.
+/// Also removes the duration, because processes with schema version 1 do not set it when they acquire a lease. The last
+/// event of the session's feed is recorded only if nobody has taken the lease away.
 const RELEASE: &str = "
 UPDATE {schema}.conversations
-SET owner = NULL, owner_address = NULL, expires = '-infinity', lasts = NULL
+SET owner = NULL, owner_address = NULL, expires = '-infinity', lasts = NULL,
+    mark = CASE WHEN owner IS NULL THEN mark ELSE coalesce($3::text, mark) END,
+    mark_version = CASE WHEN owner IS NULL OR $3 IS NULL THEN mark_version ELSE version END
 WHERE id = $1 AND epoch = $2";
 
 impl Sql {
@@ -251,12 +342,29 @@ impl Sql {
         let quoted = quote(schema);
         let sql = |template: &str| {
             let parts = template.replace("{held}", HELD).replace("{labels}", LABELS).replace("{sums}", SUMS);
+            let parts = parts.replace("{in_flight}", IN_FLIGHT).replace("{turn_columns}", TURN_COLUMNS);
+            // Milliseconds since 1970, within the times that the crate knows.
+            let time = |column: &str| {
+                format!("least(greatest(extract(epoch FROM {column}) * 1000, 0), 253402300800000)::bigint")
+            };
+            let parts = parts
+                .replace("{since}", &time("turns.since"))
+                .replace("{recorded}", &time("turns.recorded"))
+                .replace("{approval_since}", &time("approvals.since"))
+                .replace(
+                    "{expires}",
+                    &format!("CASE WHEN expires IS NOT NULL THEN {} END", time("approvals.expires")),
+                );
             parts.replace("{schema}", &quoted)
         };
         Self {
             create: sql(CREATE),
             created_by: sql(CREATED_BY),
-            write: sql(WRITE),
+            write: sql(&WRITE.replace("{turn}", END)),
+            record: sql(&WRITE.replace("{turn}", RECORD)),
+            turn: sql(TURN),
+            turn_columns: sql(TURN_COLUMNS),
+            held: HELD.to_owned(),
             examine: sql(EXAMINE),
             conversation: sql(CONVERSATION),
             nodes: sql(NODES),

@@ -6,7 +6,7 @@ use deadpool_postgres::Object;
 
 use tokio_postgres::types::ToSql;
 
-use super::{error::Fault, ledger, server::Server};
+use super::{error::Fault, ledger, server::Server, turns};
 use crate::{
     store::{
         ConversationId, Labels, Lease, StoreError, StoredState, Version, Write, WriteId,
@@ -73,7 +73,7 @@ pub(super) async fn change(
     write: &Write,
     change: &Change,
 ) -> Result<Version, Fault> {
-    let Change { head, title, state, labels, nodes, cursors, usage, run, is_record } = change;
+    let Change { head, title, state, labels, nodes, cursors, usage, run, turn: flight, is_record } = change;
     let (sets_head, head) = match head {
         Column::Keep => (false, None),
         Column::Set(head) => (true, head.map(number)),
@@ -98,37 +98,37 @@ pub(super) async fn change(
     let labels = label_columns(labels);
     let (names, values) = labels.unzip();
     let usage = ledger::encode(usage);
-    let (turn, ending) = match run {
-        Some(run) => (run.turn.as_deref(), Some(run.ending.as_str())),
-        None => (None, None),
+    let (turn, ending, prompts) = match run {
+        Some(run) => (run.turn.as_deref(), Some(run.ending.as_str()), run.prompts.as_deref()),
+        None => (None, None, None),
     };
-    perform(
-        connection,
-        server,
-        id,
-        write,
-        &server.sql.write,
-        &[
-            &sets_head,
-            &head,
-            &sets_title,
-            &title,
-            &state,
-            &ids,
-            &parents,
-            &messages,
-            &usages,
-            &cursors,
-            &children,
-            &names,
-            &values,
-            &usage,
-            &turn,
-            &ending,
-            is_record,
-        ],
-    )
-    .await
+    let record = flight.record.as_deref().map(turns::Columns::of);
+    let (statement, more) = match &record {
+        Some(record) => (&server.sql.record, record.params()),
+        None => (&server.sql.write, vec![&flight.ends as &(dyn ToSql + Sync)]),
+    };
+    let params: [&(dyn ToSql + Sync); 19] = [
+        &sets_head,
+        &head,
+        &sets_title,
+        &title,
+        &state,
+        &ids,
+        &parents,
+        &messages,
+        &usages,
+        &cursors,
+        &children,
+        &names,
+        &values,
+        &usage,
+        &turn,
+        &ending,
+        is_record,
+        &prompts,
+        &flight.mark,
+    ];
+    perform(connection, server, id, write, statement, &[&params[..], &more].concat()).await
 }
 
 /// Removes nodes.

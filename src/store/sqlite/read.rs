@@ -7,12 +7,13 @@ use super::{
     database::{Database, Fault},
     ledger,
     row::Row,
+    turns,
     write::millis,
 };
 use crate::{
     message::Timestamp,
     store::{
-        ConversationId, Page, StoreError, Stored, Summary,
+        ConversationId, Page, Stored, Summary,
         rows::{Origin, count},
     },
 };
@@ -31,19 +32,27 @@ pub(super) fn load(
         .optional()?;
     let state = state.ok_or_else(|| origin.damaged("the state", "it is missing"))?;
     let labels = row.labels().map_err(|problem| origin.damaged("the labels", problem))?;
+    let turn = turns::read(&transaction, &origin, &row)?;
     let title = row.title.map_err(|error| origin.damaged("the title", error.to_string()))?;
     let mut stored = Stored::new(row.version, row.created, origin.state(&state, title, labels)?);
     (stored.updated, stored.head, stored.next) =
         (row.updated, origin.head(row.head)?, origin.next(row.next)?);
     stored.used = ledger::used_by(&transaction, row.key)?;
-    let ending: Option<String> = transaction
+    stored.turn = turn.map(Box::new);
+    let marked = transaction
+        .prepare_cached("SELECT CAST(mark AS BLOB), mark_version FROM conversations WHERE key = ?")?
+        .query_row([row.key], |row| Ok((row.get::<_, Option<Vec<u8>>>(0)?, row.get(1)?)))?;
+    let mark = marked.0.and_then(|mark| String::from_utf8(mark).ok());
+    stored.mark = Origin::mark(mark.as_deref(), marked.1, stored.version);
+    let ending: Option<(String, Option<String>)> = transaction
         .prepare_cached(
-            "SELECT ending FROM runs WHERE conversation = ?1
+            "SELECT ending, prompts FROM runs WHERE conversation = ?1
              AND NOT EXISTS (SELECT 1 FROM nodes WHERE nodes.conversation = ?1 AND nodes.version > runs.version)",
         )?
-        .query_row([row.key], |row| row.get(0))
+        .query_row([row.key], |row| Ok((row.get(0)?, row.get(1)?)))
         .optional()?;
-    stored.last_run = origin.last_run(ending.as_deref())?;
+    let (ending, prompts) = ending.unzip();
+    stored.last_run = origin.last_run(ending.as_deref(), prompts.flatten().as_deref())?;
 
     let mut nodes = transaction.prepare_cached(
         "SELECT id, parent, message, usage FROM nodes WHERE conversation = ? ORDER BY version, place",
@@ -106,12 +115,7 @@ pub(super) fn summaries(rows: &mut rusqlite::Rows<'_>, database: &Database) -> R
     let mut summaries = Vec::new();
     while let Some(row) = rows.next()? {
         let row = Row::read(row)?;
-        let id = ConversationId::new(&row.id).map_err(|error| {
-            StoreError::damaged(
-                format!("the id of a conversation in {}", database.place()),
-                error.to_string(),
-            )
-        })?;
+        let id = row.conversation_id(&database.place())?;
         summaries.push(row.into_summary(id, now));
     }
     Ok(summaries)

@@ -7,7 +7,7 @@ use rusqlite::{Connection, OptionalExtension};
 use super::database::Fault;
 use crate::{
     message::Timestamp,
-    store::{ConversationId, Epoch, Labels, Owner, StoreError, Summary, Version, json},
+    store::{ConversationId, Epoch, Labels, Owner, StoreError, Summary, Version, json, rows::in_flight},
 };
 
 pub(super) struct Row {
@@ -25,6 +25,8 @@ pub(super) struct Row {
     pub(super) next: Option<i64>,
     /// The labels as JSON. They are present if the row was read with [`Row::LISTED`].
     labels: Option<String>,
+    /// The number of open approvals, if a turn is in flight and the row was read with [`Row::LISTED`].
+    waiting: Option<i64>,
     owner: Option<Owner>,
     expires: Timestamp,
     /// The duration of the lease in milliseconds.
@@ -36,7 +38,9 @@ impl Row {
     /// The columns for lists, which also show labels.
     pub(super) const LISTED: &str = "key, id, version, created, updated, title, head, epoch, owner, owner_address, \
          expires, lasts, next_node, \
-         (SELECT json_group_object(name, value) FROM labels WHERE conversation = key)";
+         (SELECT json_group_object(name, value) FROM labels WHERE conversation = key), \
+         (SELECT (SELECT count(*) FROM approvals WHERE approvals.conversation = turns.conversation) FROM turns \
+          WHERE turns.conversation = key AND turns.head IS conversations.head)";
 
     pub(super) fn read(row: &rusqlite::Row<'_>) -> Result<Self, rusqlite::Error> {
         // SQLite accepts any bytes as text. Invalid text in one conversation must not make a list of all conversations
@@ -56,6 +60,7 @@ impl Row {
             epoch: Epoch(row.get::<_, i64>(7)?.cast_unsigned()),
             next: row.get(12)?,
             labels: if row.as_ref().column_count() > 13 { text(13)?.map(lossy) } else { None },
+            waiting: if row.as_ref().column_count() > 14 { row.get(14)? } else { None },
             owner: match (owner, address) {
                 (Some(owner), Some(address)) => Some(owner.at(address)),
                 (owner, _) => owner,
@@ -85,6 +90,21 @@ impl Row {
         row.ok_or_else(|| StoreError::NotFound { id: id.clone() }.into())
     }
 
+    /// Returns the row with this key, with its labels.
+    pub(super) fn listed(connection: &Connection, key: i64) -> Result<Self, Fault> {
+        let columns = Self::LISTED;
+        let mut query =
+            connection.prepare_cached(&format!("SELECT {columns} FROM conversations WHERE key = ?"))?;
+        Ok(query.query_row([key], Self::read)?)
+    }
+
+    /// Returns the id, which another program may have written.
+    pub(super) fn conversation_id(&self, place: &str) -> Result<ConversationId, StoreError> {
+        ConversationId::new(&self.id).map_err(|error| {
+            StoreError::damaged(format!("the id of a conversation in {place}"), error.to_string())
+        })
+    }
+
     /// Returns the labels, or a description of the problem if another program has written invalid labels.
     pub(super) fn labels(&self) -> Result<Labels, String> {
         self.labels.as_deref().map_or(Ok(Labels::default()), json::parse)
@@ -109,6 +129,7 @@ impl Row {
 
     pub(super) fn into_summary(self, id: ConversationId, now: Timestamp) -> Summary {
         let labels = self.labels();
+        let (in_flight, waiting) = in_flight(self.waiting);
         let title = self.title.as_ref().err().map(|error| format!("its title: {error}"));
         Summary {
             updated: self.updated,
@@ -116,6 +137,8 @@ impl Row {
             damage: title.or_else(|| labels.as_ref().err().map(|problem| format!("its labels: {problem}"))),
             labels: labels.unwrap_or_default(),
             title: self.title.unwrap_or_default(),
+            in_flight,
+            waiting,
             ..Summary::new(id, self.version, self.created)
         }
     }

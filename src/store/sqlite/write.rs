@@ -6,6 +6,7 @@ use super::{
     database::{Database, Fault, begin},
     ledger,
     row::Row,
+    turns,
 };
 use crate::{
     message::Timestamp,
@@ -13,6 +14,7 @@ use crate::{
         ConversationId, Epoch, Lease, Owner, StoreError, Version, Write, WriteId,
         rows::{Change, Column, number},
     },
+    subscription::EventId,
     tree::Erased,
 };
 
@@ -44,7 +46,7 @@ pub(super) fn create(
         )?
         .execute(params![id.as_str(), version.get().cast_signed(), millis(now)])?;
     let key = transaction.last_insert_rowid();
-    apply(&transaction, key, version, write, change)?;
+    apply(&transaction, key, version, write, change, now)?;
     transaction.commit()?;
     Ok(version)
 }
@@ -93,7 +95,7 @@ fn perform(
     transaction
         .prepare_cached("UPDATE conversations SET version = ?2, updated = max(updated, ?3) WHERE key = ?1")?
         .execute(params![row.key, version.get().cast_signed(), millis(updated)])?;
-    apply(&transaction, row.key, version, write.id, change)?;
+    apply(&transaction, row.key, version, write.id, change, now)?;
     if let Some(erased) = erased {
         remove_nodes(&transaction, row.key, erased)?;
     }
@@ -116,8 +118,9 @@ fn apply(
     version: Version,
     write: WriteId,
     change: &Change,
+    now: Timestamp,
 ) -> Result<(), Fault> {
-    let Change { head, title, state, labels, nodes, cursors, usage, run, is_record: _ } = change;
+    let Change { head, title, state, labels, nodes, cursors, usage, run, turn, is_record: _ } = change;
     let version = version.get().cast_signed();
     transaction
         .prepare_cached("INSERT INTO writes (conversation, version, write) VALUES (?, ?, ?)")?
@@ -175,10 +178,14 @@ fn apply(
     if let Some(run) = run {
         transaction
             .prepare_cached(
-                "INSERT INTO runs (conversation, version, turn, ending) VALUES (?, ?, ?, ?)
-                 ON CONFLICT DO UPDATE SET version = excluded.version, turn = excluded.turn, ending = excluded.ending",
+                "INSERT INTO runs (conversation, version, turn, ending, prompts) VALUES (?, ?, ?, ?, ?)
+                 ON CONFLICT DO UPDATE SET version = excluded.version, turn = excluded.turn, ending = excluded.ending,
+                     prompts = excluded.prompts",
             )?
-            .execute(params![key, version, run.turn, run.ending])?;
+            .execute(params![key, version, run.turn, run.ending, run.prompts])?;
+    }
+    if matches!(head, Column::Set(_)) {
+        turns::apply(transaction, key, version, turn, now)?;
     }
     ledger::insert(transaction, key, version, usage)
 }
@@ -199,8 +206,9 @@ fn remove_nodes(transaction: &Connection, key: i64, erased: &Erased) -> Result<(
                  OR child IN (SELECT value FROM json_each(?2)))",
         )?
         .execute(params![key, ids])?;
-    // The end of the last run may contain an erased message.
+    // The end of the last run and the turn in flight may contain an erased message.
     transaction.prepare_cached("DELETE FROM runs WHERE conversation = ?")?.execute([key])?;
+    transaction.prepare_cached("DELETE FROM turns WHERE conversation = ?")?.execute([key])?;
     transaction
         .prepare_cached("UPDATE conversations SET next_node = ?2 WHERE key = ?1")?
         .execute([key, number(erased.next)])?;
@@ -275,13 +283,22 @@ pub(super) fn renew(
     Ok(lost)
 }
 
-pub(super) fn release(connection: &mut Connection, id: &ConversationId, lease: &Lease) -> Result<(), Fault> {
+/// Releases a lease, and records the last event of the session's feed. Both happen only if the lease is still the last
+/// one. The event is recorded only if nobody has taken the lease away.
+pub(super) fn release(
+    connection: &mut Connection,
+    id: &ConversationId,
+    lease: &Lease,
+    mark: Option<EventId>,
+) -> Result<(), Fault> {
     connection
         .prepare_cached(
-            "UPDATE conversations SET owner = NULL, owner_address = NULL, expires = 0
-             WHERE id = ? AND epoch = ?",
+            "UPDATE conversations SET owner = NULL, owner_address = NULL, expires = 0,
+                 mark = iif(owner IS NULL, mark, coalesce(?3, mark)),
+                 mark_version = iif(owner IS NULL OR ?3 IS NULL, mark_version, version)
+             WHERE id = ?1 AND epoch = ?2",
         )?
-        .execute(params![id.as_str(), lease.epoch.0.cast_signed()])?;
+        .execute(params![id.as_str(), lease.epoch.0.cast_signed(), mark.map(|mark| mark.to_string())])?;
     Ok(())
 }
 

@@ -235,6 +235,8 @@ impl Translator {
             }
             RunOutcome::Cancelled => self.discarded("The run was cancelled."),
             RunOutcome::Failed { failure } => self.error(&failure.to_string()),
+            RunOutcome::Abandoned => self.error("The run was ended after too many restarts."),
+            RunOutcome::Discarded => self.discarded("The run was discarded."),
         }
     }
 

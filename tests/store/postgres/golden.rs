@@ -6,7 +6,7 @@ use omni_agent::store::{ConversationId, FileSystemStore, Owner, Page, PostgresSt
 
 use super::server::{raw, url};
 use crate::{
-    full::{check_full, create_full},
+    full::{check_all, create_all},
     support::{Folder, commit, id},
 };
 
@@ -62,8 +62,10 @@ async fn load_from_schema_version_3_returns_what_was_stored() {
     let Some(url) = url() else { return };
     let schema = restored(url, "postgres-3.sql").await;
     let store = PostgresStore::builder(url).schema(&schema).connections(2).open().await.unwrap();
-    check_full(&store).await;
-    store.delete(&id("full")).await.unwrap();
+    check_all(&store).await;
+    for name in ["full", "flight", "known"] {
+        store.delete(&id(name)).await.unwrap();
+    }
     has_all(&store).await;
 }
 
@@ -99,7 +101,7 @@ async fn make_golden_dump() {
     let store = PostgresStore::builder(url).schema(DUMPED).open().await.unwrap();
     assert!(copy(&from, &store, |_, _| {}).await.is_complete());
     store.acquire(&id("talk"), &Owner::new("ann").at("host a")).await.unwrap();
-    create_full(&store).await;
+    create_all(&store).await;
     let mut dump = Command::new("pg_dump");
     dump.args(["--schema", DUMPED, "--inserts", "--no-owner", "--no-privileges", "--dbname", url]);
     let dumped = dump.output().unwrap();

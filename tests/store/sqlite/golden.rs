@@ -2,11 +2,13 @@
 
 use std::{fs, path::Path};
 
-use omni_agent::store::{FileSystemStore, Page, Store, Stored, copy, file_system::Durability};
+use omni_agent::store::{
+    FileSystemStore, Filter, Page, Query, SqliteStore, Store, Stored, copy, file_system::Durability,
+};
 
 use super::{file, quick, raw};
 use crate::{
-    full::{check_full, create_full},
+    full::{check_all, create_all},
     support::{Folder, commit, id},
 };
 
@@ -36,8 +38,27 @@ async fn load_from_schema_version_2_returns_what_was_stored() {
     let folder = Folder::new();
     fs::copy(golden("sqlite-2.sqlite"), file(&folder)).unwrap();
     let store = quick(&folder).await;
-    check_full(&store).await;
-    assert_eq!(store.list(Page::default()).await.unwrap().len(), 3);
+    check_all(&store).await;
+    assert_eq!(store.list(Page::default()).await.unwrap().len(), 5);
+}
+
+#[tokio::test]
+async fn search_of_schema_version_2_finds_what_was_stored() {
+    let folder = Folder::new();
+    fs::copy(golden("sqlite-2-search.sqlite"), file(&folder)).unwrap();
+    let store = SqliteStore::builder(file(&folder)).search(true).open().await.unwrap();
+    check_all(&store).await;
+    let found = async |query: &str| {
+        let query: Query = query.parse().unwrap();
+        let found = store.search(&Filter::default(), &query, Page::default()).await.unwrap();
+        assert!(found.complete);
+        found.hits.into_iter().map(|hit| hit.conversation.id.to_string()).collect::<Vec<_>>()
+    };
+    assert_eq!(found("because").await, ["flight"]);
+    assert_eq!(found("full").await, ["full"], "titles are indexed");
+    let version = store.summary(&id("flight")).await.unwrap().version;
+    commit(&store, &id("flight"), version, 1000, "more").await;
+    assert_eq!(found("more").await, ["flight"]);
 }
 
 /// Writes the file of the current version. May be run only while this version is not released.
@@ -50,7 +71,14 @@ async fn make_golden_file() {
     }
     let from = FileSystemStore::builder(logs.path()).durability(Durability::Process).open().await.unwrap();
     assert!(copy(&from, &quick(&folder).await, |_, _| {}).await.is_complete());
-    create_full(&quick(&folder).await).await;
-    let _ = fs::remove_file(golden("sqlite-2.sqlite"));
-    raw(&folder).execute("VACUUM INTO ?", [golden("sqlite-2.sqlite").to_str().unwrap()]).unwrap();
+    create_all(&quick(&folder).await).await;
+    let save = |name: &str| {
+        let _ = fs::remove_file(golden(name));
+        raw(&folder).execute("VACUUM INTO ?", [golden(name).to_str().unwrap()]).unwrap();
+    };
+    save("sqlite-2.sqlite");
+    let store = SqliteStore::builder(file(&folder)).search(true).open().await.unwrap();
+    let query: Query = "because".parse().unwrap();
+    while !store.search(&Filter::default(), &query, Page::default()).await.unwrap().complete {}
+    save("sqlite-2-search.sqlite");
 }

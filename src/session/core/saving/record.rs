@@ -53,7 +53,7 @@ impl Record {
     pub(super) fn of(commit: &Commit) -> Option<Box<Self>> {
         let end = match commit.turn.as_deref() {
             Some(TurnChange::End(end)) => LastRun::Ended(end.clone()),
-            None => LastRun::Keep,
+            Some(TurnChange::Record(_)) | None => LastRun::Keep,
         };
         let record = Self { rows: commit.usage.clone().unwrap_or_default(), end };
         (!record.is_empty()).then(|| Box::new(record))
@@ -147,7 +147,10 @@ impl Core {
     pub(in crate::session::core) fn record_weight(&self) -> usize {
         let in_flight = match self.saver.attempt.as_ref().map(|attempt| &*attempt.job) {
             Some(Job::Commit(_, commit)) => {
-                let end = commit.turn.as_deref().map(|TurnChange::End(end)| end);
+                let end = match commit.turn.as_deref() {
+                    Some(TurnChange::End(end)) => Some(end),
+                    Some(TurnChange::Record(_)) | None => None,
+                };
                 weight(commit.usage.as_ref().map_or(0, Vec::len), end)
             }
             _ => 0,

@@ -1,0 +1,492 @@
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+
+use super::{CheckOutcome, StoreUnderTest, committed, conversation, created, node_id, path, turn};
+use crate::{
+    agent::{KnownPrompt, PromptState, RunEnd, RunOutcome},
+    message::{Message, Text, Timestamp, ToolResult, ToolUse, TurnId},
+    store::{
+        BranchPoint, Commit, ConversationId, Filter, Labels, Lease, Owner, Page, Settled, StateChange, Store,
+        StoreError, Stored, StoredState, StoredTurn, TurnRecord, TurnSummary, Turns, Version, Waiting, Write,
+        WriteId,
+    },
+    subscription::EventId,
+    tool::Decision,
+    tree::{Erased, NodeId},
+};
+
+/// Returns the store if it keeps records of turns.
+fn keeping(subject: &dyn StoreUnderTest) -> Option<Arc<dyn Store>> {
+    let store = subject.store();
+    store.keeps_turns().then_some(store)
+}
+
+fn turn_id(number: u64) -> TurnId {
+    format!("{number:032x}").parse().expect("a turn's id")
+}
+
+fn record(number: u64) -> TurnRecord {
+    TurnRecord::new(1, turn_id(number), r#"{"phase":"preparing"}"#)
+}
+
+fn messages(texts: &[&str]) -> Vec<Arc<Message>> {
+    texts.iter().map(|text| Arc::new(Message::user(*text).with_timestamp(Timestamp(7)))).collect()
+}
+
+fn tool_use(id: &str) -> ToolUse {
+    ToolUse::new(id, "send", json!({ "to": "ann" }))
+}
+
+fn settled(slot: u32, text: &str) -> Settled {
+    Settled::new(slot, ToolResult::ok(&tool_use(&format!("use {slot}")), Text::new(text)))
+}
+
+/// Returns a commit of this record, which keeps the head of the record.
+fn recorded(record: TurnRecord) -> Commit {
+    Commit::new(record.head).with_usage([]).with_turn(record)
+}
+
+async fn turn_of(store: &dyn Store, id: &ConversationId) -> Option<StoredTurn> {
+    let turn = store.turn(id).await.expect("the turn can be read");
+    let stored = store.load(id).await.expect("loading succeeds");
+    assert_eq!(stored.turn.as_deref(), turn.as_ref(), "both ways to read the turn agree");
+    let summary = store.summary(id).await.expect("the summary can be read");
+    let waiting = turn.as_ref().map_or(0, |turn| turn.record.waiting.len());
+    assert_eq!((summary.in_flight, summary.waiting as usize), (turn.is_some(), waiting), "{summary:?}");
+    if let Some(turn) = &turn {
+        assert_eq!((turn.version, turn.damage.as_ref()), (stored.version, None));
+    }
+    turn
+}
+
+async fn listed(store: &dyn Store, which: Turns, filter: &Filter, page: Page) -> Vec<TurnSummary> {
+    store.turns(which, filter, page).await.expect("turns can be listed")
+}
+
+async fn ids(store: &dyn Store, which: Turns) -> Vec<String> {
+    let turns = listed(store, which, &Filter::default(), Page::default()).await;
+    turns.into_iter().map(|turn| turn.id.to_string()).collect()
+}
+
+/// Waits until a new record has a later time. No timer is used, because a store may run on a runtime without one.
+async fn tick() {
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_millis(3) {
+        tokio::task::yield_now().await;
+    }
+}
+
+pub(super) async fn turn_in_flight_is_the_sum_of_its_records(subject: &dyn StoreUnderTest) -> CheckOutcome {
+    let Some(store) = keeping(subject) else { return CheckOutcome::Skipped };
+    let id = conversation("a");
+    let version = committed(&*store, &id, created(&*store, &id).await, &turn(1, 2)).await;
+    assert_eq!(turn_of(&*store, &id).await, None);
+    let head = NodeId::new(2);
+    let first = record(1)
+        .with_head(head)
+        .with_branch(BranchPoint::new(NodeId::new(1)).with_answers(node_id(1)))
+        .with_append(messages(&["a\u{0}", "b"]))
+        .with_results(vec![settled(1, "one"), settled(0, "zero")])
+        .with_prompts(vec![
+            KnownPrompt::new("p1", PromptState::Ended { outcome: RunOutcome::Abandoned })
+                .with_through(node_id(2)),
+            KnownPrompt::new("p2", PromptState::InFlight),
+        ])
+        .with_spent(Duration::from_millis(1500));
+    let version = committed(&*store, &id, version, &recorded(first.clone())).await;
+    let one = turn_of(&*subject.another().await, &id).await.expect("a turn is in flight");
+    assert_eq!(one.record.append, first.append);
+    assert_eq!(one.record.results, [settled(0, "zero"), settled(1, "one")]);
+    let same =
+        |record: &TurnRecord| (record.branch, record.prompts.clone(), record.spent, record.core.clone());
+    assert_eq!(same(&one.record), same(&first));
+    // The results of the last message stay, until another message follows.
+    let second = TurnRecord { core: "new".into(), lives: 3, orderly: true, ..record(1) };
+    let second = second.with_head(head).with_keep(2);
+    let second = second.with_results(vec![settled(1, "1").with_reviewed(true)]);
+    let version = committed(&*store, &id, version, &recorded(second)).await;
+    let two = turn_of(&*store, &id).await.expect("a turn is in flight");
+    assert_eq!(two.record.append, first.append);
+    assert_eq!(two.record.results, [settled(0, "zero"), settled(1, "1").with_reviewed(true)]);
+    assert_eq!((&*two.record.core, two.record.lives, two.record.orderly), ("new", 3, true));
+    assert_eq!((two.record.branch, two.since), (None, one.since));
+    let third = record(1).with_head(head).with_keep(1).with_append(messages(&["c", "d"]));
+    let third = third.with_results(vec![settled(5, "five")]);
+    let version = committed(&*store, &id, version, &recorded(third)).await;
+    let three = turn_of(&*store, &id).await.expect("a turn is in flight");
+    assert_eq!(three.record.append, messages(&["a\u{0}", "c", "d"]));
+    assert_eq!((three.record.results, three.since), (vec![settled(5, "five")], one.since));
+    // Another turn replaces everything.
+    let other = record(2).with_head(head).with_append(messages(&["e"]));
+    committed(&*store, &id, version, &recorded(other)).await;
+    let four = turn_of(&*store, &id).await.expect("a turn is in flight");
+    assert_eq!((four.record.turn, four.record.append), (turn_id(2), messages(&["e"])));
+    assert_eq!((four.record.results, four.record.prompts), (vec![], vec![]));
+    CheckOutcome::Made
+}
+
+pub(super) async fn record_keeps_the_time_of_the_last_write(subject: &dyn StoreUnderTest) -> CheckOutcome {
+    let Some(store) = keeping(subject) else { return CheckOutcome::Skipped };
+    let id = conversation("a");
+    let version = committed(&*store, &id, created(&*store, &id).await, &turn(1, 2)).await;
+    let before = store.summary(&id).await.expect("the conversation exists").updated;
+    tick().await;
+    let head = NodeId::new(2);
+    let version = committed(&*store, &id, version, &recorded(record(1).with_head(head))).await;
+    tick().await;
+    let write = Write::on(version);
+    let again = recorded(record(1).with_head(head).with_append(messages(&["a"])));
+    let version = store.commit(&id, &write, &again).await.expect("a record succeeds");
+    let repeated = store.commit(&id, &write, &again).await.expect("a repetition returns the first result");
+    assert_eq!(repeated, version);
+    let stale = store.commit(&id, &Write::on(write.base), &again).await;
+    assert!(matches!(stale, Err(StoreError::Conflict { .. })), "{stale:?}");
+    let summary = store.summary(&id).await.expect("the conversation exists");
+    assert_eq!((summary.updated, summary.version), (before, version));
+    assert_eq!(store.load(&id).await.expect("loading succeeds").updated, before);
+    let in_flight = turn_of(&*store, &id).await.expect("a turn is in flight");
+    assert_eq!(in_flight.record.append, messages(&["a"]), "the repetition was not applied twice");
+    assert!(
+        in_flight.since > before && in_flight.recorded > in_flight.since,
+        "{in_flight:?} after {before:?}"
+    );
+    let titled = StoredState::default().with_title("A");
+    committed(&*store, &id, version, &recorded(record(1).with_head(head)).with_state(titled)).await;
+    assert!(store.summary(&id).await.expect("the conversation exists").updated > before, "the state changed");
+    CheckOutcome::Made
+}
+
+/// Records a turn in flight on the head `2`, and returns the next version.
+async fn in_flight(store: &dyn Store, id: &ConversationId) -> Version {
+    let version = committed(store, id, created(store, id).await, &turn(1, 2)).await;
+    let record = record(1).with_head(NodeId::new(2)).with_append(messages(&["a"]));
+    let record = record.with_waiting(vec![Waiting::new(tool_use("1"))]);
+    let version = committed(store, id, version, &recorded(record)).await;
+    assert!(turn_of(store, id).await.is_some());
+    version
+}
+
+pub(super) async fn turn_ends_with_its_run_with_nodes_or_with_a_move(
+    subject: &dyn StoreUnderTest,
+) -> CheckOutcome {
+    let Some(store) = keeping(subject) else { return CheckOutcome::Skipped };
+    let head = NodeId::new(2);
+    let end = RunEnd::new(RunOutcome::Discarded)
+        .with_turn(turn_id(1))
+        .with_through(node_id(2))
+        .with_prompts(vec![KnownPrompt::new("p", PromptState::Ended { outcome: RunOutcome::Cancelled })]);
+    let other_head = Commit { head: NodeId::new(1), ..recorded(record(1).with_head(head)) };
+    let next = record(2).with_head(NodeId::new(4));
+    let commits = [
+        ("end", Commit::new(head).with_usage([]).with_run_end(end.clone()), false),
+        ("nodes", turn(3, 4).with_usage([]), false),
+        ("move", Commit::new(NodeId::new(1)), false),
+        ("void", other_head, false),
+        ("next", turn(3, 4).with_usage([]).with_turn(next), true),
+        ("same", Commit::new(head).with_usage([]), true),
+    ];
+    for (name, commit, stays) in commits {
+        let id = conversation(name);
+        let version = in_flight(&*store, &id).await;
+        committed(&*store, &id, version, &commit).await;
+        let turn = turn_of(&*subject.another().await, &id).await;
+        assert_eq!(turn.is_some(), stays, "{name}");
+        let last_run = store.load(&id).await.expect("loading succeeds").last_run;
+        assert_eq!(last_run, (name == "end").then(|| end.clone()), "{name}");
+    }
+    let mut open = ids(&*store, Turns::All).await;
+    open.sort();
+    assert_eq!(open, ["next", "same"]);
+    assert_eq!(ids(&*store, Turns::Waiting).await, ["same"]);
+    CheckOutcome::Made
+}
+
+pub(super) async fn turn_stays_when_the_state_changes(subject: &dyn StoreUnderTest) -> CheckOutcome {
+    let Some(store) = keeping(subject) else { return CheckOutcome::Skipped };
+    let id = conversation("a");
+    let version = in_flight(&*store, &id).await;
+    let before = turn_of(&*store, &id).await.expect("a turn is in flight");
+    let change = StateChange::title("New");
+    let version = store.save_state(&id, &Write::on(version), &change).await.expect("a rename succeeds");
+    let after = turn_of(&*store, &id).await.expect("a turn is in flight");
+    assert_eq!(after, StoredTurn { version, ..before });
+    let all = listed(&*store, Turns::Waiting, &Filter::default(), Page::default()).await;
+    assert_eq!((all.len(), all[0].version, all[0].approvals.clone()), (1, version, after.approvals()));
+    CheckOutcome::Made
+}
+
+pub(super) async fn approvals_keep_their_age_and_expire(subject: &dyn StoreUnderTest) -> CheckOutcome {
+    let Some(store) = keeping(subject) else { return CheckOutcome::Skipped };
+    let id = conversation("a");
+    let version = created(&*store, &id).await;
+    let first = Waiting::new(tool_use("1"))
+        .with_reason(json!({ "why": "money\u{0}" }))
+        .with_expires_in(Duration::from_hours(1))
+        .with_on_expiry(Decision::Execute);
+    let second = Waiting::new(tool_use("2"));
+    let waits = |waiting: &[&Waiting]| {
+        recorded(record(1).with_waiting(waiting.iter().map(|waiting| (*waiting).clone()).collect()))
+    };
+    let version = committed(&*store, &id, version, &waits(&[&first])).await;
+    let one = turn_of(&*store, &id).await.expect("a turn is in flight").approvals();
+    assert_eq!((one.len(), &one[0].waiting), (1, &first));
+    assert_eq!(one[0].expires.expect("it has a limit").0, one[0].since.0 + 3_600_000);
+    assert_eq!(ids(&*store, Turns::Left).await, [""; 0], "it needs nothing but a decision");
+    tick().await;
+    let version = committed(&*store, &id, version, &waits(&[&second, &first])).await;
+    let both = turn_of(&*subject.another().await, &id).await.expect("a turn is in flight").approvals();
+    assert_eq!((&both[0].waiting, &both[1]), (&second, &one[0]), "in the order of the tool uses");
+    assert!(both[0].since > one[0].since);
+    let all = listed(&*store, Turns::Waiting, &Filter::default(), Page::default()).await;
+    assert_eq!((&all[0].approvals, all[0].position.updated), (&both, one[0].since));
+    // A new limit counts from the beginning of the pause.
+    let short = first.clone().with_expires_in(Duration::ZERO);
+    let version = committed(&*store, &id, version, &waits(&[&second, &short])).await;
+    let expired = turn_of(&*store, &id).await.expect("a turn is in flight").approvals();
+    assert_eq!((expired[1].since, expired[1].expires), (one[0].since, Some(one[0].since)));
+    assert_eq!(ids(&*store, Turns::Left).await, ["a"]);
+    let version = committed(&*store, &id, version, &waits(&[&second])).await;
+    assert_eq!(turn_of(&*store, &id).await.expect("a turn is in flight").approvals(), [both[0].clone()]);
+    assert_eq!(ids(&*store, Turns::Left).await, [""; 0]);
+    committed(&*store, &id, version, &waits(&[])).await;
+    assert_eq!(ids(&*store, Turns::Waiting).await, [""; 0]);
+    assert_eq!(ids(&*store, Turns::Left).await, ["a"], "it needs somebody to go on");
+    CheckOutcome::Made
+}
+
+pub(super) async fn turns_are_listed_by_age_and_labels(subject: &dyn StoreUnderTest) -> CheckOutcome {
+    let Some(store) = keeping(subject) else { return CheckOutcome::Skipped };
+    let labels = |tenant: &str| Labels::new([("tenant", tenant)]).expect("valid labels");
+    let begin = async |name: &str, tenant: &str, waiting: Vec<Waiting>| {
+        let (id, state) = (conversation(name), StoredState::default().with_labels(labels(tenant)));
+        let version = store.create(&id, WriteId::generate(), &state).await.expect("creating succeeds");
+        let version = committed(&*store, &id, version, &recorded(record(1).with_waiting(waiting))).await;
+        tick().await;
+        (id, version)
+    };
+    let waits = |id: &str| vec![Waiting::new(tool_use(id))];
+    let (c, c_version) = begin("c", "x", waits("1")).await;
+    begin("b", "x", Vec::new()).await;
+    begin("a", "y", waits("1")).await;
+    begin("d", "x", vec![Waiting::new(tool_use("1")).with_survives(false)]).await;
+    created(&*store, &conversation("idle")).await;
+    assert_eq!(ids(&*store, Turns::All).await, ["c", "b", "a", "d"], "the oldest is first");
+    assert_eq!(ids(&*store, Turns::Waiting).await, ["c", "a"]);
+    assert_eq!(ids(&*store, Turns::Left).await, ["b", "d"], "a pause that did not survive needs somebody");
+    let x = Filter::with(labels("x"));
+    let of_x = listed(&*store, Turns::All, &x, Page::default()).await;
+    assert_eq!(of_x.iter().map(|turn| turn.id.as_str()).collect::<Vec<_>>(), ["c", "b", "d"]);
+    assert!(of_x.iter().all(|turn| turn.labels == labels("x") && turn.turn == turn_id(1)), "{of_x:?}");
+    let waiting = listed(&*store, Turns::Waiting, &x, Page::default()).await;
+    assert_eq!((waiting.len(), &waiting[0].id, &waiting[0].approvals[0].waiting), (1, &c, &waits("1")[0]));
+    assert_eq!(listed(&*store, Turns::All, &x.clone().without("tenant"), Page::default()).await, []);
+    for which in [Turns::All, Turns::Waiting, Turns::Left] {
+        let all = listed(&*store, which, &Filter::default(), Page::default()).await;
+        let (mut page, mut paged) = (Page::first(1), Vec::new());
+        while let [turn] = &*listed(&*store, which, &Filter::default(), page.clone()).await {
+            paged.push(turn.clone());
+            page = page.after(turn);
+        }
+        assert_eq!(paged, all, "{which:?}");
+        let rest = listed(&*store, which, &Filter::default(), Page::first(5).from(1)).await;
+        assert_eq!(rest, all[1..], "{which:?}");
+    }
+    // The oldest open approval counts, not the turn.
+    let record = record(1).with_waiting(waits("2"));
+    committed(&*store, &c, c_version, &recorded(record)).await;
+    assert_eq!(ids(&*subject.another().await, Turns::Waiting).await, ["a", "c"]);
+    assert_eq!(ids(&*store, Turns::All).await[0], "c");
+    CheckOutcome::Made
+}
+
+pub(super) async fn turns_of_an_owner_are_not_left(subject: &dyn StoreUnderTest) -> CheckOutcome {
+    let Some(store) = keeping(subject) else { return CheckOutcome::Skipped };
+    let id = conversation("a");
+    let version = created(&*store, &id).await;
+    let lease = store.acquire(&id, &Owner::new("ann")).await.expect("it has no owner");
+    if lease.lasts.is_none() {
+        return CheckOutcome::Skipped;
+    }
+    let waiting = vec![Waiting::new(tool_use("1")).with_survives(false)];
+    let commit = recorded(record(1).with_waiting(waiting));
+    let version = store.commit(&id, &Write::on(version).under(&lease), &commit).await.expect("ann may write");
+    assert_eq!(ids(&*store, Turns::Left).await, [""; 0]);
+    let open = listed(&*store, Turns::Waiting, &Filter::default(), Page::default()).await;
+    assert_eq!((open.len(), open[0].owner.clone()), (1, Some(Owner::new("ann"))));
+    let newer = store.acquire(&id, &Owner::new("ann")).await.expect("the same owner may acquire it");
+    let late = store.commit(&id, &Write::on(version).under(&lease), &commit).await;
+    assert!(matches!(late, Err(StoreError::LeaseLost { .. })), "{late:?}");
+    let mark = Some(EventId::new(7, 1));
+    store.release_at(&id, &lease, mark).await.expect("releasing an ended lease succeeds");
+    assert_eq!(store.load(&id).await.expect("loading succeeds").mark, None, "the lease had ended");
+    store.release_at(&id, &newer, mark).await.expect("releasing succeeds");
+    store.release_at(&id, &newer, Some(EventId::new(9, 9))).await.expect("releasing again succeeds");
+    assert_eq!(store.load(&id).await.expect("loading succeeds").mark, mark);
+    assert_eq!(store.summary(&id).await.expect("the conversation exists").owner, None);
+    assert_eq!(ids(&*store, Turns::Left).await, ["a"]);
+    assert_eq!(ids(&*store, Turns::Waiting).await, [""; 0], "the pause has ended with its process");
+    CheckOutcome::Made
+}
+
+pub(super) async fn mark_is_returned_until_the_next_write(subject: &dyn StoreUnderTest) -> CheckOutcome {
+    let Some(store) = keeping(subject) else { return CheckOutcome::Skipped };
+    let id = conversation("a");
+    let version = created(&*store, &id).await;
+    let mark = |number| Some(EventId::new(0xabc, number));
+    let found = async || subject.another().await.load(&id).await.expect("loading succeeds").mark;
+    let version = committed(&*store, &id, version, &recorded(record(1).with_mark(mark(1)))).await;
+    assert_eq!(found().await, mark(1));
+    let version = store
+        .save_state(&id, &Write::on(version), &StateChange::title("New"))
+        .await
+        .expect("a rename succeeds");
+    assert_eq!(found().await, None, "another write followed");
+    let end = RunEnd::new(RunOutcome::Cancelled).with_mark(EventId::new(0xabc, 2));
+    let version = committed(&*store, &id, version, &Commit::new(None).with_run_end(end)).await;
+    assert_eq!(found().await, mark(2));
+    let last_run = store.load(&id).await.expect("loading succeeds").last_run.expect("the run has ended");
+    assert_eq!(last_run.mark, None, "the mark of an end is void after the next write");
+    let owner = Owner::new("ann");
+    let lease = store.acquire(&id, &owner).await.expect("it has no owner");
+    store.release_at(&id, &lease, mark(3)).await.expect("releasing succeeds");
+    assert_eq!(found().await, mark(3));
+    assert_eq!(store.summary(&id).await.expect("the conversation exists").version, version);
+    let lease: Lease = store.acquire(&id, &owner).await.expect("it has no owner");
+    assert_eq!(found().await, mark(3), "taking a conversation over changes nothing");
+    let write = Write::on(version).under(&lease);
+    store.commit(&id, &write, &Commit::new(None)).await.expect("the owner may write");
+    assert_eq!(found().await, None);
+    store.release_at(&id, &lease, None).await.expect("releasing succeeds");
+    CheckOutcome::Made
+}
+
+pub(super) async fn turn_is_removed_by_erase_and_delete(subject: &dyn StoreUnderTest) -> CheckOutcome {
+    let Some(store) = keeping(subject) else { return CheckOutcome::Skipped };
+    let id = conversation("a");
+    let version = in_flight(&*store, &id).await;
+    let erased = Erased { nodes: vec![node_id(2)], head: NodeId::new(1), next: node_id(3) };
+    match store.erase(&id, &Write::on(version), &erased).await {
+        Err(StoreError::Unsupported { .. }) => assert!(!store.erases()),
+        result => {
+            result.expect("erasing succeeds");
+            assert_eq!(turn_of(&*store, &id).await, None);
+        }
+    }
+    let gone = conversation("b");
+    in_flight(&*store, &gone).await;
+    store.delete(&gone).await.expect("deleting succeeds");
+    assert!(store.turn(&gone).await.expect_err("it is deleted").is_not_found());
+    created(&*store, &gone).await;
+    assert_eq!(turn_of(&*store, &gone).await, None, "a later conversation has no turn");
+    CheckOutcome::Made
+}
+
+/// A small generator of random numbers (splitmix64), so that each run makes the same records.
+struct Random(u64);
+
+impl Random {
+    /// Returns a number below `end`.
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % end
+    }
+
+    fn small(&mut self, end: u32) -> u32 {
+        u32::try_from(self.below(end.into())).unwrap_or_default()
+    }
+
+    fn coin(&mut self) -> bool {
+        self.below(2) == 0
+    }
+
+    fn rarely(&mut self) -> bool {
+        self.below(10) == 0
+    }
+
+    fn text(&mut self) -> String {
+        const TEXTS: [&str; 7] = ["", "\"", "\u{0}", "ü\u{10ffff}", "a long text ", "{}", "\"\\u0000\""];
+        TEXTS[self.small(7) as usize].repeat(if self.rarely() { 2000 } else { 1 })
+    }
+
+    fn many<T>(&mut self, most: u64, mut make: impl FnMut(&mut Self) -> T) -> Vec<T> {
+        (0..self.below(most)).map(|_| make(self)).collect()
+    }
+
+    fn waiting(&mut self) -> Waiting {
+        let id = if self.coin() { self.text() } else { self.below(3).to_string() };
+        let mut waiting = Waiting::new(ToolUse::new(id.as_str(), self.text(), json!({ "a": self.text() })));
+        waiting.reason = if self.coin() { json!([self.text(), 1.5, u64::MAX]) } else { Value::Null };
+        waiting.expires_in = match self.below(3) {
+            0 => None,
+            1 => Some(Duration::from_millis(self.below(100_000))),
+            _ => Some(Duration::MAX),
+        };
+        waiting.on_expiry = match self.below(3) {
+            0 => Decision::Execute,
+            1 => Decision::ExecuteWith(json!({ "b": self.text() })),
+            _ => Decision::reject(self.text()),
+        };
+        waiting.with_survives(self.coin())
+    }
+
+    /// Returns a record with unlikely content.
+    fn record(&mut self, head: Option<NodeId>) -> TurnRecord {
+        let format = if self.coin() { 1 } else { u32::MAX };
+        let mut record = TurnRecord::new(format, turn_id(self.below(2)), self.text().as_str());
+        record.lives = if self.coin() { 0 } else { u32::MAX };
+        record.spent = if self.rarely() { Duration::MAX } else { Duration::from_millis(self.below(5000)) };
+        record.orderly = self.coin();
+        record.head = if self.rarely() { NodeId::new(u64::MAX) } else { head };
+        record.keep = if self.rarely() { u32::MAX } else { self.small(4) };
+        record.append = self.many(3, |random| Arc::new(Message::user(random.text())));
+        record.results = self.many(4, |random| {
+            let slot = if random.rarely() { u32::MAX - random.small(2) } else { random.small(8) };
+            settled(slot, &random.text()).with_reviewed(random.coin())
+        });
+        record.waiting = self.many(4, Self::waiting);
+        record
+    }
+}
+
+pub(super) async fn records_of_any_content_are_summed_up(subject: &dyn StoreUnderTest) -> CheckOutcome {
+    let Some(store) = keeping(subject) else { return CheckOutcome::Skipped };
+    let mut random = Random(13);
+    for round in 0..8 {
+        let id = conversation(&format!("c{round}"));
+        let mut version = created(&*store, &id).await;
+        let mut model: Stored = store.load(&id).await.expect("loading succeeds");
+        let mut nodes = 0;
+        for step in 0..12 {
+            let mut commit = Commit::new(model.head).with_usage([]);
+            match random.below(10) {
+                0 => {
+                    commit = Commit::new(NodeId::new(nodes + 1)).with_nodes(path(nodes + 1, nodes + 1));
+                    nodes += 1;
+                }
+                1 => commit.head = NodeId::new(random.below(nodes + 1)),
+                2 => commit = commit.with_run_end(RunEnd::new(RunOutcome::Cancelled)),
+                _ => {}
+            }
+            if commit.turn.is_none() && !random.rarely() {
+                let record = random.record(commit.head);
+                commit = commit.with_turn(record);
+            }
+            version = committed(&*store, &id, version, &commit).await;
+            model.commit(commit);
+            let stored = turn_of(&*store, &id).await;
+            let (stored, expected) = (stored.map(|turn| turn.record), model.turn.as_ref());
+            assert_eq!(stored.as_ref(), expected.map(|turn| &turn.record), "round {round}, step {step}");
+        }
+    }
+    for which in [Turns::All, Turns::Waiting, Turns::Left] {
+        listed(&*store, which, &Filter::default(), Page::default()).await;
+    }
+    CheckOutcome::Made
+}

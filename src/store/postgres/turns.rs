@@ -1,0 +1,257 @@
+//! Turns in flight.
+
+use std::fmt::Write as _;
+
+use deadpool_postgres::Object;
+use tokio_postgres::{Row, types::ToSql};
+
+use super::{
+    error::Fault,
+    filter::{Query, rarest},
+    read::{summarise, system_time},
+    server::Server,
+};
+use crate::{
+    message::Timestamp,
+    store::{
+        ConversationId, Filter, Page, StoreError, StoredTurn, Summary, TurnSummary, Turns, Version, json,
+        rows::{Origin, ReadApproval, ReadTurn, RecordRow, count},
+    },
+};
+
+/// A record of a turn, as columns of parameters.
+pub(super) struct Columns<'r> {
+    record: &'r RecordRow,
+    lives: i32,
+    format: i32,
+    core: String,
+    keys: Vec<&'r str>,
+    tool_uses: Vec<&'r str>,
+    reasons: Vec<&'r str>,
+    on_expiry: Vec<&'r str>,
+    survives: Vec<bool>,
+    expires_in: Vec<Option<i64>>,
+}
+
+impl<'r> Columns<'r> {
+    pub(super) fn of(record: &'r RecordRow) -> Self {
+        let approvals = || record.approvals.iter();
+        Self {
+            record,
+            lives: record.lives.cast_signed(),
+            format: record.format.cast_signed(),
+            core: encode_core(&record.core),
+            keys: approvals().map(|approval| &*approval.key).collect(),
+            tool_uses: approvals().map(|approval| &*approval.tool_use).collect(),
+            reasons: approvals().map(|approval| &*approval.reason).collect(),
+            on_expiry: approvals().map(|approval| &*approval.on_expiry).collect(),
+            survives: approvals().map(|approval| approval.survives).collect(),
+            expires_in: approvals().map(|approval| approval.expires_in).collect(),
+        }
+    }
+
+    pub(super) fn params(&self) -> Vec<&(dyn ToSql + Sync)> {
+        let record = self.record;
+        vec![
+            &record.turn,
+            &self.lives,
+            &record.orderly,
+            &self.format,
+            &self.core,
+            &record.branch,
+            &record.spent,
+            &record.prompts,
+            &record.waits,
+            &record.keep,
+            &record.messages,
+            &record.slots,
+            &record.results,
+            &self.keys,
+            &self.tool_uses,
+            &self.reasons,
+            &self.on_expiry,
+            &self.survives,
+            &self.expires_in,
+        ]
+    }
+}
+
+/// Returns the state of an agent in a form that the database type `text` can contain. JSON text is stored as it is, unless
+/// it is a JSON string or is not JSON.
+fn encode_core(core: &str) -> String {
+    if core.starts_with('"') || core.contains('\0') {
+        return serde_json::Value::from(core).to_string();
+    }
+    core.to_owned()
+}
+
+fn decode_core(core: &str) -> String {
+    let encoded = core.starts_with('"').then(|| json::parse(core).ok()).flatten();
+    encoded.unwrap_or_else(|| core.to_owned())
+}
+
+/// Reads the columns of a turn, which are the first ones of the row or begin at this one.
+fn columns(row: &Row, at: usize) -> Result<ReadTurn, Fault> {
+    type Approval = (String, String, Option<String>, bool, u64, Option<u64>);
+
+    let approvals: Option<&str> = row.try_get(at + 11)?;
+    let approvals: Vec<Approval> =
+        approvals.map(json::parse).transpose().map_err(damaged)?.unwrap_or_default();
+    let approvals = approvals.into_iter().map(|(tool_use, reason, on_expiry, survives, since, expires)| {
+        let (since, expires) = (Timestamp(since), expires.map(Timestamp));
+        ReadApproval { tool_use, reason, on_expiry, survives, since, expires }
+    });
+    Ok(ReadTurn {
+        turn: row.try_get(at)?,
+        lives: row.try_get::<_, i32>(at + 1)?.cast_unsigned(),
+        orderly: row.try_get(at + 2)?,
+        format: row.try_get::<_, i32>(at + 3)?.cast_unsigned(),
+        core: decode_core(row.try_get(at + 4)?),
+        head: row.try_get(at + 5)?,
+        branch: row.try_get(at + 6)?,
+        spent: row.try_get(at + 7)?,
+        prompts: row.try_get(at + 8)?,
+        since: Timestamp(row.try_get::<_, i64>(at + 9)?.cast_unsigned()),
+        recorded: Timestamp(row.try_get::<_, i64>(at + 10)?.cast_unsigned()),
+        approvals: approvals.collect(),
+        ..ReadTurn::default()
+    })
+}
+
+/// Returns the error for rows that the database can't return as JSON.
+fn damaged(problem: String) -> StoreError {
+    StoreError::damaged("the turn in flight", problem)
+}
+
+/// Returns the turn in flight in the row of a conversation.
+pub(super) fn read(row: &Row, origin: &Origin<'_>) -> Result<Option<StoredTurn>, Fault> {
+    if row.try_get::<_, Option<&str>>(0)?.is_none() {
+        return Ok(None);
+    }
+    let is_valid: bool = row.try_get(13)?;
+    if !is_valid {
+        origin.warn_of_void_turn();
+        return Ok(None);
+    }
+    let pending: Option<&str> = row.try_get(14)?;
+    let turn = ReadTurn {
+        pending: pending.map(json::parse).transpose().map_err(damaged)?.unwrap_or_default(),
+        ..columns(row, 0)?
+    };
+    Ok(Some(turn.into_turn(Version::new(row.try_get::<_, i64>(12)?.cast_unsigned()))))
+}
+
+pub(super) async fn turn(
+    connection: &Object,
+    server: &Server,
+    id: &ConversationId,
+) -> Result<Option<StoredTurn>, Fault> {
+    let turn = connection.prepare_cached(&server.sql.turn).await?;
+    let row = connection.query_opt(&turn, &[&id.as_str()]).await?;
+    read(&row.ok_or_else(|| StoreError::NotFound { id: id.clone() })?, &Origin { id, place: &server.place })
+}
+
+/// Returns the query for the keys and ages of the turns on a page.
+fn page_of(
+    server: &Server,
+    which: Turns,
+    rarest: Option<(&str, &str)>,
+    filter: &Filter,
+    page: &Page,
+) -> Query {
+    let (schema, held) = (&server.sql.schema, &server.sql.held);
+    let mut query = Query::default();
+    // The condition names the columns of one table alone.
+    let owned =
+        |key: &str| format!("(SELECT {held} FROM {schema}.conversations AS owned WHERE owned.key = {key})");
+    let matches = query.matches(schema, "conversations.key", filter);
+    let is_current = format!("turns.head IS NOT DISTINCT FROM conversations.head AND {matches}");
+    let (mut sql, age, key) = match which {
+        // The oldest open approval of each conversation. `OFFSET 0` keeps the planner from reading all conversations.
+        Turns::Waiting => {
+            let owned = owned("approvals.conversation");
+            let sql = format!(
+                "SELECT found.key, approvals.since AS age, found.id FROM {schema}.approvals, LATERAL (
+                     SELECT conversations.key, conversations.id
+                     FROM {schema}.turns JOIN {schema}.conversations ON conversations.key = turns.conversation
+                     WHERE turns.conversation = approvals.conversation AND {is_current} OFFSET 0
+                 ) AS found
+                 WHERE (approvals.survives OR {owned})
+                     AND (SELECT count(*) FROM {schema}.approvals AS earlier
+                         WHERE earlier.conversation = approvals.conversation AND (earlier.survives OR {owned})
+                             AND (earlier.since, earlier.place) < (approvals.since, approvals.place)) = 0"
+            );
+            (sql, "approvals.since", "approvals.conversation")
+        }
+        Turns::Left => {
+            let owned = owned("wanted.key");
+            let sql = format!(
+                "SELECT found.key, found.since AS age, found.id FROM (
+                     SELECT conversation AS key FROM {schema}.turns WHERE NOT waits
+                     UNION SELECT conversation FROM {schema}.approvals WHERE expires <= statement_timestamp()
+                 ) AS wanted, LATERAL (
+                     SELECT conversations.key, conversations.id, turns.since
+                     FROM {schema}.turns JOIN {schema}.conversations ON conversations.key = turns.conversation
+                     WHERE turns.conversation = wanted.key AND {is_current} OFFSET 0
+                 ) AS found
+                 WHERE {owned} IS NOT TRUE"
+            );
+            (sql, "found.since", "wanted.key")
+        }
+        Turns::All => {
+            let sql = format!(
+                "SELECT found.key, turns.since AS age, found.id FROM {schema}.turns
+                     JOIN {schema}.conversations AS found ON found.key = turns.conversation
+                     JOIN {schema}.conversations ON conversations.key = found.key
+                 WHERE {is_current}"
+            );
+            (sql, "turns.since", "found.key")
+        }
+    };
+    if let Some((name, value)) = rarest {
+        let (name, value) = (query.param(name.to_owned()), query.param(value.to_owned()));
+        let _ = write!(
+            sql,
+            " AND {key} = ANY (ARRAY(
+                 SELECT conversation FROM {schema}.labels WHERE name = {name} AND value = {value}))"
+        );
+    }
+    if let Some(after) = &page.after {
+        let (time, id) = (query.param(system_time(after.updated)), query.param(after.id.as_str().to_owned()));
+        let _ = write!(sql, " AND {age} >= {time} AND ({age} > {time} OR found.id > {id})");
+    }
+    let (limit, offset) = (query.param(count(page.limit)), query.param(count(page.offset)));
+    query.sql = format!("{sql} ORDER BY age, found.id LIMIT {limit} OFFSET {offset}");
+    query
+}
+
+pub(super) async fn list(
+    connection: &Object,
+    server: &Server,
+    which: Turns,
+    filter: &Filter,
+    page: &Page,
+) -> Result<Vec<TurnSummary>, Fault> {
+    let query = page_of(server, which, rarest(connection, server, filter).await?, filter, page);
+    let (summary, schema) = (&server.sql.summary_columns, &server.sql.schema);
+    let (columns_of_summary, _) = summary.split_once("\nFROM ").unwrap_or_default();
+    let columns_of_summary =
+        columns_of_summary.replacen("SELECT id, version,", "SELECT conversations.id, version,", 1);
+    let sql = format!(
+        "{columns_of_summary}, (extract(epoch FROM page.age) * 1000)::bigint, {}
+         FROM ({}) AS page JOIN {schema}.conversations USING (key)
+             JOIN {schema}.turns ON turns.conversation = key
+         ORDER BY page.age, conversations.id",
+        server.sql.turn_columns, query.sql
+    );
+    let statement = connection.prepare(&sql).await?;
+    let rows = connection.query(&statement, &query.params()).await?;
+    let listed = rows.iter().map(|row| {
+        let summary = summarise(row, &server.place)?;
+        let age = Timestamp(row.try_get::<_, i64>(9)?.cast_unsigned());
+        let turn = columns(row, 10)?.into_turn(summary.version);
+        let Summary { id, labels, owner, .. } = summary;
+        Ok(TurnSummary { labels, owner, ..TurnSummary::new(id, &turn) }.aged(age))
+    });
+    listed.collect()
+}

@@ -1,0 +1,366 @@
+//! Turns in flight.
+
+use std::fmt::Write as _;
+
+use rusqlite::{Connection, OptionalExtension, params, params_from_iter, types::Value};
+
+use super::{
+    database::{Database, Fault},
+    filter::{Condition, rarest},
+    row::Row,
+    write::millis,
+};
+use crate::{
+    message::Timestamp,
+    store::{
+        ConversationId, Filter, Page, StoredTurn, Summary, TurnSummary, Turns,
+        rows::{ApprovalRow, Origin, ReadApproval, ReadTurn, RecordRow, TurnRow, count},
+    },
+};
+
+/// Writes the change of the turn in flight. The head of the conversation is already the new one.
+pub(super) fn apply(
+    transaction: &Connection,
+    key: i64,
+    version: i64,
+    turn: &TurnRow,
+    now: Timestamp,
+) -> Result<(), Fault> {
+    if let Some(mark) = &turn.mark {
+        transaction
+            .prepare_cached("UPDATE conversations SET mark = ?2, mark_version = ?3 WHERE key = ?1")?
+            .execute(params![key, mark, version])?;
+    }
+    if let Some(record) = &turn.record {
+        return self::record(transaction, key, record, now);
+    }
+    transaction
+        .prepare_cached(
+            "DELETE FROM turns WHERE conversation = ?1
+             AND (?2 OR head IS NOT (SELECT head FROM conversations WHERE key = ?1))",
+        )?
+        .execute(params![key, turn.ends])?;
+    Ok(())
+}
+
+fn record(transaction: &Connection, key: i64, record: &RecordRow, now: Timestamp) -> Result<(), Fault> {
+    // Records of another turn, or on another head, are replaced as a whole.
+    transaction
+        .prepare_cached("DELETE FROM turns WHERE conversation = ? AND (turn <> ? OR head IS NOT ?)")?
+        .execute(params![key, record.turn, record.head])?;
+    let now: i64 = transaction
+        .prepare_cached(
+            "INSERT INTO turns (conversation, turn, lives, orderly, format, core, head, branch, spent, prompts,
+                 since, recorded, waits)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?11, ?12)
+             ON CONFLICT DO UPDATE SET lives = excluded.lives, orderly = excluded.orderly,
+                 format = excluded.format, core = excluded.core, branch = excluded.branch, spent = excluded.spent,
+                 prompts = excluded.prompts, recorded = max(recorded, excluded.recorded), waits = excluded.waits
+             RETURNING recorded",
+        )?
+        .query_row(
+            params![
+                key,
+                record.turn,
+                record.lives,
+                record.orderly,
+                record.format,
+                record.core,
+                record.head,
+                record.branch,
+                record.spent,
+                record.prompts,
+                millis(now),
+                record.waits
+            ],
+            |row| row.get(0),
+        )?;
+    let stored: i64 = transaction
+        .prepare_cached("SELECT count(*) FROM pending WHERE conversation = ? AND slot = -1")?
+        .query_row([key], |row| row.get(0))?;
+    let kept = stored.min(record.keep.into());
+    // Results belong to the last message.
+    transaction
+        .prepare_cached("DELETE FROM pending WHERE conversation = ? AND (place >= ? OR ? AND slot >= 0)")?
+        .execute(params![key, kept, !record.messages.is_empty()])?;
+    let messages = record.messages.iter().zip(kept..).map(|(content, place)| (place, -1, content));
+    let last = kept + count(record.messages.len()) - 1;
+    let results = record.slots.iter().zip(&record.results).map(|(slot, content)| (last, *slot, content));
+    for (place, slot, content) in messages.chain(results) {
+        transaction
+            .prepare_cached(
+                "INSERT INTO pending (conversation, place, slot, content) VALUES (?, ?, ?, ?)
+                 ON CONFLICT DO UPDATE SET content = excluded.content",
+            )?
+            .execute(params![key, place, slot, content])?;
+    }
+    ask(transaction, key, &record.approvals, now)
+}
+
+/// Replaces the open approvals. Approvals that were already open keep their age.
+fn ask(transaction: &Connection, key: i64, approvals: &[ApprovalRow], now: i64) -> Result<(), Fault> {
+    let keys: Vec<_> = approvals.iter().map(|approval| approval.key.as_str()).collect();
+    transaction
+        .prepare_cached(
+            "DELETE FROM approvals WHERE conversation = ?1
+             AND tool_use NOT IN (SELECT value FROM json_each(?2))",
+        )?
+        .execute(params![key, serde_json::Value::from(keys).to_string()])?;
+    for (approval, place) in approvals.iter().zip(0_i64..) {
+        transaction
+            .prepare_cached(
+                "INSERT INTO approvals (conversation, tool_use, place, content, reason, on_expiry, survives, since,
+                     expires)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?8 + ?9)
+                 ON CONFLICT DO UPDATE SET place = excluded.place, content = excluded.content,
+                     reason = excluded.reason, on_expiry = excluded.on_expiry, survives = excluded.survives,
+                     expires = since + ?9",
+            )?
+            .execute(params![
+                key,
+                approval.key,
+                place,
+                approval.tool_use,
+                approval.reason,
+                approval.on_expiry,
+                approval.survives,
+                now,
+                approval.expires_in
+            ])?;
+    }
+    Ok(())
+}
+
+/// The columns of a turn.
+const COLUMNS: &str = "turns.turn, turns.lives, turns.orderly, turns.format, turns.core, turns.head, turns.branch, \
+     turns.spent, turns.prompts, turns.since, turns.recorded";
+
+/// Returns a text that another program may have written with invalid bytes.
+fn lossy(row: &rusqlite::Row<'_>, column: usize) -> Result<Option<String>, rusqlite::Error> {
+    let bytes = row.get_ref(column)?.as_bytes_or_null().unwrap_or_default();
+    Ok(bytes.map(|bytes| String::from_utf8_lossy(bytes).into_owned()))
+}
+
+fn time(row: &rusqlite::Row<'_>, column: usize) -> Result<Timestamp, rusqlite::Error> {
+    Ok(Timestamp(u64::try_from(row.get::<_, i64>(column)?).unwrap_or_default()))
+}
+
+/// Returns a number, limited to the numbers that this crate writes.
+fn small(row: &rusqlite::Row<'_>, column: usize) -> Result<u32, rusqlite::Error> {
+    let number: i64 = row.get(column)?;
+    Ok(u32::try_from(number.max(0)).unwrap_or(u32::MAX))
+}
+
+fn columns(row: &rusqlite::Row<'_>) -> Result<ReadTurn, rusqlite::Error> {
+    Ok(ReadTurn {
+        turn: lossy(row, 0)?.unwrap_or_default(),
+        lives: small(row, 1)?,
+        orderly: row.get(2)?,
+        format: small(row, 3)?,
+        core: lossy(row, 4)?.unwrap_or_default(),
+        head: row.get(5)?,
+        branch: lossy(row, 6)?,
+        spent: row.get(7)?,
+        prompts: lossy(row, 8)?.unwrap_or_default(),
+        since: time(row, 9)?,
+        recorded: time(row, 10)?,
+        ..ReadTurn::default()
+    })
+}
+
+fn approvals(connection: &Connection, key: i64) -> Result<Vec<ReadApproval>, Fault> {
+    let mut query = connection.prepare_cached(
+        "SELECT content, reason, on_expiry, survives, since, expires FROM approvals
+         WHERE conversation = ? ORDER BY place",
+    )?;
+    let approvals = query.query_map([key], |row| {
+        Ok(ReadApproval {
+            tool_use: lossy(row, 0)?.unwrap_or_default(),
+            reason: lossy(row, 1)?.unwrap_or_default(),
+            on_expiry: lossy(row, 2)?,
+            survives: row.get(3)?,
+            since: time(row, 4)?,
+            expires: row.get::<_, Option<i64>>(5)?.map(|_| time(row, 5)).transpose()?,
+        })
+    })?;
+    Ok(approvals.collect::<Result<_, _>>()?)
+}
+
+/// Returns the turn in flight of a conversation.
+pub(super) fn read(
+    connection: &Connection,
+    origin: &Origin<'_>,
+    row: &Row,
+) -> Result<Option<StoredTurn>, Fault> {
+    let mut query =
+        connection.prepare_cached(&format!("SELECT {COLUMNS} FROM turns WHERE conversation = ?"))?;
+    let Some(mut turn) = query.query_row([row.key], columns).optional()? else {
+        return Ok(None);
+    };
+    if turn.head != row.head {
+        origin.warn_of_void_turn();
+        return Ok(None);
+    }
+    let mut pending = connection.prepare_cached(
+        "SELECT place, slot, content FROM pending WHERE conversation = ? ORDER BY place, slot",
+    )?;
+    let pending = pending
+        .query_map([row.key], |row| Ok((row.get(0)?, row.get(1)?, lossy(row, 2)?.unwrap_or_default())))?;
+    turn.pending = pending.collect::<Result<_, _>>()?;
+    turn.approvals = approvals(connection, row.key)?;
+    Ok(Some(turn.into_turn(row.version)))
+}
+
+pub(super) fn turn(
+    connection: &mut Connection,
+    database: &Database,
+    id: &ConversationId,
+) -> Result<Option<StoredTurn>, Fault> {
+    let transaction = connection.transaction()?;
+    let row = Row::get(&transaction, id)?;
+    read(&transaction, &Origin { id, place: &database.place() }, &row)
+}
+
+/// The condition that a conversation is owned at the time `?`, as in [`Row::owner`].
+const OWNED: &str = "(conversations.owner IS NOT NULL AND conversations.expires > ? AND conversations.expires <= ? + 2 * conversations.lasts)";
+
+/// Returns the query for the keys and ages of the turns on a page, with its parameters.
+fn page_of(
+    which: Turns,
+    rarest: Option<(&str, &str)>,
+    filter: &Filter,
+    page: &Page,
+    now: Timestamp,
+) -> (String, Vec<Value>) {
+    let text = |text: &str| Value::from(text.to_owned());
+    let now = Value::from(millis(now));
+    let owned = [now.clone(), now.clone()];
+    let mut params = Vec::new();
+    let mut sql = match which {
+        // The oldest open approval of each conversation.
+        Turns::Waiting => {
+            // Few conversations with the label: theirs are read. Otherwise all approvals are read in their order.
+            let approvals = if let Some((name, value)) = rarest {
+                params.extend([text(name), text(value)]);
+                "(SELECT conversation AS key FROM labels WHERE name = ? AND value = ?) AS rare
+                     CROSS JOIN approvals ON approvals.conversation = rare.key"
+            } else {
+                "approvals INDEXED BY approvals_by_age"
+            };
+            params.extend(owned.iter().chain(&owned).cloned());
+            format!(
+                "SELECT conversations.key, approvals.since AS age FROM {approvals}
+                     CROSS JOIN turns ON turns.conversation = approvals.conversation
+                     CROSS JOIN conversations ON conversations.key = approvals.conversation
+                 WHERE turns.head IS conversations.head AND (approvals.survives OR {OWNED})
+                     AND NOT EXISTS (SELECT 1 FROM approvals AS earlier
+                         WHERE earlier.conversation = approvals.conversation AND (earlier.survives OR {OWNED})
+                             AND (earlier.since, earlier.place) < (approvals.since, approvals.place))"
+            )
+        }
+        Turns::Left => {
+            params.push(now);
+            params.extend(owned);
+            format!(
+                "SELECT conversations.key, turns.since AS age FROM (
+                     SELECT conversation AS key FROM turns INDEXED BY turns_at_work WHERE NOT waits
+                     UNION SELECT conversation FROM approvals INDEXED BY approvals_by_expiry WHERE expires <= ?
+                 ) AS wanted JOIN turns ON turns.conversation = wanted.key
+                     JOIN conversations ON conversations.key = wanted.key
+                 WHERE turns.head IS conversations.head AND NOT {OWNED}"
+            )
+        }
+        Turns::All => "SELECT conversations.key, turns.since AS age
+                 FROM turns JOIN conversations ON conversations.key = turns.conversation
+                 WHERE turns.head IS conversations.head"
+            .to_owned(),
+    };
+    let matches = Condition::on("conversations.key", filter);
+    let _ = write!(sql, " AND {}", matches.sql);
+    params.extend(matches.params);
+    if let Some(after) = &page.after {
+        let age = if which == Turns::Waiting { "approvals.since" } else { "turns.since" };
+        let _ = write!(sql, " AND {age} >= ? AND ({age} > ? OR conversations.id > ?)");
+        let time = millis(after.updated);
+        params.extend([time.into(), time.into(), text(after.id.as_str())]);
+    }
+    sql.push_str(" ORDER BY age, conversations.id LIMIT ? OFFSET ?");
+    params.extend([Value::from(count(page.limit)), Value::from(count(page.offset))]);
+    (sql, params)
+}
+
+pub(super) fn list(
+    connection: &mut Connection,
+    database: &Database,
+    which: Turns,
+    filter: &Filter,
+    page: &Page,
+) -> Result<Vec<TurnSummary>, Fault> {
+    let transaction = connection.transaction()?;
+    let now = Timestamp::now();
+    let (sql, params) = page_of(which, rarest(&transaction, filter)?, filter, page, now);
+    let mut query = transaction.prepare_cached(&sql)?;
+    let found = query.query_map(params_from_iter(params), |row| Ok((row.get(0)?, time(row, 1)?)))?;
+    let found: Vec<(i64, Timestamp)> = found.collect::<Result<_, _>>()?;
+    let mut turns = Vec::with_capacity(found.len());
+    for (key, age) in found {
+        let row = Row::listed(&transaction, key)?;
+        let mut query =
+            transaction.prepare_cached(&format!("SELECT {COLUMNS} FROM turns WHERE conversation = ?"))?;
+        let mut turn = query.query_row([key], columns)?;
+        turn.approvals = approvals(&transaction, key)?;
+        let turn = turn.into_turn(row.version);
+        let id = row.conversation_id(&database.place())?;
+        let Summary { labels, owner, .. } = row.into_summary(id.clone(), now);
+        turns.push(TurnSummary { labels, owner, ..TurnSummary::new(id, &turn) }.aged(age));
+    }
+    Ok(turns)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::Labels;
+
+    fn plan(which: Turns, rarest: Option<(&str, &str)>, page: &Page) -> Vec<String> {
+        let connection = Connection::open_in_memory().unwrap();
+        for migration in [include_str!("migrations/1.sql"), include_str!("migrations/2.sql")] {
+            connection.execute_batch(migration).unwrap();
+        }
+        let filter = Filter::with(Labels::new([("tenant", "a")]).unwrap());
+        let (sql, params) = page_of(which, rarest, &filter, page, Timestamp::now());
+        let mut query = connection.prepare(&format!("EXPLAIN QUERY PLAN {sql}")).unwrap();
+        let lines = query.query_map(params_from_iter(params), |row| row.get::<_, String>(3)).unwrap();
+        lines.map(Result::unwrap).collect()
+    }
+
+    #[test]
+    fn waiting_turns_are_read_in_the_order_of_the_index_of_approvals() {
+        let after = Page::first(50)
+            .after(crate::store::Position { updated: Timestamp(1), id: ConversationId::new("a").unwrap() });
+        for page in [Page::first(50), after] {
+            let plan = plan(Turns::Waiting, None, &page);
+            assert!(plan[0].contains("approvals_by_age"), "{plan:?}");
+            // Only approvals of the same time are sorted.
+            assert!(!plan.iter().any(|line| line == "USE TEMP B-TREE FOR ORDER BY"), "{plan:?}");
+            let scans =
+                plan.iter().filter(|line| line.starts_with("SCAN") && !line.contains("approvals_by_age"));
+            assert_eq!(scans.count(), 0, "{plan:?}");
+        }
+    }
+
+    #[test]
+    fn waiting_turns_of_a_rare_label_are_found_by_its_index() {
+        let plan = plan(Turns::Waiting, Some(("tenant", "a")), &Page::first(50));
+        assert!(plan[0].contains("labels_by_value"), "{plan:?}");
+        assert!(!plan.iter().any(|line| line.starts_with("SCAN")), "{plan:?}");
+    }
+
+    #[test]
+    fn turns_that_were_left_are_found_by_the_partial_indexes() {
+        let plan = plan(Turns::Left, None, &Page::first(50));
+        for index in ["turns_at_work", "approvals_by_expiry"] {
+            assert!(plan.iter().any(|line| line.contains(index)), "{plan:?}");
+        }
+    }
+}

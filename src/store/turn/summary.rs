@@ -1,0 +1,157 @@
+use serde::{Deserialize, Serialize};
+
+use super::{StoredTurn, Waiting};
+use crate::{
+    message::{Timestamp, TurnId},
+    store::{ConversationId, Labels, Owner, Page, Position, Version},
+};
+
+/// The turns in flight to list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Turns {
+    /// The turns with open approvals. An approval that does not [survive](Waiting::survives) the end of its process is
+    /// open only while the conversation has an owner.
+    Waiting,
+    /// The turns that nobody works on: their conversations have no owner, and they need more than decisions, or the
+    /// time limit of an approval has passed.
+    Left,
+    /// All turns.
+    All,
+}
+
+/// The entry of a turn in flight in a list.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct TurnSummary {
+    /// The conversation's id.
+    pub id: ConversationId,
+    /// The conversation's labels.
+    #[serde(default, skip_serializing_if = "Labels::is_empty")]
+    pub labels: Labels,
+    /// The current owner of the conversation, if the store supports ownership.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<Owner>,
+    /// The current version of the conversation.
+    pub version: Version,
+    /// The id of the turn.
+    pub turn: TurnId,
+    /// The format of the turn's record.
+    pub format: u32,
+    /// The number of restarts since the turn last made progress.
+    pub lives: u32,
+    /// Whether the last owner handed the turn over in an orderly way.
+    pub orderly: bool,
+    /// The time of the first record of the turn.
+    pub since: Timestamp,
+    /// The time of the last record.
+    pub recorded: Timestamp,
+    /// The open approvals, in the order of the tool uses.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub approvals: Vec<PendingApproval>,
+    /// The position in the list, after which the next page begins. Its time is the one by which the list is sorted.
+    pub position: Position,
+    /// The problem, if the turn can't be read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub damage: Option<String>,
+}
+
+impl From<&TurnSummary> for Position {
+    fn from(summary: &TurnSummary) -> Self {
+        summary.position.clone()
+    }
+}
+
+/// A tool use that waits for a decision.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct PendingApproval {
+    /// The tool use, with the reason of the pause and the decision after its time limit.
+    pub waiting: Waiting,
+    /// The time since which the tool use waits, by the store's clock.
+    pub since: Timestamp,
+    /// The end of the time limit, by the store's clock.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires: Option<Timestamp>,
+}
+
+impl PendingApproval {
+    /// Returns a tool use that waits since this time.
+    pub fn new(waiting: Waiting, since: Timestamp) -> Self {
+        let expires = waiting.expires_in.map(|limit| {
+            let limit = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
+            Timestamp(since.0.saturating_add(limit))
+        });
+        Self { waiting, since, expires }
+    }
+
+    /// Returns the same approval with this end of its time limit, from which the limit follows.
+    #[cfg(any(feature = "sqlite", feature = "postgres"))]
+    pub(in crate::store) fn until(
+        mut waiting: Waiting,
+        since: Timestamp,
+        expires: Option<Timestamp>,
+    ) -> Self {
+        waiting.expires_in =
+            expires.map(|end| std::time::Duration::from_millis(end.0.saturating_sub(since.0)));
+        Self { waiting, since, expires }
+    }
+}
+
+impl TurnSummary {
+    /// Returns the entry of a turn in the list of all turns.
+    pub fn new(id: ConversationId, turn: &StoredTurn) -> Self {
+        Self {
+            position: Position { updated: turn.since, id: id.clone() },
+            id,
+            labels: Labels::NONE,
+            owner: None,
+            version: turn.version,
+            turn: turn.record.turn,
+            format: turn.record.format,
+            lives: turn.record.lives,
+            orderly: turn.record.orderly,
+            since: turn.since,
+            recorded: turn.recorded,
+            approvals: turn.approvals(),
+            damage: turn.damage.clone(),
+        }
+    }
+
+    /// Returns the entry in this list at this time, or `None` if the turn does not belong to the list.
+    pub(in crate::store) fn listed(mut self, which: Turns, now: Timestamp) -> Option<Self> {
+        let only_waits =
+            !self.approvals.is_empty() && self.approvals.iter().all(|approval| approval.waiting.survives);
+        let is_expired =
+            self.approvals.iter().any(|approval| approval.expires.is_some_and(|expires| expires <= now));
+        let is_owned = self.owner.is_some();
+        self.approvals.retain(|approval| approval.waiting.survives || is_owned);
+        let time = match which {
+            Turns::Waiting => self.approvals.iter().map(|approval| approval.since).min(),
+            Turns::Left => (!is_owned && (!only_waits || is_expired)).then_some(self.since),
+            Turns::All => Some(self.since),
+        };
+        self.position = Position { updated: time?, id: self.id.clone() };
+        Some(self)
+    }
+
+    /// Returns the entry at this place in a list, which a database has found.
+    #[cfg(any(feature = "sqlite", feature = "postgres"))]
+    pub(in crate::store) fn aged(mut self, age: Timestamp) -> Self {
+        let is_owned = self.owner.is_some();
+        self.approvals.retain(|approval| approval.waiting.survives || is_owned);
+        self.position.updated = age;
+        self
+    }
+
+    /// Sorts these entries, and returns those that are on this page.
+    pub(in crate::store) fn page(mut all: Vec<Self>, page: &Page) -> Vec<Self> {
+        let key = |position: &Position| (position.updated, position.id.clone());
+        if let Some(after) = &page.after {
+            all.retain(|entry| key(&entry.position) > key(after));
+        }
+        all.sort_by_cached_key(|entry| key(&entry.position));
+        all.into_iter().skip(page.offset).take(page.limit).collect()
+    }
+}

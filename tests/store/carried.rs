@@ -1,0 +1,151 @@
+//! Data beside the messages that copies and exported documents keep: the usage ledger, the last run, the id of the next
+//! node, and turns in flight.
+
+use omni_agent::{
+    agent::{Prompt, RunEnd, RunOutcome},
+    message::{Message, RequestEnd, Timestamp, Usage, UsageRow},
+    provider::Options,
+    store::{
+        Commit, CopyOptions, MemoryStore, Page, Store, StoreError, TurnRecord, Waiting, Write, copy,
+        copy_one, export_json, import_json, import_json_with_settings,
+    },
+    tree::{Erased, Node},
+};
+use serde_json::json;
+
+use crate::support::{Folder, create, id, node, says};
+
+/// Creates a conversation with rows of cancelled and failed requests, an erased node, and the end of a run. The id of
+/// its next node is 7.
+async fn create_with_everything(store: &dyn Store) {
+    let id = id("a");
+    let version = create(store, &id).await;
+    let row = |end, at| {
+        UsageRow::new(end, Usage::default().with_input(at)).with_at(Timestamp(at)).with_model("m".to_owned())
+    };
+    let rows = [row(RequestEnd::Answered, 1), row(RequestEnd::Cancelled, 2)];
+    let version = store.commit(&id, &Write::on(version), &says(1, "Hi").with_usage(rows)).await.unwrap();
+    let answer = Node::new(node(2), Some(node(1)), Message::assistant("Hello"));
+    let answered = Commit::new(Some(node(2))).with_nodes([answer]).with_usage([]);
+    let version = store.commit(&id, &Write::on(version), &answered).await.unwrap();
+    let erased: Erased = serde_json::from_value(json!({ "nodes": [], "head": 2, "next": 7 })).unwrap();
+    let version = store.erase(&id, &Write::on(version), &erased).await.unwrap();
+    let staged = Prompt::new("Later").with_options(Options::default().with_temperature(0.5));
+    let end = RunEnd::new(RunOutcome::Cancelled)
+        .with_unanswered(vec![Message::user("Anyone?").with_timestamp(Timestamp(9)).into()])
+        .with_staged(vec![staged.into()]);
+    let failed = Commit::new(Some(node(2))).with_usage([row(RequestEnd::Failed, 3)]).with_run_end(end);
+    store.commit(&id, &Write::on(version), &failed).await.unwrap();
+}
+
+async fn begin_turn(store: &dyn Store) {
+    let version = store.summary(&id("a")).await.unwrap().version;
+    let tool_use = omni_agent::message::ToolUse::new("1", "send", json!({}));
+    let record = TurnRecord::new(1, "00112233445566778899aabbccddeeff".parse().unwrap(), "{}")
+        .with_head(node(2))
+        .with_waiting(vec![Waiting::new(tool_use)]);
+    let commit = Commit::new(Some(node(2))).with_usage([]).with_turn(record);
+    store.commit(&id("a"), &Write::on(version), &commit).await.unwrap();
+}
+
+async fn rows(store: &dyn Store) -> Vec<UsageRow> {
+    store.usage(&id("a"), Page::default()).await.unwrap()
+}
+
+async fn equal(from: &dyn Store, to: &dyn Store) {
+    let (before, after) = (from.load(&id("a")).await.unwrap(), to.load(&id("a")).await.unwrap());
+    assert_eq!(after.last_run, before.last_run);
+    assert_eq!((after.next, after.head, after.used), (before.next, before.head, before.used));
+    assert_eq!(rows(to).await, rows(from).await);
+}
+
+#[tokio::test]
+async fn copy_keeps_the_ledger_the_last_run_and_the_next_id() {
+    let from = MemoryStore::new();
+    create_with_everything(&from).await;
+    let folder = Folder::new();
+    let files = folder.quick_store().await;
+    assert!(copy_one(&from, &files, &id("a")).await.unwrap());
+    equal(&from, &files).await;
+    assert!(!copy_one(&from, &files, &id("a")).await.unwrap(), "the same state is copied once");
+    #[cfg(feature = "sqlite")]
+    {
+        let other = Folder::new();
+        let sqlite = crate::sqlite::quick(&other).await;
+        assert!(copy(&files, &sqlite, |_, _| {}).await.is_complete());
+        equal(&from, &sqlite).await;
+    }
+    #[cfg(feature = "postgres")]
+    if let Some(url) = crate::postgres::server::url() {
+        let postgres = crate::postgres::server::fresh(url).open().await.unwrap();
+        assert!(copy(&files, &postgres, |_, _| {}).await.is_complete());
+        equal(&from, &postgres).await;
+    }
+}
+
+#[tokio::test]
+async fn copy_leaves_a_turn_in_flight_behind_unless_asked() {
+    let from = MemoryStore::new();
+    create_with_everything(&from).await;
+    begin_turn(&from).await;
+    let (without, with) = (MemoryStore::new(), MemoryStore::new());
+    copy_one(&from, &without, &id("a")).await.unwrap();
+    assert_eq!(without.turn(&id("a")).await.unwrap(), None);
+    equal(&from, &without).await;
+    let options = CopyOptions::default().with_turns(true);
+    assert!(options.copy(&from, &with, |_, _| {}).await.is_complete());
+    let (before, after) = (from.turn(&id("a")).await.unwrap().unwrap(), with.turn(&id("a")).await.unwrap());
+    assert_eq!(after.unwrap().record, before.record);
+    equal(&from, &with).await;
+    assert!(!options.copy_one(&from, &with, &id("a")).await.unwrap(), "the same state is copied once");
+}
+
+#[tokio::test]
+async fn export_and_import_keep_the_ledger_the_last_run_and_the_next_id() {
+    let from = MemoryStore::new();
+    create_with_everything(&from).await;
+    begin_turn(&from).await;
+    let text = export_json(&from, &id("a")).await.unwrap();
+    assert!(text.contains("\"format_version\": 2"), "earlier versions can't read the ledger");
+    let (whole, with) = (MemoryStore::new(), MemoryStore::new());
+    import_json_with_settings(&whole, &text, None).await.unwrap();
+    equal(&from, &whole).await;
+    assert_eq!(whole.turn(&id("a")).await.unwrap(), None);
+    CopyOptions::default().with_turns(true).import_json_with_settings(&with, &text, None).await.unwrap();
+    assert!(with.turn(&id("a")).await.unwrap().is_some());
+
+    let untrusted = MemoryStore::new();
+    import_json(&untrusted, &text, None).await.unwrap();
+    assert_eq!(rows(&untrusted).await, rows(&from).await);
+    let end = untrusted.load(&id("a")).await.unwrap().last_run.unwrap();
+    assert_eq!(end.unanswered[0].text(), "Anyone?");
+    assert!(end.staged[0].options.is_empty(), "the options of an untrusted document are ignored");
+    assert_eq!(untrusted.turn(&id("a")).await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn export_without_own_ledger_rows_has_version_1() {
+    let store = MemoryStore::new();
+    let version = create(&store, &id("a")).await;
+    store.commit(&id("a"), &Write::on(version), &says(1, "Hi")).await.unwrap();
+    let text = export_json(&store, &id("a")).await.unwrap();
+    assert!(text.contains("\"format_version\": 1"), "{text}");
+    let later = text.replace("\"format_version\": 1", "\"format_version\": 3");
+    let error = import_json(&MemoryStore::new(), &later, None).await.unwrap_err();
+    assert!(matches!(error, StoreError::UnknownFormat { found: 3, known: 2, .. }), "{error:?}");
+}
+
+#[tokio::test]
+async fn import_with_an_unreadable_turn_keeps_the_rest() {
+    let from = MemoryStore::new();
+    create_with_everything(&from).await;
+    begin_turn(&from).await;
+    let text = export_json(&from, &id("a")).await.unwrap();
+    let mut document: serde_json::Value = serde_json::from_str(&text).unwrap();
+    document["conversation"]["turn"]["record"]["waiting"] = json!([{ "tool_use": "of a later version" }]);
+    let to = MemoryStore::new();
+    let options = CopyOptions::default().with_turns(true);
+    options.import_json_with_settings(&to, &document.to_string(), None).await.unwrap();
+    equal(&from, &to).await;
+    assert_eq!(to.turn(&id("a")).await.unwrap(), None);
+}

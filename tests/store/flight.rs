@@ -1,0 +1,101 @@
+//! A conversation with a turn in flight that uses every member of a record, for golden files.
+
+use std::time::Duration;
+
+use omni_agent::{
+    agent::{KnownPrompt, PromptState, RunEnd, RunOutcome},
+    message::{
+        Message, MessageId, Purpose, RequestEnd, Text, Timestamp, ToolResult, ToolUse, Usage, UsageRow,
+    },
+    store::{
+        BranchPoint, Commit, Filter, Lease, Page, Settled, Store, StoredState, TurnRecord, Turns, Waiting,
+        Write, WriteId,
+    },
+    subscription::EventId,
+    tool::Decision,
+    tree::{Node, NodeId},
+};
+use serde_json::json;
+
+use crate::support::{id, node};
+
+fn tool_use(id: &str) -> ToolUse {
+    ToolUse::new(id, "send", json!({ "to": "ann" }))
+}
+
+fn row() -> UsageRow {
+    let usage = Usage::default().with_input(7).with_cost(0.25);
+    UsageRow::new(RequestEnd::Void, usage)
+        .with_at(Timestamp(1_763_769_600_000))
+        .with_model("a model".to_owned())
+        .with_turn(Some("00112233445566778899aabbccddeeff".parse().unwrap()))
+        .with_step(2)
+        .with_message(MessageId::new("a message"))
+        .with_purpose(Purpose::Answer)
+}
+
+fn known(id: &str) -> KnownPrompt {
+    KnownPrompt::new(id, PromptState::Ended { outcome: RunOutcome::Abandoned }).with_through(node(2))
+}
+
+fn record() -> TurnRecord {
+    let pending = Message::user("A pending message").with_timestamp(Timestamp(9));
+    let first = Waiting::new(tool_use("call 1"))
+        .with_reason(json!({ "why": "money" }))
+        .with_expires_in(Duration::from_mins(1))
+        .with_on_expiry(Decision::Execute);
+    TurnRecord::new(1, "00112233445566778899aabbccddeeff".parse().unwrap(), r#"{"phase":"paused"}"#)
+        .with_lives(2)
+        .with_orderly(true)
+        .with_head(node(2))
+        .with_branch(BranchPoint::new(NodeId::new(1)).with_answers(node(1)))
+        .with_append(vec![pending.into()])
+        .with_results(vec![
+            Settled::new(1, ToolResult::ok(&tool_use("call 2"), Text::new("sent"))).with_reviewed(true),
+        ])
+        .with_waiting(vec![first, Waiting::new(tool_use("call 3")).with_survives(false)])
+        .with_prompts(vec![known("p1"), KnownPrompt::new("p2", PromptState::InFlight)])
+        .with_spent(Duration::from_millis(1500))
+}
+
+/// Creates the conversation `flight` with a turn in flight, a mark, ids of messages and data of the application, and
+/// the conversation `known` with the end of a run that has known prompts.
+pub(crate) async fn create_flight(store: &dyn Store) {
+    let flight = id("flight");
+    let version = store.create(&flight, WriteId::generate(), &StoredState::default()).await.unwrap();
+    let question = Message::user("Why?").with_id("a prompt").with_app_data(json!({ "from": "web" }));
+    let answer = Message::assistant("Because.").with_id("a message");
+    let nodes = [question, answer].into_iter().zip(1..).map(|(message, number)| {
+        Node::new(node(number), NodeId::new(number - 1), message.with_timestamp(Timestamp(number)))
+    });
+    let turn = Commit::new(Some(node(2))).with_nodes(nodes).with_usage([row()]);
+    let version = store.commit(&flight, &Write::on(version), &turn).await.unwrap();
+    let commit = Commit::new(Some(node(2))).with_usage([]).with_turn(record().with_mark(EventId::new(7, 11)));
+    store.commit(&flight, &Write::on(version), &commit).await.unwrap();
+
+    let known_id = id("known");
+    let version = store.create(&known_id, WriteId::generate(), &StoredState::default()).await.unwrap();
+    let end =
+        RunEnd::new(RunOutcome::Discarded).with_prompts(vec![known("p3")]).with_mark(EventId::new(7, 12));
+    let ended = Commit::new(None).with_usage([]).with_run_end(end);
+    store.commit(&known_id, &Write::on(version), &ended).await.unwrap();
+    store.release_at(&known_id, &Lease::unlimited(), Some(EventId::new(7, 13))).await.unwrap();
+}
+
+/// Checks the conversations that [`create_flight`] has created.
+pub(crate) async fn check_flight(store: &dyn Store) {
+    let stored = store.load(&id("flight")).await.unwrap();
+    let turn = stored.turn.unwrap();
+    assert_eq!((&turn.record, &turn.damage), (&record(), &None));
+    assert_eq!(turn.approvals()[0].expires.unwrap().0, turn.since.0 + 60_000);
+    assert_eq!(stored.mark, Some(EventId::new(7, 11)));
+    let message = stored.nodes[0].message();
+    assert_eq!((message.id.clone(), message.app_data.is_some()), (Some(MessageId::new("a prompt")), true));
+    assert_eq!(store.usage(&id("flight"), Page::default()).await.unwrap(), [row()]);
+    let left = store.turns(Turns::Left, &Filter::default(), Page::default()).await.unwrap();
+    assert_eq!((left.len(), left[0].lives, left[0].orderly), (1, 2, true));
+    assert_eq!(store.summary(&id("flight")).await.unwrap().waiting, 2);
+    let known_run = store.load(&id("known")).await.unwrap();
+    assert_eq!(known_run.last_run.unwrap().prompts, [known("p3")]);
+    assert!(known_run.mark.is_some());
+}

@@ -6,8 +6,8 @@ use omni_agent::{
     message::{Message, RequestEnd, Timestamp, Usage, UsageRow},
     provider::Options,
     store::{
-        Commit, CopyOptions, MemoryStore, Page, Store, StoreError, TurnRecord, Waiting, Write, copy,
-        copy_one, export_json, import_json, import_json_with_settings,
+        Commit, CopyOptions, MemoryStore, Page, Store, StoreError, TurnRecord, Waiting, Write, copy_one,
+        export_json, import_json, import_json_with_settings,
     },
     tree::{Erased, Node},
 };
@@ -72,13 +72,13 @@ async fn copy_keeps_the_ledger_the_last_run_and_the_next_id() {
     {
         let other = Folder::new();
         let sqlite = crate::sqlite::quick(&other).await;
-        assert!(copy(&files, &sqlite, |_, _| {}).await.is_complete());
+        assert!(omni_agent::store::copy(&files, &sqlite, |_, _| {}).await.is_complete());
         equal(&from, &sqlite).await;
     }
     #[cfg(feature = "postgres")]
     if let Some(url) = crate::postgres::server::url() {
         let postgres = crate::postgres::server::fresh(url).open().await.unwrap();
-        assert!(copy(&files, &postgres, |_, _| {}).await.is_complete());
+        assert!(omni_agent::store::copy(&files, &postgres, |_, _| {}).await.is_complete());
         equal(&from, &postgres).await;
     }
 }

@@ -237,8 +237,8 @@ impl Web {
     /// | `GET /chat/{chat}/files/{message}/{block}` | the bytes of an attachment |
     /// | `POST /chat/{chat}/decisions` | decides on a tool use, also with another input |
     ///
-    /// The stop button calls the route `stop`, because leaving a stream never stops a run. The response then ends by
-    /// itself.
+    /// A page's stop button must call the route `stop`, because leaving a stream never stops a run. The response then
+    /// ends by itself.
     ///
     /// With `lastAssistantMessageIsCompleteWithApprovalResponses` as `sendAutomaticallyWhen`, version 7 sends decisions
     /// about tools by itself. Version 6 has no frame for tools that run without a decision, so it needs another

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::WriteId;
 
-/// A hash with 128 bits of the bytes written to it (FNV-1a: draft-eastlake-fnv, 2 and 5).
+/// A 128-bit hash of the bytes that are written to it (FNV-1a: draft-eastlake-fnv, 2 and 5).
 #[derive(Clone, Copy)]
 pub(super) struct Digest {
     hash: u128,

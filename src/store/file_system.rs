@@ -59,7 +59,7 @@
 //! | `title` | the title, or null |
 //! | `labels` | all labels |
 //! | `commit` | the head and, if present, changed cursors, the state, new nodes (id, parent, message, usage), rows of the usage ledger, and a record of the turn in flight or the end of a run |
-//! | `compacted` | the combined effect of removed lines: state, head, all cursors, the next id of a node, the last run, the last event, and the versions and writes of those lines |
+//! | `compacted` | the combined effect of removed lines: state, head, all cursors, the id of the next node, the last run, the last event, and the versions and writes of those lines |
 //!
 //! Any tool for JSON Lines can read a log: `jq '.record.change.commit.nodes[]?.message' ID.jsonl`.
 //!

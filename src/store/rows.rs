@@ -197,8 +197,7 @@ impl Origin<'_> {
         Ok(StoredState { title, labels, ..state })
     }
 
-    /// Returns the end of the last run from its JSON form and from that of its known prompts. It is void if a turn was
-    /// committed after it.
+    /// Parses the end of the last run and its known prompts. The queries return no end if a turn was committed after it.
     pub(super) fn last_run(
         &self,
         ending: Option<&str>,

@@ -322,8 +322,8 @@ SELECT id FROM wanted WHERE NOT EXISTS (
 /// Returns the version, and whether the conversation is held under this epoch.
 const VERSION: &str = "SELECT version, epoch = $2 AND {held} FROM {schema}.conversations WHERE key = $1";
 
-/// Also removes the duration, because processes with schema version 1 do not set it when they acquire a lease. The last
-/// event of the session's feed is recorded only if nobody has taken the lease away.
+/// Releases a lease. Also removes the duration, because processes with schema version 1 do not set it when they acquire
+/// a lease. The last event of the session's feed is recorded only if nobody has taken the lease away.
 const RELEASE: &str = "
 UPDATE {schema}.conversations
 SET owner = NULL, owner_address = NULL, expires = '-infinity', lasts = NULL,

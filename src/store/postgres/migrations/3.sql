@@ -73,7 +73,7 @@ CREATE TABLE {schema}.kept_usage (
 );
 
 -- The end of the last run, if the run left a prompt without an answer, was cancelled or failed. The row is void if a
--- node has a later version. `prompts` is reserved for ids of prompts.
+-- node has a later version. `prompts` contains the known ids of prompts.
 CREATE TABLE {schema}.runs (
     conversation bigint PRIMARY KEY REFERENCES {schema}.conversations ON DELETE CASCADE,
     version bigint NOT NULL,

@@ -63,7 +63,7 @@ CREATE TABLE kept_usage (
 ) STRICT, WITHOUT ROWID;
 
 -- The end of the last run, if the run left a prompt without an answer, was cancelled or failed. The row is void if a
--- node has a later version. `prompts` is reserved for ids of prompts.
+-- node has a later version. `prompts` contains the known ids of prompts.
 CREATE TABLE runs (
     conversation INTEGER PRIMARY KEY REFERENCES conversations ON DELETE CASCADE,
     version INTEGER NOT NULL,

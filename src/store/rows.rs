@@ -197,7 +197,8 @@ impl Origin<'_> {
         Ok(StoredState { title, labels, ..state })
     }
 
-    /// Parses the end of the last run and its known prompts. The queries return no end if a turn was committed after it.
+    /// Parses the end of the last run and its known prompts. The queries return no end if a turn was committed after
+    /// it.
     pub(super) fn last_run(
         &self,
         ending: Option<&str>,

@@ -34,7 +34,7 @@ async fn prompt_for_the_next_step_while_paused_waits_for_the_decision_and_joins(
     agent.until("pause").await;
     agent.agent.prompt(at_step("Now")).await.unwrap();
     agent.until("staged").await;
-    tokio::time::sleep(Duration::from_secs(60)).await;
+    tokio::time::sleep(Duration::from_mins(1)).await;
     assert_eq!(agent.agent.snapshot().await.unwrap().staged.len(), 1);
     agent.agent.resume("t", Decision::Execute).await.unwrap();
     assert_eq!(turns(&agent.end().await).len(), 1);
@@ -130,7 +130,7 @@ impl AgentCallbacks for Fails {
             return ToolDecision::Pause(Value::Null);
         }
         if self.hangs {
-            std::future::pending().await
+            std::future::pending::<()>().await;
         }
         panic!("no decision")
     }
@@ -162,7 +162,7 @@ async fn callback_that_fails_after_an_answer_to_pause_reports_no_pause() {
 async fn question_of_a_provider_can_expire() {
     let question = ToolUse::new("q", "shell", json!({}));
     let (provider, builder) = scripted([Step::new().then_text(["Well."]).decide(question).stop()]);
-    let limit = Duration::from_secs(60);
+    let limit = Duration::from_mins(1);
     let hooks = Hooks::new().on_tool_use(move |_, _| ToolDecision::pause_for("sure?", limit));
     let mut agent = Watched::start(builder.callbacks(hooks)).await;
     agent.agent.prompt("Go").await.unwrap();

@@ -184,7 +184,7 @@ impl Agent {
         let (message, turn) = (self.pending.last().cloned(), Some(self.turn));
         let name = rng.pick(&["model", "other"]);
         let response =
-            Response { usage, message, turn, ..Response::empty(name, StopReason::Stop, self.request, 1) };
+            Response { message, usage, turn, ..Response::empty(name, StopReason::Stop, self.request, 1) };
         self.emit(Event::Step(Arc::new(response)));
     }
 

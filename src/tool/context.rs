@@ -181,14 +181,23 @@ impl ToolContext {
     /// let agent = Agent::builder().model(model).tool(book).start().await?;
     /// let mut updates = agent.subscribe().await?;
     /// agent.prompt("Book a seat.").await?;
-    /// while let Some(Update::Event(numbered)) = updates.next().await {
-    ///     match &*numbered.event {
-    ///         Event::Pause(pause) => {
-    ///             assert_eq!(pause.asked_by.as_ref().map(|id| id.as_str()), Some("call-1"));
-    ///             agent.resume(pause.tool_use.id.clone(), Decision::ExecuteWith(json!("window"))).await?;
-    ///         }
-    ///         Event::ToolResult { result, .. } => assert_eq!(result.text(), "booked: "window""),
-    ///         Event::Turn(_) => break,
+    /// while let Some(update) = updates.next().await {
+    ///     match update {
+    ///         Update::Event(numbered) => match &*numbered.event {
+    ///             Event::Pause(pause) => {
+    ///                 assert_eq!(pause.asked_by.as_ref().map(|id| id.as_str()), Some("call-1"));
+    ///                 let answer = Decision::ExecuteWith(json!("window"));
+    ///                 agent.resume(pause.tool_use.id.clone(), answer).await?;
+    ///             }
+    ///             Event::ToolResult { result, .. } => {
+    ///                 assert_eq!(result.text(), "booked: \"window\"");
+    ///             }
+    ///             Event::Turn(_) => break,
+    ///             _ => {}
+    ///         },
+    ///         // This reader was too slow. The questions that wait are in the snapshot.
+    ///         Update::Resync(snapshot) => println!("{} questions wait", snapshot.pauses.len()),
+    ///         Update::Closed(end) => return Err(omni_agent::AgentError::Stopped(end.reason)),
     ///         _ => {}
     ///     }
     /// }

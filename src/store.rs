@@ -230,9 +230,9 @@ use crate::{
 ///
 /// # Cancel safety
 ///
-/// Every future may be dropped at any time. If the future of a write was dropped, the write has taken effect, will take
-/// effect shortly, or will never take effect, but always as a whole. To find out, repeat the write with the same
-/// [`WriteId`], which is safe.
+/// Every future may be dropped at any time. If the future of a write was dropped, the write may have taken effect, may
+/// take effect shortly, or may never take effect. It never takes effect in part. To find out which is the case, repeat
+/// the write with the same [`WriteId`], which is safe.
 ///
 /// # Checking an implementation
 ///

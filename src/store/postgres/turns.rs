@@ -19,7 +19,7 @@ use crate::{
     },
 };
 
-/// A record of a turn, as columns of parameters.
+/// A record of a turn, as the parameters of an SQL statement. The approvals are split into one array for each column.
 pub(super) struct Columns<'r> {
     record: &'r RecordRow,
     lives: i32,

@@ -222,9 +222,10 @@ impl RunStream {
         }
     }
 
-    /// Starts to send events. The client has not seen the changes since the snapshot. It appends each message that is
-    /// new to it. The first list does not contain the request's own prompt, so the client removes the prompt. Later,
-    /// the message of the prompt adds it again at the end.
+    /// Starts to send events. First sends the list of messages, because the client has not seen the changes since the
+    /// snapshot. The client appends the messages that it does not know. This list does not contain the prompt of the
+    /// request, so the client removes the prompt. When the event with the prompt's message follows, the client appends
+    /// the prompt at the end.
     fn go_live(&mut self) {
         self.phase = Phase::Live;
         self.send_messages();

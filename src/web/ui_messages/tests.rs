@@ -1,5 +1,5 @@
-//! Tests with a real session: its snapshots and events go through the translator, and the frames through the client's
-//! fold.
+//! Tests with a real session. The translator turns the session's snapshots and events into frames, and the tests build
+//! messages from these frames, as the client does.
 
 mod lists;
 mod pauses;

@@ -285,8 +285,8 @@ impl ResponseItems {
                 None => nameless.push(whole),
             }
         }
-        // The ids of these items are unknown. If an unclaimed item of the same kind was streamed, it is the same item
-        // under another id. Otherwise, the item was not streamed.
+        // None of these final items was streamed under its id. If an unclaimed streamed item has the same kind, it is
+        // taken to be the same item under another id. If there is none, the final item was not streamed, and is added.
         for whole in nameless {
             let kind = ItemKind::of(whole);
             let at = (0..streamed).find(|at| !claimed[*at] && self.items[*at].kind() == kind);

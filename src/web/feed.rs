@@ -155,7 +155,8 @@ pub(super) fn respond(
         items.push(updates.take_until(ended.clone().cancelled_owned()).boxed());
         conversations.push(Watched { lens: call.lens(&id), id, _subscription: ended.drop_guard() });
     }
-    // The first ids name the positions of silent conversations, too. Without them, the next resume would begin anew.
+    // The ids of frames contain all positions, beginning with those from the request. Without these, a client that
+    // resumes twice would lose its place in the conversations that sent nothing in between.
     let mut positions = after.clone();
     positions.0.retain(|(id, _)| conversations.iter().any(|watched| watched.id == *id));
     let limits = &web.0.limits;

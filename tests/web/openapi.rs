@@ -91,7 +91,7 @@ impl Document {
         self.schemas.validate(json, *schema).map_err(|error| format!("{error:#}"))
     }
 
-    /// Returns the operation of a path below the place where the router is nested.
+    /// Returns the operation with this method and path. The path is relative to the place where the router is nested.
     fn operation(&self, method: &Method, path: &str) -> Option<&Operation> {
         let path = path.split('?').next().unwrap_or_default();
         let is_same = |template: &str| {

@@ -268,8 +268,8 @@ static RULES: LazyLock<Rules> =
 struct Rules {
     /// The facts about unknown models. Each rule contains only the facts that differ from these.
     unknown: Traits,
-    /// The families. Their prefixes are compared with names without the vendor (`openai/…`) and without the mark of a
-    /// fine-tuned model (`ft:…`). Their texts are searched for in lower-case ids.
+    /// The families. `starts` of a family is compared with the model's name without the vendor (`openai/…`) and without
+    /// the mark of a fine-tuned model (`ft:…`). `contains` of a family is searched for in the whole id in lower case.
     families: Vec<Family<Traits>>,
 }
 

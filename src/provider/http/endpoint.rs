@@ -140,7 +140,7 @@ impl Endpoint {
     }
 
     /// Returns the same endpoint, but using the wire format `dialect` and the authentication `auth` for the models that
-    /// `models` selects by their ids. If several of these wire formats match a model, the first one is used. Other
+    /// `models` selects by their ids. If several calls of this method select a model, the first call counts. Other
     /// models use the endpoint's own wire format. All models share the base URL, version, key, headers and hooks.
     pub fn with_dialect_for(
         mut self,

@@ -125,9 +125,9 @@ impl Core {
 }
 
 impl Attempt {
-    /// Returns how many portions the next write may contain after the store has rejected this write permanently.
-    /// Returns `None` if the write can't be divided. The number is halved each time, so that the rejected portion is
-    /// found with few writes.
+    /// Called if the store has rejected this attempt's write permanently. Returns the number of portions of the next
+    /// write, which is half as many, so that the rejected portion is found with few writes. Returns `None` if the
+    /// rejected write can't be divided.
     pub(super) fn divided(&self) -> Option<usize> {
         match &*self.job {
             Job::Commit(_, commit) if self.portions > 1 || commit.state.is_some() => {

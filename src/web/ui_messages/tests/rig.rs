@@ -75,7 +75,7 @@ impl Client {
         Self { translator, updates, session: session.clone(), frames }
     }
 
-    /// Sends a request like the client.
+    /// Sends a request with this body, as the client of the AI SDK would, and reads the response.
     pub(super) async fn post(session: &Session, level: Level, body: Value) -> Result<Self, Refusal> {
         let snapshot = session.snapshot().await.unwrap();
         let plan = plan(&snapshot, body)?;

@@ -2,7 +2,9 @@
 
 mod turns;
 
-pub(super) use turns::{ApprovalRow, ReadApproval, ReadTurn, RecordRow, TurnRow, in_flight};
+#[cfg(feature = "sqlite")]
+pub(super) use turns::ApprovalRow;
+pub(super) use turns::{ReadApproval, ReadTurn, RecordRow, TurnRow, in_flight};
 
 use std::sync::Arc;
 

@@ -31,6 +31,8 @@ pub(in crate::store) struct RecordRow {
     pub(in crate::store) orderly: bool,
     pub(in crate::store) format: u32,
     pub(in crate::store) core: Box<str>,
+    /// The head of the same commit, which PostgreSQL takes from the row of the conversation.
+    #[cfg(feature = "sqlite")]
     pub(in crate::store) head: Option<i64>,
     pub(in crate::store) branch: Option<String>,
     /// The time that the turn has taken, in microseconds.
@@ -94,6 +96,7 @@ impl RecordRow {
             lives: record.lives,
             orderly: record.orderly,
             format: record.format,
+            #[cfg(feature = "sqlite")]
             head: record.head.map(number),
             branch: record.branch.map(|branch| json::encode(id, &branch)).transpose()?,
             spent: i64::try_from(record.spent.as_micros()).unwrap_or(i64::MAX),

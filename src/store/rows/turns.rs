@@ -4,7 +4,9 @@ use std::{sync::Arc, time::Duration};
 
 use serde::de::DeserializeOwned;
 
-use super::{json, node_id, number};
+#[cfg(feature = "sqlite")]
+use super::number;
+use super::{json, node_id};
 use crate::{
     message::{Message, Timestamp, ToolUse},
     store::{

@@ -80,12 +80,14 @@ mod builder;
 mod callbacks;
 mod command;
 mod core;
+mod durable;
 mod error;
 mod event;
 mod model_spec;
 mod owner;
 mod phase;
 mod prompt;
+pub(crate) mod record;
 mod response;
 mod snapshot;
 mod state;
@@ -110,6 +112,8 @@ pub use builder::AgentBuilder;
 pub use callbacks::{AgentCallbacks, ErrorDecision, ToolDecision, TurnDecision};
 pub(crate) use command::InFlight;
 use command::{Command, Reply, Stop};
+pub use durable::{Durable, OnUncertain, RecordedStage, Recover, Recovery, RecoveryDecision, UncertainUse};
+pub(crate) use durable::{MAX_LIVES, Record, TurnInFlight, UnreadableTurn, Written};
 pub use error::{AgentError, Failure};
 pub use event::{Decided, Event, RunEnd, RunOutcome, Status, TurnOutcome, UnstageReason};
 pub(crate) use owner::{Asker, FirstMessage, HistoryOwner, Moment};
@@ -177,12 +181,12 @@ pub struct WeakAgent {
     shared: Arc<AgentShared>,
 }
 
-/// An item of an agent's commit channel: an event, and the configuration that was in force when the event occurred.
+/// An item of an agent's commit channel: an event or a record or both, and the configuration that was in force.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub(crate) struct Delivery {
     /// The event.
-    pub(crate) event: Numbered<Event>,
+    pub(crate) event: Option<Numbered<Event>>,
     /// The configuration that was in force, including changes by callbacks.
     pub(crate) config: Arc<Config>,
     /// For a message, the settings of the prompt that started the message's turn. `None` if this prompt has no
@@ -190,6 +194,8 @@ pub(crate) struct Delivery {
     pub(crate) settings: Option<Arc<Prompt>>,
     /// If the event commits a turn, the span of the turn's run. Empty if telemetry is off.
     pub(crate) run: Caller,
+    /// The state of the turn in flight to store, after the input that has emitted the event.
+    pub(crate) record: Option<Arc<Record>>,
 }
 
 /// A snapshot of an agent and the events that follow it.

@@ -72,7 +72,7 @@ pub use secret::Secret;
 pub(crate) use secret::{Extent, Scrubber};
 pub(crate) use trace::{error_type, tokens};
 
-use crate::message::Message;
+use crate::{message::Message, tool::Replay};
 
 /// The stream of one response: normalised deltas in order. If the response fails, the last item is an error. Dropping
 /// the stream ends the exchange with the service.
@@ -155,6 +155,13 @@ pub trait Provider: Send + Sync + 'static {
     ///
     /// Dropping the future or the stream ends the exchange.
     async fn stream(&self, request: Request, context: RequestContext) -> Result<DeltaStream, ProviderError>;
+
+    /// Returns whether a request may be sent again, if the process ended while the response was streamed. The default is
+    /// [`Replay::Safe`], because a repeated request to a model costs money and has no other effect. A provider whose
+    /// requests have effects returns [`Replay::Never`].
+    fn replay(&self) -> Replay {
+        Replay::Safe
+    }
 
     /// Reports to an instance from [`open`](Provider::open) that these messages of a complete or interrupted turn are
     /// now part of the conversation. A response that is never reported here was discarded. Agents call this when a turn

@@ -106,6 +106,7 @@ mod contain;
 mod context;
 mod execute;
 mod output;
+mod replay;
 mod run;
 mod schema;
 mod set;
@@ -120,6 +121,7 @@ use async_trait::async_trait;
 pub use context::{Extensions, ToolContext};
 pub use execute::execute;
 pub use output::{ToolError, ToolOutput};
+pub use replay::Replay;
 pub use run::ToolLimits;
 #[cfg(feature = "mcp")]
 pub(crate) use run::within;
@@ -131,7 +133,7 @@ pub use set::{ToolSet, ToolSetError};
 pub use typed::{TypedTool, declared_tool, declared_tool_with_schema, tool_fn, tool_fn_with_schema};
 
 use crate::message::ToolResult;
-use shared::{WithApproval, WithTimeout};
+use shared::{WithApproval, WithReplay, WithTimeout};
 
 /// A function that a model can call.
 ///
@@ -254,6 +256,30 @@ pub trait Tool: Send + Sync + 'static {
     /// that returns `true`.
     fn requires_approval(&self) -> bool {
         false
+    }
+
+    /// Returns the same tool with another declaration of whether its calls may be repeated.
+    ///
+    /// ```
+    /// use omni_agent::tool::{Replay, Tool, tool_fn};
+    ///
+    /// let read = tool_fn("read_file", "Reads a file.", |path: String, _| async move {
+    ///     Ok(std::fs::read_to_string(path)?)
+    /// });
+    /// assert_eq!(read.replay(), Replay::Never);
+    /// assert_eq!(read.with_replay(Replay::Safe).replay(), Replay::Safe);
+    /// ```
+    fn with_replay(self, replay: Replay) -> impl Tool
+    where
+        Self: Sized,
+    {
+        WithReplay(self, replay)
+    }
+
+    /// Returns whether a call may be repeated, if the process ended while the call was running. The default is
+    /// [`Replay::Never`]. [`with_replay`](Tool::with_replay) makes a tool with another declaration.
+    fn replay(&self) -> Replay {
+        Replay::Never
     }
 
     /// Runs the tool. If the tool is called through a [`ToolSet`], the input has already been checked against the

@@ -10,8 +10,8 @@ use futures_util::SinkExt;
 use tokio::sync::mpsc;
 
 use super::{
-    Admission, Agent, AgentCallbacks, AgentError, Config, Delivery, Extras, HistoryOwner, RunEnd,
-    SavedConfig, State, StateEdit, Status, WeakAgent,
+    Admission, Agent, AgentCallbacks, AgentError, Config, Delivery, Durable, Extras, HistoryOwner, RunEnd,
+    SavedConfig, State, StateEdit, Status, TurnInFlight, WeakAgent, Written,
     model_spec::{ModelSpec, choose_model},
     task::{AgentName, AgentShared, Hold, Outlet, Setup, Task},
 };
@@ -73,6 +73,8 @@ pub struct AgentBuilder {
     last_run: Option<RunEnd>,
     admission: Option<Arc<dyn Admission>>,
     hold: Option<Arc<dyn Hold>>,
+    records: Durable,
+    in_flight: Option<Box<TurnInFlight>>,
 }
 
 impl Default for AgentBuilder {
@@ -100,6 +102,8 @@ impl Default for AgentBuilder {
             last_run: None,
             admission: None,
             hold: None,
+            records: Durable::Turns,
+            in_flight: None,
         }
     }
 }
@@ -288,6 +292,20 @@ impl AgentBuilder {
         self
     }
 
+    /// Sets which states of the turn in flight the agent records for the owner of its history, who reports with
+    /// [`HistoryOwner::written`] that a record is stored.
+    pub(crate) fn records(mut self, level: Durable) -> Self {
+        self.records = level;
+        self
+    }
+
+    /// Sets the turn in flight with which the agent starts. The agent is then busy, and waits for
+    /// [`HistoryOwner::take_up`].
+    pub(crate) fn in_flight(mut self, turn: TurnInFlight) -> Self {
+        self.in_flight = Some(Box::new(turn));
+        self
+    }
+
     /// Starts the agent on the current tokio runtime, after `init` has returned.
     ///
     /// # Errors
@@ -306,7 +324,7 @@ impl AgentBuilder {
     ///
     /// Panics outside a tokio runtime.
     pub async fn start(self) -> Result<Agent, AgentError> {
-        self.launch(false).await
+        self.launch(false, None).await
     }
 
     /// Starts the agent and returns the owner of its history. At first, the history is the one given to the builder.
@@ -324,12 +342,14 @@ impl AgentBuilder {
     ///
     /// Panics outside a tokio runtime.
     pub(crate) async fn start_owned(self) -> Result<(Agent, HistoryOwner), AgentError> {
-        let agent = self.launch(true).await?;
-        let owner = HistoryOwner::new(agent.downgrade());
+        let is_recorded = self.records > Durable::Turns || self.in_flight.is_some();
+        let written = is_recorded.then(Arc::<Written>::default);
+        let agent = self.launch(true, written.clone()).await?;
+        let owner = HistoryOwner::new(agent.downgrade(), written);
         Ok((agent, owner))
     }
 
-    async fn launch(self, owned: bool) -> Result<Agent, AgentError> {
+    async fn launch(self, owned: bool, written: Option<Arc<Written>>) -> Result<Agent, AgentError> {
         let saved = self.saved.map_or_else(SavedConfig::default, |saved| *saved);
         let config = Config {
             model: choose_model(self.model, saved.model, self.registry.as_ref())?,
@@ -371,6 +391,7 @@ impl AgentBuilder {
         let mut task =
             Task::new(draft.history, draft.config, setup, weak, Arc::clone(&agent.shared), self.commit);
         task.set_last_run(self.last_run);
+        let _ = (written, self.records, self.in_flight);
         agent.shared.started.store(true, Ordering::Release);
         tokio::spawn(task.run(callbacks, receiver));
         Ok(agent)

@@ -4,7 +4,7 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Failure, Prompt, Response, State, StateEdit};
+use super::{Failure, Prompt, Recovery, RecoveryDecision, Response, State, StateEdit};
 use crate::{
     message::{Blocks, ToolResult, ToolUse},
     provider::Request,
@@ -79,6 +79,18 @@ pub trait AgentCallbacks: Send + 'static {
     ) -> Result<(), Box<dyn Error + Send + Sync>> {
         let _ = (draft, state);
         Ok(())
+    }
+
+    /// Called when a turn in flight continues in another process than the one that has begun it, before anything else of
+    /// the turn. The callback may change the treatment of the tool uses whose outcome is not known.
+    ///
+    /// By default, the decision is the one that was set with [`Recover`](super::Recover).
+    ///
+    /// All other callbacks run at least once: if a process ended before the outcome of a callback was stored, the callback
+    /// is called again.
+    async fn handle_recovery(&mut self, recovery: &mut Recovery, state: &mut State) -> RecoveryDecision {
+        let _ = state;
+        recovery.decision
     }
 
     /// Called before each request is sent. The callback may change the request without changing the history, for

@@ -67,6 +67,7 @@ pub(super) enum Command {
     WaitIdle(Reply<()>),
     Moment(Reply<Moment>),
     Change(Option<EventId>, Change, Reply<CommandResult<EventId>>),
+    TakeUp(Reply<()>),
     Retire(Option<EventId>, Reply<bool>),
     Stop(Box<Stop>),
 }

@@ -346,6 +346,15 @@ pub enum Failure {
         /// The reason why the session accepts no prompts.
         reason: String,
     },
+    /// The process ended while the response was streamed, so the request is repeated. This failure occurs only in
+    /// [`Event::Retry`](super::Event::Retry).
+    #[error("the process ended while the response was streamed")]
+    Interrupted,
+    /// The process ended during a request that must not be repeated, because it may have had effects.
+    #[error(
+        "the process ended during a request that must not be repeated; it is not known what the request has done"
+    )]
+    Uncertain,
     /// A callback panicked or returned an unusable value.
     #[error("callback {callback} failed: {message}")]
     Callback {
@@ -364,7 +373,7 @@ impl Failure {
             Self::ProviderPanicked { message } | Self::Output { message } => message.len(),
             Self::Callback { callback, message } => callback.len() + message.len(),
             Self::OnHold { reason } => reason.len(),
-            Self::TimeLimit { .. } => 0,
+            Self::TimeLimit { .. } | Self::Interrupted | Self::Uncertain => 0,
         }
     }
 }

@@ -254,6 +254,18 @@ pub enum Event {
         /// The id of the tool use in the `Pause`.
         tool_use_id: ToolUseId,
     },
+    /// The turn in flight continues after the end of the process that had run it. The event comes before
+    /// [`handle_recovery`](super::AgentCallbacks::handle_recovery). A response that was being streamed is void. The tools
+    /// and the pauses that continue are emitted again.
+    Resumed {
+        /// The id of the turn.
+        turn: TurnId,
+        /// The number of restarts since the turn last made progress.
+        lives: u32,
+        /// The ids of the tool uses whose outcome is not known.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        uncertain: Vec<ToolUseId>,
+    },
     /// A request is repeated, and its partial response is discarded. The cause is one of three: the retry policy before
     /// the first content arrived, [`handle_error`](super::AgentCallbacks::handle_error), or a response that does not
     /// match the output schema.
@@ -532,6 +544,7 @@ impl Event {
             | Self::ToolEnd { .. }
             | Self::Usage(_)
             | Self::Withdrawn { .. }
+            | Self::Resumed { .. }
             | Self::Unstaged { .. }
             | Self::Status { .. } => 0,
         }

@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc};
 use tokio::sync::oneshot;
 
 use super::{
-    AgentError, Prompt, Response, Snapshot, Status, WeakAgent,
+    AgentError, Prompt, Response, Snapshot, Status, WeakAgent, Written,
     command::{Change, Command},
 };
 use crate::{
@@ -23,6 +23,8 @@ use crate::{
 /// [`Agent`](super::Agent).
 pub(crate) struct HistoryOwner {
     agent: WeakAgent,
+    /// `None` if the agent makes no records.
+    written: Option<Arc<Written>>,
 }
 
 /// The first message of a run on another history.
@@ -48,8 +50,8 @@ pub(crate) struct Moment {
 }
 
 impl HistoryOwner {
-    pub(super) fn new(agent: WeakAgent) -> Self {
-        Self { agent }
+    pub(super) fn new(agent: WeakAgent, written: Option<Arc<Written>>) -> Self {
+        Self { agent, written }
     }
 
     /// Returns the agent's last event and the agent's status. The effects of all earlier calls, from any handle, are
@@ -109,7 +111,8 @@ impl HistoryOwner {
     }
 
     /// Ends the agent if nothing is in progress, no prompt and no application event is queued, and all emitted events
-    /// are delivered. Returns whether the agent ends. If `at` is given, the agent ends only if `at` is the last emitted
+    /// are delivered. Also ends the agent if it is paused and its turn in flight is stored. The turn then stays in flight.
+    /// Returns whether the agent ends. If `at` is given, the agent ends only if `at` is the last emitted
     /// event.
     ///
     /// # Errors
@@ -117,6 +120,24 @@ impl HistoryOwner {
     /// [`AgentError::Stopped`] if the agent has already ended.
     pub(crate) async fn retire(&self, at: Option<EventId>) -> Result<bool, AgentError> {
         self.agent.call(|reply| Command::Retire(at, reply)).await.map_err(stopped)
+    }
+
+    /// Reports that all records up to this number are stored, together with the events up to them. This releases the
+    /// effects and replies that wait for them.
+    pub(crate) fn written(&self, number: u64) {
+        if let Some(written) = &self.written {
+            written.report(number);
+        }
+    }
+
+    /// Starts the recovery of a turn in flight that was given to [`in_flight`](super::AgentBuilder::in_flight). Does
+    /// nothing if there is none.
+    ///
+    /// # Errors
+    ///
+    /// [`AgentError::Stopped`] if the agent has ended.
+    pub(crate) async fn take_up(&self) -> Result<(), AgentError> {
+        self.agent.call(Command::TakeUp).await.map_err(stopped)
     }
 
     async fn change(&self, at: Option<EventId>, change: Change) -> Result<EventId, AgentError> {

@@ -219,6 +219,11 @@ impl Snapshot {
                 self.tools.clear();
                 self.step = *step;
             }
+            Event::Resumed { .. } => {
+                self.partial.clear();
+                self.pauses.clear();
+                self.tools.clear();
+            }
             Event::Staged { prompt, .. } => self.staged.push(Arc::clone(prompt)),
             Event::Unstaged { id, .. } => self.staged.retain(|prompt| prompt.id.as_ref() != Some(id)),
             Event::Error { response, .. } | Event::Cancelled { response, .. } => {

@@ -351,7 +351,13 @@ impl Task {
             let turn = self.core.phase().turn().filter(|_| matches!(*event.event, Event::Message { .. }));
             let settings =
                 turn.map(|turn| &turn.origin.prompt).filter(|prompt| prompt.has_settings()).cloned();
-            commit.outbox.push_back(Delivery { event, config: Arc::clone(&self.config), settings, run });
+            commit.outbox.push_back(Delivery {
+                event: Some(event),
+                config: Arc::clone(&self.config),
+                settings,
+                run,
+                record: None,
+            });
         }
     }
 

@@ -283,7 +283,8 @@ impl Task {
 
     /// Processes the agent's next event.
     pub(super) fn take(&mut self, delivery: Delivery) {
-        let Delivery { event, config, settings, run } = delivery;
+        let Delivery { event, config, settings, run, record: _ } = delivery;
+        let Some(event) = event else { return };
         if let Some(is_between_requests) = event::is_between_requests(&event.event) {
             self.shared.is_between_requests.store(is_between_requests, Ordering::Release);
         }

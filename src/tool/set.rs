@@ -1,6 +1,6 @@
 use std::{fmt, sync::Arc};
 
-use super::{Schema, SchemaError, Tool, ToolDeclaration};
+use super::{Replay, Schema, SchemaError, Tool, ToolDeclaration};
 
 use crate::panics::contained;
 
@@ -102,6 +102,13 @@ impl ToolSet {
     pub fn requires_approval(&self, name: &str) -> bool {
         let found = contained(|| self.get(name)).ok().flatten();
         found.is_some_and(|tool| contained(|| tool.requires_approval()).unwrap_or(true))
+    }
+
+    /// Returns whether a call of the tool with this name may be repeated: see [`Tool::replay`]. Returns
+    /// [`Replay::Never`] if there is no such tool, if the tool has no handler, or if one of its methods panics.
+    pub fn replay(&self, name: &str) -> Replay {
+        let found = contained(|| self.get(name).filter(|tool| tool.has_handler()).map(|tool| tool.replay()));
+        found.ok().flatten().unwrap_or(Replay::Never)
     }
 
     /// Returns the tools in order.

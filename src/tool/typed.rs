@@ -5,7 +5,7 @@ use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::{Schema, Tool, ToolContext, ToolError, ToolOutput};
+use super::{Replay, Schema, Tool, ToolContext, ToolError, ToolOutput};
 
 /// A tool whose input is a Rust type. The schema is derived from this type, and the input is parsed into a value of the
 /// type.
@@ -24,6 +24,11 @@ pub trait TypedTool: Send + Sync + 'static {
     /// Returns the time limit of a call, like [`Tool::timeout`].
     fn timeout(&self) -> Option<Duration> {
         None
+    }
+
+    /// Returns whether a call may be repeated, like [`Tool::replay`].
+    fn replay(&self) -> Replay {
+        Replay::Never
     }
 
     /// Runs the tool.
@@ -72,6 +77,10 @@ impl<T: TypedTool> Tool for TypedAdapter<T> {
 
     fn timeout(&self) -> Option<Duration> {
         self.tool.timeout()
+    }
+
+    fn replay(&self) -> Replay {
+        self.tool.replay()
     }
 
     async fn call(&self, input: Value, context: ToolContext) -> Result<ToolOutput, ToolError> {

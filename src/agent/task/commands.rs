@@ -75,6 +75,7 @@ impl Task {
             Command::Change(at, change, reply) => {
                 let _ = reply.send(self.change(at, change));
             }
+            Command::TakeUp(reply) => drop(reply.send(())),
             Command::Stop(_) | Command::Retire(..) => {
                 unreachable!("the loop that serves commands handles this command")
             }

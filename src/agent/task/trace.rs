@@ -121,6 +121,8 @@ fn kind(failure: &Failure) -> String {
         Failure::TimeLimit { .. } => "time_limit".to_owned(),
         Failure::Output { .. } => "output".to_owned(),
         Failure::OnHold { .. } => "on_hold".to_owned(),
+        Failure::Interrupted => "interrupted".to_owned(),
+        Failure::Uncertain => "uncertain".to_owned(),
         Failure::Callback { .. } => "callback".to_owned(),
     }
 }
@@ -130,7 +132,7 @@ fn description(failure: &Failure) -> String {
     match failure {
         Failure::Provider { error } => error.kind.to_string(),
         Failure::ProviderPanicked { .. } => "the provider panicked".to_owned(),
-        Failure::TimeLimit { .. } => failure.to_string(),
+        Failure::TimeLimit { .. } | Failure::Interrupted | Failure::Uncertain => failure.to_string(),
         Failure::Output { .. } => "the response does not have the requested shape".to_owned(),
         Failure::OnHold { .. } => "the prompt that handle_event returned was refused".to_owned(),
         Failure::Callback { callback, .. } => format!("callback {callback} failed"),

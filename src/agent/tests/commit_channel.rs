@@ -39,8 +39,8 @@ async fn receive(receiver: &mut mpsc::Receiver<Delivery>, from: u64, last: u64) 
     let mut events = Vec::new();
     for number in from..=last {
         let delivery = answered(receiver.recv()).await.unwrap();
-        assert_eq!(delivery.event.id.number, number);
-        events.push(delivery.event.event);
+        assert_eq!(delivery.event.as_ref().unwrap().id.number, number);
+        events.push(Arc::clone(&delivery.event.as_ref().unwrap().event));
     }
     events
 }
@@ -56,8 +56,8 @@ async fn run_receiver_slow_every_event_in_order_as_subscribers_see_them() {
     while delivered.last().is_none_or(|event: &Arc<Event>| !ends_run(event)) {
         tokio::time::sleep(Duration::from_millis(7)).await;
         let delivery = answered(receiver.recv()).await.unwrap();
-        assert_eq!(delivery.event.id.number, delivered.len() as u64 + 1);
-        delivered.push(delivery.event.event);
+        assert_eq!(delivery.event.as_ref().unwrap().id.number, delivered.len() as u64 + 1);
+        delivered.push(Arc::clone(&delivery.event.as_ref().unwrap().event));
     }
     assert_eq!(seen.await.unwrap(), delivered);
 }
@@ -73,7 +73,7 @@ async fn run_no_room_agent_waits() {
     unanswered(agent.wait_until_idle()).await;
     let mut events = Vec::new();
     while events.last().is_none_or(|event: &Arc<Event>| !ends_run(event)) {
-        events.push(answered(receiver.recv()).await.unwrap().event.event);
+        events.push(answered(receiver.recv()).await.unwrap().event.unwrap().event);
     }
     answered(agent.wait_until_idle()).await.unwrap();
 }
@@ -97,7 +97,7 @@ async fn set_state_and_prompt_no_room_done_and_delivered_in_order() {
     let mut rest = Vec::new();
     for _ in 0..10 {
         let delivery = answered(receiver.recv()).await.unwrap();
-        match &*delivery.event.event {
+        match &*delivery.event.as_ref().unwrap().event {
             Event::State(state) => {
                 // Each delivery contains the configuration that was in force at its event.
                 assert_eq!(state.system, delivery.config.system);
@@ -217,11 +217,11 @@ async fn turn_callback_edited_delivery_has_the_configuration_with_the_edit() {
     agent.ask("Hi").await.unwrap();
     loop {
         let delivery = answered(receiver.recv()).await.unwrap();
-        if let Event::Turn(TurnOutcome::Stop { .. }) = &*delivery.event.event {
+        if let Event::Turn(TurnOutcome::Stop { .. }) = &*delivery.event.as_ref().unwrap().event {
             assert_eq!(delivery.config.system.as_deref(), Some("edited"));
             break;
         }
-        if !matches!(&*delivery.event.event, Event::Status { status: Status::Idle }) {
+        if !matches!(&*delivery.event.as_ref().unwrap().event, Event::Status { status: Status::Idle }) {
             assert_eq!(delivery.config.system, None);
         }
     }

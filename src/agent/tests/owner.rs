@@ -470,8 +470,8 @@ async fn owner_no_room_in_the_commit_channel_answered_and_delivered_in_order() {
     let mut events_seen = Vec::new();
     while events_seen.len() < usize::try_from(last.number).unwrap() {
         let delivery = answered(receiver.recv()).await.unwrap();
-        events_seen.push(delivery.event.event);
-        assert_eq!(delivery.event.id.number, events_seen.len() as u64);
+        events_seen.push(Arc::clone(&delivery.event.as_ref().unwrap().event));
+        assert_eq!(delivery.event.as_ref().unwrap().id.number, events_seen.len() as u64);
     }
     assert_eq!(
         names(&events_seen),

@@ -239,10 +239,10 @@ async fn subscriber_stalled_bytes_held_are_bounded() {
         let mut most = 0;
         loop {
             let delivery = answered(receiver.recv()).await.unwrap();
-            if let Event::TextDelta { delta, .. } = &*delivery.event.event {
-                events.push((Arc::downgrade(&delivery.event.event), delta.len()));
+            if let Event::TextDelta { delta, .. } = &*delivery.event.as_ref().unwrap().event {
+                events.push((Arc::downgrade(&delivery.event.as_ref().unwrap().event), delta.len()));
             }
-            let last = ends_run(&delivery.event.event);
+            let last = ends_run(&delivery.event.as_ref().unwrap().event);
             drop(delivery);
             most = most.max(held(&events));
             if last {
@@ -274,8 +274,8 @@ async fn subscriber_stalled_number_of_events_held_is_bounded() {
     let mut events = Vec::new();
     loop {
         let delivery = answered(receiver.recv()).await.unwrap();
-        events.push((Arc::downgrade(&delivery.event.event), 1));
-        if ends_run(&delivery.event.event) {
+        events.push((Arc::downgrade(&delivery.event.as_ref().unwrap().event), 1));
+        if ends_run(&delivery.event.as_ref().unwrap().event) {
             break;
         }
     }

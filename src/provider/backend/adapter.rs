@@ -23,6 +23,7 @@ use crate::{
     message::{History, Message, Role},
     provider::{DeltaStream, Provider, ProviderError, Request, RequestContext},
     sync::lock,
+    tool::Replay,
 };
 
 /// Makes a [`Backend`] a [`Provider`], as described in the [module's documentation](super).
@@ -128,6 +129,10 @@ impl BackendProvider {
 impl Provider for BackendProvider {
     fn name(&self) -> &str {
         self.backend.0.name()
+    }
+
+    fn replay(&self) -> Replay {
+        Replay::Never
     }
 
     async fn open(&self) -> Result<Option<Arc<dyn Provider>>, ProviderError> {
@@ -396,6 +401,10 @@ impl Drop for Owner {
 impl Provider for Instance {
     fn name(&self) -> &str {
         self.0.name()
+    }
+
+    fn replay(&self) -> Replay {
+        Replay::Never
     }
 
     async fn stream(&self, request: Request, context: RequestContext) -> Result<DeltaStream, ProviderError> {

@@ -29,6 +29,7 @@ pub(super) fn code(failure: &Failure) -> &'static str {
         Failure::TimeLimit { .. } => "time-limit",
         Failure::Output { .. } => "output",
         Failure::OnHold { .. } => "store-behind",
+        Failure::Interrupted | Failure::Uncertain => "interrupted",
         Failure::Callback { .. } => "internal",
     }
 }

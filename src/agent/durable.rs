@@ -1,0 +1,234 @@
+//! Turns that survive the end of their process: the levels, the records that an agent makes, and the recovery.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    task::Waker,
+    time::Duration,
+};
+
+use futures_util::task::AtomicWaker;
+use serde::{Deserialize, Serialize};
+
+use super::record::TurnRecord;
+use crate::{
+    message::{History, Message, Timestamp, ToolUse, ToolUseId, TurnId},
+    setters::setters,
+    tool::Replay,
+};
+
+/// The greatest number of restarts without progress. A turn with more is interrupted instead of resumed.
+pub(crate) const MAX_LIVES: u32 = 5;
+
+/// How much of a turn in flight survives the end of its process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Durable {
+    /// Committed turns are stored, and a turn in flight is lost.
+    #[default]
+    Turns,
+    /// As `InFlight`, but only from a turn's first pause on. An approval then waits in the store.
+    Approvals,
+    /// The turn in flight is stored at each point after which something must not be lost or happen twice.
+    InFlight,
+}
+
+/// The treatment of a tool use whose tool was running when its process ended, if the tool must not run twice.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum OnUncertain {
+    /// The model gets an error result, which states that it is not known whether the tool took effect.
+    #[default]
+    Report,
+    /// The turn pauses, and the tool use waits for a decision.
+    Ask,
+}
+
+/// The decision of [`handle_recovery`](super::AgentCallbacks::handle_recovery).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum RecoveryDecision {
+    /// Continue the turn.
+    #[default]
+    Resume,
+    /// Interrupt the run, and keep its completed steps.
+    Interrupt,
+    /// Cancel the run, and discard the messages of the turn in flight.
+    Discard,
+}
+
+/// The treatment of a turn in flight when its conversation is opened again.
+/// [`handle_recovery`](super::AgentCallbacks::handle_recovery) can change it for each turn.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Recover {
+    /// Whether the turn continues.
+    pub decision: RecoveryDecision,
+    /// The treatment of tool uses whose outcome is not known.
+    pub on_uncertain: OnUncertain,
+}
+
+setters!(Recover: with_decision(decision: RecoveryDecision), with_on_uncertain(on_uncertain: OnUncertain));
+
+/// The activity of a turn that is about to continue after a restart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum RecordedStage {
+    /// The next request was being prepared, or was not sent yet.
+    Preparing,
+    /// The request was sent, and its response was not complete.
+    Streaming,
+    /// The tool uses of a response were being decided on.
+    Deciding,
+    /// At least one tool use waits for a decision.
+    Paused,
+    /// Tools were running.
+    Executing,
+    /// The results of tools were being reviewed by `handle_tool_result`.
+    Reviewing,
+    /// `handle_turn` was running.
+    Concluding,
+    /// `handle_error` was running.
+    Failing,
+    /// The repetition of a step was delayed.
+    Delaying,
+}
+
+/// A turn in flight that is about to continue after a restart. See
+/// [`handle_recovery`](super::AgentCallbacks::handle_recovery).
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Recovery {
+    /// The id of the turn.
+    pub turn: TurnId,
+    /// The activity at which the turn continues.
+    pub stage: RecordedStage,
+    /// The time since the turn was first recorded.
+    pub age: Duration,
+    /// The number of restarts since the turn last made progress.
+    pub lives: u32,
+    /// The messages of the turn so far.
+    pub pending: Vec<Arc<Message>>,
+    /// The tool uses whose tools were running. Tools that must not run twice follow
+    /// [`on_uncertain`](UncertainUse::on_uncertain). The others run again.
+    pub uncertain: Vec<UncertainUse>,
+    /// The decision that was set with [`Recover`].
+    pub decision: RecoveryDecision,
+}
+
+/// A tool use whose outcome is not known, because its tool was running when its process ended.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct UncertainUse {
+    /// The tool use, with the input with which the tool was run.
+    pub tool_use: ToolUse,
+    /// The stricter one of the tool's declarations at its start and now. `Never` if the tool does not exist any more.
+    pub replay: Replay,
+    /// The idempotency key of the call. A repetition has the same key.
+    pub idempotency_key: Arc<str>,
+    /// The treatment, if the tool is declared as [`Replay::Never`].
+    pub on_uncertain: OnUncertain,
+}
+
+/// A state of the agent that must be stored before gates and replies with this number, or a lower one, are released.
+#[derive(Debug)]
+pub(crate) struct Record {
+    pub(crate) number: u64,
+    /// The turn in flight. `None` if no recorded turn is in flight any more.
+    pub(crate) turn: Option<TurnRecord>,
+}
+
+/// The number of the last record that is stored. The history's owner raises it, and the agent's task waits for it.
+#[derive(Debug, Default)]
+pub(crate) struct Written {
+    number: AtomicU64,
+    waker: AtomicWaker,
+}
+
+impl Written {
+    /// Reports that all records up to this number are stored.
+    pub(crate) fn report(&self, number: u64) {
+        self.number.fetch_max(number, Ordering::AcqRel);
+        self.waker.wake();
+    }
+
+    /// Returns the number of the last stored record. The waker is woken when the number rises.
+    pub(super) fn poll(&self, waker: &Waker) -> u64 {
+        self.waker.register(waker);
+        self.number()
+    }
+
+    pub(super) fn number(&self) -> u64 {
+        self.number.load(Ordering::Acquire)
+    }
+}
+
+/// A record cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum UnreadableTurn {
+    /// A newer version of the crate has written the record.
+    Newer { format: u32 },
+    /// The record is damaged. The value is the problem.
+    Damaged(String),
+}
+
+/// The format of records that this version writes.
+pub(super) const FORMAT: u32 = 1;
+
+/// A recorded turn in flight, with which an agent starts.
+#[derive(Debug)]
+pub(crate) struct TurnInFlight {
+    pub(super) record: TurnRecord,
+    pub(super) fallback: Option<History>,
+    pub(super) age: Duration,
+    pub(super) recover: Recover,
+    pub(super) expiries: Vec<(ToolUseId, Timestamp)>,
+}
+
+impl TurnInFlight {
+    /// Reads the sum of a turn's records. `history` is the history to which the turn's messages are added. `fallback` is
+    /// the history that is restored if the run commits no turn.
+    ///
+    /// # Errors
+    ///
+    /// The reason why the record cannot be read.
+    pub(crate) fn read(
+        record: TurnRecord,
+        history: &History,
+        fallback: Option<History>,
+    ) -> Result<Self, UnreadableTurn> {
+        if record.format > FORMAT {
+            return Err(UnreadableTurn::Newer { format: record.format });
+        }
+        if let Some(problem) = record.damage() {
+            return Err(UnreadableTurn::Damaged(problem.to_owned()));
+        }
+        let _ = history;
+        let (age, recover) = (Duration::ZERO, Recover::default());
+        Ok(Self { record, fallback, age, recover, expiries: Vec::new() })
+    }
+
+    /// Sets the time since the turn was first recorded.
+    pub(crate) fn with_age(mut self, age: Duration) -> Self {
+        self.age = age;
+        self
+    }
+
+    /// Sets the treatment of the turn.
+    pub(crate) fn with_recover(mut self, recover: Recover) -> Self {
+        self.recover = recover;
+        self
+    }
+
+    /// Sets the ends of the time limits of the tool uses that wait. By default, a limit counts from the recovery.
+    pub(crate) fn with_expiries(mut self, expiries: Vec<(ToolUseId, Timestamp)>) -> Self {
+        self.expiries = expiries;
+        self
+    }
+}

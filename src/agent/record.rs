@@ -1,0 +1,285 @@
+//! The record of a turn in flight, as stores keep it.
+
+use std::{collections::HashSet, sync::Arc, time::Duration};
+
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::Value;
+
+use super::KnownPrompt;
+use crate::{
+    message::{Message, ToolResult, ToolUse, TurnId, id::NodeId},
+    setters::setters,
+    subscription::EventId,
+    tool::Decision,
+};
+
+/// A record of the turn in flight: one write of its state to a store.
+///
+/// A record contains only what is new since the last record of the same turn: new messages and new results of tools. A
+/// [`StoredTurn`](crate::store::StoredTurn) is the sum of these records. All other members replace those of earlier records.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct TurnRecord {
+    /// The format of [`core`](Self::core).
+    pub format: u32,
+    /// The id of the turn.
+    pub turn: TurnId,
+    /// The number of restarts since the turn last made progress.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub lives: u32,
+    /// Whether the owner handed the turn over in an orderly way.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub orderly: bool,
+    /// The head of the conversation on which the turn builds. The record is void if the conversation has another head.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub head: Option<NodeId>,
+    /// The place in the tree at which the turn's messages are added, if this is not below the head.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub branch: Option<BranchPoint>,
+    /// The number of pending messages of earlier records that are still valid.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub keep: u32,
+    /// The pending messages that follow the kept ones.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub append: Vec<Arc<Message>>,
+    /// The new results of the tools that the last pending message uses.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub results: Vec<Settled>,
+    /// The state of the agent as JSON text. Stores do not interpret it.
+    pub core: Box<str>,
+    /// The tool uses that wait for a decision.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub waiting: Vec<Waiting>,
+    /// The last prompts of the conversation that have an id of the application, the latest last.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub prompts: Vec<KnownPrompt>,
+    /// The time that the turn has taken so far, without pauses. Stores may round it to microseconds.
+    #[serde(default, skip_serializing_if = "Duration::is_zero")]
+    pub spent: Duration,
+    /// The last event of the session's feed that changed anything. It counts only until the next write, and a store
+    /// returns it as [`Stored::mark`](crate::store::Stored::mark).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mark: Option<EventId>,
+    /// The problem, if the record could not be read.
+    #[serde(skip)]
+    pub(crate) damage: Option<Box<str>>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(number: &u32) -> bool {
+    *number == 0
+}
+
+setters! {
+    TurnRecord: with_lives(lives: u32), with_orderly(orderly: bool), with_head(head: into Option<NodeId>),
+        with_branch(branch: some BranchPoint), with_keep(keep: u32), with_append(append: Vec<Arc<Message>>),
+        with_results(results: Vec<Settled>), with_waiting(waiting: Vec<Waiting>),
+        with_prompts(prompts: Vec<KnownPrompt>), with_spent(spent: Duration), with_mark(mark: into Option<EventId>)
+}
+
+impl TurnRecord {
+    /// Returns a record of this turn, with the state of its agent in this format, and nothing else.
+    pub fn new(format: u32, turn: TurnId, core: impl Into<Box<str>>) -> Self {
+        Self {
+            format,
+            turn,
+            lives: 0,
+            orderly: false,
+            head: None,
+            branch: None,
+            keep: 0,
+            append: Vec::new(),
+            results: Vec::new(),
+            core: core.into(),
+            waiting: Vec::new(),
+            prompts: Vec::new(),
+            spent: Duration::ZERO,
+            mark: None,
+            damage: None,
+        }
+    }
+
+    /// Returns the record with the effect of this record and the `later` one.
+    ///
+    /// A record of another turn replaces this record.
+    ///
+    /// ```
+    /// use omni_agent::{message::{Message, TurnId}, store::TurnRecord};
+    ///
+    /// let turn: TurnId = "00112233445566778899aabbccddeeff".parse()?;
+    /// let messages = |texts: &[&str]| texts.iter().map(|text| Message::user(*text).into()).collect();
+    /// let first = TurnRecord::new(1, turn, "{}").with_keep(1).with_append(messages(&["a", "b"]));
+    /// let second = TurnRecord::new(1, turn, "{}").with_keep(2).with_append(messages(&["c"]));
+    /// let both = first.then(second);
+    /// assert_eq!((both.keep, both.append), (1, messages(&["a", "c"])));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn then(self, later: Self) -> Self {
+        if self.turn != later.turn {
+            return later;
+        }
+        let here = self.keep as usize + self.append.len();
+        // The results belong to the last pending message, and are void when it is not the last one any more.
+        let keeps_last = later.append.is_empty() && later.keep as usize >= here;
+        let (keep, append) = match later.keep.checked_sub(self.keep) {
+            Some(of_append) => {
+                let mut append = self.append;
+                append.truncate(of_append as usize);
+                append.extend(later.append);
+                (self.keep, append)
+            }
+            None => (later.keep, later.append),
+        };
+        let mut results = if keeps_last { self.results } else { Vec::new() };
+        for result in later.results {
+            match results.iter_mut().find(|earlier| earlier.slot == result.slot) {
+                Some(earlier) => *earlier = result,
+                None => results.push(result),
+            }
+        }
+        results.sort_by_key(|result| result.slot);
+        // A complete record replaces a damaged one.
+        let damage = later.damage.or(self.damage.filter(|_| later.keep > 0));
+        Self { keep, append, results, damage, ..later }
+    }
+
+    pub(crate) fn waiting_count(&self) -> u32 {
+        u32::try_from(self.waiting.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Returns whether the turn needs nothing but decisions.
+    #[cfg(any(feature = "sqlite", feature = "postgres"))]
+    pub(crate) fn only_waits(&self) -> bool {
+        !self.waiting.is_empty() && self.waiting.iter().all(|waiting| waiting.survives)
+    }
+
+    /// Removes repetitions, and limits times to those that every store can keep.
+    pub(crate) fn normalise(&mut self) {
+        /// No real turn or pause takes longer: about 30 years.
+        const LONGEST: Duration = Duration::from_secs(1_000_000_000);
+        /// No real step has more tool uses.
+        const SLOTS: u32 = 1 << 24;
+
+        let mut seen = HashSet::new();
+        self.waiting.retain(|waiting| seen.insert(waiting.tool_use.id.clone()));
+        for waiting in &mut self.waiting {
+            waiting.expires_in = waiting.expires_in.map(|limit| limit.min(LONGEST));
+        }
+        self.spent = self.spent.min(LONGEST);
+        self.results.retain(|result| result.slot < SLOTS);
+        let results = std::mem::take(&mut self.results);
+        let mut last: Vec<Settled> = Vec::with_capacity(results.len());
+        for result in results {
+            match last.iter_mut().find(|earlier| earlier.slot == result.slot) {
+                Some(earlier) => *earlier = result,
+                None => last.push(result),
+            }
+        }
+        last.sort_by_key(|result| result.slot);
+        self.results = last;
+    }
+
+    /// Returns a record that can't be read.
+    pub(crate) fn unreadable(turn: TurnId, problem: impl Into<Box<str>>) -> Self {
+        Self { damage: Some(problem.into()), ..Self::new(0, turn, "") }
+    }
+
+    pub(crate) fn damage(&self) -> Option<&str> {
+        self.damage.as_deref()
+    }
+
+    /// Reads a record of any kind. A record that this version can't read must not prevent the conversation from being
+    /// read, so it becomes a damaged record.
+    pub(crate) fn deserialize_any<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let value = Value::deserialize(deserializer)?;
+        let turn = value.get("turn").and_then(|turn| TurnId::deserialize(turn).ok()).unwrap_or_default();
+        let keep = value.get("keep").and_then(|keep| u32::deserialize(keep).ok()).unwrap_or_default();
+        let head = value.get("head").and_then(|head| NodeId::deserialize(head).ok());
+        let read: Result<Self, serde_json::Error> = Self::deserialize(value);
+        Ok(read.unwrap_or_else(|error| Self { head, keep, ..Self::unreadable(turn, error.to_string()) }))
+    }
+}
+
+/// The place in the tree at which the messages of a branch are added.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct BranchPoint {
+    /// The parent of the first message. `None` if the branch begins a new tree.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base: Option<NodeId>,
+    /// The node of the prompt that is answered again. `None` if the prompt is new.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub answers: Option<NodeId>,
+}
+
+setters!(BranchPoint: with_answers(answers: some NodeId));
+
+impl BranchPoint {
+    /// Returns a place below this node.
+    pub const fn new(base: Option<NodeId>) -> Self {
+        Self { base, answers: None }
+    }
+}
+
+/// The result of a tool use of the current step.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Settled {
+    /// The position of the tool use among those of its message.
+    pub slot: u32,
+    /// Whether the result was already reviewed by the application's callback.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub reviewed: bool,
+    /// The result.
+    pub result: ToolResult,
+}
+
+setters!(Settled: with_reviewed(reviewed: bool));
+
+impl Settled {
+    /// Returns a result that was not reviewed yet.
+    pub const fn new(slot: u32, result: ToolResult) -> Self {
+        Self { slot, reviewed: false, result }
+    }
+}
+
+/// A tool use that waits for a decision.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Waiting {
+    /// The tool use.
+    pub tool_use: ToolUse,
+    /// The reason for the pause.
+    #[serde(default, skip_serializing_if = "Value::is_null")]
+    pub reason: Value,
+    /// The time after which [`on_expiry`](Self::on_expiry) applies, counted from the first record with this tool use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires_in: Option<Duration>,
+    /// The decision that applies after the time limit.
+    #[serde(default = "expired")]
+    pub on_expiry: Decision,
+    /// Whether the pause survives the end of its process. A pause in the middle of a provider's answer does not.
+    #[serde(default = "yes")]
+    pub survives: bool,
+}
+
+setters! {
+    Waiting: with_reason(reason: Value), with_expires_in(expires_in: some Duration),
+        with_on_expiry(on_expiry: Decision), with_survives(survives: bool)
+}
+
+fn expired() -> Decision {
+    Decision::reject("The approval was not given in time.")
+}
+
+fn yes() -> bool {
+    true
+}
+
+impl Waiting {
+    /// Returns a tool use that waits without a time limit, for no stated reason.
+    pub fn new(tool_use: ToolUse) -> Self {
+        Self { tool_use, reason: Value::Null, expires_in: None, on_expiry: expired(), survives: true }
+    }
+}

@@ -443,7 +443,7 @@ impl Agent {
     }
 
     /// Resumes a subscription after `last`, the last event that the subscriber saw. If the missed events are still
-    /// buffered, they are replayed. If they are not, or if `last` belongs to another incarnation of the agent, the
+    /// buffered, they are replayed. If they are not, or if `last` belongs to another life of the agent, the
     /// first update is a resync.
     ///
     /// # Errors

@@ -59,6 +59,7 @@ mod core;
 mod error;
 mod event;
 mod forwarded;
+mod life;
 mod perform;
 mod regenerate;
 mod snapshot;
@@ -424,8 +425,12 @@ impl Session {
 
     /// Resumes a subscription after the last event that the reader has seen.
     ///
-    /// Missed events are replayed if they are still in memory. If some of them are no longer in memory, or if the last
-    /// event belongs to another incarnation of the session, the first update is a resync.
+    /// Missed events are replayed if they are still in memory. Otherwise, the first update is a resync.
+    ///
+    /// The reader may have seen the event in an earlier life of the session, even in another process. If it was the last
+    /// event of that life, if everything was saved, and if nobody has written to the conversation since, the reader has
+    /// missed nothing and needs no resync. The exceptions are that the session could not notice its end, for example
+    /// because its process was killed, and that it was opened with other settings than those in the store.
     ///
     /// # Errors
     ///

@@ -64,11 +64,9 @@ use tokio_util::sync::ReusableBoxFuture;
 use crate::error::InvalidId;
 use crate::setters::setters;
 
-/// The id of an event. It consists of the actor's incarnation and the event's number in this incarnation, counted from
-/// 1.
+/// The id of an event. It consists of the actor's life and the event's number in this life, counted from 1.
 ///
-/// The text form is `incarnation-number`, with the incarnation in hexadecimal. It can be used as the id of a
-/// server-sent event.
+/// The text form is `life-number`, with the life in hexadecimal. It can be used as the id of a server-sent event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[cfg_attr(
     feature = "schema",
@@ -77,22 +75,26 @@ use crate::setters::setters;
 )]
 #[non_exhaustive]
 pub struct EventId {
-    /// The incarnation of the actor, which is different after each start of the actor.
-    pub incarnation: u64,
-    /// The number of the event in this incarnation. 0 is the position before the first event.
+    /// The life of the actor, which is different after each start of the actor.
+    ///
+    /// The lives of a session are ordered: each time the conversation is opened, by any process, its life is higher. An
+    /// event with a lower life than one that was already seen comes from a former owner of the conversation. The life
+    /// of a conversation that was not stored when its session began is 0. The lives of agents and managers are random.
+    pub life: u64,
+    /// The number of the event in this life. 0 is the position before the first event.
     pub number: u64,
 }
 
 impl EventId {
     /// Creates the id of an event.
-    pub fn new(incarnation: u64, number: u64) -> Self {
-        Self { incarnation, number }
+    pub fn new(life: u64, number: u64) -> Self {
+        Self { life, number }
     }
 }
 
 impl fmt::Display for EventId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:x}-{}", self.incarnation, self.number)
+        write!(f, "{:x}-{}", self.life, self.number)
     }
 }
 
@@ -101,9 +103,9 @@ impl FromStr for EventId {
 
     fn from_str(text: &str) -> Result<Self, InvalidId> {
         let parse = || {
-            let (incarnation, number) = text.split_once('-')?;
-            let incarnation = u64::from_str_radix(incarnation, 16).ok()?;
-            Some(Self { incarnation, number: number.parse().ok()? })
+            let (life, number) = text.split_once('-')?;
+            let life = u64::from_str_radix(life, 16).ok()?;
+            Some(Self { life, number: number.parse().ok()? })
         };
         parse().ok_or_else(|| InvalidId::EventId { text: text.to_owned() })
     }
@@ -549,8 +551,8 @@ struct Live<E> {
 }
 
 impl<E: Send + Sync + 'static> Feed<E> {
-    pub(crate) fn new(incarnation: u64) -> Self {
-        Self { last: EventId { incarnation, number: 0 }, live: None }
+    pub(crate) fn new(life: u64) -> Self {
+        Self { last: EventId { life, number: 0 }, live: None }
     }
 
     pub(crate) fn last(&self) -> EventId {
@@ -602,7 +604,7 @@ impl<E: Send + Sync + 'static> Feed<E> {
 
     /// Returns the position directly after `after`, if all events that follow `after` are still buffered.
     pub(crate) fn replay<S>(&mut self, limits: FeedLimits, after: EventId) -> Option<Attachment<S, E>> {
-        if after.incarnation != self.last.incarnation {
+        if after.life != self.last.life {
             return None;
         }
         let missed = usize::try_from(self.last.number.checked_sub(after.number)?).ok()?;

@@ -12,6 +12,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::{
     Guard, Session, SessionError, Watcher, WeakSession, check_title,
     core::{Core, saved},
+    life,
     task::{DELIVERIES, Deliveries, LastWords, SessionShared, Setup, Task, writing::contained},
     tenure::{Keeper, Tenure},
 };
@@ -265,6 +266,7 @@ impl SessionBuilder {
         match created.await {
             Ok((version, tenure)) => {
                 starting.core.created(version);
+                starting.life = life::next(tenure.as_ref(), None);
                 starting.tenure = tenure;
             }
             Err(error) => {
@@ -299,7 +301,7 @@ impl SessionBuilder {
         // The lease is acquired before the conversation is loaded, so that no other owner changes it in between.
         let tenure = Tenure::begin(&self.store, self.setup.keeper.as_ref(), &id, &self.setup.owner()).await?;
         let stored = self.store.load(&id).await?;
-        let (state, version) = (stored.state, stored.version);
+        let (state, version, mark) = (stored.state, stored.version, stored.mark);
         let tree = Tree::restored(stored.nodes, stored.head, stored.cursors, stored.next)?;
         self.agent =
             self.agent.restore(saved(&state)).history(tree.history().clone()).last_run(stored.last_run);
@@ -307,6 +309,8 @@ impl SessionBuilder {
         let loaded = |config, seen| Core::loaded(tree, &state, version, keeps_usage, config, seen);
         let mut starting = self.start(id, loaded).await?;
         starting.core.loaded_usage(used);
+        starting.life = life::next(tenure.as_ref(), mark);
+        starting.mark = mark.filter(|_| starting.core.is_as_stored());
         starting.tenure = tenure;
         Ok(starting.run())
     }
@@ -387,7 +391,18 @@ impl SessionBuilder {
         let state = agent.state().await?;
         let seen = owner.moment().await?.last;
         let core = core(Arc::clone(&state.config), seen);
-        Ok(Starting { session, receiver, agent, owner, deliveries, core, store, tenure: None })
+        Ok(Starting {
+            session,
+            receiver,
+            agent,
+            owner,
+            deliveries,
+            core,
+            store,
+            tenure: None,
+            life: life::FIRST,
+            mark: None,
+        })
     }
 }
 
@@ -401,11 +416,15 @@ struct Starting {
     core: Core,
     store: Arc<dyn Store>,
     tenure: Option<Tenure>,
+    /// The number of this life of the session.
+    life: u64,
+    /// The last event of the life before, if readers of that event can continue without a snapshot.
+    mark: Option<EventId>,
 }
 
 impl Starting {
     fn run(self) -> Session {
-        let Self { session, receiver, agent, owner, deliveries, core, store, tenure } = self;
+        let Self { session, receiver, agent, owner, deliveries, core, store, tenure, life, mark } = self;
         let shared = Arc::clone(&session.shared);
         // This always succeeds, because the cell is set only here.
         let _ = shared.agent.set(agent.downgrade());
@@ -417,7 +436,8 @@ impl Starting {
             deliveries,
             store,
             tenure,
-            feed: Feed::new(rand::random()),
+            feed: Feed::new(life),
+            mark: mark.map(Box::new),
             _last_words: LastWords(Arc::clone(&shared)),
             shared,
             attempts: None,

@@ -72,18 +72,20 @@ impl SessionSnapshot {
 
     /// Applies the next item of a subscription: an event, or a snapshot that replaces this one.
     ///
+    /// Items of an earlier life of the conversation are ignored, because they come from a former owner.
+    ///
     /// # Errors
     ///
     /// As for [`apply`](Self::apply).
     pub fn take(&mut self, update: &Update<Self, SessionEvent>) -> Result<(), TreeError> {
-        match update {
-            Update::Event(event) => self.apply(event)?,
-            Update::Resync(snapshot) => self.clone_from(snapshot),
-            Update::Closed(end) => {
-                if let Some(snapshot) = &end.snapshot {
-                    self.clone_from(snapshot);
-                }
-            }
+        let snapshot = match update {
+            Update::Event(event) if event.id.life < self.last.life => return Ok(()),
+            Update::Event(event) => return self.apply(event),
+            Update::Resync(snapshot) => Some(snapshot),
+            Update::Closed(end) => end.snapshot.as_ref(),
+        };
+        if let Some(snapshot) = snapshot.filter(|snapshot| snapshot.last.life >= self.last.life) {
+            self.clone_from(snapshot);
         }
         Ok(())
     }

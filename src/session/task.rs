@@ -132,6 +132,8 @@ pub(super) struct Task {
     /// The session's ownership of the conversation, if the store supports owners.
     pub(super) tenure: Option<Tenure>,
     pub(super) feed: Feed<SessionEvent>,
+    /// The last event of the life before. Readers of this event continue without a snapshot.
+    pub(super) mark: Option<Box<EventId>>,
     pub(super) shared: Arc<SessionShared>,
     /// The attempts at the write in flight.
     pub(super) attempts: Option<Box<writing::Attempts>>,

@@ -19,7 +19,10 @@ use tokio::{
 };
 use tracing::Instrument;
 
-use crate::store::{ConversationId, Epoch, Lease, Owner, Store, StoreError};
+use crate::{
+    store::{ConversationId, Epoch, Lease, Owner, Store, StoreError},
+    subscription::EventId,
+};
 
 /// The time that the store may take to release a conversation. If the session that requested a lease is gone, the store
 /// has the same time to grant the lease.
@@ -28,6 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// The ownership of one conversation. The conversation is released shortly after this is dropped.
 pub(super) struct Tenure {
     held: Arc<Held>,
+    epoch: Epoch,
     /// Completes with the reason when the conversation is lost. The future is boxed once, so that a session without a
     /// lease needs no space for it.
     loss: BoxFuture<'static, StoreError>,
@@ -79,6 +83,7 @@ impl Tenure {
         }
         let keeper = keeper.unwrap_or_else(|| Arc::new(Keeper::new(store)));
         keeper.start()?;
+        let epoch = lease.epoch;
         let held = Arc::new(Held {
             id,
             lease: watch::Sender::new(Ok(lease)),
@@ -87,11 +92,16 @@ impl Tenure {
         });
         held.keeper.send(Order::Keep(Arc::clone(&held)));
         let loss = Arc::clone(&held).loss().fuse().boxed();
-        Ok(Some(Self { held, loss }))
+        Ok(Some(Self { held, epoch, loss }))
     }
 
     pub(super) fn held(&self) -> Arc<Held> {
         Arc::clone(&self.held)
+    }
+
+    /// Returns the epoch with which the conversation was acquired.
+    pub(super) fn epoch(&self) -> Epoch {
+        self.epoch
     }
 
     /// Waits until the conversation is lost to another owner, and returns the reason. After it has returned, it must
@@ -104,14 +114,14 @@ impl Tenure {
         (&mut self.loss).await
     }
 
-    /// Releases the conversation.
+    /// Releases the conversation. `mark` is the last event of the session's feed, if readers may continue from it.
     ///
     /// # Cancel safety
     ///
     /// If the future is dropped, the release continues.
-    pub(super) async fn end(self) {
+    pub(super) async fn end(self, mark: Option<EventId>) {
         let (reply, answer) = oneshot::channel();
-        self.held.keeper.send(Order::Release(self.held(), Some(reply)));
+        self.held.keeper.send(Order::Release(self.held(), mark, Some(reply)));
         // The lease is released by then, so the release in `drop` has no effect.
         let _ = answer.await;
     }
@@ -136,7 +146,7 @@ impl Drop for PendingAcquisition {
 
 impl Drop for Tenure {
     fn drop(&mut self) {
-        self.held.keeper.send(Order::Release(self.held(), None));
+        self.held.keeper.send(Order::Release(self.held(), None, None));
     }
 }
 

@@ -183,15 +183,15 @@ async fn resume_from_an_event_gives_the_later_events_or_a_resync() {
         assert_eq!(event.id.number, seen.id.number + number);
         assert!(matches!(&*event.event, ManagerEvent::Title { .. }));
     }
-    let elsewhere = EventId::new(seen.id.incarnation ^ 1, seen.id.number);
-    let beyond = EventId::new(seen.id.incarnation, 1 << 40);
+    let elsewhere = EventId::new(seen.id.life ^ 1, seen.id.number);
+    let beyond = EventId::new(seen.id.life, 1 << 40);
     for strange in [elsewhere, beyond] {
         let mut resumed = manager.resume_from(strange);
         assert_eq!(resumed.last_id(), strange, "the reader has not seen the snapshot yet");
         let Some(Update::Resync(truth)) = in_time(resumed.next()).await else {
             panic!("the id belongs to another manager, so a resync comes first");
         };
-        assert_eq!(resumed.last_id().incarnation, seen.id.incarnation);
+        assert_eq!(resumed.last_id().life, seen.id.life);
         assert_eq!(truth.open, manager.list_open());
     }
 }

@@ -122,8 +122,8 @@ async fn resume_from_an_unavailable_id_resyncs_first() {
     let before = answered(session.snapshot()).await.unwrap();
     session.ask("Unseen").await.unwrap();
     let _events = answered(session.subscribe(Mode::Controller)).await.unwrap();
-    let stranger = EventId::new(before.last.incarnation ^ 1, 1);
-    let future = EventId::new(before.last.incarnation, 1_000_000);
+    let stranger = EventId::new(before.last.life ^ 1, 1);
+    let future = EventId::new(before.last.life, 1_000_000);
     for last in [before.last, stranger, future] {
         let mut events = answered(session.resume_from(last, Mode::Observer)).await.unwrap();
         let truth = answered(session.snapshot()).await.unwrap();
@@ -168,7 +168,7 @@ async fn subscriber_far_behind_misses_no_turn() {
             prompt.check().await;
         }
         // The subscriber reads only the resync, so it falls behind again in the next round.
-        let some = EventId::new(view.last.incarnation, view.last.number + 1);
+        let some = EventId::new(view.last.life, view.last.number + 1);
         let resyncs = follow(&mut slow, &mut view, some).await;
         assert_eq!(resyncs, 1);
     }

@@ -19,6 +19,7 @@ mod kept_at_end;
 #[allow(dead_code, reason = "shared with other tests")]
 #[path = "../support/leasing.rs"]
 mod leasing;
+mod lives;
 mod loading;
 mod losing;
 mod modes;

@@ -21,6 +21,7 @@ mod labels;
 mod limits;
 mod listing;
 mod memory;
+mod merged;
 #[cfg(feature = "postgres")]
 mod postgres;
 mod processes;

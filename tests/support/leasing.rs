@@ -8,9 +8,12 @@ use std::{
 };
 
 use async_trait::async_trait;
-use omni_agent::store::{
-    Commit, ConversationId, Epoch, Lease, MemoryStore, Owner, Page, StateChange, Store, StoreError, Stored,
-    StoredState, Summary, Version, Write, WriteId,
+use omni_agent::{
+    store::{
+        Commit, ConversationId, Epoch, Lease, MemoryStore, Owner, Page, StateChange, Store, StoreError,
+        Stored, StoredState, Summary, Version, Write, WriteId,
+    },
+    subscription::EventId,
 };
 use tokio::sync::watch;
 
@@ -291,7 +294,20 @@ impl Store for LeasingStore {
     }
 
     async fn release(&self, id: &ConversationId, lease: &Lease) -> Result<(), StoreError> {
+        self.release_at(id, lease, None).await
+    }
+
+    async fn release_at(
+        &self,
+        id: &ConversationId,
+        lease: &Lease,
+        mark: Option<EventId>,
+    ) -> Result<(), StoreError> {
         self.act().await?;
+        let holds = self.rows().leases.get(id).is_some_and(|row| row.epoch == lease.epoch.0);
+        if holds {
+            self.0.store.release_at(id, lease, mark).await?;
+        }
         let mut rows = self.rows();
         if let Some(row) = rows.leases.get_mut(id)
             && row.epoch == lease.epoch.0

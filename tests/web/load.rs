@@ -198,7 +198,7 @@ impl Reader {
         match update {
             Update::Event(event) => {
                 let copy = self.copies.get_mut(id).expect("a conversation begins with a snapshot");
-                assert_eq!(event.id.incarnation, copy.last.incarnation, "the conversation stays open");
+                assert_eq!(event.id.life, copy.last.life, "the conversation stays open");
                 // An event that the copy includes can come again after a reconnection.
                 if event.id.number > copy.last.number {
                     assert_eq!(

@@ -46,7 +46,7 @@ impl Client {
 
 /// Returns whether the event comes after the last one that was applied.
 fn follows(id: EventId, last: EventId) -> bool {
-    id.incarnation != last.incarnation || id.number > last.number
+    id.life != last.life || id.number > last.number
 }
 
 pub(crate) fn without_history(mut snapshot: SessionSnapshot) -> SessionSnapshot {

@@ -124,7 +124,7 @@ fn assert_lossless(event: &Event) {
     assert_eq!(serde_json::to_string(&read).unwrap(), json, "serializing again gives the same bytes");
     let value: Event = serde_json::from_value(serde_json::to_value(event).unwrap()).unwrap();
     assert_eq!(value, *event);
-    let id = EventId { incarnation: u64::MAX, number: 1 };
+    let id = EventId { life: u64::MAX, number: 1 };
     let numbered = Numbered { id, event: Arc::new(event.clone()) };
     let json = serde_json::to_string(&numbered).unwrap();
     assert_eq!(serde_json::from_str::<Numbered<Event>>(&json).unwrap(), numbered);

@@ -79,7 +79,7 @@ async fn resume_from_an_evicted_or_foreign_id_one_resync_then_events() {
     let first = agent.subscribe().await.unwrap().last_id();
     agent.ask("Hi").await.unwrap();
     let last = agent.snapshot().await.unwrap().last;
-    let foreign = EventId { incarnation: first.incarnation.wrapping_add(1), ..last };
+    let foreign = EventId { life: first.life.wrapping_add(1), ..last };
     let future = EventId { number: last.number + 1, ..last };
     let mut all = Vec::new();
     for id in [first, foreign, future] {
@@ -388,16 +388,16 @@ async fn subscription_is_a_stream_of_the_same_updates() {
 #[test]
 fn event_id_text_form_round_trips() {
     for id in [
-        EventId { incarnation: 0, number: 0 },
-        EventId { incarnation: 0x1f0a, number: 42 },
-        EventId { incarnation: u64::MAX, number: u64::MAX },
+        EventId { life: 0, number: 0 },
+        EventId { life: 0x1f0a, number: 42 },
+        EventId { life: u64::MAX, number: u64::MAX },
     ] {
         assert_eq!(id.to_string().parse::<EventId>().unwrap(), id);
         let json = serde_json::to_string(&id).unwrap();
         assert_eq!(json, format!("\"{id}\""));
         assert_eq!(serde_json::from_str::<EventId>(&json).unwrap(), id);
     }
-    assert_eq!(EventId { incarnation: 0x1f0a, number: 42 }.to_string(), "1f0a-42");
+    assert_eq!(EventId { life: 0x1f0a, number: 42 }.to_string(), "1f0a-42");
     for text in ["", "-", "1f0a", "1f0a-", "-42", "xyz-1", "1-1-1", "1f0a-0x2", "1 -2", "10000000000000000-1"]
     {
         assert!(text.parse::<EventId>().is_err(), "{text:?}");
@@ -407,7 +407,7 @@ fn event_id_text_form_round_trips() {
 #[test]
 fn numbered_event_with_its_id_is_serialized_without_loss() {
     let event = Event::ToolUseStart { index: 0, id: "t1".into(), name: "echo".into() };
-    let numbered = Numbered { id: EventId { incarnation: 1, number: 2 }, event: Arc::new(event) };
+    let numbered = Numbered { id: EventId { life: 1, number: 2 }, event: Arc::new(event) };
     let json = serde_json::to_string(&numbered).unwrap();
     assert_eq!(serde_json::from_str::<Numbered<Event>>(&json).unwrap(), numbered);
 }

@@ -361,6 +361,16 @@ impl Core {
         self.save(env, effects);
     }
 
+    /// Returns the version of the conversation in the store.
+    pub(in crate::session) fn version(&self) -> Option<Version> {
+        self.saver.version
+    }
+
+    /// Returns whether the session shows a loaded conversation as the store has it: with the same configuration.
+    pub(in crate::session) fn is_as_stored(&self) -> bool {
+        self.saver.replaced.is_none() && self.config.model.fallback_for().is_none()
+    }
+
     /// Returns the state with which the conversation is created.
     pub(in crate::session) fn state(&self) -> StoredState {
         self.state_now().persistable()

@@ -188,6 +188,12 @@ impl Task {
         Some(self.take_until(with).await.map_err(SessionError::from))
     }
 
+    /// Returns this position, or the beginning of this life if the position is the end of the life before.
+    fn continued(&self, after: EventId) -> EventId {
+        let is_mark = self.mark.as_ref().is_some_and(|mark| **mark == after);
+        if is_mark { EventId { number: 0, ..self.feed.last() } } else { after }
+    }
+
     /// Returns a position in the stream of events. The position is directly after `after` if all later events are still
     /// in memory. Otherwise, it is at the current event.
     async fn attach(
@@ -195,7 +201,7 @@ impl Task {
         after: Option<EventId>,
     ) -> Result<Attachment<SessionSnapshot, SessionEvent>, AgentError> {
         let limits = self.shared.setup.feed_limits;
-        if let Some(attachment) = after.and_then(|after| self.feed.replay(limits, after)) {
+        if let Some(attachment) = after.and_then(|after| self.feed.replay(limits, self.continued(after))) {
             return Ok(attachment);
         }
         let snapshot = self.snapshot().await?;

@@ -8,6 +8,8 @@ use tokio::{
     time::{Instant, sleep_until, timeout},
 };
 
+use tracing::Span;
+
 use super::{Task, writing};
 use crate::{
     actor::passed,
@@ -17,7 +19,8 @@ use crate::{
         command::{Command, Stop, Unsaved},
         core::Core,
     },
-    subscription::{End, EndReason},
+    store::Lease,
+    subscription::{End, EndReason, EventId},
 };
 
 /// The maximum time for aborting an agent.
@@ -52,15 +55,10 @@ impl Task {
             self.take(delivery);
         }
 
-        if let Some(tenure) = self.tenure.take() {
-            let left =
-                self.ends_by.map_or(limit, |ends_by| ends_by.saturating_duration_since(Instant::now()));
-            // This releases the conversation before its lease expires, so that it can be opened elsewhere.
-            let _ = timeout(left.max(CUTTING_OFF), tenure.end()).await;
-        }
-
         // If the run was aborted, its uncommitted branch must be removed.
         self.step(|core, _, effects| core.agent_ended(effects));
+        let left = self.ends_by.map_or(limit, |ends_by| ends_by.saturating_duration_since(Instant::now()));
+        let _ = timeout(left.max(CUTTING_OFF), self.release()).await;
         let snapshot = Arc::new(self.last_snapshot());
         let unsaved = self.unsaved().or_else(|| self.missed());
         if let (Some(Unsaved { nodes, error }), []) = (&unsaved, &*waiting) {
@@ -141,6 +139,36 @@ impl Task {
                 },
             }
         }
+    }
+
+    /// Releases the conversation before its lease expires, so that it can be opened elsewhere, and records the last event
+    /// of the feed.
+    async fn release(&mut self) {
+        let mark = self.final_mark().await;
+        if let Some(tenure) = self.tenure.take() {
+            tenure.end(mark).await;
+        } else if mark.is_some() {
+            let (store, id) = (Arc::clone(&self.store), self.shared.id.clone());
+            let released = writing::contained(Span::none(), async move {
+                store.release_at(&id, &Lease::unlimited(), mark).await
+            });
+            // Without the mark, readers get a snapshot.
+            let _ = released.await;
+        }
+    }
+
+    /// Returns the last event of the feed, if the store has the state after this event. Otherwise its readers need a
+    /// snapshot.
+    async fn final_mark(&mut self) -> Option<EventId> {
+        if !self.feed.is_listened_to() || !self.is_saved() || self.core.is_lost() || self.missed().is_some() {
+            return None;
+        }
+        let (store, id) = (Arc::clone(&self.store), self.shared.id.clone());
+        // Another writer may have renamed the conversation.
+        let stored = writing::contained(Span::none(), async move { store.summary(&id).await }).await.ok()?;
+        let last = self.feed.last();
+        let continued = self.mark.as_ref().filter(|_| last.number == 0);
+        (self.core.version() == Some(stored.version)).then(|| continued.map_or(last, |mark| **mark))
     }
 
     /// Returns an error if events of the agent are missing because a busy agent was aborted. The missing events may

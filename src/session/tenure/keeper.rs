@@ -26,6 +26,7 @@ use super::{Held, PATIENCE};
 use crate::{
     panics::contained_async,
     store::{ConversationId, Epoch, Lease, Store, StoreError},
+    subscription::EventId,
     sync::lock,
 };
 
@@ -56,8 +57,8 @@ pub(super) enum Order {
     Keep(Arc<Held>),
     /// The store has rejected the lease with this epoch. Find out why, and reply.
     Check(Arc<Held>, Epoch, Reply),
-    /// Release this lease, then reply.
-    Release(Arc<Held>, Option<oneshot::Sender<()>>),
+    /// Release this lease and record the last event of the session's feed, then reply.
+    Release(Arc<Held>, Option<EventId>, Option<oneshot::Sender<()>>),
 }
 
 impl Keeper {
@@ -189,7 +190,7 @@ impl Watch {
                     });
                 }
             }
-            Order::Release(held, reply) => self.release(&held, reply),
+            Order::Release(held, mark, reply) => self.release(&held, mark, reply),
         }
     }
 
@@ -203,7 +204,7 @@ impl Watch {
         }
     }
 
-    fn release(&mut self, held: &Arc<Held>, reply: Option<oneshot::Sender<()>>) {
+    fn release(&mut self, held: &Arc<Held>, mark: Option<EventId>, reply: Option<oneshot::Sender<()>>) {
         held.is_over.store(true, Ordering::Release);
         let Ok(lease) = held.lease() else {
             return;
@@ -213,7 +214,7 @@ impl Watch {
         }
         let (store, id) = (Arc::clone(&self.store), held.id.clone());
         self.work.push(Box::pin(async move {
-            release_lease(&*store, &id, &lease).await;
+            release_lease(&*store, &id, &lease, mark).await;
             drop(reply);
             Done::Released
         }));
@@ -300,7 +301,7 @@ impl Watch {
                 drop(held.lease.send_replace(Ok(lease)));
                 self.keep(Arc::clone(&held));
                 if is_over {
-                    self.release(&held, None);
+                    self.release(&held, None, None);
                 }
             }
             // The outcome is unknown. The next renewal will determine it.
@@ -329,8 +330,8 @@ async fn lost(store: &dyn Store, id: ConversationId) -> StoreError {
 }
 
 /// Releases a conversation. If the release fails, the conversation remains owned until its lease expires.
-async fn release_lease(store: &dyn Store, id: &ConversationId, lease: &Lease) {
-    if let Err(error) = in_time(PATIENCE, store.release(id, lease)).await {
+async fn release_lease(store: &dyn Store, id: &ConversationId, lease: &Lease, mark: Option<EventId>) {
+    if let Err(error) = in_time(PATIENCE, store.release_at(id, lease, mark)).await {
         tracing::warn!(%id, %error, "releasing a conversation failed; it is owned until its lease expires");
     }
 }

@@ -403,7 +403,7 @@ impl Translator {
     /// Ends the response if the run is paused and all pauses are known.
     fn settle(&mut self) {
         let Phase::Pausing { pauses, until: Some(until) } = &self.phase else { return };
-        let is_complete = until.incarnation != self.last.incarnation || self.last.number >= until.number;
+        let is_complete = until.life != self.last.life || self.last.number >= until.number;
         if is_complete {
             let pauses = pauses.clone();
             self.writer.pauses(&pauses);

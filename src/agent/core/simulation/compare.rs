@@ -13,7 +13,7 @@ use crate::{
 pub(super) struct Kept(Snapshot);
 
 fn snapshot(core: &Core, config: &Config) -> Snapshot {
-    let none = EventId { incarnation: 0, number: 0 };
+    let none = EventId { life: 0, number: 0 };
     core.snapshot(none, config.view(core.history().clone()))
 }
 

@@ -121,7 +121,7 @@ impl Bench {
     }
 
     fn snapshot(&self) -> Snapshot {
-        let none = EventId { incarnation: 0, number: 0 };
+        let none = EventId { life: 0, number: 0 };
         self.core.snapshot(none, self.config.view(self.core.history().clone()))
     }
 }

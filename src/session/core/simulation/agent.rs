@@ -78,7 +78,7 @@ pub(super) fn random_turn(number: u32, history: &History, rng: &mut Rng) -> [Arc
 }
 
 impl Agent {
-    pub(super) fn new(config: Arc<Config>, history: History, incarnation: u64) -> Self {
+    pub(super) fn new(config: Arc<Config>, history: History, life: u64) -> Self {
         Self {
             config,
             history,
@@ -87,7 +87,7 @@ impl Agent {
             settings: None,
             runs: false,
             status: Status::Idle,
-            last: EventId { incarnation, number: 1 },
+            last: EventId { life, number: 1 },
             undelivered: VecDeque::new(),
             messages: 0,
             turn: TurnId::default(),
@@ -205,7 +205,7 @@ impl Agent {
         if self.pending.is_empty() {
             // The ends of runs are compared, also across restarts of the session, so each turn has its own id.
             (self.turns, self.request) = (self.turns + 1, 0);
-            self.turn = TurnId::new(u128::from(self.last.incarnation) << 32 | u128::from(self.turns));
+            self.turn = TurnId::new(u128::from(self.last.life) << 32 | u128::from(self.turns));
         }
         self.pending.push(Arc::clone(&message));
         self.emit(Event::Message { message, step: 0, turn: self.turn, run: 1 });

@@ -29,7 +29,7 @@ fn reports(effects: &[Effect]) -> Vec<&StoreReport> {
 #[test]
 fn late_creation_keeps_reported_failure_until_turn_is_saved() {
     let config = config();
-    let id = |number| EventId { incarnation: 1, number };
+    let id = |number| EventId { life: 1, number };
     let env = Env { write_id: &WriteId::generate, unsaved_limit: usize::MAX, left: None };
     let mut core = Core::new(None, crate::store::Labels::default(), false, Arc::clone(&config), id(1));
     let messages = random_turn(1, &History::new(), &mut Rng::new(1)).to_vec();

@@ -181,7 +181,7 @@ impl World {
     /// Subscribes now.
     fn join(&mut self) {
         self.kept = SessionSnapshot {
-            last: EventId { incarnation: 0, number: 0 },
+            last: EventId { life: 0, number: 0 },
             id: vault::id(),
             title: self.core.title().cloned(),
             labels: self.core.labels().clone(),

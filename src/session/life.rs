@@ -1,0 +1,27 @@
+//! The lives of a session, and the events that readers continue from.
+//!
+//! A conversation is opened again and again, by different processes. Each time is a *life*, and the ids of its events
+//! contain its number. Later lives have higher numbers, so that a reader can recognise the events of a former owner.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::tenure::Tenure;
+use crate::{message::Timestamp, subscription::EventId};
+
+/// The last number that [`next`] has returned. So two lives that start in the same millisecond differ.
+static LAST: AtomicU64 = AtomicU64::new(0);
+
+/// The life of a session whose conversation is not stored when it starts. All later lives are higher.
+pub(super) const FIRST: u64 = 0;
+
+/// Returns the number of a life that starts now. With a lease, this is the epoch, which the store increases with each
+/// owner. In a store without owners, it is the time in milliseconds, and higher than the life of the event `mark`.
+pub(super) fn next(tenure: Option<&Tenure>, mark: Option<EventId>) -> u64 {
+    if let Some(tenure) = tenure {
+        return tenure.epoch().0;
+    }
+    let least = mark.map_or(0, |mark| mark.life.saturating_add(1)).max(Timestamp::now().0);
+    let next = |last: u64| least.max(last.saturating_add(1));
+    let last = LAST.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |last| Some(next(last)));
+    next(last.unwrap_or_else(|last| last))
+}

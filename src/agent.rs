@@ -106,7 +106,7 @@ use std::{
 };
 
 pub use self::core::Accepted;
-pub(crate) use self::core::Resume;
+pub(crate) use self::core::{Resume, check_name};
 pub(crate) use admission::{Admission, Permit};
 pub use builder::AgentBuilder;
 pub use callbacks::{AgentCallbacks, ErrorDecision, ToolDecision, TurnDecision};

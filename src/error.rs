@@ -109,6 +109,14 @@ pub enum InvalidId {
         /// The text.
         text: String,
     },
+    /// The text is not an [`ApprovalId`](crate::manager::ApprovalId).
+    #[error(
+        "{text:?} is not the id of an approval, such as `00112233445566778899aabbccddeeff.call_7.chat-1`"
+    )]
+    ApprovalId {
+        /// The text.
+        text: String,
+    },
 }
 
 impl InvalidId {

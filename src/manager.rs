@@ -13,6 +13,8 @@
 //!   [`Manager::create`] return an [`OpenedSession`]: the [`Session`] and a subscription to its events.
 //! - [`Manager::subscribe`] returns a [`ManagerSnapshot`] and the [`ManagerEvent`]s that follow it. The events report
 //!   sessions that open, close, change their status or get titles.
+//! - [`Manager::pending_approvals`] lists the tool uses that wait for decisions, and [`Manager::decide`] decides on them,
+//!   without opening their conversations.
 //! - [`ManagerError`] is the error type of a manager's operations.
 //!
 //! ```
@@ -41,6 +43,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod approvals;
 mod closing;
 mod error;
 mod event;
@@ -61,6 +64,7 @@ use std::{
     time::Duration,
 };
 
+pub use approvals::{Approval, ApprovalId, Decided};
 use closing::Description;
 pub use error::ManagerError;
 pub use event::{Activity, Listed, ManagerEvent, ManagerSnapshot, OpenSession, Presence};

@@ -86,6 +86,7 @@ pub use search::{Found, Hit, Query};
 #[cfg(feature = "sqlite")]
 pub use sqlite::SqliteStore;
 pub use transfer::{Copied, CopyOptions, copy, copy_one};
+pub(crate) use turn::Undecidable;
 pub use turn::{
     BranchPoint, PendingApproval, Settled, StoredTurn, TurnChange, TurnRecord, TurnSummary, Turns, Waiting,
 };
@@ -455,6 +456,18 @@ pub trait Store: Send + Sync + 'static {
     async fn turns(&self, which: Turns, filter: &Filter, page: Page) -> Result<Vec<TurnSummary>, StoreError> {
         let _ = (which, filter, page);
         Err(StoreError::unsupported("lists of turns in flight"))
+    }
+
+    /// Returns the time by the store's clock, which measures the time limits of open approvals.
+    ///
+    /// The default implementation returns the machine's time. A store whose times are those of another clock, such as
+    /// the clock of a database server, returns the time of that clock.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the store can't be reached.
+    async fn now(&self) -> Result<Timestamp, StoreError> {
+        Ok(Timestamp::now())
     }
 
     /// Makes `owner` the owner of the conversation.

@@ -47,7 +47,7 @@ use std::sync::Arc;
 pub(super) use context::{Call, Context, Effect};
 use fresh::Waited;
 use known::KnownPrompts;
-pub(crate) use pauses::Resume;
+pub(crate) use pauses::{Resume, check_name};
 use rare::RareList;
 use serde::{Deserialize, Serialize};
 

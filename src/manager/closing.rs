@@ -257,7 +257,7 @@ impl Inner {
         failed
     }
 
-    async fn release_lease(&self, id: &ConversationId, lease: &Lease) {
+    pub(super) async fn release_lease(&self, id: &ConversationId, lease: &Lease) {
         if let Err(error) = self.store.release(id, lease).await {
             tracing::warn!(%id, %error, "releasing a conversation failed; it is owned until its lease expires");
         }

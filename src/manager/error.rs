@@ -1,6 +1,8 @@
 use std::time::Duration;
 
+use super::ApprovalId;
 use crate::{
+    message::ToolUseId,
     provider::ProviderError,
     session::SessionError,
     store::{ConversationId, Owner, StoreError},
@@ -29,6 +31,15 @@ pub enum ManagerError {
         id: ConversationId,
         /// The owner's name, and its address if it gave one.
         owner: Owner,
+    },
+    /// The tool use does not wait for a decision: it was already decided, its time limit has passed, or its turn has
+    /// ended.
+    #[error("no decision is needed for {}: the tool use does not wait for a decision{}", .id.tool_use, still(.waiting))]
+    StaleApproval {
+        /// The id of the tool use.
+        id: ApprovalId,
+        /// The tool uses of the conversation that wait for decisions.
+        waiting: Vec<ToolUseId>,
     },
     /// No place for another open session became free within the [room timeout](super::ManagerBuilder::room_timeout),
     /// and some places are held by sessions whose tools or callbacks are running.
@@ -102,7 +113,8 @@ impl ManagerError {
         match self {
             Self::Session(error) => error.is_conflict(),
             Self::Store(error) => error.is_conflict(),
-            _ => matches!(self, Self::AlreadyExists { .. } | Self::OpenElsewhere { .. }),
+            Self::AlreadyExists { .. } | Self::OpenElsewhere { .. } | Self::StaleApproval { .. } => true,
+            _ => false,
         }
     }
 
@@ -123,6 +135,14 @@ impl ManagerError {
             _ => None,
         }
     }
+}
+
+fn still(waiting: &[ToolUseId]) -> String {
+    if waiting.is_empty() {
+        return String::new();
+    }
+    let list = waiting.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    format!("; decide on {list}")
 }
 
 /// Lists the first ids, and the number of further ids.

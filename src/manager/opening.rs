@@ -155,7 +155,7 @@ impl Inner {
     }
 
     /// Waits until the registry has recorded that a session has ended.
-    async fn settled(self: &Arc<Self>, id: &ConversationId) {
+    pub(super) async fn settled(self: &Arc<Self>, id: &ConversationId) {
         let session = self.registry().look(id).and_then(Result::ok);
         if let Some(session) = session {
             session.ended().await;

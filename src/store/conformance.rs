@@ -107,7 +107,7 @@ checks! {
         erase_keeps_the_ledger_and_removes_the_last_run, erase_requires_a_valid_lease;
     turns: turn_in_flight_is_the_sum_of_its_records, record_keeps_the_time_of_the_last_write,
         turn_ends_with_its_run_with_nodes_or_with_a_move, turn_stays_when_the_state_changes,
-        approvals_keep_their_age_and_expire, turns_are_listed_by_age_and_labels, turns_of_an_owner_are_not_left,
+        approvals_keep_their_age_and_expire, clock_is_that_of_the_records, turns_are_listed_by_age_and_labels, turns_of_an_owner_are_not_left,
         mark_is_returned_until_the_next_write, turn_is_removed_by_erase_and_delete, records_of_any_content_are_summed_up;
     damage: torn_write_is_dropped_completely, damage_is_reported_with_its_place;
     ownership: lease_excludes_other_owners, expired_lease_can_be_acquired_by_another, renew_all_returns_the_lost_leases,

@@ -503,6 +503,10 @@ impl Store for PostgresStore {
         .await
     }
 
+    async fn now(&self) -> Result<Timestamp, StoreError> {
+        self.run(Lane::Conversations, None, (), |connection, _, ()| Box::pin(turns::now(connection))).await
+    }
+
     async fn acquire(&self, id: &ConversationId, owner: &Owner) -> Result<Lease, StoreError> {
         let claim = (id.clone(), owner.clone());
         self.run(Lane::Conversations, Some(id), claim, |connection, server, (id, owner)| {

@@ -1,8 +1,10 @@
 //! The stored form of a turn in flight.
 
+mod decide;
 mod stored;
 mod summary;
 
+pub(crate) use decide::Undecidable;
 pub use stored::StoredTurn;
 pub use summary::{PendingApproval, TurnSummary, Turns};
 

@@ -241,6 +241,9 @@ impl From<ManagerError> for Problem {
                 Self::conflict("already-exists", "The conversation already exists.", &error)
             }
             ManagerError::OpenElsewhere { owner, .. } => Self::elsewhere(&owner),
+            ManagerError::StaleApproval { waiting, .. } => {
+                Self::stale_decision(serde_json::to_value(waiting).unwrap_or_default())
+            }
             ManagerError::NoRoom { .. } => Self::no_room(),
             ManagerError::Session(error) => error.into(),
             ManagerError::Store(error) => error.into(),

@@ -28,7 +28,7 @@ use super::{
     },
 };
 use crate::{
-    manager::Listed,
+    manager::{ApprovalId, Listed},
     message::{Attachment, Content, Message, MessageId, ResultBlock, Source, Timestamp},
     session::{Session, SessionCommand, SessionSnapshot, check_title},
     store::{ConversationId, Page},
@@ -250,18 +250,9 @@ async fn command(mut call: Call) -> Result<Response, Problem> {
 
 pub(super) async fn decide(mut call: Call) -> Result<Response, Problem> {
     let DecisionRequest { turn, tool_use, decision } = call.json(call.web.0.limits.command_body).await?;
-    // A conversation that is not open has no tool use that waits for a decision.
-    let Some(session) = call.web.0.manager.get(call.id()?) else {
-        return Err(Problem::stale_decision(serde_json::json!([])));
-    };
-    let command = SessionCommand::Resume { tool_use_id: tool_use, turn: Some(turn), decision };
-    match session.perform(command, Some(call.principal.name())).await.map_err(Problem::from) {
-        Ok(_) => Ok(StatusCode::NO_CONTENT.into_response()),
-        Err(problem) if problem.code() == "not-paused" || problem.code() == "shut-down" => {
-            Err(Problem::stale_decision(serde_json::json!([])))
-        }
-        Err(problem) => Err(problem),
-    }
+    let approval = ApprovalId::new(call.id()?.clone(), turn, tool_use);
+    call.web.0.manager.decide(&approval, decision, Some(call.principal.name())).await?;
+    Ok(StatusCode::NO_CONTENT.into_response())
 }
 
 async fn rows(call: Call) -> Result<Response, Problem> {

@@ -18,6 +18,16 @@ const MAX_NAME: usize = 256;
 /// The reason for a pause of a tool that needs an approval.
 const NEEDS_APPROVAL: &str = "needs approval";
 
+/// Fails if the name of the decider is too long.
+pub(crate) fn check_name(by: Option<&str>) -> Result<(), AgentError> {
+    match by {
+        Some(name) if name.len() > MAX_NAME => {
+            Err(AgentError::LongName { length: name.len(), limit: MAX_NAME })
+        }
+        _ => Ok(()),
+    }
+}
+
 /// A decision about a tool use that waits.
 pub(crate) struct Resume {
     pub(crate) tool_use: ToolUseId,
@@ -61,9 +71,7 @@ impl Core {
         resume: Resume,
         cx: &mut Context<'_>,
     ) -> Result<(), AgentError> {
-        if let Some(name) = resume.by.as_ref().filter(|name| name.len() > MAX_NAME) {
-            return Err(AgentError::LongName { length: name.len(), limit: MAX_NAME });
-        }
+        check_name(resume.by.as_deref())?;
         if self.phase.pauses().next().is_none() {
             return Err(AgentError::NotPaused(self.emitted_status));
         }

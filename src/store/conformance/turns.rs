@@ -258,6 +258,22 @@ pub(super) async fn approvals_keep_their_age_and_expire(subject: &dyn StoreUnder
     CheckOutcome::Made
 }
 
+pub(super) async fn clock_is_that_of_the_records(subject: &dyn StoreUnderTest) -> CheckOutcome {
+    let Some(store) = keeping(subject) else { return CheckOutcome::Skipped };
+    let id = conversation("a");
+    let version = created(&*store, &id).await;
+    let before = store.now().await.expect("the clock can be read");
+    committed(&*store, &id, version, &recorded(record(1))).await;
+    let after = store.now().await.expect("the clock can be read");
+    let turn = turn_of(&*store, &id).await.expect("a turn is in flight");
+    assert!(
+        (before..=after).contains(&turn.since),
+        "{:?} is not within {before:?} and {after:?}",
+        turn.since
+    );
+    CheckOutcome::Made
+}
+
 pub(super) async fn turns_are_listed_by_age_and_labels(subject: &dyn StoreUnderTest) -> CheckOutcome {
     let Some(store) = keeping(subject) else { return CheckOutcome::Skipped };
     let labels = |tenant: &str| Labels::new([("tenant", tenant)]).expect("valid labels");

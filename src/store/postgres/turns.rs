@@ -151,6 +151,14 @@ pub(super) async fn turn(
     read(&row.ok_or_else(|| StoreError::NotFound { id: id.clone() })?, &Origin { id, place: &server.place })
 }
 
+/// Returns the time by the clock of the database.
+pub(super) async fn now(connection: &Object) -> Result<Timestamp, Fault> {
+    let sql = "SELECT (extract(epoch FROM date_trunc('milliseconds', clock_timestamp())) * 1000)::bigint";
+    let now = connection.prepare_cached(sql).await?;
+    let row = connection.query_one(&now, &[]).await?;
+    Ok(Timestamp(row.try_get::<_, i64>(0)?.cast_unsigned()))
+}
+
 /// Returns the query for the keys and ages of the turns on a page.
 fn page_of(
     server: &Server,

@@ -86,6 +86,11 @@ impl PendingApproval {
         Self { waiting, since, expires }
     }
 
+    /// Returns whether the time limit has passed at this time.
+    pub(in crate::store) fn has_expired(&self, now: Timestamp) -> bool {
+        self.expires.is_some_and(|expires| expires <= now)
+    }
+
     /// Returns the same approval with this end of its time limit, from which the limit follows.
     #[cfg(any(feature = "sqlite", feature = "postgres"))]
     pub(in crate::store) fn until(
@@ -123,8 +128,7 @@ impl TurnSummary {
     pub(in crate::store) fn listed(mut self, which: Turns, now: Timestamp) -> Option<Self> {
         let only_waits =
             !self.approvals.is_empty() && self.approvals.iter().all(|approval| approval.waiting.survives);
-        let is_expired =
-            self.approvals.iter().any(|approval| approval.expires.is_some_and(|expires| expires <= now));
+        let is_expired = self.approvals.iter().any(|approval| approval.has_expired(now));
         let is_owned = self.owner.is_some();
         self.approvals.retain(|approval| approval.waiting.survives || is_owned);
         let time = match which {

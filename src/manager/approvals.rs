@@ -1,0 +1,281 @@
+//! Approvals: tool uses that wait for a decision, whether or not their conversations are open.
+
+mod id;
+
+use std::sync::Arc;
+
+pub use id::ApprovalId;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::{Inner, Manager, ManagerError, opening::in_a_task};
+use crate::{
+    agent::{self, AgentError, check_name},
+    message::{Timestamp, ToolUse, ToolUseId},
+    session::{Session, SessionCommand, SessionError},
+    store::{
+        Commit, Filter, Labels, Owner, Page, PendingApproval, Position, StoreError, StoredTurn, TurnRecord,
+        TurnSummary, Turns, Undecidable, Write,
+    },
+    tool::Decision,
+};
+
+/// A tool use that waits for a decision, as [`Manager::pending_approvals`] lists it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Approval {
+    /// The id, with which [`Manager::decide`] finds the tool use.
+    pub id: ApprovalId,
+    /// The labels of the conversation.
+    #[serde(default, skip_serializing_if = "Labels::is_empty")]
+    pub labels: Labels,
+    /// The current owner of the conversation, if the conversation is open and the store supports ownership.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<Owner>,
+    /// The tool use. Its input is the one with which [`Decision::Execute`] runs the tool.
+    pub tool_use: ToolUse,
+    /// The reason for the pause.
+    #[serde(default, skip_serializing_if = "Value::is_null")]
+    pub reason: Value,
+    /// The time since which the tool use waits, by the store's clock.
+    pub since: Timestamp,
+    /// The end of the time limit, by the store's clock. `None` if there is no limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires: Option<Timestamp>,
+    /// The decision that applies after the time limit.
+    pub on_expiry: Decision,
+    /// The position of the turn in the list, after which the next page begins.
+    pub position: Position,
+}
+
+impl Approval {
+    fn of(turn: &TurnSummary, approval: PendingApproval) -> Self {
+        let PendingApproval { waiting, since, expires } = approval;
+        let tool_use = waiting.tool_use.id.clone();
+        Self {
+            id: ApprovalId { conversation: turn.id.clone(), turn: turn.turn, tool_use },
+            labels: turn.labels.clone(),
+            owner: turn.owner.clone(),
+            tool_use: waiting.tool_use,
+            reason: waiting.reason,
+            since,
+            expires,
+            on_expiry: waiting.on_expiry,
+            position: turn.position.clone(),
+        }
+    }
+}
+
+impl From<&Approval> for Position {
+    fn from(approval: &Approval) -> Self {
+        approval.position.clone()
+    }
+}
+
+/// Where a decision was recorded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Decided {
+    /// The conversation is open here, and its session has the decision.
+    InSession,
+    /// The conversation is not open, and the store has the decision. The turn continues when the conversation is opened
+    /// the next time.
+    InStore,
+}
+
+impl Manager {
+    /// Returns the tool uses that wait for decisions in the conversations that match a filter, oldest first, without
+    /// opening the conversations.
+    ///
+    /// The list contains the approvals that the store has recorded, so it needs a store that [keeps
+    /// turns](crate::store::Store::keeps_turns) and sessions that record them. An approval in the middle of a model's
+    /// answer ends with its process, so it is listed only while its conversation is open.
+    ///
+    /// The page counts turns, and all approvals of a turn are on one page. To continue, pass the last [`Approval`] to
+    /// [`Page::after`].
+    ///
+    /// # Errors
+    ///
+    /// The error of the store. [`StoreError::Unsupported`] if the store does not keep turns, or if there is a filter and
+    /// the store does not support labels.
+    pub async fn pending_approvals(
+        &self,
+        filter: &Filter,
+        page: Page,
+    ) -> Result<Vec<Approval>, ManagerError> {
+        let turns = self.0.store.turns(Turns::Waiting, filter, page).await?;
+        let approvals = turns.into_iter().flat_map(|mut turn| {
+            let approvals = std::mem::take(&mut turn.approvals);
+            approvals.into_iter().map(move |approval| Approval::of(&turn, approval))
+        });
+        Ok(approvals.collect())
+    }
+
+    /// Decides on a tool use that waits, whether or not its conversation is open. `by` is the name of the person or
+    /// system that decided, with at most 256 bytes. An application that performs a decision for a user must first check
+    /// that the conversation belongs to this user.
+    ///
+    /// If the conversation is open here, its session gets the decision. Otherwise, the decision is stored without
+    /// loading the conversation, and it takes effect when the conversation is opened the next time. Each tool use
+    /// accepts one decision. If the time limit of the tool use has passed, the decision for the end of the time limit
+    /// applies instead.
+    ///
+    /// # Errors
+    ///
+    /// - [`ManagerError::StaleApproval`] if the tool use does not wait for a decision. It was decided by somebody else,
+    ///   its time limit has passed, or its turn has ended.
+    /// - [`ManagerError::OpenElsewhere`] if the conversation is open in another process. Decide there.
+    /// - [`AgentError::LongName`] if the name is too long.
+    /// - [`StoreError::NotFound`], or another error of the store. If the outcome of a write is unknown, the decision may
+    ///   have been stored. A repetition then fails with [`ManagerError::StaleApproval`].
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the decision may still take effect.
+    pub async fn decide(
+        &self,
+        id: &ApprovalId,
+        decision: Decision,
+        by: Option<&str>,
+    ) -> Result<Decided, ManagerError> {
+        check_name(by).map_err(SessionError::from)?;
+        self.0.decide(id, decision, by).await
+    }
+
+    /// Returns the recorded turns that nobody works on, oldest first: their conversations are not open, and they need
+    /// more than decisions, or the time limit of an approval has passed.
+    ///
+    /// A page may contain fewer turns than its limit, because turns that are open here are left out.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`pending_approvals`](Self::pending_approvals).
+    pub async fn left(&self, filter: &Filter, page: Page) -> Result<Vec<TurnSummary>, ManagerError> {
+        let mut left = self.0.store.turns(Turns::Left, filter, page).await?;
+        let registry = self.0.registry();
+        // A store without owners does not know that a conversation is open.
+        left.retain(|turn| registry.look(&turn.id).is_none());
+        Ok(left)
+    }
+}
+
+/// The maximum number of times that a decision is applied to a newer state of its turn after a conflict.
+const TRIES: usize = 8;
+
+impl Inner {
+    async fn decide(
+        self: &Arc<Self>,
+        id: &ApprovalId,
+        decision: Decision,
+        by: Option<&str>,
+    ) -> Result<Decided, ManagerError> {
+        let by: Option<Arc<str>> = by.map(Into::into);
+        loop {
+            let (hold, session) = self.hold(&id.conversation).await.split();
+            if let Some(session) = session {
+                // The reply may wait for the store. The id is released so that other callers can close the session.
+                drop(hold);
+                match decide_in(&session, id, decision.clone(), by.as_deref()).await {
+                    Err(ManagerError::Session(SessionError::Ended(_))) => {
+                        self.settled(&id.conversation).await;
+                        continue;
+                    }
+                    decided => return decided.map(|()| Decided::InSession),
+                }
+            }
+            let (inner, wanted, cut_off) = (Arc::clone(self), id.clone(), id.conversation.clone());
+            return in_a_task(self.patience(), async move {
+                let decided = inner.decide_stored(&wanted, decision, by).await;
+                drop(hold);
+                decided.map(|()| Decided::InStore)
+            })
+            .await
+            .unwrap_or_else(|reason| Err(ManagerError::CutOff { id: cut_off, reason }));
+        }
+    }
+
+    /// Decides on a tool use of a conversation that is not open here.
+    async fn decide_stored(
+        &self,
+        id: &ApprovalId,
+        decision: Decision,
+        by: Option<Arc<str>>,
+    ) -> Result<(), ManagerError> {
+        let mut tries = 0;
+        loop {
+            let stale = |turn: Option<&StoredTurn>| ManagerError::stale(id, turn);
+            if !self.store.keeps_turns() {
+                return Err(stale(None));
+            }
+            let Some(turn) = self.store.turn(&id.conversation).await? else { return Err(stale(None)) };
+            let decided = agent::Decided {
+                turn: id.turn,
+                tool_use_id: id.tool_use.clone(),
+                decision: decision.clone(),
+                by: by.clone(),
+                expired: false,
+                at: self.now_for(&turn).await?,
+            };
+            let (record, result) = match turn.decide(decided) {
+                Ok(record) => (record, Ok(())),
+                Err(Undecidable::Expired(record)) => (*record, Err(stale(Some(&turn)))),
+                Err(Undecidable::Stale) => return Err(stale(Some(&turn))),
+                Err(Undecidable::Damaged(problem)) => {
+                    return Err(StoreError::damaged("the turn in flight", problem).into());
+                }
+            };
+            match self.record(&turn, id, record).await {
+                Err(StoreError::Conflict { .. }) if tries < TRIES => tries += 1,
+                written => return written.map_err(ManagerError::from).and(result),
+            }
+        }
+    }
+
+    /// Returns the time by the clock that measures the time limits of the turn's approvals.
+    async fn now_for(&self, turn: &StoredTurn) -> Result<Timestamp, StoreError> {
+        let has_limit = turn.record.waiting.iter().any(|waiting| waiting.expires_in.is_some());
+        if has_limit { self.store.now().await } else { Ok(Timestamp::now()) }
+    }
+
+    /// Writes a record of a turn whose conversation nobody has open. The version excludes that the turn has changed
+    /// since it was read.
+    async fn record(&self, turn: &StoredTurn, id: &ApprovalId, record: TurnRecord) -> Result<(), StoreError> {
+        let lease = self.store.acquire(&id.conversation, &self.owner).await?;
+        let write = Write::on(turn.version);
+        let write = if lease.lasts.is_some() { write.under(&lease) } else { write };
+        let commit = Commit::new(record.head).with_usage([]).with_turn(record);
+        let written = self.store.commit(&id.conversation, &write, &commit).await;
+        self.release_lease(&id.conversation, &lease).await;
+        written.map(|_| ())
+    }
+}
+
+async fn decide_in(
+    session: &Session,
+    id: &ApprovalId,
+    decision: Decision,
+    by: Option<&str>,
+) -> Result<(), ManagerError> {
+    let command = SessionCommand::Resume { tool_use_id: id.tool_use.clone(), turn: Some(id.turn), decision };
+    let stale = |waiting| ManagerError::StaleApproval { id: id.clone(), waiting };
+    match session.perform(command, by).await {
+        Ok(_) => Ok(()),
+        Err(SessionError::Agent(AgentError::NotPaused(_))) => Err(stale(Vec::new())),
+        Err(SessionError::Agent(AgentError::StaleResume { waiting, .. })) => Err(stale(waiting)),
+        Err(error) => Err(error.into()),
+    }
+}
+
+impl ManagerError {
+    fn stale(id: &ApprovalId, turn: Option<&StoredTurn>) -> Self {
+        let waiting = turn.map(open_uses).unwrap_or_default();
+        Self::StaleApproval { id: id.clone(), waiting }
+    }
+}
+
+/// Returns the tool uses that wait although no process has the conversation open.
+fn open_uses(turn: &StoredTurn) -> Vec<ToolUseId> {
+    let waiting = turn.record.waiting.iter().filter(|waiting| waiting.survives);
+    waiting.map(|waiting| waiting.tool_use.id.clone()).collect()
+}

@@ -1,0 +1,83 @@
+//! Decisions about a stored turn that no process has open.
+
+use serde_json::{Map, Value};
+
+use super::{PendingApproval, StoredTurn, TurnRecord, Waiting};
+use crate::{agent::Decided, message::Timestamp, store::json};
+
+/// The member of [`TurnRecord::core`] with the decisions that were made while no process had the conversation open, in
+/// their order. The agent applies them when it continues the turn, and then records its state without them. The member
+/// has the same meaning in every format.
+const DECIDED: &str = "decided";
+
+/// The reason why a decision does not apply to a stored turn.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Undecidable {
+    /// The tool use does not wait for a decision: it was already decided, or it belongs to another turn.
+    Stale,
+    /// The time limit of the tool use has passed. The record applies the decisions for the ends of all time limits
+    /// that have passed.
+    Expired(Box<TurnRecord>),
+    /// The turn can't be read.
+    Damaged(String),
+}
+
+impl StoredTurn {
+    /// Returns the record that applies this decision, whose time is the present by the store's clock.
+    pub(crate) fn decide(&self, decided: Decided) -> Result<TurnRecord, Undecidable> {
+        if let Some(problem) = &self.damage {
+            return Err(Undecidable::Damaged(problem.clone()));
+        }
+        let approvals = self.approvals();
+        let wanted = approvals.iter().find(|approval| {
+            approval.waiting.survives
+                && approval.waiting.tool_use.id == decided.tool_use_id
+                && self.record.turn == decided.turn
+        });
+        match wanted {
+            None => Err(Undecidable::Stale),
+            Some(approval) if approval.has_expired(decided.at) => {
+                Err(self.expire(decided.at).map_or_else(Undecidable::Damaged, |record| {
+                    record.map_or(Undecidable::Stale, |record| Undecidable::Expired(Box::new(record)))
+                }))
+            }
+            Some(_) => self.with_decided(vec![decided]).map_err(Undecidable::Damaged),
+        }
+    }
+
+    /// Returns the record that applies the decisions for all time limits that have passed, if any has. Fails with the
+    /// problem if the turn can't be read.
+    pub(crate) fn expire(&self, now: Timestamp) -> Result<Option<TurnRecord>, String> {
+        if let Some(problem) = &self.damage {
+            return Err(problem.clone());
+        }
+        let has_expired = |approval: &PendingApproval| approval.waiting.survives && approval.has_expired(now);
+        let expired = self.approvals().into_iter().filter(has_expired);
+        let decided = expired.map(|approval| Decided {
+            turn: self.record.turn,
+            tool_use_id: approval.waiting.tool_use.id,
+            decision: approval.waiting.on_expiry,
+            by: None,
+            expired: true,
+            at: now,
+        });
+        let decided: Vec<_> = decided.collect();
+        if decided.is_empty() { Ok(None) } else { self.with_decided(decided).map(Some) }
+    }
+
+    fn with_decided(&self, decided: Vec<Decided>) -> Result<TurnRecord, String> {
+        let is_open =
+            |waiting: &&Waiting| decided.iter().all(|decided| decided.tool_use_id != waiting.tool_use.id);
+        let waiting = self.record.waiting.iter().filter(is_open).cloned().collect();
+        let mut core: Map<String, Value> = json::parse(&self.record.core)?;
+        let list = core.entry(DECIDED).or_insert_with(|| Value::Array(Vec::new()));
+        let Value::Array(list) = list else { return Err(format!("`{DECIDED}` is not an array")) };
+        for decided in decided {
+            list.push(serde_json::to_value(decided).map_err(|error| error.to_string())?);
+        }
+        let mut record = self.record.clone().with_append(Vec::new()).with_results(Vec::new());
+        record.keep = u32::try_from(self.record.append.len()).unwrap_or(u32::MAX);
+        (record.core, record.waiting) = (Value::Object(core).to_string().into(), waiting);
+        Ok(record)
+    }
+}

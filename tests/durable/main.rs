@@ -1,0 +1,15 @@
+//! Turns in flight and approvals that outlive their process.
+
+#![allow(clippy::unwrap_used, reason = "an unwrap is a failure of the test")]
+
+mod approvals;
+mod approvals_property;
+mod stores;
+
+#[cfg(feature = "postgres")]
+#[allow(dead_code, reason = "shared with the tests of the store")]
+#[path = "../store/postgres/server.rs"]
+mod server;
+#[cfg(feature = "postgres")]
+#[path = "../support/skip.rs"]
+mod skip;

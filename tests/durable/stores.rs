@@ -1,0 +1,91 @@
+//! The stores that keep turns, and turns in them that no process has open.
+
+use std::sync::Arc;
+
+use omni_agent::{
+    message::{Message, ToolUse, TurnId},
+    store::{
+        Commit, ConversationId, FileSystemStore, Labels, MemoryStore, Settled, Store, StoredState,
+        TurnRecord, Waiting, Write, WriteId, file_system::Durability,
+    },
+    tree::{Node, NodeId},
+};
+use serde_json::json;
+
+/// A store of one kind, and the folder that is removed when this is dropped.
+pub(crate) struct Place {
+    pub(crate) store: Arc<dyn Store>,
+    folder: Option<std::path::PathBuf>,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if let Some(folder) = &self.folder {
+            let _ = std::fs::remove_dir_all(folder);
+        }
+    }
+}
+
+fn temporary() -> std::path::PathBuf {
+    std::env::temp_dir().join(format!("omni-agent-{}", ConversationId::generate()))
+}
+
+/// Returns a new store of each kind that keeps turns and can be used here.
+pub(crate) async fn stores() -> Vec<Place> {
+    let folder = temporary();
+    let files = FileSystemStore::builder(&folder).durability(Durability::Process).exclusive();
+    let mut all = vec![
+        Place { store: Arc::new(MemoryStore::new()), folder: None },
+        Place { store: Arc::new(files.open().await.unwrap()), folder: Some(folder) },
+    ];
+    #[cfg(feature = "sqlite")]
+    {
+        let folder = temporary();
+        std::fs::create_dir(&folder).unwrap();
+        let store = omni_agent::store::SqliteStore::builder(folder.join("conversations"));
+        let store = Arc::new(store.durability(Durability::Process).open().await.unwrap());
+        all.push(Place { store, folder: Some(folder) });
+    }
+    #[cfg(feature = "postgres")]
+    if let Some(url) = crate::server::url() {
+        all.push(Place { store: Arc::new(crate::server::fresh(url).open().await.unwrap()), folder: None });
+    }
+    all
+}
+
+pub(crate) fn id(text: &str) -> ConversationId {
+    ConversationId::new(text).unwrap()
+}
+
+pub(crate) fn turn_id(number: u8) -> TurnId {
+    format!("{number:032x}").parse().unwrap()
+}
+
+/// Returns a use of the tool `send` that waits for a decision.
+pub(crate) fn waiting(tool_use: &str) -> Waiting {
+    Waiting::new(ToolUse::new(tool_use, "send", json!({ "to": tool_use })))
+}
+
+/// Returns a record of a paused turn on the head 2.
+pub(crate) fn paused(waiting: Vec<Waiting>) -> TurnRecord {
+    let pending = [Message::user("Send it."), Message::assistant("I will.")];
+    let settled = ToolUse::new("done", "send", json!({}));
+    TurnRecord::new(1, turn_id(7), r#"{"phase":"paused","step":3}"#)
+        .with_lives(1)
+        .with_head(NodeId::new(2))
+        .with_append(pending.into_iter().map(Arc::new).collect())
+        .with_results(vec![Settled::new(0, omni_agent::message::ToolResult::error(&settled, "no"))])
+        .with_waiting(waiting)
+}
+
+/// Stores a conversation of a user with two messages and this turn in flight.
+pub(crate) async fn leave(store: &dyn Store, name: &str, user: &str, record: TurnRecord) {
+    let labels = Labels::new([("user", user)]).unwrap();
+    let state = StoredState::default().with_labels(labels);
+    let version = store.create(&id(name), WriteId::generate(), &state).await.unwrap();
+    let messages = [Message::user("Hello"), Message::assistant("Hi")].into_iter().zip(1..);
+    let nodes = messages
+        .map(|(message, number)| Node::new(NodeId::new(number).unwrap(), NodeId::new(number - 1), message));
+    let commit = Commit::new(NodeId::new(2)).with_nodes(nodes).with_turn(record);
+    store.commit(&id(name), &Write::on(version), &commit).await.unwrap();
+}

@@ -15,6 +15,8 @@
 //!   sessions that open, close, change their status or get titles.
 //! - [`Manager::pending_approvals`] lists the tool uses that wait for decisions, and [`Manager::decide`] decides on them,
 //!   without opening their conversations.
+//! - [`ManagerBuilder::starter`] sets how conversations are opened without a caller, so that a turn continues after its
+//!   process has crashed.
 //! - [`ManagerError`] is the error type of a manager's operations.
 //!
 //! ```
@@ -50,6 +52,7 @@ mod event;
 mod limits;
 mod opening;
 mod perform;
+mod recovery;
 mod registry;
 mod room;
 mod start;
@@ -71,6 +74,8 @@ pub use event::{Activity, Listed, ManagerEvent, ManagerSnapshot, OpenSession, Pr
 use limits::Limits;
 use opening::Beginning;
 pub use perform::ManagerCommand;
+pub use recovery::{Recovered, Sweep};
+use recovery::{Recovery, RecoverySettings};
 use registry::Registry as Sessions;
 pub use start::{OpenOptions, OpenedSession};
 pub use titles::{TitleGenerator, Titles};
@@ -137,6 +142,7 @@ struct Inner {
     feed_limits: FeedLimits,
     sessions: Mutex<Sessions>,
     shutting: CancellationToken,
+    recovery: Recovery,
 }
 
 impl Inner {
@@ -173,6 +179,7 @@ pub struct ManagerBuilder {
     max_turns: Option<usize>,
     max_turns_per_tenant: Option<usize>,
     feed_limits: FeedLimits,
+    recovery: RecoverySettings,
 }
 
 /// Wraps a store, so that types that contain a store can derive `Debug`.
@@ -301,6 +308,7 @@ impl ManagerBuilder {
             feed_limits: self.feed_limits,
             sessions: Mutex::new(Sessions::new(self.max_open.unwrap_or(usize::MAX).max(1))),
             shutting: CancellationToken::new(),
+            recovery: self.recovery.build(),
         }))
     }
 }
@@ -320,6 +328,7 @@ impl Manager {
             max_turns: None,
             max_turns_per_tenant: None,
             feed_limits: FeedLimits::default(),
+            recovery: RecoverySettings::default(),
         }
     }
 

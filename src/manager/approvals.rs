@@ -14,8 +14,8 @@ use crate::{
     message::{Timestamp, ToolUse, ToolUseId},
     session::{Session, SessionCommand, SessionError},
     store::{
-        Commit, Filter, Labels, Owner, Page, PendingApproval, Position, StoreError, StoredTurn, TurnRecord,
-        TurnSummary, Turns, Undecidable, Write,
+        Commit, ConversationId, Filter, Labels, Owner, Page, PendingApproval, Position, StoreError,
+        StoredTurn, TurnRecord, TurnSummary, Turns, Undecidable, Write,
     },
     tool::Decision,
 };
@@ -104,6 +104,7 @@ impl Manager {
         filter: &Filter,
         page: Page,
     ) -> Result<Vec<Approval>, ManagerError> {
+        self.0.begin_sweeping();
         let turns = self.0.store.turns(Turns::Waiting, filter, page).await?;
         let approvals = turns.into_iter().flat_map(|mut turn| {
             let approvals = std::mem::take(&mut turn.approvals);
@@ -117,8 +118,8 @@ impl Manager {
     /// that the conversation belongs to this user.
     ///
     /// If the conversation is open here, its session gets the decision. Otherwise, the decision is stored without
-    /// loading the conversation, and it takes effect when the conversation is opened the next time. Each tool use
-    /// accepts one decision. If the time limit of the tool use has passed, the decision for the end of the time limit
+    /// loading the conversation, and it takes effect when the conversation is opened the next time. A manager with a
+    /// [starter](super::ManagerBuilder::starter) opens it after the last decision. Each tool use accepts one decision. If the time limit of the tool use has passed, the decision for the end of the time limit
     /// applies instead.
     ///
     /// # Errors
@@ -139,6 +140,7 @@ impl Manager {
         decision: Decision,
         by: Option<&str>,
     ) -> Result<Decided, ManagerError> {
+        self.0.begin_sweeping();
         check_name(by).map_err(SessionError::from)?;
         self.0.decide(id, decision, by).await
     }
@@ -188,6 +190,9 @@ impl Inner {
             return in_a_task(self.patience(), async move {
                 let decided = inner.decide_stored(&wanted, decision, by).await;
                 drop(hold);
+                if decided.is_ok() {
+                    inner.continue_decided(&wanted.conversation);
+                }
                 decided.map(|()| Decided::InStore)
             })
             .await
@@ -225,7 +230,7 @@ impl Inner {
                     return Err(StoreError::damaged("the turn in flight", problem).into());
                 }
             };
-            match self.record(&turn, id, record).await {
+            match self.record(&turn, &id.conversation, record).await {
                 Err(StoreError::Conflict { .. }) if tries < TRIES => tries += 1,
                 written => return written.map_err(ManagerError::from).and(result),
             }
@@ -240,13 +245,18 @@ impl Inner {
 
     /// Writes a record of a turn whose conversation nobody has open. The version excludes that the turn has changed
     /// since it was read.
-    async fn record(&self, turn: &StoredTurn, id: &ApprovalId, record: TurnRecord) -> Result<(), StoreError> {
-        let lease = self.store.acquire(&id.conversation, &self.owner).await?;
+    pub(super) async fn record(
+        &self,
+        turn: &StoredTurn,
+        id: &ConversationId,
+        record: TurnRecord,
+    ) -> Result<(), StoreError> {
+        let lease = self.store.acquire(id, &self.owner).await?;
         let write = Write::on(turn.version);
         let write = if lease.lasts.is_some() { write.under(&lease) } else { write };
         let commit = Commit::new(record.head).with_usage([]).with_turn(record);
-        let written = self.store.commit(&id.conversation, &write, &commit).await;
-        self.release_lease(&id.conversation, &lease).await;
+        let written = self.store.commit(id, &write, &commit).await;
+        self.release_lease(id, &lease).await;
         written.map(|_| ())
     }
 }

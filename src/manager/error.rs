@@ -58,6 +58,9 @@ pub enum ManagerError {
         /// The open sessions whose tools or callbacks are running.
         parents: Vec<ConversationId>,
     },
+    /// The manager does not know how to open conversations without a caller.
+    #[error("the manager cannot recover turns, because it has no starter; set `ManagerBuilder::starter`")]
+    NoStarter,
     /// The session could not be started, or it could not save everything when it was stopped.
     #[error(transparent)]
     Session(SessionError),

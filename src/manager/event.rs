@@ -169,6 +169,14 @@ pub enum ManagerEvent {
         /// The conversation's id.
         id: ConversationId,
     },
+    /// The recorded turn in flight of a conversation was not continued, because opening the conversation without a caller
+    /// has failed. The manager tries again later.
+    NotRecovered {
+        /// The conversation's id.
+        id: ConversationId,
+        /// The reason, for a log.
+        reason: Arc<str>,
+    },
 }
 
 impl ManagerEvent {
@@ -178,6 +186,7 @@ impl ManagerEvent {
             Self::Opened { session: OpenSession { title, .. } } | Self::Title { title, .. } => {
                 title.as_ref().map_or(0, |title| title.len())
             }
+            Self::NotRecovered { reason, .. } => reason.len(),
             Self::Labels { labels, .. } => labels.iter().map(|(name, value)| name.len() + value.len()).sum(),
             _ => 0,
         }
@@ -229,7 +238,7 @@ impl ManagerSnapshot {
                 }
             }
             ManagerEvent::Closed { id, .. } => self.open.retain(|session| session.id != *id),
-            ManagerEvent::Deleted { .. } => {}
+            ManagerEvent::Deleted { .. } | ManagerEvent::NotRecovered { .. } => {}
         }
     }
 

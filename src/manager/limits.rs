@@ -50,6 +50,11 @@ impl Limits {
         Some(Arc::new(Gate { tenant, turns, inner: Arc::downgrade(inner), id: id.clone(), key }))
     }
 
+    /// Returns whether this many sessions could start a request at once.
+    pub(super) fn has_room(&self, sessions: usize) -> bool {
+        self.turns.as_ref().is_none_or(|turns| turns.available_permits() > sessions)
+    }
+
     fn tenant(&self, tenant: Arc<str>, limit: usize) -> Arc<Semaphore> {
         let mut tenants = lock(&self.tenants);
         if let Some(known) = tenants.get(&tenant).and_then(Weak::upgrade) {

@@ -87,6 +87,7 @@ impl Inner {
         from: Beginning,
     ) -> Result<OpenedSession, ManagerError> {
         let mode = start.mode;
+        self.begin_sweeping();
         loop {
             let running = {
                 let registry = self.registry();

@@ -336,6 +336,10 @@ impl Registry {
         self.emit(ManagerEvent::Deleted { id: id.clone() });
     }
 
+    pub(super) fn emit_not_recovered(&mut self, id: &ConversationId, reason: String) {
+        self.emit(ManagerEvent::NotRecovered { id: id.clone(), reason: reason.into() });
+    }
+
     /// Records that a session has ended.
     pub(super) fn ended(&mut self, id: &ConversationId, key: Key, reason: &EndReason) {
         let Some(slot) = self.slots.get_mut(id).filter(|slot| slot.key == key) else { return };

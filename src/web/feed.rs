@@ -334,6 +334,8 @@ impl Feed {
                 }
             }
             ManagerEvent::Deleted { id } => self.shown.remove(id),
+            // The reason is for the operator.
+            ManagerEvent::NotRecovered { .. } => false,
             ManagerEvent::Waiting { id }
             | ManagerEvent::GivenUp { id }
             | ManagerEvent::Status { id, .. }

@@ -250,7 +250,9 @@ impl From<ManagerError> for Problem {
             ManagerError::ChangeUnsaved { .. } => {
                 Self::unavailable("store-behind", "The change is made, and is not stored yet.")
             }
-            ManagerError::CutOff { .. } | ManagerError::EndedIncomplete { .. } => Self::internal(&error),
+            ManagerError::NoStarter | ManagerError::CutOff { .. } | ManagerError::EndedIncomplete { .. } => {
+                Self::internal(&error)
+            }
         }
     }
 }

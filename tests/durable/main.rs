@@ -5,6 +5,7 @@
 mod approvals;
 mod approvals_property;
 mod stores;
+mod sweep;
 
 #[cfg(feature = "postgres")]
 #[allow(dead_code, reason = "shared with the tests of the store")]

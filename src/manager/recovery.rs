@@ -1,0 +1,428 @@
+//! Continues recorded turns that nobody works on, such as those of a process that has crashed.
+
+mod attempts;
+
+use std::{
+    fmt,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use attempts::{Attempts, Verdict};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep, timeout},
+};
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tracing::Instrument;
+
+use super::{Inner, Manager, ManagerBuilder, ManagerError, OpenOptions, opening::Beginning};
+use crate::{
+    error_chain,
+    store::{ConversationId, Filter, Page, Position, StoreError, StoredTurn, TurnSummary, Turns},
+    sync::lock,
+};
+
+/// The number of turns that are read from the store at once.
+const PAGE: usize = 64;
+/// The number of conversations that one sweep opens at the same time.
+const PARALLEL: usize = 16;
+/// The number of turns that one sweep looks at. The next sweep continues after them.
+const MOST_PER_SWEEP: usize = 1024;
+
+/// When a manager looks for turns that nobody works on.
+///
+/// ```
+/// use std::time::Duration;
+/// use omni_agent::manager::Sweep;
+///
+/// let sweep = Sweep::every(Duration::from_secs(30));
+/// # let _ = sweep;
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sweep {
+    every: Option<Duration>,
+    filter: Filter,
+}
+
+impl Sweep {
+    /// Returns a sweep that runs at this interval. To keep several processes apart, each interval is up to a quarter
+    /// shorter or longer.
+    pub fn every(interval: Duration) -> Self {
+        Self { every: Some(interval), filter: Filter::default() }
+    }
+
+    /// Returns a sweep that does not run by itself. [`Manager::recover`] still runs it.
+    pub fn off() -> Self {
+        Self { every: None, filter: Filter::default() }
+    }
+
+    /// Returns the same sweep for the conversations that match this filter.
+    pub fn with_filter(self, filter: Filter) -> Self {
+        Self { filter, ..self }
+    }
+}
+
+/// Sweeps every ten seconds, which is a third of the default duration of leases.
+impl Default for Sweep {
+    fn default() -> Self {
+        Self::every(Duration::from_secs(10))
+    }
+}
+
+/// The result of [`Manager::recover`].
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct Recovered {
+    /// The conversations that were opened, so that their turns continue.
+    pub opened: Vec<ConversationId>,
+    /// The conversations that could not be opened.
+    pub failed: Vec<(ConversationId, ManagerError)>,
+}
+
+/// Returns the options for opening the conversation of a turn. `None` if this manager should not open it.
+type Starter = dyn Fn(&TurnSummary) -> Option<OpenOptions> + Send + Sync;
+
+/// How a builder's manager recovers turns.
+#[derive(Default)]
+pub(super) struct RecoverySettings {
+    starter: Option<Arc<Starter>>,
+    sweep: Sweep,
+}
+
+impl fmt::Debug for RecoverySettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RecoverySettings").field("sweep", &self.sweep).finish_non_exhaustive()
+    }
+}
+
+/// How a manager recovers turns, and the state of its sweeps.
+pub(super) struct Recovery {
+    starter: Option<Arc<Starter>>,
+    sweep: Sweep,
+    /// Whether the task of the sweep was started.
+    is_sweeping: AtomicBool,
+    /// The clock of the process counts from here.
+    begun: Instant,
+    attempts: Mutex<Attempts>,
+    /// Ends the task of the sweep when the manager is dropped.
+    alive: DropGuard,
+}
+
+impl RecoverySettings {
+    pub(super) fn build(self) -> Recovery {
+        let Self { starter, sweep } = self;
+        Recovery {
+            starter,
+            sweep,
+            is_sweeping: AtomicBool::new(false),
+            begun: Instant::now(),
+            attempts: Mutex::default(),
+            alive: CancellationToken::new().drop_guard(),
+        }
+    }
+}
+
+impl ManagerBuilder {
+    /// Sets how conversations are opened without a caller, so that turns continue after a crash or after a decision.
+    ///
+    /// The function gets a recorded turn that nobody works on, with the id and the labels of its conversation, and
+    /// returns the options for opening the conversation. If it returns `None`, this manager does not open the
+    /// conversation. With a starter, the manager [sweeps](Self::sweep) the store for such turns, and opens a
+    /// conversation after the last [decision](Manager::decide) about its turn. The conversation is opened without a
+    /// controller, and it ends after the turn like every idle session.
+    ///
+    /// ```
+    /// # #[cfg(feature = "test-util")]
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+    /// # use omni_agent::testing::ScriptedProvider;
+    /// # let model = ScriptedProvider::new([]).model();
+    /// use omni_agent::{Agent, manager::{Manager, OpenOptions}, store::MemoryStore};
+    ///
+    /// let manager = Manager::builder(MemoryStore::new())
+    ///     .starter(move |turn| {
+    ///         let tenant = turn.labels.get("tenant").unwrap_or("none");
+    ///         Some(OpenOptions::new(Agent::builder().model(model.clone())).tenant(tenant))
+    ///     })
+    ///     .build();
+    /// assert!(manager.recover().await?.opened.is_empty());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn starter(
+        mut self,
+        starter: impl Fn(&TurnSummary) -> Option<OpenOptions> + Send + Sync + 'static,
+    ) -> Self {
+        self.recovery.starter = Some(Arc::new(starter));
+        self
+    }
+
+    /// Sets when the manager looks for turns that nobody works on. This needs a [`starter`](Self::starter). Defaults to
+    /// [`Sweep::default`].
+    ///
+    /// The first sweep begins with the first operation of the manager. A sweep opens the oldest turns first. It leaves
+    /// places for [open sessions](Self::max_open) and [requests](Self::max_turns) to others if none is free, and it waits
+    /// longer after each restart without progress and after each failure. A conversation that cannot be opened is
+    /// reported as [`ManagerEvent::NotRecovered`](super::ManagerEvent::NotRecovered).
+    pub fn sweep(mut self, sweep: Sweep) -> Self {
+        self.recovery.sweep = sweep;
+        self
+    }
+}
+
+impl Manager {
+    /// Looks once for recorded turns that nobody works on, and opens their conversations. Earlier failures do not delay
+    /// this. Returns when the conversations are open. Their turns continue.
+    ///
+    /// # Errors
+    ///
+    /// - [`ManagerError::NoStarter`] if the manager has no [starter](ManagerBuilder::starter).
+    /// - [`ManagerError::ShutDown`].
+    /// - The error of the store. [`StoreError::Unsupported`] if the store does not keep turns.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, conversations that are being opened are opened nevertheless.
+    pub async fn recover(&self) -> Result<Recovered, ManagerError> {
+        if self.0.registry().is_shut {
+            return Err(ManagerError::ShutDown);
+        }
+        let starter = self.0.recovery.starter.clone().ok_or(ManagerError::NoStarter)?;
+        let mut recovered = Recovered::default();
+        self.0.look_through(&starter, &mut Attempts::default(), None, usize::MAX, &mut recovered).await?;
+        Ok(recovered)
+    }
+}
+
+/// What became of one turn.
+enum Outcome {
+    Opened,
+    /// Somebody else works on the turn, or it needs nothing but decisions.
+    Skipped,
+    Failed(ManagerError),
+}
+
+impl Inner {
+    /// Starts the task of the sweep with the first operation of the manager, because a manager can be built outside of
+    /// a runtime.
+    pub(super) fn begin_sweeping(self: &Arc<Self>) {
+        let Recovery { starter: Some(starter), sweep: Sweep { every: Some(every), .. }, is_sweeping, .. } =
+            &self.recovery
+        else {
+            return;
+        };
+        if self.store.keeps_turns() && !is_sweeping.swap(true, Ordering::Relaxed) {
+            let (inner, starter, every) = (Arc::downgrade(self), Arc::clone(starter), *every);
+            let gone = self.recovery.alive.token().clone();
+            // The task belongs to no caller, so it has no span of a caller.
+            tokio::spawn(async move {
+                let mut after = None;
+                loop {
+                    let Some(inner) = inner.upgrade().filter(|inner| !inner.registry().is_shut) else {
+                        return;
+                    };
+                    after = inner.sweep(&starter, after).await;
+                    drop(inner);
+                    tokio::select! {
+                        biased;
+                        () = gone.cancelled() => return,
+                        () = sleep(with_jitter(every)) => {}
+                    }
+                }
+            });
+        }
+    }
+
+    /// Runs one sweep of the task. Returns the position at which the next one continues.
+    async fn sweep(self: &Arc<Self>, starter: &Arc<Starter>, after: Option<Position>) -> Option<Position> {
+        let mut attempts = std::mem::take(&mut *lock(&self.recovery.attempts));
+        let mut recovered = Recovered::default();
+        let swept = self.look_through(starter, &mut attempts, after, MOST_PER_SWEEP, &mut recovered);
+        let swept = tokio::select! {
+            biased;
+            swept = swept => swept,
+            () = self.shutting.cancelled() => Ok(None),
+        };
+        *lock(&self.recovery.attempts) = attempts;
+        swept.unwrap_or_else(|error| {
+            tracing::warn!(error = error_chain(&error), "turns that nobody works on could not be listed");
+            None
+        })
+    }
+
+    /// Goes through the turns that nobody works on, from this position on. Returns the position at which to continue,
+    /// or `None` at the end of the list.
+    async fn look_through(
+        self: &Arc<Self>,
+        starter: &Arc<Starter>,
+        attempts: &mut Attempts,
+        mut after: Option<Position>,
+        most: usize,
+        recovered: &mut Recovered,
+    ) -> Result<Option<Position>, ManagerError> {
+        let now = self.store.now().await?;
+        let (mut seen, mut tasks) = (0, JoinSet::new());
+        let next = 'turns: loop {
+            let page = Page { after: after.clone(), ..Page::first(PAGE) };
+            let turns = self.store.turns(Turns::Left, &self.recovery.sweep.filter, page).await?;
+            let is_last = turns.len() < PAGE;
+            for turn in turns {
+                let verdict = attempts.verdict(&turn, now, self.recovery.begun.elapsed());
+                if verdict == Verdict::Wait || self.registry().look(&turn.id).is_some() {
+                    after = Some(turn.position);
+                    continue;
+                }
+                while tasks.len() >= PARALLEL {
+                    self.settle(&mut tasks, attempts, recovered).await;
+                }
+                if !self.registry().has_room_for_recovery(tasks.len())
+                    || !self.limits.has_room(recovered.opened.len() + tasks.len())
+                {
+                    break 'turns after;
+                }
+                (after, seen) = (Some(turn.position.clone()), seen + 1);
+                let (inner, starter) = (Arc::clone(self), Arc::clone(starter));
+                let one = async move {
+                    let outcome = inner.recover_one(&starter, &turn, verdict).await;
+                    (turn, outcome)
+                };
+                tasks.spawn(one.in_current_span());
+            }
+            if is_last {
+                break None;
+            }
+            if seen >= most {
+                break after;
+            }
+        };
+        while !tasks.is_empty() {
+            self.settle(&mut tasks, attempts, recovered).await;
+        }
+        Ok(next)
+    }
+
+    /// Waits for one turn, and notes what became of it.
+    async fn settle(
+        &self,
+        tasks: &mut JoinSet<(TurnSummary, Outcome)>,
+        attempts: &mut Attempts,
+        recovered: &mut Recovered,
+    ) {
+        match tasks.join_next().await {
+            Some(Ok((turn, Outcome::Opened))) => {
+                attempts.opened(&turn.id);
+                recovered.opened.push(turn.id);
+            }
+            Some(Ok((turn, Outcome::Failed(error)))) => {
+                attempts.failed(&turn, self.recovery.begun.elapsed());
+                self.report_failure(&turn.id, &error);
+                recovered.failed.push((turn.id, error));
+            }
+            Some(Ok((_, Outcome::Skipped)) | Err(_)) | None => {}
+        }
+    }
+
+    fn report_failure(&self, id: &ConversationId, error: &ManagerError) {
+        let reason = error_chain(error);
+        tracing::warn!(%id, error = reason, "the turn in flight of a conversation could not be continued");
+        self.registry().emit_not_recovered(id, reason);
+    }
+
+    async fn recover_one(
+        self: &Arc<Self>,
+        starter: &Arc<Starter>,
+        turn: &TurnSummary,
+        verdict: Verdict,
+    ) -> Outcome {
+        let recovered = async {
+            if verdict == Verdict::Expire && !self.expire(&turn.id).await? {
+                return Ok(Outcome::Skipped);
+            }
+            self.open_for(starter, turn).await
+        };
+        match timeout(self.patience(), recovered).await {
+            Ok(outcome) => outcome.unwrap_or_else(Outcome::Failed),
+            Err(_) => {
+                let reason = format!("the conversation was not opened within {:?}", self.patience());
+                Outcome::Failed(ManagerError::CutOff { id: turn.id.clone(), reason })
+            }
+        }
+    }
+
+    async fn open_for(
+        self: &Arc<Self>,
+        starter: &Arc<Starter>,
+        turn: &TurnSummary,
+    ) -> Result<Outcome, ManagerError> {
+        let (id, shared, asked) = (turn.id.clone(), Arc::clone(starter), turn.clone());
+        // A task contains a panic of the application's function.
+        let options = tokio::spawn(async move { shared(&asked) }.in_current_span()).await;
+        let Some(options) =
+            options.map_err(|error| ManagerError::CutOff { id: id.clone(), reason: error.to_string() })?
+        else {
+            return Ok(Outcome::Skipped);
+        };
+        match self.open(id, options.subscribe(None), Beginning::Stored).await {
+            Ok(_) => Ok(Outcome::Opened),
+            // Another process was faster, or the conversation was deleted.
+            Err(ManagerError::OpenElsewhere { .. } | ManagerError::ShutDown) => Ok(Outcome::Skipped),
+            Err(error) if error.is_not_found() => Ok(Outcome::Skipped),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Opens a conversation whose turn was decided on in the store, if the manager has a starter and the turn needs more
+    /// than decisions.
+    pub(super) fn continue_decided(self: &Arc<Self>, id: &ConversationId) {
+        let Some(starter) = self.recovery.starter.clone() else { return };
+        let (inner, id) = (Arc::clone(self), id.clone());
+        let opening = async move {
+            let opened = async {
+                let Some(turn) = inner.store.turn(&id).await?.filter(|turn| !only_waits(turn)) else {
+                    return Ok(Outcome::Skipped);
+                };
+                let labels = inner.store.summary(&id).await?.labels;
+                let turn = TurnSummary { labels, ..TurnSummary::new(id.clone(), &turn) };
+                inner.open_for(&starter, &turn).await
+            };
+            if let Err(error) = opened.await {
+                inner.report_failure(&id, &error);
+            }
+        };
+        tokio::spawn(opening.in_current_span());
+    }
+
+    /// Applies the decisions for the time limits of a stored turn that have passed. Returns whether the turn needs more
+    /// than decisions.
+    async fn expire(self: &Arc<Self>, id: &ConversationId) -> Result<bool, ManagerError> {
+        let (_hold, session) = self.hold(id).await.split();
+        if session.is_some() {
+            return Ok(false);
+        }
+        let Some(turn) = self.store.turn(id).await? else { return Ok(false) };
+        let expired = turn.expire(self.store.now().await?);
+        let expired = expired.map_err(|problem| StoreError::damaged("the turn in flight", problem))?;
+        let Some(record) = expired else { return Ok(!only_waits(&turn)) };
+        let waits = record.waiting.iter().any(|waiting| waiting.survives);
+        match self.record(&turn, id, record).await {
+            Ok(()) => Ok(!waits),
+            // Somebody else has decided, or has opened the conversation.
+            Err(StoreError::Conflict { .. } | StoreError::Owned { .. }) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// Returns whether the turn needs nothing but decisions.
+fn only_waits(turn: &StoredTurn) -> bool {
+    let waiting = &turn.record.waiting;
+    !waiting.is_empty() && waiting.iter().all(|waiting| waiting.survives)
+}
+
+fn with_jitter(interval: Duration) -> Duration {
+    interval.mul_f64(rand::random_range(0.75..=1.25))
+}

@@ -49,12 +49,13 @@
 //! | --- | --- |
 //! | `GET /conversations?limit=&after=` | the principal's conversations, most recently written first |
 //! | `POST /conversations` | creates a conversation; the body has an optional `title` and `model` |
+//! | `GET /approvals?limit=&after=` | the tool uses that wait for decisions in the principal's conversations, from the store |
 //! | `GET /search?q=&limit=&offset=` | a full-text search, if the store supports it |
 //! | `GET /usage?from=&to=` | the usage of all conversations of the principal, by model |
 //! | `GET C` | the [snapshot](crate::session::SessionSnapshot) |
 //! | `PATCH C`, `DELETE C` | changes `title` or `model`; deletes the conversation |
 //! | `POST C/commands` | runs a [`SessionCommand`](crate::session::SessionCommand) |
-//! | `POST C/decisions` | decides on a tool use |
+//! | `POST C/decisions` | decides on a tool use, also if the conversation is not open |
 //! | `GET C/usage?limit=&after=` | the usage ledger, newest first |
 //! | `GET C/files/{message}/{block}` | the bytes of an attachment |
 //! | `GET C/events` | a stream of the conversation's updates |
@@ -100,8 +101,8 @@ pub use access::{Access, Action, Agents, Challenge, InvalidPrincipal, Principal,
 pub use problem::Problem;
 #[cfg(feature = "schema")]
 pub(crate) use requests::{
-    Change, Created, DecisionRequest, ListPage, ListQuery, NewConversation, PeriodQuery, RowsPage, RowsQuery,
-    SearchQuery,
+    ApprovalPage, Change, Created, DecisionRequest, ListPage, ListQuery, NewConversation, PeriodQuery,
+    RowsPage, RowsQuery, SearchQuery,
 };
 pub use view::View;
 

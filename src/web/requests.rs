@@ -1,14 +1,15 @@
 //! The bodies and queries of requests, and the bodies of responses.
 
 use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::Value;
 
 use super::{Action, Principal, Problem};
 use crate::{
     agent::Prompt,
     manager::Listed,
-    message::{Content, Timestamp, ToolUseId, TurnId, UsageRow},
+    message::{Content, Timestamp, ToolUse, ToolUseId, TurnId, UsageRow},
     session::SessionCommand,
-    store::{ConversationId, Position, Summary},
+    store::{ConversationId, Position},
     tool::Decision,
 };
 
@@ -128,6 +129,36 @@ pub(crate) struct ListPage {
     pub(super) next: Option<String>,
 }
 
+/// A tool use that waits for a decision.
+#[derive(Debug, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub(crate) struct WaitingToolUse {
+    /// The id of the conversation.
+    pub(super) conversation: ConversationId,
+    /// The id of the turn that is paused.
+    pub(super) turn: TurnId,
+    /// The tool use, with the input with which the decision `execute` runs the tool.
+    pub(super) tool_use: ToolUse,
+    /// The reason for the pause.
+    pub(super) reason: Value,
+    /// The time since which the tool use waits.
+    pub(super) since: Timestamp,
+    /// The end of the time limit. `None` if there is no limit.
+    pub(super) expires: Option<Timestamp>,
+    /// The decision that applies after the time limit.
+    pub(super) on_expiry: Decision,
+}
+
+/// A part of the list of tool uses that wait for decisions.
+#[derive(Debug, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub(crate) struct ApprovalPage {
+    /// The tool uses, those of the turn that waits for the longest time first.
+    pub(super) items: Vec<WaitingToolUse>,
+    /// The `after` of the next page. `None` on the last page.
+    pub(super) next: Option<String>,
+}
+
 /// A part of a usage ledger.
 #[derive(Debug, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -138,8 +169,8 @@ pub(crate) struct RowsPage {
     pub(super) next: Option<usize>,
 }
 
-/// Returns the text of a position in the list: the time of the last write and the id.
-pub(super) fn position_text(last: &Summary) -> String {
+/// Returns the text of a position in a list: the time by which the list is sorted, and the id.
+pub(super) fn position_text(last: &Position) -> String {
     format!("{}.{}", last.updated.0, last.id)
 }
 

@@ -23,12 +23,13 @@ use super::{
     gate::{Call, Handler},
     guard::guard,
     requests::{
-        Change, Created, DecisionRequest, ListPage, ListQuery, NewConversation, PeriodQuery, RowsPage,
-        RowsQuery, SearchQuery, TitleChange, action, check, position, position_text, starts_a_run,
+        ApprovalPage, Change, Created, DecisionRequest, ListPage, ListQuery, NewConversation, PeriodQuery,
+        RowsPage, RowsQuery, SearchQuery, TitleChange, WaitingToolUse, action, check, position,
+        position_text, starts_a_run,
     },
 };
 use crate::{
-    manager::{ApprovalId, Listed},
+    manager::{Approval, ApprovalId, Listed},
     message::{Attachment, Content, Message, MessageId, ResultBlock, Source, Timestamp},
     session::{Session, SessionCommand, SessionSnapshot, check_title},
     store::{ConversationId, Page},
@@ -58,7 +59,7 @@ pub(super) use routes;
 
 /// Returns all routes. The action of a route without a conversation is checked for each conversation that it uses. The
 /// first parameter of a path is the conversation: `{id}` is its own id, `{chat}` and `{thread}` are ids of clients.
-pub(super) fn all() -> [Route; 16] {
+pub(super) fn all() -> [Route; 17] {
     routes! {
         GET "/conversations" List list;
         POST "/conversations" Create create;
@@ -71,6 +72,7 @@ pub(super) fn all() -> [Route; 16] {
         GET "/conversations/{id}/files/{message}/{block}" Read file;
         GET "/conversations/{id}/events" Watch watch;
         GET "/events" Watch events;
+        GET "/approvals" List approvals;
         GET "/search" List search;
         GET "/usage" List usage;
         GET "/schema/updates" List updates_schema;
@@ -158,7 +160,7 @@ async fn list(call: Call) -> Result<Response, Problem> {
         page = page.after(position(after)?);
     }
     let mut items = call.web.0.manager.list((call.principal.filter(), page)).await?;
-    let next = items.get(limit - 1).map(|last| position_text(&last.summary));
+    let next = items.get(limit - 1).map(|last| position_text(&(&last.summary).into()));
     items.retain(|listed| call.may_list(listed));
     if !call.web.0.reveals_owner {
         for listed in &mut items {
@@ -253,6 +255,35 @@ pub(super) async fn decide(mut call: Call) -> Result<Response, Problem> {
     let approval = ApprovalId::new(call.id()?.clone(), turn, tool_use);
     call.web.0.manager.decide(&approval, decision, Some(call.principal.name())).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
+}
+
+async fn approvals(call: Call) -> Result<Response, Problem> {
+    let query: ListQuery = call.query()?;
+    let limit = call.limit(query.limit);
+    let mut page = Page::first(limit);
+    if let Some(after) = &query.after {
+        page = page.after(position(after)?);
+    }
+    let all = call.web.0.manager.pending_approvals(&call.principal.filter(), page).await?;
+    // The limit counts turns, and a turn may have several approvals.
+    let turns = all.chunk_by(|one, next| one.position == next.position).count();
+    let next = all.last().filter(|_| turns == limit).map(|last| position_text(&last.position));
+    let access = &call.web.0.hooks.access;
+    let may_see = |approval: &Approval| {
+        let may = |action| access.permits(&call.principal, action, &approval.labels);
+        call.principal.owns(&approval.labels) && may(Action::List) && may(Action::Read)
+    };
+    let item = |approval: Approval| WaitingToolUse {
+        tool_use: call.lens(&approval.id.conversation).tool_use(&approval.tool_use),
+        conversation: approval.id.conversation,
+        turn: approval.id.turn,
+        reason: approval.reason,
+        since: approval.since,
+        expires: approval.expires,
+        on_expiry: approval.on_expiry,
+    };
+    let items = all.into_iter().filter(may_see).map(item).collect();
+    Ok(json(&ApprovalPage { items, next }))
 }
 
 async fn rows(call: Call) -> Result<Response, Problem> {

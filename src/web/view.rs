@@ -303,7 +303,7 @@ impl Lens {
         if self.everything { thinking.clone() } else { Thinking::new(thinking.text.clone()) }
     }
 
-    fn tool_use(&self, tool_use: &ToolUse) -> ToolUse {
+    pub(super) fn tool_use(&self, tool_use: &ToolUse) -> ToolUse {
         ToolUse { signature: tool_use.signature.clone().filter(|_| self.everything), ..tool_use.clone() }
     }
 

@@ -8,14 +8,14 @@ use omni_agent::{
         Agent, AgentBuilder, AgentCallbacks, Event, Next, Prompt, Response, Snapshot, State, ToolDecision,
         TurnDecision,
     },
-    manager::{Manager, ManagerEvent, ManagerSnapshot, OpenOptions, Titles},
-    message::{Attachment, ProviderItem, ToolResult, ToolUse, Usage},
+    manager::{Manager, ManagerEvent, ManagerSnapshot, OpenOptions, Sweep, Titles},
+    message::{Attachment, ProviderItem, ToolResult, ToolUse, TurnId, Usage},
     provider::{
         BlockStart, CacheHint, Delta, Effort, ErrorKind, MessageDelta, Options, OutputSchema, ProviderError,
         ToolChoice,
     },
     session::{Mode, Session, SessionEvent, SessionSnapshot, SessionSubscription},
-    store::{ConversationId, Labels, MemoryStore},
+    store::{Commit, ConversationId, Labels, MemoryStore, Store, StoredState, TurnRecord, Write, WriteId},
     subscription::{EventId, Subscription, Update},
     testing::{Gate, ScriptedProvider, Step},
     tool::{Decision, Tool, ToolContext, declared_tool, tool_fn},
@@ -358,11 +358,22 @@ impl ManagerWatch {
     }
 }
 
+/// Stores a conversation with a turn in flight.
+async fn leave_a_turn(store: &MemoryStore, id: &str) {
+    let id = ConversationId::new(id).unwrap();
+    let version = store.create(&id, WriteId::generate(), &StoredState::default()).await.unwrap();
+    let record = TurnRecord::new(1, TurnId::default(), "{}");
+    store.commit(&id, &Write::on(version), &Commit::new(None).with_turn(record)).await.unwrap();
+}
+
 /// A manager with room for one session, and generated titles. Returns the kinds of the updates of its session.
 async fn managed() -> BTreeSet<String> {
     let usage = Usage::default().with_input(9);
     let titles = ScriptedProvider::from_fn(move |_| Step::new().then_text(["A title"]).usage(usage).stop());
-    let builder = Manager::builder(MemoryStore::new()).max_open(1).idle_shutdown(None);
+    let store = MemoryStore::new();
+    leave_a_turn(&store, "left").await;
+    let builder = Manager::builder(store).max_open(1).idle_shutdown(None).sweep(Sweep::off());
+    let builder = builder.starter(|_| Some(OpenOptions::new(Agent::builder().model("nobody:nothing"))));
     let manager = builder.titles(Titles::Model(titles.model())).build();
     let updates = manager.subscribe();
     let view = ManagerSnapshot::clone(updates.snapshot().unwrap());
@@ -371,6 +382,8 @@ async fn managed() -> BTreeSet<String> {
     let pausing =
         || scripted([Step::text("Hello!"), Step::tool_use("a", "delete", json!({})), Step::text("Done.")]);
     let labels = Labels::new([("user", "ann")]).unwrap();
+    manager.recover().await.unwrap();
+    watch.until("not_recovered").await;
 
     let opened =
         manager.open_or_create(&id("a"), OpenOptions::new(pausing()).labels(labels.clone())).await.unwrap();

@@ -54,7 +54,7 @@ async fn lists_searches_and_streams_show_a_stranger_nothing() {
     let app = App::new([Step::text("A lake.")]);
     let id = app.create("ann").await;
     app.ask("ann", &id, "Hi").await;
-    for path in ["/agent/conversations", "/agent/search?q=lake", "/agent/usage"] {
+    for path in ["/agent/conversations", "/agent/approvals", "/agent/search?q=lake", "/agent/usage"] {
         let text = app.get("ben", path).await.text;
         assert!(!text.contains(&id) && !text.contains("lake"), "{path}: {text}");
     }

@@ -7,6 +7,7 @@ mod ag_ui;
 mod ag_ui_routes;
 mod ai_sdk;
 mod ai_sdk_routes;
+mod approvals;
 mod bad_input;
 mod broken_bodies;
 mod client_ids;

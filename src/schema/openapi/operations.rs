@@ -13,8 +13,8 @@ use crate::{
     session::{SessionAnswer, SessionCommand, SessionSnapshot},
     store::{ConversationId, Found},
     web::{
-        Change, Created, DecisionRequest, ListPage, ListQuery, NewConversation, PeriodQuery, RowsPage,
-        RowsQuery, SearchQuery,
+        ApprovalPage, Change, Created, DecisionRequest, ListPage, ListQuery, NewConversation, PeriodQuery,
+        RowsPage, RowsQuery, SearchQuery,
     },
 };
 
@@ -137,6 +137,8 @@ pub(super) const OPERATIONS: &[Operation] = &[
         route: "POST /conversations/{id}/decisions",
         id: "decide",
         summary: "Decides about a tool use that waits.",
+        description: "If the conversation is not open, the decision is stored, and the turn continues when the conversation \
+                      is opened the next time.",
         body: Some(Document::include::<DecisionRequest>),
         problems: &[CONVERSATION, BODY, STORE, OPEN, START, COMMAND, BUSY, STALE, WRITE],
         ..PLAIN
@@ -178,6 +180,17 @@ pub(super) const OPERATIONS: &[Operation] = &[
         query: Some(Document::include::<EventsQuery>),
         answer: Answer::Stream,
         problems: &[CONVERSATION, QUERY, STORE, START, STREAM],
+        ..PLAIN
+    },
+    Operation {
+        route: "GET /approvals",
+        id: "listApprovals",
+        summary: "Lists the tool uses that wait for decisions in the principal's conversations.",
+        description: "The list contains the tool uses that the server has stored, also those of conversations that are not \
+                      open. The limit counts turns. All tool uses of a turn are on one page.",
+        query: Some(Document::include::<ListQuery>),
+        answer: Answer::Json(Document::include::<ApprovalPage>),
+        problems: &[QUERY, STORE, UNSUPPORTED],
         ..PLAIN
     },
     Operation {

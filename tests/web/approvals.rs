@@ -1,0 +1,107 @@
+//! Approvals that the store keeps: their list, and decisions about conversations that are not open.
+
+use axum::http::StatusCode;
+use omni_agent::{
+    manager::{Manager, Titles},
+    message::{ToolUse, TurnId},
+    store::{Commit, ConversationId, MemoryStore, Store, TurnRecord, Waiting, Write},
+};
+use serde_json::{Value, json};
+
+use crate::support::App;
+
+const TURN: &str = "00112233445566778899aabbccddeeff";
+
+fn app(store: &MemoryStore) -> App {
+    App::over(Manager::builder(store.clone()).titles(Titles::Off).build(), [], |web| web)
+}
+
+/// Creates a conversation of this user that is not open, and whose turn waits for decisions about these tool uses.
+async fn paused(app: &App, store: &MemoryStore, user: &str, uses: &[&str]) -> String {
+    let id = app.create(user).await;
+    let conversation = ConversationId::new(&id).unwrap();
+    app.manager.close(&conversation).await.unwrap();
+    let waiting = uses.iter().map(|id| {
+        let mut tool_use = ToolUse::new(*id, "lookup", json!({ "what": user }));
+        tool_use.signature = Some("secret-signature".into());
+        Waiting::new(tool_use).with_reason("needs approval".into())
+    });
+    let turn: TurnId = TURN.parse().unwrap();
+    let record = TurnRecord::new(1, turn, "{}").with_waiting(waiting.collect());
+    let version = store.summary(&conversation).await.unwrap().version;
+    let commit = Commit::new(None).with_usage([]).with_turn(record);
+    store.commit(&conversation, &Write::on(version), &commit).await.unwrap();
+    id
+}
+
+fn decision(tool_use: &str) -> Value {
+    json!({ "turn": TURN, "tool_use": tool_use, "decision": "execute" })
+}
+
+/// Returns the conversation and the tool use of each entry.
+fn entries(page: &Value) -> Vec<(&str, &str)> {
+    let items = page["items"].as_array().unwrap().iter();
+    items
+        .map(|item| (item["conversation"].as_str().unwrap(), item["tool_use"]["id"].as_str().unwrap()))
+        .collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn approvals_are_listed_for_their_user_and_decided_without_opening() {
+    let store = MemoryStore::new();
+    let app = app(&store);
+    let id = paused(&app, &store, "ann", &["a", "b"]).await;
+    paused(&app, &store, "ben", &["a"]).await;
+
+    let page = app.get("ann", "/agent/approvals").await.json();
+    assert_eq!(entries(&page), [(id.as_str(), "a"), (id.as_str(), "b")]);
+    assert_eq!(
+        (&page["items"][0]["turn"], &page["items"][0]["reason"]),
+        (&json!(TURN), &json!("needs approval"))
+    );
+    assert_eq!(page["items"][0]["tool_use"]["input"], json!({ "what": "ann" }));
+    assert!(!page.to_string().contains("secret"), "{page}");
+    assert_eq!(app.get("boss", "/agent/approvals").await.json()["items"].as_array().unwrap().len(), 3);
+    assert_eq!(entries(&app.get("reader", "/agent/approvals").await.json()).len(), 2);
+
+    let path = format!("/agent/conversations/{id}/decisions");
+    let refused = app.post("reader", &path, decision("a")).await;
+    assert_eq!((refused.status, refused.code().as_str()), (StatusCode::FORBIDDEN, "forbidden"));
+    assert_eq!(app.post("ben", &path, decision("a")).await.code(), "not-found");
+    assert_eq!(app.post("ann", &path, decision("a")).await.status, StatusCode::NO_CONTENT);
+    let again = app.post("ann", &path, decision("a")).await;
+    assert_eq!((again.status, again.code().as_str()), (StatusCode::CONFLICT, "stale-decision"));
+    assert_eq!(again.json()["waiting"], json!(["b"]));
+    assert_eq!(entries(&app.get("ann", "/agent/approvals").await.json()), [(id.as_str(), "b")]);
+    assert!(app.manager.list_open().is_empty(), "no conversation was opened");
+    let turn = store.turn(&ConversationId::new(&id).unwrap()).await.unwrap().unwrap();
+    let core: Value = serde_json::from_str(&turn.record.core).unwrap();
+    assert_eq!(core["decided"][0]["by"], "ann");
+}
+
+#[tokio::test(start_paused = true)]
+async fn approvals_in_pages_contain_each_once() {
+    let store = MemoryStore::new();
+    let app = app(&store);
+    let mut made = Vec::new();
+    for _ in 0..5 {
+        made.push(paused(&app, &store, "ann", &["a", "b"]).await);
+    }
+    let (mut found, mut path, mut pages) = (Vec::new(), "/agent/approvals?limit=2".to_owned(), 0);
+    loop {
+        let page = app.get("ann", &path).await.json();
+        found.extend(entries(&page).into_iter().map(|(id, tool_use)| (id.to_owned(), tool_use.to_owned())));
+        pages += 1;
+        let Some(next) = page["next"].as_str() else { break };
+        path = format!("/agent/approvals?limit=2&after={next}");
+    }
+    found.sort();
+    let mut expected: Vec<_> =
+        made.iter().flat_map(|id| [(id.clone(), "a".to_owned()), (id.clone(), "b".to_owned())]).collect();
+    expected.sort();
+    assert_eq!((found, pages), (expected, 3));
+    for query in ["after=x", "after=1", "limit=-1", "unknown=1"] {
+        let bad = app.get("ann", &format!("/agent/approvals?{query}")).await;
+        assert_eq!((bad.status, bad.code().as_str()), (StatusCode::BAD_REQUEST, "invalid-query"), "{query}");
+    }
+}

@@ -13,7 +13,7 @@ use super::{
     Admission, Agent, AgentCallbacks, AgentError, Config, Delivery, Durable, Extras, HistoryOwner, RunEnd,
     SavedConfig, State, StateEdit, Status, TurnInFlight, WeakAgent, Written,
     model_spec::{ModelSpec, choose_model},
-    task::{AgentName, AgentShared, Hold, Outlet, Setup, Task},
+    task::{AgentName, AgentShared, Durability, Hold, Outlet, Setup, Task},
 };
 use crate::{
     message::History,
@@ -388,10 +388,13 @@ impl AgentBuilder {
             admission: self.admission,
             hold: self.hold,
         };
+        let (core, facts) = self.in_flight.map(|turn| turn.start(&draft.config)).unzip();
         let mut task =
             Task::new(draft.history, draft.config, setup, weak, Arc::clone(&agent.shared), self.commit);
+        if let Some(written) = written {
+            task.keep_records(Durability::new(self.records, written, facts), core);
+        }
         task.set_last_run(self.last_run);
-        let _ = (written, self.records, self.in_flight);
         agent.shared.started.store(true, Ordering::Release);
         tokio::spawn(task.run(callbacks, receiver));
         Ok(agent)

@@ -68,6 +68,7 @@ pub(super) enum Command {
     Moment(Reply<Moment>),
     Change(Option<EventId>, Change, Reply<CommandResult<EventId>>),
     TakeUp(Reply<()>),
+    Record(Reply<()>),
     Retire(Option<EventId>, Reply<bool>),
     Stop(Box<Stop>),
 }

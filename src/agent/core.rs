@@ -7,7 +7,7 @@
 //! | a prompt, also of `ask`; the withdrawal of a staged prompt | `prompt`, `unstage` | `queue` |
 //! | a decision about a tool use that waits, or the end of its time limit | `resume`, `pause_expired` | `pauses` |
 //! | a changed limit, model or history | `set_max_steps`, `set_model`, `set_history` | this one |
-//! | `prepare_step` has returned | [`prepared`](Core::prepared) | this one |
+//! | `prepare_step` has returned, or the request has its permit | `prepared`, `admitted` | this one |
 //! | cancel, interrupt | `cancel`, `interrupt` | `ending` |
 //! | the turn's time limit, or the end of a delay | `time_over`, `delay_over` | `ending` |
 //! | `handle_turn` or `handle_error` has returned | `turn_decided`, `error_decided` | `ending` |
@@ -18,12 +18,14 @@
 //! | a tool has finished | `tool_done` | `tools` |
 //! | a running tool asks a question, or withdraws it | `tool_asked`, `tool_question_withdrawn` | `questions` |
 //! | an application event; `handle_event` has begun or returned | `notify`, `event_begun`, `event_handled` | `notices` |
+//! | a recorded turn is to continue; `handle_recovery` has returned | `take_up`, `recovered` | `recovery` |
+//! | a pause is stored, so it can be reported | `paused` | `tools` |
 //! | the owner sets the history, or starts a run on another one | `replace_history`, `prompt_on`, `answer` | `owner` |
 //!
 //! The outcome of an effect carries the number of the effect. If the phase does not wait for this number, the outcome
 //! is late, and the input changes nothing ([`Phase::take_awaited`]).
 
-#[cfg(any(test, debug_assertions))]
+mod bare;
 mod check;
 mod context;
 mod ending;
@@ -35,6 +37,7 @@ mod pauses;
 mod questions;
 mod queue;
 mod rare;
+mod recovery;
 mod response;
 #[cfg(test)]
 mod simulation;
@@ -44,6 +47,7 @@ mod tools;
 
 use std::sync::Arc;
 
+pub(super) use bare::Restored;
 pub(super) use context::{Call, Context, Effect};
 use fresh::Waited;
 use known::KnownPrompts;
@@ -52,15 +56,17 @@ use rare::RareList;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    AgentError, Event, Failure, Prompt, PromptId, PromptState, RunEnd, Snapshot, StateView, Status,
+    AgentError, Durable, Event, Failure, Prompt, PromptId, PromptState, RunEnd, Snapshot, StateView, Status,
     phase::{
-        AfterEvent, Asked, Between, Op, Origin, OutputRequirement, Phase, Stage, Turn, Working, in_stage,
+        AfterEvent, Asked, Between, Op, Origin, OutputRequirement, Phase, SentRequest, Stage, Turn, Working,
+        in_stage,
     },
 };
 use crate::{
     message::{Content, History, Message, MessageId, Role, TurnId, Usage, answer_open_tool_uses},
-    provider::{Corrections, Fold},
+    provider::{Corrections, Fold, Model},
     subscription::EventId,
+    tool::Replay,
 };
 
 /// How an accepted prompt is used.
@@ -87,14 +93,12 @@ pub enum Accepted {
     },
 }
 
-/// The state machine of one agent. Its serialised form excludes the histories, which are stored separately.
-#[derive(Debug, Default, Serialize, Deserialize)]
+/// The state machine of one agent.
+#[derive(Debug, Default)]
 #[cfg_attr(test, derive(Clone, PartialEq))]
 pub(super) struct Core {
-    #[serde(skip)]
     history: History,
     /// The history before the run, if the run uses another history and has committed nothing.
-    #[serde(skip)]
     fallback: Option<Box<History>>,
     phase: Phase,
     /// The staged prompts, in the order of their use. Each has an id.
@@ -192,6 +196,30 @@ impl Core {
         }
     }
 
+    /// Sets the model of the recorded turn's prompt.
+    pub(super) fn set_prompt_model(&mut self, model: Model) {
+        if let Some((origin, _)) = self.phase.origin_mut() {
+            Arc::make_mut(&mut origin.prompt).model = Some(model);
+        }
+    }
+
+    /// Records the turn in flight. From now on, the turn is recorded.
+    pub(super) fn record_turn(&mut self, cx: &mut Context<'_>) {
+        match &mut self.phase {
+            Phase::InTurn { turn, .. } => turn.recorded = true,
+            Phase::Noticing { then: AfterEvent::Continue(between), .. } => between.recorded = true,
+            Phase::Idle | Phase::Noticing { .. } => {}
+        }
+        self.record_now(cx);
+    }
+
+    /// Records the run in flight, if it is recorded.
+    pub(super) fn record_now(&mut self, cx: &mut Context<'_>) {
+        if self.phase.is_recorded() {
+            cx.push(Effect::Record);
+        }
+    }
+
     pub(super) fn set_history(&mut self, history: History) {
         self.history = history;
     }
@@ -203,22 +231,36 @@ impl Core {
 
     // ---- turns ----
 
-    fn begin_run(&mut self, prompt: Prompt, ask: bool, cx: &mut Context<'_>) -> Result<(), AgentError> {
+    /// Starts a run. `recorded` states whether an earlier turn of the same run was recorded.
+    fn begin_run(
+        &mut self,
+        prompt: Prompt,
+        ask: bool,
+        recorded: bool,
+        cx: &mut Context<'_>,
+    ) -> Result<(), AgentError> {
         let turn = (cx.turn_id)();
         let (message, origin) = open(&self.history, prompt, turn, ask, cx)?;
-        self.begin_turn(turn, message, origin, 0, cx);
+        self.begin_turn(turn, message, origin, 0, recorded, cx);
         Ok(())
     }
 
-    /// Starts a turn with `message` after `step` requests have been made for the same prompt.
+    /// Starts a turn with `message` after `step` requests have been made for the same prompt. The turns of a run are
+    /// recorded from the first one on that is, because a record must not outlive its turn.
     fn begin_turn(
         &mut self,
         id: TurnId,
         message: impl Into<Arc<Message>>,
         origin: Origin,
         step: u32,
+        recorded: bool,
         cx: &mut Context<'_>,
     ) {
+        let recorded = recorded || cx.records == Durable::InFlight;
+        if recorded {
+            cx.push(Effect::Record);
+        }
+        self.waited.begin_turn();
         let limit = origin.prompt.turn_timeout.or(cx.config.turn_timeout);
         if self.emitted_status == Status::Idle {
             self.runs = self.runs.wrapping_add(1);
@@ -240,6 +282,8 @@ impl Core {
             joined: Vec::new(),
             next_id: 1,
             answer: None,
+            recorded,
+            request: SentRequest::default(),
         });
         self.emit_status(Status::Busy, cx);
         cx.push(Effect::Watch(limit));
@@ -263,19 +307,29 @@ impl Core {
     }
 
     /// Called when `prepare_step` has returned. The shell holds the request, which goes to `model`. The response to this
-    /// request must match `wanted`.
+    /// request must match `wanted`. `replay` is the declaration of the request's provider.
     pub(super) fn prepared(
         &mut self,
         op: Op,
         wanted: OutputRequirement,
         model: Arc<str>,
+        replay: Replay,
         cx: &mut Context<'_>,
     ) {
         if let Some((mut turn, ())) = self.phase.take_awaited(op, in_stage!(Stage::Preparing => ())) {
             (turn.wanted, turn.requested) = (wanted, Some(model));
+            turn.request = SentRequest { replay, ..SentRequest::default() };
             announce(&mut turn, cx);
             let op = self.enter(turn, Stage::Streaming { fold: Box::default(), question: None });
             cx.push(Effect::Open(op));
+        }
+    }
+
+    /// Called when the request has its permit. A request that must not be repeated is sent when that is stored.
+    pub(super) fn admitted(&mut self, op: Op, cx: &mut Context<'_>) {
+        if let Some((turn, Stage::Streaming { .. })) = self.phase.awaited(op) {
+            turn.request.sent = true;
+            cx.gate(turn.recorded && turn.request.replay == Replay::Never, Effect::Connect(op));
         }
     }
 
@@ -285,22 +339,21 @@ impl Core {
         if !self.staged.is_empty()
             && let Some(response) = between.origin.asked.as_deref().and_then(Asked::response)
         {
-            cx.push(Effect::Resolve(Ok(response)));
+            cx.hold_back(between.recorded, Effect::Resolve(Ok(response)));
         }
         if let Some(staged) = self.take_staged(cx) {
-            let begun = self.begin_run(Arc::unwrap_or_clone(staged), false, cx);
+            let begun = self.begin_run(Arc::unwrap_or_clone(staged), false, between.recorded, cx);
             debug_assert!(begun.is_ok(), "a staged prompt contains no tool results");
             return;
         }
         if self.notices > 0 {
             return self.notice(AfterEvent::Continue(between), cx);
         }
-        let Between { content, origin, step } = *between;
+        let Between { content, origin, step, turn, recorded } = *between;
         // The content was checked when the previous turn was committed, and the history has not changed since.
         let content = answer_open_tool_uses(&self.history, content).unwrap_or_default();
-        let turn = (cx.turn_id)();
         let message = user_message(MessageId::made(turn, 0), content, cx);
-        self.begin_turn(turn, message, origin, step, cx);
+        self.begin_turn(turn, message, origin, step, recorded, cx);
     }
 
     // ---- helpers ----
@@ -317,11 +370,14 @@ impl Core {
         op
     }
 
-    /// Emits the event that ends a run.
-    fn end_run(&mut self, event: Event, cx: &mut Context<'_>) {
+    /// Emits the event that ends a run. If the run is `recorded`, its end is recorded too.
+    fn end_run(&mut self, event: Event, recorded: bool, cx: &mut Context<'_>) {
         self.last_run = RunEnd::of(&event).map(Arc::new);
         if let Some(end) = &self.last_run {
             self.known.ended(&end.outcome);
+        }
+        if recorded {
+            cx.push(Effect::Record);
         }
         cx.emit(event);
     }

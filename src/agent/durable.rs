@@ -12,7 +12,11 @@ use std::{
 use futures_util::task::AtomicWaker;
 use serde::{Deserialize, Serialize};
 
-use super::record::TurnRecord;
+use super::{
+    Config,
+    core::{Core, Restored},
+    record::TurnRecord,
+};
 use crate::{
     message::{History, Message, Timestamp, ToolUse, ToolUseId, TurnId},
     setters::setters,
@@ -184,10 +188,17 @@ pub(super) const FORMAT: u32 = 1;
 /// A recorded turn in flight, with which an agent starts.
 #[derive(Debug)]
 pub(crate) struct TurnInFlight {
-    pub(super) record: TurnRecord,
-    pub(super) fallback: Option<History>,
+    pub(super) restored: Restored,
+    pub(super) facts: RecoveryFacts,
+}
+
+/// The facts about a recovery that are not part of the agent's state.
+#[derive(Debug, Default)]
+pub(super) struct RecoveryFacts {
+    pub(super) lives: u32,
     pub(super) age: Duration,
     pub(super) recover: Recover,
+    /// The ends of the time limits of tool uses that wait.
     pub(super) expiries: Vec<(ToolUseId, Timestamp)>,
 }
 
@@ -203,32 +214,53 @@ impl TurnInFlight {
         history: &History,
         fallback: Option<History>,
     ) -> Result<Self, UnreadableTurn> {
-        if record.format > FORMAT {
-            return Err(UnreadableTurn::Newer { format: record.format });
+        let facts = RecoveryFacts { lives: record.lives, ..RecoveryFacts::default() };
+        Ok(Self { restored: Core::restore(record, history.clone(), fallback)?, facts })
+    }
+
+    /// Returns the activity at which the turn continues.
+    pub(crate) fn stage(&self) -> RecordedStage {
+        self.restored.core.recorded_stage()
+    }
+
+    /// Sets the number of restarts since the turn last made progress.
+    pub(crate) fn with_lives(mut self, lives: u32) -> Self {
+        self.facts.lives = lives;
+        self
+    }
+
+    /// Returns the agent's state, with the model of the turn's prompt, and the facts about the recovery.
+    pub(super) fn start(self, config: &Config) -> (Core, RecoveryFacts) {
+        let Restored { mut core, model } = self.restored;
+        if let Some(name) = model {
+            let mut own = config.clone();
+            match own.set_model(&*name) {
+                Ok(()) => core.set_prompt_model(own.model),
+                Err(error) => tracing::warn!(
+                    model = name,
+                    %error,
+                    "the turn in flight continues with the agent's model because its own model is unknown"
+                ),
+            }
         }
-        if let Some(problem) = record.damage() {
-            return Err(UnreadableTurn::Damaged(problem.to_owned()));
-        }
-        let _ = history;
-        let (age, recover) = (Duration::ZERO, Recover::default());
-        Ok(Self { record, fallback, age, recover, expiries: Vec::new() })
+        (core, self.facts)
     }
 
     /// Sets the time since the turn was first recorded.
     pub(crate) fn with_age(mut self, age: Duration) -> Self {
-        self.age = age;
+        self.facts.age = age;
         self
     }
 
     /// Sets the treatment of the turn.
     pub(crate) fn with_recover(mut self, recover: Recover) -> Self {
-        self.recover = recover;
+        self.facts.recover = recover;
         self
     }
 
-    /// Sets the ends of the time limits of the tool uses that wait. By default, a limit counts from the recovery.
+    /// Sets the ends of the time limits of the tool uses that wait. By default, they are those of the record.
     pub(crate) fn with_expiries(mut self, expiries: Vec<(ToolUseId, Timestamp)>) -> Self {
-        self.expiries = expiries;
+        self.facts.expiries = expiries;
         self
     }
 }

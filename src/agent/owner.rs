@@ -140,6 +140,16 @@ impl HistoryOwner {
         self.agent.call(Command::TakeUp).await.map_err(stopped)
     }
 
+    /// Records the turn in flight, even if nothing has required a record so far. The record is delivered when the
+    /// operation returns. Does nothing if no turn is in flight, or if the agent makes no records.
+    ///
+    /// # Errors
+    ///
+    /// [`AgentError::Stopped`] if the agent has ended.
+    pub(crate) async fn record_now(&self) -> Result<(), AgentError> {
+        self.agent.call(Command::Record).await.map_err(stopped)
+    }
+
     async fn change(&self, at: Option<EventId>, change: Change) -> Result<EventId, AgentError> {
         let command = |reply| Command::Change(at, change, reply);
         self.agent.call(command).await.map_err(stopped)?

@@ -1,23 +1,21 @@
-//! The phases of an agent, as data. All types here can be serialised and deserialised: they contain no clock, no
-//! channel and no trait object.
+//! The phases of an agent, as data: they contain no clock, no channel and no trait object. The `bare` file of the core
+//! writes them down.
 
 mod turn;
 
 use std::sync::Arc;
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-pub(crate) use turn::{Asked, Origin, OutputRequirement, Turn, Working};
+pub(crate) use turn::{Asked, Origin, OutputRequirement, SentRequest, Turn, Working};
 
-#[cfg(any(test, debug_assertions))]
-use super::Status;
-use super::{Failure, Pause, Response, ToolRun};
-#[cfg(test)]
-use crate::message::History;
+use super::{Decided, Failure, Pause, Response, Status, ToolRun};
 use crate::{
-    message::{Blocks, ToolResult, ToolUse},
+    message::{Blocks, Timestamp, ToolResult, ToolUse, TurnId},
     provider::Fold,
-    tool::Decision,
+    tool::{Decision, Replay},
 };
 
 /// The number of an effect that has an outcome. If the number of an outcome is not the awaited number, the outcome is
@@ -25,8 +23,7 @@ use crate::{
 pub(crate) type Op = u64;
 
 /// The current activity of the agent. Each phase owns its data, which is dropped when the phase ends.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) enum Phase {
     /// Nothing is in progress.
     #[default]
@@ -39,8 +36,7 @@ pub(crate) enum Phase {
 }
 
 /// The activity during a turn.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Stage {
     /// `handle_event` is running, as in [`Phase::Noticing`], but a prompt has started the turn in the meantime. The
     /// turn's request is prepared when `handle_event` has returned.
@@ -49,29 +45,37 @@ pub(crate) enum Stage {
     Preparing,
     /// The response is being streamed.
     Streaming { fold: Box<Fold>, question: Option<Box<Question>> },
-    /// `handle_tool_use` runs for the first tool use that has no answer yet.
+    /// `handle_tool_use` runs for the first tool use that has no answer yet. If all have answers, the pause is reported
+    /// when it is stored.
     Deciding { tools: Box<Tools> },
     /// At least one tool use waits for `resume`. Every other tool use of the step has a decision.
     Paused { tools: Box<Tools> },
     /// The tools run. The questions are those that wait for `resume`, in the order in which they were asked.
-    Executing {
-        slots: Vec<Slot>,
-        #[serde(default, skip_serializing_if = "Vec::is_empty")]
-        questions: Vec<ToolQuestion>,
-    },
+    Executing { slots: Vec<Slot>, questions: Vec<ToolQuestion> },
     /// `handle_tool_result` is running for the slot that follows the reviewed slots.
     Reviewing { slots: Vec<Slot>, reviewed: Vec<ToolResult> },
     /// `handle_turn` runs.
     Concluding { response: Arc<Response> },
     /// `handle_error` runs.
     Failing { failure: Failure, remains: Box<Remains> },
-    /// The step is repeated after a delay.
-    Delaying,
+    /// The step is repeated after a delay, which ends at this time by the system clock.
+    Delaying { delay: Duration, until: Timestamp },
+    /// The turn continues after a restart as soon as `handle_recovery` has returned.
+    Recovering(Box<Recovering>),
+}
+
+/// A stage that a record has shown.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Recovering {
+    pub(crate) stage: Stage,
+    /// The decisions that were made while no process had the conversation open.
+    pub(crate) decided: Vec<Decided>,
+    /// The time that the turn has taken so far.
+    pub(crate) spent: Duration,
 }
 
 /// The continuation after `handle_event` has returned.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) enum AfterEvent {
     /// Nothing follows. The agent counts as idle.
     Rest,
@@ -85,10 +89,16 @@ pub(crate) struct Between {
     pub(crate) content: Blocks,
     pub(crate) origin: Origin,
     pub(crate) step: u32,
+    /// The id of the next turn.
+    #[serde(skip)]
+    pub(crate) turn: TurnId,
+    /// Whether the turns of the run are recorded.
+    #[serde(skip)]
+    pub(crate) recorded: bool,
 }
 
 /// A question that the provider asks while it streams a response.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Question {
     pub(crate) op: Op,
     pub(crate) tool_use: ToolUse,
@@ -97,15 +107,14 @@ pub(crate) struct Question {
 }
 
 /// The tool uses of a step, and the answers of `handle_tool_use` for the first of them.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Tools {
     pub(crate) uses: Vec<ToolUse>,
     pub(crate) answers: Vec<Answer>,
 }
 
 /// The answer about one tool use.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Answer {
     /// The decision was made.
     Decided(Decision),
@@ -140,7 +149,7 @@ impl Tools {
         self.answers.iter().filter_map(Answer::pause)
     }
 
-    fn pauses_mut(&mut self) -> impl Iterator<Item = &mut Pause> {
+    pub(crate) fn pauses_mut(&mut self) -> impl Iterator<Item = &mut Pause> {
         self.answers.iter_mut().filter_map(|answer| match answer {
             Answer::Decided(_) => None,
             Answer::Waits(pause) => Some(&mut **pause),
@@ -149,7 +158,7 @@ impl Tools {
 }
 
 /// A question of a running tool that waits for `resume`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ToolQuestion {
     /// The index of the tool's slot.
     pub(crate) slot: usize,
@@ -157,7 +166,7 @@ pub(crate) struct ToolQuestion {
 }
 
 /// A tool use and its result, if the result exists yet.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Slot {
     pub(crate) tool_use: ToolUse,
     /// The input with which the tool is run, if it differs from the input that the model sent.
@@ -165,12 +174,30 @@ pub(crate) struct Slot {
     /// Whether the tool is run. Otherwise a decision gave the result.
     pub(crate) runs: bool,
     /// The number of the last question that the running tool has asked.
-    #[serde(default)]
     pub(crate) asked: u32,
+    /// The tool's declaration, if the turn is recorded. Otherwise `Never`.
+    pub(crate) replay: Replay,
+    /// The result. `None` after the result was reviewed.
     pub(crate) result: Option<ToolResult>,
+    /// The part of the slot that the last record contains.
+    pub(crate) recorded: RecordedSlot,
+}
+
+/// The part of a slot that the last record contains.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum RecordedSlot {
+    #[default]
+    Open,
+    Settled,
+    Reviewed,
 }
 
 impl Slot {
+    /// Returns whether the slot has a result of a tool that must not run twice.
+    pub(crate) fn is_unsafe_result(&self) -> bool {
+        self.runs && self.replay != Replay::Safe && self.result.is_some()
+    }
+
     fn run(&self) -> ToolRun {
         let is_error = self.result.as_ref().map(|result| result.is_error);
         ToolRun { tool_use_id: self.tool_use.id.clone(), input: self.input.clone(), is_error }
@@ -178,12 +205,11 @@ impl Slot {
 }
 
 /// The parts of an unfinished step that an interrupt keeps, if they can be kept.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Remains {
     /// The partial response.
     pub(crate) partial: Option<Box<Fold>>,
     /// The answers about the first tool uses, if some tool uses have no decision yet.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) answers: Vec<Answer>,
     /// The tool uses and their results. Used only if all tool uses have a decision.
     pub(crate) slots: Vec<Slot>,
@@ -210,7 +236,6 @@ pub(crate) struct ToolCall {
 
 impl Phase {
     /// Returns the agent's status in this phase.
-    #[cfg(any(test, debug_assertions))]
     pub(crate) fn status(&self) -> Status {
         match self {
             _ if self.is_at_rest() => Status::Idle,
@@ -276,12 +301,12 @@ impl Phase {
         }
     }
 
-    /// Puts the deserialised messages of a turn in flight after the committed history. This is necessary because the
-    /// history is stored separately.
-    #[cfg(test)]
-    pub(crate) fn rebase(&mut self, committed: &History) {
-        if let Self::InTurn { turn, .. } = self {
-            turn.working.rebase(committed, usize::MAX);
+    /// Returns whether the run's turns are recorded.
+    pub(crate) fn is_recorded(&self) -> bool {
+        match self {
+            Self::InTurn { turn, .. } => turn.recorded,
+            Self::Noticing { then: AfterEvent::Continue(between), .. } => between.recorded,
+            Self::Idle | Self::Noticing { .. } => false,
         }
     }
 
@@ -387,6 +412,18 @@ impl Phase {
     }
 }
 
+impl Recovering {
+    /// Returns the pauses that wait for a decision. They are not reported yet.
+    pub(crate) fn pauses(&self) -> impl Iterator<Item = &Pause> {
+        let tools = match &self.stage {
+            Stage::Deciding { tools } if tools.next().is_none() => Some(tools),
+            _ => None,
+        };
+        let is_open = |pause: &&Pause| self.decided.iter().all(|own| own.tool_use_id != pause.tool_use.id);
+        tools.into_iter().flat_map(|tools| tools.pauses()).filter(is_open)
+    }
+}
+
 impl Stage {
     /// Returns the parts of the step that are not part of the turn's messages yet.
     pub(crate) fn into_remains(self, turn: &Turn) -> Remains {
@@ -407,6 +444,7 @@ impl Stage {
                 Remains { answers, ..Remains::default() }
             }
             Self::Failing { remains, .. } => *remains,
+            Self::Recovering(recovering) => recovering.stage.into_remains(turn),
             _ => Remains::default(),
         }
     }

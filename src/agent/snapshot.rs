@@ -130,6 +130,11 @@ pub struct Expiry {
     pub decision: Decision,
 }
 
+impl Expiry {
+    /// The longest time limit of a pause. A longer one means no limit.
+    pub(crate) const LONGEST: Duration = Duration::from_hours(365 * 24);
+}
+
 /// A tool of the current step that was started.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]

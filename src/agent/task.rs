@@ -3,6 +3,7 @@
 
 mod calls;
 mod commands;
+mod durability;
 mod ending;
 mod opening;
 mod poll;
@@ -22,8 +23,8 @@ use futures_sink::Sink;
 use tokio::sync::{mpsc, oneshot};
 
 use super::{
-    Admission, AgentCallbacks, AgentError, Config, Delivery, Event, Response, RunEnd, Snapshot, State,
-    WeakAgent,
+    Admission, AgentCallbacks, AgentError, Config, Delivery, Durable, Event, Response, RunEnd, Snapshot,
+    State, WeakAgent,
     command::{Command, Reply, Stop},
     core::{Call, Context, Core, Effect},
     phase::Op,
@@ -37,6 +38,7 @@ use crate::{
     tool::{Extensions, ToolLimits},
 };
 use calls::drop_contained;
+pub(super) use durability::Durability;
 use presence::ActiveCalls;
 pub(super) use trace::AgentName;
 use work::Work;
@@ -100,6 +102,8 @@ pub(super) struct Task {
     active_calls: Option<Arc<ActiveCalls>>,
     /// The work in progress. `None` while the agent is idle.
     work: Option<Box<Work>>,
+    /// `None` if the agent makes no records.
+    durability: Option<Box<Durability>>,
     /// The callback that the core has requested and that has not been called yet.
     wanted: Option<CallbackRequest>,
     /// Whether the running callback must be dropped.
@@ -161,6 +165,14 @@ impl Task {
         self.core.set_last_run(end);
     }
 
+    /// Makes the task record its turns. With a `core`, the task starts with a turn in flight.
+    pub(super) fn keep_records(&mut self, durability: Durability, core: Option<Core>) {
+        self.durability = Some(Box::new(durability));
+        if let Some(core) = core {
+            self.core = core;
+        }
+    }
+
     pub(super) fn new(
         history: History,
         config: Config,
@@ -183,6 +195,7 @@ impl Task {
             instance: None,
             active_calls: None,
             work: None,
+            durability: None,
             wanted: None,
             drop_call: false,
             inputs: 0,
@@ -247,6 +260,7 @@ impl Task {
             tools: self.work.as_ref().map_or(&none, |work| &work.tools),
             turn_id: &|| TurnId::new(rand::random()),
             max_staged: self.setup.max_staged.into(),
+            records: self.durability.as_ref().map_or(Durable::Turns, |durability| durability.level),
             hold: &|| Some(self.setup.hold.as_ref()?.reason()?.to_string()),
         };
         let output = input(&mut self.core, &mut cx);
@@ -259,6 +273,7 @@ impl Task {
         for effect in effects.drain(..) {
             self.perform(effect);
         }
+        self.end_input();
         #[cfg(debug_assertions)]
         if self.core.history().len() < 64
             && let Err(breach) = self.core.check()
@@ -296,7 +311,12 @@ impl Task {
                 drop_contained(self.wanted.take());
                 self.drop_call = true;
             }
+            Effect::Record => self.record(),
+            Effect::RecordSoon => self.record_soon(),
+            Effect::Held(effect) => self.hold_back(*effect),
+            Effect::Return(op) => self.step(|core, cx| core.paused(op, cx)),
             Effect::Open(op) => self.open(op),
+            Effect::Connect(op) => self.connect(op),
             Effect::Answer(decision) => {
                 if let Some(question) = self.work().question.take() {
                     // If the receiver was dropped, the provider has withdrawn its question.
@@ -320,6 +340,7 @@ impl Task {
                     self.work().watch(limit);
                 }
             }
+            Effect::WatchOn { limit, spent } => self.work().watch_on(limit, spent),
             Effect::FreezeWatch(frozen) => {
                 let work = self.work();
                 work.freeze_watch(frozen);
@@ -356,7 +377,7 @@ impl Task {
                 config: Arc::clone(&self.config),
                 settings,
                 run,
-                record: None,
+                record: self.durability.as_mut().and_then(|durability| durability.take_loose()),
             });
         }
     }

@@ -321,6 +321,11 @@ impl Timestamp {
         Self(self.0.saturating_add(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)))
     }
 
+    /// Returns the time that has passed since the other point in time, or zero if that is later.
+    pub(crate) fn since(self, other: Self) -> Duration {
+        Duration::from_millis(self.0.saturating_sub(other.0))
+    }
+
     /// Returns the time in UTC, in the format of RFC 3339.
     #[cfg(any(feature = "acp", feature = "web", test))]
     pub(crate) fn rfc_3339(self) -> String {

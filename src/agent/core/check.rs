@@ -47,7 +47,8 @@ impl Core {
             return Err(format!("{} requests, {:?} allowed", turn.step, turn.origin.max_steps));
         }
         match stage {
-            Stage::Preparing | Stage::Streaming { .. } | Stage::Delaying => {
+            Stage::Recovering(recovering) => return self.check_turn(turn, &recovering.stage),
+            Stage::Preparing | Stage::Streaming { .. } | Stage::Delaying { .. } => {
                 return turn.conversation().check_sendable().map_err(|error| format!("request: {error}"));
             }
             Stage::Deciding { tools } | Stage::Paused { tools }
@@ -55,7 +56,9 @@ impl Core {
             {
                 return Err("the tool uses to decide on are not the open ones".into());
             }
-            Stage::Deciding { tools } if tools.next().is_none() => {
+            Stage::Deciding { tools }
+                if tools.next().is_none() && !(turn.recorded && tools.pauses().next().is_some()) =>
+            {
                 return Err("all tool uses have answers, but one is awaited".into());
             }
             Stage::Paused { tools } if tools.next().is_some() || tools.pauses().next().is_none() => {
@@ -72,7 +75,8 @@ impl Core {
                 return Err("the stage waits for tools that have finished".into());
             }
             Stage::Reviewing { slots, reviewed }
-                if slots.iter().any(|slot| slot.result.is_none()) || reviewed.len() >= slots.len() =>
+                if reviewed.len() >= slots.len()
+                    || slots[reviewed.len()..].iter().any(|slot| slot.result.is_none()) =>
             {
                 return Err("no result is left to review".into());
             }

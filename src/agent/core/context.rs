@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use crate::{
     agent::{
-        AgentError, Config, Event, Failure, Response,
+        AgentError, Config, Durable, Event, Failure, Recovery, Response,
         phase::{Op, ToolCall},
     },
     message::{Timestamp, ToolResult, ToolUse, ToolUseId, TurnId},
@@ -24,6 +24,8 @@ pub(in crate::agent) struct Context<'a> {
     pub(in crate::agent) turn_id: &'a dyn Fn() -> TurnId,
     /// The number of prompts that may be staged.
     pub(in crate::agent) max_staged: usize,
+    /// The level at which new runs are recorded.
+    pub(in crate::agent) records: Durable,
     /// Returns the reason why no run may start now, if there is one.
     pub(in crate::agent) hold: &'a dyn Fn() -> Option<String>,
     /// The actions for the shell, in order.
@@ -44,6 +46,26 @@ impl Context<'_> {
         self.effects.push(effect);
     }
 
+    /// Performs an effect, if `recorded` is set only after the state is recorded and stored.
+    pub(super) fn gate(&mut self, recorded: bool, effect: Effect) {
+        if recorded {
+            self.push(Effect::Record);
+        }
+        self.hold_back(recorded, effect);
+    }
+
+    /// Performs an effect, if `recorded` is set only after the last record is stored.
+    pub(super) fn hold_back(&mut self, recorded: bool, effect: Effect) {
+        self.push(if recorded { Effect::Held(Box::new(effect)) } else { effect });
+    }
+
+    /// Records the state within a short time, if `recorded` is set.
+    pub(super) fn record_soon(&mut self, recorded: bool) {
+        if recorded {
+            self.push(Effect::RecordSoon);
+        }
+    }
+
     pub(super) fn emit(&mut self, event: Event) {
         self.effects.push(Effect::Emit(event));
     }
@@ -60,8 +82,18 @@ pub(in crate::agent) enum Effect {
     Abort,
     /// Drop the running callback, if there is one.
     DropCall,
-    /// Send the prepared request. Deltas are reported to the core with this number.
+    /// Record the state after this input. The next event of the input carries the record.
+    Record,
+    /// Record the state after a short time, unless it is recorded before. Nothing waits for this record.
+    RecordSoon,
+    /// Perform this effect when the last record is stored. `Abort` drops it.
+    Held(Box<Effect>),
+    /// Report to the core with this number. This effect is always held.
+    Return(Op),
+    /// Ask for a permit for the prepared request, and connect. Deltas are reported to the core with this number.
     Open(Op),
+    /// Send the request that has its permit.
+    Connect(Op),
     /// Answer the provider's question.
     Answer(Decision),
     /// Answer the question of a running tool that has this id.
@@ -74,6 +106,8 @@ pub(in crate::agent) enum Effect {
     Delay(Op, Duration),
     /// Report to the core when this time, the turn's limit, has passed. `None` removes the limit.
     Watch(Option<Duration>),
+    /// Like `Watch`, for a turn that has already taken this time.
+    WatchOn { limit: Duration, spent: Duration },
     /// Stop the turn's clock while a decision is pending (`true`), or let it continue (`false`).
     FreezeWatch(bool),
     /// Report to the core if this tool use still waits after this time. The timer is dropped when the pause ends.
@@ -91,6 +125,7 @@ pub(in crate::agent) enum Call {
     HandleTurn(Arc<Response>),
     HandleError(Box<Failure>),
     HandleEvent,
+    HandleRecovery(Box<Recovery>),
 }
 
 impl Call {
@@ -102,6 +137,7 @@ impl Call {
             Self::HandleTurn(_) => "handle_turn",
             Self::HandleError(_) => "handle_error",
             Self::HandleEvent => "handle_event",
+            Self::HandleRecovery(_) => "handle_recovery",
         }
     }
 }

@@ -31,12 +31,13 @@ impl Core {
         read: Option<Output>,
         cx: &mut Context<'_>,
     ) {
-        let mut response = respond(&turn, reason, cx);
+        let mut response = respond(&turn, reason, cx.config);
         response.set_output(read);
         self.ask_handle_turn(turn, Arc::new(response), cx);
     }
 
     pub(super) fn ask_handle_turn(&mut self, turn: Box<Turn>, response: Arc<Response>, cx: &mut Context<'_>) {
+        cx.record_soon(turn.recorded);
         let op = self.enter(turn, Stage::Concluding { response: Arc::clone(&response) });
         cx.push(Effect::Call(op, Call::HandleTurn(response)));
     }
@@ -70,6 +71,7 @@ impl Core {
 
         self.keep_decided(&mut turn, &mut response);
         self.commit(&turn);
+        let recorded = turn.recorded;
         if let Some(asked) = &mut turn.origin.asked {
             asked.add(&response);
         }
@@ -80,10 +82,14 @@ impl Core {
         if !self.staged.is_empty() {
             self.end_prompts(&RunOutcome::Stopped { stop_reason: response.stop_reason.clone() });
         }
+        if recorded {
+            cx.push(Effect::Record);
+        }
         cx.emit(Event::Turn(TurnOutcome::Continue { response }));
         let Turn { origin, step, .. } = *turn;
         let content = next.unwrap_or_default();
-        self.continue_run(Box::new(Between { content, origin, step }), cx);
+        let turn = (cx.turn_id)();
+        self.continue_run(Box::new(Between { content, origin, step, turn, recorded }), cx);
     }
 
     /// Makes the turn's messages part of the history.
@@ -96,9 +102,9 @@ impl Core {
     fn stop_run(&mut self, turn: &Turn, response: Arc<Response>, cx: &mut Context<'_>) {
         let staged = self.give_up_staged();
         self.emit_status(Status::Idle, cx);
-        self.end_run(Event::Turn(TurnOutcome::Stop { response, staged }), cx);
+        self.end_run(Event::Turn(TurnOutcome::Stop { response, staged }), turn.recorded, cx);
         if let Some(response) = turn.origin.asked.as_deref().and_then(Asked::response) {
-            cx.push(Effect::Resolve(Ok(response)));
+            cx.hold_back(turn.recorded, Effect::Resolve(Ok(response)));
         }
         self.settle(cx);
     }
@@ -133,13 +139,15 @@ impl Core {
         if delay.is_zero() {
             return self.prepare(turn, cx);
         }
-        let op = self.enter(turn, Stage::Delaying);
+        cx.record_soon(turn.recorded);
+        let until = cx.now().after(delay);
+        let op = self.enter(turn, Stage::Delaying { delay, until });
         cx.push(Effect::Delay(op, delay));
     }
 
     /// Called when the delay before a repetition has passed.
     pub(in crate::agent) fn delay_over(&mut self, op: Op, cx: &mut Context<'_>) {
-        if let Some((turn, ())) = self.phase.take_awaited(op, in_stage!(Stage::Delaying => ())) {
+        if let Some((turn, ())) = self.phase.take_awaited(op, in_stage!(Stage::Delaying { .. } => ())) {
             self.prepare(turn, cx);
         }
     }
@@ -226,7 +234,7 @@ impl Core {
         cx: &mut Context<'_>,
         end: impl FnOnce(Arc<Response>, Vec<Arc<Prompt>>) -> (Event, AskResult),
     ) {
-        let asked = self.phase.asked().is_some();
+        let (asked, recorded) = (self.phase.asked().is_some(), self.phase.is_recorded());
         let response = match self.phase.take_turn() {
             Some((turn, stage)) => {
                 self.step = turn.step;
@@ -245,10 +253,10 @@ impl Core {
         cx.push(Effect::Watch(None));
         self.emit_status(Status::Idle, cx);
         let (event, answer) = end(response, self.give_up_staged());
-        self.end_run(event, cx);
+        self.end_run(event, recorded, cx);
         self.fall_back(cx);
         if asked {
-            cx.push(Effect::Resolve(answer));
+            cx.hold_back(recorded, Effect::Resolve(answer));
         }
         self.settle(cx);
     }
@@ -294,7 +302,7 @@ impl Core {
             close_tool_uses(&mut turn, results, emitted, cx);
         }
         self.commit(&turn);
-        let mut response = respond(&turn, StopReason::Interrupted, cx);
+        let mut response = respond(&turn, StopReason::Interrupted, cx.config);
         parse_output(&mut response, &turn);
         let response = Arc::new(response);
         if let Some(asked) = &mut turn.origin.asked {

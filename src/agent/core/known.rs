@@ -1,16 +1,13 @@
 //! The ids of the most recent prompts. They ensure that a prompt that is sent twice runs once.
 
-use serde::{Deserialize, Serialize};
-
 use super::rare::RareList;
-use crate::agent::{PromptId, PromptState, RunOutcome};
+use crate::agent::{KnownPrompt, PromptId, PromptState, RunOutcome};
 
 /// The maximum number of prompts whose ids are remembered.
 const MAX_KNOWN: usize = 32;
 
 /// The most recent prompts that have an id from the application, with the latest prompt at the end.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(transparent)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct KnownPrompts(RareList<(PromptId, PromptState)>);
 
 impl KnownPrompts {
@@ -18,6 +15,20 @@ impl KnownPrompts {
     pub(super) fn state(&self, id: Option<&PromptId>) -> Option<&PromptState> {
         let id = id?;
         self.0.iter().find(|(other, _)| other == id).map(|(_, state)| state)
+    }
+
+    /// Returns the prompts as a record contains them.
+    pub(super) fn record(&self) -> Vec<KnownPrompt> {
+        self.0.iter().map(|(id, state)| KnownPrompt::new(id.clone(), state.clone())).collect()
+    }
+
+    /// Returns the prompts of a record.
+    pub(super) fn restored(prompts: &[KnownPrompt]) -> Self {
+        let mut known = Self::default();
+        for prompt in prompts {
+            known.add(&prompt.id, prompt.state.clone());
+        }
+        known
     }
 
     /// Records a prompt that was accepted. Forgets the oldest prompt that has ended, if too many are known.

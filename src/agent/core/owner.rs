@@ -105,7 +105,7 @@ impl Core {
     ) {
         self.fallback = Some(Box::new(std::mem::replace(&mut self.history, base)));
         self.emit_history(cx);
-        self.begin_turn(turn, message, origin, 0, cx);
+        self.begin_turn(turn, message, origin, 0, false, cx);
     }
 
     /// Restores the previous history after a run on another history that ended without a commit.

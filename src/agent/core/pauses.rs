@@ -45,10 +45,17 @@ impl Core {
         self.emit_status(Status::Paused, cx);
         for pause in self.phase.pauses_mut() {
             let id = &pause.tool_use.id;
-            self.waited.add(id.clone());
+            if !self.waited.contains(id) {
+                self.waited.add(id.clone());
+            }
             if let Some(expiry) = &mut pause.expiry {
-                expiry.at = cx.now().after(expiry.after);
-                cx.push(Effect::Expire(id.clone(), expiry.after));
+                let left = if expiry.at == Timestamp::default() {
+                    expiry.at = cx.now().after(expiry.after);
+                    expiry.after
+                } else {
+                    expiry.at.since(cx.now())
+                };
+                cx.push(Effect::Expire(id.clone(), left));
             }
             cx.emit(Event::Pause(Box::new(pause.clone())));
         }
@@ -62,7 +69,7 @@ impl Core {
         let decision = expiry.decision.clone();
         drop(pauses);
         let tool_use = tool_use.clone();
-        self.decide_waiting(Resume { tool_use, turn: None, decision, by: None }, true, cx);
+        self.decide_waiting(Resume { tool_use, turn: None, decision, by: None }, true, None, cx);
     }
 
     /// Applies the decision about a tool use that waits. The turn continues after the last decision.
@@ -72,6 +79,16 @@ impl Core {
         cx: &mut Context<'_>,
     ) -> Result<(), AgentError> {
         check_name(resume.by.as_deref())?;
+        if let Phase::InTurn { turn, stage: Stage::Recovering(recovering), .. } = &mut self.phase
+            && recovering.pauses().any(|pause| pause.tool_use.id == resume.tool_use)
+            && resume.turn.is_none_or(|given| given == turn.id)
+        {
+            // The pause is known already, and is reported again soon. The decision is applied then.
+            let decided = decided(turn, resume.tool_use, resume.decision, cx);
+            recovering.decided.push(Decided { by: resume.by, ..decided });
+            cx.push(Effect::Record);
+            return Ok(());
+        }
         if self.phase.pauses().next().is_none() {
             return Err(AgentError::NotPaused(self.emitted_status));
         }
@@ -82,7 +99,7 @@ impl Core {
             let waiting = self.phase.pauses().map(|pause| pause.tool_use.id.clone()).collect();
             return Err(AgentError::StaleResume { waiting, given: resume.tool_use });
         }
-        self.decide_waiting(resume, false, cx);
+        self.decide_waiting(resume, false, None, cx);
         Ok(())
     }
 
@@ -97,28 +114,43 @@ impl Core {
         }
     }
 
-    /// Applies a decision about a tool use that waits.
-    fn decide_waiting(&mut self, resume: Resume, expired: bool, cx: &mut Context<'_>) {
+    /// Applies the decision about a tool use that was stored while no process had the conversation open. Does nothing if
+    /// the tool use does not wait any more.
+    pub(super) fn apply_decided(&mut self, decided: Decided, cx: &mut Context<'_>) {
+        let Decided { turn, tool_use_id: tool_use, decision, by, expired, at } = decided;
+        if self.phase.pauses().any(|pause| pause.tool_use.id == tool_use && pause.turn == turn) {
+            let resume = Resume { tool_use, turn: Some(turn), decision, by };
+            self.decide_waiting(resume, expired, Some(at), cx);
+        }
+    }
+
+    /// Applies a decision about a tool use that waits. `at` is the time of the decision, by default now.
+    fn decide_waiting(&mut self, resume: Resume, expired: bool, at: Option<Timestamp>, cx: &mut Context<'_>) {
         let Resume { tool_use, decision, by, .. } = resume;
         let decision = match decision {
             Decision::Execute => self.approved(&tool_use),
             other => other,
         };
         let is_last = self.phase.pauses().nth(1).is_none();
+        let recorded = self.phase.is_recorded();
+        if recorded && matches!(self.phase.stage(), Some(Stage::Paused { .. })) {
+            cx.push(Effect::Record);
+        }
         if is_last {
             self.emit_status(Status::Busy, cx);
         }
         if let Some(turn) = self.phase.turn() {
             let decided = decided(turn, tool_use.clone(), decision.clone(), cx);
-            cx.emit(Event::Decided(Box::new(Decided { by, expired, ..decided })));
+            let at = at.unwrap_or(decided.at);
+            cx.emit(Event::Decided(Box::new(Decided { by, expired, at, ..decided })));
         }
         if is_last {
             cx.push(Effect::FreezeWatch(false));
         }
         match &mut self.phase {
-            Phase::InTurn { stage: Stage::Streaming { question, .. }, .. } => {
+            Phase::InTurn { turn, stage: Stage::Streaming { question, .. }, .. } => {
                 *question = None;
-                cx.push(Effect::Answer(decision));
+                answer_provider(turn, decision, cx);
             }
             Phase::InTurn { stage: Stage::Paused { tools }, .. } => {
                 let waits =
@@ -134,6 +166,14 @@ impl Core {
             _ => {}
         }
     }
+}
+
+/// Answers the provider's question. If the answer allows a tool to run, it is sent when that is stored, because the
+/// request must not be repeated then.
+pub(super) fn answer_provider(turn: &mut Turn, decision: Decision, cx: &mut Context<'_>) {
+    let runs = matches!(decision, Decision::Execute | Decision::ExecuteWith(_));
+    turn.request.ran_tool |= runs;
+    cx.gate(turn.recorded && runs, Effect::Answer(decision));
 }
 
 /// Returns the answer to a tool use that follows from the decision of `handle_tool_use`. Emits the decision, unless the

@@ -59,6 +59,7 @@ impl Core {
             expiry: None,
         });
         questions.push(ToolQuestion { slot, pause: pause.clone() });
+        cx.record_soon(turn.recorded);
         self.waited.add(id.clone());
         if self.emitted_status != Status::Paused {
             cx.push(Effect::FreezeWatch(true));

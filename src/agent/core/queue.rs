@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Accepted, Context, Core, add_message, user_message};
+use super::{Accepted, Context, Core, Effect, add_message, user_message};
 use crate::{
     agent::{AgentError, Event, Next, Prompt, PromptId, PromptState, RunOutcome, UnstageReason, phase::Turn},
     message::{Content, Message, MessageId},
@@ -46,7 +46,7 @@ impl Core {
         }
         if self.is_at_rest() {
             let id = prompt.id.clone();
-            self.begin_run(prompt, ask, cx)?;
+            self.begin_run(prompt, ask, false, cx)?;
             self.know(id.as_ref(), PromptState::InFlight);
             return Ok(Accepted::Started);
         }
@@ -68,6 +68,7 @@ impl Core {
         let ahead = self.staged.len();
         let prompt = Arc::new(prompt);
         self.staged.list().push(Arc::clone(&prompt));
+        self.record_queue(cx);
         cx.emit(Event::Staged { id: id.clone(), prompt });
         Ok(Accepted::Staged { id, ahead })
     }
@@ -97,8 +98,16 @@ impl Core {
         let Some(index) = found else { return Err(AgentError::NotStaged(id.clone())) };
         let prompt = self.staged.remove(index);
         self.known.forget(Some(id));
+        self.record_queue(cx);
         cx.emit(Event::Unstaged { id: id.clone(), reason: UnstageReason::Withdrawn });
         Ok(prompt)
+    }
+
+    /// Records a change of the staged prompts, if the run is recorded.
+    fn record_queue(&self, cx: &mut Context<'_>) {
+        if self.phase.is_recorded() {
+            cx.push(Effect::Record);
+        }
     }
 
     /// Takes the first staged prompt, which starts the next turn.

@@ -2,11 +2,8 @@
 
 use std::ops::{Deref, DerefMut};
 
-use serde::{Deserialize, Serialize};
-
 /// A list that takes 8 bytes while it is empty, because an idle agent has to be small.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(transparent)]
+#[derive(Clone, Debug, PartialEq)]
 #[expect(clippy::box_collection, reason = "the empty list is small")]
 pub(super) struct RareList<T>(Option<Box<Vec<T>>>);
 
@@ -20,6 +17,11 @@ impl<T> RareList<T> {
     /// Returns the list for changes. This allocates memory even if the list is empty.
     pub(super) fn list(&mut self) -> &mut Vec<T> {
         self.0.get_or_insert_default()
+    }
+
+    /// Returns a list of these items.
+    pub(super) fn of(items: Vec<T>) -> Self {
+        Self((!items.is_empty()).then(|| Box::new(items)))
     }
 
     /// Takes all items and frees the memory of the list.

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::Context;
 use crate::{
-    agent::{Response, phase::Turn},
+    agent::{Config, Response, phase::Turn},
     message::{Message, Role},
     provider::{Fold, StopReason, read_output},
 };
@@ -15,8 +15,8 @@ use crate::{
 pub(super) type Output = Result<Value, String>;
 
 /// Returns a response that covers the turn so far.
-pub(super) fn respond(turn: &Turn, stop_reason: StopReason, cx: &Context<'_>) -> Response {
-    respond_with(turn, turn.working.pending().cloned().collect(), stop_reason, cx)
+pub(super) fn respond(turn: &Turn, stop_reason: StopReason, config: &Config) -> Response {
+    respond_with(turn, turn.working.pending().cloned().collect(), stop_reason, config)
 }
 
 /// Returns a response with these messages of the turn.
@@ -24,12 +24,12 @@ pub(super) fn respond_with(
     turn: &Turn,
     messages: Vec<Arc<Message>>,
     stop_reason: StopReason,
-    cx: &Context<'_>,
+    config: &Config,
 ) -> Response {
     let answer = messages.iter().rev().find(|message| message.role == Role::Assistant);
     Response {
         model: turn.model.clone().unwrap_or_else(|| {
-            turn.requested.as_ref().unwrap_or_else(|| turn.model_in(cx.config).id()).to_string()
+            turn.requested.as_ref().unwrap_or_else(|| turn.model_in(config).id()).to_string()
         }),
         message: answer.cloned(),
         messages,
@@ -66,7 +66,7 @@ pub(super) fn discarded(
     reason: StopReason,
     cx: &Context<'_>,
 ) -> Response {
-    let mut response = respond(turn, reason, cx);
+    let mut response = respond(turn, reason, cx.config);
     if let Some(fold) = partial {
         response.usage += fold.usage();
         if !fold.blocks().is_empty() {

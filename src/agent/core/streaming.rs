@@ -125,7 +125,8 @@ impl Core {
         let answer = turn.working.all().last().cloned();
         let uses: Vec<ToolUse> = answer.iter().flat_map(|message| message.tool_uses().cloned()).collect();
         messages.extend(answer);
-        let mut step = Response { usage, warnings, ..respond_with(&turn, messages, stop_reason.clone(), cx) };
+        let mut step =
+            Response { usage, warnings, ..respond_with(&turn, messages, stop_reason.clone(), cx.config) };
         step.set_output(read.clone());
         cx.emit(Event::Step(Arc::new(step)));
         self.answered(turn, stop_reason, uses, read, cx);
@@ -186,6 +187,7 @@ impl Core {
             close_tool_uses(&mut turn, results, 0, cx);
             return self.conclude(turn, reason, None, cx);
         }
+        cx.record_soon(turn.recorded);
         self.decide(turn, uses, cx);
     }
 
@@ -213,6 +215,7 @@ impl Core {
         remains: Remains,
         cx: &mut Context<'_>,
     ) {
+        cx.record_soon(turn.recorded);
         let op = self.enter(turn, Stage::Failing { failure: failure.clone(), remains: Box::new(remains) });
         cx.push(Effect::Call(op, Call::HandleError(Box::new(failure))));
     }

@@ -2,15 +2,22 @@
 
 use std::{fmt::Write, sync::Arc};
 
-use super::{Call, Context, Core, Effect, pauses::answer, response::respond, streaming::close_tool_uses};
+use serde_json::Value;
+
+use super::{
+    Call, Context, Core, Effect,
+    pauses::{answer, answer_provider},
+    response::respond,
+    streaming::close_tool_uses,
+};
 use crate::{
     agent::{
-        Event, Response, ToolDecision,
-        phase::{Answer, Op, Phase, Slot, Stage, ToolCall, Tools, Turn, in_stage},
+        Durable, Event, Response, ToolDecision,
+        phase::{Answer, Op, Phase, RecordedSlot, Slot, Stage, ToolCall, Tools, Turn, in_stage},
     },
     message::{Content, Message, ToolResult, ToolUse},
     provider::StopReason,
-    tool::Decision,
+    tool::{Decision, Replay},
 };
 
 impl Core {
@@ -21,7 +28,7 @@ impl Core {
 
     /// Asks `handle_tool_use` about the next tool use. After the last tool use, the agent pauses if the callback left a
     /// decision to the application. Otherwise, the step continues with the decisions.
-    fn decide_next(&mut self, turn: Box<Turn>, tools: Box<Tools>, cx: &mut Context<'_>) {
+    pub(super) fn decide_next(&mut self, turn: Box<Turn>, tools: Box<Tools>, cx: &mut Context<'_>) {
         let Some(tool_use) = tools.next().cloned() else {
             return self.answered_all(turn, tools, cx);
         };
@@ -54,24 +61,46 @@ impl Core {
         match answer(decision, &asked.tool_use, turn, cx) {
             Answer::Decided(decision) => {
                 *question = None;
-                cx.push(Effect::Answer(decision));
+                answer_provider(turn, decision, cx);
             }
             Answer::Waits(pause) => {
                 asked.paused = Some(pause);
+                cx.record_soon(turn.recorded);
                 self.pause(cx);
             }
         }
     }
 
     /// Called when `handle_tool_use` has decided on all tool uses of the step.
-    pub(super) fn answered_all(&mut self, turn: Box<Turn>, tools: Box<Tools>, cx: &mut Context<'_>) {
+    pub(super) fn answered_all(&mut self, mut turn: Box<Turn>, tools: Box<Tools>, cx: &mut Context<'_>) {
         if tools.pauses().next().is_some() {
-            self.enter(turn, Stage::Paused { tools });
-            return self.pause(cx);
+            if cx.records >= Durable::Approvals {
+                turn.recorded = true;
+            }
+            if !turn.recorded {
+                return self.wait(turn, tools, cx);
+            }
+            let op = self.enter(turn, Stage::Deciding { tools });
+            return cx.gate(true, Effect::Return(op));
         }
         let Tools { uses, answers } = *tools;
         let decisions: Vec<_> = answers.into_iter().filter_map(Answer::into_decision).collect();
         self.decided_all(turn, uses, decisions, cx);
+    }
+
+    /// Waits for the decisions about the tool uses that need one.
+    pub(super) fn wait(&mut self, turn: Box<Turn>, tools: Box<Tools>, cx: &mut Context<'_>) {
+        self.enter(turn, Stage::Paused { tools });
+        self.pause(cx);
+    }
+
+    /// Called when the pause is stored, so that it can be reported.
+    pub(in crate::agent) fn paused(&mut self, op: Op, cx: &mut Context<'_>) {
+        if let Some((turn, tools)) =
+            self.phase.take_awaited(op, in_stage!(Stage::Deciding { tools } => tools))
+        {
+            self.wait(turn, tools, cx);
+        }
     }
 
     fn decided_all(
@@ -88,6 +117,7 @@ impl Core {
         if uses.iter().zip(&decisions).any(|(tool_use, decision)| has_no_handler(tool_use, decision)) {
             return self.leave_to_application(turn, uses, decisions, cx);
         }
+        let recorded = turn.recorded;
         let mut calls = Vec::new();
         let mut slots = Vec::with_capacity(uses.len());
         for (slot, (tool_use, decision)) in uses.into_iter().zip(decisions).enumerate() {
@@ -97,24 +127,35 @@ impl Core {
                 decided => (None, decided_result(&tool_use, decided)),
             };
             if result.is_none() {
-                let mut idempotency_key = String::with_capacity(48);
-                // Writing to a string never fails.
-                let _ = write!(idempotency_key, "{}-{}-{slot}", turn.id, turn.step);
-                let tool_use = match &input {
-                    Some(input) => ToolUse { input: input.clone(), malformed: None, ..tool_use.clone() },
-                    None => tool_use.clone(),
-                };
-                let tool_use_id = tool_use.id.clone();
+                let call = tool_call(&turn, slot, &tool_use, input.as_ref());
+                let tool_use_id = call.tool_use.id.clone();
                 cx.emit(Event::ToolStart { tool_use_id, input: input.clone() });
-                calls.push(ToolCall { slot, tool_use, idempotency_key: idempotency_key.into() });
+                calls.push(call);
             }
-            slots.push(Slot { tool_use, input, runs: result.is_none(), asked: 0, result });
+            let replay = if recorded { cx.tools.replay(&tool_use.name) } else { Replay::Never };
+            let (runs, recorded) = (result.is_none(), RecordedSlot::Open);
+            slots.push(Slot { tool_use, input, runs, asked: 0, replay, result, recorded });
         }
+        self.run_tools(turn, slots, calls, cx);
+    }
+
+    /// Runs the tools of a step. If one of them must not run twice, or only with its key, they start when the step is
+    /// stored.
+    pub(super) fn run_tools(
+        &mut self,
+        turn: Box<Turn>,
+        slots: Vec<Slot>,
+        calls: Vec<ToolCall>,
+        cx: &mut Context<'_>,
+    ) {
         if calls.is_empty() {
             return self.review_next(turn, slots, Vec::new(), cx);
         }
+        let recorded = turn.recorded;
+        let is_safe = calls.iter().all(|call| slots[call.slot].replay == Replay::Safe);
         let op = self.enter(turn, Stage::Executing { slots, questions: Vec::new() });
-        cx.push(Effect::RunTools(op, calls));
+        cx.record_soon(recorded && is_safe);
+        cx.gate(recorded && !is_safe, Effect::RunTools(op, calls));
     }
 
     /// Ends the turn because a tool has no handler. None of the step's tools are run.
@@ -133,7 +174,7 @@ impl Core {
                 None => open.push(tool_use),
             }
         }
-        let mut response = respond(&turn, StopReason::ToolUse, cx);
+        let mut response = respond(&turn, StopReason::ToolUse, cx.config);
         (response.open_tool_uses, response.decided) = (open, decided);
         self.ask_handle_turn(turn, Arc::new(response), cx);
     }
@@ -159,17 +200,23 @@ impl Core {
         result: ToolResult,
         cx: &mut Context<'_>,
     ) {
-        let Some((_, Stage::Executing { slots, questions })) = self.phase.awaited(op) else {
+        let Some((turn, Stage::Executing { slots, questions })) = self.phase.awaited(op) else {
             return;
         };
+        let recorded = turn.recorded;
         let Some(place) = slots.get_mut(slot).filter(|place| place.result.is_none()) else {
             return;
         };
+        let is_safe = place.replay == Replay::Safe;
         let result = place.result.insert(result.answering(&place.tool_use));
         let ended = Event::ToolEnd { tool_use_id: result.tool_use_id.clone(), is_error: result.is_error };
         let all_ended = slots.iter().all(|slot| slot.result.is_some());
         if !questions.is_empty() {
             self.withdraw_questions(|question| question.slot == slot, cx);
+        }
+        cx.record_soon(recorded && is_safe);
+        if recorded && !is_safe {
+            cx.push(Effect::Record);
         }
         cx.emit(ended);
         if all_ended && let Some((turn, Stage::Executing { slots, .. })) = self.phase.take_turn() {
@@ -177,7 +224,7 @@ impl Core {
         }
     }
 
-    fn review_next(
+    pub(super) fn review_next(
         &mut self,
         mut turn: Box<Turn>,
         slots: Vec<Slot>,
@@ -185,8 +232,10 @@ impl Core {
         cx: &mut Context<'_>,
     ) {
         if let Some(result) = slots.get(reviewed.len()).and_then(|slot| slot.result.clone()) {
+            // The results of tools that must not run twice are reported after they are stored.
+            let is_held = turn.recorded && reviewed.is_empty() && slots.iter().any(Slot::is_unsafe_result);
             let op = self.enter(turn, Stage::Reviewing { slots, reviewed });
-            cx.push(Effect::Call(op, Call::HandleToolResult(Box::new(result))));
+            cx.hold_back(is_held, Effect::Call(op, Call::HandleToolResult(Box::new(result))));
             return;
         }
         let emitted = reviewed.len();
@@ -211,10 +260,23 @@ impl Core {
             unreachable!("a result was reviewed, so it has a slot");
         };
         let result = result.answering(&slot.tool_use);
+        slot.result = None;
         cx.emit(Event::ToolResult { result: Box::new(result.clone()), input: slot.input.take() });
         reviewed.push(result);
         self.review_next(turn, slots, reviewed, cx);
     }
+}
+
+/// Returns the call of the tool in this slot. All calls of one slot have the same idempotency key.
+pub(super) fn tool_call(turn: &Turn, slot: usize, tool_use: &ToolUse, input: Option<&Value>) -> ToolCall {
+    let mut idempotency_key = String::with_capacity(48);
+    // Writing to a string never fails.
+    let _ = write!(idempotency_key, "{}-{}-{slot}", turn.id, turn.step);
+    let tool_use = match input {
+        Some(input) => ToolUse { input: input.clone(), malformed: None, ..tool_use.clone() },
+        None => tool_use.clone(),
+    };
+    ToolCall { slot, tool_use, idempotency_key: idempotency_key.into() }
 }
 
 /// Returns the message with each decided result stored in its tool use.

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer, ser::SerializeSeq};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::{
     agent::{Config, Prompt, Response},
     message::{History, Message, MessageId, Role, TurnId, Usage},
     provider::{Corrections, Model, Options, OutputSchema},
+    tool::Replay,
 };
 
 /// The origin of a run: the settings of its prompt, and the responses for the caller of `ask`.
@@ -20,12 +21,27 @@ pub(crate) struct Origin {
     pub(crate) secrets_of: Option<Box<str>>,
     /// The limit of requests that is in force for the prompt.
     pub(crate) max_steps: Option<u32>,
-    /// The responses for the caller of `ask`, if an `ask` started the run.
+    /// The responses for the caller of `ask`, if an `ask` started the run. The serialised form contains no responses,
+    /// because the caller does not outlive the process.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        serialize_with = "flag",
+        deserialize_with = "unflag"
+    )]
     pub(crate) asked: Option<Box<Asked>>,
 }
 
+fn flag<S: Serializer>(asked: &Option<Box<Asked>>, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_bool(asked.is_some())
+}
+
+fn unflag<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Box<Asked>>, D::Error> {
+    Ok(bool::deserialize(deserializer)?.then(Box::default))
+}
+
 /// The responses of the turns that an `ask` has completed so far.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Asked {
     turns: Vec<Arc<Response>>,
 }
@@ -50,15 +66,17 @@ impl Asked {
     }
 }
 
-/// The turn in flight.
+/// The turn in flight. The serialised form excludes its id and its messages, which are stored separately.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Turn {
     /// The id of the turn, unique across restarts.
+    #[serde(skip)]
     pub(crate) id: TurnId,
     /// The number of the run, counted from the agent's start.
     pub(crate) run: u32,
     pub(crate) origin: Origin,
     /// The committed history and the pending messages.
+    #[serde(skip)]
     pub(crate) working: Working,
     /// The number of requests made for the prompt.
     pub(crate) step: u32,
@@ -90,6 +108,30 @@ pub(crate) struct Turn {
     /// The id of the response that was requested and is not a message yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) answer: Option<MessageId>,
+    /// Whether the turn is recorded. If so, its gates stay until it ends.
+    #[serde(skip)]
+    pub(crate) recorded: bool,
+    /// The progress of the request, if the turn is recorded.
+    #[serde(default)]
+    pub(crate) request: SentRequest,
+}
+
+/// The progress of a request that must perhaps not be repeated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SentRequest {
+    /// The declaration of the request's provider.
+    pub(crate) replay: Replay,
+    /// Whether the request was sent.
+    pub(crate) sent: bool,
+    /// Whether the provider was allowed to run a tool for the request.
+    pub(crate) ran_tool: bool,
+}
+
+impl SentRequest {
+    /// Returns whether the request must not be repeated.
+    pub(crate) fn is_uncertain(&self, provider: Replay) -> bool {
+        self.sent && (self.ran_tool || self.replay.max(provider) == Replay::Never)
+    }
 }
 
 /// The requirements that a request states for its response.
@@ -146,16 +188,34 @@ impl Turn {
     }
 }
 
-/// The committed history, followed by the pending messages. The serialised form contains only the pending messages.
+/// The committed history, followed by the pending messages.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Working {
     all: History,
     committed: usize,
+    /// The number of pending messages that the last record contains.
+    recorded: usize,
 }
 
 impl Working {
     pub(crate) fn new(committed: &History) -> Self {
-        Self { all: committed.clone(), committed: committed.len() }
+        Self { all: committed.clone(), committed: committed.len(), recorded: 0 }
+    }
+
+    /// Returns the messages of a recorded turn after the committed history.
+    pub(crate) fn restored(committed: &History, pending: Vec<Arc<Message>>) -> Self {
+        let recorded = pending.len();
+        let mut all = committed.clone();
+        all.extend(pending);
+        Self { all, committed: committed.len(), recorded }
+    }
+
+    /// Returns the number of pending messages that the last record contains, and the other ones. All are then contained
+    /// in the last record.
+    pub(crate) fn record(&mut self) -> (usize, Vec<Arc<Message>>) {
+        let pending = self.pending_len();
+        let keep = std::mem::replace(&mut self.recorded, pending);
+        (keep, self.pending().skip(keep).cloned().collect())
     }
 
     pub(crate) fn push(&mut self, message: Arc<Message>) {
@@ -179,7 +239,8 @@ impl Working {
     pub(crate) fn rebase(&mut self, committed: &History, keep: usize) {
         let mut all = committed.clone();
         all.extend(self.pending().take(keep).cloned());
-        *self = Self { all, committed: committed.len() };
+        let recorded = self.recorded.min(all.len() - committed.len());
+        *self = Self { all, committed: committed.len(), recorded };
     }
 }
 
@@ -194,19 +255,5 @@ impl Working {
 impl PartialEq for Working {
     fn eq(&self, other: &Self) -> bool {
         self.pending().eq(other.pending())
-    }
-}
-
-impl Serialize for Working {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut seq = serializer.serialize_seq(Some(self.pending_len()))?;
-        self.pending().try_for_each(|message| seq.serialize_element(message))?;
-        seq.end()
-    }
-}
-
-impl<'de> Deserialize<'de> for Working {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Ok(Self { all: History::deserialize(deserializer)?, committed: 0 })
     }
 }

@@ -4,7 +4,10 @@ use std::{pin::Pin, sync::Arc};
 
 use super::{CallbackRequest, Task};
 use crate::{
-    agent::{AgentCallbacks, Config, ErrorDecision, Prompt, State, ToolDecision, TurnDecision, core::Call},
+    agent::{
+        AgentCallbacks, Config, ErrorDecision, Prompt, Recovery, RecoveryDecision, State, ToolDecision,
+        TurnDecision, core::Call,
+    },
     message::ToolResult,
     panics::{contained, contained_async},
     provider::{Model, Options, Request},
@@ -27,6 +30,7 @@ pub(super) enum CallbackOutcome {
     Turn(TurnDecision),
     Error(ErrorDecision),
     Event(Option<Box<Prompt>>),
+    Recovery(RecoveryDecision, Box<Recovery>),
 }
 
 impl Task {
@@ -62,6 +66,14 @@ impl Task {
             Call::HandleError(failure) => contain(async move {
                 let decision = callbacks.handle_error(&failure, &mut state).await;
                 Returned { outcome: CallbackOutcome::Error(decision), before, after: state.config }
+            }),
+            Call::HandleRecovery(mut recovery) => contain(async move {
+                let decision = callbacks.handle_recovery(&mut recovery, &mut state).await;
+                Returned {
+                    outcome: CallbackOutcome::Recovery(decision, recovery),
+                    before,
+                    after: state.config,
+                }
             }),
             Call::HandleEvent => {
                 self.core.event_begun(op);

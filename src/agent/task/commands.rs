@@ -24,7 +24,7 @@ impl Task {
                 let accepted = self
                     .ensure_open()
                     .and_then(|()| self.step_for(caller, |core, cx| core.prompt(prompt, false, cx)));
-                let _ = reply.send(accepted);
+                self.reply(reply, accepted);
             }
             Command::Ask(prompt, caller, reply) => {
                 let accepted = self
@@ -36,15 +36,21 @@ impl Task {
                 }
             }
             Command::Unstage(id, reply) => {
-                let _ = reply.send(self.step(|core, cx| core.unstage(&id, cx)));
+                let unstaged = self.step(|core, cx| core.unstage(&id, cx));
+                self.reply(reply, unstaged);
             }
             Command::Resume(resume, reply) => {
-                let _ = reply.send(self.step(|core, cx| core.resume(resume, cx)));
+                let resumed = self.step(|core, cx| core.resume(resume, cx));
+                self.reply(reply, resumed);
             }
             Command::Cancel(reply) => {
-                drop(reply.send(self.step(Core::cancel)));
+                let cancelled = self.step(Core::cancel);
+                self.reply(reply, cancelled);
             }
-            Command::Interrupt(reply) => drop(reply.send(self.interrupt())),
+            Command::Interrupt(reply) => {
+                let interrupted = self.interrupt();
+                self.reply(reply, interrupted);
+            }
             Command::Notify(event, reply) => {
                 self.notices.push_back(event);
                 let noted = self.step(Core::notify);
@@ -75,7 +81,16 @@ impl Task {
             Command::Change(at, change, reply) => {
                 let _ = reply.send(self.change(at, change));
             }
-            Command::TakeUp(reply) => drop(reply.send(())),
+            Command::TakeUp(reply) => {
+                self.take_up();
+                let _ = reply.send(());
+            }
+            Command::Record(reply) => {
+                if self.durability.is_some() {
+                    self.step(Core::record_turn);
+                }
+                let _ = reply.send(());
+            }
             Command::Stop(_) | Command::Retire(..) => {
                 unreachable!("the loop that serves commands handles this command")
             }
@@ -129,6 +144,15 @@ impl Task {
     }
 
     // ---- commands of the history's owner ----
+
+    /// Continues the turn in flight with which the agent has started.
+    fn take_up(&mut self) {
+        if let Some(facts) = self.durability.as_mut().and_then(|durability| durability.facts.take()) {
+            // The tools of the interrupted request are not known, so those of the configuration take their place.
+            self.work().tools = self.config.tools.clone();
+            self.step(|core, cx| core.take_up(facts, cx));
+        }
+    }
 
     fn moment(&self) -> Moment {
         Moment { last: self.feed.last(), status: self.core.status() }

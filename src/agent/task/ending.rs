@@ -31,8 +31,10 @@ impl Task {
         reason: EndReason,
         stop: Option<Box<Stop>>,
     ) {
+        let leaves_turn = stop.is_none() && self.is_parked();
         // If the agent is idle, this returns an error, because no turn is in flight. The error is ignored.
         let _ = match stop.as_ref().map(|stop| stop.in_flight).unwrap_or_default() {
+            _ if leaves_turn => Ok(()),
             InFlight::Keep => self.interrupt(),
             InFlight::Discard => self.step(Core::cancel),
         };

@@ -19,6 +19,7 @@ use crate::{
         phase::{Op, OutputRequirement},
     },
     provider::{Delta, MessageDelta, Model, Provider, ProviderError, Request, RequestContext},
+    tool::Replay,
 };
 
 /// A request that has no stream yet.
@@ -52,7 +53,8 @@ impl Task {
         let work = self.work();
         drop_contained(std::mem::replace(&mut work.tools, request.tools.clone()));
         work.opening = Some(Opening { request, provider: Arc::clone(model.provider()), wait: Wait::Effect });
-        self.step(|core, cx| core.prepared(op, wanted, named, cx));
+        let replay = if self.durability.is_some() { replay_of(model) } else { Replay::Never };
+        self.step(|core, cx| core.prepared(op, wanted, named, replay, cx));
     }
 
     /// Sends the prepared request as soon as it is permitted.
@@ -67,7 +69,16 @@ impl Task {
                 Err(words) => tracing::error!(words, "admission panicked; sending without a permit"),
             }
         }
-        self.connect(op);
+        self.admitted(op);
+    }
+
+    /// Connects to the provider. If the agent makes records, the core may hold this back.
+    fn admitted(&mut self, op: Op) {
+        if self.durability.is_some() {
+            self.step(|core, cx| core.admitted(op, cx));
+        } else {
+            self.connect(op);
+        }
     }
 
     /// Polls for the permit or the provider's instance, whichever the request waits for.
@@ -96,7 +107,7 @@ impl Task {
                 work.await_opening(Wait::Effect);
                 work.permit = permit;
                 work.freeze_watch(false);
-                self.connect(op);
+                self.admitted(op);
             }
             Wait::Instance(op, opening) => {
                 let op = *op;
@@ -125,7 +136,7 @@ impl Task {
     }
 
     /// Sends the request through an instance of its provider.
-    fn connect(&mut self, op: Op) {
+    pub(super) fn connect(&mut self, op: Op) {
         let Some(provider) = self.provider() else {
             unreachable!("a request was prepared");
         };
@@ -167,6 +178,11 @@ impl Task {
         }
         work.stream = Some((op, answer));
     }
+}
+
+/// Returns the declaration of the model's provider. A provider whose code panics counts as `Never`.
+pub(super) fn replay_of(model: &Model) -> Replay {
+    guard("provider", || model.provider().replay()).unwrap_or(Replay::Never)
 }
 
 impl super::work::Work {

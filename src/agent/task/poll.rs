@@ -14,6 +14,7 @@ use tracing::Span;
 use super::{
     Commit, Exit, Task,
     calls::{CallbackOutcome, Returned, Running, drop_contained, guard},
+    opening::replay_of,
     work::{OpenQuestion, RunningTool},
 };
 use crate::{
@@ -119,6 +120,7 @@ impl Task {
                 return Poll::Ready(Exit::Dropped);
             }
             self.wake_idle_waiters();
+            self.release_replies(cx);
             if let Some(own_wake) = &self.own_wake {
                 if own_wake.poll(cx).is_pending() {
                     if !all_served {
@@ -136,6 +138,9 @@ impl Task {
                 return self.wait();
             }
             self.wake_idle_waiters();
+            if self.poll_records(cx).is_ready() {
+                continue;
+            }
             if call.is_none()
                 && let Some(wanted) = self.wanted.take()
             {
@@ -167,7 +172,7 @@ impl Task {
             match command {
                 Command::Stop(stop) => return Served::End(Exit::End(EndReason::Stopped, Some(stop))),
                 Command::Retire(at, reply) => {
-                    let settled = self.is_settled() && self.is_at(at);
+                    let settled = (self.is_settled() || self.is_parked()) && self.is_at(at);
                     let _ = reply.send(settled);
                     if settled {
                         return Served::End(Exit::End(EndReason::Idle, None));
@@ -247,7 +252,7 @@ impl Task {
         if let Some(question) = &mut work.question
             && question.poll_closed(cx).is_ready()
         {
-            work.question = None;
+            (work.question, work.held) = (None, None);
             self.step(Core::question_withdrawn);
             return Poll::Ready(());
         }
@@ -255,7 +260,8 @@ impl Task {
             return Poll::Pending;
         };
         let op = *op;
-        if !self.core.can_be_asked() {
+        // An answer that is held back belongs to the last question.
+        if !self.core.can_be_asked() || work.held.is_some() {
             return Poll::Pending;
         }
         // Only one question is processed at a time. Further questions wait.
@@ -398,6 +404,10 @@ impl Task {
         drop_contained(before);
         match outcome {
             CallbackOutcome::Prepared(request) => self.prepared(op, request, &model),
+            CallbackOutcome::Recovery(decision, recovery) => {
+                let replay = replay_of(&model);
+                self.step(|core, cx| core.recovered(op, decision, &recovery, replay, cx));
+            }
             CallbackOutcome::ToolUse(decision) => {
                 self.step(|core, cx| core.tool_decided(op, decision, cx));
             }

@@ -40,7 +40,9 @@ impl Task {
     pub(super) fn trace(&mut self, event: &Event) {
         match &mut self.work {
             Some(work) if work.trace.is_some() => record(work, event),
-            _ if matches!(event, Event::Status { status: Status::Busy }) && telemetry::is_on() => {
+            _ if matches!(event, Event::Status { status: Status::Busy } | Event::Resumed { .. })
+                && telemetry::is_on() =>
+            {
                 self.begin_trace();
             }
             _ => {}

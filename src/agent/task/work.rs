@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     agent::{
-        Event, Permit,
+        Event, Expiry, Permit,
         core::Effect,
         phase::{Op, ToolCall},
     },
@@ -26,9 +26,6 @@ use crate::{
     telemetry::{Caller, RunTrace},
     tool::{AgentLink, Answer, Decision, ToolContext, ToolReport, ToolSet},
 };
-
-/// The longest time limit of a pause that ends, because the timer supports at most about two years.
-const MAX_EXPIRY: Duration = Duration::from_hours(365 * 24);
 
 /// The work in progress. Dropping a part of it ends that part.
 #[derive(Default)]
@@ -47,6 +44,8 @@ pub(super) struct Work {
     pub(super) tasks: Option<Tasks>,
     pub(super) delay: Option<(Op, Pin<Box<Sleep>>)>,
     pub(super) watch: Option<Watch>,
+    /// The effect that is held back until a record with this number is stored.
+    pub(super) held: Option<(u64, Effect)>,
     /// The tool uses whose pauses have time limits.
     pub(super) expiries: Option<Box<DelayQueue<ToolUseId>>>,
     /// The trace of the run, if telemetry is on.
@@ -130,6 +129,7 @@ impl Work {
         drop_contained(self.opening.take());
         self.end_stream();
         self.tasks = None;
+        self.held = None;
         self.delay = None;
         self.expiries = None;
     }
@@ -137,6 +137,8 @@ impl Work {
     /// Ends the request in flight and drops its permit.
     pub(super) fn end_stream(&mut self) {
         drop_contained(self.stream.take());
+        // The answer to a question of the stream.
+        self.held = None;
         (self.questions, self.question) = (None, None);
         self.give_permit_back();
     }
@@ -155,9 +157,22 @@ impl Work {
         self.watch = limit.map(|limit| Watch { limit, timer: Box::pin(sleep(limit)), frozen: None });
     }
 
-    /// Watches the time limit of a pause. A limit above [`MAX_EXPIRY`] is ignored, so the pause has no limit.
+    /// Watches the limit of a turn that has already taken this time.
+    pub(super) fn watch_on(&mut self, limit: Duration, spent: Duration) {
+        let timer = Box::pin(sleep(limit.saturating_sub(spent)));
+        self.watch = Some(Watch { limit, timer, frozen: None });
+    }
+
+    /// Returns the time that the turn has taken so far, if the turn has a limit.
+    pub(super) fn spent(&self) -> Option<Duration> {
+        let watch = self.watch.as_ref()?;
+        let running = || watch.timer.deadline().saturating_duration_since(Instant::now());
+        Some(watch.limit.saturating_sub(watch.frozen.unwrap_or_else(running)))
+    }
+
+    /// Watches the time limit of a pause. A limit above [`Expiry::LONGEST`] is ignored, so the pause has no limit.
     pub(super) fn expire(&mut self, tool_use: ToolUseId, after: Duration) {
-        if after <= MAX_EXPIRY {
+        if after <= Expiry::LONGEST {
             self.expiries.get_or_insert_default().insert(tool_use, after);
         }
     }

@@ -1,10 +1,15 @@
-//! Compares snapshots with events, and the core with its serialised form.
+//! Compares snapshots with events, and the core with its recorded form.
 
 use std::sync::Arc;
 
 use super::{Check, ensure, model::Model, world::World};
 use crate::{
-    agent::{Config, Event, Snapshot, core::Core},
+    agent::{
+        Config, Event, Snapshot,
+        core::{Core, Restored, recovery::conclusion},
+        phase::{AfterEvent, Phase, RecordedSlot, Slot, Stage, Turn, Working},
+        record::TurnRecord,
+    },
     message::History,
     subscription::EventId,
 };
@@ -72,39 +77,117 @@ fn read_again(history: &History) -> Check<History> {
 }
 
 impl World {
-    /// Removes the models of prompts, because these models are never serialised.
-    fn forget_models(&mut self) {
-        self.core.set_model();
-        self.model.named_for_run = None;
-        let (core, model, kept) = (&mut self.core, &mut self.model, &mut self.kept.0);
-        for prompt in core.staged.iter_mut().chain(&mut model.queue.staged).chain(&mut kept.staged) {
-            Arc::make_mut(prompt).model = None;
+    /// Records the turn in flight, and continues with the core that is read from the record.
+    pub(super) fn write_down_and_take_up(&mut self) -> Check {
+        let mut recorded = self.core.clone();
+        match &mut recorded.phase {
+            Phase::InTurn { turn, stage, .. } => {
+                turn.recorded = true;
+                forget_slots(stage);
+                let mut working = Working::new(&recorded.history);
+                turn.working.pending().cloned().for_each(|message| working.push(message));
+                turn.working = working;
+            }
+            Phase::Noticing { then: AfterEvent::Continue(between), .. } => between.recorded = true,
+            Phase::Idle | Phase::Noticing { .. } => return Ok(()),
+        }
+        self.note(|| "recorded and read".to_owned());
+        let record = recorded.record().ok_or("a recorded turn has no record")?;
+        let json = serde_json::to_string(&record).map_err(|error| error.to_string())?;
+        let record: TurnRecord = serde_json::from_str(&json).map_err(|error| error.to_string())?;
+        let history = read_again(self.core.history())?;
+        let fallback = self.core.fallback.as_deref().map(read_again).transpose()?;
+        let Restored { core: mut read, model } =
+            Core::restore(record, history, fallback).map_err(|error| format!("{error:?}"))?;
+        if let Some(id) = model.as_deref().and_then(|name| name.strip_prefix("nobody:")) {
+            read.set_prompt_model(super::world::model(id));
+        }
+        read.keep_lost(&self.core, &self.config)?;
+        for (prompt, own) in read.staged.iter_mut().zip(self.core.staged.iter()) {
+            Arc::make_mut(prompt).model = own.model.clone();
+        }
+        ensure!(read == self.core, "{:?} was recorded, but {read:?} was read", self.core);
+        let working = |core: &Core| core.phase().turn().map(|turn| turn.working.all().clone());
+        ensure!(working(&read) == working(&self.core), "the working history differs");
+        self.core = read;
+        Ok(())
+    }
+}
+
+fn forget_slots(stage: &mut Stage) {
+    let slots = match stage {
+        Stage::Executing { slots, .. } | Stage::Reviewing { slots, .. } => slots,
+        Stage::Failing { remains, .. } => &mut remains.slots,
+        _ => return,
+    };
+    slots.iter_mut().for_each(|slot| slot.recorded = RecordedSlot::Open);
+}
+
+impl Core {
+    /// Takes over from `lost` what a record does not contain.
+    fn keep_lost(&mut self, lost: &Self, config: &Config) -> Check {
+        (self.notices, self.emitted_status, self.step) = (lost.notices, lost.emitted_status, lost.step);
+        self.last_run.clone_from(&lost.last_run);
+        ensure!(self.waited.of_turn() == lost.waited.of_turn(), "{:?} waited", self.waited);
+        self.waited.clone_from(&lost.waited);
+        match (&mut self.phase, &lost.phase) {
+            (
+                Phase::Noticing { op, begun, then: AfterEvent::Continue(between) },
+                Phase::Noticing { op: own, begun: has_begun, then: AfterEvent::Continue(lost) },
+            ) => {
+                (*op, *begun, between.recorded) = (*own, *has_begun, lost.recorded);
+                between.origin.asked.clone_from(&lost.origin.asked);
+                between.origin.secrets_of.clone_from(&lost.origin.secrets_of);
+            }
+            (Phase::InTurn { op, turn, stage }, Phase::InTurn { op: own, turn: lost, stage: lost_stage }) => {
+                *op = *own;
+                turn.recorded = lost.recorded;
+                turn.origin.asked.clone_from(&lost.origin.asked);
+                turn.origin.secrets_of.clone_from(&lost.origin.secrets_of);
+                let Stage::Recovering(recovering) = std::mem::replace(stage, Stage::Preparing) else {
+                    return Err("the turn is not recovering".to_owned());
+                };
+                *stage = recovering.stage;
+                stage.keep_lost(lost_stage, turn, config);
+            }
+            (read, lost) => return Err(format!("{read:?} was read instead of {lost:?}")),
+        }
+        Ok(())
+    }
+}
+
+impl Stage {
+    fn keep_lost(&mut self, lost: &Self, turn: &Turn, config: &Config) {
+        match (self, lost) {
+            (stage @ Stage::Preparing, lost @ Stage::Noticing { .. })
+            | (stage @ Stage::Streaming { .. }, lost @ Stage::Streaming { .. }) => *stage = lost.clone(),
+            (stage, Stage::Paused { .. }) => {
+                if let Stage::Deciding { tools } = stage {
+                    *stage = Stage::Paused { tools: tools.clone() };
+                }
+            }
+            (Stage::Executing { slots, questions }, Stage::Executing { slots: lost, questions: asked }) => {
+                questions.clone_from(asked);
+                keep_recorded(slots, lost);
+            }
+            (Stage::Reviewing { slots, .. }, Stage::Reviewing { slots: lost, .. }) => {
+                keep_recorded(slots, lost);
+            }
+            (Stage::Failing { remains, .. }, Stage::Failing { remains: lost, .. }) => {
+                remains.partial.clone_from(&lost.partial);
+                keep_recorded(&mut remains.slots, &lost.slots);
+            }
+            (Stage::Concluding { response }, _) => {
+                let whole = conclusion(turn, response, config);
+                *response = Arc::new(whole);
+            }
+            _ => {}
         }
     }
+}
 
-    /// Serialises the core, and continues with the deserialised core.
-    pub(super) fn write_down_and_take_up(&mut self) -> Check {
-        self.note(|| "serialised and deserialised".to_owned());
-        self.forget_models();
-        let json = serde_json::to_string(&self.core).map_err(|error| error.to_string())?;
-        let mut taken_up: Core = if self.rng.percent(50) {
-            serde_json::from_str(&json).map_err(|error| error.to_string())?
-        } else {
-            // Deserialise from a JSON value, as a store that keeps JSON values does.
-            let value: serde_json::Value = serde_json::from_str(&json).map_err(|error| error.to_string())?;
-            serde_json::from_value(value).map_err(|error| error.to_string())?
-        };
-        let history = read_again(self.core.history())?;
-        taken_up.phase.rebase(&history);
-        taken_up.history = history;
-        taken_up.fallback = self.core.fallback.as_deref().map(read_again).transpose()?.map(Box::new);
-        ensure!(taken_up == self.core, "{:?} was serialised, but {taken_up:?} was read", self.core);
-        let working = |core: &Core| core.phase().turn().map(|turn| turn.working.all().clone());
-        ensure!(working(&taken_up) == working(&self.core), "the working history differs");
-        if let Some(fold) = taken_up.phase().partial() {
-            ensure!(self.core.phase().partial() == Some(fold), "the fold differs");
-        }
-        self.core = taken_up;
-        Ok(())
+fn keep_recorded(slots: &mut [Slot], lost: &[Slot]) {
+    for (slot, lost) in slots.iter_mut().zip(lost) {
+        slot.recorded = lost.recorded;
     }
 }

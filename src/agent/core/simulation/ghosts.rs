@@ -12,6 +12,7 @@ use crate::{
     },
     message::{Text, ToolResult, ToolUse},
     provider::{BlockStart, Delta, ErrorKind, ProviderError, StopReason},
+    tool::Replay,
 };
 
 impl World {
@@ -56,7 +57,7 @@ impl World {
         self.note(|| format!("ghost {kind} of {op}"));
         let decision: ToolDecision = random_decision(&mut self.rng).into();
         let ((), effects) = self.feed(|core, cx| match kind {
-            0 => core.prepared(op, OutputRequirement::default(), "model".into(), cx),
+            0 => core.prepared(op, OutputRequirement::default(), "model".into(), Replay::Safe, cx),
             1 => core.delta(op, Delta::Start { index: 0, block: BlockStart::Text }, cx),
             2 => core.delta(op, Delta::stop(StopReason::Stop), cx),
             3 => core.asked(op, tool_use, cx),

@@ -12,12 +12,13 @@ use crate::{
         phase::{Op, Stage},
     },
     message::{Blocks, Text, ToolResult, ToolUse},
-    tool::Decision,
+    tool::{Decision, Replay},
 };
 
 impl World {
     pub(super) fn has_outcome(&self) -> bool {
-        self.call.is_some() || self.stream.is_some() || self.tasks.is_some() || self.delay.is_some()
+        let is_busy = self.call.is_some() || self.stream.is_some() || self.tasks.is_some();
+        is_busy || self.delay.is_some() || self.held.is_some()
     }
 
     /// Finishes or advances a random part of the work in progress.
@@ -35,6 +36,10 @@ impl World {
         }
         if self.friendly && !self.model.pauses.waiting.is_empty() {
             return self.resume();
+        }
+        if let Some(effect) = self.held.take() {
+            self.note(|| format!("stored, so {effect:?}"));
+            return self.perform_all(vec![effect]);
         }
         // While the provider waits for an answer, a callback and a stream run concurrently.
         let stream_first = self.rng.percent(50);
@@ -103,11 +108,13 @@ impl World {
                 self.note(|| format!("prepared, wanted: {wanted:?}"));
                 self.model.prepared(wanted.clone());
                 let model = model.ok_or("a step without a turn")?;
+                let replay = self.rng.pick(&[Replay::Safe, Replay::Never]);
                 self.model.turn()?.requested = Arc::clone(&model);
-                self.input(|core, cx| core.prepared(op, wanted, model, cx))
+                self.input(|core, cx| core.prepared(op, wanted, model, replay, cx))
             }
             Call::HandleToolUse(tool_use) => self.tool_decided(op, *tool_use),
             Call::HandleToolResult(result) => self.result_reviewed(op, *result),
+            Call::HandleRecovery(_) => Err("a recovery without a restart".to_owned()),
             Call::HandleTurn(_) => self.turn_decided(op),
             Call::HandleError(_) => {
                 let decision = match self.rng.below(10) {

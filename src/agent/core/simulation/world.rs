@@ -8,7 +8,7 @@ use super::{
 use crate::actor::random::Rng;
 use crate::{
     agent::{
-        Config,
+        Config, Durable,
         core::{Call, Context, Core, Effect},
         phase::{Op, Phase, Stage, ToolCall},
     },
@@ -39,6 +39,10 @@ pub(super) struct World {
     /// The questions of the running tools.
     pub(super) questions: Questions,
     pub(super) delay: Option<Op>,
+    /// The level at which turns are recorded.
+    records: Durable,
+    /// The effect that waits until the last record is stored.
+    pub(super) held: Option<Effect>,
     /// The tool uses whose pauses have time limits.
     pub(super) expiries: Vec<ToolUseId>,
     /// The delay that `handle_error` returned.
@@ -145,6 +149,8 @@ impl World {
             tasks: None,
             questions: Questions::default(),
             delay: None,
+            records: rng.pick(&[Durable::Turns, Durable::Approvals, Durable::InFlight]),
+            held: None,
             expiries: Vec::new(),
             retry_after: None,
             watch: None,
@@ -223,6 +229,7 @@ impl World {
             tools: &self.tools,
             turn_id: &turn_id,
             max_staged: 3,
+            records: self.records,
             hold: &hold,
             effects: Vec::new(),
         };
@@ -283,6 +290,7 @@ impl World {
             Effect::Abort => {
                 self.expiries.clear();
                 self.questions.open.clear();
+                self.held = None;
                 (self.call, self.stream, self.question, self.tasks, self.delay) =
                     (None, None, None, None, None);
             }
@@ -290,8 +298,27 @@ impl World {
             Effect::Open(op) => {
                 ensure!(self.stream.is_none(), "two streams at once");
                 self.model.opened()?;
-                self.stream = Some(Stream::new(op));
+                let ((), effects) = self.feed(|core, cx| core.admitted(op, cx));
+                effects.into_iter().try_for_each(|effect| self.perform(effect))?;
             }
+            Effect::Connect(op) => self.stream = Some(Stream::new(op)),
+            Effect::Record | Effect::RecordSoon => {
+                ensure!(self.records > Durable::Turns, "a record without a wish for it");
+            }
+            Effect::Held(effect) => {
+                ensure!(self.held.is_none(), "{effect:?} overlaps {:?}", self.held);
+                match *effect {
+                    // The state of the core does not show these effects.
+                    hidden @ (Effect::Resolve(_) | Effect::Answer(_)) => self.perform(hidden)?,
+                    effect if self.rng.percent(50) => self.perform(effect)?,
+                    effect => self.held = Some(effect),
+                }
+            }
+            Effect::Return(op) => {
+                let ((), effects) = self.feed(|core, cx| core.paused(op, cx));
+                effects.into_iter().try_for_each(|effect| self.perform(effect))?;
+            }
+            Effect::WatchOn { .. } => return Err("a recovery without a restart".to_owned()),
             Effect::Answer(decision) => {
                 ensure!(self.question.take().is_some(), "the answer {decision:?} has no question");
                 let given = self.answer.take();
@@ -358,6 +385,7 @@ impl World {
                 self.model.failure = Some((**failure).clone());
                 Ok(())
             }
+            Call::HandleRecovery(_) => Err("a recovery without a restart".to_owned()),
             Call::HandleEvent => {
                 ensure!(self.notices > 0, "handle_event without an event");
                 ensure!(!self.model.has_turn(), "handle_event within a turn");
@@ -368,11 +396,21 @@ impl World {
 
     /// Checks that the work in progress is exactly the work for which the phase waits.
     fn check_hands(&self) -> Check {
-        let calling = |op: Op| self.call.as_ref().is_some_and(|(called, _)| *called == op);
         let phase = self.core.phase();
-        let name = self.call.as_ref().map(|(_, call)| call.name());
+        let held_call = match &self.held {
+            Some(Effect::Call(op, call)) => Some((*op, call)),
+            _ => None,
+        };
+        let call = self.call.as_ref().map(|(op, call)| (*op, call)).or(held_call);
+        let calling = |op: Op| call.is_some_and(|(called, _)| called == op);
+        let name = call.map(|(_, call)| call.name());
+        let holds =
+            |wanted: fn(&Effect) -> Option<Op>, op: Op| self.held.as_ref().and_then(wanted) == Some(op);
+        let connect = |effect: &Effect| if let Effect::Connect(op) = effect { Some(*op) } else { None };
+        let tools = |effect: &Effect| if let Effect::RunTools(op, _) = effect { Some(*op) } else { None };
+        let report = |effect: &Effect| if let Effect::Return(op) = effect { Some(*op) } else { None };
         let runs = |op: Op, callback: &str| calling(op) && name == Some(callback);
-        let (call, streams, executes, waits) = match phase {
+        let (matches, streams, executes, waits) = match phase {
             Phase::Idle => (name.is_none(), false, false, false),
             Phase::Noticing { op, begun, .. }
             | Phase::InTurn { op, stage: Stage::Noticing { begun }, .. } => {
@@ -390,24 +428,32 @@ impl World {
                         }
                         Some(question) => runs(question.op, "handle_tool_use"),
                     };
+                    let connects = holds(connect, *op);
                     let streams = self.stream.as_ref().is_some_and(|stream| stream.op == *op);
-                    (asked && streams, true, false, false)
+                    (asked && streams != connects, !connects, false, false)
+                }
+                Stage::Deciding { tools } if tools.next().is_none() => {
+                    (name.is_none() && holds(report, *op), false, false, false)
                 }
                 Stage::Deciding { .. } => (runs(*op, "handle_tool_use"), false, false, false),
                 Stage::Executing { .. } => {
                     let running =
                         self.tasks.as_ref().is_some_and(|(run, calls)| run == op && !calls.is_empty());
-                    (self.call.is_none() && running, false, true, false)
+                    let starts = holds(tools, *op);
+                    (self.call.is_none() && running != starts, false, !starts, false)
                 }
                 Stage::Reviewing { .. } => (runs(*op, "handle_tool_result"), false, false, false),
                 Stage::Concluding { .. } => (runs(*op, "handle_turn"), false, false, false),
                 Stage::Failing { .. } => (runs(*op, "handle_error"), false, false, false),
-                Stage::Delaying => (self.call.is_none() && self.delay == Some(*op), false, false, true),
+                Stage::Recovering(_) => return Err("a recovery without a restart".to_owned()),
+                Stage::Delaying { .. } => {
+                    (self.call.is_none() && self.delay == Some(*op), false, false, true)
+                }
             },
         };
         let hands = (self.stream.is_some(), self.tasks.is_some(), self.delay.is_some());
         ensure!(
-            call && hands == (streams, executes, waits),
+            matches && hands == (streams, executes, waits),
             "{phase:?} does not match the work in progress: {:?}, (stream, tools, delay) {hands:?}",
             self.call
         );

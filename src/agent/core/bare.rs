@@ -1,0 +1,436 @@
+//! The core in the form in which it is recorded. Everything that is stored elsewhere is left out: the committed history,
+//! the pending messages with their tool uses, the results of tools, and the ids of prompts.
+
+use std::{borrow::Cow, sync::Arc, time::Duration};
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::{Core, RareList, fresh::Waited, known::KnownPrompts};
+use crate::{
+    agent::{
+        Decided, Expiry, Failure, Pause, Prompt, Response, Status, UnreadableTurn,
+        durable::FORMAT,
+        phase::{
+            AfterEvent, Answer, Between, Op, Phase, RecordedSlot, Recovering, Remains, Slot, Stage, Tools,
+            Turn, Working,
+        },
+        record::{Settled, TurnRecord, Waiting},
+    },
+    message::{History, Timestamp, ToolResult, ToolUse, ToolUseId, TurnId},
+    provider::StopReason,
+    tool::{Decision, Replay},
+};
+
+/// The recorded form of the core, as JSON.
+#[derive(Serialize, Deserialize)]
+struct BareCore<'a> {
+    op: Op,
+    run: u32,
+    #[serde(default, skip_serializing_if = "<[_]>::is_empty")]
+    waited: Cow<'a, [ToolUseId]>,
+    #[serde(default, skip_serializing_if = "<[_]>::is_empty")]
+    staged: Cow<'a, [Arc<Prompt>]>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    turn: Option<Cow<'a, Turn>>,
+    /// The name of the model of the turn's prompt, if the prompt has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    model: Option<Cow<'a, str>>,
+    stage: BareStage,
+    /// The decisions that a store has added while no process had the conversation open.
+    #[serde(default, skip_serializing_if = "<[_]>::is_empty")]
+    decided: Cow<'a, [Decided]>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(tag = "stage", rename_all = "snake_case")]
+enum BareStage {
+    /// The next turn of the run has not begun. There is no turn.
+    Between(Box<Between>),
+    Preparing,
+    Streaming,
+    Deciding {
+        answers: Vec<BareAnswer>,
+    },
+    Executing {
+        slots: Vec<BareSlot>,
+    },
+    Reviewing {
+        slots: Vec<BareSlot>,
+    },
+    Concluding {
+        stop_reason: StopReason,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        output: Option<Value>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        output_error: Option<String>,
+        /// The places of the tool uses that are left to the application. The others are decided.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        open: Vec<u32>,
+    },
+    Failing {
+        failure: Failure,
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        answers: Vec<BareAnswer>,
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        slots: Vec<BareSlot>,
+    },
+    Delaying {
+        delay: Duration,
+        until: Timestamp,
+    },
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum BareAnswer {
+    Decided(Decision),
+    Waits {
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        input: Option<Value>,
+        #[serde(default, skip_serializing_if = "Value::is_null")]
+        reason: Value,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        expiry: Option<Box<Expiry>>,
+    },
+}
+
+#[derive(Serialize, Deserialize)]
+struct BareSlot {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    input: Option<Value>,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    runs: bool,
+    #[serde(default)]
+    asked: u32,
+    replay: Replay,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    settled: bool,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    reviewed: bool,
+}
+
+/// A core that was read from a record.
+#[derive(Debug)]
+pub(in crate::agent) struct Restored {
+    pub(in crate::agent) core: Core,
+    /// The name of the model of the turn's prompt, if the prompt has one.
+    pub(in crate::agent) model: Option<String>,
+}
+
+// ---- writing ----
+
+impl Core {
+    /// Returns the record of the turn in flight. It contains the messages and the results that no earlier record
+    /// contains. Returns `None` if no recorded turn is in flight.
+    pub(in crate::agent) fn record(&mut self) -> Option<TurnRecord> {
+        if !self.phase.is_recorded() {
+            return None;
+        }
+        let (stage, origin, id) = match &self.phase {
+            Phase::InTurn { turn, stage, .. } => (BareStage::of(stage, turn), &turn.origin, turn.id),
+            Phase::Noticing { then: AfterEvent::Continue(between), .. } => {
+                (BareStage::Between(between.clone()), &between.origin, between.turn)
+            }
+            Phase::Idle | Phase::Noticing { .. } => return None,
+        };
+        let model = origin.prompt.model.as_ref();
+        let (decided, spent) = match self.phase.stage() {
+            Some(Stage::Recovering(recovering)) => (recovering.decided.as_slice(), recovering.spent),
+            _ => (&[][..], Duration::ZERO),
+        };
+        let bare = BareCore {
+            op: self.last_op,
+            run: self.runs,
+            waited: self.waited.of_turn().into(),
+            staged: self.staged[..].into(),
+            turn: self.phase.turn().map(Cow::Borrowed),
+            model: model.map(|model| model.saved_name().into()),
+            stage,
+            decided: decided.into(),
+        };
+        let core = serde_json::to_string(&bare).expect("the core has a JSON form");
+        let mut record = TurnRecord::new(FORMAT, id, core)
+            .with_waiting(waiting(&self.phase))
+            .with_prompts(self.known.record())
+            .with_spent(spent);
+        if let Phase::InTurn { turn, stage, .. } = &mut self.phase {
+            let (keep, append) = turn.working.record();
+            record.keep = u32::try_from(keep).unwrap_or(u32::MAX);
+            record.append = append;
+            record.results = settled(stage, turn);
+        }
+        Some(record)
+    }
+}
+
+impl BareStage {
+    fn of(stage: &Stage, turn: &Turn) -> Self {
+        match stage {
+            Stage::Noticing { .. } | Stage::Preparing => Self::Preparing,
+            Stage::Streaming { .. } => Self::Streaming,
+            Stage::Deciding { tools } | Stage::Paused { tools } => {
+                Self::Deciding { answers: answers(&tools.answers) }
+            }
+            Stage::Executing { slots, .. } => Self::Executing { slots: bare_slots(slots, 0) },
+            Stage::Reviewing { slots, reviewed } => {
+                Self::Reviewing { slots: bare_slots(slots, reviewed.len()) }
+            }
+            Stage::Concluding { response } => {
+                let is_open =
+                    |tool_use: &ToolUse| response.open_tool_uses.iter().any(|open| open.id == tool_use.id);
+                let uses = (0..).zip(turn.working.all().open_tool_uses());
+                Self::Concluding {
+                    stop_reason: response.stop_reason.clone(),
+                    output: response.output.clone(),
+                    output_error: response.output_error.clone(),
+                    open: uses.filter(|(_, tool_use)| is_open(tool_use)).map(|(place, _)| place).collect(),
+                }
+            }
+            Stage::Failing { failure, remains } => Self::Failing {
+                failure: failure.clone(),
+                answers: answers(&remains.answers),
+                slots: bare_slots(&remains.slots, remains.reviewed.len()),
+            },
+            Stage::Delaying { delay, until } => Self::Delaying { delay: *delay, until: *until },
+            Stage::Recovering(recovering) => Self::of(&recovering.stage, turn),
+        }
+    }
+}
+
+fn answers(answers: &[Answer]) -> Vec<BareAnswer> {
+    let bare = |answer: &Answer| match answer {
+        Answer::Decided(decision) => BareAnswer::Decided(decision.clone()),
+        Answer::Waits(pause) => BareAnswer::Waits {
+            input: pause.input_replaced.then(|| pause.tool_use.input.clone()),
+            reason: pause.reason.clone(),
+            expiry: pause.expiry.clone(),
+        },
+    };
+    answers.iter().map(bare).collect()
+}
+
+fn bare_slots(slots: &[Slot], reviewed: usize) -> Vec<BareSlot> {
+    let bare = |(place, slot): (usize, &Slot)| BareSlot {
+        input: slot.input.clone(),
+        runs: slot.runs,
+        asked: slot.asked,
+        replay: slot.replay,
+        settled: slot.result.is_some(),
+        reviewed: place < reviewed,
+    };
+    slots.iter().enumerate().map(bare).collect()
+}
+
+/// Returns the results that no earlier record contains.
+fn settled(stage: &mut Stage, turn: &Turn) -> Vec<Settled> {
+    let (slots, reviewed): (_, &[ToolResult]) = match stage {
+        Stage::Executing { slots, .. } => (slots, &[]),
+        Stage::Reviewing { slots, reviewed } => (slots, reviewed),
+        Stage::Failing { remains, .. } => (&mut remains.slots, &remains.reviewed),
+        Stage::Concluding { response } => {
+            let places = (0..).zip(turn.working.all().open_tool_uses());
+            let decided = places.filter_map(|(place, tool_use)| {
+                let result = response.decided.iter().find(|result| result.tool_use_id == tool_use.id)?;
+                Some(Settled::new(place, result.clone()))
+            });
+            return decided.collect();
+        }
+        Stage::Recovering(recovering) => return settled(&mut recovering.stage, turn),
+        _ => return Vec::new(),
+    };
+    let mut results = Vec::new();
+    for (place, slot) in slots.iter_mut().enumerate() {
+        let (state, result) = match (reviewed.get(place), &slot.result) {
+            (Some(result), _) => (RecordedSlot::Reviewed, result),
+            (None, Some(result)) => (RecordedSlot::Settled, result),
+            (None, None) => continue,
+        };
+        if slot.recorded < state {
+            slot.recorded = state;
+            let settled = Settled::new(u32::try_from(place).unwrap_or(u32::MAX), result.clone());
+            results.push(settled.with_reviewed(state == RecordedSlot::Reviewed));
+        }
+    }
+    results
+}
+
+/// Returns the tool uses that wait for decisions. A pause that is about to be reported counts too.
+fn waiting(phase: &Phase) -> Vec<Waiting> {
+    let (pauses, survives): (Vec<&Pause>, _) = match phase.stage() {
+        Some(Stage::Recovering(recovering)) => (recovering.pauses().collect(), true),
+        Some(Stage::Deciding { tools }) if tools.next().is_none() => (tools.pauses().collect(), true),
+        stage => (phase.pauses().collect(), matches!(stage, Some(Stage::Paused { .. }))),
+    };
+    let waiting = |pause: &Pause| {
+        let mut waiting =
+            Waiting::new(pause.tool_use.clone()).with_reason(pause.reason.clone()).with_survives(survives);
+        if let Some(expiry) = &pause.expiry {
+            waiting.expires_in = Some(expiry.after).filter(|after| *after <= Expiry::LONGEST);
+            waiting.on_expiry = expiry.decision.clone();
+        }
+        waiting
+    };
+    pauses.into_iter().map(waiting).collect()
+}
+
+// ---- reading ----
+
+/// A problem with a record.
+type Damage = String;
+
+impl Core {
+    /// Reads the sum of a turn's records. The result waits for [`take_up`](Core::take_up). `history` is the history to
+    /// which the turn's messages are added. `fallback` is the history that is restored if the run commits no turn.
+    pub(in crate::agent) fn restore(
+        record: TurnRecord,
+        history: History,
+        fallback: Option<History>,
+    ) -> Result<Restored, UnreadableTurn> {
+        if let Some(problem) = record.damage() {
+            return Err(UnreadableTurn::Damaged(problem.to_owned()));
+        }
+        if record.format > FORMAT {
+            return Err(UnreadableTurn::Newer { format: record.format });
+        }
+        let restored = restore(record, history, fallback).map_err(UnreadableTurn::Damaged)?;
+        restored.core.check().map_err(UnreadableTurn::Damaged)?;
+        Ok(restored)
+    }
+}
+
+fn restore(record: TurnRecord, history: History, fallback: Option<History>) -> Result<Restored, Damage> {
+    let bare: BareCore<'_> = serde_json::from_str(&record.core).map_err(|error| error.to_string())?;
+    let mut core = Core {
+        fallback: fallback.map(Box::new),
+        staged: RareList::of(bare.staged.into_owned()),
+        known: KnownPrompts::restored(&record.prompts),
+        emitted_status: Status::Busy,
+        last_op: bare.op,
+        runs: bare.run,
+        waited: Waited::restored(bare.waited.into_owned()),
+        ..Core::new(history)
+    };
+    core.phase = match (bare.turn, bare.stage) {
+        (None, BareStage::Between(mut between)) => {
+            (between.turn, between.recorded) = (record.turn, true);
+            // `op` is the number of no operation, until `handle_recovery` is called.
+            Phase::Noticing { op: 0, begun: true, then: AfterEvent::Continue(between) }
+        }
+        (None, _) | (Some(_), BareStage::Between(_)) => {
+            return Err("the turn and its stage do not fit together".to_owned());
+        }
+        (Some(turn), stage) => {
+            let mut turn = Box::new(turn.into_owned());
+            (turn.id, turn.recorded) = (record.turn, true);
+            turn.working = Working::restored(&core.history, record.append);
+            let stage = stage.restored(&turn, record.results)?;
+            let recovering = Recovering { stage, decided: bare.decided.into_owned(), spent: record.spent };
+            Phase::InTurn { op: 0, turn, stage: Stage::Recovering(Box::new(recovering)) }
+        }
+    };
+    Ok(Restored { core, model: bare.model.map(Cow::into_owned) })
+}
+
+impl BareStage {
+    fn restored(self, turn: &Turn, results: Vec<Settled>) -> Result<Stage, Damage> {
+        let uses = || turn.working.all().open_tool_uses().cloned();
+        Ok(match self {
+            Self::Between(_) | Self::Preparing => Stage::Preparing,
+            Self::Streaming => Stage::Streaming { fold: Box::default(), question: None },
+            Self::Deciding { answers } => {
+                let uses: Vec<_> = uses().collect();
+                let answers = restored_answers(answers, &uses, turn.id)?;
+                Stage::Deciding { tools: Box::new(Tools { uses, answers }) }
+            }
+            Self::Executing { slots } => {
+                Stage::Executing { slots: restored_slots(slots, uses(), results)?.0, questions: Vec::new() }
+            }
+            Self::Reviewing { slots } => {
+                let (slots, reviewed) = restored_slots(slots, uses(), results)?;
+                Stage::Reviewing { slots, reviewed }
+            }
+            Self::Concluding { stop_reason, output, output_error, open } => {
+                let is_open = |place: u32| open.contains(&place);
+                let open = (0..).zip(uses()).filter(|(place, _)| is_open(*place));
+                let decided = results.into_iter().filter(|settled| !is_open(settled.slot));
+                Stage::Concluding {
+                    response: Arc::new(Response {
+                        output,
+                        output_error,
+                        open_tool_uses: open.map(|(_, tool_use)| tool_use).collect(),
+                        decided: decided.map(|settled| settled.result).collect(),
+                        ..Response::empty("", stop_reason, turn.step, turn.run)
+                    }),
+                }
+            }
+            Self::Failing { failure, answers, slots } => {
+                let answers = restored_answers(answers, &uses().collect::<Vec<_>>(), turn.id)?;
+                let (slots, reviewed) = match slots.is_empty() {
+                    true => Default::default(),
+                    false => restored_slots(slots, uses(), results)?,
+                };
+                let remains = Remains { partial: None, answers, slots, reviewed };
+                Stage::Failing { failure, remains: Box::new(remains) }
+            }
+            Self::Delaying { delay, until } => Stage::Delaying { delay, until },
+        })
+    }
+}
+
+fn restored_answers(answers: Vec<BareAnswer>, uses: &[ToolUse], turn: TurnId) -> Result<Vec<Answer>, Damage> {
+    if answers.len() > uses.len() {
+        return Err(format!("{} answers for {} tool uses", answers.len(), uses.len()));
+    }
+    let restored = |(answer, tool_use): (BareAnswer, &ToolUse)| match answer {
+        BareAnswer::Decided(decision) => Answer::Decided(decision),
+        BareAnswer::Waits { input, reason, expiry } => {
+            let mut tool_use = tool_use.clone();
+            let input_replaced = input.is_some();
+            if let Some(input) = input {
+                (tool_use.input, tool_use.malformed) = (input, None);
+            }
+            Answer::Waits(Box::new(Pause { turn, tool_use, input_replaced, reason, expiry, asked_by: None }))
+        }
+    };
+    Ok(answers.into_iter().zip(uses).map(restored).collect())
+}
+
+/// Returns the slots, and the results of those that are reviewed.
+fn restored_slots(
+    slots: Vec<BareSlot>,
+    uses: impl Iterator<Item = ToolUse>,
+    results: Vec<Settled>,
+) -> Result<(Vec<Slot>, Vec<ToolResult>), Damage> {
+    let uses: Vec<_> = uses.collect();
+    if slots.len() != uses.len() {
+        return Err(format!("{} slots for {} tool uses", slots.len(), uses.len()));
+    }
+    let mut results: Vec<_> = results.into_iter().map(Some).collect();
+    let mut reviewed = Vec::new();
+    let mut restored = Vec::with_capacity(slots.len());
+    for (place, (slot, tool_use)) in slots.into_iter().zip(uses).enumerate() {
+        let own = results
+            .iter_mut()
+            .find(|result| result.as_ref().is_some_and(|result| usize::try_from(result.slot) == Ok(place)));
+        let own = own.and_then(Option::take).filter(|_| slot.settled || slot.reviewed);
+        if own.is_none() && (slot.settled || slot.reviewed) {
+            return Err(format!("the result of tool use {place} is missing"));
+        }
+        let mut result = own.map(|settled| settled.result.answering(&tool_use));
+        let recorded = match (&result, slot.reviewed) {
+            (None, _) => RecordedSlot::Open,
+            (Some(_), false) => RecordedSlot::Settled,
+            (Some(_), true) => RecordedSlot::Reviewed,
+        };
+        if slot.reviewed {
+            if reviewed.len() != place {
+                return Err(format!("the result of tool use {place} is reviewed before an earlier one"));
+            }
+            reviewed.extend(result.take());
+        }
+        let BareSlot { input, runs, asked, replay, .. } = slot;
+        restored.push(Slot { tool_use, input, runs, asked, replay, result, recorded });
+    }
+    Ok((restored, reviewed))
+}

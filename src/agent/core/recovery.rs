@@ -1,0 +1,323 @@
+//! The continuation of a recorded turn after a restart.
+
+use std::{sync::Arc, time::Duration};
+
+use serde_json::json;
+
+use super::{Call, Context, Core, Effect, response::respond, tools::tool_call};
+use crate::{
+    agent::{
+        Config, Event, Failure, MAX_LIVES, OnUncertain, Pause, RecordedStage, Recovery, RecoveryDecision,
+        Response, UncertainUse,
+        durable::RecoveryFacts,
+        phase::{AfterEvent, Answer, Op, Phase, Recovering, Remains, Slot, Stage, Tools, Turn},
+    },
+    message::{RequestEnd, ToolResult, ToolUse, Usage, UsageRow},
+    tool::{Decision, Replay, ToolSet},
+};
+
+/// The result of a tool use whose outcome is not known.
+const UNCERTAIN: &str = "Interrupted by a restart. It is not known whether the tool took effect.";
+
+impl Core {
+    /// Starts the continuation of a recorded turn, and asks `handle_recovery`. A turn that was restarted too often without
+    /// progress is interrupted.
+    pub(in crate::agent) fn take_up(&mut self, facts: RecoveryFacts, cx: &mut Context<'_>) {
+        let Some(mut recovery) = self.recovery(&facts, cx.tools) else { return };
+        if let Phase::InTurn { turn, stage: Stage::Recovering(recovering), .. } = &mut self.phase {
+            recovering.set_expiries(&facts);
+            if matches!(recovering.stage, Stage::Streaming { .. }) && turn.request.sent {
+                lose_request(turn, cx);
+            }
+        }
+        let uncertain = recovery.uncertain.iter().filter(|own| own.replay == Replay::Never);
+        let uncertain = uncertain.map(|own| own.tool_use.id.clone()).collect();
+        cx.emit(Event::Resumed { turn: recovery.turn, lives: facts.lives, uncertain });
+        if facts.lives > MAX_LIVES {
+            // A turn is in flight, so this succeeds.
+            let _ = self.interrupt(cx);
+            return;
+        }
+        recovery.age = facts.age;
+        let op = self.next_op();
+        match &mut self.phase {
+            Phase::InTurn { op: awaited, .. } | Phase::Noticing { op: awaited, .. } => *awaited = op,
+            Phase::Idle => {}
+        }
+        cx.push(Effect::Call(op, Call::HandleRecovery(Box::new(recovery))));
+    }
+
+    /// Returns the activity at which a recorded turn continues.
+    pub(in crate::agent) fn recorded_stage(&self) -> RecordedStage {
+        match &self.phase {
+            Phase::InTurn { turn, stage: Stage::Recovering(recovering), .. } => {
+                recovering.recorded_stage(turn)
+            }
+            _ => RecordedStage::Preparing,
+        }
+    }
+
+    /// Returns the description of the recorded turn for `handle_recovery`.
+    fn recovery(&self, facts: &RecoveryFacts, tools: &ToolSet) -> Option<Recovery> {
+        let (turn, pending, uncertain) = match &self.phase {
+            Phase::InTurn { op: 0, turn, stage: Stage::Recovering(recovering) } => {
+                let pending = turn.working.pending().cloned().collect();
+                let uncertain = recovering.uncertain(turn, facts.recover.on_uncertain, tools);
+                (turn.id, pending, uncertain)
+            }
+            Phase::Noticing { op: 0, then: AfterEvent::Continue(between), .. } => {
+                (between.turn, Vec::new(), Vec::new())
+            }
+            _ => return None,
+        };
+        let (lives, decision, stage) = (facts.lives, facts.recover.decision, self.recorded_stage());
+        Some(Recovery { turn, stage, age: facts.age, lives, pending, uncertain, decision })
+    }
+
+    /// Called when `handle_recovery` has returned. `provider` is the declaration of the provider to which the next request
+    /// would go.
+    pub(in crate::agent) fn recovered(
+        &mut self,
+        op: Op,
+        decision: RecoveryDecision,
+        recovery: &Recovery,
+        provider: Replay,
+        cx: &mut Context<'_>,
+    ) {
+        if self.phase.op() != Some(op) {
+            return;
+        }
+        // A run is in flight, so neither an interrupt nor a cancel fails.
+        match decision {
+            RecoveryDecision::Resume => {}
+            RecoveryDecision::Interrupt => return drop(self.interrupt(cx)),
+            RecoveryDecision::Discard => return drop(self.cancel(cx)),
+        }
+        match std::mem::take(&mut self.phase) {
+            Phase::Noticing { then: AfterEvent::Continue(between), .. } => self.continue_run(between, cx),
+            Phase::InTurn { turn, stage: Stage::Recovering(recovering), .. } => {
+                self.continue_turn(turn, *recovering, recovery, provider, cx);
+            }
+            other => self.phase = other,
+        }
+    }
+
+    fn continue_turn(
+        &mut self,
+        turn: Box<Turn>,
+        recovering: Recovering,
+        recovery: &Recovery,
+        provider: Replay,
+        cx: &mut Context<'_>,
+    ) {
+        let Recovering { stage, decided, spent } = recovering;
+        if let Some(limit) = turn.origin.prompt.turn_timeout.or(cx.config.turn_timeout) {
+            cx.push(Effect::WatchOn { limit, spent });
+        }
+        match stage {
+            Stage::Streaming { .. } => self.stream_again(turn, provider, cx),
+            Stage::Deciding { tools } | Stage::Paused { tools } => {
+                if tools.next().is_some() {
+                    return self.decide_next(turn, tools, cx);
+                }
+                if tools.pauses().next().is_none() {
+                    return self.answered_all(turn, tools, cx);
+                }
+                self.wait(turn, tools, cx);
+                for decided in decided {
+                    self.apply_decided(decided, cx);
+                }
+            }
+            Stage::Executing { slots, .. } => self.execute_again(turn, slots, recovery, cx),
+            Stage::Reviewing { slots, reviewed } => {
+                emit_runs(&slots[reviewed.len()..], cx);
+                self.review_next(turn, slots, reviewed, cx);
+            }
+            Stage::Concluding { response } => {
+                let response = conclusion(&turn, &response, cx.config);
+                self.ask_handle_turn(turn, Arc::new(response), cx);
+            }
+            Stage::Failing { failure, remains } => {
+                emit_runs(&remains.slots[remains.reviewed.len()..], cx);
+                self.recover(turn, failure, *remains, cx);
+            }
+            Stage::Delaying { delay, until } => {
+                let left = until.since(cx.now()).min(delay);
+                let op = self.enter(turn, Stage::Delaying { delay, until });
+                cx.push(Effect::Delay(op, left));
+            }
+            Stage::Noticing { .. } | Stage::Preparing | Stage::Recovering(_) => self.prepare(turn, cx),
+        }
+    }
+
+    /// Sends the request again, unless it must not be repeated.
+    fn stream_again(&mut self, mut turn: Box<Turn>, provider: Replay, cx: &mut Context<'_>) {
+        if !turn.request.sent {
+            return self.prepare(turn, cx);
+        }
+        if turn.request.is_uncertain(provider) {
+            return self.recover(turn, Failure::Uncertain, Remains::default(), cx);
+        }
+        turn.answer = None;
+        let pending = turn.working.pending_len();
+        cx.emit(Event::Retry {
+            failure: Failure::Interrupted,
+            delay: Duration::ZERO,
+            pending,
+            step: turn.step,
+        });
+        self.prepare(turn, cx);
+    }
+
+    /// Runs the tools again that may run again. The others get an error result, or wait for a decision.
+    fn execute_again(
+        &mut self,
+        turn: Box<Turn>,
+        mut slots: Vec<Slot>,
+        recovery: &Recovery,
+        cx: &mut Context<'_>,
+    ) {
+        let choice = |slot: &Slot| {
+            recovery
+                .uncertain
+                .iter()
+                .find(|own| own.tool_use.id == slot.tool_use.id)
+                .filter(|_| slot.result.is_none())
+        };
+        let asks = |slot: &Slot| {
+            choice(slot)
+                .is_some_and(|own| own.replay == Replay::Never && own.on_uncertain == OnUncertain::Ask)
+        };
+        if slots.iter().any(asks) {
+            let answers = slots.iter().map(|slot| answer_again(slot, choice(slot), &turn)).collect();
+            let uses = slots.into_iter().map(|slot| slot.tool_use).collect();
+            return self.answered_all(turn, Box::new(Tools { uses, answers }), cx);
+        }
+        let mut calls = Vec::new();
+        let mut reported = Vec::new();
+        for (place, slot) in slots.iter_mut().enumerate().filter(|(_, slot)| slot.result.is_none()) {
+            let own = recovery.uncertain.iter().find(|own| own.tool_use.id == slot.tool_use.id);
+            match own.map_or(Replay::Never, |own| own.replay) {
+                Replay::Never => reported.push(place),
+                replay => {
+                    slot.replay = replay;
+                    calls.push(tool_call(&turn, place, &slot.tool_use, slot.input.as_ref()));
+                }
+            }
+        }
+        for place in &reported {
+            let slot = &mut slots[*place];
+            slot.result = Some(ToolResult::error(&slot.tool_use, UNCERTAIN));
+        }
+        emit_runs(&slots, cx);
+        if !reported.is_empty() {
+            cx.push(Effect::Record);
+        } else if !calls.is_empty() {
+            // The record at which the tools started before still applies.
+            let op = self.enter(turn, Stage::Executing { slots, questions: Vec::new() });
+            return cx.hold_back(true, Effect::RunTools(op, calls));
+        }
+        self.run_tools(turn, slots, calls, cx);
+    }
+}
+
+impl Recovering {
+    fn set_expiries(&mut self, facts: &RecoveryFacts) {
+        let Stage::Deciding { tools } = &mut self.stage else { return };
+        for pause in tools.pauses_mut() {
+            let known = facts.expiries.iter().find(|(id, _)| *id == pause.tool_use.id);
+            if let (Some(expiry), Some((_, at))) = (&mut pause.expiry, known) {
+                expiry.at = *at;
+            }
+        }
+    }
+
+    /// Returns the tool uses whose tools were running.
+    fn uncertain(&self, turn: &Turn, on_uncertain: OnUncertain, tools: &ToolSet) -> Vec<UncertainUse> {
+        let Stage::Executing { slots, .. } = &self.stage else { return Vec::new() };
+        let open = slots.iter().enumerate().filter(|(_, slot)| slot.result.is_none());
+        let uncertain = open.map(|(place, slot)| {
+            let call = tool_call(turn, place, &slot.tool_use, slot.input.as_ref());
+            UncertainUse {
+                replay: slot.replay.max(tools.replay(&slot.tool_use.name)),
+                tool_use: call.tool_use,
+                idempotency_key: call.idempotency_key,
+                on_uncertain,
+            }
+        });
+        uncertain.collect()
+    }
+
+    fn recorded_stage(&self, turn: &Turn) -> RecordedStage {
+        match &self.stage {
+            Stage::Streaming { .. } if turn.request.sent => RecordedStage::Streaming,
+            Stage::Noticing { .. } | Stage::Preparing | Stage::Streaming { .. } | Stage::Recovering(_) => {
+                RecordedStage::Preparing
+            }
+            Stage::Deciding { .. } if self.pauses().next().is_some() => RecordedStage::Paused,
+            Stage::Deciding { .. } => RecordedStage::Deciding,
+            Stage::Paused { .. } => RecordedStage::Paused,
+            Stage::Executing { .. } => RecordedStage::Executing,
+            Stage::Reviewing { .. } => RecordedStage::Reviewing,
+            Stage::Concluding { .. } => RecordedStage::Concluding,
+            Stage::Failing { .. } => RecordedStage::Failing,
+            Stage::Delaying { .. } => RecordedStage::Delaying,
+        }
+    }
+}
+
+/// Emits the usage of a request whose response was lost.
+fn lose_request(turn: &Turn, cx: &mut Context<'_>) {
+    let row = UsageRow::new(RequestEnd::Lost, Usage::default())
+        .with_turn(turn.id)
+        .with_step(turn.step)
+        .with_message(turn.answer.clone())
+        .with_at(cx.now())
+        .with_model(turn.requested.as_deref().map(str::to_owned));
+    cx.emit(Event::Usage(Box::new(row)));
+}
+
+/// Returns the answer about a tool use of a step of which at least one tool use waits for a decision again.
+fn answer_again(slot: &Slot, uncertain: Option<&UncertainUse>, turn: &Turn) -> Answer {
+    if let Some(result) = &slot.result {
+        return Answer::Decided(Decision::Provide(result.clone()));
+    }
+    let Some(own) = uncertain.filter(|own| own.replay == Replay::Never) else {
+        return Answer::Decided(slot.input.clone().map_or(Decision::Execute, Decision::ExecuteWith));
+    };
+    match own.on_uncertain {
+        OnUncertain::Report => {
+            Answer::Decided(Decision::Provide(ToolResult::error(&slot.tool_use, UNCERTAIN)))
+        }
+        OnUncertain::Ask => Answer::Waits(Box::new(Pause {
+            turn: turn.id,
+            tool_use: ToolUse::clone(&own.tool_use),
+            input_replaced: slot.input.is_some(),
+            reason: json!({ "uncertain": { "idempotency_key": &*own.idempotency_key } }),
+            expiry: None,
+            asked_by: None,
+        })),
+    }
+}
+
+/// Emits the tools of a step as subscribers see them before the results.
+fn emit_runs(slots: &[Slot], cx: &mut Context<'_>) {
+    for slot in slots.iter().filter(|slot| slot.runs) {
+        let tool_use_id = slot.tool_use.id.clone();
+        cx.emit(Event::ToolStart { tool_use_id: tool_use_id.clone(), input: slot.input.clone() });
+        if let Some(result) = &slot.result {
+            cx.emit(Event::ToolEnd { tool_use_id, is_error: result.is_error });
+        }
+    }
+}
+
+/// Returns the response of a turn that was concluded before the restart.
+pub(super) fn conclusion(turn: &Turn, recorded: &Response, config: &Config) -> Response {
+    Response {
+        output: recorded.output.clone(),
+        output_error: recorded.output_error.clone(),
+        open_tool_uses: recorded.open_tool_uses.clone(),
+        decided: recorded.decided.clone(),
+        ..respond(turn, recorded.stop_reason.clone(), config)
+    }
+}

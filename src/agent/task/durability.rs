@@ -1,0 +1,171 @@
+//! The records of the turn in flight: making them, and holding back what waits for them.
+
+use std::{
+    collections::VecDeque,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use tokio::time::{Sleep, sleep};
+
+use super::Task;
+use crate::agent::{
+    AgentError, Delivery, Durable, Record, Written,
+    command::Reply,
+    core::{Core, Effect},
+    durable::RecoveryFacts,
+    phase::Stage,
+};
+
+/// The time after which a change is recorded if nothing waits for the record.
+const SOON: Duration = Duration::from_millis(50);
+
+/// The state of an agent that makes records.
+pub(in crate::agent) struct Durability {
+    pub(super) level: Durable,
+    written: Arc<Written>,
+    /// The number of the last record.
+    last: u64,
+    /// The record of the input that is being processed, until an event carries it.
+    loose: Option<Arc<Record>>,
+    /// Whether the input that is being processed was recorded.
+    is_recorded: bool,
+    /// The timer of a record for which nothing waits.
+    soon: Option<Pin<Box<Sleep>>>,
+    /// The replies that wait for a record with this number, or a later one.
+    replies: VecDeque<(u64, HeldReply)>,
+    /// The facts about the turn with which the agent has started, until it is taken up.
+    pub(super) facts: Option<RecoveryFacts>,
+}
+
+type HeldReply = Box<dyn FnOnce() + Send>;
+
+impl Durability {
+    pub(in crate::agent) fn new(level: Durable, written: Arc<Written>, facts: Option<RecoveryFacts>) -> Self {
+        Self {
+            level,
+            written,
+            last: 0,
+            loose: None,
+            is_recorded: false,
+            soon: None,
+            replies: VecDeque::new(),
+            facts,
+        }
+    }
+
+    fn is_written(&self) -> bool {
+        self.written.number() >= self.last
+    }
+
+    /// Takes the record that the next event carries.
+    pub(super) fn take_loose(&mut self) -> Option<Arc<Record>> {
+        self.loose.take()
+    }
+}
+
+impl Task {
+    /// Makes a record of the state after the input that is being processed.
+    pub(super) fn record(&mut self) {
+        let Some(durability) = &mut self.durability else { return };
+        if std::mem::replace(&mut durability.is_recorded, true) {
+            return;
+        }
+        let mut turn = self.core.record();
+        if let (Some(turn), Some(spent)) = (&mut turn, self.work.as_ref().and_then(|work| work.spent())) {
+            turn.spent = spent;
+        }
+        durability.last += 1;
+        durability.soon = None;
+        durability.loose = Some(Arc::new(Record { number: durability.last, turn }));
+    }
+
+    pub(super) fn record_soon(&mut self) {
+        if let Some(durability) = &mut self.durability {
+            durability.soon.get_or_insert_with(|| Box::pin(sleep(SOON)));
+        }
+    }
+
+    /// Called when all effects of an input are performed. Delivers the input's record if no event has carried it.
+    pub(super) fn end_input(&mut self) {
+        let Some(durability) = &mut self.durability else { return };
+        durability.is_recorded = false;
+        if let (Some(record), Some(commit)) = (durability.loose.take(), &mut self.commit) {
+            commit.outbox.push_back(Delivery {
+                event: None,
+                config: Arc::clone(&self.config),
+                settings: None,
+                run: crate::telemetry::Caller::default(),
+                record: Some(record),
+            });
+        }
+    }
+
+    /// Performs an effect when the last record is stored.
+    pub(super) fn hold_back(&mut self, effect: Effect) {
+        let Some(last) = self.durability.as_ref().filter(|own| !own.is_written()).map(|own| own.last) else {
+            return self.perform(effect);
+        };
+        match effect {
+            Effect::Resolve(response) => {
+                if let (Some(asker), Some(durability)) = (self.asker.take(), &mut self.durability) {
+                    let reply = move || drop(asker.send(response));
+                    durability.replies.push_back((last, Box::new(reply)));
+                }
+            }
+            effect => self.work().held = Some((last, effect)),
+        }
+    }
+
+    /// Sends a reply. A successful reply is sent when the last record is stored.
+    pub(super) fn reply<T: Send + 'static>(
+        &mut self,
+        reply: Reply<Result<T, AgentError>>,
+        result: Result<T, AgentError>,
+    ) {
+        match &mut self.durability {
+            Some(durability) if result.is_ok() && !durability.is_written() => {
+                let reply = move || drop(reply.send(result));
+                durability.replies.push_back((durability.last, Box::new(reply)));
+            }
+            _ => drop(reply.send(result)),
+        }
+    }
+
+    /// Sends the replies whose records are stored.
+    pub(super) fn release_replies(&mut self, cx: &Context<'_>) {
+        let Some(durability) = &mut self.durability else { return };
+        let written = durability.written.poll(cx.waker());
+        while let Some((_, reply)) = durability.replies.pop_front_if(|(number, _)| *number <= written) {
+            reply();
+        }
+    }
+
+    /// Performs the effect that is held back if its record is stored, and records changes whose time has come. Pending if
+    /// there is nothing to do.
+    pub(super) fn poll_records(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let Some(durability) = &mut self.durability else { return Poll::Pending };
+        let written = durability.written.number();
+        if let Some(soon) = &mut durability.soon
+            && soon.as_mut().poll(cx).is_ready()
+        {
+            durability.soon = None;
+            self.step(Core::record_now);
+            return Poll::Ready(());
+        }
+        let held = self.work.as_mut().and_then(|work| work.held.take_if(|(number, _)| *number <= written));
+        let Some((_, effect)) = held else { return Poll::Pending };
+        self.perform_all(vec![effect]);
+        Poll::Ready(())
+    }
+
+    /// Returns whether the agent is paused and its state is stored, so that it can end without a loss.
+    pub(super) fn is_parked(&self) -> bool {
+        self.core.phase().is_recorded()
+            && matches!(self.core.phase().stage(), Some(Stage::Paused { .. }))
+            && self.durability.as_ref().is_some_and(|durability| durability.is_written())
+            && !self.is_blocked()
+    }
+}

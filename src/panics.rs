@@ -21,8 +21,8 @@ pub(crate) fn contained<T>(work: impl FnOnce() -> T) -> Result<T, String> {
 ///
 /// # Cancel safety
 ///
-/// The same as `work`.
-// Not an `async fn`, because that would store `work` twice.
+/// As cancel-safe as `work`.
+// This is not an `async fn`, because the future of an `async fn` would store `work` twice.
 #[inline]
 pub(crate) fn contained_async<T>(work: impl Future<Output = T>) -> impl Future<Output = Result<T, String>> {
     AssertUnwindSafe(work).catch_unwind().map(|outcome| outcome.map_err(panic_message))

@@ -18,12 +18,12 @@ use tokio::{sync::watch, time::timeout};
 
 use crate::sync::lock;
 
-/// How often to check whether the program has ended, on systems that do not report the end.
+/// The time between two checks for the program's end, on systems that do not report the end.
 #[cfg(any(not(unix), target_os = "openbsd"))]
 const LOOK: Duration = Duration::from_millis(20);
 
-/// How long to wait until killed processes are gone. A process that still exists after this time has no parent that
-/// reaps it, as in a container without an init process.
+/// The maximum time to wait until killed processes are gone. A process that still exists after this time has no parent
+/// that reaps it, as in a container without an init process.
 #[cfg(unix)]
 const GOING: Duration = Duration::from_millis(200);
 

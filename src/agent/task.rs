@@ -276,7 +276,7 @@ impl Task {
     fn perform(&mut self, effect: Effect) {
         match effect {
             Effect::Emit(event) => {
-                // The trace ends with the run's last turn.
+                // Get the run's span before the event is recorded, because the last event of a run ends the trace.
                 let run = self.run_of(&event);
                 self.trace(&event);
                 self.report_committed(&event);

@@ -109,8 +109,8 @@ impl Inner {
                 None => match self.claim(&id) {
                     Err(claim) => claim.cancelled().await,
                     Ok((claim, Some(_))) => drop(claim),
-                    // The flag is checked again, because a shutdown that started before this claim does not wait for
-                    // the claim.
+                    // Check again whether the manager is shut down, because a shutdown that started before this claim
+                    // does not wait for the claim.
                     Ok((_, None)) if self.registry().is_shut => return Err(ManagerError::ShutDown),
                     Ok((claim, None)) => return self.start(claim, start, from).await,
                 },

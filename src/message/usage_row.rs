@@ -52,7 +52,7 @@ setters! {
 }
 
 impl UsageRow {
-    /// Returns a row for a request of an answer, with the time 0.
+    /// Returns a row for a request that was part of an answer to a prompt. The time of the row is 0.
     pub fn new(end: RequestEnd, usage: Usage) -> Self {
         Self {
             purpose: Purpose::default(),
@@ -112,7 +112,7 @@ named! {
 named! {
     /// How a request ended.
     RequestEnd {
-        /// The response is complete. It stays so if its turn is discarded later.
+        /// The response is complete. Its row keeps this value even if the turn is discarded later.
         #[default]
         Answered = "answered",
         /// The response was discarded, and the request was made again.
@@ -138,7 +138,7 @@ pub struct UsageSum {
     pub model: Option<String>,
     /// The number of requests.
     pub requests: u64,
-    /// The sum of their usage.
+    /// The sum of the requests' usage.
     pub usage: Usage,
 }
 

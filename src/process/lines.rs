@@ -111,8 +111,8 @@ mod tests {
         let cut = "x".repeat(400) + "…";
         assert_eq!(quoted(&long).await, ended(&format!("{cut} | next")));
         assert_eq!(quoted(&long[..40_000]).await, ended(&cut));
-        // The line is one byte longer than the limit, and its end is in the same chunk. Below, the line has exactly the
-        // maximum length.
+        // The line of the first case is one byte longer than the limit, and its end is in the same chunk. The line of
+        // the second case has exactly the maximum length.
         assert_eq!(quoted(&long[40_000 - LONGEST_WORDS - 1..]).await, ended(&format!("{cut} | next")));
         assert_eq!(quoted(&long[40_000 - LONGEST_WORDS..]).await, ended(&format!("{cut} | next")));
     }

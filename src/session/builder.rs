@@ -321,7 +321,8 @@ impl SessionBuilder {
     ///
     /// # Cancel safety
     ///
-    /// The same as [`create_with_id`](Self::create_with_id).
+    /// As with [`create_with_id`](Self::create_with_id), no session is started if the future is dropped before it is
+    /// ready, but the conversation may exist in the store or may still be created there.
     ///
     /// # Panics
     ///
@@ -379,7 +380,7 @@ impl SessionBuilder {
         let agent = agent.hold(Arc::clone(&shared) as Arc<dyn Hold>);
         let session = Session { commands, shared };
         if let Some(hold) = hold {
-            // If the receiver is gone, the returned guard is simply dropped.
+            // If the receiver is gone, `send` returns the guard, which is dropped here.
             let _ = hold.send(session.keep()?);
         }
         let weak: WeakSession = session.downgrade();

@@ -162,7 +162,7 @@ impl Core {
         let exhausted = turn.is_exhausted();
         if uses.is_empty() {
             return match stop_reason {
-                // If the response is sent back, the service continues it.
+                // The next request contains the paused response, and the service continues this response.
                 StopReason::Pause => {
                     turn.joined.clear();
                     turn.step += 1;

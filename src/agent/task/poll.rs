@@ -107,7 +107,8 @@ impl Task {
                 self.inputs = 0;
             }
             self.inputs += 1;
-            // If the channel has registered the waker, it is enough to check the channel's length.
+            // Once all commands were served, the command channel has registered the waker. From then on, checking the
+            // channel's length is enough.
             if !all_served || !commands.is_empty() {
                 match self.poll_commands(cx, commands) {
                     Served::All => all_served = true,
@@ -150,8 +151,8 @@ impl Task {
         }
     }
 
-    /// Returns to the runtime until something wakes this task. If two tasks wake each other, this task may be woken
-    /// before a reader has run.
+    /// Returns `Pending`, so that the task sleeps until something wakes it. If another task and this one keep waking
+    /// each other, this task may be polled again before a reader of its events has run.
     fn wait<T>(&mut self) -> Poll<T> {
         self.inputs = 0;
         Poll::Pending

@@ -27,7 +27,8 @@ use crate::{
     tool::{AgentLink, Answer, Decision, ToolContext, ToolReport, ToolSet},
 };
 
-/// The longest time limit of a pause that ends, because the timer supports at most about two years.
+/// The longest time limit that a pause can have. A longer limit is ignored, because the timer supports at most about
+/// two years.
 const MAX_EXPIRY: Duration = Duration::from_hours(365 * 24);
 
 /// The work in progress. Dropping a part of it ends that part.

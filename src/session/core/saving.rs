@@ -47,9 +47,11 @@ pub(super) struct Saver {
     /// The tree in the store. `None` if it equals the stable tree, which is the session's tree without an uncommitted
     /// branch.
     stored: Option<Box<Tree>>,
-    /// A configuration, a title and labels whose saved parts equal those in the store.
+    /// A configuration whose saved part equals the one in the store.
     config: Option<Arc<Config>>,
+    /// The title in the store.
     title: Option<Arc<str>>,
+    /// The labels in the store.
     labels: Labels,
     /// The stored state without its title and labels. Present if the session was started with a different configuration
     /// that has not been stored yet.
@@ -69,8 +71,9 @@ pub(super) struct Saver {
     /// The size in bytes of the messages that are not in the store.
     unsaved: usize,
     was_behind: bool,
-    /// Counters of changes: `wanted` counts all changes, and `safe` counts the changes that are in the store.
+    /// The number of changes that have to be stored, counted from the start of the session.
     wanted: u64,
+    /// The number of these changes that are in the store.
     safe: u64,
     /// The last report about a failure, if saving is failing or has stopped.
     report: Option<Box<StoreReport>>,
@@ -78,7 +81,7 @@ pub(super) struct Saver {
     loss: Option<EndReason>,
 }
 
-/// The smallest part of the unsaved changes that can be written alone: a turn and the moves after it.
+/// The smallest part of the unsaved changes that can be written alone: a turn and the moves of the head after it.
 #[derive(Debug)]
 struct Portion {
     head: Option<NodeId>,

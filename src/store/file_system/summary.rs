@@ -173,8 +173,8 @@ fn from_log(
         return Ok(None);
     };
     let (summary, was_known) = current(&log, &tail, saved)?;
-    // Finding the title, the labels and the approvals requires reading the whole log. This is so slow that the result is
-    // saved even if no updates remain.
+    // If the saved summary did not contain the title, the labels and the approvals, the whole log had to be read. This
+    // is so slow that the result is saved even if no updates remain.
     let wanted = !was_known || *refresh > 0;
     *refresh = refresh.saturating_sub(1);
     // If the summary can't be saved, it is still returned. For example, some file systems can't lock files that are

@@ -84,7 +84,7 @@ pub(super) fn page(schema: &str, rarest: Option<(&str, &str)>, filter: &Filter, 
         let after = position.map_or("true".to_owned(), |(updated, id)| {
             format!("(updated < {updated} OR updated = {updated} AND id > {id})")
         });
-        // `OFFSET 0` keeps the planner from reading all conversations.
+        // With `OFFSET 0`, the planner can't turn the subquery into a join, for which it would read all conversations.
         query.sql = format!(
             "SELECT conversations.* FROM {schema}.labels AS rare, LATERAL (
                  SELECT * FROM {schema}.conversations WHERE key = rare.conversation OFFSET 0

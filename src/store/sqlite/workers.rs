@@ -19,8 +19,8 @@ use super::{
 };
 use crate::{panics::contained, store::StoreError, sync::lock};
 
-/// A job that has a connection for itself. It returns whether others kept the file locked for as long as the job was
-/// allowed to wait.
+/// A job that shares its transaction with no other job. It returns whether other processes kept the file locked for as
+/// long as the job was allowed to wait.
 type Alone = Box<dyn FnOnce(&mut Connection) -> bool + Send>;
 
 enum Job {
@@ -121,8 +121,8 @@ impl Queue {
     fn work(&self, connection: &mut Connection, busy: Duration) {
         let mut is_held = false;
         while let Some((given, job)) = self.next() {
-            // If the previous job waited for the file in vain, this job has waited too. The time since it was queued
-            // counts as waiting time.
+            // If the previous job waited for the file in vain, the time that this job has spent in the queue counts as
+            // waiting time.
             let wait = if is_held { busy.saturating_sub(given.elapsed()) } else { busy };
             if let Err(error) = connection.busy_timeout(wait) {
                 tracing::debug!(%error, "the lock timeout of SQLite could not be set; the previous one stays in effect");
@@ -336,7 +336,8 @@ mod tests {
         });
         let fourth = workers.run(|connection| Ok(waits(connection)));
         let start = async {
-            // The jobs are queued in this order. This future is polled last, so all jobs are queued now.
+            // The jobs are queued in the order in which `join!` polls them. This future is polled last, so all jobs are
+            // queued now.
             all_wait.send(()).expect("the first one waits for it");
         };
         let (first, second, third, (fourth, ())) =

@@ -33,8 +33,8 @@ pub struct StoredTurn {
 }
 
 impl StoredTurn {
-    /// Returns the turn after this record, which a store writes `now`, and which results in this version. `earlier` is
-    /// the turn in flight before it.
+    /// Returns the turn in flight after a store has written `record` at the time `now`, which resulted in `version`.
+    /// `earlier` is the turn in flight before this write.
     pub fn fold(earlier: Option<Self>, mut record: TurnRecord, now: Timestamp, version: Version) -> Self {
         record.normalise();
         let earlier = earlier.filter(|earlier| earlier.record.turn == record.turn);

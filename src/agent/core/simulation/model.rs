@@ -43,7 +43,7 @@ pub(super) struct Model {
     /// The failure for which `handle_error` was called.
     pub(super) failure: Option<Failure>,
 
-    // The state that the world sets.
+    // The world sets the following fields before it passes an input to the core.
     pub(super) input: Input,
     /// The limit of requests in the agent's configuration.
     own_limit: Option<u32>,
@@ -59,13 +59,13 @@ pub(super) struct Model {
     /// The history that was in use before a discarded run. A `state` event must report this history at once.
     pub(super) owed: Option<History>,
     pub(super) continuation: Option<Blocks>,
-    /// The sum of all usage that streams reported. The next field is the sum of the usage in the events of ended turns
-    /// and runs.
+    /// The sum of all usage that streams reported.
     pub(super) spent_usage: Usage,
+    /// The sum of the usage in the events of ended turns and runs.
     pub(super) told_usage: Usage,
 }
 
-/// The special property of an input, if it has one.
+/// A property of the current input on which the expected events depend.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) enum Input {
     #[default]
@@ -107,8 +107,9 @@ pub(super) struct Turn {
     pub(super) results: Vec<Content>,
     /// The stop reason of the last step.
     pub(super) reason: Option<StopReason>,
-    /// The usage of the earlier requests. The next field is the usage of the current request.
+    /// The usage of the earlier requests of the turn.
     before: Usage,
+    /// The usage of the current request.
     pub(super) current: Usage,
     /// How the usage of the current request was reported. `None` if it was not reported yet.
     booked: Option<RequestEnd>,
@@ -116,8 +117,9 @@ pub(super) struct Turn {
     ending: Option<RequestEnd>,
     /// The sum of the usage in `Step` and `Usage` events.
     told_rows: Usage,
-    /// The model of the current request, and the name that its stream reported.
+    /// The model of the current request.
     pub(super) requested: Arc<str>,
+    /// The model name that the stream of the current request reported.
     told_model: Option<String>,
     /// The stop reason that the current stream reported.
     pub(super) told: Option<StopReason>,
@@ -152,13 +154,14 @@ impl Turn {
         self.before + self.current
     }
 
-    /// Counts the usage of the current request as that of an earlier one.
+    /// Adds the usage of the current request to the usage of the earlier requests, because another request follows.
     fn next_request(&mut self) {
         self.before = self.usage();
         (self.current, self.booked) = (Usage::default(), None);
     }
 
-    /// Checks that the usage of the current request was reported, with this end unless the response was complete.
+    /// Checks that the usage of the current request was reported. It must be reported as that of a complete response,
+    /// or of a request that ended as `end` states.
     pub(super) fn check_booked(&mut self, end: RequestEnd) -> Check {
         let ending = self.ending.take();
         ensure!(

@@ -54,10 +54,11 @@ pub(super) struct World {
     /// The number of queued application events.
     pub(super) notices: usize,
     pub(super) prompts: u32,
-    /// The percentage of inputs that are commands. The next field is the percentage of callbacks that panic.
+    /// The percentage of inputs that are commands.
     commands: usize,
+    /// The percentage of callbacks that panic.
     pub(super) panics: usize,
-    /// Whether all parts cooperate, so that every operation in progress ends.
+    /// Whether the simulated callbacks, provider and tools cooperate, so that every operation in progress ends.
     pub(super) friendly: bool,
     trace: Option<Vec<String>>,
 }

@@ -176,7 +176,8 @@ struct Supervisor {
     stderr: ChildStderr,
 }
 
-/// When the supervisor ends for any reason, ends everything that waits for it.
+/// A guard of the supervisor. When the supervisor ends for any reason, dropping the guard kills the program and ends
+/// the session.
 struct Last(Arc<ConnectionState>, Arc<Process>);
 
 impl Drop for Last {
@@ -197,8 +198,8 @@ impl Supervisor {
         let mut reader = pin!(wire::read(stdout, incoming, &traffic).fuse());
         let why = {
             let taking = Arc::clone(&shared);
-            // Our code checks the protocol version in the response, so this uses the raw builder, which does not check
-            // it.
+            // This code uses the raw builder, which does not check the protocol version in the agent's response. The
+            // check follows in this crate.
             let driver = Builder::new(Client)
                 .on_receive_dispatch(
                     async move |dispatch, agent: ConnectionTo<Agent>| taking.take(dispatch, &agent),
@@ -255,7 +256,8 @@ impl Supervisor {
                 if how.is_err() {
                     process.kill();
                 }
-                // The last lines should have arrived by now, unless another process still holds the pipe open.
+                // The last lines of the standard error should have arrived by now, unless another process still holds
+                // the pipe open.
                 if !stderr.is_terminated() {
                     let _ = timeout(SOON, &mut stderr).await;
                 }
@@ -268,8 +270,8 @@ impl Supervisor {
         };
         shared.end(error);
         traffic.close();
-        // The program may continue to write until it ends. Its output is still read, because a write that fails could
-        // disturb its shutdown.
+        // The program may continue to write until it ends. Continue to read its output, because a failed write could
+        // disturb the program's shutdown.
         let mut exit = pin!(process.ended());
         loop {
             tokio::select! {

@@ -133,7 +133,8 @@ fn message(mut object: Map<String, Value>, says_so: bool, asked: &mut Asked) -> 
     let (id, params) = (object.remove("id"), object.remove("params"));
     if let Some(method) = object.get("method") {
         let method = method.as_str()?;
-        // A log record can have a member `method` too.
+        // Without the member `jsonrpc`, an object with a `method` may be a log record, so only known methods are
+        // accepted.
         if !says_so && !matches!(method, "session/update" | "session/request_permission") {
             return None;
         }

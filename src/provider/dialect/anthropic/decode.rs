@@ -126,11 +126,11 @@ impl MessagesDecoder {
             "message_stop" => self.message_stop(data, deltas),
             "ping" => Ok(()),
             "error" => Err(service_error(data)),
-            // Some servers name the event `error` and send the bare error. The event's `type` is then an error type of
-            // the server.
+            // Some servers send an event named `error` whose data is the error object itself. Its `type` is then the
+            // kind of the error.
             _ if name == "error" || has_error => Err(service_error(data)),
             "message" if self.phase == Phase::Before => self.whole(data, deltas),
-            // Other servers send an unnamed event with the bare error instead of a response.
+            // Other servers send the error object itself in an unnamed event instead of a response.
             _ if self.is_bare_error(kind) => Err(service_error(data)),
             _ => Ok(()),
         }
@@ -269,7 +269,7 @@ impl MessagesDecoder {
         deltas.extend(part.map(|part| Delta::Extend { index, part }));
     }
 
-    /// Returns whether an event of this unknown kind is a bare error that was sent instead of a response.
+    /// Returns whether an event of this unknown kind is an error object that was sent instead of a response.
     fn is_bare_error(&self, kind: &str) -> bool {
         self.phase == Phase::Before && kind.ends_with("error")
     }

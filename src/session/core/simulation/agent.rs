@@ -203,7 +203,8 @@ impl Agent {
 
     fn add(&mut self, message: Arc<Message>) {
         if self.pending.is_empty() {
-            // The ends of runs are compared, also across restarts of the session, so each turn has its own id.
+            // Each turn gets a unique id, because the simulation compares the ends of runs across restarts of the
+            // session.
             (self.turns, self.request) = (self.turns + 1, 0);
             self.turn = TurnId::new(u128::from(self.last.incarnation) << 32 | u128::from(self.turns));
         }

@@ -140,7 +140,7 @@ async fn work(model: &Model, options: &Options, goal: &str) -> Result<(), Box<dy
         };
         printer.event(&numbered.event);
         match &*numbered.event {
-            // This is either the goal or a message with which `handle_turn` continues the run.
+            // A user message with text is either the goal or a message with which `handle_turn` continues the run.
             Event::Message { message, step, .. }
                 if message.role == Role::User && !message.text().is_empty() =>
             {

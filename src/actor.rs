@@ -125,8 +125,8 @@ pub(crate) async fn call_weakly<C, T, S>(
     let commands = commands?;
     commands.send(command(reply)).await.ok()?;
     drop(commands);
-    // As in `call`, waiting for the reply alone could take forever. Here `termination` reports the actor's end, whereas
-    // in `call` the channel does.
+    // The reply may never arrive, for the same reason as in `call`. This function holds no sender, so it learns of the
+    // actor's end from `termination`.
     tokio::select! {
         biased;
         answer = &mut answer => answer.ok(),

@@ -165,7 +165,7 @@ pub struct WebLimits {
     pub streams: usize,
     /// The maximum number of entries on a page: 200 by default. A request without `limit` gets 50.
     pub page: usize,
-    /// The maximum time to wait for a place among the open sessions: 30 seconds by default.
+    /// The maximum time that a request waits if the maximum number of sessions is open: 30 seconds by default.
     pub room_timeout: Duration,
     /// The time after which a stream ends, so that the client's access is checked again: 15 minutes by default. The
     /// time of each stream differs by up to 10 % from this value.
@@ -226,7 +226,7 @@ impl Web {
     /// settings. A conversation is created with the native routes first, and its id is the id of the chat. With
     /// [`client_ids`](WebBuilder::client_ids), the first message of a chat creates its conversation.
     ///
-    /// The routes speak the protocol of `ai` 7. A client with `ai` 6 adds `?ui=6` to the address of the chat.
+    /// The routes implement the protocol of `ai` 7. A client with `ai` 6 adds `?ui=6` to the address of the chat.
     ///
     /// | route | purpose |
     /// | --- | --- |

@@ -23,7 +23,7 @@ use omni_agent::{
 };
 use serde_json::json;
 
-/// An error with a cause, such as an application or a driver returns.
+/// An error with a cause, like the errors of applications and drivers.
 #[derive(Debug)]
 struct Outer;
 

@@ -377,8 +377,8 @@ impl AgentBuilder {
     }
 }
 
-/// Returns the options to start with. An API key and headers do not decide which options apply, because they are never
-/// saved.
+/// Returns the options to start with: the given options or, if none are given, the saved ones. If only an API key and
+/// headers are given, they are added to the saved options, because they are never saved.
 fn choose_options(given: Option<Options>, saved: Options) -> Options {
     match given {
         Some(given) if given.has_secrets_alone() => saved.overlaid(&given),

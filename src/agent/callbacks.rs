@@ -17,10 +17,10 @@ use crate::{
 /// The agent calls one method at a time, with `&mut self`. The implementing type can therefore hold its own state in
 /// its fields.
 ///
-/// A callback reaches its agent through [`State::agent`]. All operations work there too, with one exception. A callback
-/// must not use [`ask`](super::Agent::ask) or [`wait_until_idle`](super::Agent::wait_until_idle) to wait for something
-/// that can happen only after the callback has returned, because the callback would wait for itself. A callback object
-/// that stores an [`Agent`](super::Agent) keeps the agent alive.
+/// A callback reaches its agent through [`State::agent`]. All operations of the agent work in a callback too, with one
+/// exception. A callback must not use [`ask`](super::Agent::ask) or [`wait_until_idle`](super::Agent::wait_until_idle)
+/// to wait for something that can happen only after the callback has returned, because the callback would wait for
+/// itself. A callback object that stores an [`Agent`](super::Agent) keeps the agent alive.
 ///
 /// ```
 /// # #[cfg(feature = "test-util")]

@@ -380,7 +380,7 @@ pub struct RunEnd {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub turn: Option<TurnId>,
     /// The prompts of the last turn, if the turn was cancelled or has failed. The history does not contain them, unless
-    /// the run was started to answer a message of a session's tree again.
+    /// the run answered an existing message of a session's tree again.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unanswered: Vec<Arc<Message>>,
     /// The staged prompts that were not used, without their models, API keys and headers.
@@ -394,8 +394,8 @@ pub struct RunEnd {
     /// them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub prompts: Vec<KnownPrompt>,
-    /// The last event of the session's feed that changed anything. It counts only until the next write, and a store
-    /// returns it as [`Stored::mark`](crate::store::Stored::mark).
+    /// The last event of the session's feed that changed anything. Stores keep it only until the next write, and return
+    /// it as [`Stored::mark`](crate::store::Stored::mark).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mark: Option<EventId>,
 }

@@ -27,7 +27,7 @@ pub struct McpBuilder {
     idle_limit: Duration,
     total_limit: Duration,
     selection: Selection,
-    /// The last setting that was made although the transport does not have it.
+    /// The last setting that the transport does not have, such as a header for a program.
     misplaced: Option<&'static str>,
 }
 

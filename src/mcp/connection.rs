@@ -257,7 +257,7 @@ impl Connection {
         Route { calls, id }
     }
 
-    /// Returns what is known about the end of the connection, for the end of an error's text.
+    /// Returns the known details of the connection's end, as a suffix for the text of an error.
     pub(super) async fn ending(&self) -> String {
         self.carrier.ending().await
     }

@@ -20,7 +20,8 @@ use crate::{
     tool::{Schema, Tool, ToolSet},
 };
 
-/// How long to wait after a change before the list is read, so that many changes in a row cost one list.
+/// How long to wait after a change before the list is read, so that many changes in a row cause only one request for
+/// the list.
 const SETTLE: Duration = Duration::from_millis(200);
 
 /// How long to wait after a failed attempt. The time doubles with each further failure, up to [`LONGEST_RETRY`].
@@ -56,8 +57,8 @@ async fn adopt_changes(
         match ttl {
             None => changes.changed().await.ok()?,
             Some(ttl) => {
-                // Reading an expired list is not a reason to reconnect a lost server. The next connection counts as a
-                // change of the list, so the list is then read.
+                // If the server is lost, an expired list does not cause a reconnection. The next connection counts as a
+                // change of the list, so the list is read then.
                 if timeout(ttl, changes.changed()).await.is_err() && !server.upgrade()?.is_connected().await {
                     changes.changed().await.ok()?;
                 }

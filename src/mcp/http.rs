@@ -83,13 +83,13 @@ pub(super) struct Observed {
 }
 
 impl Observed {
-    /// Returns the reason why a stream of events ended, for the end of an error's text.
+    /// Returns the reason why a stream of events ended, as a suffix for the text of an error.
     pub(super) fn ending(&self) -> String {
         lock(&self.failure).as_ref().map_or_else(String::new, |failure| format!(": {failure}"))
     }
 }
 
-/// A client that records why a stream of events fails, since rmcp only logs this.
+/// A client that records why a stream of events fails, because rmcp only logs the reason.
 #[derive(Clone)]
 pub(super) struct ObservedClient {
     client: Client,

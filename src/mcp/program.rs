@@ -93,7 +93,7 @@ impl Program {
         self.process.ended().await;
     }
 
-    /// Returns how the program ended and the last lines of its standard error, for the end of an error's text.
+    /// Returns how the program ended and the last lines of its standard error, as a suffix for the text of an error.
     pub(super) async fn words(&self) -> String {
         if let Some(reason) = self.closed.get() {
             return format!(": {reason}");
@@ -148,14 +148,14 @@ impl Transport<RoleClient> for Pipe {
     }
 
     async fn close(&mut self) -> io::Result<()> {
-        // Without this limit, a program that does not read its input would delay its end forever.
+        // Without this limit, a program that does not read its input would delay the end of the connection forever.
         let _ = timeout(LAST_WRITES, self.inner.close()).await;
         self.process.0.stop(GRACE).await;
         Ok(())
     }
 }
 
-/// A reader that fails when a line is too long, so that the call fails at once instead of waiting for its limit.
+/// A reader that fails when a line is too long, so that the call fails at once instead of waiting for its time limit.
 struct BoundedLines {
     inner: ChildStdout,
     length: usize,

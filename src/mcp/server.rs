@@ -227,7 +227,7 @@ impl Server {
             slot.closed = true;
             slot.connection.take()
         };
-        // Tasks that wait for changes find the client closed.
+        // Wake the tasks that wait for changes of the tool list, so that they see that the client is closed.
         self.changes.send_modify(|count| *count += 1);
         if let Some(connection) = connection {
             connection.close().await;

@@ -89,7 +89,7 @@ pub(super) async fn result(
             }
             _ => {}
         }
-        // The server can't change the id, which names the task to cancel.
+        // Keep the original id, in case the server sends another one. The task is cancelled by its id.
         let id = task.task_id;
         task = state.task;
         task.task_id = id;

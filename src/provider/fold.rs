@@ -98,7 +98,7 @@ impl Fold {
         &self.message
     }
 
-    /// Returns the usage reported so far, and forgets it, because the request is sent again.
+    /// Returns the usage reported so far and resets it, because the request is sent again.
     pub(crate) fn take_usage(&mut self) -> Usage {
         self.message.usage.take().unwrap_or_default()
     }
@@ -168,8 +168,8 @@ impl Fold {
             return id;
         }
         let stem = if id.as_str().is_empty() { "call" } else { id.as_str() };
-        // The ids that are tried contain the block's number, so they differ between blocks. A service can cause a clash
-        // only by sending such an id itself.
+        // The derived ids contain the block's number, so they differ between blocks. Only a service that itself sends
+        // an id of this form can cause a clash.
         let index = self.blocks.len();
         let mut free = format!("{stem}_{index}");
         let mut tries = 0;
@@ -275,7 +275,7 @@ impl Fold {
         Ok(Completion { message, stop_reason, usage, model, warnings, output_enforced })
     }
 
-    /// Returns the message so far, with `now` as its time. It is used to report discarded content.
+    /// Returns the message so far, with `now` as its time. This message is used to report discarded content.
     pub fn cut(self, now: Timestamp) -> Message {
         let content = self.blocks.into_iter().map(|block| block.finish(true)).collect();
         let provider_data = self.message.provider_data;

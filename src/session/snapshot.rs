@@ -63,7 +63,7 @@ impl SessionSnapshot {
     ///
     /// # Errors
     ///
-    /// The event belongs to another session, or it is not the next event.
+    /// Fails if the event belongs to another session, or if it is not the next event.
     pub fn apply(&mut self, event: &Numbered<SessionEvent>) -> Result<(), TreeError> {
         self.take_in(&event.event)?;
         self.last = event.id;
@@ -108,7 +108,7 @@ impl SessionSnapshot {
             SessionEvent::Labels { labels } => self.labels.clone_from(labels),
             SessionEvent::Erased(erased) => {
                 self.tree.apply_erased(erased)?;
-                // The end of the last run may contain an erased message.
+                // The end of the last run may contain an erased message, so it is removed.
                 self.agent.last_run = None;
             }
             SessionEvent::Usage(row) => self.used += row.usage,

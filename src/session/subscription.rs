@@ -157,7 +157,7 @@ impl fmt::Debug for SessionSubscription {
 
 /// Keeps a session open while its mode is [`Mode::Controller`]. An observer's guard has no effect.
 ///
-/// When the last controller is dropped, the time of the session's idle shutdown begins.
+/// When the last controller is dropped, the time until the session's idle shutdown begins to run.
 #[must_use = "dropping it releases the session, and a session without controllers may end"]
 pub struct Guard {
     session: WeakSession,

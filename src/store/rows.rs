@@ -215,8 +215,8 @@ impl Origin<'_> {
         Ok(Some(end))
     }
 
-    /// Returns the mark, if it was written at the current version. An unreadable mark counts as missing, because a reader
-    /// without one gets a snapshot.
+    /// Returns the mark (the last event of the session's feed), if it was written at the current version. An unreadable
+    /// mark counts as missing, because a reader without a mark gets a snapshot.
     pub(super) fn mark(mark: Option<&str>, written: Option<i64>, version: Version) -> Option<EventId> {
         let is_current = written == Some(version.get().cast_signed());
         mark.filter(|_| is_current).and_then(|mark| mark.parse().ok())

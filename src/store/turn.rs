@@ -76,8 +76,8 @@ pub struct TurnRecord {
     /// The time that the turn has taken so far, without pauses. Stores may round it to microseconds.
     #[serde(default, skip_serializing_if = "Duration::is_zero")]
     pub spent: Duration,
-    /// The last event of the session's feed that changed anything. It counts only until the next write, and a store
-    /// returns it as [`Stored::mark`](super::Stored::mark).
+    /// The last event of the session's feed that changed anything. Stores keep it only until the next write, and return
+    /// it as [`Stored::mark`](super::Stored::mark).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mark: Option<EventId>,
     /// The problem that prevented reading the record, or `None` if the record was read.

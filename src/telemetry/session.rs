@@ -9,8 +9,9 @@ use super::{Caller, TARGET, names};
 /// The spans of a session's writes.
 #[derive(Default)]
 pub(crate) struct SaveTraces {
-    /// The span of the next write. It is opened when the first of its turns is committed, and not when the write begins.
-    /// In this way, no run's span stays open until a slow store has saved the run.
+    /// The span of the next write. It is opened when the first of its turns is committed, and not when the write
+    /// begins. Because the link to a run is recorded at once, the run's span can close before a slow store has saved
+    /// the run.
     next: Option<Span>,
     /// The run to which `next` got its last link.
     linked: Option<Id>,

@@ -34,7 +34,8 @@ pub(super) fn all() -> [Route; 6] {
         GET "/chat/{chat}/stream" Watch resume;
         GET "/chat/{chat}/messages" Read list;
         POST "/chat/{chat}/stop" Stop stop;
-        // Frames contain addresses of files and of decisions. The address of the native routes is unknown here.
+        // Frames contain the addresses of files and of decisions. This router does not know the address of the native
+        // routes, so it also has routes for files and decisions.
         GET "/chat/{chat}/files/{message}/{block}" Read file;
         POST "/chat/{chat}/decisions" Decide decide;
     }

@@ -30,9 +30,9 @@ use tokio::{sync::Semaphore, time::Instant};
 #[derive(Clone, Debug)]
 pub(crate) enum Act {
     Work,
-    /// Works once the gate is open.
+    /// Writes when the gate has been opened.
     Wait(Gate),
-    /// Works after this time.
+    /// Writes after this time.
     Slow(Duration),
     /// Fails without writing.
     Fail,
@@ -45,7 +45,7 @@ pub(crate) enum Act {
     /// Writes, but never answers.
     HangAfter,
     Panic,
-    /// Blocks its thread until the lock is opened, and then works.
+    /// Blocks its thread until the lock is opened, and then writes.
     Block(Lock),
 }
 

@@ -206,7 +206,7 @@ async fn position_names_a_silent_conversation_after_every_resume() {
         position.clone_from(&frames.last().unwrap().id);
         assert!(position.as_ref().unwrap().contains(&b), "{position:?}");
     }
-    // A position of a conversation that the stream does not watch is not carried along.
+    // Events of a stream do not contain the positions of conversations that the stream does not watch.
     let only = format!("/agent/events?watch={b}");
     let mut resumed = app.stream("ann", &only, position.as_deref()).await;
     app.manager.rename(&ConversationId::new(&b).unwrap(), Some("Renamed")).await.unwrap();

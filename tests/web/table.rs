@@ -20,7 +20,7 @@ pub(crate) struct Entry {
 pub(crate) fn routes() -> Vec<Entry> {
     let entries = |mount: &'static str, routes: Vec<(Method, &'static str)>| {
         let entry = move |(method, path): (Method, &str)| {
-            // The root of a nested router has no slash of its own.
+            // The path of a nested router's root does not end with a slash.
             Entry { method, path: format!("{mount}{path}").trim_end_matches('/').to_owned() }
         };
         routes.into_iter().map(entry)

@@ -54,13 +54,13 @@ impl Context<'_> {
 pub(in crate::agent) enum Effect {
     /// Emit an event.
     Emit(Event),
-    /// Call a callback. Its outcome is reported to the core with this number.
+    /// Call a callback. Its outcome is reported to the core with this operation number.
     Call(Op, Call),
     /// Drop all work in progress: the callback, the exchange with the provider, the tools, the delay.
     Abort,
     /// Drop the running callback, if there is one.
     DropCall,
-    /// Send the prepared request. Deltas are reported to the core with this number.
+    /// Send the prepared request. Deltas are reported to the core with this operation number.
     Open(Op),
     /// Answer the provider's question.
     Answer(Decision),
@@ -68,15 +68,16 @@ pub(in crate::agent) enum Effect {
     AnswerTool(ToolUseId, Answer),
     /// Drop the running tool in this slot, because a decision has provided its result.
     EndTool(usize),
-    /// Run these tools. Results are reported to the core with this number.
+    /// Run these tools. Results are reported to the core with this operation number.
     RunTools(Op, Vec<ToolCall>),
-    /// Report to the core with this number after this delay.
+    /// Wait for this delay, then report to the core with this operation number.
     Delay(Op, Duration),
-    /// Report to the core when this time, the turn's limit, has passed. `None` removes the limit.
+    /// Report to the core when the turn's time limit, which starts now, has passed. `None` removes the limit.
     Watch(Option<Duration>),
-    /// Stop the turn's clock while a decision is pending (`true`), or let it continue (`false`).
+    /// Pause the turn's time limit while a decision is pending (`true`), or let it continue (`false`).
     FreezeWatch(bool),
-    /// Report to the core if this tool use still waits after this time. The timer is dropped when the pause ends.
+    /// Report to the core if this tool use still waits for a decision after this time. The timer is dropped when the
+    /// pause ends.
     Expire(ToolUseId, Duration),
     /// Send this result to the caller of `ask`.
     Resolve(Result<Arc<Response>, AgentError>),

@@ -128,8 +128,8 @@ impl Core {
     }
 }
 
-/// Returns the answer to a tool use that follows from the decision of `handle_tool_use`. Emits the decision, unless the
-/// tool is simply run.
+/// Converts the decision of `handle_tool_use` into the answer about the tool use: decided, or waiting. Emits the
+/// decision, unless the tool is simply run.
 pub(super) fn answer(
     decision: ToolDecision,
     tool_use: &ToolUse,

@@ -13,7 +13,8 @@ use super::{
     support::{names, scripted},
 };
 
-/// Logs numbers, and returns texts as prompts.
+/// Returns callbacks whose `handle_event` logs an event that is a number, and returns an event that is a text as a
+/// prompt.
 fn note_or_prompt(log: &Log<u32>) -> Hooks {
     let log = log.clone();
     Hooks::new().on_event(move |event, _| match event.downcast::<u32>() {

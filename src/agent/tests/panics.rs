@@ -29,7 +29,7 @@ async fn run_misbehaving(at: At, act: Act) {
     let callbacks = Misbehaving { at, act, gate: Gate::new(), done: false };
     let again = Step::text("Again.");
     let agent = echoing([Step::text("First."), at.step(), again]).callbacks(callbacks);
-    // The first run must succeed. If every run calls the callback `at`, the first run would fail, so skip it.
+    // Run one prompt without a failure first, unless every run calls the callback `at` and therefore fails.
     let first = !matches!(at, At::PrepareStep | At::HandleTurn);
     let agent = agent.start().await.unwrap();
     if first {
@@ -323,8 +323,8 @@ impl AgentCallbacks for Tooling {
 async fn values_of_the_application_panic_when_dropped_agent_survives() {
     let script = (0..4).map(|_| Step::text("Hello!"));
     let agent = echoing(script).callbacks(Tooling { calls: 0 }).start().await.unwrap();
-    // These values are dropped: an event that no callback uses, a value whose closure is refused, and a tool that is
-    // added and removed.
+    // The agent drops an event that no callback uses, the values that a refused `set_state` closure has captured, and a
+    // tool that is added and removed.
     answered(agent.notify(Spiteful)).await.unwrap();
     answered(agent.wait_until_idle()).await.unwrap();
     for _ in 0..3 {

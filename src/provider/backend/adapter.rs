@@ -272,7 +272,7 @@ impl Owner {
         self.sessions().position(session, id, checkpoint)
     }
 
-    /// Retires a session that has become unusable.
+    /// Terminates a session that has become unusable.
     pub(super) fn lose(&self, session: &Arc<dyn BackendSession>) {
         let lost = self.sessions().lose(session);
         self.retire(lost);

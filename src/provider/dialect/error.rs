@@ -205,8 +205,8 @@ impl ErrorBody {
             let hit = |part: &str| self.words.iter().any(|word| word.contains(part));
             rules.iter().find(|(part, _)| hit(part)).map(|(_, kind)| *kind)
         };
-        // OpenCode sends this word, with status 401, for a model that OpenCode does not have or does not offer in this
-        // wire format.
+        // OpenCode sends `ModelError`, with status 401, for a model that OpenCode does not have or does not offer in
+        // this wire format.
         let refused = status.is_none_or(|status| status < 500);
         if refused && self.words.iter().any(|word| word == "modelerror") {
             return ErrorKind::InvalidRequest;
@@ -240,7 +240,7 @@ const TELLING_WORDS: &[(&str, ErrorKind)] = &[
     ("currentquota", ErrorKind::Quota),
     ("quotaexceeded", ErrorKind::Quota),
     ("billing", ErrorKind::Quota),
-    // OpenCode sends these words with status 401.
+    // OpenCode sends the following three words with status 401.
     ("creditserror", ErrorKind::Quota),
     ("monthlylimiterror", ErrorKind::Quota),
     ("userlimiterror", ErrorKind::Quota),

@@ -74,8 +74,8 @@ fn resolved(root: &Value, map: &Map<String, Value>) -> Option<Map<String, Value>
 }
 
 /// Returns the members that a schema defines for an object. Returns `None` if no object fits the schema. A reference
-/// never leads back to a schema that contains it, and only few parts of a schema apply to one value, because
-/// [`Schema::new`] rejects all other schemas.
+/// never leads back to a schema that contains it, and only few subschemas apply to one value, because [`Schema::new`]
+/// rejects all other schemas.
 fn members(root: &Value, schema: &Value) -> Option<Members> {
     let map = match schema {
         Value::Object(map) => map,
@@ -115,7 +115,7 @@ impl Words {
         words.text
     }
 
-    /// Describes the alternatives of a schema and of its parts, and the values that the schema forbids.
+    /// Describes the alternatives of a schema and of its subschemas, and the values that the schema forbids.
     fn add(&mut self, root: &Value, schema: &Map<String, Value>) {
         for (key, head) in [("oneOf", "Exactly one of these:"), ("anyOf", "At least one of these:")] {
             let described = |part| Some(line(&members(root, part)?, description(root, part)));

@@ -46,7 +46,7 @@ pub(super) struct ResponseReader<S> {
     dialect: Arc<dyn Dialect>,
     hooks: Vec<DeltaHook>,
     error_context: ErrorContext,
-    /// The service's name, with which the response still has to be marked. `None` after the response has been marked.
+    /// The service's name, which still has to be added to the response. `None` after it has been added.
     service: Option<String>,
     /// The decoded deltas that have not been returned yet.
     ready: VecDeque<Delta>,
@@ -69,8 +69,9 @@ struct Decoding {
 }
 
 impl Decoding {
-    /// Decodes a frame. If decoding fails because of half a character, the frame is decoded a second time. This is
-    /// possible because data with half a character is not JSON, so the failed attempt leaves the decoder unchanged.
+    /// Decodes a frame. If decoding fails because of half a character (an unpaired surrogate), the frame is decoded a
+    /// second time. This is possible because data with half a character is not JSON, so the failed attempt leaves the
+    /// decoder unchanged.
     fn decode(&mut self, frame: Frame<'_>) -> Result<(), ProviderError> {
         let decoded = match self.decoder.decode(frame, &mut self.decoded) {
             Err(error) if error.kind == ErrorKind::Decoding && self.decoded.is_empty() => {

@@ -24,8 +24,8 @@ use crate::{
 static CLIENTS: Mutex<Vec<(ClientKind, Client)>> = Mutex::new(Vec::new());
 
 /// The maximum number of clients that are kept. The limit is needed because nothing reports the end of a runtime, and
-/// each test may have its own runtime. A client that is removed loses its idle connections. Responses in flight still
-/// hold the client.
+/// each test may have its own runtime. A client that is removed loses its idle connections. Responses in flight keep
+/// working, because they hold the client.
 const MAX_CLIENTS: usize = 32;
 
 /// The properties in which connections differ.

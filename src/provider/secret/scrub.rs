@@ -212,7 +212,8 @@ impl Canonical {
         let mut at = 0;
         while at < raw.len() {
             let start = at;
-            // If JSON text is embedded in JSON, its escapes are escaped again, in any of these spellings.
+            // If JSON text is embedded in JSON, each of its backslashes is escaped as `\\` or `\u005c`, once per level
+            // of embedding.
             while let Some(after) = backslash(raw, at, at > start) {
                 at = after;
             }

@@ -112,7 +112,8 @@ impl Entry {
         drop(old);
     }
 
-    /// Answers the prompts that still wait when the relay of a session ends. `number` is the number of the relay.
+    /// Answers the prompts that still wait when the relay, which is the task that follows the session, ends. `number`
+    /// is the number of the relay.
     pub(super) fn closed(&self, number: u64, why: &str) {
         let mut state = lock(&self.state);
         if state.live.as_ref().is_some_and(|live| live.number != number) {

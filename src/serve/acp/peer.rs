@@ -1,6 +1,7 @@
 //! The client's end of the connection: JSON-RPC messages, one per line. The implementation of the protocol in
-//! `agent-client-protocol` stores messages without limits, so this module reads and writes them itself. If the queue is
-//! full, the sender waits. So this module reads no further messages from a client that does not read its own.
+//! `agent-client-protocol` stores messages without limits, so this module reads and writes them itself. If the queue of
+//! outgoing messages is full, the sender waits. So this module stops reading from a client that does not read the
+//! messages sent to it.
 
 use std::{
     collections::HashMap,
@@ -44,7 +45,7 @@ pub(super) enum Incoming {
         id: Value,
         result: Result<Value, String>,
     },
-    /// Not a message. The error is sent back.
+    /// The line is not a message. The error is sent back.
     Invalid {
         id: Value,
         error: Error,

@@ -230,7 +230,7 @@ impl Server {
                 .map_err(|error| invalid(format!("the cursor {cursor:?} is none of this list: {error}")))?;
             page = page.after(position);
         }
-        // The list is read from the store, so it needs the turns that the client has just seen.
+        // The list is read from the store, so the turns that the client has just seen must be saved first.
         let entries: Vec<_> = lock(&self.entries).values().cloned().collect();
         let saved = entries.iter().filter_map(|entry| entry.session()).map(async |session| {
             if let Err(error) = session.flush(SOON).await {

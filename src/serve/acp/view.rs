@@ -70,7 +70,7 @@ impl View {
     pub(super) fn catch_up(&mut self, snapshot: &SessionSnapshot) -> Vec<SessionUpdate> {
         let messages: Vec<_> = snapshot.messages().collect();
         let known = |message: &&std::sync::Arc<Message>| message.id.is_some() && message.id == self.last;
-        // If the path has moved elsewhere, only the turn in flight is shown.
+        // If the last shown message is not on the current path, only the turn in flight is shown.
         let unknown = messages.len() - snapshot.agent.pending.len();
         let from = messages.iter().rposition(known).map_or(unknown, |known| known + 1);
         let mut updates = self.messages(messages[from..].iter().copied());

@@ -253,8 +253,8 @@ pub(super) fn is_kept(commit: &Commit) -> bool {
     !commit.nodes.is_empty() || commit.usage.as_ref().is_some_and(|rows| !rows.is_empty())
 }
 
-/// Removes the record of the turn in flight from a commit, and keeps the usage of its nodes. Returns whether the commit
-/// had a record.
+/// Removes the record of the turn in flight from a commit, and keeps the commit's rows of the usage ledger. Returns
+/// whether the commit had a record.
 pub(super) fn strip(commit: &mut Commit) -> bool {
     if !matches!(commit.turn.as_deref(), Some(TurnChange::Record(_))) {
         return false;

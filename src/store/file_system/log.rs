@@ -147,7 +147,7 @@ impl<'a> Log<'a> {
         };
         let (id, other) = (place.id(), &header.id);
         if other != id {
-            // The file system considers both ids equal.
+            // The file system ignores case, so it considers both ids equal.
             if other.as_str().eq_ignore_ascii_case(id.as_str()) {
                 return Err(StoreError::NotFound { id: id.clone() });
             }

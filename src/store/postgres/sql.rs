@@ -112,13 +112,14 @@ WITH written AS (
 ){turn}
 SELECT key FROM written";
 
-/// The part of a write without a record of the turn in flight. A turn on another head has ended.
+/// The last part of a write that does not record the turn in flight. It deletes the recorded turn if the write ends the
+/// turn or changes the head.
 const END: &str = ", over AS (
     DELETE FROM {schema}.turns USING written
     WHERE conversation = key AND ($25::boolean OR turns.head IS DISTINCT FROM written.head)
 )";
 
-/// The part of a write with a record of the turn in flight.
+/// The last part of a write that records the turn in flight.
 const RECORD: &str = ", earlier AS (
     SELECT since, recorded, (
         SELECT count(*) FROM {schema}.pending WHERE pending.conversation = turns.conversation AND slot = -1

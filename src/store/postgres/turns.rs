@@ -90,7 +90,7 @@ fn decode_core(core: &str) -> String {
     encoded.unwrap_or_else(|| core.to_owned())
 }
 
-/// Reads the columns of a turn, which are the first ones of the row or begin at this one.
+/// Reads the columns of a turn, which begin at the column `at` of the row.
 fn columns(row: &Row, at: usize) -> Result<ReadTurn, Fault> {
     type Approval = (String, String, Option<String>, bool, u64, Option<u64>);
 
@@ -161,7 +161,7 @@ fn page_of(
 ) -> Query {
     let (schema, held) = (&server.sql.schema, &server.sql.held);
     let mut query = Query::default();
-    // The condition names the columns of one table alone.
+    // The condition `held` uses column names without a table, so it is evaluated in a subquery on one table.
     let owned =
         |key: &str| format!("(SELECT {held} FROM {schema}.conversations AS owned WHERE owned.key = {key})");
     let matches = query.matches(schema, "conversations.key", filter);

@@ -241,7 +241,8 @@ impl Database {
         // With this setting, deleted content is overwritten with zeros, so that it can't be read from the file's free
         // pages.
         connection.pragma_update(None, "secure_delete", true)?;
-        // This must be set before the file has content. Setting it later would require rewriting the whole file.
+        // `auto_vacuum` must be set before the file has content. Setting it later would require rewriting the whole
+        // file.
         connection.pragma_update(None, "auto_vacuum", "INCREMENTAL")?;
         let mode: String =
             connection.pragma_update_and_check(None, "journal_mode", "WAL", |row| row.get(0))?;

@@ -104,7 +104,8 @@ fn index_conversation(transaction: &Connection, key: i64) -> Result<i64, Fault> 
     Ok(added)
 }
 
-/// The place of a matching text: the version and the place of its node, or `None` for a title.
+/// The position of a matching text: the version that added the node, and the node's index among the nodes of that
+/// version. `None` for a title.
 type Place = Option<(i64, i64)>;
 
 pub(super) fn search(

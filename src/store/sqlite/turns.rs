@@ -79,7 +79,7 @@ fn record(transaction: &Connection, key: i64, record: &RecordRow, now: Timestamp
         .prepare_cached("SELECT count(*) FROM pending WHERE conversation = ? AND slot = -1")?
         .query_row([key], |row| row.get(0))?;
     let kept = stored.min(record.keep.into());
-    // Results belong to the last message.
+    // Results belong to the last message, so the old results are deleted if a message is added.
     transaction
         .prepare_cached("DELETE FROM pending WHERE conversation = ? AND (place >= ? OR ? AND slot >= 0)")?
         .execute(params![key, kept, !record.messages.is_empty()])?;
@@ -239,7 +239,8 @@ fn page_of(
     let mut sql = match which {
         // The oldest open approval of each conversation.
         Turns::Waiting => {
-            // Few conversations with the label: theirs are read. Otherwise all approvals are read in their order.
+            // If few conversations have the label, only their approvals are read. Otherwise, all approvals are read in
+            // their order.
             let approvals = if let Some((name, value)) = rarest {
                 params.extend([text(name), text(value)]);
                 "(SELECT conversation AS key FROM labels WHERE name = ? AND value = ?) AS rare

@@ -88,7 +88,7 @@ impl Files {
     }
 }
 
-/// Returns the text that stands for a file that is not sent.
+/// Returns the text that replaces a file that is not sent.
 fn label(file: &Attachment) -> String {
     let name = file.name.as_deref().map(|name| format!(" {}", clip(name, 1024))).unwrap_or_default();
     format!("[file{name}, {}]", clip(&file.media_type, 256))
@@ -289,7 +289,7 @@ pub(super) fn arguments(tool_use: &ToolUse) -> String {
 
 /// Returns the messages in a form that needs at most `limit` bytes as JSON. The client drops each message that is
 /// missing in the result, so the messages themselves are kept as long as possible: first the contents are shortened,
-/// from the longest on, and then the oldest messages are left out.
+/// from the longest on, and then the oldest messages are omitted.
 fn fit(mut messages: Vec<ChatMessage>, limit: usize) -> Vec<ChatMessage> {
     let size = |messages: &[ChatMessage]| messages.iter().map(json_size).sum::<usize>();
     for cap in [MAX_TEXT, MAX_TEXT / 16, MAX_TEXT / 256, 256] {
@@ -353,7 +353,7 @@ fn shorten(message: &mut ChatMessage, cap: usize) {
         ChatMessage::Assistant { content, tool_calls, .. } => {
             content.iter_mut().for_each(cut);
             for call in tool_calls {
-                // A part of a JSON text is not JSON.
+                // A shortened JSON text would be invalid, so it is replaced by an empty object.
                 if call.function.arguments.len() > cap {
                     "{}".clone_into(&mut call.function.arguments);
                 }

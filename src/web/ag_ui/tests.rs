@@ -144,7 +144,8 @@ fn check_messages(client: &Client, view: &SessionSnapshot) {
     let truth = Messages::of(&view.agent, client.level, &Files::default());
     let truth: Vec<_> = truth.iter().map(|message| serde_json::to_value(message).unwrap()).collect();
     let has_reasoning = truth.iter().any(|message| message["role"] == "reasoning");
-    // If a snapshot contains no reasoning, the client keeps its reasoning, even if that reasoning is void.
+    // If a snapshot contains no reasoning, the client keeps its reasoning, even if the session has discarded that
+    // reasoning.
     let is_kept = |message: &&Value| {
         message["activityType"] != "omni.progress" && (has_reasoning || message["role"] != "reasoning")
     };

@@ -155,7 +155,7 @@ impl World {
         known.map(|(_, state)| state.clone())
     }
 
-    /// Records an accepted prompt in the model.
+    /// Records an accepted prompt in the reference model.
     pub(super) fn accepted(&mut self, prompt: Prompt, accepted: &Accepted) {
         match accepted {
             Accepted::Started => {

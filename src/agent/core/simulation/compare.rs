@@ -32,8 +32,8 @@ impl Kept {
         self.0.take_in(event);
     }
 
-    /// Compares this snapshot with the model after an event. While the core processes an input, its state is ahead of
-    /// the events that it has emitted, so the model is compared with this snapshot.
+    /// Compares this snapshot with the reference model after an event. The core itself can't be compared: while the
+    /// core processes an input, its state is ahead of the events that it has emitted.
     pub(super) fn compare_after_event(&self, model: &Model) -> Check {
         let kept = &self.0;
         let turn = model.turn.as_ref();
@@ -72,7 +72,7 @@ fn read_again(history: &History) -> Check<History> {
 }
 
 impl World {
-    /// Removes the models of prompts, because these models are never serialised.
+    /// Removes the language models of prompts, because they are never serialised.
     fn forget_models(&mut self) {
         self.core.set_model();
         self.model.named_for_run = None;

@@ -18,7 +18,7 @@ pub(super) struct Desk {
     uses: Vec<ToolUse>,
     /// The decisions, by index. `None` for a tool use that waits.
     decisions: Vec<Option<Decision>>,
-    /// The tools whose start was emitted, with the changed input.
+    /// The tools whose start was emitted, each with its input if the input was changed.
     started: Vec<(ToolUseId, Option<Value>)>,
     /// A tool that has just ended, and whether its result is an error.
     ended: Option<(ToolUseId, bool)>,

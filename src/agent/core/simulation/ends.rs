@@ -1,4 +1,4 @@
-//! How turns and runs end, as the simulation's model sees it.
+//! How turns and runs end in the simulator's reference model.
 
 use std::sync::Arc;
 
@@ -78,7 +78,7 @@ impl Model {
             (TurnStage::Deciding, _) => StopReason::ToolUse,
             (TurnStage::Closed, StopReason::Refusal) => StopReason::Refusal,
             (TurnStage::Closed, _) | (TurnStage::Complete, StopReason::Pause) => StopReason::MaxSteps,
-            // No tool remains to be run, so the stop reason of the service would be wrong.
+            // No tool remains to be run, so the turn does not end with the service's stop reason.
             (TurnStage::Complete, StopReason::ToolUse) => StopReason::Stop,
             (TurnStage::Complete, other) => other.clone(),
             (TurnStage::Asking | TurnStage::Answered, _) => {
@@ -87,7 +87,7 @@ impl Model {
         };
         let limited = self.input == Input::Ignored && self.queue.staged.is_empty();
         let expected = if limited { StopReason::MaxSteps } else { own };
-        // A callback may have changed the limit in the meantime.
+        // A callback may have raised the limit of requests after it was reached.
         let met = self.met || self.limit == Some(self.step);
         let fits = *reason == expected && (expected != StopReason::MaxSteps || met);
         ensure!(fits, "a turn at {:?} ends as {reason} after a step that ended as {step}", turn.place);

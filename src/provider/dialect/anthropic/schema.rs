@@ -1,5 +1,5 @@
-//! Output schemas as the service accepts them: a subset of JSON Schema, with closed objects. Source:
-//! <https://platform.claude.com/docs/en/build-with-claude/structured-outputs>.
+//! Output schemas as the service accepts them: a subset of JSON Schema in which every object is closed
+//! (`additionalProperties: false`). Source: <https://platform.claude.com/docs/en/build-with-claude/structured-outputs>.
 
 use std::collections::HashSet;
 
@@ -34,8 +34,8 @@ const FORMATS: [&str; 10] =
 /// already in the subset is returned unchanged.
 ///
 /// Returns `None` if the subset cannot express the schema. The service rejects recursive references and accepts only
-/// closed objects. A closed map would always be empty, and the alternatives and properties of one closed object would
-/// exclude each other.
+/// closed objects. If a map were closed, it would always be empty. If an object with both properties and alternatives
+/// were closed, the properties and the alternatives would exclude each other.
 pub(super) fn output(schema: &Value) -> Option<(Value, bool)> {
     if is_recursive(schema) {
         return None;
@@ -64,7 +64,7 @@ fn restrict(schema: &mut Value, closed: &mut bool) -> Option<()> {
         }
         match map.insert("additionalProperties".to_owned(), Value::Bool(false)) {
             Some(Value::Bool(false)) => {}
-            // The schema is a map. Its keys are arbitrary, which a closed object does not allow.
+            // The schema is a map, whose keys are arbitrary. A closed object does not allow arbitrary keys.
             Some(Value::Object(_)) => return None,
             None | Some(Value::Bool(true)) if is_empty(map.get("properties")) => return None,
             before => *closed |= before.is_some(),

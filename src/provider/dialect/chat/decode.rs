@@ -378,7 +378,7 @@ fn read_usage(usage: WireUsage, counts: &mut TypedCounts) -> Usage {
     let mut output = counts.read("usage.completion_tokens", usage.completion_tokens).unwrap_or(0);
     let total = counts.read("usage.total_tokens", usage.total_tokens);
     // xAI's count of completion tokens does not include reasoning tokens. Such a count is recognised by the total,
-    // which is then the sum of the three counts.
+    // which is then the sum of the prompt, completion and reasoning tokens.
     if total.is_some() && total == prompt.checked_add(output).and_then(|sum| sum.checked_add(reasoning)) {
         output = output.saturating_add(reasoning);
     }

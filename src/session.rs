@@ -407,7 +407,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// [`SessionError::Ended`]. [`Session::end`] then has the last snapshot.
+    /// [`SessionError::Ended`] if the session has ended. [`Session::end`] then returns the last snapshot.
     pub async fn snapshot(&self) -> Result<SessionSnapshot, SessionError> {
         Ok(*self.call(Command::Snapshot).await?)
     }

@@ -192,8 +192,8 @@ impl Task {
     }
 
     /// Runs until the agent has ended.
-    // Not an `async fn`, because that would store its arguments twice, and this future is most of an idle agent's
-    // memory.
+    // This is not an `async fn`, because its future would store the arguments twice. The future takes up most of the
+    // memory of an idle agent.
     #[expect(clippy::manual_async_fn, reason = "for its size")]
     pub(super) fn run(
         mut self,

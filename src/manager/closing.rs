@@ -35,11 +35,11 @@ impl From<Description> for StateChange {
 /// The maximum number of times that a title or labels are written again after a conflict.
 const RENAME_TRIES: usize = 8;
 
-/// The number of equal parts into which the time limit for ending a session is divided. The last part is reserved for
-/// stopping the session. The other parts are for generating its title.
+/// The time limit for ending a session is divided into this number of equal parts. The last part is reserved for
+/// stopping the session. During the other parts, the manager waits for the session's title.
 const SHARE_FOR_STOPPING: u32 = 8;
 
-/// The number of sessions in one portion. A shutdown starts to end all sessions of a portion together.
+/// The number of sessions that a shutdown starts to end together. They form a portion.
 const PORTION: usize = 64;
 
 /// The number of scheduler rounds in which a portion can end before the next portion starts. An idle session needs

@@ -325,7 +325,7 @@ pub(super) async fn put(
     }
 }
 
-/// The ids of the writes that make a copy. They are derived from the copied content. So copying again repeats the same
+/// The ids of the writes that make a copy. An id is derived from the copied content. So copying again repeats the same
 /// writes, and the store recognizes the repetitions.
 struct Writes {
     create: WriteId,

@@ -186,7 +186,7 @@ pub(crate) async fn within<F: Future>(limit: Duration, call: F, context: &ToolCo
     let Some(deadline) = Instant::now().checked_add(limit).filter(|_| limit < Duration::MAX) else {
         return Some(call.await);
     };
-    // Earlier questions do not matter here.
+    // The time for which the clock was stopped before this call of `within` does not extend the limit.
     let before = clock.map_or(Duration::ZERO, CallClock::stood);
     let mut stood = before;
     loop {

@@ -32,8 +32,8 @@ use crate::{
 pub(super) struct Call {
     pub(super) web: Web,
     pub(super) principal: Principal,
-    /// The conversation and its labels. `None` on a route without a conversation, and if the client may choose ids and
-    /// has not used this one yet.
+    /// The conversation and its labels. `None` on a route without a conversation. Also `None` if clients may choose ids
+    /// and no conversation with this id exists yet.
     target: Option<(ConversationId, Labels)>,
     /// The id of the conversation as the client has written it, on routes of the AI SDK and AG-UI.
     pub(super) client_id: String,
@@ -42,7 +42,7 @@ pub(super) struct Call {
     /// The path under which the router is nested.
     pub(super) base: Arc<str>,
     pub(super) parts: Parts,
-    /// The mutex makes the call usable from several threads. The body is taken once.
+    /// The body, which a handler takes once. The mutex is needed only to make `Call` usable from several threads.
     body: Mutex<Body>,
 }
 
@@ -96,8 +96,8 @@ impl Call {
         self.target.as_ref().ok_or_else(Problem::not_found)
     }
 
-    /// Returns whether the request has a conversation. It has none if the client may choose ids and has not used this
-    /// one.
+    /// Returns whether the request's conversation exists. If clients may choose ids, a request may have an id whose
+    /// conversation does not exist yet.
     pub(super) fn has_conversation(&self) -> bool {
         self.target.is_some()
     }
@@ -117,7 +117,7 @@ impl Call {
         }
     }
 
-    /// Returns the view of a conversation.
+    /// Returns the view of a conversation that clients get.
     pub(super) fn lens(&self, id: &ConversationId) -> Lens {
         self.web.0.view.of(format!("{}/conversations/{id}/files", self.base))
     }
@@ -227,8 +227,8 @@ impl Web {
         may(Action::Read) && may(Action::Watch)
     }
 
-    /// Returns whether the principal may see this update. A reader that was too slow for the change of the labels sees
-    /// the new labels in the next snapshot.
+    /// Returns whether the principal may see this update. If the labels change, a reader sees the new labels in an
+    /// event, or in a snapshot if it was too slow for the event.
     pub(super) fn still_watches(
         &self,
         principal: &Principal,

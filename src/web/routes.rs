@@ -304,7 +304,7 @@ pub(super) async fn file(call: Call) -> Result<Response, Problem> {
     let media_type = HeaderValue::try_from(&attachment.media_type);
     let other = HeaderValue::from_static("application/octet-stream");
     headers.insert(header::CONTENT_TYPE, media_type.unwrap_or(other));
-    // The file of a stranger must not run as a page of this origin.
+    // The attachment may come from a stranger, so a browser must not run it as a page of this origin.
     let policy = HeaderValue::from_static("sandbox; default-src 'none'; style-src 'unsafe-inline'");
     headers.insert(header::CONTENT_SECURITY_POLICY, policy);
     let disposition = if attachment.is_image() { "inline" } else { "attachment" };

@@ -1,6 +1,6 @@
 //! The UI message stream of the AI SDK, levels 6 and 7.
 //!
-//! This module does no input or output. Its functions convert snapshots, events and requests into frames, messages and
+//! This module performs no I/O. Its functions convert snapshots, events and requests into frames, messages and
 //! commands.
 //!
 //! - `Translator` turns a snapshot and the events after it into the frames of one response.

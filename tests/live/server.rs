@@ -30,7 +30,8 @@ pub(crate) struct Live {
 enum Source {
     /// The servers, with the base URL of each.
     Servers { chat: String, tools: String, recording: bool },
-    /// The recordings. Each replay is recorded again, and must give the same file.
+    /// The folder with recordings of the replays. A replay is recorded again, and the new recording must equal the
+    /// replayed one.
     Recordings(PathBuf),
 }
 

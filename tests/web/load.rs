@@ -57,8 +57,8 @@ struct Load {
     absence: Duration,
 }
 
-/// Answers with words, one after the other. Unlike a scripted provider, it does not record the requests, so it needs no
-/// more memory with time.
+/// Answers with words, one after the other. Unlike a scripted provider, it does not record the requests, so its memory
+/// does not grow with time.
 struct Words {
     pace: Duration,
     deltas: usize,
@@ -405,7 +405,7 @@ async fn load_of_200_streams_keeps_memory_and_loses_nothing() {
     }
 }
 
-/// The number of events that a conversation keeps for slow readers is smaller than this.
+/// More events than a conversation keeps for slow readers.
 const MANY: usize = 2000;
 
 #[tokio::test(start_paused = true)]

@@ -284,7 +284,7 @@ fn finished(block: &PartialBlock) -> Content {
     block.clone().finished()
 }
 
-/// Returns the event that ends a block, for the kinds that have such an event.
+/// Returns the event that reports the end of a block. Some kinds of blocks have no such event.
 pub(super) fn end_event(index: usize, block: &Content) -> Option<Event> {
     Some(match block.clone() {
         Content::Text(content) => Event::TextEnd { index, content },

@@ -65,7 +65,7 @@ impl Turnstile {
         self.asked.load(Ordering::SeqCst)
     }
 
-    /// The number of permits that are held, and the number of requests that wait for a permit.
+    /// Returns the number of permits that are held, and the number of requests that wait for a permit.
     fn now(&self) -> (usize, usize) {
         (self.all - self.places.available_permits(), self.waiting.load(Ordering::SeqCst))
     }

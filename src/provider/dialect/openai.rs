@@ -138,8 +138,8 @@ pub(super) fn format(
                 Format::Schema(wrapped(schema).unwrap_or_else(|| schema.clone()), false)
             }
         }
-        // For `Tool`, an output tool usually replaces the schema. The request still has a schema only if that schema
-        // cannot be the schema of a tool.
+        // With `OutputSupport::Tool`, an output tool has usually replaced the schema before this point. The schema is
+        // still here only if it cannot be the schema of a tool.
         OutputSupport::Schema | OutputSupport::Tool => Format::Schema(schema.clone(), false),
     })
 }

@@ -356,7 +356,7 @@ impl Core {
         saver.wanted += 1;
         saver.stored = None;
         if let Some(attempt) = &mut saver.attempt {
-            // This write changes only the state.
+            // The write in flight changes only the state, so its tree can be replaced with the tree after the erasure.
             attempt.tree = self.tree.clone();
         }
         effects.push(Effect::Emit(SessionEvent::Erased(Arc::new(erased.clone()))));

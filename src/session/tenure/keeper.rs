@@ -224,8 +224,8 @@ impl Watch {
         let limit = self.pace();
         let leases = self.held.values().filter_map(|held| Some((held.id.clone(), held.lease().ok()?)));
         let mut leases: Vec<(ConversationId, Lease)> = leases.collect();
-        // If the time is too short for all leases, the random order ensures that not always the same leases are left
-        // out.
+        // If there is too little time to renew all leases, the random order prevents the same leases from being skipped
+        // each time.
         leases.shuffle(&mut rand::rng());
         let store = Arc::clone(&self.store);
         self.due = Some(Instant::now() + limit);

@@ -45,7 +45,7 @@ pub(super) async fn create_index(connection: &Object, server: &Server) -> Result
         connection.batch_execute(&format!("DROP INDEX CONCURRENTLY IF EXISTS {schema}.{name}")).await?;
         connection.batch_execute(&format!("CREATE INDEX CONCURRENTLY {name} ON {on}")).await?;
     }
-    // The planner needs to know how frequent words are.
+    // Update the planner's statistics about the frequency of words.
     Ok(connection.batch_execute(&format!("ANALYZE {schema}.nodes, {schema}.conversations")).await?)
 }
 

@@ -129,7 +129,8 @@ impl<'a> Reader<'a> {
             return Err(Refusal::Invalid("`messages` is empty".to_owned()));
         };
         if message.role != PostedRole::User {
-            // A request without `messageId` whose last message is an answer sends decisions or results by hand.
+            // The request has no `messageId`, and its last message is from the assistant. The application has sent such
+            // a request explicitly, to pass on decisions or results.
             return self.answer(message);
         }
         let id = MessageId::new(message.id.as_str());
@@ -262,7 +263,7 @@ impl<'a> Reader<'a> {
 
     // ---- where the request builds ----
 
-    /// Returns where a new message builds: on the newest posted message that the conversation knows.
+    /// Returns the point on which a new message builds: the newest posted message that the conversation knows.
     fn base(&self, before: &[Posted]) -> Result<PromptBase, Refusal> {
         for message in before.iter().rev() {
             let id = base_id(message.id.strip_prefix("a-").unwrap_or(&message.id));

@@ -43,7 +43,7 @@ enum Phase {
         pauses: Vec<Pause>,
         until: Option<EventId>,
     },
-    /// The run has ended. Its nodes follow.
+    /// The run has ended. The `tree` event that contains the run's nodes follows.
     Finishing(Box<Finish>),
     Ended,
 }
@@ -67,8 +67,9 @@ pub(in crate::web) struct Translator {
     answer: String,
     /// The id of the last event that was translated.
     last: EventId,
-    /// The usage of the complete turns of this response, and of the steps of the turn in flight.
+    /// The usage of the complete turns of this response.
     usage: Usage,
+    /// The usage of the steps of the turn in flight.
     steps: Usage,
     /// Whether the response shows the turn in flight from its start, so that the sum of its steps is its usage.
     is_whole: bool,
@@ -193,7 +194,7 @@ impl Translator {
         }
     }
 
-    /// Notes what the client has, without sending it again.
+    /// Records the content that the client already has, without sending it again.
     fn continue_answer(&mut self, snapshot: &SessionSnapshot) {
         self.start();
         let agent = &snapshot.agent;
@@ -207,7 +208,8 @@ impl Translator {
         }
         agent.pauses.iter().for_each(|pause| self.writer.note_pause(pause));
         if agent.status == Status::Paused {
-            // If no decision arrives, because only some of the uses were decided, the response ends at once.
+            // Only some of the waiting tool uses were decided. If no further decision arrives, the response ends at
+            // once.
             self.phase = Phase::Pausing { pauses: agent.pauses.clone(), until: None };
         }
     }
@@ -347,7 +349,8 @@ impl Translator {
                 let delay = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
                 self.writer.retry(&json!({ "failure": failure.to_string(), "delay": delay }));
             }
-            // The prompt begins another message, so this answer is complete.
+            // A staged prompt starts the next turn and thereby another message of the protocol, so this answer is
+            // complete.
             Event::Unstaged { reason: UnstageReason::Taken, .. } => {
                 if let Phase::BetweenTurns(response) = &self.phase {
                     let response = Arc::clone(response);
@@ -438,7 +441,7 @@ impl Translator {
         }
     }
 
-    /// Sends the last frame of a run that has ended.
+    /// Sends the last frame of the response, if the run has ended.
     fn flush(&mut self) {
         if let Phase::Finishing(finish) = &mut self.phase {
             let (reason, metadata) = (finish.reason, finish.metadata.take());
@@ -488,7 +491,8 @@ pub(super) fn replay_messages<'a>(writer: &mut Writer, messages: impl Iterator<I
             writer.step_start(step, message.id.clone());
             message.content.iter().enumerate().for_each(|(index, block)| writer.block(index, block));
             writer.step_end();
-            // The results that were decided when the other uses of the step were left open.
+            // Some results may have been decided when the step left its other tool uses open. The tool uses contain
+            // these results.
             let decided = message.tool_uses().filter_map(|tool_use| tool_use.decided.as_deref());
             decided.for_each(|result| writer.result(result, None));
         } else {

@@ -23,8 +23,9 @@ pub(super) struct Model {
     pub(super) run: bool,
     /// Whether the last turn was started by a staged prompt.
     pub(super) took_staged: bool,
-    /// The id of the turn in flight, and the number of the last run.
+    /// The id of the turn in flight.
     turn_id: Option<TurnId>,
+    /// The number of the last run.
     runs: u32,
     pub(super) pauses: Pauses,
     pub(super) queue: Queue,
@@ -35,7 +36,7 @@ pub(super) struct Model {
     pub(super) limit: Option<u32>,
     /// The limit of requests that the prompt itself sets.
     brought: Option<u32>,
-    /// Whether the limit was reached when `handle_turn` was called.
+    /// Whether the limit of requests was reached when `handle_turn` was called.
     pub(super) met: bool,
     pub(super) turn_timeout: Option<Duration>,
     /// The model of the prompt, unless a callback has set another model since.
@@ -73,7 +74,7 @@ pub(super) enum Input {
     Interrupt,
     /// `handle_event` fails, or it returns a prompt that cannot be accepted.
     EventFails,
-    /// `handle_turn` returns a continuation that the limit forbids.
+    /// `handle_turn` returns a continuation that the limit of requests forbids.
     Ignored,
     /// `handle_error` stops the run.
     GivesUp,
@@ -113,7 +114,7 @@ pub(super) struct Turn {
     pub(super) current: Usage,
     /// How the usage of the current request was reported. `None` if it was not reported yet.
     booked: Option<RequestEnd>,
-    /// The end that the last `Usage` event states. The event that ends the request must follow at once.
+    /// The end of the request in the last `Usage` event. The event that reports this end must follow at once.
     ending: Option<RequestEnd>,
     /// The sum of the usage in `Step` and `Usage` events.
     told_rows: Usage,

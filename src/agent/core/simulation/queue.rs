@@ -52,7 +52,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Ends the known prompts in flight.
+    /// Records the outcome of a run for the known prompts that were in flight.
     pub(super) fn end_prompts(&mut self, outcome: &RunOutcome) {
         for (_, state) in &mut self.known {
             if *state == PromptState::InFlight {

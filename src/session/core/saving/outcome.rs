@@ -57,7 +57,8 @@ impl Core {
                     let report = StoreReport::Saved { what, version, through };
                     effects.push(Effect::Emit(SessionEvent::Store(report)));
                 }
-                // The state may have changed during the write, or between a failed attempt and this one.
+                // The state may have changed during the write, or between a failed attempt and the attempt that
+                // succeeded.
                 self.saver.state_is_due = !self.saver.has(&self.state_now());
                 self.save(env, effects);
             }

@@ -69,7 +69,7 @@ async fn count_lines(input: FilePath, _: ToolContext) -> Result<String, ToolErro
     Ok(format!("{} has {} lines", input.path, text.lines().count()))
 }
 
-/// Continues the run until the model has called `finish`.
+/// Callbacks that continue the run until the model has called `finish`.
 struct UntilFinished;
 
 #[async_trait]

@@ -86,7 +86,7 @@ impl<S> Termination<S> {
     }
 }
 
-/// Wakes one task. A signal that is given before the wait is kept. Two signals count as one.
+/// A signal that wakes one task. If the signal is given before the task waits, it is kept. Two signals count as one.
 #[derive(Debug, Default)]
 pub(crate) struct Signal {
     is_given: AtomicBool,

@@ -16,7 +16,7 @@ use tokio::{sync::mpsc, task::JoinHandle};
 
 use super::support::{dim, first_words};
 
-/// Shows the example's texts together with the manager's table.
+/// A handle with which the example shows its texts together with the manager's table.
 #[derive(Clone)]
 pub(super) struct Screen(mpsc::UnboundedSender<Said>);
 

@@ -91,7 +91,7 @@ pub fn dim(text: &str) -> String {
     }
 }
 
-/// Shows events as they arrive.
+/// A printer that shows events as they arrive.
 #[derive(Default)]
 pub struct Printer {
     /// Whether the current line on the screen has text.

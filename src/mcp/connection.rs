@@ -79,7 +79,7 @@ impl RunningCall {
 /// The running calls, in the order of their start.
 type RunningCalls = Arc<Mutex<Vec<RunningCall>>>;
 
-/// Receives the server's notifications and questions. Other requests are refused.
+/// The receiver of the server's notifications and questions. It refuses all other requests of the server.
 struct Notified {
     server: String,
     config: ClientConfig,

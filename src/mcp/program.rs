@@ -106,7 +106,8 @@ impl Program {
     }
 }
 
-/// Kills the program when the task of the connection is dropped, for example because the runtime shuts down.
+/// A guard that kills the program when the task of the connection is dropped, for example because the runtime shuts
+/// down.
 struct KillOnDrop(Arc<Process>);
 
 impl Drop for KillOnDrop {

@@ -108,7 +108,7 @@ impl Server {
             Ok(connection) => {
                 let connection = Arc::new(connection);
                 slot.connection = Some(Arc::clone(&connection));
-                // The server may have other tools now.
+                // After a reconnection, the server may offer other tools, so the tool list counts as changed.
                 self.changes.send_modify(|count| *count += 1);
                 Ok(connection)
             }
@@ -255,7 +255,7 @@ impl Server {
 /// otherwise stay open with them.
 async fn opened(settings: &Arc<Settings>, changes: &watch::Sender<u64>) -> Result<Connection, McpError> {
     let (owned, changes) = (Arc::clone(settings), changes.clone());
-    // Dropping the set ends the task.
+    // If the caller's future is dropped, the set is dropped too, which ends the task.
     let mut tasks = JoinSet::new();
     tasks.spawn(async move { Connection::open(&owned, changes).await });
     match tasks.join_next().await {

@@ -196,7 +196,7 @@ impl<'de> Deserialize<'de> for TurnId {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct MessageId(#[cfg_attr(feature = "schema", schemars(with = "String"))] Form);
 
-/// The form of an id: made by an agent, or given as a text. A text in the format of a made id is always stored as
+/// The form of an id: made by an agent, or given as a text. A text in the format of an agent's ids is always stored as
 /// [`Form::Made`], so equal texts have equal forms.
 #[derive(Clone, PartialEq, Eq, Hash)]
 enum Form {

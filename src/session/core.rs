@@ -47,7 +47,7 @@ pub(super) enum Effect {
     Write(Arc<Job>),
     /// Call [`Core::retry`] after this time, unless another write starts before then.
     RetryIn(Duration),
-    /// Start to refuse new prompts, or accept them again.
+    /// Start to refuse new prompts (`true`), or accept them again (`false`).
     Behind(bool),
     /// The agent has become idle.
     Idle,

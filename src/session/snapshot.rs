@@ -34,7 +34,7 @@ pub struct SessionSnapshot {
     /// The conversation's labels.
     #[serde(default, skip_serializing_if = "Labels::is_empty")]
     pub labels: Labels,
-    /// What was spent on the conversation, including the turn in flight, discarded turns, erased messages and titles.
+    /// The usage of the whole conversation, including the turn in flight, discarded turns, erased messages and titles.
     #[serde(default)]
     pub used: Usage,
     /// The tree of the conversation, with all messages on all branches.

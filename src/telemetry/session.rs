@@ -35,7 +35,7 @@ impl SaveTraces {
                 { names::CONVERSATION } = conversation,
             )
         });
-        // A run with tools commits several turns.
+        // A run can commit several turns, but the write needs only one link to the run.
         if self.linked.as_ref() != Some(&run) {
             next.follows_from(&run);
             self.linked = Some(run);

@@ -49,7 +49,7 @@ pub(super) fn router(web: &Web) -> Router {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Query {
-    /// The level of the protocol.
+    /// The major version of the npm package `ai` whose protocol the client uses.
     #[serde(default = "seven")]
     ui: u8,
     /// Whether a stop discards the run.

@@ -40,7 +40,7 @@ pub struct View {
 /// The schema that replaces a hidden schema. It accepts any value.
 static HIDDEN_SCHEMA: LazyLock<Schema> = LazyLock::new(Schema::of::<Value>);
 
-/// An attachment with more base64 than this is linked.
+/// The maximum number of base64 bytes of an attachment inside a message. A larger attachment appears as a URL.
 const INLINE: usize = 64 << 10;
 
 impl View {

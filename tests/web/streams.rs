@@ -38,7 +38,7 @@ impl Client {
         }
     }
 
-    /// The state, without the parts that a view leaves out.
+    /// The state, without the parts that a view omits.
     pub(crate) fn state(&self) -> SessionSnapshot {
         without_history(self.snapshot.clone().unwrap())
     }

@@ -21,7 +21,8 @@ use tower::ServiceExt;
 
 use crate::openapi;
 
-/// Users are known by the header `x-user`. `boss` is an operator, and `reader` may only read Ann's conversations.
+/// The access hook of the tests. The header `x-user` names the user. `boss` is an operator, and `reader` may only read
+/// Ann's conversations.
 pub(crate) struct Users;
 
 #[async_trait]

@@ -16,7 +16,7 @@ pub(crate) struct Entry {
     pub(crate) path: String,
 }
 
-/// Returns all routes, from the routers themselves.
+/// Returns all routes, as the routers list them.
 pub(crate) fn routes() -> Vec<Entry> {
     let entries = |mount: &'static str, routes: Vec<(Method, &'static str)>| {
         let entry = move |(method, path): (Method, &str)| {

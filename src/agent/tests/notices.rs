@@ -128,7 +128,7 @@ async fn handle_event_prompt_between_two_turns_starts_the_next_turn() {
     assert_eq!(history, ["user: Hi", "assistant: One", "user: Mail for you.", "assistant: Two"]);
 }
 
-/// Logs each event, then waits at the gate.
+/// Callbacks whose `handle_event` logs the event and then waits at the gate.
 struct Held(Gate, Log<&'static str>);
 
 #[async_trait]

@@ -77,7 +77,7 @@ async fn handle_event_panics_while_idle_only_an_error_event() {
     assert_eq!(names(&run_events(&mut events).await), ["error"]);
 }
 
-/// Records the failures passed to `handle_error`, and stops.
+/// Callbacks that record the failures passed to `handle_error` and then stop the run.
 struct Failures(Arc<Mutex<Vec<Failure>>>);
 
 #[async_trait]
@@ -302,7 +302,8 @@ fn spiteful_tool() -> SpitefulTool {
     SpitefulTool(Schema::new(json!({ "type": "object" })).unwrap(), Spiteful)
 }
 
-/// Adds a tool whose drop panics to the configuration, then removes the tool, then adds such a tool to each request.
+/// Callbacks that add a tool whose drop panics to the configuration, then remove the tool, and then add such a tool to
+/// each request.
 struct Tooling {
     calls: usize,
 }
@@ -406,7 +407,7 @@ async fn stop_terminate_panics_before_its_future_agent_ends_normally() {
     assert_eq!(closed(&mut events).await.0, EndReason::Stopped);
 }
 
-/// Panics in `init`.
+/// Callbacks whose `init` panics.
 struct Stillborn;
 
 #[async_trait]

@@ -18,7 +18,7 @@ use tokio::sync::oneshot;
 
 use super::{rig::echo, support::ends_run};
 
-/// Pauses on every tool use.
+/// Callbacks that pause every tool use.
 struct Pausing;
 
 #[async_trait]

@@ -18,7 +18,7 @@ use crate::{
     },
 };
 
-/// Adds a type to a document, and returns the reference to it.
+/// A function that adds a type to a document and returns the reference to it.
 pub(super) type Type = fn(&mut Document) -> Schema;
 
 /// An operation: a route with its documentation.

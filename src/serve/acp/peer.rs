@@ -102,7 +102,7 @@ pub(super) struct Peer {
     last: AtomicU64,
 }
 
-/// Removes a request from the requests that wait, no matter how the request ends.
+/// A guard that removes a request from the requests that wait, no matter how the request ends.
 struct Asking<'a>(&'a Peer, u64);
 
 impl Drop for Asking<'_> {

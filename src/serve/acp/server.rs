@@ -53,7 +53,7 @@ pub(super) struct Server {
     pub(super) own: Arc<str>,
 }
 
-/// Ends the tasks that follow sessions when the connection is dropped.
+/// A guard that ends the tasks that follow sessions when the connection is dropped.
 struct Serving(Arc<Server>);
 
 impl Drop for Serving {

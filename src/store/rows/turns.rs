@@ -34,7 +34,8 @@ pub(in crate::store) struct RecordRow {
     pub(in crate::store) orderly: bool,
     pub(in crate::store) format: u32,
     pub(in crate::store) core: Box<str>,
-    /// The head of the same commit, which PostgreSQL takes from the row of the conversation.
+    /// The head of the commit that contains the record. Only SQLite needs it: PostgreSQL takes the head from the row of
+    /// the conversation.
     #[cfg(feature = "sqlite")]
     pub(in crate::store) head: Option<i64>,
     pub(in crate::store) branch: Option<String>,

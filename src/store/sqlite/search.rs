@@ -44,7 +44,7 @@ pub(super) fn index_older(behind: &Behind) {
         match index_batch(connection) {
             Ok(true) => index_older(&again),
             Ok(false) => {}
-            // The next process that opens the file continues.
+            // The next process that opens the file continues the indexing.
             Err(_) => tracing::debug!("older conversations could not be indexed; the next opening continues"),
         }
         false

@@ -97,7 +97,7 @@ pub(super) fn write(connection: &mut Connection, writes: Vec<Together>) -> bool 
         for settle in settles {
             is_held |= settle(outcome.as_ref().copied().map_err(copy));
         }
-        // The writes that follow the write that ended the transaction run in a new transaction.
+        // If a write has ended the transaction, the writes after it run in a new transaction.
         prepared = rest.collect();
     }
     is_held

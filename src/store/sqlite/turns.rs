@@ -145,7 +145,7 @@ fn time(row: &rusqlite::Row<'_>, column: usize) -> Result<Timestamp, rusqlite::E
     Ok(Timestamp(u64::try_from(row.get::<_, i64>(column)?).unwrap_or_default()))
 }
 
-/// Returns a number, limited to the numbers that this crate writes.
+/// Returns a number, limited to the range of numbers that this crate writes.
 fn small(row: &rusqlite::Row<'_>, column: usize) -> Result<u32, rusqlite::Error> {
     let number: i64 = row.get(column)?;
     Ok(u32::try_from(number.max(0)).unwrap_or(u32::MAX))

@@ -21,7 +21,7 @@ use crate::{
 };
 use client::Client;
 
-/// A session with a scripted provider, and a client of one level.
+/// A session with a scripted provider, and a client that reads one version of the protocol.
 struct Rig {
     session: Session,
     provider: ScriptedProvider,

@@ -166,7 +166,7 @@ impl Window {
         self.next(fits).await;
     }
 
-    /// Closes the connection, and returns how it was served.
+    /// Closes the connection, and returns the result of serving it.
     pub async fn close(self) -> Result<(), AcpError> {
         drop(self.input);
         drop(self.output);

@@ -38,7 +38,7 @@ async fn update_interrupted_after_any_statement_starts_again() {
     assert!(count > 10);
     for done in 0..=count {
         let schema = restored(url, "postgres-2.sql").await;
-        // The connection breaks before the transaction ends.
+        // Drop the connection before the transaction ends, as if the process had died.
         let interrupted = raw(url).await;
         interrupted.batch_execute("BEGIN").await.unwrap();
         for statement in &statements(&schema)[..done] {

@@ -249,14 +249,15 @@ fn node_id(number: i64) -> Option<NodeId> {
     NodeId::new(number.cast_unsigned())
 }
 
-/// Returns a number of tokens in the form in which databases store it. No real number of tokens exceeds the limit,
-/// and sums stay far below the limit of the databases.
+/// Returns a number of tokens in the form in which databases store it. Larger numbers are reduced to a limit that no
+/// real number of tokens exceeds, so that sums stay far below the limit of the databases.
 pub(super) fn tokens(count: u64) -> i64 {
     const MOST: i64 = 1 << 40;
     i64::try_from(count).unwrap_or(MOST).min(MOST)
 }
 
-/// Returns a cost in the form in which databases store it. No real cost exceeds the limit, and sums stay finite.
+/// Returns a cost in the form in which databases store it. Higher costs are reduced to a limit that no real cost
+/// exceeds, so that sums stay finite.
 pub(super) fn cost(cost: Option<f64>) -> Option<f64> {
     const MOST: f64 = 1e12;
     cost.filter(|cost| !cost.is_nan()).map(|cost| cost.clamp(-MOST, MOST))

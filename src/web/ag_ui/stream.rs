@@ -327,7 +327,8 @@ impl RunStream {
             self.results.clear();
         }
         let is_known = message.id.as_ref().is_some_and(|id| self.run.known.contains(&id.to_string()));
-        // The client has its own ids for results that it has sent.
+        // The client has given its own ids to the results that it has sent, so all messages are sent with the stored
+        // ids.
         if if is_prompt { has_results || !is_known } else { !has_results && !is_known } {
             self.send_messages();
         }

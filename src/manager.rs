@@ -514,8 +514,8 @@ impl Manager {
     ///
     /// # Errors
     ///
-    /// The error of the store. [`StoreError::Unsupported`](crate::store::StoreError::Unsupported) if there is a filter
-    /// and the store does not support labels.
+    /// Returns the error of the store, such as [`StoreError::Unsupported`](crate::store::StoreError::Unsupported) if
+    /// there is a filter and the store does not support labels.
     pub async fn list(&self, listing: impl Into<Listing>) -> Result<Vec<Listed>, ManagerError> {
         let Listing { filter, page } = listing.into();
         let stored = self.0.store.list_where(&filter, page).await?;
@@ -527,9 +527,9 @@ impl Manager {
     ///
     /// # Errors
     ///
-    /// The error of the store. [`StoreError::InvalidQuery`](crate::store::StoreError::InvalidQuery) if the query can't
-    /// be understood, and [`StoreError::Unsupported`](crate::store::StoreError::Unsupported) if the store does not
-    /// support searches.
+    /// Returns the error of the store, such as [`StoreError::InvalidQuery`](crate::store::StoreError::InvalidQuery) if
+    /// the query can't be understood, or [`StoreError::Unsupported`](crate::store::StoreError::Unsupported) if the
+    /// store does not support searches.
     pub async fn search(&self, query: &str, listing: impl Into<Listing>) -> Result<Found, ManagerError> {
         let Listing { filter, page } = listing.into();
         Ok(self.0.store.search(&filter, &query.parse()?, page).await?)
@@ -540,8 +540,8 @@ impl Manager {
     ///
     /// # Errors
     ///
-    /// The error of the store. [`StoreError::Unsupported`](crate::store::StoreError::Unsupported) if the store keeps no
-    /// usage ledger.
+    /// Returns the error of the store, such as [`StoreError::Unsupported`](crate::store::StoreError::Unsupported) if
+    /// the store keeps no usage ledger.
     pub async fn used(
         &self,
         filter: &Filter,

@@ -176,7 +176,7 @@ impl TurnRecord {
 
     /// Removes repetitions, and limits times to those that every store can keep.
     pub(super) fn normalise(&mut self) {
-        /// The maximum duration of a turn or a pause, about 30 years. No real one takes longer.
+        /// The maximum duration of a turn or a pause, about 30 years. No real turn or pause takes longer.
         const LONGEST: Duration = Duration::from_secs(1_000_000_000);
         /// The maximum number of tool uses in a step. No real step has more.
         const SLOTS: u32 = 1 << 24;
@@ -306,13 +306,13 @@ impl Waiting {
 }
 
 impl Commit {
-    /// Returns the same commit with this record of the turn in flight.
+    /// Returns the same commit, which now also contains this record of the turn in flight.
     pub fn with_turn(mut self, record: TurnRecord) -> Self {
         self.turn = Some(Box::new(TurnChange::Record(record)));
         self
     }
 
-    /// Returns the same commit with this end of a run.
+    /// Returns the same commit, which now also records this end of a run.
     pub fn with_run_end(mut self, end: RunEnd) -> Self {
         self.turn = Some(Box::new(TurnChange::End(end)));
         self

@@ -63,7 +63,7 @@ impl ToolOutput {
     ///
     /// # Errors
     ///
-    /// The value can't be converted to JSON, for example because it is a map whose keys are not strings.
+    /// Fails if the value can't be converted to JSON, for example because it is a map whose keys are not strings.
     pub fn json(value: &(impl Serialize + ?Sized)) -> Result<Self, ToolError> {
         Ok(serde_json::to_string(value)?.into())
     }

@@ -38,7 +38,7 @@ impl ToolSet {
     ///
     /// # Errors
     ///
-    /// The name is already taken, or services refuse the name or the schema.
+    /// Fails if the name is already taken, or if services refuse the name or the schema.
     pub fn with(mut self, tool: impl Tool) -> Result<Self, ToolSetError> {
         self.insert(Arc::new(tool))?;
         Ok(self)

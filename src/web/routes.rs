@@ -211,7 +211,7 @@ async fn change(mut call: Call) -> Result<Response, Problem> {
     }
     if let TitleChange::To(title) = &change.title {
         call.permit(Action::Rename)?;
-        // Checked before the model is set, so that a refused change changes nothing.
+        // Check the title before the model is set, so that a refused change changes nothing.
         check_title(title.as_deref())?;
     }
     if let Some(model) = change.model {

@@ -22,7 +22,7 @@ struct Counts {
     of: HashMap<Arc<str>, usize>,
 }
 
-/// The permit of an open stream. The stream no longer counts when it is dropped.
+/// The permit of an open stream. When the permit is dropped, the stream no longer counts.
 #[derive(Debug)]
 pub(super) struct StreamPermit {
     streams: Arc<Streams>,
@@ -40,7 +40,7 @@ impl Call {
     ///
     /// # Errors
     ///
-    /// The server is about to stop, or too many streams are open.
+    /// Fails if the server is about to stop, or if too many streams are open.
     pub(super) fn open_stream(&self) -> Result<StreamPermit, Problem> {
         if self.web.is_draining() {
             return Err(Problem::draining());

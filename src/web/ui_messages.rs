@@ -11,8 +11,8 @@
 //! Its id is `a-`, followed by the id of the message of the first of these prompts. `exchange` groups the messages of a
 //! snapshot in this way.
 //!
-//! The list and the stream agree, because both come from the same `Writer`: the list is the fold of the frames that a
-//! replay of the messages would send.
+//! The list and the stream agree, because both come from the same `Writer`: the list is made by folding the frames that
+//! a replay of the messages would send.
 
 mod exchange;
 mod fold;

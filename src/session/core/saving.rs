@@ -290,7 +290,7 @@ impl Core {
             record.join(&mut commit);
             let (saver, tree) = (&self.saver, self.stable().clone());
             if saver.state_is_due && saver.at_most < usize::MAX {
-                // The store has rejected a write with the state, so the state follows in a write of its own.
+                // The store has rejected a write with the state, so the state follows in a separate write.
                 let job = Job::Commit(write(version), commit);
                 return Some(Attempt { kept: None, ..attempt(job, tree, 0, saver.safe) });
             }

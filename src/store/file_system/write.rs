@@ -167,7 +167,7 @@ pub(super) fn now_after(tail: &Tail) -> Timestamp {
 /// count.
 fn is_update(log: &Log<'_>, tail: &Tail, change: &Change) -> Result<bool, StoreError> {
     match change {
-        // The head is needed only if nothing else makes the commit an update.
+        // Read the head from the log only if nothing else makes the commit an update.
         Change::Commit(commit) => Ok(commit.is_update(commit.head) || commit.is_update(log.head(tail)?)),
         _ => Ok(true),
     }

@@ -117,7 +117,8 @@ impl Queue {
         }
     }
 
-    /// Runs all jobs until the queue is closed. A job waits for at most `busy` until others unlock the file.
+    /// Runs all jobs until the queue is closed. If other processes have locked the file, a job waits for at most
+    /// `busy`.
     fn work(&self, connection: &mut Connection, busy: Duration) {
         let mut is_held = false;
         while let Some((given, job)) = self.next() {
@@ -198,7 +199,8 @@ impl Behind {
     }
 }
 
-/// Sends the result of a job to its caller. Returns whether others kept the file locked for the whole waiting time.
+/// Sends the result of a job to its caller. Returns whether other processes kept the file locked for the whole waiting
+/// time.
 fn reply<T>(answer: oneshot::Sender<Done<T>>, given: Instant, mut done: Done<T>) -> bool {
     let is_busy = if let Ok(Err(StoreError::Busy { waited, .. })) = &mut done {
         *waited = given.elapsed();
@@ -220,8 +222,8 @@ fn callerless(job: impl FnOnce(&mut Connection) -> bool + Send + 'static) -> Alo
 }
 
 impl Workers {
-    /// Starts one thread per connection. All threads take jobs from the same queue. A job waits for at most `busy`
-    /// until others unlock the file.
+    /// Starts one thread per connection. All threads take jobs from the same queue. If other processes have locked the
+    /// file, a job waits for at most `busy`.
     pub(super) fn start(name: &str, connections: Vec<Connection>, busy: Duration) -> io::Result<Self> {
         // If starting a thread fails, `workers` is dropped, which ends the threads that were already started.
         let workers = Self(Arc::default());

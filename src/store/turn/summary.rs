@@ -100,7 +100,7 @@ impl PendingApproval {
 }
 
 impl TurnSummary {
-    /// Returns the entry of a turn in the list of all turns.
+    /// Returns the entry that a turn has in the list of all turns.
     pub fn new(id: ConversationId, turn: &StoredTurn) -> Self {
         Self {
             position: Position { updated: turn.since, id: id.clone() },

@@ -1,4 +1,4 @@
-//! The messages of a snapshot, grouped as the AI SDK shows them: a prompt, and everything until the next one.
+//! The messages of a snapshot, grouped as the AI SDK shows them: a prompt, and all messages up to the next prompt.
 
 use std::sync::Arc;
 

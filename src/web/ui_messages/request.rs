@@ -1,4 +1,4 @@
-//! Reads a posted request: the action of the user, and the commands that it takes.
+//! Reads a posted request: the action of the user, and the commands that perform this action.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -85,8 +85,8 @@ pub(in crate::web) struct Plan {
     pub(in crate::web) follow: Follow,
 }
 
-/// Reads a request. Only the message that the user sends, and the decisions and results that the conversation waits
-/// for, are taken from it. Everything else in the posted history is only used to find the place where the user is.
+/// Reads a request. The returned plan contains only the user's new message, or the decisions and results that the
+/// conversation waits for. The rest of the posted history only shows where in the conversation the user is.
 ///
 /// # Errors
 ///
@@ -179,7 +179,7 @@ impl<'a> Reader<'a> {
         };
         let node = self.prompt_node(id)?.and_then(|node| self.snapshot.tree.node(node));
         // If the run of a message was cancelled or has failed, the history does not contain the message, or it contains
-        // an older version. The client still shows it, so its user wants an answer to it.
+        // an older version. The client still shows the message, so its user wants an answer to it.
         if let Some(message) = last
             && node.is_none_or(|node| !message.has_text_of(node.message()))
         {

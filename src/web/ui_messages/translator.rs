@@ -38,7 +38,7 @@ enum Phase {
     Running,
     /// A turn is complete, and the run continues.
     BetweenTurns(Arc<Response>),
-    /// The run is paused. The pauses are complete if all events up to the one with this number are known.
+    /// The run is paused. The list of pauses is complete when all events up to `until` have been translated.
     Pausing {
         pauses: Vec<Pause>,
         until: Option<EventId>,
@@ -71,7 +71,8 @@ pub(in crate::web) struct Translator {
     usage: Usage,
     /// The usage of the steps of the turn in flight.
     steps: Usage,
-    /// Whether the response shows the turn in flight from its start, so that the sum of its steps is its usage.
+    /// Whether the response shows the turn in flight from its start. If so, the sum of the steps' usage is the usage of
+    /// the turn.
     is_whole: bool,
     nodes: Vec<NodeId>,
 }
@@ -117,8 +118,8 @@ impl Translator {
         matches!(self.phase, Phase::Pausing { until: None, .. })
     }
 
-    /// Takes the id of the session's last event, read after the translator started to pause. Returns the last frames if
-    /// no more events are needed.
+    /// Sets the event at which the list of pauses is complete: the session's last event, read after the pause began.
+    /// Returns the last frames if no more events are needed.
     pub(in crate::web) fn pause_until(&mut self, last: EventId) -> Vec<Frame> {
         if let Phase::Pausing { until, .. } = &mut self.phase {
             *until = Some(last);

@@ -43,9 +43,9 @@ pub(super) struct World {
     pub(super) expiries: Vec<ToolUseId>,
     /// The delay that `handle_error` returned.
     pub(super) retry_after: Option<Duration>,
-    /// The turn's time limit, and whether its clock is stopped.
+    /// The turn's time limit, and whether the turn's clock is stopped.
     pub(super) watch: Option<(Duration, bool)>,
-    /// Whether the turn's clock was set while this input was processed.
+    /// Whether the core has set the turn's clock while processing the current input.
     watches: bool,
     pub(super) model: Model,
     pub(super) desk: Desk,
@@ -425,7 +425,7 @@ impl World {
         Ok(())
     }
 
-    /// Checks that nothing is left when everything has ended.
+    /// Checks that no work is left after all operations have ended.
     fn check_end(&mut self) -> Check {
         ensure!(self.notices == 0, "{} application events were never handled", self.notices);
         self.asks.check_rest(false)?;

@@ -78,7 +78,8 @@ impl Core {
                 if at_most.is_none() && !without_end {
                     return self.lost(&error, effects);
                 }
-                // The end of the run is left out first, because it repeats prompts that can't be stored either.
+                // Leave out the end of the run first. It repeats prompts, and the store may have rejected the write
+                // because of these prompts.
                 let record = if without_end { record.and_then(Record::without_end) } else { record };
                 let later = self.saver.record.take();
                 self.saver.record = match record {

@@ -35,8 +35,9 @@ pub(super) struct Agent {
     last: EventId,
     pub(super) undelivered: VecDeque<AgentEvent>,
     messages: u32,
-    /// The id of the turn in flight, and the number of its last request.
+    /// The id of the turn in flight.
     turn: TurnId,
+    /// The number of the last request of the turn in flight.
     request: u32,
     turns: u32,
     /// The usage of the requests of the turn in flight.

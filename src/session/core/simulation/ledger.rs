@@ -258,7 +258,8 @@ impl Ledger {
         self.note(model, false);
     }
 
-    /// Processes the loss of the conversation to another owner that is noticed without the outcome of a write.
+    /// Processes the loss of the conversation to another owner. The session notices this loss by its lease, not by the
+    /// outcome of a write.
     pub(super) fn taken(&mut self, error: &StoreError) {
         self.lost = true;
         self.due_report = Some((SavedPart::State, None, Err(words(error))));

@@ -654,13 +654,13 @@ pub struct Shutdown {
 }
 
 impl Shutdown {
-    /// Interrupts runs at once and gives each session this long to save.
+    /// Interrupts runs at once, and gives each session the time `deadline` to save its changes.
     pub fn within(deadline: Duration) -> Self {
         Self { grace: Duration::ZERO, deadline }
     }
 
-    /// Gives active runs this long to finish before they are interrupted. The time of the deadline begins after the
-    /// grace period.
+    /// Gives active runs the time `grace` to finish before they are interrupted. The time of the deadline begins after
+    /// the grace period.
     pub fn with_grace(self, grace: Duration) -> Self {
         Self { grace, ..self }
     }

@@ -83,7 +83,8 @@ impl Process {
         let process = Self { held: Arc::clone(&held), ended };
         thread::Builder::new().name("omni-process".to_owned()).stack_size(256 * 1024).spawn(move || {
             let status = reap(&held);
-            // A program that exits successfully has already ended the processes that it started.
+            // A program that exits successfully has already ended the processes that it started. After any other exit,
+            // kill the processes that remain.
             #[cfg(target_os = "linux")]
             if !status.as_ref().is_ok_and(ExitStatus::success) {
                 mark.kill_all();

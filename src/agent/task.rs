@@ -134,7 +134,7 @@ struct Commit {
     outbox: VecDeque<Delivery>,
 }
 
-/// Reports that the task was killed, unless the task ended cleanly.
+/// When dropped, reports that the task was killed, unless the task has ended cleanly.
 struct LastWords(Arc<AgentShared>);
 
 impl Drop for LastWords {

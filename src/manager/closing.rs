@@ -111,7 +111,7 @@ impl Inner {
                 }
                 Err(error) => return Err(error.into()),
             }
-            // The store may be slow. The id is released so that other callers can open and close the session meanwhile.
+            // Release the id, so that other callers can open and close the session while the store is writing.
             drop(hold);
             match session.flush(self.close_timeout).await {
                 Ok(()) => return Ok(()),
@@ -179,7 +179,8 @@ impl Inner {
             let write = Write::on(version);
             let write = if lease.lasts.is_some() { write.under(lease) } else { write };
             match self.store.save_state(id, &write, &change).await {
-                // A title or labels can be written on top of any changes of other writers.
+                // A title and labels do not depend on the changes of other writers, so after a conflict, write them on
+                // the current version.
                 Err(StoreError::Conflict { current, .. }) if tries < RENAME_TRIES => version = current,
                 described => return described.map(|_| ()),
             }

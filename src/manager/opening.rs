@@ -58,7 +58,7 @@ impl Hold {
     }
 }
 
-/// Where a session's conversation comes from.
+/// The source of the conversation of a session that is started.
 #[derive(Clone, Copy)]
 pub(super) enum Beginning {
     /// The store.
@@ -265,8 +265,8 @@ impl Inner {
     }
 }
 
-/// Completes some work whether or not the caller keeps waiting for it. If the work hangs after the caller has stopped
-/// waiting, the work is given up.
+/// Runs `work` in a task, which completes it whether or not the caller keeps waiting. If the work hangs after the
+/// caller has stopped waiting, the work is given up.
 pub(super) async fn in_a_task<T: Send + 'static>(
     limit: Duration,
     work: impl Future<Output = Result<T, ManagerError>> + Send + 'static,
@@ -297,7 +297,7 @@ async fn abandoned<T>(reply: &mut oneshot::Sender<T>, limit: Duration) {
     sleep(limit).await;
 }
 
-/// Returns a session with the caller's subscription.
+/// Subscribes for the caller, and returns the session with the subscription.
 async fn subscribe(
     session: Session,
     mode: Option<Mode>,

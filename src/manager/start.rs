@@ -77,7 +77,7 @@ impl OpenOptions {
         self
     }
 
-    /// Adds labels of a new conversation.
+    /// Adds labels to those of a new conversation.
     #[cfg(any(feature = "acp", feature = "web"))]
     pub(crate) fn add_labels(mut self, more: &Labels) -> Result<Self, crate::store::LabelError> {
         self.labels = Labels::new(self.labels.iter().chain(more.iter()))?;

@@ -29,9 +29,9 @@ pub struct UsageRow {
     /// The number of the request, counted from the prompt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub step: Option<u32>,
-    /// The id of the response's message, as `Event::StepStart` has announced it. If the request did not end as
-    /// [`Answered`](RequestEnd::Answered), or if its run was cancelled or has failed, the conversation may have no message
-    /// with this id. `None` if the request belongs to no turn.
+    /// The id of the response's message, which `Event::StepStart` has announced. If the request did not end as
+    /// [`Answered`](RequestEnd::Answered), or if its run was cancelled or has failed, the conversation may have no
+    /// message with this id. `None` if the request belongs to no turn.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<MessageId>,
     /// The time of the response, or the time at which the request ended without one.

@@ -51,7 +51,7 @@ pub struct CopyOptions {
     /// Whether to copy turns in flight. If not, they are left behind.
     ///
     /// Only one of the two conversations may be opened afterwards. Otherwise both continue the turn, and run its tools
-    /// twice. In the copy, approvals wait since the time of the copy.
+    /// twice. In the copy, the waiting time of open approvals starts when the copy is made.
     pub turns: bool,
 }
 

@@ -144,7 +144,7 @@ impl ToolError {
         Self { text: text.into(), is_invalid_input: false }
     }
 
-    /// Creates an error with this text. It states that the input is invalid and that the tool has done nothing.
+    /// Creates an error with this text, which states that the input is invalid and that the tool has done nothing.
     pub fn invalid_input(text: impl Into<String>) -> Self {
         Self { text: text.into(), is_invalid_input: true }
     }

@@ -30,7 +30,7 @@ pub struct ToolLimits {
 setters!(ToolLimits: with_timeout(timeout: Duration), with_max_output(max_output: usize));
 
 impl Default for ToolLimits {
-    /// Two minutes and 256 KiB.
+    /// Returns limits of two minutes and 256 KiB.
     fn default() -> Self {
         Self { timeout: Duration::from_mins(2), max_output: 256 * 1024 }
     }

@@ -276,7 +276,7 @@ impl Feed {
         Some(frame.json_data(OfConversation { conversation: id, update: &update }))
     }
 
-    /// Ends a conversation of the stream with a problem.
+    /// Removes a conversation from the stream, and returns a frame that reports the problem with it.
     fn refused(&mut self, id: &ConversationId, problem: Problem) -> Result<Frame, axum::Error> {
         self.watched.retain(|watched| watched.id != *id);
         self.positions.0.retain(|(known, _)| known != id);

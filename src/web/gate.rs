@@ -262,7 +262,7 @@ impl Web {
         self.within_room(self.0.manager.open(id, options)).await
     }
 
-    /// Waits for a place among the open sessions, within the limit.
+    /// Awaits `opening`, which may have to wait for a place among the open sessions, but not longer than the limit.
     pub(super) async fn within_room<T>(
         &self,
         opening: impl Future<Output = Result<T, crate::manager::ManagerError>>,

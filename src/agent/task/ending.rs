@@ -31,7 +31,7 @@ impl Task {
         reason: EndReason,
         stop: Option<Box<Stop>>,
     ) {
-        // If the agent is idle, this returns an error, because no turn is in flight. The error is ignored.
+        // If the agent is idle, the call returns an error, because no turn is in flight. Ignore this error.
         let _ = match stop.as_ref().map(|stop| stop.in_flight).unwrap_or_default() {
             InFlight::Keep => self.interrupt(),
             InFlight::Discard => self.step(Core::cancel),

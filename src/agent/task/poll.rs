@@ -352,7 +352,7 @@ impl Task {
                 (call.slot, ToolResult::error(&call.tool_use, message))
             }
         };
-        // The tool may have reported progress before it returned.
+        // Process the progress reports that the tool sent before it returned.
         let sent: Vec<_> = (0..tasks.reports.len()).map_while(|_| tasks.reports.try_recv().ok()).collect();
         for report in sent {
             self.take_report(report);
@@ -393,7 +393,7 @@ impl Task {
                 return self.step(|core, cx| core.call_failed(op, callback, message, cx));
             }
         };
-        // The model for which the request was prepared.
+        // Use the model for which the request was prepared, even if the callback has changed the model.
         let turn = self.core.phase().turn();
         let model = turn.map_or(&before.model, |turn| turn.model_in(&before)).clone();
         drop_contained(before);

@@ -91,11 +91,11 @@ pub(super) fn schema_name(output: &OutputSchema) -> String {
     name
 }
 
-/// How JSON is requested.
+/// The form in which a request asks for JSON.
 pub(super) enum Format {
-    /// As any object.
+    /// The request asks for any JSON object.
     Object,
-    /// As a value that fits this schema. The flag states whether the schema is strict.
+    /// The request asks for a value that fits this schema. The flag states whether the schema is strict.
     Schema(Value, bool),
 }
 

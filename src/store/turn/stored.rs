@@ -49,7 +49,8 @@ impl StoredTurn {
             Some(earlier) => earlier.record.then(record),
             None => record,
         };
-        // A store returns the mark separately, because it is void after the next write.
+        // The turn contains no mark. Stores return the mark in `Stored::mark`, because it is valid only until the next
+        // write.
         (record.keep, record.mark) = (0, None);
         let damage = record.damage().map(str::to_owned);
         Self { version, record, since, recorded: now, waiting_since, damage }

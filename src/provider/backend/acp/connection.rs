@@ -34,8 +34,7 @@ use crate::{
     sync::lock,
 };
 
-/// How long to wait for the second of two events that belong together: the end of the program and the end of its
-/// output, in either order.
+/// The maximum time between the end of the program and the end of its output, which can occur in either order.
 const SOON: Duration = Duration::from_secs(1);
 
 /// How long a program that wrote something other than a message may take to write its first message.

@@ -110,7 +110,7 @@ fn begins_like_a_message(line: &[u8]) -> bool {
 fn classify_values(values: impl IntoIterator<Item = Value>, asked: &mut Asked) -> IncomingLine {
     let (mut messages, mut is_protocol) = (Vec::new(), false);
     let objects = values.into_iter().flat_map(|value| match value {
-        // A batch of messages. The protocol does not define it, but JSON-RPC does.
+        // The line is a batch of messages, which JSON-RPC defines, although the protocol does not.
         Value::Array(values) => values,
         value => vec![value],
     });

@@ -196,7 +196,8 @@ impl MessagesDecoder {
             self.complete(index, deltas);
         }
         if !self.has_stop_reason {
-            // The response is complete, because this is its last event. Some services send no stop reason.
+            // This is the last event, so the response is complete. Some services send no stop reason, so derive one
+            // from the blocks.
             let uses_tools = self.blocks.iter().any(|block| matches!(block.kind, OpenKind::ToolUse(_)));
             deltas.push(Delta::stop(if uses_tools { StopReason::ToolUse } else { StopReason::Stop }));
         }
@@ -284,7 +285,7 @@ impl MessagesDecoder {
     /// Returns the position of the open block with this index on the wire.
     fn open_block(&self, wire: Option<u64>, data: &str) -> Result<usize, ProviderError> {
         self.must_be_open(data)?;
-        // The growing block is nearly always the last.
+        // Search from the end, because the growing block is nearly always the last one.
         match self.blocks.iter().rposition(|block| wire.is_some() && block.wire == wire) {
             Some(index) if self.blocks[index].open => Ok(index),
             Some(_) => Err(bad("an event for a block that has ended", data)),

@@ -125,8 +125,8 @@ pub(crate) async fn call_weakly<C, T, S>(
     let commands = commands?;
     commands.send(command(reply)).await.ok()?;
     drop(commands);
-    // The reply may never arrive, for the same reason as in `call`. This function holds no sender, so it learns of the
-    // actor's end from `termination`.
+    // The reply never arrives if the command is sent while the receiver is being dropped (see `call`). This function
+    // holds no sender, so it learns of the actor's end from `termination`.
     tokio::select! {
         biased;
         answer = &mut answer => answer.ok(),

@@ -281,8 +281,7 @@ impl Prompt {
         Self { options, ..self.clone().without_content() }
     }
 
-    /// Returns these settings, with each setting replaced by that of `over` if `over` has it. The content is that of
-    /// `over`.
+    /// Returns `over`, with each setting that `over` lacks taken from `self`.
     pub(crate) fn overlaid(&self, over: Self) -> Self {
         Self {
             id: over.id,

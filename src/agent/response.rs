@@ -78,8 +78,9 @@ pub struct Response {
 }
 
 impl fmt::Debug for Response {
-    /// Writes a short form, because a failed `main` prints it. The short form contains lists as their lengths, only the
-    /// beginning of texts, and no empty fields.
+    /// Writes a short form, because Rust prints the `Debug` form of an error that `main` returns, and such an error may
+    /// contain a response. The short form contains lists as their lengths, only the beginning of texts, and no empty
+    /// fields.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const SHOWN: usize = 200;
         let begin = |text: &str| text[..text.floor_char_boundary(SHOWN)].to_owned();

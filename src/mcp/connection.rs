@@ -299,7 +299,7 @@ impl Drop for Route {
     }
 }
 
-/// Returns the text of an error without the texts that only name parts of the implementation.
+/// Returns the text of a failed handshake, without rmcp's words for its own types.
 pub(super) fn reason(error: &ClientInitializeError) -> String {
     let text = match error {
         ClientInitializeError::LegacyFallbackFailed { fallback, .. } => return reason(fallback),

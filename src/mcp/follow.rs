@@ -34,7 +34,7 @@ const SHORTEST_TTL: Duration = Duration::from_secs(1);
 
 pub(super) fn follow(server: &Arc<Server>, session: &Session) {
     let mut changes = server.changes();
-    // The list may have changed since the session got its tools.
+    // The list may have changed since the session got its tools, so it counts as changed.
     changes.mark_changed();
     // The task holds neither the server nor the session while it waits.
     let (server, session) = (Arc::downgrade(server), session.downgrade());

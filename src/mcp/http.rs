@@ -76,7 +76,7 @@ pub(super) fn is_unauthorized(error: &(dyn std::error::Error + 'static)) -> bool
 type Failure = StreamableHttpError<reqwest::Error>;
 type Headers = HashMap<HeaderName, HeaderValue>;
 
-/// The observations of a connection's HTTP exchanges.
+/// The last failure of a connection's event streams.
 #[derive(Default)]
 pub(super) struct Observed {
     failure: Mutex<Option<String>>,

@@ -316,7 +316,7 @@ impl Timestamp {
         Self(u64::try_from(since_epoch.as_millis()).unwrap_or(u64::MAX))
     }
 
-    /// Returns the point in time that is this much later.
+    /// Returns the point in time that is later by `duration`.
     pub(crate) fn after(self, duration: Duration) -> Self {
         Self(self.0.saturating_add(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)))
     }

@@ -263,7 +263,7 @@ impl Fold {
         let whole = matches!(stop_reason, StopReason::Stop | StopReason::ToolUse | StopReason::Pause);
         let count = self.blocks.len();
         let content = self.blocks.into_iter().enumerate().map(|(index, block)| {
-            // Services also end blocks that were truncated. Only the last block can be such a block.
+            // Services send an end also for a truncated block. Only the last block can be truncated.
             let cut = !whole && (index + 1 == count || !block.ended);
             block.finish(cut)
         });

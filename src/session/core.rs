@@ -49,7 +49,7 @@ pub(super) enum Effect {
     RetryIn(Duration),
     /// Start to refuse new prompts (`true`), or accept them again (`false`).
     Behind(bool),
-    /// The agent has become idle.
+    /// Consider an idle shutdown, because the agent has become idle.
     Idle,
 }
 

@@ -157,7 +157,7 @@ impl fmt::Debug for SessionSubscription {
 
 /// Keeps a session open while its mode is [`Mode::Controller`]. An observer's guard has no effect.
 ///
-/// When the last controller is dropped, the time until the session's idle shutdown begins to run.
+/// When the last controller is dropped, the idle time starts after which an idle session shuts down.
 #[must_use = "dropping it releases the session, and a session without controllers may end"]
 pub struct Guard {
     session: WeakSession,

@@ -357,7 +357,7 @@ impl Stored {
         self.nodes.retain(|node| !is_gone(&node.id()));
         self.cursors.retain(|node, child| !is_gone(node) && !is_gone(child));
         (self.head, self.next) = (erased.head, Some(erased.next));
-        // The end of the last run and the turn in flight may contain an erased message.
+        // The end of the last run and the turn in flight may contain an erased message, so both are removed.
         (self.last_run, self.turn, self.mark) = (None, None, None);
     }
 }

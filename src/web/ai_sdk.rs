@@ -27,7 +27,8 @@ use crate::{
     subscription::Update,
 };
 
-/// Returns all routes. A post names its chat in the body, so its handler checks the action.
+/// Returns all routes. A post names its chat in the body, which the router does not read. So the handler of this route
+/// checks whether the principal may perform the action.
 pub(super) fn all() -> [Route; 6] {
     routes! {
         POST "/chat" Watch post;
@@ -93,8 +94,8 @@ async fn post(mut call: Call) -> Result<Response, Problem> {
         let ended = match (answer, &follow) {
             (SessionAnswer::Prompt(Accepted::Known { state }), Follow::Prompt(id)) => match state {
                 PromptState::Ended { outcome } => Follow::Ended(id.clone(), outcome),
-                // The message of the prompt is added later, or the snapshot of the subscription is older than the
-                // message.
+                // The stream waits for the prompt's message, which is still to come in the events: it was not added
+                // yet, or only after the subscription's snapshot.
                 PromptState::Staged | PromptState::InFlight => continue,
             },
             _ => continue,
@@ -162,7 +163,7 @@ struct Reply {
     session: Session,
     updates: SessionSubscription,
     is_done: bool,
-    /// Ends with the stream, so that another stream can be opened.
+    /// Counts this stream among the open streams, whose number is limited, until the stream ends.
     _permit: StreamPermit,
 }
 

@@ -13,8 +13,8 @@ use crate::{
 
 /// The values that one input can read, and the list of the input's effects.
 pub(in crate::agent) struct Context<'a> {
-    /// Returns the time for new messages. This is a function because most inputs, especially deltas, create no message
-    /// and need no time.
+    /// Returns the time for new messages. The field is a function because most inputs, especially deltas, create no
+    /// message and need no time.
     pub(in crate::agent) now: &'a dyn Fn() -> Timestamp,
     /// The configuration in force.
     pub(in crate::agent) config: &'a Config,

@@ -19,7 +19,7 @@ pub(super) fn respond(turn: &Turn, stop_reason: StopReason, cx: &Context<'_>) ->
     respond_with(turn, turn.working.pending().cloned().collect(), stop_reason, cx)
 }
 
-/// Returns a response with these messages of the turn.
+/// Returns a response with the given messages of the turn.
 pub(super) fn respond_with(
     turn: &Turn,
     messages: Vec<Arc<Message>>,

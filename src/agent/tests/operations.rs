@@ -98,7 +98,7 @@ async fn interrupt_in_any_phase_ends_the_run_and_agent_survives() {
         answered(agent.interrupt()).await.unwrap();
         assert_eq!(answered(agent.status()).await.unwrap(), Status::Idle, "{amid:?}");
         let end = run_events(&mut scene.events).await.pop().unwrap();
-        // In these phases, the turn contains more than the prompt, so the interrupt commits it.
+        // In these phases, the turn contains more than the prompt, so the interrupt commits the turn.
         let keeps = matches!(
             amid,
             Amid::Stream

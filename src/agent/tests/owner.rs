@@ -590,7 +590,8 @@ async fn set_state_leaves_an_owned_history_configuration_changed() {
     let own = agent.agent.state().await.unwrap().history().clone();
     let set = agent.agent.set_state(|draft| {
         draft.config.system = Some("changed".into());
-        // The history is equal, but it consists of copies of the messages.
+        // The edited history consists of copies of the messages. It equals the agent's history, so the edit is not
+        // refused.
         draft.history = draft.history.iter().map(|message| Message::clone(message)).collect();
         Ok(())
     });

@@ -29,7 +29,8 @@ async fn run_misbehaving(at: At, act: Act) {
     let callbacks = Misbehaving { at, act, gate: Gate::new(), done: false };
     let again = Step::text("Again.");
     let agent = echoing([Step::text("First."), at.step(), again]).callbacks(callbacks);
-    // Run one prompt without a failure first, unless every run calls the callback `at` and therefore fails.
+    // Run one prompt without a failure first. This is impossible if every run calls the callback `at`, which misbehaves
+    // at its first call.
     let first = !matches!(at, At::PrepareStep | At::HandleTurn);
     let agent = agent.start().await.unwrap();
     if first {

@@ -229,7 +229,8 @@ impl Exchange {
         self.turn.over(position.as_ref().is_err_and(BackendError::is_final));
         let TurnResult { stop_reason, model, warnings, .. } = result;
         let stop_reason = match stop_reason {
-            // The agent has no tools to run for this response, and it can't continue the response.
+            // The agent has no tools to run for this response and can't continue it, so these stop reasons become
+            // `Stop`.
             StopReason::ToolUse | StopReason::Pause => StopReason::Stop,
             other => other,
         };

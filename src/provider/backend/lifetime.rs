@@ -23,8 +23,8 @@ use crate::panics::{contained, contained_async};
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
 
 thread_local! {
-    /// The deadline for all waits of this thread, and the later time at which this deadline expires. Sessions that are
-    /// dropped after that time get a new deadline.
+    /// Two times of this thread: the deadline for its waits, and the later time until which this deadline is used. The
+    /// first session that is dropped after the second time gets a new deadline.
     static GRACE: Cell<Option<(Instant, Instant)>> = const { Cell::new(None) };
 }
 
@@ -83,7 +83,7 @@ pub(super) fn terminate(
 ///
 /// If the future is dropped, the session is terminated nevertheless.
 pub(super) async fn ended(mut session: watch::Receiver<()>) {
-    // Nothing is ever sent. The channel closes when the session has ended.
+    // No value is ever sent on this channel. It closes when the session has ended.
     let _ = session.changed().await;
 }
 

@@ -161,7 +161,8 @@ pub(super) fn route(
     }
     let Some(position) = &conversation.position else {
         return Ok(match live {
-            // A session that has already received the responses of other models must not receive them again.
+            // A session that has already received the responses of other models must not receive them again, so a new
+            // session is started instead.
             Some(heard) if heard.kept == 0 && (foreign == 0 || heard.given == 0) => Route::Stay(heard.given),
             _ => Route::Start,
         });

@@ -215,7 +215,8 @@ impl ErrorBody {
         by_word(TELLING_WORDS)
             .or_else(|| find(PHRASES, message))
             .or_else(|| if may_be_request { find(TOO_LONG, message) } else { None })
-            // Many services describe every rejected request as invalid, so the status is more precise than the word.
+            // Many services describe every rejected request as invalid, so the status is more precise than a vague
+            // word.
             .or_else(|| status.filter(|status| (400..500).contains(status)).map(|s| by_status(s, message)))
             .or_else(|| by_word(VAGUE_WORDS))
             .unwrap_or_else(|| by_status(status.or(self.code).unwrap_or(500), message))

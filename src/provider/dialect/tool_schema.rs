@@ -199,7 +199,7 @@ fn with_targets(root: &Value, out: Value) -> Value {
     }
     let mut copy = root.clone();
     if let Value::Object(copy) = &mut copy {
-        // These keywords have a meaning only at the top level.
+        // The copy becomes a definition, so it omits the keywords that have a meaning only at the top level.
         copy.retain(|key, _| !["$defs", "definitions", "$id", "id", "$schema"].contains(&key.as_str()));
     }
     let mut name = "original".to_owned();

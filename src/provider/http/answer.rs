@@ -293,7 +293,8 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Response
         let decoded = self.decoding.decode(Frame { event: "", data: text });
         self.settle(decoded)?;
         match self.end_decoding() {
-            // The JSON value is complete, so it was not truncated. It is something other than a response.
+            // The decoder reports a truncated response, but the JSON value is complete. So the value is something other
+            // than a response.
             Err(error) if error.kind == ErrorKind::Truncated && !self.content => {
                 let text = self.error_context.scrub(text);
                 let message = self.dialect.error(200, &text).message;

@@ -19,8 +19,8 @@ use crate::{
     sync::lock,
 };
 
-/// The clients in use, with the most recently used client last. A process has one or two kinds of connection, and
-/// usually one runtime.
+/// The clients in use, with the most recently used client last. The list is short, because a process has one or two
+/// kinds of connection and usually one runtime.
 static CLIENTS: Mutex<Vec<(ClientKind, Client)>> = Mutex::new(Vec::new());
 
 /// The maximum number of clients that are kept. The limit is needed because nothing reports the end of a runtime, and
@@ -33,7 +33,7 @@ const MAX_CLIENTS: usize = 32;
 struct ClientKind {
     runtime: runtime::Id,
     connect: Duration,
-    /// Whether the service is on this machine. Such a connection never uses a proxy.
+    /// Whether the service is on this machine. A connection to such a service never uses a proxy.
     local: bool,
     tls: bool,
 }

@@ -61,7 +61,8 @@ impl Scrubber {
         for (secret, extent) in secrets {
             let value = secret.reveal();
             scrubber.add(value, Extent::Whole);
-            // The value may consist of a scheme and credentials. The scheme alone is an ordinary word.
+            // The value may consist of a scheme and credentials. Only the credentials are also searched for alone,
+            // because the scheme alone is an ordinary word.
             let credentials = value.split_once(' ').map_or(value, |(_, credentials)| credentials.trim());
             scrubber.add(credentials, extent);
         }
@@ -93,7 +94,7 @@ impl Scrubber {
     pub(crate) fn scrub<'t>(&self, text: &'t str) -> Cow<'t, str> {
         let mut canonical = Canonical::of(text);
         let mut found = self.plain.find(&canonical.bytes);
-        // The URL-safe base64 alphabet differs from the standard one in two characters.
+        // The URL-safe base64 alphabet differs from the standard one in two characters, which are converted.
         for byte in &mut canonical.bytes {
             *byte = match *byte {
                 b'-' => b'+',

@@ -145,7 +145,8 @@ impl Entry {
         if let Some(live) = live
             && has_prompts
         {
-            // The run may have ended, and a session that does not answer must not delay the others.
+            // An error is ignored, because the run may have ended. The time limit keeps a session that does not answer
+            // from delaying the other sessions.
             let interrupted = timeout(SOON, live.session.interrupt()).await;
             tracing::debug!(?interrupted, "the client of a run is gone");
         }

@@ -167,7 +167,7 @@ impl Peer {
     /// Passes the answer of the client to the request. An answer without a matching request is ignored.
     pub(super) fn answered(&self, id: &Value, result: Result<Value, String>) {
         let sender = id.as_u64().and_then(|number| lock(&self.asked).remove(&number));
-        // The request may also have been withdrawn meanwhile.
+        // Sending fails if the request was withdrawn meanwhile.
         if sender.is_none_or(|sender| sender.send(result).is_err()) {
             tracing::debug!(%id, "the client answered a request that does not wait");
         }

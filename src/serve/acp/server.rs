@@ -93,7 +93,7 @@ pub(super) async fn run(
     server.leave().await;
     drop(serving);
     if writes {
-        // The client may have stopped reading.
+        // The time limit is needed because the client may have stopped reading.
         let _ = timeout(SOON, writing).await;
     }
     outcome

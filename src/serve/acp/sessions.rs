@@ -163,7 +163,8 @@ impl Server {
         let labelled =
             labels.and_then(|labels| options.add_labels(&self.settings.labels)?.add_labels(&labels));
         let options = labelled.map_err(|error| failed(error_chain(&error)))?;
-        // An idle session may be closed to make room for others. The next prompt opens it again.
+        // An observer does not keep the session open, so the manager may close the session while it is idle to make
+        // room for others. The next prompt opens it again.
         Ok(options.subscribe(Some(Mode::Observer)))
     }
 

@@ -167,8 +167,8 @@ const RECORD: &str = ", earlier AS (
         since = excluded.since, expires = excluded.expires
 )";
 
-/// An erasure in one statement, with the same checks as a write. The end of the last run and the turn in flight may
-/// contain an erased message.
+/// An erasure in one statement, with the same checks as a write. It also deletes the end of the last run and the turn
+/// in flight, because they may contain an erased message.
 const ERASE: &str = "
 WITH written AS (
     UPDATE {schema}.conversations SET version = $3, head = $6, next_node = $7,

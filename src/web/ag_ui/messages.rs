@@ -265,7 +265,8 @@ impl<'a> Messages<'a> {
         self.list.push(ChatMessage::User { id: id.to_owned(), content });
     }
 
-    /// Adds a result where the client puts it: behind the message with the tool call, and behind its other results.
+    /// Adds a result where the client puts it: behind the message with the tool call, and behind the other results for
+    /// that message.
     fn push_result(&mut self, tool_result: &ToolResult, block: Option<(&str, usize)>) {
         let tool_call_id = tool_result.tool_use_id.to_string();
         let owner = self

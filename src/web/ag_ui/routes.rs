@@ -31,7 +31,8 @@ use crate::{
     },
 };
 
-/// Returns all routes. A run names its thread in the body, so its handler checks the action.
+/// Returns all routes. A request to run names its thread in the body, which the router does not read. So the handler of
+/// this route checks whether the principal may perform the action.
 pub(in crate::web) fn all() -> [Route; 4] {
     routes! {
         POST "/" Prompt run;

@@ -1,4 +1,4 @@
-//! A client that writes and reads plain JSON, in this process. Several windows can use one manager.
+//! A window: a client in this process that writes and reads plain JSON. Several windows can use one manager.
 
 use std::{collections::VecDeque, sync::Arc};
 

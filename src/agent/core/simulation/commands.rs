@@ -248,7 +248,7 @@ impl World {
         self.perform_all(effects)
     }
 
-    /// Records that this decision about a tool use that waits must be emitted and applied.
+    /// Records that the core must emit and apply `decision` about the tool use `id`, which waits.
     pub(super) fn expect_decision(
         &mut self,
         id: &ToolUseId,

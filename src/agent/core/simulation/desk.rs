@@ -220,7 +220,8 @@ impl Desk {
             ensure!(*result == kept, "{result:?} is emitted, but an interrupt keeps {kept:?}");
             return self.ran_with(index, input);
         }
-        // The result was not reviewed because of an interrupt, the limit of requests or a refusal.
+        // If an interrupt, the limit of requests or a refusal prevents the review of a result, the result must be an
+        // error.
         ensure!(result.is_error, "{result:?} was not reviewed");
         ensure!(interrupting || self.decisions.is_empty(), "{result:?} replaces a decision");
         Ok(())

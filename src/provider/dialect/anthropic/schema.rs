@@ -50,7 +50,8 @@ pub(super) fn output(schema: &Value) -> Option<(Value, bool)> {
 }
 
 fn restrict(schema: &mut Value, closed: &mut bool) -> Option<()> {
-    // A schema that is not an object accepts any value. The supported subset cannot express this.
+    // A schema that is not a JSON object, such as `true`, accepts any value. The supported subset cannot express such a
+    // schema.
     let map = schema.as_object_mut()?;
     if let Some(one_of) = map.shift_remove("oneOf")
         && map.insert("anyOf".to_owned(), one_of).is_some()
@@ -81,7 +82,7 @@ fn restrict(schema: &mut Value, closed: &mut bool) -> Option<()> {
             ("properties" | "$defs" | "definitions", Value::Object(schemas)) => {
                 schemas.values_mut().try_for_each(|schema| restrict(schema, closed))?;
             }
-            // Each part is a closed object and would reject the properties of the other parts.
+            // Each schema in `allOf` would become a closed object and reject the properties of the other schemas.
             ("allOf", Value::Array(schemas)) if schemas.len() > 1 => return None,
             ("anyOf" | "allOf" | "prefixItems", Value::Array(schemas)) => {
                 schemas.iter_mut().try_for_each(|schema| restrict(schema, closed))?;

@@ -86,7 +86,7 @@ impl Calls {
             if self.list.len() >= MAX_CALLS {
                 return Err(broken(format!("more than {MAX_CALLS} tool calls in one response")));
             }
-            // Blocks of earlier calls start first, if their names are known, so that the calls keep their order.
+            // Earlier calls whose names are known start their blocks first, so that the calls keep their order.
             self.start_named(answer, blocks, deltas);
             self.list.push(Call::new(fragment.index, fragment.place));
             self.list.len() - 1

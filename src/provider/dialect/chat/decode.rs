@@ -132,7 +132,8 @@ impl ChatDecoder {
     }
 
     fn piece(&mut self, piece: Piece<'_>, deltas: &mut Vec<Delta>) -> Result<(), ProviderError> {
-        // Services that support both `reasoning_content` and `reasoning` send the same text in both members.
+        // Services that support both `reasoning_content` and `reasoning` send the same text in both members, so only
+        // one of them is read.
         let reasoning = piece.reasoning_content.into_text().or(piece.reasoning.into_text());
         for thinking in
             [reasoning, piece.content.thinking.map(|text| Cow::Owned(text.into()))].into_iter().flatten()

@@ -198,8 +198,8 @@ fn header_value(name: &str, value: &Secret) -> Result<HeaderValue, ProviderError
     Ok(header)
 }
 
-/// Returns how much of a header's value is secret. If parts of an ordinary word or URL were hidden, harmless text would
-/// be hidden too.
+/// Returns whether every part of a header's value is replaced in errors, or only the whole value. If parts of an
+/// ordinary word or URL were replaced, harmless text would be replaced too.
 fn extent(name: &HeaderName) -> Extent {
     if names_credentials(name.as_str()) { Extent::Parts } else { Extent::Whole }
 }

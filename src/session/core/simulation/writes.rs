@@ -17,7 +17,7 @@ use crate::{
 };
 
 impl World {
-    /// Delivers the outcome of the write in flight.
+    /// Delivers the outcome of the write in flight. If `friendly` is set, the write succeeds.
     pub(super) fn comes_back(&mut self, friendly: bool) -> Check {
         let job = self.ledger.under_way().cloned().ok_or("no write is in flight")?;
         let fails = !friendly && self.rng.percent(self.trouble);

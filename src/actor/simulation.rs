@@ -1,4 +1,4 @@
-//! Runs random schedules: the parts that the simulators of several cores share.
+//! Runs random schedules of inputs. This module contains the parts that the simulators of several cores share.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},

@@ -162,12 +162,12 @@ impl AgentCallbacks for () {}
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ToolDecision {
-    /// Run the tool. If the tool needs an approval, the use waits for one instead, as with `Pause`.
+    /// Run the tool. If the tool needs an approval, the tool use waits for an approval instead, as with `Pause`.
     Execute,
     /// Run the tool, even if it needs an approval.
     Approve,
     /// Run the tool with this input instead. The history keeps the input that the model sent. If the tool needs an
-    /// approval, the use waits for one with this input.
+    /// approval, the tool use waits for an approval of this input.
     ExecuteWith(Value),
     /// Do not run the tool. The model gets this text as an error result.
     Reject(String),

@@ -147,7 +147,7 @@ fn capabilities() -> ClientCapabilities {
 }
 
 impl Connection {
-    /// Connects within the limit of the settings.
+    /// Connects within the time limit that the settings contain.
     pub(super) async fn open(settings: &Settings, changes: watch::Sender<u64>) -> Result<Self, McpError> {
         let limit = settings.connect_limit;
         let version = settings.version.clone();

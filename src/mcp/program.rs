@@ -120,7 +120,7 @@ impl Drop for KillOnDrop {
 pub(super) struct Pipe {
     inner: AsyncRwTransport<RoleClient, BoundedLines, ChildStdin>,
     process: KillOnDrop,
-    /// Counts the messages that wait to be written.
+    /// Each message that waits to be written holds a clone of this pointer, so the clones count these messages.
     waiting: Arc<()>,
     closed: Arc<OnceLock<&'static str>>,
 }

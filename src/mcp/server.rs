@@ -53,7 +53,7 @@ struct Slot {
 /// A list of tools.
 #[derive(Default)]
 pub(super) struct Listed {
-    /// The tools as the server sent them. For a tool that can't be read, its name and the reason.
+    /// The tools as the server sent them. A tool that can't be read is an error with the tool's name and the reason.
     pub(super) tools: Vec<Result<WireTool, (String, String)>>,
     /// How long the list is valid, if the server limits this.
     pub(super) ttl: Option<Duration>,

@@ -235,7 +235,7 @@ impl MessageId {
         Self(Form::Made { turn, number })
     }
 
-    /// Returns the turn whose message this is, if the agent has made the id.
+    /// Returns the turn to whose message this id belongs, if an agent has made the id.
     #[cfg(feature = "web")]
     pub(crate) const fn turn(&self) -> Option<TurnId> {
         match &self.0 {

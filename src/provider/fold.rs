@@ -34,7 +34,7 @@ use crate::message::{
 pub struct Fold {
     blocks: Vec<PartialBlock>,
     message: MessageDelta,
-    /// The total weight of the blocks and the message data.
+    /// The weight (the approximate size in bytes) of the blocks and the message data together.
     #[serde(skip)]
     weight: usize,
     /// The ids of the tool uses in `blocks`.

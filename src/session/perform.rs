@@ -138,7 +138,7 @@ impl Session {
     ///
     /// # Cancel safety
     ///
-    /// As for the operation: if the future is dropped, the operation may still take effect.
+    /// Dropping the future does not withdraw the operation, which may still take effect.
     pub async fn perform(
         &self,
         command: SessionCommand,

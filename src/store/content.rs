@@ -194,8 +194,8 @@ impl Commit {
         self.usage.clone().unwrap_or_else(|| self.nodes.iter().filter_map(usage_of).collect())
     }
 
-    /// Returns whether the commit changes the time of the last write. A commit that only records usage, the turn in
-    /// flight or the end of a run, and keeps this head, does not.
+    /// Returns whether the commit changes the time of the last write. A commit does not change this time if it only
+    /// records usage, the turn in flight or the end of a run, and keeps `head` as the head.
     pub fn is_update(&self, head: Option<NodeId>) -> bool {
         let Self { head: new, cursors, state, nodes, usage, turn } = self;
         let records = turn.is_some() || usage.as_ref().is_some_and(|rows| !rows.is_empty());

@@ -200,7 +200,7 @@ impl Origin<'_> {
     }
 
     /// Parses the end of the last run and its known prompts. The queries return no end if a turn was committed after
-    /// it.
+    /// the run.
     pub(super) fn last_run(
         &self,
         ending: Option<&str>,

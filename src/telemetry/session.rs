@@ -59,7 +59,7 @@ impl SaveTraces {
     }
 }
 
-/// Opens the span of a generated title, with a link to the run after whose turn it is generated.
+/// Opens the span of a generated title, with a link to the run whose turn caused the title.
 pub(crate) fn title(run: &Caller, conversation: &str) -> Span {
     let span = tracing::span!(
         target: TARGET,

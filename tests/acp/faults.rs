@@ -176,7 +176,7 @@ async fn prompt_to_a_program_that_stopped_reading_is_an_error() {
     says(&error, "stopped reading its input");
 }
 
-/// If the updates are not read, the program blocks on writing them, but it can still end its turn.
+/// If the test does not read the turn's updates, the program blocks on writing them, but it can still end its turn.
 #[tokio::test]
 async fn turn_that_is_not_read_can_be_cancelled() {
     let place = Place::new();

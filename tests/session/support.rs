@@ -423,7 +423,7 @@ pub(crate) async fn numbered(events: &mut SessionSubscription) -> Numbered<Sessi
     }
 }
 
-/// The next report of the store.
+/// Returns the next report about a write to the store.
 pub(crate) async fn report(events: &mut SessionSubscription) -> StoreReport {
     loop {
         if let SessionEvent::Store(report) = &*event(events).await {

@@ -60,7 +60,8 @@ pub(crate) struct Answer {
     pub(crate) status: StatusCode,
     pub(crate) parts: axum::http::response::Parts,
     pub(crate) text: String,
-    /// The id of the operation in the OpenAPI document. `None` if the path or the method has none.
+    /// The id of the operation in the OpenAPI document. `None` if the document has no operation for the path or the
+    /// method.
     pub(crate) operation: Option<&'static str>,
 }
 

@@ -15,7 +15,7 @@ use crate::{
 #[serde(transparent)]
 pub(super) struct Waited(Vec<ToolUseId>);
 
-/// The number of waited ids that are kept. A `resume` with an older id is not expected.
+/// The number of ids that are kept of tool uses that have waited. A `resume` with an older id is not expected.
 const MAX_WAITED: usize = 256;
 
 impl Waited {

@@ -149,7 +149,7 @@ impl ErrorBody {
         self.code = self.code.or(status.filter(|status| (400..600).contains(status)));
     }
 
-    /// Reads `google.rpc.RetryInfo` and `google.rpc.ErrorInfo`.
+    /// Reads the delay from a `google.rpc.RetryInfo`, or the reason from a `google.rpc.ErrorInfo`.
     fn read_detail(&mut self, detail: &Value) {
         if let Some(reason) = detail.get("reason").and_then(Value::as_str) {
             self.add_word(reason);
@@ -228,7 +228,8 @@ const TELLING_WORDS: &[(&str, ErrorKind)] = &[
     ("contextlength", ErrorKind::ContextTooLong),
     ("contextwindow", ErrorKind::ContextTooLong),
     ("contextsize", ErrorKind::ContextTooLong),
-    // These words come before the words for quotas, because Alibaba's `Throttling.RateQuota` is a rate limit.
+    // In this list, the words for rate limits come before the words for quotas, because Alibaba's
+    // `Throttling.RateQuota` is a rate limit.
     ("throttl", ErrorKind::RateLimit),
     ("resourceexhausted", ErrorKind::RateLimit),
     ("overloaded", ErrorKind::Overloaded),

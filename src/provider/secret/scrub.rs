@@ -44,11 +44,11 @@ pub(crate) struct Scrubber {
     base64: Patterns,
 }
 
-/// The search patterns, in canonical form.
+/// The patterns to search for, in the form of a [`Canonical`] text.
 #[derive(Default)]
 struct Patterns {
     whole: Vec<Vec<u8>>,
-    /// Parts of `length` bytes as numbers, sorted.
+    /// The parts of secrets that have `length` bytes, as numbers, sorted.
     windows: Vec<u128>,
     length: usize,
     /// The public beginnings of keys. An occurrence that is only a part of such a beginning is not replaced.
@@ -90,7 +90,7 @@ impl Scrubber {
         self.plain.whole.push(canonical);
     }
 
-    /// Returns the text with every occurrence replaced.
+    /// Returns the text with every occurrence of a secret replaced.
     pub(crate) fn scrub<'t>(&self, text: &'t str) -> Cow<'t, str> {
         let mut canonical = Canonical::of(text);
         let mut found = self.plain.find(&canonical.bytes);
@@ -140,7 +140,7 @@ impl Patterns {
         self.windows.dedup();
     }
 
-    /// Returns the positions of the occurrences, as ranges in order.
+    /// Returns the ranges of `text` in which a pattern occurs, in order.
     fn find(&self, text: &[u8]) -> Vec<(usize, usize)> {
         let mut found = Vec::new();
         for pattern in &self.whole {

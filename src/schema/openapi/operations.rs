@@ -1,4 +1,4 @@
-//! The operations: their parameters, bodies and answers.
+//! The operations of the OpenAPI document: their parameters, bodies and answers.
 
 use schemars::{JsonSchema, Schema};
 use serde_json::Value;

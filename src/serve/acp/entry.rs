@@ -67,7 +67,7 @@ impl Entry {
         &self.own
     }
 
-    /// Changes the prompts that wait.
+    /// Calls `change` with the prompts that wait, and returns its result.
     pub(super) fn prompts<T>(&self, change: impl FnOnce(&mut Prompts) -> T) -> T {
         change(&mut lock(&self.state).prompts)
     }

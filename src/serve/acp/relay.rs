@@ -157,7 +157,7 @@ impl Relay {
         self.send(SessionUpdate::Notice(notice)).await
     }
 
-    /// Looks up the facts about the model in use. A session that has ended has no model.
+    /// Looks up the context window of the model in use. If the session has ended, the window is unknown.
     async fn look_up_window(&self, state: &mut State) {
         let session = self.session.state().await.ok();
         let info = session.as_ref().and_then(|session| session.config().model.info());
@@ -276,7 +276,7 @@ impl Relay {
         }
     }
 
-    /// Asks the client about these pauses, at the same time.
+    /// Asks the client about all these pauses at once.
     fn ask<P: std::borrow::Borrow<Pause>>(&self, state: &mut State, pauses: &[P]) {
         for pause in pauses.iter().map(P::borrow) {
             let id = pause.tool_use.id.clone();

@@ -132,7 +132,7 @@ impl Server {
         self.join(&id, start, opened, joining).await
     }
 
-    /// Returns the id of a conversation that this agent may use.
+    /// Parses the id of a conversation, and checks that this agent may use the conversation.
     async fn known(&self, id: &str) -> Result<ConversationId, Error> {
         let unknown = || Error::session_not_found(id.to_owned());
         let id = ConversationId::new(id).map_err(|_| unknown())?;

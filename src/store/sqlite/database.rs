@@ -352,11 +352,12 @@ fn refusal(code: i32, reason: &str) -> rusqlite::Error {
     rusqlite::Error::SqliteFailure(ffi::Error::new(code), Some(reason.to_owned()))
 }
 
-/// A part of the file's writes that takes effect completely or not at all. If it is dropped, it is undone.
+/// A group of writes that takes effect completely or not at all. If the group is dropped without a commit, it is
+/// undone.
 pub(super) enum Scope<'a> {
-    /// A transaction for this part alone.
+    /// A transaction for this group alone.
     Transaction(Transaction<'a>),
-    /// A part of a transaction that several writes share.
+    /// A savepoint in a transaction that several groups share.
     Savepoint(Savepoint<'a>),
 }
 

@@ -135,7 +135,7 @@ pub(super) fn search(
     Ok(Found { hits, complete })
 }
 
-/// Returns the matching texts, the last one for each conversation, unless there are too many.
+/// Returns the position of the last matching text of each conversation. Returns `None` if too many texts match.
 fn few(transaction: &Connection, query: &str) -> Result<Option<HashMap<i64, Place>>, Fault> {
     let mut matching = transaction.prepare_cached(
         "SELECT conversation, version, place FROM texts

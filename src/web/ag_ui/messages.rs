@@ -1,7 +1,7 @@
 //! Converts the messages of a session to messages of AG-UI.
 //!
 //! Each visible block of an answer is a message with its own id, `MESSAGE-INDEX`. Tool uses that follow each other
-//! directly share one message, which has the id of the first. The events of a stream use the same ids.
+//! directly share one message, which has the id of the first tool use's block. The events of a stream use the same ids.
 
 use serde_json::{Map, Value, json};
 
@@ -154,7 +154,7 @@ pub(super) struct Messages<'a> {
     level: Level,
     files: &'a Files,
     list: Vec<ChatMessage>,
-    /// The number of messages so far, for messages without an id.
+    /// The number of messages so far, from which the ids of messages without an id are made.
     count: usize,
 }
 

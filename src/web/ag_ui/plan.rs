@@ -144,7 +144,7 @@ fn diverged() -> Refusal {
     Refusal::new("diverged", "The conversation has changed. Load its messages and try again.")
 }
 
-/// Returns the id of a prompt, which is at most 64 bytes long.
+/// Returns `id` as the id of a prompt, cut at 64 bytes.
 fn prompt_id(id: &str) -> PromptId {
     PromptId::new(if id.is_empty() { "run" } else { start(id, MAX_ID) })
 }

@@ -88,7 +88,7 @@ async fn run(mut call: Call) -> Result<Response, Problem> {
     }
 }
 
-/// Performs what the request asks for. Returns the part of the session's activity that its stream shows.
+/// Performs the commands that the request asks for. Returns the part of the session's activity that its stream shows.
 async fn perform(
     call: &Call,
     input: &RunInput,

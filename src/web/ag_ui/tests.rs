@@ -1,4 +1,4 @@
-//! Tests of the streams with real sessions, read by a client that checks what the real clients check.
+//! Tests of the streams with real sessions, read by a client that makes the same checks as the real clients.
 
 mod client;
 mod plans;

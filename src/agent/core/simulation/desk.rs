@@ -137,7 +137,8 @@ impl Desk {
         Ok(())
     }
 
-    /// Returns the unreviewed result, which was given by a decision or returned by a tool.
+    /// Returns the result of a tool use before its review: the result from the decision, or the result that the tool
+    /// returned.
     fn unreviewed(&self, index: usize, tool_use: &ToolUse) -> Option<ToolResult> {
         match self.decisions.get(index)?.as_ref()? {
             Decision::Reject(reason) => Some(ToolResult::error(tool_use, reason.as_str())),

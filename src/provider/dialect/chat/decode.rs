@@ -47,7 +47,7 @@ pub(super) struct ChatDecoder {
     done: bool,
 }
 
-/// The data about the whole message that was already emitted.
+/// The parts of the message's metadata that were already emitted.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Facts {
     id: bool,

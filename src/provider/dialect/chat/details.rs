@@ -10,8 +10,8 @@ use crate::{
 /// The maximum number of entries in one response. Only a broken server sends more.
 const MAX_ENTRIES: usize = 512;
 
-/// The maximum number of parts that are emitted before the end of the response. Without this limit, a service that
-/// alternates between text and details with each token would cause a part for each token.
+/// The maximum number of parts in which a response's entries are emitted before the end of the response. Without this
+/// limit, a service that alternates between text and details with each token would cause a part for each token.
 const MAX_TOLD: usize = 16;
 
 /// The entries of `reasoning_details`, assembled from their fragments. They have to be sent back complete, unchanged

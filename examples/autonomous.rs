@@ -44,7 +44,7 @@ struct FilePath {
     path: String,
 }
 
-/// The tools can only read, and they can read only below the working directory.
+/// Returns the path if it is below the working directory, because the tools may read only there.
 fn inside(path: &str) -> Result<&Path, ToolError> {
     let path = Path::new(path);
     let up = path

@@ -28,7 +28,7 @@ enum Said {
 impl Screen {
     /// Shows a line above the table.
     pub(super) fn note(&self, text: &str) {
-        // The table's task runs until the last `Screen` is dropped.
+        // If the manager has ended, the table's task has also ended. The line is then not shown.
         let _ = self.0.send(Said::Note(text.to_owned()));
     }
 

@@ -372,7 +372,7 @@ pub(crate) fn held(gate: &Gate, text: &str) -> Step {
     Step::new().gate(gate).then_text([text]).stop()
 }
 
-/// Returns a request that fails and is not retried.
+/// A request that fails with an error that is not retried.
 pub(crate) fn failing() -> Step {
     Step::error(ProviderError::new(ErrorKind::InvalidRequest, "no"))
 }

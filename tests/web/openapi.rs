@@ -44,7 +44,7 @@ struct Operation {
     value: Value,
 }
 
-/// The place of the schema for events of a stream.
+/// The JSON pointer to the schema for events of a stream.
 const EVENT: &str = "/components/schemas/StreamEvent";
 
 impl Document {

@@ -128,7 +128,8 @@ async fn stream_that_is_cut_after_any_frame_and_resumed_loses_nothing() {
             client.take(&frame);
         }
     }
-    // After a restart of the server, the position is unknown, and the client gets a snapshot.
+    // Close the conversation. As after a restart of the server, its position is then unknown, so the client gets a
+    // snapshot.
     app.manager.close(&ConversationId::new(&id).unwrap()).await.unwrap();
     let mut client = Client { position: frames.last().unwrap().id.clone(), ..Client::default() };
     let mut resumed = app.stream("ann", &path, client.position.as_deref()).await;

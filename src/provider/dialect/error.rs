@@ -92,7 +92,8 @@ impl ErrorBody {
             Some(Value::Object(inner)) => report.read_object(inner, depth),
             Some(Value::String(text)) => {
                 report.read_object(outer, depth);
-                // In `{"error": "Bad Request", "message": "…"}`, `message` has the longer text.
+                // In `{"error": "Bad Request", "message": "…"}`, `error` is only a word, and `message` has the longer
+                // text.
                 report.add_word(text);
                 if report.message.is_empty() {
                     report.message = readable(text);

@@ -41,7 +41,8 @@ fn as_object(schema: &Value) -> Option<Value> {
     }
 }
 
-/// Returns `None` if a reference cannot be resolved, because its target cannot be included.
+/// Returns the schema with all properties at the top level. Returns `None` if a reference cannot be resolved, because
+/// its target cannot be included.
 fn flat(root: &Value, map: &Map<String, Value>) -> Option<Value> {
     let members = members(root, root).unwrap_or_default();
     let mut out = resolved(root, map)?;

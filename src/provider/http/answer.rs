@@ -149,7 +149,7 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Response
             let Some(frame) = self.framer.next_frame()? else {
                 return Ok(false);
             };
-            // Some services send empty events to keep a connection alive.
+            // Skip empty events, which some services send to keep a connection alive.
             if frame.data.is_empty() && frame.event.is_empty() {
                 continue;
             }

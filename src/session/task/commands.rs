@@ -151,8 +151,8 @@ impl Task {
             let erased = tree.erase(node).map_err(|_| SessionError::UnknownNode { node })?;
             match self.owner.erase(at, tree.history().clone()).await {
                 Ok(with) => {
-                    // The earlier events may contain erased messages. Readers that have seen all of them continue with
-                    // the events of the erasure.
+                    // The earlier events may contain erased messages, so they are removed from memory. Readers that
+                    // have seen all earlier events continue with the events of the erasure.
                     self.feed.forget();
                     self.take_until(with).await?;
                 }

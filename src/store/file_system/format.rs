@@ -398,7 +398,8 @@ impl SummaryFile {
         (last.state_version..=last.version).contains(&self.version)
     }
 
-    /// Returns the open approvals, if they are those at the end of the log, which has this stamp.
+    /// Returns the open approvals, if they are still those at the end of the log. `last` is the stamp of the log's last
+    /// line.
     pub(super) fn approvals_of(&self, last: &Stamp) -> Option<&[PendingApproval]> {
         let turn = last.turn?;
         let is_current = (turn.asked..=last.version).contains(&self.version);

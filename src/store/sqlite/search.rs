@@ -51,7 +51,7 @@ pub(super) fn index_older(behind: &Behind) {
     });
 }
 
-/// Indexes some older conversations. Returns whether more remain.
+/// Indexes some of the conversations that are older than the index. Returns whether more of them remain.
 fn index_batch(connection: &mut Connection) -> Result<bool, Fault> {
     if !is_enabled(connection)? {
         return Ok(false);

@@ -135,7 +135,7 @@ fn ask(transaction: &Connection, key: i64, approvals: &[ApprovalRow], now: i64) 
 const COLUMNS: &str = "turns.turn, turns.lives, turns.orderly, turns.format, turns.core, turns.head, turns.branch, \
      turns.spent, turns.prompts, turns.since, turns.recorded";
 
-/// Returns a text that another program may have written with invalid bytes.
+/// Returns a text, with U+FFFD in place of any invalid bytes, which another program may have written.
 fn lossy(row: &rusqlite::Row<'_>, column: usize) -> Result<Option<String>, rusqlite::Error> {
     let bytes = row.get_ref(column)?.as_bytes_or_null().unwrap_or_default();
     Ok(bytes.map(|bytes| String::from_utf8_lossy(bytes).into_owned()))

@@ -33,7 +33,7 @@ pub(crate) struct Run {
     pub(crate) files: Files,
     /// The ids of the messages that the client has.
     pub(crate) known: HashSet<String>,
-    /// The state of the client. It gets a member `omni`.
+    /// The state of the client. The stream adds the member `omni` to it.
     pub(crate) state: Map<String, Value>,
 }
 

@@ -23,7 +23,7 @@ async fn waiting(observer: &Client, schema: &str) -> i32 {
     }
 }
 
-/// Returns the statements of the migration. None of them contains a semicolon elsewhere.
+/// Returns the statements of the migration. No statement may contain a semicolon except at its end.
 fn statements(schema: &str) -> Vec<String> {
     let migration = include_str!("../../../src/store/postgres/migrations/3.sql");
     let lines = migration.lines().filter(|line| !line.trim_start().starts_with("--"));

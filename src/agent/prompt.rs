@@ -50,7 +50,7 @@ fn is_default(next: &Next) -> bool {
     *next == Next::default()
 }
 
-/// The state of a prompt whose id is known.
+/// The state of a prompt that the agent knows by its id.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "state", rename_all = "snake_case")]
@@ -67,7 +67,7 @@ pub enum PromptState {
     },
 }
 
-/// A prompt whose id is known, as it is stored with a turn in flight or with the end of a run.
+/// A prompt that the agent knows by its id, as it is stored with a turn in flight or with the end of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]

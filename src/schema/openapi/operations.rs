@@ -43,11 +43,11 @@ pub(super) enum Answer {
     File,
 }
 
-/// The contents of a stream: the list, at least one conversation, or both.
+/// The contents of a stream: the list of conversations, the events of at least one conversation, or both.
 #[derive(JsonSchema)]
 #[expect(dead_code, reason = "describes the query that the handler reads as a list of pairs")]
 struct EventsQuery {
-    /// Whether the stream carries the list.
+    /// Whether the stream carries the list of conversations.
     list: Option<bool>,
     /// The conversations of the stream, at most eight. The parameter occurs once per conversation.
     #[schemars(default, extend("maxItems" = 8))]

@@ -323,7 +323,7 @@ impl Manager {
     ///
     /// # Errors
     ///
-    /// [`ManagerError::ShutDown`], [`ManagerError::NoRoom`], or an error of
+    /// Returns [`ManagerError::ShutDown`], [`ManagerError::NoRoom`], or an error of
     /// [`SessionBuilder::create`](crate::session::SessionBuilder::create).
     pub async fn create(&self, start: impl Into<OpenOptions>) -> Result<OpenedSession, ManagerError> {
         self.0.open(ConversationId::generate(), start.into(), Beginning::Generated).await
@@ -333,8 +333,8 @@ impl Manager {
     ///
     /// # Errors
     ///
-    /// The errors of [`create`](Self::create). If the id is taken, [`ManagerError::AlreadyExists`] or the store's
-    /// [`AlreadyExists`](crate::store::StoreError::AlreadyExists).
+    /// Returns the errors of [`create`](Self::create). If the id is taken, returns [`ManagerError::AlreadyExists`] or
+    /// the store's [`AlreadyExists`](crate::store::StoreError::AlreadyExists).
     pub async fn create_with_id(
         &self,
         id: &ConversationId,
@@ -350,8 +350,8 @@ impl Manager {
     ///
     /// # Errors
     ///
-    /// [`ManagerError::ShutDown`], [`ManagerError::NoRoom`], [`ManagerError::OpenElsewhere`] with the current owner, or
-    /// an error of [`SessionBuilder::open`](crate::session::SessionBuilder::open).
+    /// Returns [`ManagerError::ShutDown`], [`ManagerError::NoRoom`], [`ManagerError::OpenElsewhere`] with the current
+    /// owner, or an error of [`SessionBuilder::open`](crate::session::SessionBuilder::open).
     pub async fn open(
         &self,
         id: &ConversationId,
@@ -364,8 +364,8 @@ impl Manager {
     ///
     /// # Errors
     ///
-    /// The errors of [`open`](Self::open) and [`create_with_id`](Self::create_with_id). If several processes create the
-    /// conversation at the same time, one succeeds. The other processes get
+    /// Returns the errors of [`open`](Self::open) and [`create_with_id`](Self::create_with_id). If several processes
+    /// create the conversation at the same time, one succeeds. The other processes get
     /// [`AlreadyExists`](crate::store::StoreError::AlreadyExists) and can try again.
     pub async fn open_or_create(
         &self,
@@ -397,7 +397,7 @@ impl Manager {
     ///
     /// # Errors
     ///
-    /// The errors of [`close`](Manager::close).
+    /// Returns the errors of [`close`](Manager::close).
     pub async fn close_discarding(&self, id: &ConversationId) -> Result<(), ManagerError> {
         self.0.close(id, InFlight::Discard).await
     }
@@ -448,7 +448,7 @@ impl Manager {
     ///
     /// # Errors
     ///
-    /// The errors of [`rename`](Manager::rename).
+    /// Returns the errors of [`rename`](Manager::rename).
     ///
     /// # Cancel safety
     ///

@@ -13,7 +13,7 @@ use crate::text::clip;
 /// Runs `work`. If `work` panics, returns the panic message as the error.
 #[inline]
 pub(crate) fn contained<T>(work: impl FnOnce() -> T) -> Result<T, String> {
-    // After a panic, state that the closure has only partly changed is not used.
+    // `AssertUnwindSafe` is correct here: after a panic, callers do not use state that `work` has only partly changed.
     catch_unwind(AssertUnwindSafe(work)).map_err(panic_message)
 }
 

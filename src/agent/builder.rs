@@ -314,7 +314,7 @@ impl AgentBuilder {
     ///
     /// # Errors
     ///
-    /// The errors of [`start`](Self::start), and [`AgentError::HistoryOwned`] if `init` changes the history.
+    /// Returns the errors of [`start`](Self::start), and [`AgentError::HistoryOwned`] if `init` changes the history.
     ///
     /// # Cancel safety
     ///

@@ -43,8 +43,8 @@ pub enum AgentError {
     EmptyPrompt,
     /// The prompt contains a tool use, or a tool result that answers no open tool use of the history.
     InvalidPrompt(HistoryError),
-    /// The prompt contains tool results, but a run is active, so the prompt would be staged. The tool uses of the turn
-    /// in flight are not known yet.
+    /// The prompt contains tool results, but a run is active, so the prompt would have to be staged. A staged prompt
+    /// can't contain tool results, because the tool uses that the turn in flight will leave open are not known yet.
     ResultsWhileBusy,
     /// The id of the prompt is empty or too long.
     InvalidPromptId {

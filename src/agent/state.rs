@@ -79,7 +79,7 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// [`AgentError::Model`] if the name cannot be resolved. The model then remains unchanged. A closure of
+    /// Returns [`AgentError::Model`] if the name cannot be resolved. The model then remains unchanged. A closure of
     /// [`set_state`](super::Agent::set_state) and `init` may return the error with `?`. The operation then fails with
     /// this error.
     #[doc(alias = "switch model")]

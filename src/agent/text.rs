@@ -121,7 +121,8 @@ impl<'a> TextDeltas<'a> {
     ///
     /// # Errors
     ///
-    /// [`AgentError::Cancelled`], [`AgentError::Failed`] or [`AgentError::Stopped`]. After an error, the stream ends.
+    /// Returns [`AgentError::Cancelled`], [`AgentError::Failed`] or [`AgentError::Stopped`]. After an error, the stream
+    /// ends.
     ///
     /// # Cancel safety
     ///

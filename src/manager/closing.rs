@@ -53,7 +53,8 @@ impl Inner {
         id: &ConversationId,
         in_flight: InFlight,
     ) -> Result<(), ManagerError> {
-        // A conversation that waits for room has no session yet, and it may wait for a long time.
+        // A conversation that waits for room has no session yet. Do not wait for its session, because that may take
+        // long.
         if self.registry().is_waiting(id) {
             return Ok(());
         }

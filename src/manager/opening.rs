@@ -159,7 +159,7 @@ impl Inner {
         let session = self.registry().look(id).and_then(Result::ok);
         if let Some(session) = session {
             session.ended().await;
-            // The session notifies the registry shortly after it has ended.
+            // Let other tasks run, because the session notifies the registry shortly after it has ended.
             tokio::task::yield_now().await;
         }
     }

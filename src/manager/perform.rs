@@ -79,7 +79,7 @@ impl Manager {
     ///
     /// # Errors
     ///
-    /// The errors of the operation.
+    /// Returns the errors of the operation.
     ///
     /// # Cancel safety
     ///

@@ -115,8 +115,8 @@ impl Fold {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Decoding`] if the delta does not fit. A delta does not fit if a block is out of order, if a part
-    /// belongs to another kind of block or to a block that has ended, or if a limit is exceeded. The fold stays
+    /// Returns [`ErrorKind::Decoding`] if the delta does not fit. A delta does not fit if a block is out of order, if a
+    /// part belongs to another kind of block or to a block that has ended, or if a limit is exceeded. The fold stays
     /// unchanged.
     pub fn apply(&mut self, delta: impl Borrow<Delta>) -> Result<(), ProviderError> {
         match delta.borrow() {
@@ -250,7 +250,7 @@ impl Fold {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Truncated`] if there was no stop reason.
+    /// Returns [`ErrorKind::Truncated`] if there was no stop reason.
     pub fn finish(self, now: Timestamp) -> Result<Completion, ProviderError> {
         let MessageDelta { model, stop_reason, usage, provider_data, warnings, output_enforced } =
             self.message;

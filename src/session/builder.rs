@@ -213,7 +213,7 @@ impl SessionBuilder {
     ///
     /// # Errors
     ///
-    /// The errors of [`AgentBuilder::start`], and [`SessionError::InitialHistory`].
+    /// Returns the errors of [`AgentBuilder::start`], and [`SessionError::InitialHistory`].
     ///
     /// # Cancel safety
     ///
@@ -236,9 +236,9 @@ impl SessionBuilder {
     ///
     /// # Errors
     ///
-    /// The errors of [`create`](Self::create), and the error of the store. If the id is taken, even by a concurrent
-    /// call, the error is [`StoreError::AlreadyExists`](crate::store::StoreError::AlreadyExists). If the store fails
-    /// after it has created the conversation, an empty conversation exists and can be [opened](Self::open).
+    /// Returns the errors of [`create`](Self::create), and the error of the store. If the id is taken, even by a
+    /// concurrent call, the error is [`StoreError::AlreadyExists`](crate::store::StoreError::AlreadyExists). If the
+    /// store fails after it has created the conversation, an empty conversation exists and can be [opened](Self::open).
     ///
     /// # Cancel safety
     ///
@@ -315,8 +315,8 @@ impl SessionBuilder {
     ///
     /// # Errors
     ///
-    /// The errors of [`open`](Self::open) and [`create_with_id`](Self::create_with_id). If several callers create the
-    /// same conversation at the same time, one succeeds. The others get
+    /// Returns the errors of [`open`](Self::open) and [`create_with_id`](Self::create_with_id). If several callers
+    /// create the same conversation at the same time, one succeeds. The others get
     /// [`StoreError::AlreadyExists`](crate::store::StoreError::AlreadyExists) and can try again.
     ///
     /// # Cancel safety

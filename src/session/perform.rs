@@ -134,7 +134,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// The errors of the operation.
+    /// Returns the errors of the operation.
     ///
     /// # Cancel safety
     ///

@@ -116,7 +116,7 @@ impl SessionSubscription {
     ///
     /// # Errors
     ///
-    /// [`SessionError::Ended`] if the session has ended or is ending.
+    /// Returns [`SessionError::Ended`] if the session has ended or is ending.
     ///
     /// # Cancel safety
     ///
@@ -214,7 +214,7 @@ impl Guard {
     ///
     /// # Errors
     ///
-    /// [`SessionError::Ended`] if the session has ended or is ending. The subscriber stays an observer.
+    /// Returns [`SessionError::Ended`] if the session has ended or is ending. The subscriber stays an observer.
     ///
     /// # Cancel safety
     ///

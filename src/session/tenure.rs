@@ -49,7 +49,7 @@ impl Tenure {
     ///
     /// # Errors
     ///
-    /// The errors of [`Store::acquire`].
+    /// Returns the errors of [`Store::acquire`].
     ///
     /// # Cancel safety
     ///

@@ -132,8 +132,9 @@
 //!
 //! # Versions of the format
 //!
-//! The first line names the version of the format. New logs have version 2. Later versions of the crate can read both
-//! versions. If a log has a later version than the crate knows, it is rejected with [`StoreError::UnknownFormat`].
+//! The first line names the version of the format. New logs have version 2. This version of the crate and later ones
+//! can read logs of both versions. If a log has a later version than the crate knows, it is rejected with
+//! [`StoreError::UnknownFormat`].
 //!
 //! Version 2 added labels, rows of the usage ledger, records of turns, ends of runs, and erasures. The first write that
 //! contains one of these additions rewrites a log of version 1 with a first line of version 2, before it appends its

@@ -143,7 +143,8 @@ impl Schema {
 
     fn derived(adapt: fn(Value) -> Value, derive: fn(bool) -> Value) -> Self {
         Self::new(adapt(derive(true)))
-            // If all references are replaced, the schema may exceed a limit. With references, the schema is smaller.
+            // With all references replaced, the schema may exceed a limit. Then keep the references, which make the
+            // schema smaller.
             .or_else(|_| Self::new(adapt(derive(false))))
             .unwrap_or_else(|error| {
                 let value = Value::Object(Map::new());

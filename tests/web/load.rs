@@ -116,7 +116,7 @@ struct Connection {
 impl Connection {
     async fn open(address: SocketAddr, path: &str, position: Option<&str>) -> Self {
         let socket = TcpSocket::new_v4().unwrap();
-        // Small buffers, so that a reader that stalls is noticed soon.
+        // Use small buffers, so that the server soon notices that a reader has stalled.
         socket.set_recv_buffer_size(8 << 10).unwrap();
         let mut stream = socket.connect(address).await.unwrap();
         let position = position.map(|position| format!("last-event-id: {position}\r\n")).unwrap_or_default();
@@ -199,7 +199,7 @@ impl Reader {
             Update::Event(event) => {
                 let copy = self.copies.get_mut(id).expect("a conversation begins with a snapshot");
                 assert_eq!(event.id.incarnation, copy.last.incarnation, "the conversation stays open");
-                // An event that the copy includes can come again after a reconnection.
+                // After a reconnection, the stream may repeat events that the copy already includes.
                 if event.id.number > copy.last.number {
                     assert_eq!(
                         event.id.number,

@@ -239,7 +239,7 @@ fn event_of(delta: Delta, fold: &Fold) -> Option<Event> {
         Delta::Start { index, block } => match block {
             BlockStart::Text => Event::TextStart { index },
             BlockStart::Thinking => Event::ThinkingStart { index },
-            // The fold may have given the tool use another id.
+            // Take the id from the fold, which may have replaced the id in the delta.
             BlockStart::ToolUse { name, .. } => match &fold.blocks().get(index)?.content {
                 Content::ToolUse(tool_use) => Event::ToolUseStart { index, id: tool_use.id.clone(), name },
                 _ => return None,
@@ -254,7 +254,7 @@ fn event_of(delta: Delta, fold: &Fold) -> Option<Event> {
             (Part::Item(_), Content::ProviderItem(item)) => {
                 Event::ProviderItem { index, content: Box::new(item.clone()) }
             }
-            // Signatures are part of the block's end event.
+            // A signature causes no event, because it is part of the block's end event.
             _ => return None,
         },
         Delta::End { index } => return end_event(index, &finished(fold.blocks().get(index)?)),
@@ -270,7 +270,7 @@ pub(super) fn seen(block: &PartialBlock) -> PartialBlock {
         // These blocks arrive as a whole and have no end event.
         Content::Attachment(_) | Content::ProviderItem(_) => seen.ended = true,
         _ if block.ended => seen.content = finished(block),
-        // Signatures are part of the block's end event.
+        // The block has not ended. Remove its signature, which is part of the block's end event.
         Content::Text(text) => text.signature = None,
         Content::Thinking(thinking) => (thinking.signature, thinking.redacted) = (None, None),
         Content::ToolUse(tool_use) => tool_use.signature = None,

@@ -164,7 +164,7 @@ impl Task {
         if asks.is_some() {
             self.asker = asks;
         }
-        // The `state` event is the first event that this step emits.
+        // The first event that this step emits is the `state` event, so it has the next number.
         with.number += 1;
         Ok(with)
     }

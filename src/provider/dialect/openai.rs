@@ -32,7 +32,7 @@ pub(super) fn effort(
         }
         ThinkingMode::Effort(effort) => {
             let (asked, word) = (name(effort), words.word(effort));
-            // `xhigh` is OpenAI's word for the highest effort.
+            // `xhigh` is OpenAI's word for the highest effort, so its use for `Effort::Max` causes no warning.
             if word != asked && !(effort == Effort::Max && word == "xhigh") {
                 warnings.push(format!(
                     "`thinking` is changed from effort {asked} to {word}: {asked} is not available here"
@@ -60,7 +60,7 @@ pub(super) fn sampling(
     for (key, value) in [("temperature", options.temperature()), ("top_p", options.top_p())] {
         match value.map(Number::from_f64) {
             None => {}
-            // The default value is always accepted.
+            // Every model accepts the default value 1, so it causes no warning.
             Some(Some(number)) if !taken && number.as_f64() != Some(1.0) => {
                 warnings.push(format!("`{key}` is ignored: this model does not support it here"));
             }

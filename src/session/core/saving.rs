@@ -66,7 +66,8 @@ pub(super) struct Saver {
     record: Option<Box<Record>>,
     /// The changes to the tree that are not in the store, in order.
     portions: VecDeque<Portion>,
-    /// The maximum number of portions in a commit. While this number is limited, the state is written separately.
+    /// The maximum number of portions in a commit. `usize::MAX` means no limit. While there is a limit, the state is
+    /// written in a separate commit.
     at_most: usize,
     /// The size in bytes of the messages that are not in the store.
     unsaved: usize,

@@ -90,7 +90,7 @@ impl Replay {
         let stamp = record.stamp();
         let (before, version) = (self.last.version, stamp.version);
         let restates = matches!(record.change, Change::Compacted(_)) && version == before;
-        // Before the line that an earlier compaction has added, versions may be missing.
+        // In the lines before a `compacted` line, versions may be missing, because the compaction removed lines.
         let follows = if self.whole {
             version == before.next() && version > before
         } else {

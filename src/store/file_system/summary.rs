@@ -61,7 +61,7 @@ pub(super) fn save(place: &ConversationFolder<'_>, summary: &SummaryFile) -> boo
 pub(super) struct Findings(Mutex<HashMap<ConversationId, (Seen, Summary)>>);
 
 impl Findings {
-    // No code that holds the lock can panic.
+    // Poisoning can be ignored, because no code that holds the lock can panic.
     fn lock(&self) -> MutexGuard<'_, HashMap<ConversationId, (Seen, Summary)>> {
         lock(&self.0)
     }

@@ -36,7 +36,7 @@ pub(super) async fn create_index(connection: &Object, server: &Server) -> Result
         ("nodes_by_words", format!("{schema}.nodes USING gin ({})", of_node(schema))),
         ("conversations_by_words", format!("{schema}.conversations USING gin ({})", of_title(schema))),
     ];
-    // These statements can't be part of a transaction, and take longer than other statements.
+    // Remove the time limits of statements, because creating an index can take long.
     connection.batch_execute("SET statement_timeout = 0; SET lock_timeout = 0").await?;
     for (name, on) in indexes {
         if is_usable(connection, server, name).await? {

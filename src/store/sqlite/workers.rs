@@ -72,7 +72,7 @@ struct Jobs {
 type QueueKey = (Urgency, u64);
 
 impl Queue {
-    // No code that holds the lock can panic.
+    // Poisoning can be ignored, because no code that holds the lock can panic.
     fn jobs(&self) -> MutexGuard<'_, Jobs> {
         lock(&self.jobs)
     }

@@ -132,7 +132,7 @@ impl Connection {
     /// Returns the reason why the connection has ended, if it has.
     pub(super) async fn over(&self) -> Option<BackendError> {
         if self.running.process.has_ended() {
-            // The supervisor is about to report why the connection ended.
+            // Wait for the supervisor, which is about to report why the connection ended.
             return Some(self.shared.ended().await);
         }
         self.shared.has_ended()
@@ -222,7 +222,7 @@ impl Supervisor {
                     biased;
                     () = closing.cancelled() => break None,
                     broken = &mut reader => {
-                        // Messages that have been read must still be processed.
+                        // Wait for the driver, because messages that have been read must still be processed.
                         let _ = timeout(SOON, &mut driver).await;
                         break Some(broken);
                     }

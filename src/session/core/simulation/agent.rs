@@ -125,7 +125,7 @@ impl Agent {
         if self.runs {
             self.go_on(rng);
         } else if rng.percent(20) {
-            // Like `set_state`.
+            // The configuration changes, as with `set_state`.
             self.config = super::start::random_config(&self.config, rng);
             self.emit_state();
         } else {
@@ -137,7 +137,7 @@ impl Agent {
 
     fn go_on(&mut self, rng: &mut Rng) {
         if rng.percent(10) {
-            // Like a callback.
+            // A callback changes the configuration.
             self.config = super::start::random_config(&self.config, rng);
         }
         if self.status == Status::Paused || rng.percent(4) {

@@ -7,7 +7,7 @@ use tokio_postgres::{Row, types::ToSql};
 
 use super::{
     error::Fault,
-    filter::{Query, rarest},
+    filter::{Query, SORTED, rarest},
     read::{summarise, system_time},
     server::Server,
 };
@@ -164,7 +164,7 @@ fn page_of(
     // The condition `held` uses column names without a table, so it is evaluated in a subquery on one table.
     let owned =
         |key: &str| format!("(SELECT {held} FROM {schema}.conversations AS owned WHERE owned.key = {key})");
-    let matches = query.matches(schema, "conversations.key", filter);
+    let matches = query.matches(schema, "conversations.key", filter, None);
     let is_current = format!("turns.head IS NOT DISTINCT FROM conversations.head AND {matches}");
     let (mut sql, age, key) = match which {
         // The oldest open approval of each conversation. `OFFSET 0` keeps the planner from reading all conversations.
@@ -209,12 +209,8 @@ fn page_of(
         }
     };
     if let Some((name, value)) = rarest {
-        let (name, value) = (query.param(name.to_owned()), query.param(value.to_owned()));
-        let _ = write!(
-            sql,
-            " AND {key} = ANY (ARRAY(
-                 SELECT conversation FROM {schema}.labels WHERE name = {name} AND value = {value}))"
-        );
+        let labelled = query.labelled(schema, name, value);
+        let _ = write!(sql, " AND {key} = ANY ({labelled})");
     }
     if let Some(after) = &page.after {
         let (time, id) = (query.param(system_time(after.updated)), query.param(after.id.as_str().to_owned()));
@@ -232,7 +228,7 @@ pub(super) async fn list(
     filter: &Filter,
     page: &Page,
 ) -> Result<Vec<TurnSummary>, Fault> {
-    let query = page_of(server, which, rarest(connection, server, filter).await?, filter, page);
+    let query = page_of(server, which, rarest(connection, server, filter, SORTED).await?, filter, page);
     let (summary, schema) = (&server.sql.summary_columns, &server.sql.schema);
     let (columns_of_summary, _) = summary.split_once("\nFROM ").unwrap_or_default();
     let columns_of_summary =

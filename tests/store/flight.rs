@@ -34,11 +34,11 @@ fn row() -> UsageRow {
         .with_purpose(Purpose::Answer)
 }
 
-fn known(id: &str) -> KnownPrompt {
+pub(crate) fn known(id: &str) -> KnownPrompt {
     KnownPrompt::new(id, PromptState::Ended { outcome: RunOutcome::Abandoned }).with_through(node(2))
 }
 
-fn record() -> TurnRecord {
+pub(crate) fn record() -> TurnRecord {
     let pending = Message::user("A pending message").with_timestamp(Timestamp(9));
     let first = Waiting::new(tool_use("call 1"))
         .with_reason(json!({ "why": "money" }))

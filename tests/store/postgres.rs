@@ -1,6 +1,7 @@
 //! The PostgreSQL store: the conformance suite, its settings, and special values. Without a server, the tests are
 //! skipped with a message.
 
+mod corrupt;
 mod erasing;
 mod faults;
 mod golden;

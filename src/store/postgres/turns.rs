@@ -10,6 +10,7 @@ use super::{
     filter::{Query, SORTED, rarest},
     read::{summarise, system_time},
     server::Server,
+    sql::millis,
 };
 use crate::{
     message::Timestamp,
@@ -234,11 +235,13 @@ pub(super) async fn list(
     let columns_of_summary =
         columns_of_summary.replacen("SELECT id, version,", "SELECT conversations.id, version,", 1);
     let sql = format!(
-        "{columns_of_summary}, (extract(epoch FROM page.age) * 1000)::bigint, {}
+        "{columns_of_summary}, {}, {}
          FROM ({}) AS page JOIN {schema}.conversations USING (key)
              JOIN {schema}.turns ON turns.conversation = key
          ORDER BY page.age, conversations.id",
-        server.sql.turn_columns, query.sql
+        millis("page.age"),
+        server.sql.turn_columns,
+        query.sql
     );
     let statement = connection.prepare(&sql).await?;
     let rows = connection.query(&statement, &query.params()).await?;

@@ -18,6 +18,9 @@ use crate::{
     },
 };
 
+/// The year 10000. If another program has written a later time, this limit prevents an overflow.
+const LAST: i64 = 253_402_300_800_000;
+
 /// Writes the change of the turn in flight. The head of the conversation is already the new one.
 pub(super) fn apply(
     transaction: &Connection,
@@ -111,10 +114,10 @@ fn ask(transaction: &Connection, key: i64, approvals: &[ApprovalRow], now: i64) 
             .prepare_cached(
                 "INSERT INTO approvals (conversation, tool_use, place, content, reason, on_expiry, survives, since,
                      expires)
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?8 + ?9)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, min(?8, ?10) + ?9)
                  ON CONFLICT DO UPDATE SET place = excluded.place, content = excluded.content,
                      reason = excluded.reason, on_expiry = excluded.on_expiry, survives = excluded.survives,
-                     expires = since + ?9",
+                     expires = min(since, ?10) + ?9"
             )?
             .execute(params![
                 key,
@@ -125,7 +128,8 @@ fn ask(transaction: &Connection, key: i64, approvals: &[ApprovalRow], now: i64) 
                 approval.on_expiry,
                 approval.survives,
                 now,
-                approval.expires_in
+                approval.expires_in,
+                LAST
             ])?;
     }
     Ok(())

@@ -8,6 +8,7 @@ mod golden;
 mod hangs;
 mod leases;
 mod migration;
+mod older;
 mod pages;
 pub(crate) mod server;
 mod tls;

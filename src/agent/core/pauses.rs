@@ -136,9 +136,8 @@ pub(super) fn answer(
     turn: &Turn,
     cx: &mut Context<'_>,
 ) -> Answer {
-    let mut tool_use = tool_use.clone();
     let mut expiry = None;
-    let input_replaced = matches!(decision, ToolDecision::ExecuteWith(_));
+    let mut replaced = None;
     let reason = match decision {
         ToolDecision::Execute if !cx.requires_approval(&tool_use.name) => {
             return Answer::Decided(Decision::Execute);
@@ -151,7 +150,7 @@ pub(super) fn answer(
         ToolDecision::Provide(result) => return decide(Decision::Provide(result), tool_use, turn, cx),
         ToolDecision::Execute => NEEDS_APPROVAL.into(),
         ToolDecision::ExecuteWith(input) => {
-            (tool_use.input, tool_use.malformed) = (input, None);
+            replaced = Some(input);
             NEEDS_APPROVAL.into()
         }
         ToolDecision::Pause(reason) => reason,
@@ -161,11 +160,16 @@ pub(super) fn answer(
             reason
         }
     };
+    let input_replaced = replaced.is_some();
+    let tool_use = match replaced {
+        Some(input) => ToolUse { input, malformed: None, ..tool_use.clone() },
+        None => tool_use.clone(),
+    };
     Answer::Waits(Box::new(Pause { turn: turn.id, tool_use, input_replaced, reason, expiry, asked_by: None }))
 }
 
-fn decide(decision: Decision, tool_use: ToolUse, turn: &Turn, cx: &mut Context<'_>) -> Answer {
-    let decided = decided(turn, tool_use.id, decision.clone(), cx);
+fn decide(decision: Decision, tool_use: &ToolUse, turn: &Turn, cx: &mut Context<'_>) -> Answer {
+    let decided = decided(turn, tool_use.id.clone(), decision.clone(), cx);
     cx.emit(Event::Decided(Box::new(decided)));
     Answer::Decided(decision)
 }

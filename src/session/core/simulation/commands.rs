@@ -74,6 +74,10 @@ impl World {
         self.agent_now.take_in(&event);
         kinds.push(Kind::Erased);
         self.note(|| format!("erase {erased:?}"));
+        if self.foes > 0 && self.rng.percent(20) {
+            // The erasure then meets a conflict.
+            self.interfere();
+        }
         self.input(kinds, |core, env, effects| {
             core.event(id, &event, &config, env, effects);
             core.erased(erased, env, effects);

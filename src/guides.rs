@@ -8,7 +8,7 @@
 //! 6. [A web service](web_services)
 //! 7. [Testing an application](testing)
 //! 8. [Tools of MCP servers](mcp_servers)
-//! 9. [Serving an agent to editors](serving)
+//! 9. [Serving an agent to other programs](serving)
 //! 10. [Telemetry](telemetry)
 //! 11. [Writing a provider, a store or a backend](extending)
 //! 12. [Coming from Elixir's Omni Agent](from_elixir)

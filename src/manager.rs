@@ -463,7 +463,7 @@ impl Manager {
     }
 
     /// Returns the labels of a conversation, whether it is open or not.
-    #[cfg(any(feature = "acp", feature = "web"))]
+    #[cfg(any(feature = "acp", feature = "mcp-server", feature = "web"))]
     pub(crate) async fn labels_of(&self, id: &ConversationId) -> Result<Labels, ManagerError> {
         let open = self.0.registry().open_session(id);
         match open {

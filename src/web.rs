@@ -97,11 +97,14 @@ mod ui_messages;
 mod view;
 
 pub use access::{Access, Action, Agents, Challenge, InvalidPrincipal, Principal, StartRequest};
+#[cfg(feature = "mcp-server")]
+pub(crate) use guard::guarded;
 pub use problem::Problem;
+#[cfg(any(feature = "mcp-server", feature = "schema"))]
+pub(crate) use requests::NewConversation;
 #[cfg(feature = "schema")]
 pub(crate) use requests::{
-    Change, Created, DecisionRequest, ListPage, ListQuery, NewConversation, PeriodQuery, RowsPage, RowsQuery,
-    SearchQuery,
+    Change, Created, DecisionRequest, ListPage, ListQuery, PeriodQuery, RowsPage, RowsQuery, SearchQuery,
 };
 pub use view::View;
 
@@ -304,6 +307,22 @@ impl Web {
 
     fn is_draining(&self) -> bool {
         self.0.draining.is_cancelled()
+    }
+
+    /// Returns the token that [`drain`](Self::drain) cancels.
+    #[cfg(feature = "mcp-server")]
+    pub(crate) fn draining(&self) -> CancellationToken {
+        self.0.draining.clone()
+    }
+
+    #[cfg(feature = "mcp-server")]
+    pub(crate) fn manager(&self) -> &Manager {
+        &self.0.manager
+    }
+
+    #[cfg(feature = "mcp-server")]
+    pub(crate) fn limits(&self) -> &WebLimits {
+        &self.0.limits
     }
 }
 

@@ -78,7 +78,7 @@ impl OpenOptions {
     }
 
     /// Adds labels to those of a new conversation.
-    #[cfg(any(feature = "acp", feature = "web"))]
+    #[cfg(any(feature = "acp", feature = "mcp-server", feature = "web"))]
     pub(crate) fn add_labels(mut self, more: &Labels) -> Result<Self, crate::store::LabelError> {
         self.labels = Labels::new(self.labels.iter().chain(more.iter()))?;
         Ok(self)

@@ -2,10 +2,8 @@
 
 use std::{
     io,
-    pin::Pin,
     process::Command,
     sync::{Arc, OnceLock},
-    task::{Context, Poll},
     time::Duration,
 };
 
@@ -15,7 +13,6 @@ use rmcp::{
     transport::{Transport, async_rw::AsyncRwTransport},
 };
 use tokio::{
-    io::{AsyncRead, ReadBuf},
     process::{ChildStderr, ChildStdin, ChildStdout},
     time::timeout,
 };
@@ -25,7 +22,10 @@ use super::{
     connection::soon,
     settings::{ProgramStart, Settings},
 };
-use crate::process::{Process, lines::LastWords};
+use crate::process::{
+    Process,
+    lines::{BoundedLines, LastWords},
+};
 
 /// The maximum size of a message in bytes.
 pub(super) const LONGEST_MESSAGE: usize = 16 * 1024 * 1024;
@@ -72,7 +72,12 @@ pub(super) fn start(start: &ProgramStart, settings: &Settings) -> Result<(Progra
     // The task ends when the program and its children have closed their standard error.
     tokio::spawn(async move { heard.follow_cleaned(stderr, &name, |text| secrets.removed(text)).await });
     let closed = Arc::<OnceLock<_>>::default();
-    let bounded = BoundedLines { inner: stdout, length: 0, closed: Arc::clone(&closed) };
+    let is_long = Arc::clone(&closed);
+    let bounded = BoundedLines::new(stdout, LONGEST_MESSAGE, move |error| {
+        if error.kind() == io::ErrorKind::InvalidData {
+            let _ = is_long.set("a message of the server exceeded the maximum size of 16777216 bytes");
+        }
+    });
     let pipe = Pipe {
         inner: AsyncRwTransport::new(bounded, stdin).with_max_line_length(usize::MAX),
         process: ended,
@@ -118,7 +123,7 @@ impl Drop for KillOnDrop {
 
 /// The transport over the pipes of a program.
 pub(super) struct Pipe {
-    inner: AsyncRwTransport<RoleClient, BoundedLines, ChildStdin>,
+    inner: AsyncRwTransport<RoleClient, BoundedLines<ChildStdout>, ChildStdin>,
     process: KillOnDrop,
     /// Each message that waits to be written holds a clone of this pointer, so the clones count these messages.
     waiting: Arc<()>,
@@ -153,36 +158,5 @@ impl Transport<RoleClient> for Pipe {
         let _ = timeout(LAST_WRITES, self.inner.close()).await;
         self.process.0.stop(GRACE).await;
         Ok(())
-    }
-}
-
-/// A reader that fails when a line is too long, so that the call fails at once instead of waiting for its time limit.
-struct BoundedLines {
-    inner: ChildStdout,
-    length: usize,
-    closed: Arc<OnceLock<&'static str>>,
-}
-
-impl AsyncRead for BoundedLines {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let before = buffer.filled().len();
-        let read = Pin::new(&mut self.inner).poll_read(cx, buffer);
-        if let Poll::Ready(Ok(())) = &read {
-            let new = &buffer.filled()[before..];
-            self.length = match new.iter().rposition(|byte| *byte == b'\n') {
-                Some(end) => new.len() - end - 1,
-                None => self.length + new.len(),
-            };
-            if self.length > LONGEST_MESSAGE {
-                let error = "a message of the server exceeded the maximum size of 16777216 bytes";
-                let _ = self.closed.set(error);
-                return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, error)));
-            }
-        }
-        read
     }
 }

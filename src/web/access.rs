@@ -148,11 +148,11 @@ impl Principal {
     }
 
     /// Returns the filter for the principal's conversations.
-    pub(super) fn filter(&self) -> Filter {
+    pub(crate) fn filter(&self) -> Filter {
         Filter::with(self.labels.clone())
     }
 
-    pub(super) fn shared_name(&self) -> Arc<str> {
+    pub(crate) fn shared_name(&self) -> Arc<str> {
         Arc::clone(&self.name)
     }
 }

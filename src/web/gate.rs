@@ -50,10 +50,7 @@ impl Call {
     /// Checks a request for this action.
     pub(super) async fn admit(web: Web, action: Action, request: Request) -> Result<Self, Problem> {
         let (mut parts, body) = request.into_parts();
-        let principal = web.0.hooks.access.principal(&parts).await.map_err(|challenge| {
-            Problem::new(StatusCode::UNAUTHORIZED, "unauthenticated", "The request is not authenticated.")
-                .with_challenge(challenge.0)
-        })?;
+        let principal = web.principal(&parts).await?;
         let Path(mut path) = parts
             .extract::<Path<Vec<(String, String)>>>()
             .await
@@ -188,6 +185,14 @@ impl Call {
 }
 
 impl Web {
+    /// Returns the sender of a request.
+    pub(crate) async fn principal(&self, parts: &Parts) -> Result<Principal, Problem> {
+        self.0.hooks.access.principal(parts).await.map_err(|challenge| {
+            Problem::new(StatusCode::UNAUTHORIZED, "unauthenticated", "The request is not authenticated.")
+                .with_challenge(challenge.0)
+        })
+    }
+
     /// Returns the labels of a conversation that the principal may read. A conversation that the principal may not read
     /// looks like a conversation that does not exist: both are looked up in the same way.
     pub(super) async fn visible(
@@ -207,7 +212,7 @@ impl Web {
     }
 
     /// Returns the conversation with its labels, if the principal may read it and the action on it is permitted.
-    async fn permitted(
+    pub(crate) async fn permitted(
         &self,
         principal: &Principal,
         id: ConversationId,
@@ -246,7 +251,7 @@ impl Web {
     }
 
     /// Opens a conversation, or returns its session if it is open.
-    pub(super) async fn open(
+    pub(crate) async fn open(
         &self,
         principal: &Principal,
         id: &ConversationId,
@@ -274,7 +279,7 @@ impl Web {
     }
 
     /// Removes the parts of a problem that a client may not see.
-    pub(super) fn shown(&self, problem: Problem) -> Problem {
+    pub(crate) fn shown(&self, problem: Problem) -> Problem {
         if self.0.reveals_owner { problem } else { problem.without_address() }
     }
 }

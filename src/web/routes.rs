@@ -18,7 +18,7 @@ use futures_util::future::{BoxFuture, FutureExt};
 use serde::Serialize;
 
 use super::{
-    Action, Problem, StartRequest, Web,
+    Action, Principal, Problem, StartRequest, Web,
     feed::{self, Positions, Watch},
     gate::{Call, Handler},
     guard::guard,
@@ -28,10 +28,10 @@ use super::{
     },
 };
 use crate::{
-    manager::Listed,
+    manager::{Listed, OpenedSession},
     message::{Attachment, Content, Message, MessageId, ResultBlock, Source, Timestamp},
-    session::{Session, SessionCommand, SessionSnapshot, check_title},
-    store::{ConversationId, Page},
+    session::{Mode, Session, SessionCommand, SessionSnapshot, check_title},
+    store::{ConversationId, Labels, Page},
 };
 
 /// A route: its method, its path, the action that it needs, and its handler. A handler cannot be reached without the
@@ -138,8 +138,7 @@ impl Call {
     }
 
     fn may_list(&self, listed: &Listed) -> bool {
-        let labels = &listed.summary.labels;
-        self.principal.owns(labels) && self.web.0.hooks.access.permits(&self.principal, Action::List, labels)
+        self.web.may_list(&self.principal, &listed.summary.labels)
     }
 
     fn check_model(&self, model: Option<&String>) -> Result<(), Problem> {
@@ -170,24 +169,9 @@ async fn list(call: Call) -> Result<Response, Problem> {
 
 async fn create(mut call: Call) -> Result<Response, Problem> {
     let new: NewConversation = call.json(call.web.0.limits.body).await?;
-    let web = &call.web;
-    if web.is_draining() {
-        return Err(Problem::draining());
-    }
-    if !web.0.hooks.access.permits(&call.principal, Action::Create, call.principal.labels()) {
-        return Err(Problem::forbidden("This principal cannot create conversations."));
-    }
     call.check_model(new.model.as_ref())?;
-    let labels = call.principal.labels();
-    let request = StartRequest { labels: labels.clone(), model: new.model, ..StartRequest::default() };
-    let options = web.0.hooks.agents.start(&call.principal, &request).await?;
-    let mut options = options.add_labels(labels).map_err(|error| Problem::internal(&error))?.subscribe(None);
-    if let Some(title) = new.title {
-        options = options.title(title);
-    }
-    let id = ConversationId::generate();
-    // A conversation with a given id is stored at once, even without a prompt.
-    web.within_room(web.0.manager.create_with_id(&id, options)).await?;
+    let opened = call.web.create(&call.principal, new, None).await?;
+    let id = opened.session.id().clone();
     let location = HeaderValue::try_from(format!("{}/conversations/{id}", call.base));
     let mut response = json(&Created { id });
     *response.status_mut() = StatusCode::CREATED;
@@ -195,6 +179,44 @@ async fn create(mut call: Call) -> Result<Response, Problem> {
         response.headers_mut().insert(header::LOCATION, location);
     }
     Ok(response)
+}
+
+impl Web {
+    /// Returns whether a conversation with these labels is in the principal's list.
+    pub(crate) fn may_list(&self, principal: &Principal, labels: &Labels) -> bool {
+        principal.owns(labels) && self.permits(principal, Action::List, labels)
+    }
+
+    /// Returns whether the principal may perform this action on a conversation with these labels.
+    pub(crate) fn permits(&self, principal: &Principal, action: Action, labels: &Labels) -> bool {
+        self.0.hooks.access.permits(principal, action, labels)
+    }
+
+    /// Creates a conversation of the principal.
+    pub(crate) async fn create(
+        &self,
+        principal: &Principal,
+        new: NewConversation,
+        mode: Option<Mode>,
+    ) -> Result<OpenedSession, Problem> {
+        if self.is_draining() {
+            return Err(Problem::draining());
+        }
+        let labels = principal.labels();
+        if !self.0.hooks.access.permits(principal, Action::Create, labels) {
+            return Err(Problem::forbidden("This principal cannot create conversations."));
+        }
+        let request = StartRequest { labels: labels.clone(), model: new.model, ..StartRequest::default() };
+        let options = self.0.hooks.agents.start(principal, &request).await?;
+        let mut options =
+            options.add_labels(labels).map_err(|error| Problem::internal(&error))?.subscribe(mode);
+        if let Some(title) = new.title {
+            options = options.title(title);
+        }
+        // A conversation with a given id is stored at once, even without a prompt.
+        let id = ConversationId::generate();
+        self.within_room(self.0.manager.create_with_id(&id, options)).await
+    }
 }
 
 async fn read(call: Call) -> Result<Response, Problem> {

@@ -25,7 +25,7 @@ pub(crate) struct Subject {
     pub(crate) bare: Bare,
 }
 
-/// A database as a program uses it without a store.
+/// A database that is used directly, without a store.
 pub(crate) enum Bare {
     #[cfg(feature = "sqlite")]
     Sqlite { connection: rusqlite::Connection, file: std::path::PathBuf },

@@ -118,7 +118,7 @@ async fn all(
 
 async fn list(what: &str, store: &dyn Store, offset: usize, goal: &str) {
     let mut figures = Vec::new();
-    // If the store has summaries, the first list updates the outdated ones.
+    // The first list has its own row, because in a store with summaries, it updates the outdated summaries.
     for _ in 0..size(10, 2) {
         let begun = Instant::now();
         let listed = store.list(Page::first(50).from(offset)).await.expect("the list is read");

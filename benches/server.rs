@@ -76,7 +76,7 @@ async fn serve(answer: Arc<Answer>, pace: &Pace) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
     println!("{}", listener.local_addr().expect("it is bound"));
     std::io::stdout().flush().expect("the parent reads the output");
-    // The server ends together with the process that started it, because its input then ends.
+    // When the process that started the server ends, the server's standard input is closed, and the server ends too.
     tokio::task::spawn_blocking(|| {
         let _ = std::io::stdin().lines().count();
         std::process::exit(0);

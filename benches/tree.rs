@@ -29,7 +29,7 @@ fn main() {
     let rounds = size(15, 2);
     let message = hello();
 
-    // This is measured first, because later allocations would reuse freed memory.
+    // Measure the memory first, because later allocations would reuse freed memory.
     head("memory of the tree, messages apart");
     let before = resident();
     let tree = grow(nodes, &message);

@@ -44,7 +44,7 @@ struct FilePath {
     path: String,
 }
 
-/// The tools can only read, and they can read only below the working directory.
+/// Returns the path if it is below the working directory, because the tools may read only there.
 fn inside(path: &str) -> Result<&Path, ToolError> {
     let path = Path::new(path);
     let up = path
@@ -69,7 +69,7 @@ async fn count_lines(input: FilePath, _: ToolContext) -> Result<String, ToolErro
     Ok(format!("{} has {} lines", input.path, text.lines().count()))
 }
 
-/// Continues the run until the model has called `finish`.
+/// Callbacks that continue the run until the model has called `finish`.
 struct UntilFinished;
 
 #[async_trait]
@@ -140,7 +140,7 @@ async fn work(model: &Model, options: &Options, goal: &str) -> Result<(), Box<dy
         };
         printer.event(&numbered.event);
         match &*numbered.event {
-            // This is either the goal or a message with which `handle_turn` continues the run.
+            // A user message with text is either the goal or a message with which `handle_turn` continues the run.
             Event::Message { message, step, .. }
                 if message.role == Role::User && !message.text().is_empty() =>
             {

@@ -289,7 +289,7 @@ impl Chat {
 
     async fn say(&mut self, prompt: impl Into<Prompt>) -> Result<(), SessionError> {
         match self.conversation.session.prompt(prompt).await? {
-            // The event `Staged` shows it.
+            // The prompt is shown when its event `Staged` arrives.
             Accepted::Staged { .. } | Accepted::Known { .. } => {}
             _ => self.runs += 1,
         }

@@ -65,7 +65,7 @@ async fn main() -> ExitCode {
     }
 }
 
-/// Pauses at each permission request, so that a person decides.
+/// Callbacks that pause at each permission request, so that a person decides.
 struct AskFirst;
 
 #[async_trait]

@@ -136,7 +136,7 @@ async fn begin(
     question: String,
     screen: Screen,
 ) -> Result<ConversationId, BoxError> {
-    // This waits while too many conversations are open.
+    // `create` waits while too many conversations are open.
     let opened = manager.create(options).await?;
     let id = opened.session.id().clone();
     let opened = say(opened, &question, &screen).await?;

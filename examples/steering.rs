@@ -24,8 +24,8 @@ use omni_agent::{
 };
 use support::{Printer, explain};
 
-/// Sends only the last messages of a long conversation. The agent's history stays complete. If a tool use is cut off
-/// but its result is kept, the agent repairs the request before sending it.
+/// Callbacks that send only the last messages of a long conversation. The agent's history stays complete. If a tool use
+/// is cut off but its result is kept, the agent repairs the request before sending it.
 struct Trim {
     keep: usize,
 }

@@ -90,7 +90,8 @@ async fn serve() -> Result<(), Box<dyn Error>> {
     let agents = move |_: &Principal, request: &StartRequest| Ok(agent(&model, &options, request));
     let web = Web::builder(manager.clone(), access, agents)
         .models(names)
-        // A page of another site cannot reach the server by a name that it has redirected to loopback.
+        // Accept only these hosts. Otherwise, another site could reach the server by a name that it has redirected to
+        // loopback (DNS rebinding).
         .hosts([address.to_string(), format!("localhost:{}", address.port())])
         .build();
     let app = Router::new().nest("/agent", web.router()).merge(page::router(&models));
@@ -133,7 +134,8 @@ fn agent(model: &Model, options: &Options, request: &StartRequest) -> OpenOption
     let mut agent = Agent::builder().model(model.clone()).max_steps(20);
     agent = tools::add_to(agent);
     if request.conversation.is_none() {
-        // These parts are stored with the conversation. In a stored conversation, they would replace the stored ones.
+        // Set these parts only for a new conversation, with which they are stored. For a stored conversation, they
+        // would replace the stored values.
         agent = agent.options(options.clone()).system("You are a helpful assistant. Answer in Markdown.");
         if let Some(name) = &request.model {
             agent = agent.model(name.as_str());

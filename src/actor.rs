@@ -86,7 +86,7 @@ impl<S> Termination<S> {
     }
 }
 
-/// Wakes one task. A signal that is given before the wait is kept. Two signals count as one.
+/// A signal that wakes one task. If the signal is given before the task waits, it is kept. Two signals count as one.
 #[derive(Debug, Default)]
 pub(crate) struct Signal {
     is_given: AtomicBool,
@@ -125,8 +125,8 @@ pub(crate) async fn call_weakly<C, T, S>(
     let commands = commands?;
     commands.send(command(reply)).await.ok()?;
     drop(commands);
-    // As in `call`, waiting for the reply alone could take forever. Here `termination` reports the actor's end, whereas
-    // in `call` the channel does.
+    // The reply never arrives if the command is sent while the receiver is being dropped (see `call`). This function
+    // holds no sender, so it learns of the actor's end from `termination`.
     tokio::select! {
         biased;
         answer = &mut answer => answer.ok(),

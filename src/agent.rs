@@ -245,8 +245,8 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// The errors of [`prompt`](Agent::prompt), except that [`AgentError::Busy`] replaces `ResultsWhileBusy` and is
-    /// returned whenever a run is active. [`AgentError::KnownPrompt`] is returned if the prompt's id is known.
+    /// Returns the errors of [`prompt`](Agent::prompt), except that [`AgentError::Busy`] replaces `ResultsWhileBusy`
+    /// and is returned whenever a run is active. [`AgentError::KnownPrompt`] is returned if the prompt's id is known.
     /// [`AgentError::Cancelled`] and [`AgentError::Failed`] contain the messages that were discarded.
     ///
     /// # Cancel safety
@@ -273,8 +273,8 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// The errors of [`ask`](Agent::ask). [`AgentError::InvalidOutputSchema`] if the type has no usable schema.
-    /// [`AgentError::Output`] if the response does not match the schema or the type.
+    /// Returns the errors of [`ask`](Agent::ask). Returns [`AgentError::InvalidOutputSchema`] if the type has no usable
+    /// schema. Returns [`AgentError::Output`] if the response does not match the schema or the type.
     ///
     /// # Cancel safety
     ///
@@ -302,8 +302,8 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// [`AgentError::NotStaged`] if no prompt with this id is staged, because it was used, withdrawn or never staged.
-    /// [`AgentError::Stopped`] if the agent has ended.
+    /// Returns [`AgentError::NotStaged`] if no prompt with this id is staged, because it was used, withdrawn or never
+    /// staged. Returns [`AgentError::Stopped`] if the agent has ended.
     pub async fn unstage(&self, id: impl Into<PromptId>) -> Result<Arc<Prompt>, AgentError> {
         let id = id.into();
         self.call(|reply| Command::Unstage(id, reply)).await?
@@ -314,9 +314,9 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// [`AgentError::NotPaused`] if the agent is not paused. [`AgentError::StaleResume`] if the tool use does not wait
-    /// for a decision, for example because somebody else has decided. A decision never applies to a newer tool use
-    /// than the one it was made for. [`AgentError::Stopped`] if the agent has ended.
+    /// Returns [`AgentError::NotPaused`] if the agent is not paused. Returns [`AgentError::StaleResume`] if the tool
+    /// use does not wait for a decision, for example because somebody else has decided. A decision never applies to a
+    /// newer tool use than the one it was made for. Returns [`AgentError::Stopped`] if the agent has ended.
     pub async fn resume(&self, tool_use: impl Into<ToolUseId>, decision: Decision) -> Result<(), AgentError> {
         self.decide(Resume { tool_use: tool_use.into(), turn: None, decision, by: None }).await
     }
@@ -327,7 +327,7 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// The errors of [`resume`](Self::resume), and [`AgentError::LongName`].
+    /// Returns the errors of [`resume`](Self::resume), and [`AgentError::LongName`].
     pub async fn resume_as(
         &self,
         tool_use: impl Into<ToolUseId>,
@@ -346,10 +346,10 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// [`AgentError::Idle`] if no run is active. There is one exception: if a `handle_event` is running between two
-    /// runs, the call succeeds, drops the `handle_event` together with its event, and logs a warning. An event whose
-    /// `handle_event` was not polled yet remains queued and is handled next. [`AgentError::Stopped`] if the agent has
-    /// ended.
+    /// Returns [`AgentError::Idle`] if no run is active. There is one exception: if a `handle_event` is running between
+    /// two runs, the call succeeds, drops the `handle_event` together with its event, and logs a warning. An event
+    /// whose `handle_event` was not polled yet remains queued and is handled next. Returns [`AgentError::Stopped`] if
+    /// the agent has ended.
     pub async fn cancel(&self) -> Result<(), AgentError> {
         self.call(Command::Cancel).await?
     }
@@ -364,7 +364,7 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// The errors of [`cancel`](Agent::cancel).
+    /// Returns the errors of [`cancel`](Agent::cancel).
     pub async fn interrupt(&self) -> Result<(), AgentError> {
         self.call(Command::Interrupt).await?
     }
@@ -377,7 +377,8 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// [`AgentError::TooManyEvents`] if the queue is full. [`AgentError::Stopped`] if the agent has ended.
+    /// Returns [`AgentError::TooManyEvents`] if the queue is full. Returns [`AgentError::Stopped`] if the agent has
+    /// ended.
     pub async fn notify<E: Any + Send>(&self, event: E) -> Result<(), AgentError> {
         let event: Box<dyn Any + Send> = Box::new(event);
         self.call(|reply| Command::Notify(event, reply)).await?
@@ -392,11 +393,12 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// [`AgentError::Busy`] if the agent is not idle. [`AgentError::Refused`] or [`AgentError::Model`] if `edit`
-    /// returned an error, and [`AgentError::Panicked`] if `edit` panicked. [`AgentError::HistoryOwned`] if `edit`
-    /// changes the history of a session's agent. [`AgentError::ZeroSteps`], [`AgentError::ZeroTimeout`],
-    /// [`AgentError::InvalidOutputSchema`] or [`AgentError::InvalidHistory`] if the edited copy is invalid.
-    /// [`AgentError::Stopped`] if the agent has ended.
+    /// Returns [`AgentError::Busy`] if the agent is not idle. Returns [`AgentError::Refused`] or [`AgentError::Model`]
+    /// if `edit` returned an error, and [`AgentError::Panicked`] if `edit` panicked. Returns
+    /// [`AgentError::HistoryOwned`] if `edit` changes the history of a session's agent. Returns
+    /// [`AgentError::ZeroSteps`], [`AgentError::ZeroTimeout`], [`AgentError::InvalidOutputSchema`] or
+    /// [`AgentError::InvalidHistory`] if the edited copy is invalid. Returns [`AgentError::Stopped`] if the agent has
+    /// ended.
     #[doc(alias = "switch model")]
     pub async fn set_state<F>(&self, edit: F) -> Result<(), AgentError>
     where
@@ -409,7 +411,7 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// [`AgentError::Stopped`] if the agent has ended.
+    /// Returns [`AgentError::Stopped`] if the agent has ended.
     pub async fn state(&self) -> Result<State, AgentError> {
         Ok(*self.call(Command::State).await?)
     }
@@ -418,7 +420,7 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// [`AgentError::Stopped`] if the agent has ended.
+    /// Returns [`AgentError::Stopped`] if the agent has ended.
     pub async fn status(&self) -> Result<Status, AgentError> {
         self.call(Command::Status).await
     }
@@ -427,7 +429,7 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// [`AgentError::Stopped`] if the agent has ended. [`Agent::end`] then contains its last snapshot.
+    /// Returns [`AgentError::Stopped`] if the agent has ended. [`Agent::end`] then contains its last snapshot.
     pub async fn snapshot(&self) -> Result<Snapshot, AgentError> {
         Ok(*self.call(Command::Snapshot).await?)
     }
@@ -437,7 +439,7 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// [`AgentError::Stopped`] if the agent has ended.
+    /// Returns [`AgentError::Stopped`] if the agent has ended.
     pub async fn subscribe(&self) -> Result<AgentSubscription, AgentError> {
         self.subscribe_after(None).await
     }
@@ -448,7 +450,7 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// [`AgentError::Stopped`] if the agent has ended.
+    /// Returns [`AgentError::Stopped`] if the agent has ended.
     pub async fn resume_from(&self, last: EventId) -> Result<AgentSubscription, AgentError> {
         self.subscribe_after(Some(last)).await
     }
@@ -467,7 +469,7 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// [`AgentError::Stopped`] if the agent ends before it is idle.
+    /// Returns [`AgentError::Stopped`] if the agent ends before it is idle.
     ///
     /// # Cancel safety
     ///
@@ -489,8 +491,8 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// [`AgentError::Deadline`] if something was cut off. The error lists the tools that are still running. The agent
-    /// has ended nevertheless.
+    /// Returns [`AgentError::Deadline`] if something was cut off. The error lists the tools that are still running. The
+    /// agent has ended nevertheless.
     pub async fn stop(&self, deadline: Duration) -> Result<(), AgentError> {
         self.end_within(deadline, InFlight::Keep).await
     }
@@ -501,7 +503,7 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// The errors of [`stop`](Agent::stop).
+    /// Returns the errors of [`stop`](Agent::stop).
     pub async fn stop_discarding(&self, deadline: Duration) -> Result<(), AgentError> {
         self.end_within(deadline, InFlight::Discard).await
     }

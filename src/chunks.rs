@@ -8,10 +8,10 @@ const BITS: u32 = 5;
 
 /// A sequence whose clones share common parts: O(1) to clone, amortized O(1) to extend, and changeable at any index. A
 /// change copies the leaf that holds the value and the branches above it, each at most once after a clone.
-// A radix trie of full leaves. The last, growing leaf is separate, so that a push after a clone copies no branches.
-// An empty sequence allocates no memory.
+// The sequence is a radix trie of full leaves, plus the last, growing leaf. This leaf is separate, so that a push after
+// a clone copies no branches. An empty sequence allocates no memory.
 pub(crate) struct Chunks<T> {
-    /// In an `Arc`, so that an empty sequence is small.
+    /// The trie of the full leaves, in an `Arc`, so that an empty sequence is small.
     root: Option<Arc<Tier<T>>>,
     tail: Option<Arc<Vec<T>>>,
     len: usize,
@@ -146,8 +146,8 @@ impl<T: Clone> Chunks<T> {
     pub(crate) fn push(&mut self, value: T) {
         let tail = self.tail.get_or_insert_default();
         if Arc::get_mut(tail).is_none() {
-            // A tail that a clone shares is copied with spare capacity, so that the push does not allocate
-            // again. Powers of two never exceed the width of a leaf.
+            // If a clone shares the tail (the last, growing leaf), the copy gets spare capacity, so that the push does
+            // not allocate again. The capacity never exceeds `WIDTH`, which is a power of two.
             let mut copy = Vec::with_capacity((tail.len() + 1).next_power_of_two().max(4));
             copy.extend_from_slice(tail);
             *tail = Arc::new(copy);

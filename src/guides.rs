@@ -8,7 +8,7 @@
 //! 6. [A web service](web_services)
 //! 7. [Testing an application](testing)
 //! 8. [Tools of MCP servers](mcp_servers)
-//! 9. [Serving an agent to editors](serving)
+//! 9. [Serving an agent to other programs](serving)
 //! 10. [Telemetry](telemetry)
 //! 11. [Writing a provider, a store or a backend](extending)
 //! 12. [Coming from Elixir's Omni Agent](from_elixir)
@@ -25,7 +25,7 @@ pub mod sessions_and_branches {}
 pub mod stores {}
 #[doc = include_str!("../docs/many-conversations.md")]
 pub mod many_conversations {}
-// Its links lead to items of the feature `web`.
+// This guide links to items that need the feature `web`.
 #[doc = include_str!("../docs/web.md")]
 #[cfg_attr(not(feature = "web"), allow(rustdoc::broken_intra_doc_links))]
 pub mod web_services {}

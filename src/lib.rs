@@ -33,7 +33,7 @@
 //! | [`manager`] | many sessions by id |
 //! | `mcp` | tools of servers of the Model Context Protocol; needs the feature `mcp` |
 //! | `web` | a manager behind HTTP, as an axum router; needs the feature `web`: see [a web service](guides::web_services) |
-//! | `serve` | a manager as an agent for editors, over the Agent Client Protocol; needs the feature `acp` |
+//! | `serve` | a manager as an agent for editors and as an MCP server; needs the feature `acp` or `mcp-server` |
 //!
 //! The [`guides`] explain the layers step by step, beginning with [getting started](guides::getting_started).
 //!
@@ -88,6 +88,7 @@
 //! | `postgres` | no | conversations in PostgreSQL, for several machines |
 //! | `acp` | no | the Agent Client Protocol. Coding agents as backends: [`AcpBackend`](https://docs.rs/omni-agent/latest/omni_agent/provider/backend/acp/struct.AcpBackend.html). A manager as an agent for editors: [`serve::acp`](https://docs.rs/omni-agent/latest/omni_agent/serve/acp/index.html) |
 //! | `mcp` | no | tools of servers of the Model Context Protocol: [`mcp`](https://docs.rs/omni-agent/latest/omni_agent/mcp/index.html) |
+//! | `mcp-server` | no | a manager's conversations as tools of an MCP server: [`serve::mcp`](https://docs.rs/omni-agent/latest/omni_agent/serve/mcp/index.html) |
 //! | `schema` | no | JSON Schemas of updates and commands, for clients in other languages: [`schema`](https://docs.rs/omni-agent/latest/omni_agent/schema/index.html) |
 //! | `web` | no | a manager behind HTTP, as an axum router, with streams for the AI SDK and AG-UI: [`web`](https://docs.rs/omni-agent/latest/omni_agent/web/index.html) |
 //! | `otel-metrics` | no | metrics through the API crate of OpenTelemetry: [`telemetry::OtelRecorder`](https://docs.rs/omni-agent/latest/omni_agent/telemetry/struct.OtelRecorder.html); spans need no feature |
@@ -134,7 +135,7 @@ mod process;
 pub mod provider;
 #[cfg(feature = "schema")]
 pub mod schema;
-#[cfg(feature = "acp")]
+#[cfg(any(feature = "acp", feature = "mcp-server"))]
 pub mod serve;
 pub mod session;
 mod setters;

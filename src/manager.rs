@@ -336,7 +336,7 @@ impl Manager {
     ///
     /// # Errors
     ///
-    /// [`ManagerError::ShutDown`], [`ManagerError::NoRoom`], or an error of
+    /// Returns [`ManagerError::ShutDown`], [`ManagerError::NoRoom`], or an error of
     /// [`SessionBuilder::create`](crate::session::SessionBuilder::create).
     pub async fn create(&self, start: impl Into<OpenOptions>) -> Result<OpenedSession, ManagerError> {
         self.0.open(ConversationId::generate(), start.into(), Beginning::Generated).await
@@ -346,8 +346,8 @@ impl Manager {
     ///
     /// # Errors
     ///
-    /// The errors of [`create`](Self::create). If the id is taken, [`ManagerError::AlreadyExists`] or the store's
-    /// [`AlreadyExists`](crate::store::StoreError::AlreadyExists).
+    /// Returns the errors of [`create`](Self::create). If the id is taken, returns [`ManagerError::AlreadyExists`] or
+    /// the store's [`AlreadyExists`](crate::store::StoreError::AlreadyExists).
     pub async fn create_with_id(
         &self,
         id: &ConversationId,
@@ -363,8 +363,8 @@ impl Manager {
     ///
     /// # Errors
     ///
-    /// [`ManagerError::ShutDown`], [`ManagerError::NoRoom`], [`ManagerError::OpenElsewhere`] with the current owner, or
-    /// an error of [`SessionBuilder::open`](crate::session::SessionBuilder::open).
+    /// Returns [`ManagerError::ShutDown`], [`ManagerError::NoRoom`], [`ManagerError::OpenElsewhere`] with the current
+    /// owner, or an error of [`SessionBuilder::open`](crate::session::SessionBuilder::open).
     pub async fn open(
         &self,
         id: &ConversationId,
@@ -377,8 +377,8 @@ impl Manager {
     ///
     /// # Errors
     ///
-    /// The errors of [`open`](Self::open) and [`create_with_id`](Self::create_with_id). If several processes create the
-    /// conversation at the same time, one succeeds. The other processes get
+    /// Returns the errors of [`open`](Self::open) and [`create_with_id`](Self::create_with_id). If several processes
+    /// create the conversation at the same time, one succeeds. The other processes get
     /// [`AlreadyExists`](crate::store::StoreError::AlreadyExists) and can try again.
     pub async fn open_or_create(
         &self,
@@ -410,7 +410,7 @@ impl Manager {
     ///
     /// # Errors
     ///
-    /// The errors of [`close`](Manager::close).
+    /// Returns the errors of [`close`](Manager::close).
     pub async fn close_discarding(&self, id: &ConversationId) -> Result<(), ManagerError> {
         self.0.close(id, InFlight::Discard).await
     }
@@ -461,7 +461,7 @@ impl Manager {
     ///
     /// # Errors
     ///
-    /// The errors of [`rename`](Manager::rename).
+    /// Returns the errors of [`rename`](Manager::rename).
     ///
     /// # Cancel safety
     ///
@@ -476,7 +476,7 @@ impl Manager {
     }
 
     /// Returns the labels of a conversation, whether it is open or not.
-    #[cfg(any(feature = "acp", feature = "web"))]
+    #[cfg(any(feature = "acp", feature = "mcp-server", feature = "web"))]
     pub(crate) async fn labels_of(&self, id: &ConversationId) -> Result<Labels, ManagerError> {
         let open = self.0.registry().open_session(id);
         match open {
@@ -527,8 +527,8 @@ impl Manager {
     ///
     /// # Errors
     ///
-    /// The error of the store. [`StoreError::Unsupported`](crate::store::StoreError::Unsupported) if there is a filter
-    /// and the store does not support labels.
+    /// Returns the error of the store, such as [`StoreError::Unsupported`](crate::store::StoreError::Unsupported) if
+    /// there is a filter and the store does not support labels.
     pub async fn list(&self, listing: impl Into<Listing>) -> Result<Vec<Listed>, ManagerError> {
         let Listing { filter, page } = listing.into();
         let stored = self.0.store.list_where(&filter, page).await?;
@@ -540,9 +540,9 @@ impl Manager {
     ///
     /// # Errors
     ///
-    /// The error of the store. [`StoreError::InvalidQuery`](crate::store::StoreError::InvalidQuery) if the query can't
-    /// be understood, and [`StoreError::Unsupported`](crate::store::StoreError::Unsupported) if the store does not
-    /// support searches.
+    /// Returns the error of the store, such as [`StoreError::InvalidQuery`](crate::store::StoreError::InvalidQuery) if
+    /// the query can't be understood, or [`StoreError::Unsupported`](crate::store::StoreError::Unsupported) if the
+    /// store does not support searches.
     pub async fn search(&self, query: &str, listing: impl Into<Listing>) -> Result<Found, ManagerError> {
         let Listing { filter, page } = listing.into();
         Ok(self.0.store.search(&filter, &query.parse()?, page).await?)
@@ -553,8 +553,8 @@ impl Manager {
     ///
     /// # Errors
     ///
-    /// The error of the store. [`StoreError::Unsupported`](crate::store::StoreError::Unsupported) if the store keeps no
-    /// usage ledger.
+    /// Returns the error of the store, such as [`StoreError::Unsupported`](crate::store::StoreError::Unsupported) if
+    /// the store keeps no usage ledger.
     pub async fn used(
         &self,
         filter: &Filter,
@@ -667,13 +667,13 @@ pub struct Shutdown {
 }
 
 impl Shutdown {
-    /// Interrupts runs at once and gives each session this long to save.
+    /// Interrupts runs at once, and gives each session the time `deadline` to save its changes.
     pub fn within(deadline: Duration) -> Self {
         Self { grace: Duration::ZERO, deadline }
     }
 
-    /// Gives active runs this long to finish before they are interrupted. The time of the deadline begins after the
-    /// grace period.
+    /// Gives active runs the time `grace` to finish before they are interrupted. The time of the deadline begins after
+    /// the grace period.
     pub fn with_grace(self, grace: Duration) -> Self {
         Self { grace, ..self }
     }

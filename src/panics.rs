@@ -13,7 +13,7 @@ use crate::text::clip;
 /// Runs `work`. If `work` panics, returns the panic message as the error.
 #[inline]
 pub(crate) fn contained<T>(work: impl FnOnce() -> T) -> Result<T, String> {
-    // After a panic, state that the closure has only partly changed is not used.
+    // `AssertUnwindSafe` is correct here: after a panic, callers do not use state that `work` has only partly changed.
     catch_unwind(AssertUnwindSafe(work)).map_err(panic_message)
 }
 
@@ -21,8 +21,8 @@ pub(crate) fn contained<T>(work: impl FnOnce() -> T) -> Result<T, String> {
 ///
 /// # Cancel safety
 ///
-/// The same as `work`.
-// Not an `async fn`, because that would store `work` twice.
+/// As cancel-safe as `work`.
+// This is not an `async fn`, because the future of an `async fn` would store `work` twice.
 #[inline]
 pub(crate) fn contained_async<T>(work: impl Future<Output = T>) -> impl Future<Output = Result<T, String>> {
     AssertUnwindSafe(work).catch_unwind().map(|outcome| outcome.map_err(panic_message))

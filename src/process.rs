@@ -18,12 +18,12 @@ use tokio::{sync::watch, time::timeout};
 
 use crate::sync::lock;
 
-/// How often to check whether the program has ended, on systems that do not report the end.
+/// The time between two checks for the program's end, on systems that do not report the end.
 #[cfg(any(not(unix), target_os = "openbsd"))]
 const LOOK: Duration = Duration::from_millis(20);
 
-/// How long to wait until killed processes are gone. A process that still exists after this time has no parent that
-/// reaps it, as in a container without an init process.
+/// The maximum time to wait until killed processes are gone. A process that still exists after this time has no parent
+/// that reaps it, as in a container without an init process.
 #[cfg(unix)]
 const GOING: Duration = Duration::from_millis(200);
 
@@ -83,7 +83,8 @@ impl Process {
         let process = Self { held: Arc::clone(&held), ended };
         thread::Builder::new().name("omni-process".to_owned()).stack_size(256 * 1024).spawn(move || {
             let status = reap(&held);
-            // A program that exits successfully has already ended the processes that it started.
+            // A program that exits successfully has already ended the processes that it started. After any other exit,
+            // kill the processes that remain.
             #[cfg(target_os = "linux")]
             if !status.as_ref().is_ok_and(ExitStatus::success) {
                 mark.kill_all();

@@ -170,7 +170,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// [`SessionError::Busy`], [`UnknownNode`](SessionError::UnknownNode), [`NotUser`](SessionError::NotUser),
+    /// Returns [`SessionError::Busy`], [`UnknownNode`](SessionError::UnknownNode), [`NotUser`](SessionError::NotUser),
     /// [`ToolResults`](SessionError::ToolResults), [`StoreBehind`](SessionError::StoreBehind), or the agent's error for
     /// invalid settings.
     pub async fn regenerate(&self, again: impl Into<Regenerate>) -> Result<(), SessionError> {
@@ -181,7 +181,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// The errors of [`regenerate`](Self::regenerate), and the run's errors as in [`ask`](Self::ask).
+    /// Returns the errors of [`regenerate`](Self::regenerate), and the run's errors as in [`ask`](Self::ask).
     ///
     /// # Cancel safety
     ///
@@ -204,7 +204,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// [`SessionError::Busy`], [`UnknownNode`](SessionError::UnknownNode),
+    /// Returns [`SessionError::Busy`], [`UnknownNode`](SessionError::UnknownNode),
     /// [`NotAssistant`](SessionError::NotAssistant), [`OpenToolUses`](SessionError::OpenToolUses),
     /// [`StoreBehind`](SessionError::StoreBehind), or the agent's error if it refuses the prompt.
     pub async fn branch(
@@ -219,7 +219,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// The errors of [`branch`](Self::branch), and the run's errors as in [`ask`](Self::ask).
+    /// Returns the errors of [`branch`](Self::branch), and the run's errors as in [`ask`](Self::ask).
     ///
     /// # Cancel safety
     ///
@@ -243,7 +243,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// [`SessionError::Busy`], [`UnknownNode`](SessionError::UnknownNode), [`NotUser`](SessionError::NotUser),
+    /// Returns [`SessionError::Busy`], [`UnknownNode`](SessionError::UnknownNode), [`NotUser`](SessionError::NotUser),
     /// [`ToolResults`](SessionError::ToolResults), [`StoreBehind`](SessionError::StoreBehind), or the agent's error if
     /// it refuses the prompt.
     pub async fn edit(&self, user: NodeId, prompt: impl Into<Prompt>) -> Result<(), SessionError> {
@@ -254,7 +254,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// The errors of [`edit`](Self::edit), and the run's errors as in [`ask`](Self::ask).
+    /// Returns the errors of [`edit`](Self::edit), and the run's errors as in [`ask`](Self::ask).
     ///
     /// # Cancel safety
     ///
@@ -291,7 +291,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// [`SessionError::Busy`] or [`SessionError::UnknownNode`].
+    /// Returns [`SessionError::Busy`] or [`SessionError::UnknownNode`].
     pub async fn navigate(&self, node: impl Into<Option<NodeId>>) -> Result<(), SessionError> {
         let node = node.into();
         self.call(|reply| Command::Navigate(node, reply)).await?
@@ -301,7 +301,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// [`SessionError::Ended`].
+    /// Returns [`SessionError::Ended`] if the session has ended.
     pub async fn tree(&self) -> Result<Tree, SessionError> {
         self.call(Command::Tree).await
     }
@@ -315,7 +315,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// [`SessionError::Ended`], or [`SessionError::LongTitle`] if the title has more than 1,024 bytes.
+    /// Returns [`SessionError::Ended`], or [`SessionError::LongTitle`] if the title has more than 1,024 bytes.
     pub async fn set_title(&self, title: Option<&str>) -> Result<(), SessionError> {
         check_title(title)?;
         let title = title.map(Arc::from);
@@ -326,7 +326,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// [`SessionError::Ended`].
+    /// Returns [`SessionError::Ended`] if the session has ended.
     pub async fn labels(&self) -> Result<Labels, SessionError> {
         self.call(Command::Labels).await
     }
@@ -338,7 +338,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// [`SessionError::Ended`].
+    /// Returns [`SessionError::Ended`] if the session has ended.
     pub async fn set_labels(&self, labels: Labels) -> Result<(), SessionError> {
         self.call(|reply| Command::SetLabels(labels, reply)).await
     }
@@ -388,7 +388,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// [`SessionError::Ended`], or [`SessionError::LongTitle`] if the title has more than 1,024 bytes.
+    /// Returns [`SessionError::Ended`], or [`SessionError::LongTitle`] if the title has more than 1,024 bytes.
     pub async fn suggest_title(&self, title: &str) -> Result<bool, SessionError> {
         check_title(Some(title))?;
         let title = Arc::from(title);
@@ -399,7 +399,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// [`SessionError::Ended`].
+    /// Returns [`SessionError::Ended`] if the session has ended.
     pub async fn title(&self) -> Result<Option<Arc<str>>, SessionError> {
         self.call(Command::Title).await
     }
@@ -408,7 +408,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// [`SessionError::Ended`]. [`Session::end`] then has the last snapshot.
+    /// Returns [`SessionError::Ended`] if the session has ended. [`Session::end`] then returns the last snapshot.
     pub async fn snapshot(&self) -> Result<SessionSnapshot, SessionError> {
         Ok(*self.call(Command::Snapshot).await?)
     }
@@ -418,7 +418,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// [`SessionError::Ended`].
+    /// Returns [`SessionError::Ended`] if the session has ended.
     pub async fn subscribe(&self, mode: Mode) -> Result<SessionSubscription, SessionError> {
         self.subscribe_after(None, mode).await
     }
@@ -434,7 +434,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// [`SessionError::Ended`].
+    /// Returns [`SessionError::Ended`] if the session has ended.
     pub async fn resume_from(&self, last: EventId, mode: Mode) -> Result<SessionSubscription, SessionError> {
         self.subscribe_after(Some(last), mode).await
     }
@@ -463,8 +463,8 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// [`SessionError::Unsaved`] reports the data that was not saved by the deadline. [`SessionError::Ended`] if the
-    /// session ends first.
+    /// [`SessionError::Unsaved`] reports the data that was not saved by the deadline. Returns [`SessionError::Ended`]
+    /// if the session ends first.
     ///
     /// # Cancel safety
     ///
@@ -505,7 +505,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// The errors of [`stop`](Session::stop).
+    /// Returns the errors of [`stop`](Session::stop).
     pub async fn stop_discarding(&self, deadline: Duration) -> Result<(), SessionError> {
         self.end_within(deadline, InFlight::Discard).await
     }
@@ -536,7 +536,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// [`SessionError::Ended`].
+    /// Returns [`SessionError::Ended`] if the session has ended.
     pub async fn sleep(&self) -> Result<bool, SessionError> {
         self.call(Command::Sleep).await
     }
@@ -561,7 +561,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// [`SessionError::Ended`].
+    /// Returns [`SessionError::Ended`] if the session has ended.
     pub(crate) fn keep(&self) -> Result<Guard, SessionError> {
         let weak = self.downgrade();
         let hold = weak.hold()?;

@@ -182,8 +182,8 @@ use crate::{
 /// 2. If the base is an earlier version, and the write that followed it has the same [`WriteId`], then this is a
 ///    repetition of that write, whose result was lost. Nothing is written, and the result is the original result. A
 ///    store therefore keeps the ids of all writes as long as the conversation exists.
-/// 3. Otherwise another writer was faster. The write fails with [`StoreError::Conflict`], which names the current
-///    version, and nothing changes. A base beyond the current version is a conflict, too.
+/// 3. Otherwise, another writer has already written on this base. The write fails with [`StoreError::Conflict`], which
+///    names the current version, and nothing changes. A base beyond the current version is a conflict, too.
 ///
 /// Any number of writers may try at the same time, from any number of handles and processes. Writes to different
 /// conversations do not affect each other.
@@ -194,7 +194,6 @@ use crate::{
 /// **Content is returned exactly as it was written.** Messages are equal to the written messages and encode to the same
 /// bytes. They are stored as the JSON text from `serde_json`, because formats that interpret JSON may reject U+0000,
 /// reorder keys or change numbers. Nodes are returned in the order in which they were committed. Cursors are returned
-/// with their latest values, and state and head as they were last written. A store does not need to interpret nodes.
 /// with their latest values, and state and head as they were last written. A store does not need to interpret nodes.
 /// The writer ensures that parents exist and that ids ascend, and the tree checks this when it is loaded. A store that
 /// keeps a list of writes can use [`Stored`] to apply them one by one.

@@ -124,7 +124,7 @@ impl<'de> Deserialize<'de> for EventId {
 }
 
 /// An event with its id. It is cheap to clone.
-// Not flattened when serialised, because an event may have an `id` field.
+// In the serialised form, the event is a field and is not flattened, because an event may have an `id` field itself.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(inline))]
 #[non_exhaustive]

@@ -270,7 +270,7 @@ impl Provider for ScriptedProvider {
     }
 }
 
-/// Counts a response as streaming until it is dropped.
+/// A guard that counts a response as streaming until it is dropped.
 struct Open(ScriptedProvider);
 
 impl Open {

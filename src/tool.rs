@@ -287,7 +287,7 @@ pub trait Tool: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// The reason why the tool call failed, as a text for the model.
+    /// Returns the reason why the tool call failed, as a text for the model.
     ///
     /// # Cancel safety
     ///

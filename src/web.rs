@@ -98,11 +98,15 @@ mod ui_messages;
 mod view;
 
 pub use access::{Access, Action, Agents, Challenge, InvalidPrincipal, Principal, StartRequest};
+#[cfg(feature = "mcp-server")]
+pub(crate) use guard::guarded;
 pub use problem::Problem;
+#[cfg(any(feature = "mcp-server", feature = "schema"))]
+pub(crate) use requests::NewConversation;
 #[cfg(feature = "schema")]
 pub(crate) use requests::{
-    ApprovalPage, Change, Created, DecisionRequest, ListPage, ListQuery, NewConversation, PeriodQuery,
-    RowsPage, RowsQuery, SearchQuery,
+    ApprovalPage, Change, Created, DecisionRequest, ListPage, ListQuery, PeriodQuery, RowsPage, RowsQuery,
+    SearchQuery,
 };
 pub use view::View;
 
@@ -166,7 +170,7 @@ pub struct WebLimits {
     pub streams: usize,
     /// The maximum number of entries on a page: 200 by default. A request without `limit` gets 50.
     pub page: usize,
-    /// The maximum time to wait for a place among the open sessions: 30 seconds by default.
+    /// The maximum time that a request waits if the maximum number of sessions is open: 30 seconds by default.
     pub room_timeout: Duration,
     /// The time after which a stream ends, so that the client's access is checked again: 15 minutes by default. The
     /// time of each stream differs by up to 10 % from this value.
@@ -227,7 +231,7 @@ impl Web {
     /// settings. A conversation is created with the native routes first, and its id is the id of the chat. With
     /// [`client_ids`](WebBuilder::client_ids), the first message of a chat creates its conversation.
     ///
-    /// The routes speak the protocol of `ai` 7. A client with `ai` 6 adds `?ui=6` to the address of the chat.
+    /// The routes implement the protocol of `ai` 7. A client with `ai` 6 adds `?ui=6` to the address of the chat.
     ///
     /// | route | purpose |
     /// | --- | --- |
@@ -305,6 +309,22 @@ impl Web {
 
     fn is_draining(&self) -> bool {
         self.0.draining.is_cancelled()
+    }
+
+    /// Returns the token that [`drain`](Self::drain) cancels.
+    #[cfg(feature = "mcp-server")]
+    pub(crate) fn draining(&self) -> CancellationToken {
+        self.0.draining.clone()
+    }
+
+    #[cfg(feature = "mcp-server")]
+    pub(crate) fn manager(&self) -> &Manager {
+        &self.0.manager
+    }
+
+    #[cfg(feature = "mcp-server")]
+    pub(crate) fn limits(&self) -> &WebLimits {
+        &self.0.limits
     }
 }
 

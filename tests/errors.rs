@@ -23,7 +23,7 @@ use omni_agent::{
 };
 use serde_json::json;
 
-/// An error with a cause, such as an application or a driver returns.
+/// An error with a cause, like the errors of applications and drivers.
 #[derive(Debug)]
 struct Outer;
 
@@ -230,7 +230,7 @@ async fn display_of_a_sessions_and_a_managers_first_failures_names_the_cause_onc
     let created = manager.create_with_id(&id("b"), Agent::builder().model("nobody:model")).await;
     check("model", &created.err().unwrap(), "add others with Registry::register", &[]);
 
-    // The folder is replaced with a file.
+    // Replace the folder with a file.
     fs::remove_dir_all(&folder.0).unwrap();
     fs::write(&folder.0, "").unwrap();
     let created = Session::builder(Arc::clone(&store)).agent(parrot()).create_with_id(id("c")).await;

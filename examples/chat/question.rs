@@ -121,8 +121,8 @@ impl Field {
         schema["enum"].as_array().map(|choices| choices.iter().filter_map(Value::as_str).collect())
     }
 
-    /// Reads the value in a line. Returns `None` if the line is not a value of the field, and null if the field is left
-    /// out.
+    /// Reads the value in a line. Returns `None` if the line is not a value of the field, and null if the user omits
+    /// the field.
     fn read(&self, line: &str) -> Option<Value> {
         let schema = &self.schema;
         if line.is_empty() {

@@ -16,7 +16,7 @@ use tokio::{sync::mpsc, task::JoinHandle};
 
 use super::support::{dim, first_words};
 
-/// Shows the example's texts together with the manager's table.
+/// A handle with which the example shows its texts together with the manager's table.
 #[derive(Clone)]
 pub(super) struct Screen(mpsc::UnboundedSender<Said>);
 
@@ -28,7 +28,7 @@ enum Said {
 impl Screen {
     /// Shows a line above the table.
     pub(super) fn note(&self, text: &str) {
-        // The table's task runs until the last `Screen` is dropped.
+        // If the manager has ended, the table's task has also ended. The line is then not shown.
         let _ = self.0.send(Said::Note(text.to_owned()));
     }
 

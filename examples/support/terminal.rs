@@ -91,7 +91,7 @@ pub fn dim(text: &str) -> String {
     }
 }
 
-/// Shows events as they arrive.
+/// A printer that shows events as they arrive.
 #[derive(Default)]
 pub struct Printer {
     /// Whether the current line on the screen has text.
@@ -248,7 +248,7 @@ fn advice(kind: ErrorKind) -> Option<&'static str> {
     })
 }
 
-/// Returns how long ago the time was, approximately and in words.
+/// Returns the approximate time since `time`, in words such as "3 hours ago".
 pub fn ago(time: Timestamp) -> String {
     let seconds = Timestamp::now().0.saturating_sub(time.0) / 1000;
     let (count, unit) = match seconds {

@@ -15,9 +15,9 @@ use futures_util::task::AtomicWaker;
 /// A yield that ends only after the runtime has polled all other ready tasks.
 ///
 /// When a task yields, tokio polls all other ready tasks and the future of `block_on` before it wakes the task. But
-/// other wakers can wake the task earlier. In a fast stream, the connection's task wakes it at every chunk. On a
-/// runtime with one thread, these two tasks would keep each other running while the reader waits. So this yield waits
-/// for its own waker.
+/// other wakers can wake the task earlier. In a fast stream, the connection's task wakes the yielding task at every
+/// chunk. On a runtime with one thread, these two tasks would then keep waking each other, and a subscriber's task
+/// would never run. So this yield ends only when its own waker is called.
 #[derive(Default)]
 pub(crate) struct OwnWake {
     over: AtomicBool,

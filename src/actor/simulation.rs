@@ -1,4 +1,4 @@
-//! Random schedules: the parts that the simulators of the cores share.
+//! Runs random schedules of inputs. This module contains the parts that the simulators of several cores share.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -31,12 +31,13 @@ pub(crate) trait Simulated {
     fn lines(&self) -> &[String];
 }
 
-/// Runs as many schedules as the environment variable `OMNI_SCHEDULES` specifies, or only the schedule with the seed in
-/// `OMNI_SEED`. The panic message contains a command that replays the schedule, with `tests` as the test filter.
+/// Runs as many schedules as the environment variable `OMNI_SCHEDULES` specifies (`usual` if it is not set), or only
+/// the schedule with the seed in `OMNI_SEED`. The panic message contains a command that replays the schedule, with
+/// `tests` as the test filter.
 ///
 /// # Panics
 ///
-/// Panics with the first schedule that breaks an invariant.
+/// Panics if a schedule breaks an invariant. The message contains the seed of the first such schedule.
 pub(crate) fn play_all<W: Simulated>(usual: u64, tests: &str) {
     if let Some(seed) = number_from_env("OMNI_SEED") {
         return play::<W>(seed, true).unwrap_or_else(|breach| panic!("schedule {seed}: {breach}"));

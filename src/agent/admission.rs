@@ -4,8 +4,8 @@ use std::{any::Any, future::Future, pin::Pin};
 
 /// Decides how many agents may have a request in flight at once.
 ///
-/// An agent waits for a permit before each request to the model. While it waits, the agent is busy, and its turn's
-/// clock is stopped. Nothing is sent, and the run can be cancelled.
+/// An agent waits for a permit before each request to the model. While the agent waits, its status is busy, the wait
+/// does not count towards the turn's time limit, and the run can be cancelled.
 ///
 /// Callbacks, tools and delays run without a permit, so they may wait for another agent. The exception is a call of
 /// `handle_tool_use` for a question that the service asks while it streams: the request is still in flight, so the

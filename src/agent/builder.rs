@@ -332,7 +332,7 @@ impl AgentBuilder {
     ///
     /// # Errors
     ///
-    /// The errors of [`start`](Self::start), and [`AgentError::HistoryOwned`] if `init` changes the history.
+    /// Returns the errors of [`start`](Self::start), and [`AgentError::HistoryOwned`] if `init` changes the history.
     ///
     /// # Cancel safety
     ///
@@ -401,8 +401,8 @@ impl AgentBuilder {
     }
 }
 
-/// Returns the options to start with. An API key and headers do not decide which options apply, because they are never
-/// saved.
+/// Returns the options to start with: the given options or, if none are given, the saved ones. If only an API key and
+/// headers are given, they are added to the saved options, because they are never saved.
 fn choose_options(given: Option<Options>, saved: Options) -> Options {
     match given {
         Some(given) if given.has_secrets_alone() => saved.overlaid(&given),

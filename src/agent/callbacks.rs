@@ -17,10 +17,10 @@ use crate::{
 /// The agent calls one method at a time, with `&mut self`. The implementing type can therefore hold its own state in
 /// its fields.
 ///
-/// A callback reaches its agent through [`State::agent`]. All operations work there too, with one exception. A callback
-/// must not use [`ask`](super::Agent::ask) or [`wait_until_idle`](super::Agent::wait_until_idle) to wait for something
-/// that can happen only after the callback has returned, because the callback would wait for itself. A callback object
-/// that stores an [`Agent`](super::Agent) keeps the agent alive.
+/// A callback reaches its agent through [`State::agent`]. All operations of the agent work in a callback too, with one
+/// exception. A callback must not use [`ask`](super::Agent::ask) or [`wait_until_idle`](super::Agent::wait_until_idle)
+/// to wait for something that can happen only after the callback has returned, because the callback would wait for
+/// itself. A callback object that stores an [`Agent`](super::Agent) keeps the agent alive.
 ///
 /// ```
 /// # #[cfg(feature = "test-util")]
@@ -174,12 +174,12 @@ impl AgentCallbacks for () {}
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ToolDecision {
-    /// Run the tool. If the tool needs an approval, the use waits for one instead, as with `Pause`.
+    /// Run the tool. If the tool needs an approval, the tool use waits for an approval instead, as with `Pause`.
     Execute,
     /// Run the tool, even if it needs an approval.
     Approve,
     /// Run the tool with this input instead. The history keeps the input that the model sent. If the tool needs an
-    /// approval, the use waits for one with this input.
+    /// approval, the tool use waits for an approval of this input.
     ExecuteWith(Value),
     /// Do not run the tool. The model gets this text as an error result.
     Reject(String),

@@ -397,8 +397,8 @@ impl Core {
     }
 }
 
-/// Returns the first message and the origin of a run of `prompt` on `history`. `turn` is the id of the run's first
-/// turn.
+/// Returns the first message and the origin of a run that `prompt` starts on `history`. `turn` is the id of the run's
+/// first turn.
 fn open(
     history: &History,
     mut prompt: Prompt,

@@ -43,8 +43,8 @@ pub enum AgentError {
     EmptyPrompt,
     /// The prompt contains a tool use, or a tool result that answers no open tool use of the history.
     InvalidPrompt(HistoryError),
-    /// The prompt contains tool results, but a run is active, so the prompt would be staged. The tool uses of the turn
-    /// in flight are not known yet.
+    /// The prompt contains tool results, but a run is active, so the prompt would have to be staged. A staged prompt
+    /// can't contain tool results, because the tool uses that the turn in flight will leave open are not known yet.
     ResultsWhileBusy,
     /// The id of the prompt is empty or too long.
     InvalidPromptId {
@@ -332,9 +332,9 @@ pub enum Failure {
         /// The limit of the turn.
         limit: Duration,
     },
-    /// The response does not match the output schema and is requested again. This failure occurs only in
-    /// [`Event::Retry`](super::Event::Retry). If the limit of repetitions is reached, the turn ends with the last
-    /// response, even though that response does not match.
+    /// The response does not match the output schema, so the model is asked for another response. This failure occurs
+    /// only in [`Event::Retry`](super::Event::Retry). If no further response may be requested, the turn ends with the
+    /// last response, although it does not match the schema.
     #[error("the response does not have the requested shape: {message}")]
     Output {
         /// The problem with the response.
@@ -360,7 +360,7 @@ pub enum Failure {
     Callback {
         /// The name of the callback.
         callback: String,
-        /// The message of the panic, or the problem with the value.
+        /// The message of the panic, or the problem with the returned value.
         message: String,
     },
 }

@@ -392,22 +392,22 @@ pub struct RunEnd {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub turn: Option<TurnId>,
     /// The prompts of the last turn, if the turn was cancelled or has failed. The history does not contain them, unless
-    /// the run was started to answer a message of a session's tree again.
+    /// the run requested another answer to a message that is already in a session's tree.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unanswered: Vec<Arc<Message>>,
     /// The staged prompts that were not used, without their models, API keys and headers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub staged: Vec<Arc<Prompt>>,
-    /// The last node of the history that belongs to the run. `None` if the writer does not record it, or if the run has
-    /// added no node.
+    /// The last node of the history that belongs to the run. `None` if the node was not recorded with the end, or if
+    /// the run has added no node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub through: Option<NodeId>,
-    /// The last prompts of the conversation that have an id of the application, the latest last, if the writer records
-    /// them.
+    /// The last prompts of the conversation with an id that the application has chosen, with the latest prompt at the
+    /// end. Empty if no prompts were recorded with the end of the run.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub prompts: Vec<KnownPrompt>,
-    /// The last event of the session's feed that changed anything. It counts only until the next write, and a store
-    /// returns it as [`Stored::mark`](crate::store::Stored::mark).
+    /// The last event of the session's feed that changed anything. Stores keep it only until the next write, and return
+    /// it as [`Stored::mark`](crate::store::Stored::mark).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mark: Option<EventId>,
 }

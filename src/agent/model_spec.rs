@@ -36,7 +36,7 @@ impl ModelSpec {
     ///
     /// # Errors
     ///
-    /// [`RegistryError`] if the name is malformed, or if its provider is neither in the registry nor in use.
+    /// Returns [`RegistryError`] if the name is malformed, or if its provider is neither in the registry nor in use.
     pub(super) fn resolve(self, registry: Option<&Registry>, used: &Model) -> Result<Model, RegistryError> {
         let name = match self.0 {
             Name::Model(model) => return Ok(model),

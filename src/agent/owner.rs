@@ -59,7 +59,7 @@ impl HistoryOwner {
     ///
     /// # Errors
     ///
-    /// [`AgentError::Stopped`] if the agent has ended.
+    /// Returns [`AgentError::Stopped`] if the agent has ended.
     pub(crate) async fn moment(&self) -> Result<Moment, AgentError> {
         self.agent.call(Command::Moment).await.map_err(stopped)
     }
@@ -69,8 +69,8 @@ impl HistoryOwner {
     ///
     /// # Errors
     ///
-    /// [`AgentError::Busy`] if the agent is not idle. [`AgentError::Moved`] if `at` is not the last event.
-    /// [`AgentError::InvalidHistory`] if the history is invalid.
+    /// Returns [`AgentError::Busy`] if the agent is not idle. Returns [`AgentError::Moved`] if `at` is not the last
+    /// event. Returns [`AgentError::InvalidHistory`] if the history is invalid.
     pub(crate) async fn set(&self, at: Option<EventId>, history: History) -> Result<EventId, AgentError> {
         self.change(at, Change::Set(history)).await
     }
@@ -80,7 +80,7 @@ impl HistoryOwner {
     ///
     /// # Errors
     ///
-    /// The errors of [`set`](Self::set).
+    /// Returns the errors of [`set`](Self::set).
     pub(crate) async fn erase(&self, at: Option<EventId>, history: History) -> Result<EventId, AgentError> {
         self.change(at, Change::Erase(history)).await
     }
@@ -95,10 +95,10 @@ impl HistoryOwner {
     ///
     /// # Errors
     ///
-    /// The errors of [`set`](Self::set), with [`AgentError::InvalidHistory`] for `base`. For a prompt, also the errors
-    /// of [`Agent::prompt`](super::Agent::prompt). A message is sent unchanged, so the model can respond to the same
-    /// message again. If the message is not a user message, the operation fails with [`AgentError::NotAPrompt`]. The
-    /// tool results in the message must cover all open tool uses of `base`.
+    /// Returns the errors of [`set`](Self::set), with [`AgentError::InvalidHistory`] for `base`. For a prompt, also
+    /// returns the errors of [`Agent::prompt`](super::Agent::prompt). A message is sent unchanged, so the model can
+    /// respond to the same message again. If the message is not a user message, the operation fails with
+    /// [`AgentError::NotAPrompt`]. The tool results in the message must cover all open tool uses of `base`.
     pub(crate) async fn begin(
         &self,
         at: Option<EventId>,
@@ -117,7 +117,7 @@ impl HistoryOwner {
     ///
     /// # Errors
     ///
-    /// [`AgentError::Stopped`] if the agent has already ended.
+    /// Returns [`AgentError::Stopped`] if the agent has already ended.
     pub(crate) async fn retire(&self, at: Option<EventId>) -> Result<bool, AgentError> {
         self.agent.call(|reply| Command::Retire(at, reply)).await.map_err(stopped)
     }

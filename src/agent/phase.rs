@@ -18,7 +18,7 @@ use crate::{
     tool::{Decision, Replay},
 };
 
-/// The number of an effect that has an outcome. If the number of an outcome is not the awaited number, the outcome is
+/// Identifies an effect and its outcome. If a phase waits for another number than that of the outcome, the outcome is
 /// late and is dropped.
 pub(crate) type Op = u64;
 
@@ -348,7 +348,8 @@ impl Phase {
         }
     }
 
-    /// Returns the number of the callback that is running. Returns `None` if that callback cannot fail yet.
+    /// Returns the number of the running callback. Returns `None` if the callback is a `handle_event` that was not
+    /// polled yet.
     pub(crate) fn callback(&self) -> Option<Op> {
         match self {
             Self::InTurn { stage: Stage::Streaming { question, .. }, .. } => {

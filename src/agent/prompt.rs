@@ -50,7 +50,7 @@ fn is_default(next: &Next) -> bool {
     *next == Next::default()
 }
 
-/// The state of a prompt whose id is known.
+/// The state of a prompt that the agent knows by its id.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "state", rename_all = "snake_case")]
@@ -67,7 +67,7 @@ pub enum PromptState {
     },
 }
 
-/// A prompt whose id is known, as it is stored with a turn in flight or with the end of a run.
+/// A prompt that the agent knows by its id, as it is stored with a turn in flight or with the end of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
@@ -281,8 +281,7 @@ impl Prompt {
         Self { options, ..self.clone().without_content() }
     }
 
-    /// Returns these settings, with each setting replaced by that of `over` if `over` has it. The content is that of
-    /// `over`.
+    /// Returns `over`, with each setting that `over` lacks taken from `self`.
     pub(crate) fn overlaid(&self, over: Self) -> Self {
         Self {
             id: over.id,

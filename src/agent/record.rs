@@ -60,7 +60,7 @@ pub struct TurnRecord {
     /// returns it as [`Stored::mark`](crate::store::Stored::mark).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mark: Option<EventId>,
-    /// The problem, if the record could not be read.
+    /// The problem that prevented reading the record, or `None` if the record was read.
     #[serde(skip)]
     pub(crate) damage: Option<Box<str>>,
 }
@@ -78,7 +78,7 @@ setters! {
 }
 
 impl TurnRecord {
-    /// Returns a record of this turn, with the state of its agent in this format, and nothing else.
+    /// Returns a record of the turn `turn` that contains only the agent's state `core`, in the format `format`.
     pub fn new(format: u32, turn: TurnId, core: impl Into<Box<str>>) -> Self {
         Self {
             format,
@@ -99,9 +99,9 @@ impl TurnRecord {
         }
     }
 
-    /// Returns the record with the effect of this record and the `later` one.
+    /// Returns a single record with the same effect as this record followed by `later`.
     ///
-    /// A record of another turn replaces this record.
+    /// If `later` belongs to another turn, it replaces this record.
     ///
     /// ```
     /// use omni_agent::{message::{Message, TurnId}, store::TurnRecord};
@@ -120,7 +120,7 @@ impl TurnRecord {
             return later;
         }
         let here = self.keep as usize + self.append.len();
-        // The results belong to the last pending message, and are void when it is not the last one any more.
+        // Results belong to the last pending message. They are void as soon as another message follows.
         let keeps_last = later.append.is_empty() && later.keep as usize >= here;
         let (keep, append) = match later.keep.checked_sub(self.keep) {
             Some(of_append) => {
@@ -139,7 +139,7 @@ impl TurnRecord {
             }
         }
         results.sort_by_key(|result| result.slot);
-        // A complete record replaces a damaged one.
+        // A record that keeps no earlier messages is complete, so it also replaces a damaged record.
         let damage = later.damage.or(self.damage.filter(|_| later.keep > 0));
         Self { keep, append, results, damage, ..later }
     }
@@ -148,7 +148,7 @@ impl TurnRecord {
         u32::try_from(self.waiting.len()).unwrap_or(u32::MAX)
     }
 
-    /// Returns whether the turn needs nothing but decisions.
+    /// Returns whether the turn waits only for decisions that can be made after a restart.
     #[cfg(any(feature = "sqlite", feature = "postgres"))]
     pub(crate) fn only_waits(&self) -> bool {
         !self.waiting.is_empty() && self.waiting.iter().all(|waiting| waiting.survives)
@@ -156,9 +156,9 @@ impl TurnRecord {
 
     /// Removes repetitions, and limits times to those that every store can keep.
     pub(crate) fn normalise(&mut self) {
-        /// No real turn or pause takes longer: about 30 years.
+        /// The maximum duration of a turn or a pause, about 30 years. No real turn or pause takes longer.
         const LONGEST: Duration = Duration::from_secs(1_000_000_000);
-        /// No real step has more tool uses.
+        /// The maximum number of tool uses in a step. No real step has more.
         const SLOTS: u32 = 1 << 24;
 
         let mut seen = HashSet::new();
@@ -259,7 +259,8 @@ pub struct Waiting {
     /// The decision that applies after the time limit.
     #[serde(default = "expired")]
     pub on_expiry: Decision,
-    /// Whether the pause survives the end of its process. A pause in the middle of a provider's answer does not.
+    /// Whether the pause survives the end of its process. A pause does not survive if the provider waits for the
+    /// decision in the middle of its response.
     #[serde(default = "yes")]
     pub survives: bool,
 }
@@ -278,7 +279,7 @@ fn yes() -> bool {
 }
 
 impl Waiting {
-    /// Returns a tool use that waits without a time limit, for no stated reason.
+    /// Returns a tool use that waits without a time limit and without a reason.
     pub fn new(tool_use: ToolUse) -> Self {
         Self { tool_use, reason: Value::Null, expires_in: None, on_expiry: expired(), survives: true }
     }

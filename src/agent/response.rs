@@ -40,9 +40,9 @@ pub struct Response {
     /// The last assistant message. `None` if a cancel or an error occurred before the first assistant message.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<Arc<Message>>,
-    /// The messages of the step or turn, starting with the user message that caused it. For a step, these are the user
-    /// messages that caused it and the assistant message. Several user messages cause a step if prompts have joined the
-    /// turn.
+    /// The messages of the step or turn, starting with the user message that caused it. The messages of a step are one
+    /// assistant message and, before it, the user messages that the step answers. There are several such user messages
+    /// if prompts have joined the turn.
     pub messages: Vec<Arc<Message>>,
     /// The reason why the step or turn ended.
     pub stop_reason: StopReason,
@@ -78,8 +78,9 @@ pub struct Response {
 }
 
 impl fmt::Debug for Response {
-    /// Writes a short form, because a failed `main` prints it. The short form contains lists as their lengths, only the
-    /// beginning of texts, and no empty fields.
+    /// Writes a short form, because Rust prints the `Debug` form of an error that `main` returns, and such an error may
+    /// contain a response. The short form contains lists as their lengths, only the beginning of texts, and no empty
+    /// fields.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const SHOWN: usize = 200;
         let begin = |text: &str| text[..text.floor_char_boundary(SHOWN)].to_owned();

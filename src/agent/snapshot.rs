@@ -246,7 +246,8 @@ impl Snapshot {
                 let uses_tools =
                     response.message.as_ref().is_some_and(|message| message.tool_uses().next().is_some());
                 if response.stop_reason == StopReason::Pause && !uses_tools {
-                    // The service continues its response in the next request.
+                    // The service has paused its response. The next request, which continues the response, counts as
+                    // begun.
                     self.step = response.step + 1;
                 }
             }

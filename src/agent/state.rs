@@ -33,11 +33,12 @@ pub struct Config {
     /// The maximum duration of one turn. A change applies to the next turn, and to a step that is repeated after the
     /// time limit was reached.
     pub turn_timeout: Option<Duration>,
-    /// The parts that most agents do not have.
+    /// The settings that most agents leave empty.
     pub(crate) extras: Option<Arc<Extras>>,
 }
 
-/// The parts of a configuration that most agents do not have. They are shared, because an idle agent has to be small.
+/// The settings that most agents leave empty. They are stored behind one pointer, so that an idle agent without them is
+/// small.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Extras {
     /// The registry that resolves names of models. The default registry is used if this is `None`.
@@ -47,7 +48,7 @@ pub(crate) struct Extras {
 }
 
 impl Extras {
-    /// Returns these parts, or `None` if they are empty.
+    /// Returns the settings in an `Arc`, or `None` if all of them are empty.
     pub(crate) fn shared(self) -> Option<Arc<Self>> {
         (self.registry.is_some() || !self.approvals.is_empty()).then(|| Arc::new(self))
     }
@@ -78,7 +79,7 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// [`AgentError::Model`] if the name cannot be resolved. The model then remains unchanged. A closure of
+    /// Returns [`AgentError::Model`] if the name cannot be resolved. The model then remains unchanged. A closure of
     /// [`set_state`](super::Agent::set_state) and `init` may return the error with `?`. The operation then fails with
     /// this error.
     #[doc(alias = "switch model")]
@@ -263,7 +264,8 @@ impl StateEdit {
             if self.history != *before {
                 return Err(AgentError::HistoryOwned);
             }
-            // The histories are equal, but their messages may be separate allocations. The old allocations are kept.
+            // The histories are equal, but their messages may be separate allocations. Keep the allocations of
+            // `before`.
             self.history = before.clone();
         }
         Ok(())

@@ -138,7 +138,7 @@ struct Commit {
     outbox: VecDeque<Delivery>,
 }
 
-/// Reports that the task was killed, unless the task ended cleanly.
+/// When dropped, reports that the task was killed, unless the task has ended cleanly.
 struct LastWords(Arc<AgentShared>);
 
 impl Drop for LastWords {
@@ -205,8 +205,8 @@ impl Task {
     }
 
     /// Runs until the agent has ended.
-    // Not an `async fn`, because that would store its arguments twice, and this future is most of an idle agent's
-    // memory.
+    // This is not an `async fn`, because its future would store the arguments twice. The future takes up most of the
+    // memory of an idle agent.
     #[expect(clippy::manual_async_fn, reason = "for its size")]
     pub(super) fn run(
         mut self,
@@ -291,7 +291,7 @@ impl Task {
     fn perform(&mut self, effect: Effect) {
         match effect {
             Effect::Emit(event) => {
-                // The trace ends with the run's last turn.
+                // Get the run's span before the event is recorded, because the last event of a run ends the trace.
                 let run = self.run_of(&event);
                 self.trace(&event);
                 self.report_committed(&event);

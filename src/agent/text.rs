@@ -39,7 +39,7 @@ use crate::{
 /// the turn were read before `text_deltas` was called, the missed text of complete responses is not yielded.
 ///
 /// **Retries.** If a request is repeated after a part of its response was streamed, the text of the new response
-/// follows the discarded part. To leave out discarded text, read the [events](Event::Retry) instead.
+/// follows the discarded part. To ignore discarded text, read the [events](Event::Retry) instead.
 #[must_use = "a stream does nothing unless it is read"]
 pub struct TextDeltas<'a>(Pin<Box<dyn Stream<Item = Result<String, AgentError>> + Send + 'a>>);
 
@@ -121,7 +121,8 @@ impl<'a> TextDeltas<'a> {
     ///
     /// # Errors
     ///
-    /// [`AgentError::Cancelled`], [`AgentError::Failed`] or [`AgentError::Stopped`]. After an error, the stream ends.
+    /// Returns [`AgentError::Cancelled`], [`AgentError::Failed`] or [`AgentError::Stopped`]. After an error, the stream
+    /// ends.
     ///
     /// # Cancel safety
     ///

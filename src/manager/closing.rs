@@ -35,11 +35,11 @@ impl From<Description> for StateChange {
 /// The maximum number of times that a title or labels are written again after a conflict.
 const RENAME_TRIES: usize = 8;
 
-/// The number of equal parts into which the time limit for ending a session is divided. The last part is reserved for
-/// stopping the session. The other parts are for generating its title.
+/// The time limit for ending a session is divided into this number of equal parts. The last part is reserved for
+/// stopping the session. During the other parts, the manager waits for the session's title.
 const SHARE_FOR_STOPPING: u32 = 8;
 
-/// The number of sessions in one portion. A shutdown starts to end all sessions of a portion together.
+/// The number of sessions that a shutdown starts to end together. They form a portion.
 const PORTION: usize = 64;
 
 /// The number of scheduler rounds in which a portion can end before the next portion starts. An idle session needs
@@ -53,7 +53,8 @@ impl Inner {
         id: &ConversationId,
         in_flight: InFlight,
     ) -> Result<(), ManagerError> {
-        // A conversation that waits for room has no session yet, and it may wait for a long time.
+        // A conversation that waits for room has no session yet. Do not wait for its session, because that may take
+        // long.
         if self.registry().is_waiting(id) {
             return Ok(());
         }
@@ -111,7 +112,7 @@ impl Inner {
                 }
                 Err(error) => return Err(error.into()),
             }
-            // The store may be slow. The id is released so that other callers can open and close the session meanwhile.
+            // Release the id, so that other callers can open and close the session while the store is writing.
             drop(hold);
             match session.flush(self.close_timeout).await {
                 Ok(()) => return Ok(()),
@@ -179,7 +180,8 @@ impl Inner {
             let write = Write::on(version);
             let write = if lease.lasts.is_some() { write.under(lease) } else { write };
             match self.store.save_state(id, &write, &change).await {
-                // A title or labels can be written on top of any changes of other writers.
+                // A title and labels do not depend on the changes of other writers, so after a conflict, write them on
+                // the current version.
                 Err(StoreError::Conflict { current, .. }) if tries < RENAME_TRIES => version = current,
                 described => return described.map(|_| ()),
             }

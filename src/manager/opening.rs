@@ -58,7 +58,7 @@ impl Hold {
     }
 }
 
-/// Where a session's conversation comes from.
+/// The source of the conversation of a session that is started.
 #[derive(Clone, Copy)]
 pub(super) enum Beginning {
     /// The store.
@@ -110,8 +110,8 @@ impl Inner {
                 None => match self.claim(&id) {
                     Err(claim) => claim.cancelled().await,
                     Ok((claim, Some(_))) => drop(claim),
-                    // The flag is checked again, because a shutdown that started before this claim does not wait for
-                    // the claim.
+                    // Check again whether the manager is shut down, because a shutdown that started before this claim
+                    // does not wait for the claim.
                     Ok((_, None)) if self.registry().is_shut => return Err(ManagerError::ShutDown),
                     Ok((claim, None)) => return self.start(claim, start, from).await,
                 },
@@ -160,7 +160,7 @@ impl Inner {
         let session = self.registry().look(id).and_then(Result::ok);
         if let Some(session) = session {
             session.ended().await;
-            // The session notifies the registry shortly after it has ended.
+            // Let other tasks run, because the session notifies the registry shortly after it has ended.
             tokio::task::yield_now().await;
         }
     }
@@ -266,8 +266,8 @@ impl Inner {
     }
 }
 
-/// Completes some work whether or not the caller keeps waiting for it. If the work hangs after the caller has stopped
-/// waiting, the work is given up.
+/// Runs `work` in a task, which completes it whether or not the caller keeps waiting. If the work hangs after the
+/// caller has stopped waiting, the work is given up.
 pub(super) async fn in_a_task<T: Send + 'static>(
     limit: Duration,
     work: impl Future<Output = Result<T, ManagerError>> + Send + 'static,
@@ -298,7 +298,7 @@ async fn abandoned<T>(reply: &mut oneshot::Sender<T>, limit: Duration) {
     sleep(limit).await;
 }
 
-/// Returns a session with the caller's subscription.
+/// Subscribes for the caller, and returns the session with the subscription.
 async fn subscribe(
     session: Session,
     mode: Option<Mode>,

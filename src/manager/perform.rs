@@ -79,11 +79,12 @@ impl Manager {
     ///
     /// # Errors
     ///
-    /// The errors of the operation.
+    /// Returns the errors of the operation.
     ///
     /// # Cancel safety
     ///
-    /// As for the operation: if the future is dropped, the operation may still take effect.
+    /// If the future is dropped, the operation may still take effect, as the documentation of the operation's method
+    /// states.
     pub async fn perform(&self, command: ManagerCommand) -> Result<(), ManagerError> {
         match command {
             ManagerCommand::Rename { id, title } => self.rename(&id, title.as_deref()).await,

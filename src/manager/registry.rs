@@ -431,7 +431,8 @@ impl Registry {
             self.feed.join(limits, snapshot)
         });
         if self.end.is_some() {
-            // The feed is closed again, so that the first update that the subscriber receives is the end.
+            // The manager has ended. Close the feed again, so that the new subscriber receives the end as its first
+            // update.
             self.feed.close();
         }
         attachment

@@ -43,7 +43,7 @@ impl Inner {
                 errand = errands.recv() => match errand {
                     Some(Errand::PutToSleep { key, session }) => {
                         asking = Some(Box::pin(async move {
-                            // A session that has ended makes room too.
+                            // If `sleep` fails, the session has ended, which makes room too.
                             let ends = session.sleep().await.unwrap_or(true);
                             self.registry().answered(session.id(), key, number, ends);
                         }));

@@ -77,8 +77,8 @@ impl OpenOptions {
         self
     }
 
-    /// Adds labels of a new conversation.
-    #[cfg(any(feature = "acp", feature = "web"))]
+    /// Adds labels to those of a new conversation.
+    #[cfg(any(feature = "acp", feature = "mcp-server", feature = "web"))]
     pub(crate) fn add_labels(mut self, more: &Labels) -> Result<Self, crate::store::LabelError> {
         self.labels = Labels::new(self.labels.iter().chain(more.iter()))?;
         Ok(self)

@@ -35,7 +35,7 @@ pub trait TitleGenerator: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// Any error. It is logged.
+    /// May return any error. The manager logs the error.
     async fn generate(
         &self,
         history: &History,

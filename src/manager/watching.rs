@@ -102,8 +102,8 @@ impl Inner {
         if self.titles.is_off() || self.registry().is_titled(session.id()) {
             return;
         }
-        // The session answers this call after it has processed all events of its agent. By then, it has reported all
-        // finished turns.
+        // The session answers this call after it has processed all events of its agent. By then, the session has
+        // reported all finished turns to this watcher.
         if session.tree().await.is_err() {
             return;
         }

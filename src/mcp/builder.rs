@@ -27,7 +27,7 @@ pub struct McpBuilder {
     idle_limit: Duration,
     total_limit: Duration,
     selection: Selection,
-    /// The last setting that was made although the transport does not have it.
+    /// The last setting of the application that does not exist for its transport, such as a header for a program.
     misplaced: Option<&'static str>,
 }
 
@@ -107,7 +107,7 @@ impl McpBuilder {
         self
     }
 
-    /// Sets how long a call may be without progress. The default is one minute.
+    /// Sets how long a call may run without a report of progress. The default is one minute.
     pub fn idle_limit(mut self, limit: Duration) -> Self {
         self.idle_limit = limit;
         self

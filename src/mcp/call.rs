@@ -165,7 +165,7 @@ async fn forward(
     std::future::pending().await
 }
 
-/// Sends `notifications/cancelled` if the call is dropped before its answer arrived.
+/// A guard that sends `notifications/cancelled` if the call is dropped before its answer arrived.
 struct CancelOnDrop {
     connection: Arc<Connection>,
     id: Option<RequestId>,

@@ -79,7 +79,7 @@ impl RunningCall {
 /// The running calls, in the order of their start.
 type RunningCalls = Arc<Mutex<Vec<RunningCall>>>;
 
-/// Receives the server's notifications and questions. Other requests are refused.
+/// The receiver of the server's notifications and questions. It refuses all other requests of the server.
 struct Notified {
     server: String,
     config: ClientConfig,
@@ -147,7 +147,7 @@ fn capabilities() -> ClientCapabilities {
 }
 
 impl Connection {
-    /// Connects within the limit of the settings.
+    /// Connects within the time limit that the settings contain.
     pub(super) async fn open(settings: &Settings, changes: watch::Sender<u64>) -> Result<Self, McpError> {
         let limit = settings.connect_limit;
         let version = settings.version.clone();
@@ -257,7 +257,7 @@ impl Connection {
         Route { calls, id }
     }
 
-    /// Returns what is known about the end of the connection, for the end of an error's text.
+    /// Returns the known details of the connection's end, as a suffix for the text of an error.
     pub(super) async fn ending(&self) -> String {
         self.carrier.ending().await
     }
@@ -299,7 +299,7 @@ impl Drop for Route {
     }
 }
 
-/// Returns the text of an error without the texts that only name parts of the implementation.
+/// Returns the text of a failed handshake, without rmcp's words for its own types.
 pub(super) fn reason(error: &ClientInitializeError) -> String {
     let text = match error {
         ClientInitializeError::LegacyFallbackFailed { fallback, .. } => return reason(fallback),

@@ -60,7 +60,7 @@ pub enum McpError {
     Refused {
         /// The name of the server.
         server: String,
-        /// The server's own words.
+        /// The reason in the server's words, or the description of the invalid answer.
         reason: String,
     },
 }

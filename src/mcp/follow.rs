@@ -20,7 +20,8 @@ use crate::{
     tool::{Schema, Tool, ToolSet},
 };
 
-/// How long to wait after a change before the list is read, so that many changes in a row cost one list.
+/// How long to wait after a change before the list is read, so that many changes in a row cause only one request for
+/// the list.
 const SETTLE: Duration = Duration::from_millis(200);
 
 /// How long to wait after a failed attempt. The time doubles with each further failure, up to [`LONGEST_RETRY`].
@@ -33,7 +34,7 @@ const SHORTEST_TTL: Duration = Duration::from_secs(1);
 
 pub(super) fn follow(server: &Arc<Server>, session: &Session) {
     let mut changes = server.changes();
-    // The list may have changed since the session got its tools.
+    // The list may have changed since the session got its tools, so it counts as changed.
     changes.mark_changed();
     // The task holds neither the server nor the session while it waits.
     let (server, session) = (Arc::downgrade(server), session.downgrade());
@@ -56,8 +57,8 @@ async fn adopt_changes(
         match ttl {
             None => changes.changed().await.ok()?,
             Some(ttl) => {
-                // Reading an expired list is not a reason to reconnect a lost server. The next connection counts as a
-                // change of the list, so the list is then read.
+                // If the server is lost, an expired list does not cause a reconnection. The next connection counts as a
+                // change of the list, so the list is read then.
                 if timeout(ttl, changes.changed()).await.is_err() && !server.upgrade()?.is_connected().await {
                     changes.changed().await.ok()?;
                 }

@@ -76,20 +76,20 @@ pub(super) fn is_unauthorized(error: &(dyn std::error::Error + 'static)) -> bool
 type Failure = StreamableHttpError<reqwest::Error>;
 type Headers = HashMap<HeaderName, HeaderValue>;
 
-/// The observations of a connection's HTTP exchanges.
+/// The last failure of a connection's event streams.
 #[derive(Default)]
 pub(super) struct Observed {
     failure: Mutex<Option<String>>,
 }
 
 impl Observed {
-    /// Returns the reason why a stream of events ended, for the end of an error's text.
+    /// Returns the reason why a stream of events ended, as a suffix for the text of an error.
     pub(super) fn ending(&self) -> String {
         lock(&self.failure).as_ref().map_or_else(String::new, |failure| format!(": {failure}"))
     }
 }
 
-/// A client that records why a stream of events fails, since rmcp only logs this.
+/// A client that records why a stream of events fails, because rmcp only logs the reason.
 #[derive(Clone)]
 pub(super) struct ObservedClient {
     client: Client,

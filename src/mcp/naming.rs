@@ -16,8 +16,8 @@ pub(super) fn names(server: &str, tools: &[&str]) -> Vec<Option<String>> {
     let mut taken = BTreeSet::new();
     let name = |whole: &String| {
         let name = replaced(whole);
-        // A name without replaced characters is unique. If other names become equal to it or to each other, they get a
-        // checksum.
+        // A name without replaced characters is always unique. A name with replaced characters gets a checksum if it
+        // equals another name.
         let collides = uses[&name].len() > 1 && name != *whole;
         let name = if collides || name.len() > LONGEST { marked(&name, whole) } else { name };
         taken.insert(name.clone()).then_some(name)

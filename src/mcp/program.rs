@@ -2,10 +2,8 @@
 
 use std::{
     io,
-    pin::Pin,
     process::Command,
     sync::{Arc, OnceLock},
-    task::{Context, Poll},
     time::Duration,
 };
 
@@ -15,7 +13,6 @@ use rmcp::{
     transport::{Transport, async_rw::AsyncRwTransport},
 };
 use tokio::{
-    io::{AsyncRead, ReadBuf},
     process::{ChildStderr, ChildStdin, ChildStdout},
     time::timeout,
 };
@@ -25,7 +22,10 @@ use super::{
     connection::soon,
     settings::{ProgramStart, Settings},
 };
-use crate::process::{Process, lines::LastWords};
+use crate::process::{
+    Process,
+    lines::{BoundedLines, LastWords},
+};
 
 /// The maximum size of a message in bytes.
 pub(super) const LONGEST_MESSAGE: usize = 16 * 1024 * 1024;
@@ -72,7 +72,12 @@ pub(super) fn start(start: &ProgramStart, settings: &Settings) -> Result<(Progra
     // The task ends when the program and its children have closed their standard error.
     tokio::spawn(async move { heard.follow_cleaned(stderr, &name, |text| secrets.removed(text)).await });
     let closed = Arc::<OnceLock<_>>::default();
-    let bounded = BoundedLines { inner: stdout, length: 0, closed: Arc::clone(&closed) };
+    let is_long = Arc::clone(&closed);
+    let bounded = BoundedLines::new(stdout, LONGEST_MESSAGE, move |error| {
+        if error.kind() == io::ErrorKind::InvalidData {
+            let _ = is_long.set("a message of the server exceeded the maximum size of 16777216 bytes");
+        }
+    });
     let pipe = Pipe {
         inner: AsyncRwTransport::new(bounded, stdin).with_max_line_length(usize::MAX),
         process: ended,
@@ -93,7 +98,7 @@ impl Program {
         self.process.ended().await;
     }
 
-    /// Returns how the program ended and the last lines of its standard error, for the end of an error's text.
+    /// Returns how the program ended and the last lines of its standard error, as a suffix for the text of an error.
     pub(super) async fn words(&self) -> String {
         if let Some(reason) = self.closed.get() {
             return format!(": {reason}");
@@ -106,7 +111,8 @@ impl Program {
     }
 }
 
-/// Kills the program when the task of the connection is dropped, for example because the runtime shuts down.
+/// A guard that kills the program when the task of the connection is dropped, for example because the runtime shuts
+/// down.
 struct KillOnDrop(Arc<Process>);
 
 impl Drop for KillOnDrop {
@@ -117,9 +123,9 @@ impl Drop for KillOnDrop {
 
 /// The transport over the pipes of a program.
 pub(super) struct Pipe {
-    inner: AsyncRwTransport<RoleClient, BoundedLines, ChildStdin>,
+    inner: AsyncRwTransport<RoleClient, BoundedLines<ChildStdout>, ChildStdin>,
     process: KillOnDrop,
-    /// Counts the messages that wait to be written.
+    /// Each message that waits to be written holds a clone of this pointer, so the clones count these messages.
     waiting: Arc<()>,
     closed: Arc<OnceLock<&'static str>>,
 }
@@ -148,40 +154,9 @@ impl Transport<RoleClient> for Pipe {
     }
 
     async fn close(&mut self) -> io::Result<()> {
-        // Without this limit, a program that does not read its input would delay its end forever.
+        // Without this limit, a program that does not read its input would delay the end of the connection forever.
         let _ = timeout(LAST_WRITES, self.inner.close()).await;
         self.process.0.stop(GRACE).await;
         Ok(())
-    }
-}
-
-/// A reader that fails when a line is too long, so that the call fails at once instead of waiting for its limit.
-struct BoundedLines {
-    inner: ChildStdout,
-    length: usize,
-    closed: Arc<OnceLock<&'static str>>,
-}
-
-impl AsyncRead for BoundedLines {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let before = buffer.filled().len();
-        let read = Pin::new(&mut self.inner).poll_read(cx, buffer);
-        if let Poll::Ready(Ok(())) = &read {
-            let new = &buffer.filled()[before..];
-            self.length = match new.iter().rposition(|byte| *byte == b'\n') {
-                Some(end) => new.len() - end - 1,
-                None => self.length + new.len(),
-            };
-            if self.length > LONGEST_MESSAGE {
-                let error = "a message of the server exceeded the maximum size of 16777216 bytes";
-                let _ = self.closed.set(error);
-                return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, error)));
-            }
-        }
-        read
     }
 }

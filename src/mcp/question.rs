@@ -14,7 +14,7 @@ use crate::{
     tool::{Answer, ToolContext},
 };
 
-/// The maximum number of times that a server may ask in one call.
+/// The maximum number of rounds of questions in one call.
 pub(super) const MOST_ROUNDS: usize = 10;
 
 /// The maximum number of questions that a server may ask in one round.

@@ -53,7 +53,7 @@ struct Slot {
 /// A list of tools.
 #[derive(Default)]
 pub(super) struct Listed {
-    /// The tools as the server sent them. For a tool that can't be read, its name and the reason.
+    /// The tools as the server sent them. A tool that can't be read is an error with the tool's name and the reason.
     pub(super) tools: Vec<Result<WireTool, (String, String)>>,
     /// How long the list is valid, if the server limits this.
     pub(super) ttl: Option<Duration>,
@@ -108,7 +108,7 @@ impl Server {
             Ok(connection) => {
                 let connection = Arc::new(connection);
                 slot.connection = Some(Arc::clone(&connection));
-                // The server may have other tools now.
+                // After a reconnection, the server may offer other tools, so the tool list counts as changed.
                 self.changes.send_modify(|count| *count += 1);
                 Ok(connection)
             }
@@ -227,7 +227,7 @@ impl Server {
             slot.closed = true;
             slot.connection.take()
         };
-        // Tasks that wait for changes find the client closed.
+        // Wake the tasks that wait for changes of the tool list, so that they see that the client is closed.
         self.changes.send_modify(|count| *count += 1);
         if let Some(connection) = connection {
             connection.close().await;
@@ -255,7 +255,7 @@ impl Server {
 /// otherwise stay open with them.
 async fn opened(settings: &Arc<Settings>, changes: &watch::Sender<u64>) -> Result<Connection, McpError> {
     let (owned, changes) = (Arc::clone(settings), changes.clone());
-    // Dropping the set ends the task.
+    // If the caller's future is dropped, the set is dropped too, which ends the task.
     let mut tasks = JoinSet::new();
     tasks.spawn(async move { Connection::open(&owned, changes).await });
     match tasks.join_next().await {

@@ -89,14 +89,14 @@ pub(super) async fn result(
             }
             _ => {}
         }
-        // The server can't change the id, which names the task to cancel.
+        // Keep the original id, in case the server sends another one. The task is cancelled by its id.
         let id = task.task_id;
         task = state.task;
         task.task_id = id;
     }
 }
 
-/// Sends `tasks/cancel` if the call is dropped before the task has ended.
+/// A guard that sends `tasks/cancel` if the call is dropped before the task has ended.
 struct CancelOnDrop {
     connection: Arc<Connection>,
     id: Option<String>,

@@ -32,8 +32,8 @@ impl Attachment {
     ///
     /// # Errors
     ///
-    /// [`InvalidInput`](io::ErrorKind::InvalidInput) if the extension is unknown. Otherwise the system's error, if the
-    /// file can't be read. Both errors contain the path.
+    /// Returns [`InvalidInput`](io::ErrorKind::InvalidInput) if the extension is unknown. Returns the system's error if
+    /// the file can't be read. Both errors contain the path.
     pub fn from_file(path: impl AsRef<Path>) -> io::Result<Self> {
         let path = path.as_ref();
         let media_type = media_type(path).ok_or_else(|| {

@@ -82,7 +82,8 @@ impl History {
 #[derive(Clone)]
 pub struct Iter<'a> {
     history: &'a History,
-    /// The leaf that contains the next message. If the leaf must be looked up first, this slice is empty.
+    /// The leaf of the sequence that contains the next message. If the leaf must be looked up first, this slice is
+    /// empty.
     leaf: &'a [Arc<Message>],
     range: Range<usize>,
 }

@@ -196,7 +196,7 @@ impl<'de> Deserialize<'de> for TurnId {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct MessageId(#[cfg_attr(feature = "schema", schemars(with = "String"))] Form);
 
-/// The form of an id: made by an agent, or given as a text. A text in the format of a made id is always stored as
+/// The form of an id: made by an agent, or given as a text. A text in the format of an agent's ids is always stored as
 /// [`Form::Made`], so equal texts have equal forms.
 #[derive(Clone, PartialEq, Eq, Hash)]
 enum Form {
@@ -235,7 +235,7 @@ impl MessageId {
         Self(Form::Made { turn, number })
     }
 
-    /// Returns the turn whose message this is, if the agent has made the id.
+    /// Returns the turn to whose message this id belongs, if an agent has made the id.
     #[cfg(feature = "web")]
     pub(crate) const fn turn(&self) -> Option<TurnId> {
         match &self.0 {
@@ -316,7 +316,7 @@ impl Timestamp {
         Self(u64::try_from(since_epoch.as_millis()).unwrap_or(u64::MAX))
     }
 
-    /// Returns the point in time that is this much later.
+    /// Returns the point in time that is later by `duration`.
     pub(crate) fn after(self, duration: Duration) -> Self {
         Self(self.0.saturating_add(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)))
     }
@@ -327,7 +327,7 @@ impl Timestamp {
     }
 
     /// Returns the time in UTC, in the format of RFC 3339.
-    #[cfg(any(feature = "acp", feature = "web", test))]
+    #[cfg(any(feature = "acp", feature = "mcp-server", feature = "web", test))]
     pub(crate) fn rfc_3339(self) -> String {
         let (days, millis) = (self.0 / 86_400_000, self.0 % 86_400_000);
         // The algorithm counts years from March on, in eras of 400 years, so that a leap day is the last day of a year.

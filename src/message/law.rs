@@ -220,7 +220,7 @@ fn pair(asking: Option<&Message>, answers: &[Arc<Message>]) -> Vec<Arc<Message>>
         }
     }
     if let (Some(asking), false) = (asking, front.is_empty()) {
-        // There is no user message after `asking` that could contain the results.
+        // No user message after `asking` could contain the results, so a new message contains them.
         let timestamp = asking.timestamp;
         paired.push(Arc::new(Message { timestamp, ..Message::user(front) }));
     }

@@ -29,9 +29,9 @@ pub struct UsageRow {
     /// The number of the request, counted from the prompt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub step: Option<u32>,
-    /// The id of the response's message, as `Event::StepStart` has announced it. If the request did not end as
-    /// [`Answered`](RequestEnd::Answered), or if its run was cancelled or has failed, the conversation may have no message
-    /// with this id. `None` if the request belongs to no turn.
+    /// The id of the response's message, which `Event::StepStart` has announced. If the request did not end as
+    /// [`Answered`](RequestEnd::Answered), or if its run was cancelled or has failed, the conversation may have no
+    /// message with this id. `None` if the request belongs to no turn.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<MessageId>,
     /// The time of the response, or the time at which the request ended without one.
@@ -52,7 +52,7 @@ setters! {
 }
 
 impl UsageRow {
-    /// Returns a row for a request of an answer, with the time 0.
+    /// Returns a row for a request that was part of an answer to a prompt. The time of the row is 0.
     pub fn new(end: RequestEnd, usage: Usage) -> Self {
         Self {
             purpose: Purpose::default(),
@@ -112,7 +112,7 @@ named! {
 named! {
     /// How a request ended.
     RequestEnd {
-        /// The response is complete. It stays so if its turn is discarded later.
+        /// The response is complete. Its row keeps this value even if the turn is discarded later.
         #[default]
         Answered = "answered",
         /// The response was discarded, and the request was made again.
@@ -138,7 +138,7 @@ pub struct UsageSum {
     pub model: Option<String>,
     /// The number of requests.
     pub requests: u64,
-    /// The sum of their usage.
+    /// The sum of the requests' usage.
     pub usage: Usage,
 }
 

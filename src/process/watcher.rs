@@ -34,7 +34,8 @@ impl Watcher {
     /// kills the group with this id.
     pub(crate) fn stop(mut self) {
         if let Some(mut pipe) = self.0.stdin.take() {
-            // If the watcher was killed, its end of the pipe is closed and the write fails.
+            // If the watcher was killed, its end of the pipe is closed, and the write fails. Then there is nothing to
+            // stop.
             let _ = pipe.write_all(b"end\n");
         }
         if let Err(error) = self.0.wait() {

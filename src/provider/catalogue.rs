@@ -110,8 +110,9 @@ impl Catalogue {
     }
 
     /// Reads the text of a file in the shape of <https://models.dev/api.json>. Providers that have a different name in
-    /// the file are renamed to the names that this crate uses. Missing members are unknown, new members are ignored,
-    /// and invalid entries are returned separately.
+    /// the file are renamed to the names that this crate uses. A fact whose member is missing counts as unknown.
+    /// Members that this crate does not know are ignored. Invalid entries are returned as errors, next to the
+    /// catalogue.
     ///
     /// # Errors
     ///

@@ -94,7 +94,7 @@ impl Questions {
 
 impl Drop for Questions {
     fn drop(&mut self) {
-        // The questions are dropped only after the lock is released.
+        // Keep the questions in `_left` until the lock is released, because dropping a question may run other code.
         let _left =
             std::mem::replace(&mut *self.queue(), QuestionQueue { closed: true, ..QuestionQueue::default() });
     }

@@ -192,7 +192,8 @@ pub trait Dialect: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// The request needs something that the wire format cannot express and that must not be ignored.
+    /// Returns an error if the request needs something that the wire format cannot express and that must not be
+    /// ignored.
     fn encode(&self, request: &Request) -> Result<Encoded, ProviderError>;
 
     /// Returns a decoder for the response to `request`.
@@ -261,7 +262,7 @@ pub trait Decoder: Send {
     ///
     /// # Errors
     ///
-    /// The frame violates the wire format, or it reports an error. In both cases, the response ends.
+    /// Returns an error if the frame violates the wire format or reports an error. In both cases, the response ends.
     fn decode(&mut self, frame: Frame<'_>, deltas: &mut Vec<Delta>) -> Result<(), ProviderError>;
 
     /// Returns whether the terminal event of the wire format was decoded. Nothing after the terminal event is read.
@@ -279,7 +280,7 @@ pub trait Decoder: Send {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Truncated`] if the wire format's terminal event was not decoded.
+    /// Returns [`ErrorKind::Truncated`] if the wire format's terminal event was not decoded.
     fn end(&mut self, deltas: &mut Vec<Delta>) -> Result<(), ProviderError>;
 }
 
@@ -297,7 +298,7 @@ fn cache_control(hint: CacheHint) -> Value {
 ///
 /// # Errors
 ///
-/// [`ErrorKind::Unsupported`], unless
+/// Returns [`ErrorKind::Unsupported`], unless
 /// [`Options::unsupported_attachment`](crate::provider::Options::unsupported_attachment) asks for a placeholder.
 pub fn placeholder(request: &Request, attachment: &Attachment, why: &str) -> Result<String, ProviderError> {
     let name = attachment.name.as_deref().unwrap_or("unnamed");

@@ -34,7 +34,7 @@ use crate::message::{
 pub struct Fold {
     blocks: Vec<PartialBlock>,
     message: MessageDelta,
-    /// The total weight of the blocks and the message data.
+    /// The weight (the approximate size in bytes) of the blocks and the message data together.
     #[serde(skip)]
     weight: usize,
     /// The ids of the tool uses in `blocks`.
@@ -98,7 +98,7 @@ impl Fold {
         &self.message
     }
 
-    /// Returns the usage reported so far, and forgets it, because the request is sent again.
+    /// Returns the usage reported so far and resets it, because the request is sent again.
     pub(crate) fn take_usage(&mut self) -> Usage {
         self.message.usage.take().unwrap_or_default()
     }
@@ -115,8 +115,8 @@ impl Fold {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Decoding`] if the delta does not fit. A delta does not fit if a block is out of order, if a part
-    /// belongs to another kind of block or to a block that has ended, or if a limit is exceeded. The fold stays
+    /// Returns [`ErrorKind::Decoding`] if the delta does not fit. A delta does not fit if a block is out of order, if a
+    /// part belongs to another kind of block or to a block that has ended, or if a limit is exceeded. The fold stays
     /// unchanged.
     pub fn apply(&mut self, delta: impl Borrow<Delta>) -> Result<(), ProviderError> {
         match delta.borrow() {
@@ -168,8 +168,8 @@ impl Fold {
             return id;
         }
         let stem = if id.as_str().is_empty() { "call" } else { id.as_str() };
-        // The ids that are tried contain the block's number, so they differ between blocks. A service can cause a clash
-        // only by sending such an id itself.
+        // The derived ids contain the block's number, so they differ between blocks. Only a service that itself sends
+        // an id of this form can cause a clash.
         let index = self.blocks.len();
         let mut free = format!("{stem}_{index}");
         let mut tries = 0;
@@ -250,7 +250,7 @@ impl Fold {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Truncated`] if there was no stop reason.
+    /// Returns [`ErrorKind::Truncated`] if there was no stop reason.
     pub fn finish(self, now: Timestamp) -> Result<Completion, ProviderError> {
         let MessageDelta { model, stop_reason, usage, provider_data, warnings, output_enforced } =
             self.message;
@@ -263,7 +263,7 @@ impl Fold {
         let whole = matches!(stop_reason, StopReason::Stop | StopReason::ToolUse | StopReason::Pause);
         let count = self.blocks.len();
         let content = self.blocks.into_iter().enumerate().map(|(index, block)| {
-            // Services also end blocks that were truncated. Only the last block can be such a block.
+            // Services send an end also for a truncated block. Only the last block can be truncated.
             let cut = !whole && (index + 1 == count || !block.ended);
             block.finish(cut)
         });
@@ -275,7 +275,7 @@ impl Fold {
         Ok(Completion { message, stop_reason, usage, model, warnings, output_enforced })
     }
 
-    /// Returns the message so far, with `now` as its time. It is used to report discarded content.
+    /// Returns the message so far, with `now` as its time. This message is used to report discarded content.
     pub fn cut(self, now: Timestamp) -> Message {
         let content = self.blocks.into_iter().map(|block| block.finish(true)).collect();
         let provider_data = self.message.provider_data;

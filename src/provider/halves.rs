@@ -76,7 +76,7 @@ pub(in crate::provider) fn replaced(json: &str) -> Option<String> {
 pub(in crate::provider) struct Halves {
     /// Whether an unpaired half has occurred. Before that, deltas are forwarded without a check.
     found: bool,
-    /// The first halves with which texts ended, by block.
+    /// The first halves of characters with which texts ended, by the index of the block.
     open: HashMap<usize, (PieceKind, Half)>,
 }
 

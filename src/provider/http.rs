@@ -80,7 +80,8 @@ setters! {
 }
 
 impl Default for Timeouts {
-    /// 10 seconds for the connection and 5 minutes for the other timeouts, because models think before they answer.
+    /// Returns a timeout of 10 seconds for the connection. The other timeouts are 5 minutes, because models think
+    /// before they answer.
     fn default() -> Self {
         let patient = Duration::from_mins(5);
         Self { connect: Duration::from_secs(10), first_byte: patient, between_chunks: patient }

@@ -295,9 +295,9 @@ impl Model {
     ///
     /// # Errors
     ///
-    /// The errors of [`generate`](Model::generate). [`ErrorKind::InvalidRequest`] if the output schema is unusable.
-    /// [`ErrorKind::Output`] if the last response does not fit the schema; the response's text is the body of this
-    /// error. Tools are not run, so a response that uses tools does not fit.
+    /// Returns the errors of [`generate`](Model::generate). Returns [`ErrorKind::InvalidRequest`] if the output schema
+    /// is unusable. Returns [`ErrorKind::Output`] if the last response does not fit the schema; the response's text is
+    /// the body of this error. Tools are not run, so a response that uses tools does not fit.
     ///
     /// # Cancel safety
     ///

@@ -101,7 +101,7 @@ impl RetryPolicy {
         let priced = request.model_info.clone().filter(|info| info.price.is_some());
         let priced = priced.map(|info| Priced { info, cache: request.options.cache() });
         let policy = Self { max_retries: request.options.max_retries().unwrap_or(self.max_retries), ..self };
-        // A timeout beyond the clock's range is unlimited.
+        // A timeout that `Instant` cannot represent counts as no timeout.
         let limit = request.options.timeout().and_then(|timeout| {
             Some(Limit { timeout, deadline: Instant::now().checked_add(timeout)?, sleep: None })
         });
@@ -128,7 +128,7 @@ struct Attempts {
 }
 
 impl Attempts {
-    /// Sends the request, after a delay if it is a repetition.
+    /// Starts an attempt: sends the request, after a delay if the attempt is a repetition.
     fn begin(
         &self,
         delay: Option<Duration>,
@@ -340,7 +340,8 @@ impl Stream for RetryStream {
         if let (Poll::Pending, Some(limit)) = (&item, &mut this.limit) {
             let sleep = limit.sleep.get_or_insert_with(|| Box::pin(sleep_until(limit.deadline)));
             while sleep.as_mut().poll(cx).is_ready() && this.context.is_asking() {
-                // A person decides without a time limit. After the decision, the service gets its full time again.
+                // A person may take any time for the decision. After the decision, the timeout starts again from the
+                // beginning.
                 sleep.as_mut().reset(Instant::now() + limit.timeout);
             }
             if !sleep.is_elapsed() {

@@ -19,7 +19,7 @@ use crate::{
 use operations::{Answer, OPERATIONS, Operation};
 use problems::{EVERY, Kind, ProblemBody};
 
-/// The place of the types in the document.
+/// The prefix of a reference to a type of the document.
 const TYPES: &str = "#/components/schemas/";
 
 const DESCRIPTION: &str = "\
@@ -139,7 +139,7 @@ fn describe(
         value["description"] = operation.description.into();
     }
     if let Some(query) = query {
-        // The parameters are the members of this type.
+        // `add_parameters` later replaces this reference with the members of the type.
         value["parameters"] = json!([{ "$ref": format!("{TYPES}{query}") }]);
     }
     if let Answer::Stream = operation.answer {

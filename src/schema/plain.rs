@@ -71,8 +71,8 @@ fn without_target(rest: &str) -> &str {
 
 /// Replaces names of Rust with those in JSON, and removes references to functions.
 ///
-/// `is_event` returns whether a name in snake case is the tag of an event that the text may refer to by the name of the
-/// Rust variant.
+/// The text may refer to an event by the name of its Rust variant. `is_event` returns whether the snake-case form of a
+/// name is the tag of an event.
 pub(super) fn with_json_names(text: &str, is_event: impl Fn(&str) -> bool) -> String {
     let text = without_reference(text);
     let mut parts = text.split('`');

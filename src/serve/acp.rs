@@ -45,8 +45,8 @@
 //!   tools waits for an approval, unless the agent's callbacks decide otherwise. If a server can't be used, the session
 //!   is refused with an error. Without the feature, a session with any server is refused.
 //! - **Limits.** A message may be up to 32 MiB long. A client that writes 1,000 consecutive lines that are not messages
-//!   is disconnected. Up to 64 requests can wait, and up to 1,000 sessions can be in use. A client that does not read
-//!   its messages makes the agent wait.
+//!   is disconnected. Up to 64 requests can wait, and up to 1,000 sessions can be in use. If a client does not read the
+//!   messages sent to it, the agent waits.
 //!
 //! This module does not use the services that editors offer: files, terminals, and modes. Images and audio are accepted
 //! if one of the offered models accepts them, or if it is unknown whether it does.

@@ -22,7 +22,7 @@ use tokio_util::{
 /// The maximum size of a piece of input, in bytes.
 const PIECE: usize = 64 * 1024;
 
-/// How long to wait at the end until the other side has read everything.
+/// The maximum time to wait, at the end, until the other side has read all output.
 const SOON: Duration = Duration::from_secs(1);
 
 /// Returns the standard input. A thread reads it piece by piece, and after each piece waits until the reader takes it.
@@ -38,7 +38,7 @@ pub(super) fn input() -> io::Result<impl AsyncRead + Unpin> {
                 Ok(length) => pieces.blocking_send(Ok(Bytes::copy_from_slice(&piece[..length]))),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(()),
                 Err(error) => {
-                    // The reader sees the error and does not read again.
+                    // Reading ends with this error. If the reader is gone, there is nobody to report the error to.
                     let _ = pieces.blocking_send(Err(error));
                     return;
                 }
@@ -74,7 +74,7 @@ pub(super) fn output() -> io::Result<(impl AsyncWrite + Unpin, Finished)> {
                 break;
             }
         }
-        // If nobody waits any more, the result does not matter.
+        // The send fails if nobody waits for the end of the output, which is fine.
         let _ = done.send(());
     })?;
     let broken = |_| io::Error::from(io::ErrorKind::BrokenPipe);

@@ -214,7 +214,7 @@ impl SessionBuilder {
     ///
     /// # Errors
     ///
-    /// The errors of [`AgentBuilder::start`], and [`SessionError::InitialHistory`].
+    /// Returns the errors of [`AgentBuilder::start`], and [`SessionError::InitialHistory`].
     ///
     /// # Cancel safety
     ///
@@ -237,9 +237,9 @@ impl SessionBuilder {
     ///
     /// # Errors
     ///
-    /// The errors of [`create`](Self::create), and the error of the store. If the id is taken, even by a concurrent
-    /// call, the error is [`StoreError::AlreadyExists`](crate::store::StoreError::AlreadyExists). If the store fails
-    /// after it has created the conversation, an empty conversation exists and can be [opened](Self::open).
+    /// Returns the errors of [`create`](Self::create), and the error of the store. If the id is taken, even by a
+    /// concurrent call, the error is [`StoreError::AlreadyExists`](crate::store::StoreError::AlreadyExists). If the
+    /// store fails after it has created the conversation, an empty conversation exists and can be [opened](Self::open).
     ///
     /// # Cancel safety
     ///
@@ -319,13 +319,14 @@ impl SessionBuilder {
     ///
     /// # Errors
     ///
-    /// The errors of [`open`](Self::open) and [`create_with_id`](Self::create_with_id). If several callers create the
-    /// same conversation at the same time, one succeeds. The others get
+    /// Returns the errors of [`open`](Self::open) and [`create_with_id`](Self::create_with_id). If several callers
+    /// create the same conversation at the same time, one succeeds. The others get
     /// [`StoreError::AlreadyExists`](crate::store::StoreError::AlreadyExists) and can try again.
     ///
     /// # Cancel safety
     ///
-    /// The same as [`create_with_id`](Self::create_with_id).
+    /// As with [`create_with_id`](Self::create_with_id), no session is started if the future is dropped before it is
+    /// ready, but the conversation may exist in the store or may still be created there.
     ///
     /// # Panics
     ///
@@ -383,7 +384,7 @@ impl SessionBuilder {
         let agent = agent.hold(Arc::clone(&shared) as Arc<dyn Hold>);
         let session = Session { commands, shared };
         if let Some(hold) = hold {
-            // If the receiver is gone, the returned guard is simply dropped.
+            // If the receiver is gone, `send` returns the guard, which is dropped here.
             let _ = hold.send(session.keep()?);
         }
         let weak: WeakSession = session.downgrade();

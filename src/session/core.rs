@@ -2,8 +2,9 @@
 //! a write. It appends effects, and the session's task performs these effects in order. This module uses no tokio, no
 //! clock and no store.
 //!
-//! The path of the tree always equals the agent's committed history. To move the path, the session first moves the
-//! agent, which emits a `state` event with the new history. The tree changes when the session processes that event.
+//! The path of the tree always equals the agent's committed history. To move the path, the session first replaces the
+//! agent's history, and the agent emits a `state` event with the new history. The tree changes when the session
+//! processes that event.
 
 mod branching;
 #[cfg(any(test, debug_assertions))]
@@ -46,15 +47,15 @@ pub(super) enum Effect {
     Write(Arc<Job>),
     /// Call [`Core::retry`] after this time, unless another write starts before then.
     RetryIn(Duration),
-    /// Start to refuse new prompts, or accept them again.
+    /// Start to refuse new prompts (`true`), or accept them again (`false`).
     Behind(bool),
-    /// The agent has become idle.
+    /// Consider an idle shutdown, because the agent has become idle.
     Idle,
 }
 
 type Effects = Vec<Effect>;
 
-/// The change of the path after the agent has moved.
+/// The change of the path that follows when the session has replaced the agent's history.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Move {
     /// The path ends at this node, or is empty.
@@ -98,7 +99,7 @@ pub(super) struct Core {
     status: Status,
     /// The id of the last processed event of the agent.
     seen: EventId,
-    /// A move of the agent that the session has not processed yet, with the id of its event.
+    /// The change of the path that waits for the `state` event with this id. The agent already has the new history.
     moving: Option<Box<(EventId, Move)>>,
     branch: Option<Box<Branch>>,
     /// The settings of the prompt in flight, if it has any.
@@ -279,7 +280,7 @@ impl Core {
         }
     }
 
-    /// Changes the tree's path after the agent has moved.
+    /// Changes the tree's path, after the agent has got the history of the new path.
     fn follow(&mut self, then: &Move, effects: &mut Effects) {
         let before = self.tree.clone();
         match *then {
@@ -330,7 +331,7 @@ impl Core {
     ///
     /// # Errors
     ///
-    /// The node is unknown, or the path would end at a prompt without an answer.
+    /// Fails if the node is unknown, or if the path would end at a prompt without an answer.
     pub(super) fn navigate(&self, node: Option<NodeId>) -> Result<Option<Base>, SessionError> {
         let mut tree = self.tree.clone();
         match node {
@@ -352,7 +353,8 @@ impl Core {
         Ok(Some(Base { history: tree.history().clone(), then }))
     }
 
-    /// Notes that the agent has moved. `with` is the event of the move, which the session has not processed yet.
+    /// Records that the agent's history was replaced. `with` is the `state` event of this change, which the session has
+    /// not processed yet.
     pub(super) fn moved(&mut self, with: EventId, then: Move) {
         self.moving = Some(Box::new((with, then)));
     }

@@ -20,8 +20,8 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// The errors of [`Agent::prompt`](crate::agent::Agent::prompt), and [`SessionError::StoreBehind`] if too many
-    /// changes are unsaved.
+    /// Returns the errors of [`Agent::prompt`](crate::agent::Agent::prompt), and [`SessionError::StoreBehind`] if too
+    /// many changes are unsaved.
     pub async fn prompt(&self, prompt: impl Into<Prompt>) -> Result<Accepted, SessionError> {
         self.ensure_room()?;
         self.on_agent(async |agent| agent.prompt(prompt).await).await
@@ -31,8 +31,8 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// The errors of [`Agent::ask`](crate::agent::Agent::ask), and [`SessionError::StoreBehind`] if too many changes
-    /// are unsaved.
+    /// Returns the errors of [`Agent::ask`](crate::agent::Agent::ask), and [`SessionError::StoreBehind`] if too many
+    /// changes are unsaved.
     ///
     /// # Cancel safety
     ///
@@ -47,8 +47,8 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// The errors of [`Agent::ask_as`](crate::agent::Agent::ask_as), and [`SessionError::StoreBehind`] if too many
-    /// changes are unsaved.
+    /// Returns the errors of [`Agent::ask_as`](crate::agent::Agent::ask_as), and [`SessionError::StoreBehind`] if too
+    /// many changes are unsaved.
     ///
     /// # Cancel safety
     ///
@@ -65,7 +65,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// The errors of [`Agent::unstage`](crate::agent::Agent::unstage).
+    /// Returns the errors of [`Agent::unstage`](crate::agent::Agent::unstage).
     pub async fn unstage(&self, id: impl Into<PromptId>) -> Result<Arc<Prompt>, SessionError> {
         self.on_agent(async |agent| agent.unstage(id).await).await
     }
@@ -74,7 +74,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// The errors of [`Agent::resume`](crate::agent::Agent::resume).
+    /// Returns the errors of [`Agent::resume`](crate::agent::Agent::resume).
     pub async fn resume(
         &self,
         tool_use: impl Into<ToolUseId>,
@@ -87,7 +87,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// The errors of [`Agent::resume_as`](crate::agent::Agent::resume_as).
+    /// Returns the errors of [`Agent::resume_as`](crate::agent::Agent::resume_as).
     pub async fn resume_as(
         &self,
         tool_use: impl Into<ToolUseId>,
@@ -104,7 +104,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// The errors of [`Agent::cancel`](crate::agent::Agent::cancel).
+    /// Returns the errors of [`Agent::cancel`](crate::agent::Agent::cancel).
     pub async fn cancel(&self) -> Result<(), SessionError> {
         self.on_agent(async |agent| agent.cancel().await).await
     }
@@ -113,7 +113,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// The errors of [`Agent::interrupt`](crate::agent::Agent::interrupt).
+    /// Returns the errors of [`Agent::interrupt`](crate::agent::Agent::interrupt).
     pub async fn interrupt(&self) -> Result<(), SessionError> {
         self.on_agent(async |agent| agent.interrupt().await).await
     }
@@ -122,7 +122,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// The errors of [`Agent::notify`](crate::agent::Agent::notify).
+    /// Returns the errors of [`Agent::notify`](crate::agent::Agent::notify).
     pub async fn notify<E: Any + Send>(&self, event: E) -> Result<(), SessionError> {
         self.on_agent(async |agent| agent.notify(event).await).await
     }
@@ -135,7 +135,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// The errors of [`Agent::set_state`](crate::agent::Agent::set_state).
+    /// Returns the errors of [`Agent::set_state`](crate::agent::Agent::set_state).
     #[doc(alias = "switch model")]
     pub async fn configure<F>(&self, edit: F) -> Result<(), SessionError>
     where
@@ -148,7 +148,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// [`SessionError::Busy`] if a run is active, or the agent's error if the tool conflicts with another tool.
+    /// Returns [`SessionError::Busy`] if a run is active, or the agent's error if the tool conflicts with another tool.
     pub async fn add_tool(&self, tool: impl Tool) -> Result<(), SessionError> {
         let tool: Arc<dyn Tool> = Arc::new(tool);
         self.configure(move |config| Ok(config.tools.insert(tool)?)).await
@@ -158,7 +158,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// [`SessionError::Busy`] if a run is active. [`SessionError::Ended`] if the session has ended.
+    /// Returns [`SessionError::Busy`] if a run is active. Returns [`SessionError::Ended`] if the session has ended.
     pub async fn remove_tool(&self, name: impl Into<String>) -> Result<(), SessionError> {
         let name = name.into();
         self.configure(move |config| {
@@ -172,7 +172,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// [`SessionError::Ended`].
+    /// Returns [`SessionError::Ended`] if the session has ended.
     pub async fn state(&self) -> Result<State, SessionError> {
         self.on_agent(async |agent| agent.state().await).await
     }
@@ -181,7 +181,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// [`SessionError::Ended`].
+    /// Returns [`SessionError::Ended`] if the session has ended.
     pub async fn status(&self) -> Result<Status, SessionError> {
         self.on_agent(async |agent| agent.status().await).await
     }
@@ -193,7 +193,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// [`SessionError::Ended`] if the session ends first.
+    /// Returns [`SessionError::Ended`] if the session ends first.
     ///
     /// # Cancel safety
     ///

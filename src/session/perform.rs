@@ -134,11 +134,11 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// The errors of the operation.
+    /// Returns the errors of the operation.
     ///
     /// # Cancel safety
     ///
-    /// As for the operation: if the future is dropped, the operation may still take effect.
+    /// Dropping the future does not withdraw the operation, which may still take effect.
     pub async fn perform(
         &self,
         command: SessionCommand,

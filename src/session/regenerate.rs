@@ -9,8 +9,8 @@ use crate::{
 /// The user message that gets another response, and the settings for the run.
 ///
 /// Each setting given here replaces the same setting of the original prompt. The session remembers the settings of the
-/// prompts that it has accepted, except API keys and headers. These settings are not stored. After the conversation is
-/// opened again, the agent's settings apply instead.
+/// prompts that it has accepted, except API keys and headers. The remembered settings are not stored. After the
+/// conversation is opened again, the agent's settings apply instead.
 ///
 /// ```
 /// # #[cfg(feature = "test-util")]

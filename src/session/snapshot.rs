@@ -34,7 +34,7 @@ pub struct SessionSnapshot {
     /// The conversation's labels.
     #[serde(default, skip_serializing_if = "Labels::is_empty")]
     pub labels: Labels,
-    /// What was spent on the conversation, including the turn in flight, discarded turns, erased messages and titles.
+    /// The usage of the whole conversation, including the turn in flight, discarded turns, erased messages and titles.
     #[serde(default)]
     pub used: Usage,
     /// The tree of the conversation, with all messages on all branches.
@@ -63,7 +63,7 @@ impl SessionSnapshot {
     ///
     /// # Errors
     ///
-    /// The event belongs to another session, or it is not the next event.
+    /// Fails if the event belongs to another session, or if it is not the next event.
     pub fn apply(&mut self, event: &Numbered<SessionEvent>) -> Result<(), TreeError> {
         self.take_in(&event.event)?;
         self.last = event.id;
@@ -110,7 +110,7 @@ impl SessionSnapshot {
             SessionEvent::Labels { labels } => self.labels.clone_from(labels),
             SessionEvent::Erased(erased) => {
                 self.tree.apply_erased(erased)?;
-                // The end of the last run may contain an erased message.
+                // The end of the last run may contain an erased message, so it is removed.
                 self.agent.last_run = None;
             }
             SessionEvent::Usage(row) => self.used += row.usage,

@@ -116,7 +116,7 @@ impl SessionSubscription {
     ///
     /// # Errors
     ///
-    /// [`SessionError::Ended`] if the session has ended or is ending.
+    /// Returns [`SessionError::Ended`] if the session has ended or is ending.
     ///
     /// # Cancel safety
     ///
@@ -157,7 +157,7 @@ impl fmt::Debug for SessionSubscription {
 
 /// Keeps a session open while its mode is [`Mode::Controller`]. An observer's guard has no effect.
 ///
-/// When the last controller is dropped, the time of the session's idle shutdown begins.
+/// When the last controller is dropped, the idle time starts after which an idle session shuts down.
 #[must_use = "dropping it releases the session, and a session without controllers may end"]
 pub struct Guard {
     session: WeakSession,
@@ -165,7 +165,7 @@ pub struct Guard {
     hold: Option<Hold>,
 }
 
-/// Counts as a controller of the session until it is dropped.
+/// A guard that counts as a controller of the session until it is dropped.
 pub(super) struct Hold {
     shared: Arc<SessionShared>,
     /// This handle is dropped only after the count is reduced. If it were dropped first, the session could end for lack
@@ -214,7 +214,7 @@ impl Guard {
     ///
     /// # Errors
     ///
-    /// [`SessionError::Ended`] if the session has ended or is ending. The subscriber stays an observer.
+    /// Returns [`SessionError::Ended`] if the session has ended or is ending. The subscriber stays an observer.
     ///
     /// # Cancel safety
     ///

@@ -316,7 +316,7 @@ impl Task {
         for _ in 0..DELIVERIES {
             match self.deliveries.next().now_or_never() {
                 Some(Some(delivery)) => self.take(delivery),
-                // If the channel has ended, this is noticed when the channel is polled again.
+                // If the channel has ended, the next poll of the channel reports this.
                 Some(None) | None => break,
             }
         }

@@ -53,7 +53,7 @@ impl Tenure {
     ///
     /// # Errors
     ///
-    /// The errors of [`Store::acquire`].
+    /// Returns the errors of [`Store::acquire`].
     ///
     /// # Cancel safety
     ///
@@ -166,7 +166,7 @@ impl Held {
     ///
     /// # Errors
     ///
-    /// The error that states why the conversation is lost.
+    /// Returns the error that states why the conversation is lost.
     pub(super) fn lease(&self) -> Result<Lease, StoreError> {
         self.lease.borrow().clone()
     }
@@ -177,7 +177,7 @@ impl Held {
     ///
     /// # Errors
     ///
-    /// The error that states why the conversation is lost, or an error if the store can't be reached.
+    /// Returns the error that states why the conversation is lost. Also fails if the store can't be reached.
     pub(super) async fn lease_after(self: &Arc<Self>, refused: Epoch) -> Result<Lease, StoreError> {
         let lease = self.lease()?;
         if lease.epoch != refused {

@@ -54,8 +54,8 @@ pub trait StoreUnderTest: Send + Sync + 'static {
         self.store()
     }
 
-    /// Changes the last write to the conversation as a crash in the middle of that write would. The last write is a
-    /// commit. Returns `false` if no crash can do this.
+    /// Changes the stored data as if a crash had interrupted the last write to the conversation, which is a commit.
+    /// Returns `false` if the store cannot be left in such a state by a crash.
     async fn tear(&self, id: &ConversationId) -> bool {
         let _ = id;
         false

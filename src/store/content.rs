@@ -157,8 +157,8 @@ pub struct Commit {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub usage: Option<Vec<UsageRow>>,
     /// A record of the turn in flight, or the end of a run that left a prompt without an answer, or was cancelled or
-    /// failed. Without a change, the turn in flight stays as it is, unless the commit adds nodes or moves the head: then
-    /// no turn is in flight any more.
+    /// failed. If this is `None`, the recorded turn in flight stays as it is. But if such a commit adds nodes or moves
+    /// the head, no turn is in flight any more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub turn: Option<Box<TurnChange>>,
 }
@@ -194,8 +194,8 @@ impl Commit {
         self.usage.clone().unwrap_or_else(|| self.nodes.iter().filter_map(usage_of).collect())
     }
 
-    /// Returns whether the commit changes the time of the last write. A commit that only records usage, the turn in
-    /// flight or the end of a run, and keeps this head, does not.
+    /// Returns whether the commit changes the time of the last write. A commit does not change this time if it only
+    /// records usage, the turn in flight or the end of a run, and keeps `head` as the head.
     pub fn is_update(&self, head: Option<NodeId>) -> bool {
         let Self { head: new, cursors, state, nodes, usage, turn } = self;
         let records = turn.is_some() || usage.as_ref().is_some_and(|rows| !rows.is_empty());
@@ -296,8 +296,8 @@ impl Stored {
     }
 
     /// Applies a commit that was written at this time, by the store's clock. If the commit records the turn in flight,
-    /// approvals wait since this time. The version and the time of the last write do not change, because the store itself
-    /// [advances](Self::advance) them.
+    /// the new approvals in this record count as waiting since `now`. The version and the time of the last write do not
+    /// change, because the store itself [advances](Self::advance) them.
     pub fn commit_at(&mut self, commit: Commit, now: Timestamp) {
         for row in commit.usage_rows() {
             self.used.add(1, row.usage);
@@ -357,7 +357,7 @@ impl Stored {
         self.nodes.retain(|node| !is_gone(&node.id()));
         self.cursors.retain(|node, child| !is_gone(node) && !is_gone(child));
         (self.head, self.next) = (erased.head, Some(erased.next));
-        // The end of the last run and the turn in flight may contain an erased message.
+        // The end of the last run and the turn in flight may contain an erased message, so both are removed.
         (self.last_run, self.turn, self.mark) = (None, None, None);
     }
 }

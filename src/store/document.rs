@@ -14,8 +14,8 @@ use crate::{
     tree::Tree,
 };
 
-/// The latest version of the document format. Version 2 added the usage ledger. A document without one has version 1, so
-/// that earlier versions of the crate can read it.
+/// The latest version of the document format. Version 2 added the usage ledger. A document without a usage ledger has
+/// version 1, so that earlier versions of the crate can read it.
 const FORMAT_VERSION: u64 = 2;
 /// The name of the format, which every document contains.
 const FORMAT: &str = "omni-agent exported conversation";
@@ -65,9 +65,9 @@ pub async fn export_json(store: &dyn Store, id: &ConversationId) -> Result<Strin
 ///
 /// The document may come from an untrusted source. Its settings (model, system prompt, options with their extra members
 /// and backend settings, limits) would take effect in the next request, so they are ignored. Instead, the conversation
-/// has the settings with which it is opened. The same is true of the prompts that the last run did not use.
-/// [`import_json_with_settings`] imports the settings too. Messages keep their provider data, such as signatures and the
-/// session id of a coding agent.
+/// has the settings with which it is opened. The prompts that the last run did not use are ignored too.
+/// [`import_json_with_settings`] imports the settings too. Messages keep their provider data, such as signatures and
+/// the session id of a coding agent.
 ///
 /// The usage ledger and the end of the last run are imported. A turn in flight is not.
 ///
@@ -119,7 +119,7 @@ pub async fn import_json(
 /// Imports a whole exported conversation, with its model, system prompt, options and limits.
 ///
 /// Use this for documents that you trust, such as your own backups. The options are sent to the service with the next
-/// request, and the settings of a backend may name a folder or allow tools. A turn in flight is left out, unless
+/// request, and the settings of a backend may name a folder or allow tools. A turn in flight is not imported, unless
 /// [`CopyOptions`] include it.
 ///
 /// # Errors

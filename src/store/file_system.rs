@@ -48,10 +48,10 @@
 //!
 //! `len` is the length of the record in bytes, padded with spaces to ten characters. `sum` is the CRC-32 of the record
 //! (as in zlib and PNG), in eight hexadecimal digits. Times are milliseconds since 1970. A record contains the version
-//! after the write, the write's id, and the last version that changed the state. While a turn in flight is recorded, each
-//! record also has a `turn`: its id, the times of its first and its last record, the number of tool uses that wait for a
-//! decision, and the last version that changed these. A commit that only records usage, the turn in flight or the end of
-//! a run repeats the time of the line before. The `change` of a record is one of:
+//! after the write, the write's id, and the last version that changed the state. While a turn in flight is recorded,
+//! each record also has a `turn`: its id, the times of its first and its last record, the number of tool uses that wait
+//! for a decision, and the last version that changed these tool uses. A commit that only records usage, the turn in
+//! flight or the end of a run has the same time as the line before it. The `change` of a record is one of:
 //!
 //! | change | content |
 //! | --- | --- |
@@ -90,18 +90,19 @@
 //! later version of the crate has written it, does not make the log unreadable: the turn is returned with its damage.
 //!
 //! The summary contains the tool uses that wait for a decision, and is saved when they change. Lists of turns read the
-//! summaries, and of each log with a turn in flight the last lines. A log is not compacted while a turn is in flight.
-//! Compaction removes the records of turns that have ended.
+//! summaries, and the last lines of each log that has a turn in flight. A log is not compacted while a turn is in
+//! flight. Compaction removes the records of turns that have ended.
 //!
 //! [`Store::release_at`] saves the last event of a session's feed in the summary. If the summary is lost, readers of the
 //! feed get a snapshot.
 //!
 //! # Erasure
 //!
-//! [`Store::erase`] rewrites the log in the same way. Lines with erased nodes are written again without these nodes, and
-//! keep their usage. The last line is a `compacted` line, whose version and write are those of the erasure. After a crash
-//! at any moment, the erasure is either complete or has not happened. If the log can't be rewritten, because it belongs
-//! to another user or is reached through a symbolic link, `erase` fails and nothing changes.
+//! [`Store::erase`] rewrites the log in the same way as compaction. Lines with erased nodes are written again without
+//! these nodes, and keep their usage. The last line is a `compacted` line, whose version and write are those of the
+//! erasure. After a crash at any moment, the erasure is either complete or has not happened. If the log can't be
+//! rewritten, because it belongs to another user or is reached through a symbolic link, `erase` fails and nothing
+//! changes.
 //!
 //! A delete removes both files, and temporary versions of them that a crash has left behind.
 //!
@@ -131,13 +132,15 @@
 //!
 //! # Versions of the format
 //!
-//! The first line names the version of the format. New logs have version 2. Later versions of the crate can read both
-//! versions. If a log has a later version than the crate knows, it is rejected with [`StoreError::UnknownFormat`].
+//! The first line names the version of the format. New logs have version 2. This version of the crate and later ones
+//! can read logs of both versions. If a log has a later version than the crate knows, it is rejected with
+//! [`StoreError::UnknownFormat`].
 //!
-//! Version 2 added labels, rows of the usage ledger, records of turns, ends of runs, and erasures. The first write of one of these to a log
-//! of version 1 rewrites the log with a first line of version 2, before it appends its own line. All other writes leave
-//! the version as it is, so that earlier versions of the crate can continue the log. If a log of version 1 can't be
-//! rewritten, because it belongs to another user or is reached through a symbolic link, these writes fail.
+//! Version 2 added labels, rows of the usage ledger, records of turns, ends of runs, and erasures. The first write that
+//! contains one of these additions rewrites a log of version 1 with a first line of version 2, before it appends its
+//! own line. All other writes leave the version as it is, so that earlier versions of the crate can continue the log.
+//! If a log of version 1 can't be rewritten, because it belongs to another user or is reached through a symbolic link,
+//! these writes fail.
 //!
 //! # Requirements
 //!

@@ -252,8 +252,8 @@ fn decode(text: &str) -> Option<[u8; 16]> {
         bits = bits << 6 | u128::from(value & 63);
     }
     let last = VALUES[usize::from(text[21])];
-    // The value of a valid character has none of these bits. Of the last character's six bits, only the highest two are
-    // used.
+    // The value of a valid character is less than 64, so it has none of the bits `0xc0`. Of the last character's six
+    // bits, only the highest two are used.
     if (wrong | last) & 0xc0 != 0 || last & 15 != 0 {
         return None;
     }

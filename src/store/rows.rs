@@ -200,7 +200,7 @@ impl Origin<'_> {
     }
 
     /// Parses the end of the last run and its known prompts. The queries return no end if a turn was committed after
-    /// it.
+    /// the run.
     pub(super) fn last_run(
         &self,
         ending: Option<&str>,
@@ -215,8 +215,8 @@ impl Origin<'_> {
         Ok(Some(end))
     }
 
-    /// Returns the mark, if it was written at the current version. An unreadable mark counts as missing, because a reader
-    /// without one gets a snapshot.
+    /// Returns the mark (the last event of the session's feed), if it was written at the current version. An unreadable
+    /// mark counts as missing, because a reader without a mark gets a snapshot.
     pub(super) fn mark(mark: Option<&str>, written: Option<i64>, version: Version) -> Option<EventId> {
         let is_current = written == Some(version.get().cast_signed());
         mark.filter(|_| is_current).and_then(|mark| mark.parse().ok())
@@ -249,14 +249,15 @@ fn node_id(number: i64) -> Option<NodeId> {
     NodeId::new(number.cast_unsigned())
 }
 
-/// Returns a number of tokens in the form in which databases store it. No real number of tokens exceeds the limit,
-/// and sums stay far below the limit of the databases.
+/// Returns a number of tokens in the form in which databases store it. Larger numbers are reduced to a limit that no
+/// real number of tokens exceeds, so that sums stay far below the limit of the databases.
 pub(super) fn tokens(count: u64) -> i64 {
     const MOST: i64 = 1 << 40;
     i64::try_from(count).unwrap_or(MOST).min(MOST)
 }
 
-/// Returns a cost in the form in which databases store it. No real cost exceeds the limit, and sums stay finite.
+/// Returns a cost in the form in which databases store it. Higher costs are reduced to a limit that no real cost
+/// exceeds, so that sums stay finite.
 pub(super) fn cost(cost: Option<f64>) -> Option<f64> {
     const MOST: f64 = 1e12;
     cost.filter(|cost| !cost.is_nan()).map(|cost| cost.clamp(-MOST, MOST))

@@ -31,8 +31,8 @@ impl Query {
     /// The maximum number of words.
     pub const MOST_WORDS: usize = 32;
 
-    /// Returns the words and phrases in lower case. A word is a phrase with one word. Words contain only letters and
-    /// digits.
+    /// Returns the words and phrases in lower case. A single word is returned as a phrase of one word. Words contain
+    /// only letters and digits.
     pub fn phrases(&self) -> impl Iterator<Item = &[String]> {
         self.0.iter().map(Vec::as_slice)
     }

@@ -51,7 +51,7 @@ pub struct CopyOptions {
     /// Whether to copy turns in flight. If not, they are left behind.
     ///
     /// Only one of the two conversations may be opened afterwards. Otherwise both continue the turn, and run its tools
-    /// twice. In the copy, approvals wait since the time of the copy.
+    /// twice. In the copy, the waiting time of open approvals starts when the copy is made.
     pub turns: bool,
 }
 
@@ -237,7 +237,7 @@ pub(super) struct Portable {
 impl Portable {
     /// Reads a conversation.
     pub(super) async fn of(from: &dyn Store, id: &ConversationId) -> Result<Self, StoreError> {
-        /// The number of attempts to read a conversation and its ledger of the same version.
+        /// The number of attempts to read a conversation and a ledger that belong to the same version.
         const TRIES: usize = 5;
 
         let mut stored = from.load(id).await?;
@@ -251,7 +251,7 @@ impl Portable {
                 let derived = Commit::new(None).with_nodes(stored.nodes.iter().cloned()).usage_rows();
                 return Ok(Self { stored, usage: (rows != derived).then_some(rows) });
             }
-            // Another write came in between.
+            // Another write has changed the conversation between the two reads.
             stored = from.load(id).await?;
         }
         unreachable!("the last attempt returns")
@@ -263,7 +263,7 @@ impl Portable {
         self.stored.next.filter(|next| next.get() > last + 1)
     }
 
-    /// Returns the record of the turn in flight, if it is to be copied.
+    /// Returns the record of the turn in flight, if the options ask for a copy of it.
     fn turn(&self, options: CopyOptions) -> Option<TurnRecord> {
         let turn = self.stored.turn.as_ref().filter(|turn| options.turns && turn.damage.is_none())?;
         Some(turn.record.clone())
@@ -319,13 +319,13 @@ pub(super) async fn put(
         written = to.commit(id, &Write::on(written).with_id(record), &commit).await?;
     }
     match before {
-        // The conversation was copied earlier, and the copy has been continued since then.
+        // The conversation was copied earlier, and the copy in the target has received further writes since then.
         Some(current) if current > written => Err(StoreError::Conflict { id: id.clone(), current }),
         before => Ok(before != Some(written)),
     }
 }
 
-/// The ids of the writes that make a copy. They are derived from the copied content. So copying again repeats the same
+/// The ids of the writes that make a copy. An id is derived from the copied content. So copying again repeats the same
 /// writes, and the store recognizes the repetitions.
 struct Writes {
     create: WriteId,
@@ -360,7 +360,8 @@ impl Writes {
         // No node has the same JSON form as this tuple, so the id of the last commit differs from the ids of all
         // portions.
         digest.json(&(&stored.state, stored.head, &stored.cursors)).map_err(failed)?;
-        // A copy of a conversation without this data has the same ids as in earlier versions of the crate.
+        // If a conversation has none of this data, the ids are the same as those that earlier versions of the crate
+        // derived.
         let rest = (&portable.usage, portable.next(), &stored.last_run, turn);
         if !matches!(rest, (None, None, None, None)) {
             digest.json(&rest).map_err(failed)?;

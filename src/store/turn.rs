@@ -27,13 +27,13 @@ pub enum TurnChange {
 }
 
 impl Commit {
-    /// Returns the same commit with this record of the turn in flight.
+    /// Returns the same commit, which now also contains this record of the turn in flight.
     pub fn with_turn(mut self, record: TurnRecord) -> Self {
         self.turn = Some(Box::new(TurnChange::Record(record)));
         self
     }
 
-    /// Returns the same commit with this end of a run.
+    /// Returns the same commit, which now also records this end of a run.
     pub fn with_run_end(mut self, end: RunEnd) -> Self {
         self.turn = Some(Box::new(TurnChange::End(end)));
         self

@@ -1,4 +1,4 @@
-//! The capture of content.
+//! The settings for the content that telemetry records.
 
 use std::{fmt, sync::Arc};
 
@@ -84,7 +84,8 @@ impl Capture {
         }
     }
 
-    /// Returns the text to record.
+    /// Returns the text to record: redacted, and cut at the maximum size. Returns `None` if the redaction function
+    /// panics.
     pub(super) fn prepare(&self, content: CapturedContent, text: String) -> Option<String> {
         let text = match &self.redaction {
             None => text,

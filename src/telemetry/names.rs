@@ -73,7 +73,8 @@ pub(super) const CANCELLED: &str = "cancelled";
 pub(super) struct Differences {
     /// The attribute for the input tokens that were written to the cache.
     pub(super) cache_write: &'static str,
-    /// Whether a run's span has the provider, and the counts of tokens read from and written to the cache.
+    /// Whether a run's span contains the provider, and the numbers of tokens that were read from and written to the
+    /// cache.
     pub(super) run_has_provider: bool,
 }
 

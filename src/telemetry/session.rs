@@ -9,8 +9,9 @@ use super::{Caller, TARGET, names};
 /// The spans of a session's writes.
 #[derive(Default)]
 pub(crate) struct SaveTraces {
-    /// The span of the next write. It is opened when the first of its turns is committed, and not when the write begins.
-    /// In this way, no run's span stays open until a slow store has saved the run.
+    /// The span of the next write. It is opened when the first of its turns is committed, and not when the write
+    /// begins. Because the link to a run is recorded at once, the run's span can close before a slow store has saved
+    /// the run.
     next: Option<Span>,
     /// The run to which `next` got its last link.
     linked: Option<Id>,
@@ -34,7 +35,7 @@ impl SaveTraces {
                 { names::CONVERSATION } = conversation,
             )
         });
-        // A run with tools commits several turns.
+        // A run can commit several turns, but the write needs only one link to the run.
         if self.linked.as_ref() != Some(&run) {
             next.follows_from(&run);
             self.linked = Some(run);
@@ -58,7 +59,7 @@ impl SaveTraces {
     }
 }
 
-/// Opens the span of a generated title, with a link to the run after whose turn it is generated.
+/// Opens the span of a generated title, with a link to the run whose turn caused the title.
 pub(crate) fn title(run: &Caller, conversation: &str) -> Span {
     let span = tracing::span!(
         target: TARGET,

@@ -51,7 +51,7 @@ impl Recording {
     ///
     /// # Panics
     ///
-    /// If the variable has another value. A misspelt value would otherwise replay an old recording.
+    /// Panics if the variable has another value, because a misspelt value would otherwise replay an old recording.
     pub fn from_env() -> Self {
         match env::var(VARIABLE).as_deref() {
             Err(_) | Ok("" | "replay") => Self::Replay,

@@ -11,8 +11,7 @@ pub(super) fn cap(blocks: Vec<ResultBlock>, max: usize) -> Vec<ResultBlock> {
     if size <= max {
         return blocks;
     }
-    // The notice at the end contains no larger numbers than this notice, so the space that is reserved for it is
-    // sufficient.
+    // Reserve room for the final notice. It contains no larger numbers than this one, so it is not longer.
     let reserved = notice(max, size, blocks.len()).len();
     let mut room = max.saturating_sub(reserved);
     let mut kept = Vec::new();

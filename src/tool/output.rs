@@ -63,7 +63,7 @@ impl ToolOutput {
     ///
     /// # Errors
     ///
-    /// The value can't be converted to JSON, for example because it is a map whose keys are not strings.
+    /// Fails if the value can't be converted to JSON, for example because it is a map whose keys are not strings.
     pub fn json(value: &(impl Serialize + ?Sized)) -> Result<Self, ToolError> {
         Ok(serde_json::to_string(value)?.into())
     }
@@ -144,7 +144,7 @@ impl ToolError {
         Self { text: text.into(), is_invalid_input: false }
     }
 
-    /// Creates an error with this text. It states that the input is invalid and that the tool has done nothing.
+    /// Creates an error with this text, which states that the input is invalid and that the tool has done nothing.
     pub fn invalid_input(text: impl Into<String>) -> Self {
         Self { text: text.into(), is_invalid_input: true }
     }

@@ -30,7 +30,7 @@ pub struct ToolLimits {
 setters!(ToolLimits: with_timeout(timeout: Duration), with_max_output(max_output: usize));
 
 impl Default for ToolLimits {
-    /// Two minutes and 256 KiB.
+    /// Returns limits of two minutes and 256 KiB.
     fn default() -> Self {
         Self { timeout: Duration::from_mins(2), max_output: 256 * 1024 }
     }
@@ -186,7 +186,7 @@ pub(crate) async fn within<F: Future>(limit: Duration, call: F, context: &ToolCo
     let Some(deadline) = Instant::now().checked_add(limit).filter(|_| limit < Duration::MAX) else {
         return Some(call.await);
     };
-    // Earlier questions do not matter here.
+    // The time for which the clock was stopped before this call of `within` does not extend the limit.
     let before = clock.map_or(Duration::ZERO, CallClock::stood);
     let mut stood = before;
     loop {

@@ -99,9 +99,9 @@ impl Schema {
     ///
     /// # Errors
     ///
-    /// The value is refused for any of these reasons:
+    /// Fails for any of these reasons:
     ///
-    /// - It is not a JSON Schema.
+    /// - The value is not a JSON Schema.
     /// - It refers to another document or to a place that does not exist.
     /// - It uses a reference that can't be resolved from the schema's text alone (`$dynamicRef`, `$recursiveRef`,
     ///   anchors, an `$id` below the top level).
@@ -143,7 +143,8 @@ impl Schema {
 
     fn derived(adapt: fn(Value) -> Value, derive: fn(bool) -> Value) -> Self {
         Self::new(adapt(derive(true)))
-            // If all references are replaced, the schema may exceed a limit. With references, the schema is smaller.
+            // With all references replaced, the schema may exceed a limit. Then keep the references, which make the
+            // schema smaller.
             .or_else(|_| Self::new(adapt(derive(false))))
             .unwrap_or_else(|error| {
                 let value = Value::Object(Map::new());
@@ -171,8 +172,8 @@ impl Schema {
     ///
     /// # Errors
     ///
-    /// The problems, in words that a model can act on. Each line describes one problem: its place as a JSON pointer,
-    /// and what is expected there. The text contains at most ten problems and about two thousand characters.
+    /// Returns the problems, in words that a model can act on. Each line describes one problem: its place as a JSON
+    /// pointer, and what is expected there. The text contains at most ten problems and about two thousand characters.
     pub fn validate(&self, value: &Value) -> Result<(), String> {
         let compiled = self.0.compiled.as_ref().map_err(ToString::to_string)?;
         let size = Size::of(value)

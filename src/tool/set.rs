@@ -38,7 +38,7 @@ impl ToolSet {
     ///
     /// # Errors
     ///
-    /// The name is already taken, or services refuse the name or the schema.
+    /// Fails if the name is already taken, or if services refuse the name or the schema.
     pub fn with(mut self, tool: impl Tool) -> Result<Self, ToolSetError> {
         self.insert(Arc::new(tool))?;
         Ok(self)
@@ -48,7 +48,7 @@ impl ToolSet {
     ///
     /// # Errors
     ///
-    /// The errors of [`ToolSet::with`]. If there is an error, the set stays as it was.
+    /// Returns the errors of [`ToolSet::with`]. If there is an error, the set stays as it was.
     pub fn insert(&mut self, tool: Arc<dyn Tool>) -> Result<(), ToolSetError> {
         let name = tool.name();
         if !is_good_name(name) {
@@ -68,7 +68,7 @@ impl ToolSet {
     ///
     /// # Errors
     ///
-    /// The errors of [`ToolSet::with`], for the first tool that can't be added.
+    /// Returns the errors of [`ToolSet::with`], for the first tool that can't be added.
     pub fn extended(mut self, tools: impl IntoIterator<Item = Arc<dyn Tool>>) -> Result<Self, ToolSetError> {
         tools.into_iter().try_for_each(|tool| self.insert(tool))?;
         Ok(self)

@@ -35,7 +35,7 @@ pub trait TypedTool: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// The reason why the tool call failed, as a text for the model.
+    /// Returns the reason why the tool call failed, as a text for the model.
     ///
     /// # Cancel safety
     ///

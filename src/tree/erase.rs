@@ -104,7 +104,7 @@ impl Tree {
     ) -> Result<Self, TreeError> {
         let tree = Self::hydrate(nodes, head, cursors)?;
         match next {
-            // Nodes may have been added after the erasure.
+            // If nodes were added after the erasure, the tree's next id may already be higher.
             Some(next) if next > tree.next_id() => tree.with_next_id(next),
             _ => Ok(tree),
         }

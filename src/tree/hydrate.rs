@@ -143,7 +143,7 @@ pub(super) struct Stored {
     // strings would not be converted back to numbers.
     #[serde(default)]
     cursors: Vec<(NodeId, NodeId)>,
-    /// The id of the next node, if nodes with higher ids than the last one were erased.
+    /// The id of the next node. It is set only if nodes with higher ids than the last remaining node were erased.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     next: Option<NodeId>,
 }

@@ -11,7 +11,7 @@ use crate::{
     store::{ConversationId, Filter, Labels},
 };
 
-/// Decides who sends a request, and which conversations this principal may use.
+/// Decides who sends a request (the principal), and which conversations this principal may use.
 ///
 /// Every route calls [`principal`](Access::principal) first. A route of a conversation then calls
 /// [`permits`](Access::permits) with the conversation's labels. A conversation that the principal may not read looks
@@ -148,11 +148,11 @@ impl Principal {
     }
 
     /// Returns the filter for the principal's conversations.
-    pub(super) fn filter(&self) -> Filter {
+    pub(crate) fn filter(&self) -> Filter {
         Filter::with(self.labels.clone())
     }
 
-    pub(super) fn shared_name(&self) -> Arc<str> {
+    pub(crate) fn shared_name(&self) -> Arc<str> {
         Arc::clone(&self.name)
     }
 }

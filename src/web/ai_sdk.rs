@@ -27,14 +27,16 @@ use crate::{
     subscription::Update,
 };
 
-/// Returns all routes. A post names its chat in the body, so its handler checks the action.
+/// Returns all routes. A post names its chat in the body, which the router does not read. So the handler of this route
+/// checks whether the principal may perform the action.
 pub(super) fn all() -> [Route; 6] {
     routes! {
         POST "/chat" Watch post;
         GET "/chat/{chat}/stream" Watch resume;
         GET "/chat/{chat}/messages" Read list;
         POST "/chat/{chat}/stop" Stop stop;
-        // Frames contain addresses of files and of decisions. The address of the native routes is unknown here.
+        // Frames contain the addresses of files and of decisions. This router does not know the address of the native
+        // routes, so it also has routes for files and decisions.
         GET "/chat/{chat}/files/{message}/{block}" Read file;
         POST "/chat/{chat}/decisions" Decide decide;
     }
@@ -48,7 +50,7 @@ pub(super) fn router(web: &Web) -> Router {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Query {
-    /// The level of the protocol.
+    /// The major version of the npm package `ai` whose protocol the client uses.
     #[serde(default = "seven")]
     ui: u8,
     /// Whether a stop discards the run.
@@ -92,8 +94,8 @@ async fn post(mut call: Call) -> Result<Response, Problem> {
         let ended = match (answer, &follow) {
             (SessionAnswer::Prompt(Accepted::Known { state }), Follow::Prompt(id)) => match state {
                 PromptState::Ended { outcome } => Follow::Ended(id.clone(), outcome),
-                // The message of the prompt is added later, or the snapshot of the subscription is older than the
-                // message.
+                // The stream waits for the prompt's message, which is still to come in the events: it was not added
+                // yet, or only after the subscription's snapshot.
                 PromptState::Staged | PromptState::InFlight => continue,
             },
             _ => continue,
@@ -132,7 +134,7 @@ async fn stop(call: Call) -> Result<Response, Problem> {
         if discard { session.cancel().await } else { session.interrupt().await }
     };
     match stop(call.session().await?).await {
-        // The run has ended before the user has stopped it.
+        // `Idle` means that the run had ended before the user stopped it.
         Ok(()) | Err(SessionError::Agent(AgentError::Idle)) => Ok(StatusCode::NO_CONTENT.into_response()),
         Err(error) => Err(error.into()),
     }
@@ -161,7 +163,7 @@ struct Reply {
     session: Session,
     updates: SessionSubscription,
     is_done: bool,
-    /// Ends with the stream, so that another stream can be opened.
+    /// Counts this stream among the open streams, whose number is limited, until the stream ends.
     _permit: StreamPermit,
 }
 

@@ -33,8 +33,8 @@ impl WebBuilder {
 }
 
 impl Call {
-    /// Makes the conversation with this id of the client the request's, if the action on it is permitted. Creates the
-    /// conversation if it does not exist and clients may choose ids.
+    /// Makes the conversation with the id that the client uses the target of this request, if the action on it is
+    /// permitted. Creates the conversation if it does not exist and clients may choose ids.
     pub(super) async fn enter_or_create(&mut self, client_id: &str, action: Action) -> Result<(), Problem> {
         let id = self.web.stored_id(&self.principal, client_id)?;
         client_id.clone_into(&mut self.client_id);
@@ -54,8 +54,8 @@ impl Call {
         let options = web.0.hooks.agents.start(&self.principal, &request).await?;
         let options = options.add_labels(labels).map_err(|error| Problem::internal(&error))?.subscribe(None);
         match web.within_room(web.0.manager.create_with_id(&id, options)).await {
-            // Another request has created the conversation. If it belongs to another principal, the answer is the same
-            // as for a conversation that cannot be created.
+            // Another request has created the conversation. If it belongs to another principal, the response is the
+            // same as for a conversation that cannot be created.
             Ok(_) => {}
             Err(problem) if problem.code() == "already-exists" => {}
             Err(problem) => return Err(problem),
@@ -65,7 +65,7 @@ impl Call {
 }
 
 impl Web {
-    /// Returns the id of the stored conversation to which this id of the client belongs.
+    /// Returns the id of the stored conversation for which the client uses this id.
     pub(super) fn stored_id(&self, principal: &Principal, id: &str) -> Result<ConversationId, Problem> {
         match &self.0.client_ids {
             Some(ClientIds(scope)) => {

@@ -80,14 +80,14 @@ struct Feed {
     web: Web,
     principal: Principal,
     items: SelectAll<BoxStream<'static, Item>>,
-    /// The conversations of the stream. One that was refused is removed.
+    /// The conversations of the stream. A conversation to which the access was refused is removed.
     watched: Vec<Watched>,
     positions: Positions,
     /// The conversations of the list that the client knows.
     shown: HashSet<ConversationId>,
     end: std::pin::Pin<Box<Sleep>>,
     has_ended: bool,
-    /// Ends with the stream, so that another stream can be opened.
+    /// The permit of this stream. It is released at the end of the stream, so that another stream can be opened.
     _permit: StreamPermit,
 }
 
@@ -121,7 +121,7 @@ pub(super) async fn subscribe(
     Ok((opened.session, subscription))
 }
 
-/// Subscribes to a conversation of which only the id is known.
+/// Checks the access to the conversation with this id, opens it, and subscribes to it.
 async fn enter(
     web: &Web,
     principal: &Principal,
@@ -155,8 +155,9 @@ pub(super) fn respond(
         items.push(updates.take_until(ended.clone().cancelled_owned()).boxed());
         conversations.push(Watched { lens: call.lens(&id), id, _subscription: ended.drop_guard() });
     }
-    // The ids of frames contain all positions, beginning with those from the request. Without these, a client that
-    // resumes twice would lose its place in the conversations that sent nothing in between.
+    // The id of a frame contains the positions in all conversations, beginning with the positions from the request.
+    // Without the positions from the request, a client that resumes twice would lose its place in conversations that
+    // sent nothing in between.
     let mut positions = after.clone();
     positions.0.retain(|(id, _)| conversations.iter().any(|watched| watched.id == *id));
     let limits = &web.0.limits;
@@ -191,7 +192,7 @@ fn list_items(web: &Web) -> impl futures_core::Stream<Item = Item> + Send + use<
     }))
 }
 
-/// Returns the updates of a conversation, which is opened first.
+/// Opens a conversation, unless it is open, and returns its updates.
 fn updates(
     web: Web,
     principal: Principal,
@@ -275,7 +276,7 @@ impl Feed {
         Some(frame.json_data(OfConversation { conversation: id, update: &update }))
     }
 
-    /// Ends a conversation of the stream with a problem.
+    /// Removes a conversation from the stream, and returns a frame that reports the problem with it.
     fn refused(&mut self, id: &ConversationId, problem: Problem) -> Result<Frame, axum::Error> {
         self.watched.retain(|watched| watched.id != *id);
         self.positions.0.retain(|(known, _)| known != id);
@@ -354,7 +355,7 @@ impl Feed {
         if self.shown.contains(id) {
             return true;
         }
-        // If the labels cannot be read, the conversation is not shown.
+        // If its labels cannot be read, a conversation is not shown.
         let is_listed = match self.web.0.manager.labels_of(id).await {
             Ok(labels) => self.may_list(&labels),
             Err(_) => false,

@@ -32,8 +32,8 @@ use crate::{
 pub(super) struct Call {
     pub(super) web: Web,
     pub(super) principal: Principal,
-    /// The conversation and its labels. `None` on a route without a conversation, and if the client may choose ids and
-    /// has not used this one yet.
+    /// The conversation and its labels. `None` on a route without a conversation. Also `None` if clients may choose ids
+    /// and no conversation with this id exists yet.
     target: Option<(ConversationId, Labels)>,
     /// The id of the conversation as the client has written it, on routes of the AI SDK and AG-UI.
     pub(super) client_id: String,
@@ -42,7 +42,7 @@ pub(super) struct Call {
     /// The path under which the router is nested.
     pub(super) base: Arc<str>,
     pub(super) parts: Parts,
-    /// The mutex makes the call usable from several threads. The body is taken once.
+    /// The body, which a handler takes once. The mutex is needed only to make `Call` usable from several threads.
     body: Mutex<Body>,
 }
 
@@ -50,10 +50,7 @@ impl Call {
     /// Checks a request for this action.
     pub(super) async fn admit(web: Web, action: Action, request: Request) -> Result<Self, Problem> {
         let (mut parts, body) = request.into_parts();
-        let principal = web.0.hooks.access.principal(&parts).await.map_err(|challenge| {
-            Problem::new(StatusCode::UNAUTHORIZED, "unauthenticated", "The request is not authenticated.")
-                .with_challenge(challenge.0)
-        })?;
+        let principal = web.principal(&parts).await?;
         let Path(mut path) = parts
             .extract::<Path<Vec<(String, String)>>>()
             .await
@@ -96,8 +93,8 @@ impl Call {
         self.target.as_ref().ok_or_else(Problem::not_found)
     }
 
-    /// Returns whether the request has a conversation. It has none if the client may choose ids and has not used this
-    /// one.
+    /// Returns whether the request's conversation exists. If clients may choose ids, a request may have an id whose
+    /// conversation does not exist yet.
     pub(super) fn has_conversation(&self) -> bool {
         self.target.is_some()
     }
@@ -117,7 +114,7 @@ impl Call {
         }
     }
 
-    /// Returns the view of a conversation.
+    /// Returns the view of a conversation that clients get.
     pub(super) fn lens(&self, id: &ConversationId) -> Lens {
         self.web.0.view.of(format!("{}/conversations/{id}/files", self.base))
     }
@@ -188,6 +185,14 @@ impl Call {
 }
 
 impl Web {
+    /// Returns the sender of a request.
+    pub(crate) async fn principal(&self, parts: &Parts) -> Result<Principal, Problem> {
+        self.0.hooks.access.principal(parts).await.map_err(|challenge| {
+            Problem::new(StatusCode::UNAUTHORIZED, "unauthenticated", "The request is not authenticated.")
+                .with_challenge(challenge.0)
+        })
+    }
+
     /// Returns the labels of a conversation that the principal may read. A conversation that the principal may not read
     /// looks like a conversation that does not exist: both are looked up in the same way.
     pub(super) async fn visible(
@@ -207,7 +212,7 @@ impl Web {
     }
 
     /// Returns the conversation with its labels, if the principal may read it and the action on it is permitted.
-    async fn permitted(
+    pub(crate) async fn permitted(
         &self,
         principal: &Principal,
         id: ConversationId,
@@ -227,8 +232,8 @@ impl Web {
         may(Action::Read) && may(Action::Watch)
     }
 
-    /// Returns whether the principal may see this update. A reader that was too slow for the change of the labels sees
-    /// the new labels in the next snapshot.
+    /// Returns whether the principal may see this update. If the labels change, a reader sees the new labels in an
+    /// event, or in a snapshot if it was too slow for the event.
     pub(super) fn still_watches(
         &self,
         principal: &Principal,
@@ -246,7 +251,7 @@ impl Web {
     }
 
     /// Opens a conversation, or returns its session if it is open.
-    pub(super) async fn open(
+    pub(crate) async fn open(
         &self,
         principal: &Principal,
         id: &ConversationId,
@@ -262,7 +267,7 @@ impl Web {
         self.within_room(self.0.manager.open(id, options)).await
     }
 
-    /// Waits for a place among the open sessions, within the limit.
+    /// Awaits `opening`, which may have to wait for a place among the open sessions, but not longer than the limit.
     pub(super) async fn within_room<T>(
         &self,
         opening: impl Future<Output = Result<T, crate::manager::ManagerError>>,
@@ -274,7 +279,7 @@ impl Web {
     }
 
     /// Removes the parts of a problem that a client may not see.
-    pub(super) fn shown(&self, problem: Problem) -> Problem {
+    pub(crate) fn shown(&self, problem: Problem) -> Problem {
         if self.0.reveals_owner { problem } else { problem.without_address() }
     }
 }

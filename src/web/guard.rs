@@ -12,9 +12,18 @@ use super::{Problem, Web};
 /// The methods and headers that a page of another origin may use.
 const CORS: [(HeaderName, &str); 3] = [
     (header::ACCESS_CONTROL_ALLOW_METHODS, "GET, POST, PATCH, DELETE"),
-    (header::ACCESS_CONTROL_ALLOW_HEADERS, "authorization, content-type, last-event-id"),
+    (
+        header::ACCESS_CONTROL_ALLOW_HEADERS,
+        "authorization, content-type, last-event-id, mcp-method, mcp-name, mcp-protocol-version, mcp-session-id",
+    ),
     (header::ACCESS_CONTROL_MAX_AGE, "600"),
 ];
+
+/// Adds the checks to a router of another layer.
+#[cfg(feature = "mcp-server")]
+pub(crate) fn guarded(router: axum::Router, web: &Web) -> axum::Router {
+    router.layer(axum::middleware::from_fn_with_state(web.clone(), guard))
+}
 
 pub(super) async fn guard(State(web): State<Web>, request: Request, next: Next) -> Response {
     let (parts, body) = request.into_parts();

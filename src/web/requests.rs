@@ -63,14 +63,14 @@ pub(crate) struct DecisionRequest {
     pub(super) decision: Decision,
 }
 
-/// The part of a list.
+/// The part of a list that the client requests.
 #[derive(Debug, Default, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct ListQuery {
     /// The maximum number of entries: 50 by default. The server limits it.
     pub(super) limit: Option<usize>,
-    /// The `next` of the page before.
+    /// The value of `next` in the previous page.
     pub(super) after: Option<String>,
 }
 
@@ -100,14 +100,14 @@ pub(crate) struct PeriodQuery {
     pub(super) to: Option<u64>,
 }
 
-/// The part of a ledger.
+/// The part of a usage ledger that the client requests.
 #[derive(Debug, Default, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct RowsQuery {
     /// The maximum number of rows: 50 by default. The server limits it.
     pub(super) limit: Option<usize>,
-    /// The number of rows to skip, which is the `next` of the page before.
+    /// The number of rows to skip, which is the value of `next` in the previous page.
     pub(super) after: usize,
 }
 
@@ -125,7 +125,7 @@ pub(crate) struct Created {
 pub(crate) struct ListPage {
     /// The conversations, most recently written first.
     pub(super) items: Vec<Listed>,
-    /// The `after` of the next page. `None` on the last page.
+    /// The value of `after` for the request of the next page. `None` on the last page.
     pub(super) next: Option<String>,
 }
 
@@ -165,7 +165,7 @@ pub(crate) struct ApprovalPage {
 pub(crate) struct RowsPage {
     /// The rows, newest first.
     pub(super) rows: Vec<UsageRow>,
-    /// The `after` of the next page. `None` on the last page.
+    /// The value of `after` for the request of the next page. `None` on the last page.
     pub(super) next: Option<usize>,
 }
 
@@ -182,7 +182,7 @@ pub(super) fn position(text: &str) -> Result<Position, Problem> {
     Ok(Position { updated: Timestamp(updated), id })
 }
 
-/// Returns the action of a command.
+/// Returns the action that access control must permit before this command is performed.
 pub(super) const fn action(command: &SessionCommand) -> Action {
     match command {
         SessionCommand::Prompt { .. } | SessionCommand::Unstage { .. } => Action::Prompt,

@@ -18,7 +18,7 @@ use futures_util::future::{BoxFuture, FutureExt};
 use serde::Serialize;
 
 use super::{
-    Action, Problem, StartRequest, Web,
+    Action, Principal, Problem, StartRequest, Web,
     feed::{self, Positions, Watch},
     gate::{Call, Handler},
     guard::guard,
@@ -29,10 +29,10 @@ use super::{
     },
 };
 use crate::{
-    manager::{Approval, ApprovalId, Listed},
+    manager::{Approval, ApprovalId, Listed, OpenedSession},
     message::{Attachment, Content, Message, MessageId, ResultBlock, Source, Timestamp},
-    session::{Session, SessionCommand, SessionSnapshot, check_title},
-    store::{ConversationId, Page},
+    session::{Mode, Session, SessionCommand, SessionSnapshot, check_title},
+    store::{ConversationId, Labels, Page},
 };
 
 /// A route: its method, its path, the action that it needs, and its handler. A handler cannot be reached without the
@@ -140,8 +140,7 @@ impl Call {
     }
 
     fn may_list(&self, listed: &Listed) -> bool {
-        let labels = &listed.summary.labels;
-        self.principal.owns(labels) && self.web.0.hooks.access.permits(&self.principal, Action::List, labels)
+        self.web.may_list(&self.principal, &listed.summary.labels)
     }
 
     fn check_model(&self, model: Option<&String>) -> Result<(), Problem> {
@@ -172,24 +171,9 @@ async fn list(call: Call) -> Result<Response, Problem> {
 
 async fn create(mut call: Call) -> Result<Response, Problem> {
     let new: NewConversation = call.json(call.web.0.limits.body).await?;
-    let web = &call.web;
-    if web.is_draining() {
-        return Err(Problem::draining());
-    }
-    if !web.0.hooks.access.permits(&call.principal, Action::Create, call.principal.labels()) {
-        return Err(Problem::forbidden("This principal cannot create conversations."));
-    }
     call.check_model(new.model.as_ref())?;
-    let labels = call.principal.labels();
-    let request = StartRequest { labels: labels.clone(), model: new.model, ..StartRequest::default() };
-    let options = web.0.hooks.agents.start(&call.principal, &request).await?;
-    let mut options = options.add_labels(labels).map_err(|error| Problem::internal(&error))?.subscribe(None);
-    if let Some(title) = new.title {
-        options = options.title(title);
-    }
-    let id = ConversationId::generate();
-    // A conversation with a given id is stored at once, even without a prompt.
-    web.within_room(web.0.manager.create_with_id(&id, options)).await?;
+    let opened = call.web.create(&call.principal, new, None).await?;
+    let id = opened.session.id().clone();
     let location = HeaderValue::try_from(format!("{}/conversations/{id}", call.base));
     let mut response = json(&Created { id });
     *response.status_mut() = StatusCode::CREATED;
@@ -197,6 +181,44 @@ async fn create(mut call: Call) -> Result<Response, Problem> {
         response.headers_mut().insert(header::LOCATION, location);
     }
     Ok(response)
+}
+
+impl Web {
+    /// Returns whether a conversation with these labels is in the principal's list.
+    pub(crate) fn may_list(&self, principal: &Principal, labels: &Labels) -> bool {
+        principal.owns(labels) && self.permits(principal, Action::List, labels)
+    }
+
+    /// Returns whether the principal may perform this action on a conversation with these labels.
+    pub(crate) fn permits(&self, principal: &Principal, action: Action, labels: &Labels) -> bool {
+        self.0.hooks.access.permits(principal, action, labels)
+    }
+
+    /// Creates a conversation of the principal.
+    pub(crate) async fn create(
+        &self,
+        principal: &Principal,
+        new: NewConversation,
+        mode: Option<Mode>,
+    ) -> Result<OpenedSession, Problem> {
+        if self.is_draining() {
+            return Err(Problem::draining());
+        }
+        let labels = principal.labels();
+        if !self.0.hooks.access.permits(principal, Action::Create, labels) {
+            return Err(Problem::forbidden("This principal cannot create conversations."));
+        }
+        let request = StartRequest { labels: labels.clone(), model: new.model, ..StartRequest::default() };
+        let options = self.0.hooks.agents.start(principal, &request).await?;
+        let mut options =
+            options.add_labels(labels).map_err(|error| Problem::internal(&error))?.subscribe(mode);
+        if let Some(title) = new.title {
+            options = options.title(title);
+        }
+        // A conversation with a given id is stored at once, even without a prompt.
+        let id = ConversationId::generate();
+        self.within_room(self.0.manager.create_with_id(&id, options)).await
+    }
 }
 
 async fn read(call: Call) -> Result<Response, Problem> {
@@ -213,7 +235,7 @@ async fn change(mut call: Call) -> Result<Response, Problem> {
     }
     if let TitleChange::To(title) = &change.title {
         call.permit(Action::Rename)?;
-        // Checked before the model is set, so that a refused change changes nothing.
+        // Check the title before the model is set, so that a refused change changes nothing.
         check_title(title.as_deref())?;
     }
     if let Some(model) = change.model {
@@ -326,7 +348,7 @@ pub(super) async fn file(call: Call) -> Result<Response, Problem> {
     let media_type = HeaderValue::try_from(&attachment.media_type);
     let other = HeaderValue::from_static("application/octet-stream");
     headers.insert(header::CONTENT_TYPE, media_type.unwrap_or(other));
-    // The file of a stranger must not run as a page of this origin.
+    // The attachment may come from a stranger, so a browser must not run it as a page of this origin.
     let policy = HeaderValue::from_static("sandbox; default-src 'none'; style-src 'unsafe-inline'");
     headers.insert(header::CONTENT_SECURITY_POLICY, policy);
     let disposition = if attachment.is_image() { "inline" } else { "attachment" };

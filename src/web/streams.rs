@@ -8,7 +8,7 @@ use std::{
 use axum::http::StatusCode;
 
 use super::{
-    Problem,
+    Principal, Problem, Web,
     gate::{Call, RETRY},
 };
 
@@ -22,9 +22,9 @@ struct Counts {
     of: HashMap<Arc<str>, usize>,
 }
 
-/// The permit of an open stream. The stream no longer counts when it is dropped.
+/// The permit of an open stream. When the permit is dropped, the stream no longer counts.
 #[derive(Debug)]
-pub(super) struct StreamPermit {
+pub(crate) struct StreamPermit {
     streams: Arc<Streams>,
     principal: Arc<str>,
 }
@@ -36,17 +36,24 @@ impl Streams {
 }
 
 impl Call {
+    /// Counts a stream of the principal: see [`Web::open_stream`].
+    pub(super) fn open_stream(&self) -> Result<StreamPermit, Problem> {
+        self.web.open_stream(&self.principal)
+    }
+}
+
+impl Web {
     /// Counts a stream of the principal.
     ///
     /// # Errors
     ///
-    /// The server is about to stop, or too many streams are open.
-    pub(super) fn open_stream(&self) -> Result<StreamPermit, Problem> {
-        if self.web.is_draining() {
+    /// Fails if the server is about to stop, or if too many streams are open.
+    pub(crate) fn open_stream(&self, principal: &Principal) -> Result<StreamPermit, Problem> {
+        if self.is_draining() {
             return Err(Problem::draining());
         }
-        let (streams, limits) = (&self.web.0.streams, &self.web.0.limits);
-        let name = self.principal.shared_name();
+        let (streams, limits) = (&self.0.streams, &self.0.limits);
+        let name = principal.shared_name();
         let mut counts = streams.counts();
         let own = counts.of.get(&name).copied().unwrap_or(0);
         if own >= limits.streams_per_principal || counts.all >= limits.streams {

@@ -1,6 +1,6 @@
 //! The UI message stream of the AI SDK, levels 6 and 7.
 //!
-//! This module does no input or output. Its functions convert snapshots, events and requests into frames, messages and
+//! This module performs no I/O. Its functions convert snapshots, events and requests into frames, messages and
 //! commands.
 //!
 //! - `Translator` turns a snapshot and the events after it into the frames of one response.
@@ -11,8 +11,8 @@
 //! Its id is `a-`, followed by the id of the message of the first of these prompts. `exchange` groups the messages of a
 //! snapshot in this way.
 //!
-//! The list and the stream agree, because both come from the same `Writer`: the list is the fold of the frames that a
-//! replay of the messages would send.
+//! The list and the stream agree, because both come from the same `Writer`: the list is made by folding the frames that
+//! a replay of the messages would send.
 
 mod exchange;
 mod fold;

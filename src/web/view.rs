@@ -37,10 +37,10 @@ pub struct View {
     pub(super) inline_files: bool,
 }
 
-/// The schema that stands for a hidden schema: any value.
+/// The schema that replaces a hidden schema. It accepts any value.
 static HIDDEN_SCHEMA: LazyLock<Schema> = LazyLock::new(Schema::of::<Value>);
 
-/// An attachment with more base64 than this is linked.
+/// The maximum number of base64 bytes of an attachment inside a message. A larger attachment appears as a URL.
 const INLINE: usize = 64 << 10;
 
 impl View {
@@ -175,8 +175,8 @@ impl Lens {
                 Event::Message { message, step: *step, turn: *turn, run: *run }
             }
             Event::ToolResult { result, input } => {
-                // Attachments that appear as URLs are left out of this event. The message with the results follows, and
-                // contains the URLs.
+                // Attachments that appear as URLs are omitted from this event. The message with the results follows,
+                // and contains the URLs.
                 let is_small = |block: &ResultBlock| match block {
                     ResultBlock::Attachment(attachment) => !self.links(attachment),
                     ResultBlock::Text(_) => true,

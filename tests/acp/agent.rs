@@ -35,7 +35,8 @@ use tokio::{
     sync::Notify,
 };
 
-/// The variable that describes the agent. Without it, the process is the test and not the agent.
+/// The environment variable that selects the agent's behaviour. If it is not set, the process runs the tests instead of
+/// the agent.
 pub const LIKE: &str = "OMNI_ACP_AGENT";
 /// The folder in which the agent stores its sessions and its process id.
 pub const FOLDER: &str = "OMNI_ACP_FOLDER";

@@ -73,7 +73,8 @@ async fn start_of_an_echo_is_an_error() {
     assert!(matches!(error, BackendError::Unsupported(_)), "{error}");
 }
 
-/// Returns a script. In the script, `answer` replies to the next request with a result, and `update` sends an update.
+/// Returns a backend whose program is a shell script. In the script, `answer` replies to the next request with a
+/// result, and `update` sends an update.
 fn agent(version: &str, body: &str) -> AcpBackend {
     script(&format!(
         r#"
@@ -176,7 +177,7 @@ async fn prompt_to_a_program_that_stopped_reading_is_an_error() {
     says(&error, "stopped reading its input");
 }
 
-/// If the updates are not read, the program blocks on writing them, but it can still end its turn.
+/// If the test does not read the turn's updates, the program blocks on writing them, but it can still end its turn.
 #[tokio::test]
 async fn turn_that_is_not_read_can_be_cancelled() {
     let place = Place::new();

@@ -1,5 +1,5 @@
 //! The agent that serves a manager, driven by our own backend, by clients built on the official TypeScript and Python
-//! implementations, by several windows at once, and by hostile clients.
+//! implementations, by several clients at once in this process, and by hostile clients.
 
 mod clients;
 mod conformance;

@@ -187,7 +187,7 @@ enum Failure {
     Ended,
 }
 
-/// Starts a branch that fails.
+/// Starts a branch that fails in the given way.
 async fn branched_in_vain(
     session: &Session,
     backend: &ScriptedBackend,

@@ -36,7 +36,7 @@ fn asking() -> Turn {
     Turn::new().event(BackendEvent::ToolUse(shell())).step(Step::Ask(shell(), options())).text("Well.").stop()
 }
 
-/// Returns the same decision for every tool use.
+/// Callbacks that return the same decision for every tool use.
 struct Decides(ToolDecision);
 
 #[async_trait]

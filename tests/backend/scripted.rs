@@ -104,10 +104,10 @@ pub(crate) enum Fault {
     ForksNothing,
 }
 
-/// Returns the turn for a prompt.
+/// A function that returns the turn for a prompt.
 type ByPrompt = fn(&str) -> Option<Turn>;
 
-/// Clones share the script and the records.
+/// A backend that follows a script. Clones share the script and the records of the calls.
 #[derive(Clone)]
 pub(crate) struct ScriptedBackend(Arc<Inner>);
 

@@ -96,7 +96,7 @@ pub(crate) enum Cell {
     Works,
     /// The format can't express the request, and the caller gets a warning or an error.
     Unsupported,
-    /// The service does not report what the scenario checks.
+    /// The service does not report the value that the scenario checks.
     Absent,
 }
 

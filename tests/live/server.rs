@@ -30,7 +30,8 @@ pub(crate) struct Live {
 enum Source {
     /// The servers, with the base URL of each.
     Servers { chat: String, tools: String, recording: bool },
-    /// The recordings. Each replay is recorded again, and must give the same file.
+    /// The folder with recordings of the replays. A replay is recorded again, and the new recording must equal the
+    /// replayed one.
     Recordings(PathBuf),
 }
 
@@ -100,7 +101,7 @@ impl Live {
             let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/live/cassettes").join(name);
             let (kept, again) =
                 (fs::read_to_string(kept).unwrap(), fs::read_to_string(folder.join(name)).unwrap());
-            // The time at which a reader dropped an answer depends on the reader.
+            // Do not compare recordings with a dropped answer, because the time of the drop depends on the reader.
             if !kept.contains(r#""dropped":true"#) {
                 assert!(kept == again, "{name}: the recording of the replay differs");
             }

@@ -39,7 +39,7 @@ async fn list_by_labels_contains_open_and_stored_conversations() {
     assert_eq!(manager.list(Page::first(2)).await.unwrap().len(), 2);
     assert_eq!(manager.list_open().iter().find(|open| open.id == id("c")).unwrap().labels, labels("ben"));
 
-    // One conversation is open, the other one is not.
+    // One of the two conversations is open, and the other is not.
     for name in ["a", "b"] {
         in_time(manager.set_labels(&id(name), labels("ben"))).await.unwrap();
     }

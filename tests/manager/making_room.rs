@@ -70,7 +70,8 @@ async fn second_opening_waits_during_a_slow_end_another_session_is_closed_for_it
     let first = opening(&manager, "x", alone(parrot()));
     tokio::time::sleep(secs(5)).await;
     let second = opening(&manager, "y", alone(parrot()));
-    // No further session is closed, no matter what happens in the meantime.
+    // While the two openings wait for the sessions that are ending, activity in the third session does not cause a
+    // further session to be closed.
     tokio::time::sleep(secs(5)).await;
     manager.get(&id("c")).unwrap().ask("Hi").await.unwrap();
     assert_eq!(elapsed_of(vec![first, second]).await, secs(15));
@@ -192,7 +193,7 @@ async fn result(session: &Session) -> String {
 async fn tool_opens_a_session_without_room_opening_fails_and_names_the_parent() {
     let (builder, _) = limited(2, &[]).await;
     let manager = builder.room_timeout(Some(secs(10))).build();
-    // A user's session holds the other of the two places.
+    // A user's session holds the second of the two places.
     let _person = manager.create_with_id(&id("person"), parrot()).await.unwrap();
     let parent = create(&manager, "parent", opens_another(&manager)).await;
     let mut feed = Feed::of(&manager);

@@ -292,7 +292,8 @@ async fn create_with_id_during_an_unsuccessful_open_creates_it() {
     assert!(poll_times(&mut creating, 20).await.is_none());
     gate.open();
     assert!(in_time(creating).await.unwrap().started);
-    // The first caller either did not find the conversation or tried again, so its result may be an error or a session.
+    // The first call, `open`, either did not find the conversation or tried again. Its result may be an error or a
+    // session.
     let _ = looking.await.unwrap();
 }
 

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::support::{alone, create, held, id, in_time, open_ids, parrot};
 
-/// Runs a command that comes as JSON.
+/// Runs a command that is given as JSON.
 async fn perform(manager: &Manager, command: Value) -> Result<(), ManagerError> {
     let read: ManagerCommand = serde_json::from_value(command.clone()).unwrap();
     assert_eq!(read.id().as_str(), command["id"]);

@@ -49,7 +49,7 @@ struct World {
     store: MoodyStore,
     lives: Lives,
     manager: Manager,
-    /// A short time. All other times are multiples of it.
+    /// The unit of time. All other times are multiples of it.
     unit: Duration,
     /// Whether operations may hang. Set only in tests with paused time, in which waiting costs nothing.
     may_hang: bool,
@@ -58,7 +58,7 @@ struct World {
 impl World {
     fn new(seed: u64, unit: Duration, may_hang: bool) -> Self {
         let (dice, store) = (Dice::new(seed), MoodyStore::new());
-        // If a conversation could not be created, the manager waits for its agent only up to this limit. If operations
+        // If creating a conversation fails, the manager waits up to this limit for its agent to end. If operations
         // don't hang, the limit must be so long that even a busy machine does not reach it.
         let limit = if may_hang { unit * 15 } else { Duration::from_secs(20) };
         let mut builder = store.manager().close_timeout(limit);
@@ -184,7 +184,8 @@ impl World {
         }
     }
 
-    /// Checks that the remaining sessions agree with the store and can be closed. All callers have ended before.
+    /// Checks that the remaining sessions agree with the store and can be closed. Call this after all callers have
+    /// ended.
     async fn assert_agrees(self, mut watch: Watch, before: usize) {
         self.store.mood(|_, _| Act::Work);
         let manager = &self.manager;

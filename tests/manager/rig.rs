@@ -38,13 +38,13 @@ pub(crate) enum Call {
 #[derive(Clone, Debug)]
 pub(crate) enum Act {
     Work,
-    /// Works once the gate is open.
+    /// The call works once the gate is open.
     Wait(Gate),
-    /// Works after this time.
+    /// The call works after this time.
     Slow(Duration),
-    /// Fails without any effect.
+    /// The call fails without any effect.
     Fail,
-    /// Never answers, and has no effect.
+    /// The call never returns, and has no effect.
     Hang,
     Panic,
 }

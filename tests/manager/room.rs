@@ -73,7 +73,7 @@ async fn one_opening_waits_and_loads_slowly_only_one_session_is_put_to_sleep() {
     in_time(gate.reached()).await;
     tokio::time::sleep(secs(60)).await;
     assert_eq!(open_ids(&manager), ["b", "c"]);
-    // Other activity does not put a session to sleep either.
+    // While one session was already asked to sleep, activity in a second session does not put that session to sleep.
     manager.get(&id("b")).unwrap().ask("Hi").await.unwrap();
     tokio::time::sleep(secs(60)).await;
     assert_eq!(open_ids(&manager), ["b", "c"]);
@@ -272,7 +272,7 @@ async fn runs_beyond_the_limit_are_queued_in_order() {
     let sessions = [("a", "t"), ("b", "t"), ("c", "t")];
     let (manager, made) = running(in_memory().max_turns(1), &sessions).await;
     let mut feed = Feed::of(&manager);
-    // The sessions are prompted in another order than that in which they were opened.
+    // Prompt the sessions in a different order from the one in which they were opened.
     for nth in [1, 2, 0] {
         made[nth].0.prompt("Hi").await.unwrap();
         settle().await;

@@ -33,7 +33,7 @@ async fn call_without_an_answer_ends_at_the_idle_limit_and_is_cancelled() {
     let silent = failure(&call(&tools, "hostile__silent", "").await);
     assert_eq!(silent, r#"the MCP server "hostile" did not answer within 300ms"#);
     until("the call is cancelled", || hostile.count("cancelled ") == 1).await;
-    // Progress starts the idle limit again: this call takes longer than the limit.
+    // Each progress report restarts the idle limit, so the call succeeds although it takes longer than the limit.
     assert_eq!(call(&tools, "hostile__slow", "").await.text(), "slow");
 }
 

@@ -53,7 +53,7 @@ async fn call_over_http_without_an_answer_ends_at_the_idle_limit_and_is_cancelle
         assert_eq!(silent, r#"the MCP server "hostile" did not answer within 400ms"#, "{name}");
         until("the call is cancelled", || hostile.count("cancelled ") == earlier + 1).await;
     }
-    // Progress starts the idle limit again: this call takes longer than the limit.
+    // Each progress report restarts the idle limit, so the call succeeds although it takes longer than the limit.
     assert_eq!(call(&tools, "hostile__slow", "").await.text(), "slow");
 }
 

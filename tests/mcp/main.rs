@@ -13,6 +13,8 @@ mod hostile_http;
 mod lists;
 mod official;
 mod questions;
+#[cfg(feature = "mcp-server")]
+mod serving;
 #[path = "../support/skip.rs"]
 mod skip;
 mod support;

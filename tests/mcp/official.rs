@@ -124,7 +124,7 @@ async fn everything_server_works_over_http_and_a_restarted_server_is_found_again
         let mut server = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = tokio::io::BufReader::new(server.stderr.take().unwrap()).lines();
         while !soon(lines.next_line()).await.unwrap().unwrap().contains("listening") {}
-        // The rest is read, so that the server never waits.
+        // The rest of the server's output is read, so that the server is never blocked on writing.
         tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
         server
     };

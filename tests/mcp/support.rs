@@ -46,7 +46,8 @@ impl Hostile {
         Some(Self(env::temp_dir().join(format!("omni-mcp-{}-{number}", std::process::id()))))
     }
 
-    /// Returns a client of a server of this kind. The version is fixed, because the server knows no other.
+    /// Returns a client of a server of this kind. The protocol version is fixed, because the server supports only this
+    /// version.
     pub fn like(&self, like: &str) -> McpBuilder {
         self.unpinned(like).version("2025-06-18")
     }
@@ -114,7 +115,7 @@ impl Drop for Hostile {
     }
 }
 
-/// Returns a port on which nothing listens. The ports that the system gives to outgoing connections begin above these.
+/// Returns a port on which nothing listens. The port is below the ports that the system gives to outgoing connections.
 pub fn free_port() -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed) + std::process::id() * 16;
@@ -173,7 +174,7 @@ pub async fn call_in(tools: &ToolSet, name: &str, text: &str, context: ToolConte
     tools.run(&tool_use, context, &ToolLimits::default()).await
 }
 
-/// Returns the text of an error result, in which no secret may be.
+/// Returns the text of an error result. Asserts that the text does not contain the secret.
 pub fn failure(result: &ToolResult) -> String {
     assert!(result.is_error, "{result:?}");
     let text = result.text();

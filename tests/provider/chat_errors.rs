@@ -62,7 +62,7 @@ const BODIES: &[(u16, &str, ErrorKind, bool, &str)] = &[
     (503, r#"{"error":{"code":503,"message":"The model is overloaded.","status":"UNAVAILABLE"}}"#, Overloaded, true, "overloaded"),
     (400, r#"{"error":{"code":400,"message":"The input token count (2) exceeds the maximum number of tokens allowed (1).","status":"INVALID_ARGUMENT"}}"#, ContextTooLong, false, "token count"),
     (504, r#"{"error":{"code":504,"message":"late","status":"DEADLINE_EXCEEDED"}}"#, Timeout, true, "late"),
-    // Groq, Moonshot, DeepSeek, Z.ai, Alibaba, xAI and vLLM.
+    // Error replies of Groq, Moonshot, DeepSeek, Z.ai, Alibaba, xAI and vLLM.
     (413, r#"{"error":{"message":"Request too large for model m on tokens per minute (TPM): Limit 6, Requested 7","type":"tokens","code":"rate_limit_exceeded"}}"#, RateLimit, false, "TPM"),
     (429, r#"{"error":{"message":"The engine is currently overloaded","type":"engine_overloaded_error"}}"#, Overloaded, true, "engine"),
     (429, r#"{"error":{"message":"exceeded, please check your plan","type":"exceeded_current_quota_error"}}"#, Quota, false, "plan"),
@@ -78,7 +78,7 @@ const BODIES: &[(u16, &str, ErrorKind, bool, &str)] = &[
     (400, r#"{"object":"error","message":"This model's maximum context length is 9 tokens.","type":"BadRequestError","param":null,"code":400}"#, ContextTooLong, false, "9 tokens"),
     (422, r#"{"detail":[{"loc":["body","messages"],"msg":"field required","type":"value_error.missing"},{"msg":"and more"}]}"#, InvalidRequest, false, "field required; and more"),
     (404, r#"{"detail":"Not Found"}"#, InvalidRequest, false, "Not Found"),
-    // Bodies without a common envelope.
+    // Error replies that do not have the usual envelope `{"error": {…}}`.
     (400, r#"{"error":"model 'm' not found, try pulling it first"}"#, InvalidRequest, false, "try pulling"),
     (500, r#"{"error":"Internal Server Error","message":"it broke","status":500}"#, Service, true, "it broke"),
     (400, r#"{"errors":[{"code":7003,"message":"No route"}],"success":false}"#, InvalidRequest, false, "No route"),

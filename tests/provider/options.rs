@@ -16,7 +16,7 @@ use serde_json::{Value, from_value, json, to_value};
 const KEY: &str = "sk-telling-key";
 const HEADER: &str = "telling-header";
 
-/// Sets an option to a value that depends on `n`.
+/// A function that sets an option to a value that depends on `n`.
 type Set = fn(Options, u8) -> Options;
 
 /// A setter for each option.

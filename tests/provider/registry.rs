@@ -102,7 +102,7 @@ fn models_are_equal_by_name_and_provider_instance() {
     assert_ne!(model, Model::new(Arc::new(Named("alpha")), "m"));
 }
 
-/// Gives access to the key of the last request.
+/// A provider from which a test can read the key of the last request.
 struct Asked(ScriptedProvider);
 
 impl Asked {

@@ -101,8 +101,8 @@ fn event_end(endpoint: &Endpoint) -> &'static str {
     }
 }
 
-/// Returns each service's endpoint, with a complete answer and with an error that may occur instead of the rest of an
-/// answer.
+/// Returns the endpoint of each service, a complete answer of the service, and an error that the service may send
+/// instead of the rest of an answer.
 fn services() -> [(Endpoint, &'static str, &'static str); 5] {
     let overloaded = r#"{"type":"error","error":{"type":"overloaded_error","message":"Overloaded"}}"#;
     let failed = r#"{"error":{"message":"Overloaded","type":"server_error","code":503}}"#;

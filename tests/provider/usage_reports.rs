@@ -102,7 +102,7 @@ async fn chat_stream_cut_before_its_usage_gives_a_warning() {
             ("Hello".to_owned(), warnings.into_iter().map(ToOwned::to_owned).collect())
         );
     }
-    // First a stream that ends within the usage chunk, and then an answer that was not streamed.
+    // Two further cases: a stream that ends within the usage chunk, and an answer that was not streamed.
     let cut = [wire.frame(&text), wire.frame(&finish), format!("event: x\ndata: {}", &usage[..9])].concat();
     assert_eq!(wire.answer(&cut).await.unwrap_err().kind, omni_agent::provider::ErrorKind::Truncated);
     let whole = r#"{"choices":[{"message":{"content":"Hello"},"finish_reason":"stop"}]}"#;

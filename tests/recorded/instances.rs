@@ -69,7 +69,7 @@ async fn run(path: &std::path::Path, recording: Recording) -> (String, Vec<Strin
     let answer = agent.ask("Hello").await.unwrap().text();
     agent.stop(Duration::from_secs(1)).await.unwrap();
     drop(agent);
-    // A separate task closes the instance.
+    // A separate task closes the instance, so let that task run.
     for _ in 0..10 {
         tokio::task::yield_now().await;
     }

@@ -125,7 +125,6 @@ async fn parallel_agents_that_finish_in_any_order_record_the_same_file() {
             let number: usize = text.parse().unwrap();
             Step::new().gate(&held[number]).then_text([text]).stop()
         });
-        // Delays differ from run to run.
         let recorded = Recorded::new(service, &path, Recording::Record);
         let mut asking = Vec::new();
         for number in 0..3 {
@@ -141,6 +140,7 @@ async fn parallel_agents_that_finish_in_any_order_record_the_same_file() {
             done.await.unwrap();
         }
         let mut recorded = lines(&path);
+        // Remove the delays, which differ from run to run.
         for line in &mut recorded {
             line["deltas"].as_array_mut().unwrap().iter_mut().for_each(|delta| {
                 delta.as_object_mut().unwrap().shift_remove("after");

@@ -299,7 +299,7 @@ async fn changes() -> BTreeSet<String> {
     watch.end(session).await
 }
 
-/// A reader that comes back with an id of an earlier start.
+/// A reader that resumes after an event of an earlier start of the session.
 async fn resync() -> BTreeSet<String> {
     let (session, mut watch) = start(scripted([Step::text("Yes.")])).await;
     watch.updates = session.resume_from(EventId::new(7, 1), Mode::Observer).await.unwrap();
@@ -324,7 +324,7 @@ async fn updates_of_sessions_fit_the_schema() {
     let session = UPDATES.tags("SessionEvent").into_iter().filter(|tag| tag != "agent");
     let update = UPDATES.tags("SessionUpdate").into_iter().filter(|tag| tag != "event");
     let all: BTreeSet<_> = agent.chain(session).chain(update).collect();
-    // No model is missing here. `samples.rs` checks this event.
+    // These runs never need a fallback model, so `samples.rs` checks the event `model_fallback`.
     let unseen: Vec<_> = all.difference(&seen).filter(|kind| *kind != "model_fallback").collect();
     assert!(unseen.is_empty(), "no run has emitted {unseen:?}");
     assert!(seen.is_subset(&all), "{seen:?}");

@@ -216,7 +216,7 @@ fn rare_events_fit_the_schema() {
     }
 }
 
-/// Commands that a client may write, although the crate writes them in another way.
+/// Clients may write these commands, although the crate itself would write other JSON for them.
 #[test]
 fn commands_without_members_that_have_defaults_fit_the_schema() {
     for command in [

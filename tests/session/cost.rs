@@ -34,7 +34,7 @@ async fn tree_sums_the_cost_of_its_turns_before_and_after_reopening() {
     assert_eq!(session.snapshot().await.unwrap().tree.usage(), whole);
 }
 
-/// The costs and prices from providers and price lists may be any number.
+/// Providers and price lists may report any number as a cost or a price, even one that is not finite.
 #[tokio::test(start_paused = true)]
 async fn ask_without_a_finite_cost_reports_none_and_the_session_continues() {
     let store: Arc<dyn Store> = Arc::new(MemoryStore::new());

@@ -298,7 +298,7 @@ fn session_killed_with_its_runtime_reports_killed() {
     runtime().block_on(async {
         assert_eq!(session.ended().await.reason, EndReason::Killed);
         all_ended(&session, &EndReason::Killed).await;
-        // The unsaved part of the conversation was lost with the runtime.
+        // The unsaved part of the conversation was lost when the runtime was dropped.
         let stopped = session.stop(Duration::from_secs(1)).await;
         assert!(matches!(stopped, Err(SessionError::Ended(EndReason::Killed))), "{stopped:?}");
         let end = loop {

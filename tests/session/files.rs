@@ -21,7 +21,7 @@ impl Folder {
         Self(folder)
     }
 
-    /// Opens the store as another process would.
+    /// Opens the store again, as another process would.
     async fn store(&self) -> Arc<dyn Store> {
         let opened = FileSystemStore::builder(&self.0).durability(Durability::Process).open().await;
         Arc::new(opened.unwrap())

@@ -180,7 +180,7 @@ async fn set_mode_to_controller_during_the_idle_shutdown_succeeds_only_if_the_se
     for rounds in 0..40 {
         let session = on(scripted([])).idle_shutdown(Duration::from_secs(5)).create().await.unwrap();
         let mut events = session.subscribe(Mode::Observer).await.unwrap();
-        // The call is made in a separate task, so that this task is scheduled between the session and its agent.
+        // Make the call in a separate task, so that the runtime schedules the call between the session and its agent.
         let asking = tokio::spawn(async move {
             tokio::time::sleep(Duration::from_secs(5)).await;
             for _ in 0..rounds {

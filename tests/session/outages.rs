@@ -19,7 +19,7 @@ const LONG: Duration = Duration::from_mins(10);
 enum Down {
     Fails,
     Hangs,
-    /// The store writes, but never answers.
+    /// Writes take effect, but the store never replies to them.
     IsMute,
 }
 

@@ -22,7 +22,7 @@ async fn session(steps: impl IntoIterator<Item = Step>) -> Session {
     Session::builder(MemoryStore::new()).agent(agent).create().await.unwrap()
 }
 
-/// Runs a command that comes as JSON, and returns the answer as JSON.
+/// Runs a command that is given as JSON, and returns the answer as JSON.
 async fn perform(session: &Session, command: Value) -> Result<Value, SessionError> {
     let command: SessionCommand = serde_json::from_value(command).unwrap();
     let answer = answered(session.perform(command, Some("ann"))).await?;

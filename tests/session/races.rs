@@ -65,7 +65,7 @@ async fn act_raced_with_an_event_that_prompts_both_apply_in_one_order() {
             let done = in_time(acting).await.unwrap();
             session.rest().await;
             let path = session.path();
-            // In every case, the path contains the turn that the event started exactly once.
+            // In every case, the turn that the event started is on the path exactly once.
             let event = ["user: From the event", "assistant: A"];
             assert_eq!(path.iter().filter(|message| *message == event[0]).count(), 1, "{act:?} {path:?}");
             let before = match (act, done.is_ok()) {

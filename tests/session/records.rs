@@ -113,7 +113,7 @@ async fn ledger_has_one_row_for_each_request_of_a_discarded_run() {
     let agent = scripted(steps).callbacks(Again);
     let mut session = Watched::start(Session::builder(store.clone()).agent(agent)).await;
     session.session.prompt("Q1").await.unwrap();
-    // The sum moves with each request, not only at the end of the turn.
+    // The session's sum of usage grows with each request, not only at the end of the turn.
     while session.view.used.input != 1 {
         session.next().await;
     }
@@ -168,7 +168,7 @@ async fn conversation_whose_first_prompt_failed_exists_and_shows_the_prompt() {
         assert!(matches!(end.outcome, RunOutcome::Failed { .. }), "{end:?}");
         assert_eq!(end.unanswered[0].text(), "Anyone?");
         assert!(!end.is_complete());
-        // The prompt can be sent again. Then nothing is left without an answer.
+        // The prompt can be sent again. After its answer, no prompt is left without an answer.
         opened.ask(end.unanswered[0].text()).await.unwrap();
         answered(opened.flush(Duration::from_secs(5))).await.unwrap();
         assert_eq!(store.load(session.id()).await.unwrap().last_run, None);

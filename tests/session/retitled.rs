@@ -69,8 +69,8 @@ async fn titles_set_by_the_user_in_two_sessions_the_later_wins_and_both_continue
     assert_all_stored(&store, &second, Some("No, mine")).await;
     first.ask("One").await.unwrap();
     assert_all_stored(&store, &first, Some("No, mine")).await;
-    // Turns are treated differently from titles. The second session does not have the first session's turn, so it loses
-    // the conversation.
+    // A session does not adopt turns of another writer as it adopts titles. The second session lacks the first
+    // session's turn, so it loses the conversation.
     second.ask("Another one").await.unwrap();
     assert_eq!(second.ended().await.reason, EndReason::LostPlace);
     assert_eq!(store.tree(first.id()).await, first.tree().await.unwrap());

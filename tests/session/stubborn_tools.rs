@@ -1,4 +1,4 @@
-//! A tool does not reach an `await` when its session ends. `stop` reports this tool.
+//! Tools that never await. When their session ends, `stop` reports the tools that are still running.
 
 use std::{
     sync::{

@@ -30,9 +30,9 @@ use tokio::{sync::Semaphore, time::Instant};
 #[derive(Clone, Debug)]
 pub(crate) enum Act {
     Work,
-    /// Works once the gate is open.
+    /// Writes when the gate has been opened.
     Wait(Gate),
-    /// Works after this time.
+    /// Writes after this time.
     Slow(Duration),
     /// Fails without writing.
     Fail,
@@ -45,7 +45,7 @@ pub(crate) enum Act {
     /// Writes, but never answers.
     HangAfter,
     Panic,
-    /// Blocks its thread until the lock is opened, and then works.
+    /// Blocks its thread until the lock is opened, and then writes.
     Block(Lock),
 }
 
@@ -372,7 +372,7 @@ pub(crate) fn held(gate: &Gate, text: &str) -> Step {
     Step::new().gate(gate).then_text([text]).stop()
 }
 
-/// Returns a request that fails and is not retried.
+/// A request that fails with an error that is not retried.
 pub(crate) fn failing() -> Step {
     Step::error(ProviderError::new(ErrorKind::InvalidRequest, "no"))
 }
@@ -423,7 +423,7 @@ pub(crate) async fn numbered(events: &mut SessionSubscription) -> Numbered<Sessi
     }
 }
 
-/// The next report of the store.
+/// Returns the next report about a write to the store.
 pub(crate) async fn report(events: &mut SessionSubscription) -> StoreReport {
     loop {
         if let SessionEvent::Store(report) = &*event(events).await {

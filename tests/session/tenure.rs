@@ -299,7 +299,8 @@ async fn lease_expired_again_before_the_repeated_write_session_continues() {
     let session = created(&store, "talk", ann()).await;
     let mut events = watch(&session).await;
     within(session.ask("One")).await.unwrap();
-    // The session could still renew its lease, so no other owner has acquired the conversation.
+    // After the first rejection, the session renews its lease. After the second, it reports a failure and repeats the
+    // write, because no other owner has acquired the conversation.
     let StoreReport::Failed { .. } = within(report(&mut events)).await else { panic!() };
     within(session.flush(secs(30))).await.unwrap();
     assert_eq!(store.owner(session.id()), Some(ann()));

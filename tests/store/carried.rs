@@ -1,4 +1,4 @@
-//! Data beside the messages that copies and exported documents keep: the usage ledger, the last run, the id of the next
+//! Copies and exported documents contain not only messages, but also the usage ledger, the last run, the id of the next
 //! node, and turns in flight.
 
 use omni_agent::{

@@ -23,7 +23,8 @@ struct Grown {
     stored: Stored,
 }
 
-/// Creates a conversation with a few nodes. Between and after the nodes, many titles, states and moves are written.
+/// Creates a conversation with a few nodes. Between and after the nodes, many titles, states and changes of the path
+/// are written.
 async fn grown(rounds: u64) -> Grown {
     let folder = Folder::new();
     let store = folder.quick_store().await;

@@ -34,11 +34,11 @@ fn row() -> UsageRow {
         .with_purpose(Purpose::Answer)
 }
 
-fn known(id: &str) -> KnownPrompt {
+pub(crate) fn known(id: &str) -> KnownPrompt {
     KnownPrompt::new(id, PromptState::Ended { outcome: RunOutcome::Abandoned }).with_through(node(2))
 }
 
-fn record() -> TurnRecord {
+pub(crate) fn record() -> TurnRecord {
     let pending = Message::user("A pending message").with_timestamp(Timestamp(9));
     let first = Waiting::new(tool_use("call 1"))
         .with_reason(json!({ "why": "money" }))
@@ -58,8 +58,8 @@ fn record() -> TurnRecord {
         .with_spent(Duration::from_millis(1500))
 }
 
-/// Creates the conversation `flight` with a turn in flight, a mark, ids of messages and data of the application, and
-/// the conversation `known` with the end of a run that has known prompts.
+/// Creates the conversation `flight` with a turn in flight, a mark (the last event of the session's feed), ids of
+/// messages and data of the application, and the conversation `known` with the end of a run that has known prompts.
 pub(crate) async fn create_flight(store: &dyn Store) {
     let flight = id("flight");
     let version = store.create(&flight, WriteId::generate(), &StoredState::default()).await.unwrap();

@@ -48,7 +48,8 @@ async fn create_full(store: &dyn Store) {
     store.commit(&id, &Write::on(version), &failed.with_run_end(end)).await.unwrap();
 }
 
-/// Creates the same conversations, and a deleted one whose usage is kept.
+/// Creates the conversation of [`create_full`], the conversations of [`create_flight`], and a deleted conversation
+/// whose usage is kept.
 pub(crate) async fn create_all(store: &dyn Store) {
     create_full(store).await;
     create_flight(store).await;

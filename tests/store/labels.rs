@@ -14,7 +14,7 @@ async fn listed(folder: &Folder) -> Summary {
     folder.quick_store().await.list(Page::default()).await.unwrap().remove(0)
 }
 
-/// Removes the summary, or replaces it with an older one, as a crash may.
+/// The state of the summary after a crash: it is up to date, it is missing, or it is older than the last write.
 #[derive(Clone, Copy, Debug)]
 enum Lost {
     Nothing,

@@ -4,6 +4,8 @@
 mod carried;
 mod compaction;
 mod contents;
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+mod corrupt;
 mod defaults;
 mod deleted;
 mod erasing;

@@ -79,7 +79,7 @@ async fn suite_on_sqlite_store_passes() {
         Subject { folder, store }
     };
     let report = conformance::check(make).await;
-    // SQLite writes the log, not this store. The tests in `damage.rs` tear that log.
+    // The write-ahead log is written by SQLite, not by this store. The tests in `damage.rs` tear this log.
     let skipped = ["search_finds_words_in_titles_and_texts", "search_after_a_removal_finds_nothing"];
     assert_eq!(report.skipped, [&skipped[..], &["torn_write_is_dropped_completely"]].concat());
 }

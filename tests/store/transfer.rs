@@ -494,7 +494,7 @@ async fn import_json_of_an_invalid_path_names_its_node() {
     }
 }
 
-/// This happens, for example, if a file belongs to another user.
+/// A conversation is unreachable, for example, if its file belongs to another user.
 #[cfg(unix)]
 #[tokio::test]
 async fn copy_of_an_unreachable_conversation_reports_it_and_continues() {

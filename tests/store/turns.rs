@@ -56,7 +56,7 @@ async fn compaction_drops_records_of_turns_that_have_ended() {
     for round in 0..20 {
         let message = Message::user(format!("pending {round} {}", "x".repeat(10_000)));
         let record = record("{}").with_append(vec![message.into()]);
-        // Some records share a line with rows of the ledger, which stay.
+        // Some records share a line with rows of the usage ledger. Compaction keeps these rows.
         let commit = recorded(record);
         let commit = if round % 2 == 0 { commit.with_usage([row.clone()]) } else { commit };
         version = write(&store, version, &commit).await;
@@ -86,7 +86,7 @@ async fn record_of_a_later_version_leaves_the_rest_of_the_conversation_readable(
     let tool_use = ToolUse::new("1", "send", json!({}));
     let version =
         write(&store, version, &recorded(record("{}").with_waiting(vec![Waiting::new(tool_use)]))).await;
-    // A later version may know decisions that this one does not know.
+    // A later version of the crate may know decisions that this version does not know.
     let lines = fs::read_to_string(folder.log(&id("a"))).unwrap();
     let last = lines.lines().last().unwrap().to_owned();
     let (_, text) = last.split_once("\"record\":").unwrap();

@@ -6,7 +6,7 @@
 ///
 /// # Panics
 ///
-/// If `OMNI_NO_SKIPS` is set.
+/// Panics if `OMNI_NO_SKIPS` is set.
 #[allow(clippy::print_stderr, reason = "the log of the tests has to show what was not tested")]
 pub(crate) fn skip(reason: &str) {
     assert!(

@@ -153,7 +153,7 @@ fn apply_of_changes_that_do_not_fit_is_an_error_and_changes_nothing() {
 }
 
 proptest! {
-    /// A cost such as NaN is not equal to itself. It must not make two states of one tree look unrelated.
+    /// A cost such as NaN is not equal to itself. Such a cost must not make two states of one tree look unrelated.
     #[test]
     fn changes_since_a_turn_with_any_cost_are_found(costs in proptest::collection::vec(proptest::option::of(proptest::num::f64::ANY), 1..6)) {
         let mut tree = Tree::new();

@@ -126,7 +126,7 @@ async fn labels_are_replaced_by_operators_only_and_move_the_conversation() {
     let refused = app.post("ann", &commands, command.clone()).await;
     assert_eq!(refused.code(), "forbidden");
     assert_eq!(app.post("boss", &commands, command).await.status, StatusCode::OK);
-    // Ann's stream ends with this conversation, and her list loses it.
+    // Ann's stream reports that it no longer contains the conversation, and that her list no longer contains it.
     let (mut is_refused, mut is_gone) = (false, false);
     stream
         .until(|frame| {

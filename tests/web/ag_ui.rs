@@ -82,7 +82,7 @@ async fn serve() -> String {
         .build();
     let stored = Web::builder(manager, Users, agents).build();
     let app = axum::Router::new().nest("/ag-ui", web.ag_ui()).nest("/stored", stored.ag_ui());
-    // Ports from 32768 on belong to outgoing connections.
+    // Use a port below 32768, because the system may give higher ports to outgoing connections.
     let mut port = 18_460;
     let listener = loop {
         match TcpListener::bind(("127.0.0.1", port)).await {

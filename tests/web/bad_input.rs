@@ -1,4 +1,4 @@
-//! Bad input: the right status, and nothing changes.
+//! Requests with bad input are refused with the right status and change nothing.
 
 use axum::{
     body::Body,

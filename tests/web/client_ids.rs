@@ -33,7 +33,7 @@ async fn chat_of_the_ai_sdk_is_created_by_its_first_message() {
     assert_eq!(stored["items"][0]["summary"]["id"], "ann.my_chat");
     assert_eq!(stored["items"][0]["summary"]["labels"], json!({ "user": "ann" }));
 
-    // The same id of somebody else is another conversation.
+    // If another user chooses the same id, it is the id of a different conversation.
     assert_eq!(app.get("ben", "/api/chat/my%2Fchat/messages").await.json(), json!([]));
     let other = app.post("ben", "/api/chat", submit("my/chat", "u1", "Hi")).await;
     assert!(other.text.contains("Three."), "{other:?}");

@@ -57,8 +57,8 @@ struct Load {
     absence: Duration,
 }
 
-/// Answers with words, one after the other. Unlike a scripted provider, it does not record the requests, so it needs no
-/// more memory with time.
+/// Answers with words, one after the other. Unlike a scripted provider, it does not record the requests, so its memory
+/// does not grow with time.
 struct Words {
     pace: Duration,
     deltas: usize,
@@ -116,7 +116,7 @@ struct Connection {
 impl Connection {
     async fn open(address: SocketAddr, path: &str, position: Option<&str>) -> Self {
         let socket = TcpSocket::new_v4().unwrap();
-        // Small buffers, so that a reader that stalls is noticed soon.
+        // Use small buffers, so that the server soon notices that a reader has stalled.
         socket.set_recv_buffer_size(8 << 10).unwrap();
         let mut stream = socket.connect(address).await.unwrap();
         let position = position.map(|position| format!("last-event-id: {position}\r\n")).unwrap_or_default();
@@ -199,7 +199,7 @@ impl Reader {
             Update::Event(event) => {
                 let copy = self.copies.get_mut(id).expect("a conversation begins with a snapshot");
                 assert_eq!(event.id.life, copy.last.life, "the conversation stays open");
-                // An event that the copy includes can come again after a reconnection.
+                // After a reconnection, the stream may repeat events that the copy already includes.
                 if event.id.number > copy.last.number {
                     assert_eq!(
                         event.id.number,
@@ -405,7 +405,7 @@ async fn load_of_200_streams_keeps_memory_and_loses_nothing() {
     }
 }
 
-/// The number of events that a conversation keeps for slow readers is smaller than this.
+/// More events than a conversation keeps for slow readers.
 const MANY: usize = 2000;
 
 #[tokio::test(start_paused = true)]

@@ -23,7 +23,8 @@ fn secret(gate: &Gate) -> Step {
     Step::new().then_text(["Shown. "]).gate(gate).more(Part::Text("Hidden.".to_owned())).stop()
 }
 
-/// Loses the conversation in the middle of the run of this request, and returns the whole response.
+/// Sends this request, takes the conversation away from the principal in the middle of the run, and returns the whole
+/// response.
 async fn response_of_the_run(
     app: &App,
     gate: &Gate,

@@ -44,7 +44,7 @@ struct Operation {
     value: Value,
 }
 
-/// The place of the schema for events of a stream.
+/// The JSON pointer to the schema for events of a stream.
 const EVENT: &str = "/components/schemas/StreamEvent";
 
 impl Document {
@@ -180,7 +180,7 @@ fn document_fits_the_official_schema_of_openapi() {
     let index = compiler.compile(&url, &mut schemas).unwrap();
     let check = |document: &Value| schemas.validate(document, index).map_err(|error| format!("{error:#}"));
     check(&DOCUMENT.value).unwrap_or_else(|error| panic!("{error}"));
-    // Checks that the schema finds an error.
+    // Check that the schema also rejects a document with an error.
     let mut wrong = DOCUMENT.value.clone();
     wrong["paths"]["/conversations"]["get"]["respones"] = json!({});
     assert!(check(&wrong).is_err());

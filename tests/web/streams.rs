@@ -38,7 +38,7 @@ impl Client {
         }
     }
 
-    /// The state, without the parts that a view leaves out.
+    /// The state, without the parts that a view omits.
     pub(crate) fn state(&self) -> SessionSnapshot {
         without_history(self.snapshot.clone().unwrap())
     }
@@ -128,7 +128,8 @@ async fn stream_that_is_cut_after_any_frame_and_resumed_loses_nothing() {
             client.take(&frame);
         }
     }
-    // After a restart of the server, the position is unknown, and the client gets a snapshot.
+    // Close the conversation. As after a restart of the server, its position is then unknown, so the client gets a
+    // snapshot.
     app.manager.close(&ConversationId::new(&id).unwrap()).await.unwrap();
     let mut client = Client { position: frames.last().unwrap().id.clone(), ..Client::default() };
     let mut resumed = app.stream("ann", &path, client.position.as_deref()).await;
@@ -206,7 +207,7 @@ async fn position_names_a_silent_conversation_after_every_resume() {
         position.clone_from(&frames.last().unwrap().id);
         assert!(position.as_ref().unwrap().contains(&b), "{position:?}");
     }
-    // A position of a conversation that the stream does not watch is not carried along.
+    // Events of a stream do not contain the positions of conversations that the stream does not watch.
     let only = format!("/agent/events?watch={b}");
     let mut resumed = app.stream("ann", &only, position.as_deref()).await;
     app.manager.rename(&ConversationId::new(&b).unwrap(), Some("Renamed")).await.unwrap();

@@ -30,7 +30,7 @@ enum Action {
         second: bool,
         rejects: bool,
     },
-    /// Takes the whole run back.
+    /// Cancels the run, which discards its messages.
     Cancel {
         second: bool,
     },
@@ -42,7 +42,7 @@ enum Action {
     Read(usize),
     /// Cuts the stream and resumes it after the last position.
     Cut,
-    /// Closes a conversation, so that it gets another life. Its positions are unknown then.
+    /// Closes a conversation. When it is opened again, its earlier positions are unknown.
     Close {
         second: bool,
     },
@@ -155,7 +155,7 @@ async fn check(actions: &[Action]) {
     for action in actions {
         page.perform(action).await;
     }
-    // Runs end, or wait for a decision. Then the client reads what is left, over one more cut.
+    // Let every run end or pause. Then the client reads the remaining frames, and is cut off once in between.
     tokio::time::sleep(Duration::from_secs(1)).await;
     page.read(7).await;
     page.cut().await;

@@ -21,7 +21,8 @@ use tower::ServiceExt;
 
 use crate::openapi;
 
-/// Users are known by the header `x-user`. `boss` is an operator, and `reader` may only read Ann's conversations.
+/// The access hook of the tests. The header `x-user` names the user. `boss` is an operator, and `reader` may only read
+/// Ann's conversations.
 pub(crate) struct Users;
 
 #[async_trait]
@@ -59,7 +60,8 @@ pub(crate) struct Answer {
     pub(crate) status: StatusCode,
     pub(crate) parts: axum::http::response::Parts,
     pub(crate) text: String,
-    /// The id of the operation in the OpenAPI document. `None` if the path or the method has none.
+    /// The id of the operation in the OpenAPI document. `None` if the document has no operation for the path or the
+    /// method.
     pub(crate) operation: Option<&'static str>,
 }
 

@@ -16,11 +16,11 @@ pub(crate) struct Entry {
     pub(crate) path: String,
 }
 
-/// Returns all routes, from the routers themselves.
+/// Returns all routes, as the routers list them.
 pub(crate) fn routes() -> Vec<Entry> {
     let entries = |mount: &'static str, routes: Vec<(Method, &'static str)>| {
         let entry = move |(method, path): (Method, &str)| {
-            // The root of a nested router has no slash of its own.
+            // The path of a nested router's root does not end with a slash.
             Entry { method, path: format!("{mount}{path}").trim_end_matches('/').to_owned() }
         };
         routes.into_iter().map(entry)

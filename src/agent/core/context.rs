@@ -13,8 +13,8 @@ use crate::{
 
 /// The values that one input can read, and the list of the input's effects.
 pub(in crate::agent) struct Context<'a> {
-    /// Returns the time for new messages. This is a function because most inputs, especially deltas, create no message
-    /// and need no time.
+    /// Returns the time for new messages. The field is a function because most inputs, especially deltas, create no
+    /// message and need no time.
     pub(in crate::agent) now: &'a dyn Fn() -> Timestamp,
     /// The configuration in force.
     pub(in crate::agent) config: &'a Config,
@@ -76,7 +76,7 @@ impl Context<'_> {
 pub(in crate::agent) enum Effect {
     /// Emit an event.
     Emit(Event),
-    /// Call a callback. Its outcome is reported to the core with this number.
+    /// Call a callback. Its outcome is reported to the core with this operation number.
     Call(Op, Call),
     /// Drop all work in progress: the callback, the exchange with the provider, the tools, the delay.
     Abort,
@@ -88,9 +88,10 @@ pub(in crate::agent) enum Effect {
     RecordSoon,
     /// Perform this effect when the last record is stored. `Abort` drops it.
     Held(Box<Effect>),
-    /// Report to the core with this number. This effect is always held.
+    /// Report to the core with this operation number. This effect is always held.
     Return(Op),
-    /// Ask for a permit for the prepared request, and connect. Deltas are reported to the core with this number.
+    /// Ask for a permit for the prepared request, and connect. Deltas are reported to the core with this operation
+    /// number.
     Open(Op),
     /// Send the request that has its permit.
     Connect(Op),
@@ -100,17 +101,18 @@ pub(in crate::agent) enum Effect {
     AnswerTool(ToolUseId, Answer),
     /// Drop the running tool in this slot, because a decision has provided its result.
     EndTool(usize),
-    /// Run these tools. Results are reported to the core with this number.
+    /// Run these tools. Results are reported to the core with this operation number.
     RunTools(Op, Vec<ToolCall>),
-    /// Report to the core with this number after this delay.
+    /// Wait for this delay, then report to the core with this operation number.
     Delay(Op, Duration),
-    /// Report to the core when this time, the turn's limit, has passed. `None` removes the limit.
+    /// Report to the core when the turn's time limit, which starts now, has passed. `None` removes the limit.
     Watch(Option<Duration>),
     /// Like `Watch`, for a turn that has already taken this time.
     WatchOn { limit: Duration, spent: Duration },
-    /// Stop the turn's clock while a decision is pending (`true`), or let it continue (`false`).
+    /// Pause the turn's time limit while a decision is pending (`true`), or let it continue (`false`).
     FreezeWatch(bool),
-    /// Report to the core if this tool use still waits after this time. The timer is dropped when the pause ends.
+    /// Report to the core if this tool use still waits for a decision after this time. The timer is dropped when the
+    /// pause ends.
     Expire(ToolUseId, Duration),
     /// Send this result to the caller of `ask`.
     Resolve(Result<Arc<Response>, AgentError>),

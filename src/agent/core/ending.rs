@@ -23,7 +23,8 @@ use crate::{
 type AskResult = Result<Arc<Response>, AgentError>;
 
 impl Core {
-    /// Concludes a turn whose model needs no more tools. `read` is the output that was read from the last response.
+    /// Calls `handle_turn` for a turn whose model needs no more tools. `read` is the output that was read from the last
+    /// response.
     pub(super) fn conclude(
         &mut self,
         turn: Box<Turn>,
@@ -164,7 +165,7 @@ impl Core {
         if already_failing {
             self.fail(turn, failure, remains, cx);
         } else {
-            // The limit also applies to `handle_error`, which may hang.
+            // The turn's time limit also applies to `handle_error`, which may hang.
             cx.push(Effect::Watch(Some(limit)));
             self.recover(turn, failure, remains, cx);
         }

@@ -16,7 +16,7 @@ pub(super) struct Waited {
     earlier: u16,
 }
 
-/// The number of waited ids that are kept. A `resume` with an older id is not expected.
+/// The number of ids that are kept of tool uses that have waited. A `resume` with an older id is not expected.
 const MAX_WAITED: usize = 256;
 
 impl Waited {

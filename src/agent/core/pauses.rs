@@ -176,17 +176,16 @@ pub(super) fn answer_provider(turn: &mut Turn, decision: Decision, cx: &mut Cont
     cx.gate(turn.recorded && runs, Effect::Answer(decision));
 }
 
-/// Returns the answer to a tool use that follows from the decision of `handle_tool_use`. Emits the decision, unless the
-/// tool is simply run.
+/// Converts the decision of `handle_tool_use` into the answer about the tool use: decided, or waiting. Emits the
+/// decision, unless the tool is simply run.
 pub(super) fn answer(
     decision: ToolDecision,
     tool_use: &ToolUse,
     turn: &Turn,
     cx: &mut Context<'_>,
 ) -> Answer {
-    let mut tool_use = tool_use.clone();
     let mut expiry = None;
-    let input_replaced = matches!(decision, ToolDecision::ExecuteWith(_));
+    let mut replaced = None;
     let reason = match decision {
         ToolDecision::Execute if !cx.requires_approval(&tool_use.name) => {
             return Answer::Decided(Decision::Execute);
@@ -199,7 +198,7 @@ pub(super) fn answer(
         ToolDecision::Provide(result) => return decide(Decision::Provide(result), tool_use, turn, cx),
         ToolDecision::Execute => NEEDS_APPROVAL.into(),
         ToolDecision::ExecuteWith(input) => {
-            (tool_use.input, tool_use.malformed) = (input, None);
+            replaced = Some(input);
             NEEDS_APPROVAL.into()
         }
         ToolDecision::Pause(reason) => reason,
@@ -209,11 +208,16 @@ pub(super) fn answer(
             reason
         }
     };
+    let input_replaced = replaced.is_some();
+    let tool_use = match replaced {
+        Some(input) => ToolUse { input, malformed: None, ..tool_use.clone() },
+        None => tool_use.clone(),
+    };
     Answer::Waits(Box::new(Pause { turn: turn.id, tool_use, input_replaced, reason, expiry, asked_by: None }))
 }
 
-fn decide(decision: Decision, tool_use: ToolUse, turn: &Turn, cx: &mut Context<'_>) -> Answer {
-    let decided = decided(turn, tool_use.id, decision.clone(), cx);
+fn decide(decision: Decision, tool_use: &ToolUse, turn: &Turn, cx: &mut Context<'_>) -> Answer {
+    let decided = decided(turn, tool_use.id.clone(), decision.clone(), cx);
     cx.emit(Event::Decided(Box::new(decided)));
     Answer::Decided(decision)
 }

@@ -76,7 +76,7 @@ impl Core {
         }
     }
 
-    /// Withdraws these questions of running tools.
+    /// Withdraws the questions of running tools for which `is_meant` returns true.
     pub(super) fn withdraw_questions(
         &mut self,
         is_meant: impl Fn(&ToolQuestion) -> bool,

@@ -19,7 +19,7 @@ pub(super) fn respond(turn: &Turn, stop_reason: StopReason, config: &Config) -> 
     respond_with(turn, turn.working.pending().cloned().collect(), stop_reason, config)
 }
 
-/// Returns a response with these messages of the turn.
+/// Returns a response with the given messages of the turn.
 pub(super) fn respond_with(
     turn: &Turn,
     messages: Vec<Arc<Message>>,
@@ -46,7 +46,7 @@ pub(super) fn respond_with(
     }
 }
 
-/// Reads the output if a schema was set and the model needs no more tools.
+/// Reads the output of a response, if an output schema was set and the model needs no more tools.
 pub(super) fn parse_output(response: &mut Response, turn: &Turn) {
     let read = response.message.as_ref().and_then(|message| read_answer(message, turn));
     response.set_output(read);

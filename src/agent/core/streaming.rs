@@ -163,7 +163,7 @@ impl Core {
         let exhausted = turn.is_exhausted();
         if uses.is_empty() {
             return match stop_reason {
-                // If the response is sent back, the service continues it.
+                // The next request contains the paused response, and the service continues this response.
                 StopReason::Pause => {
                     turn.joined.clear();
                     turn.step += 1;
@@ -242,7 +242,7 @@ fn event_of(delta: Delta, fold: &Fold) -> Option<Event> {
         Delta::Start { index, block } => match block {
             BlockStart::Text => Event::TextStart { index },
             BlockStart::Thinking => Event::ThinkingStart { index },
-            // The fold may have given the tool use another id.
+            // Take the id from the fold, which may have replaced the id in the delta.
             BlockStart::ToolUse { name, .. } => match &fold.blocks().get(index)?.content {
                 Content::ToolUse(tool_use) => Event::ToolUseStart { index, id: tool_use.id.clone(), name },
                 _ => return None,
@@ -257,7 +257,7 @@ fn event_of(delta: Delta, fold: &Fold) -> Option<Event> {
             (Part::Item(_), Content::ProviderItem(item)) => {
                 Event::ProviderItem { index, content: Box::new(item.clone()) }
             }
-            // Signatures are part of the block's end event.
+            // A signature causes no event, because it is part of the block's end event.
             _ => return None,
         },
         Delta::End { index } => return end_event(index, &finished(fold.blocks().get(index)?)),
@@ -273,7 +273,7 @@ pub(super) fn seen(block: &PartialBlock) -> PartialBlock {
         // These blocks arrive as a whole and have no end event.
         Content::Attachment(_) | Content::ProviderItem(_) => seen.ended = true,
         _ if block.ended => seen.content = finished(block),
-        // Signatures are part of the block's end event.
+        // The block has not ended. Remove its signature, which is part of the block's end event.
         Content::Text(text) => text.signature = None,
         Content::Thinking(thinking) => (thinking.signature, thinking.redacted) = (None, None),
         Content::ToolUse(tool_use) => tool_use.signature = None,
@@ -287,7 +287,7 @@ fn finished(block: &PartialBlock) -> Content {
     block.clone().finished()
 }
 
-/// Returns the event that ends a block, for the kinds that have such an event.
+/// Returns the event that reports the end of a block. Some kinds of blocks have no such event.
 pub(super) fn end_event(index: usize, block: &Content) -> Option<Event> {
     Some(match block.clone() {
         Content::Text(content) => Event::TextEnd { index, content },

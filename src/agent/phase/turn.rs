@@ -102,7 +102,7 @@ pub(crate) struct Turn {
     /// of the step discards that response.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) joined: Vec<Arc<Prompt>>,
-    /// The number of the next id that is made for a message. Retries do not reset it. The number 0 is reserved for the
+    /// The number from which the next message id is made. Retries do not reset it. The number 0 is reserved for the
     /// turn's first message.
     pub(crate) next_id: u32,
     /// The id of the response that was requested and is not a message yet.

@@ -147,8 +147,8 @@ impl Task {
     }
 }
 
-/// Returns the options. If their API key and headers belong to a provider other than the model's, the key and headers
-/// are removed.
+/// Returns a copy of `options`. If `provider`, which owns their API key and headers, is not the provider of `model`,
+/// the key and headers are removed.
 fn kept_secrets(options: &Options, provider: Option<&str>, model: &Model) -> Options {
     if !options.has_secrets() || provider == Some(model.provider_name()) {
         return options.clone();

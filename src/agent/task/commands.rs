@@ -98,14 +98,14 @@ impl Task {
     }
 
     pub(super) fn interrupt(&mut self) -> Result<(), AgentError> {
-        // If a tool has finished, its result is kept, even if the agent has not read the result yet.
+        // Read the results of finished tools first, so that the interrupt keeps them.
         self.take_finished_tools();
         self.step(Core::interrupt)
     }
 
     /// Returns an error if a run would start while too many events wait for the commit channel. A run in progress may
-    /// continue, because it emits only a few more events. Prompts for a run in progress are refused at twice the number
-    /// of waiting events, so that a client that stages and withdraws prompts without end is limited too.
+    /// continue, because it emits only a few more events. While a run is in progress, the limit for further prompts is
+    /// twice as high. Without this limit, a client could stage and withdraw prompts without end.
     fn ensure_room(&self) -> Result<(), AgentError> {
         let Some(commit) = &self.commit else { return Ok(()) };
         let limit = if self.core.is_at_rest() { MAX_OUTBOX } else { 2 * MAX_OUTBOX };
@@ -189,7 +189,7 @@ impl Task {
         if asks.is_some() {
             self.asker = asks;
         }
-        // The `state` event is the first event that this step emits.
+        // The first event that this step emits is the `state` event, so it has the next number.
         with.number += 1;
         Ok(with)
     }

@@ -32,7 +32,7 @@ impl Task {
         stop: Option<Box<Stop>>,
     ) {
         let leaves_turn = stop.is_none() && self.is_parked();
-        // If the agent is idle, this returns an error, because no turn is in flight. The error is ignored.
+        // If the agent is idle, the call returns an error, because no turn is in flight. Ignore this error.
         let _ = match stop.as_ref().map(|stop| stop.in_flight).unwrap_or_default() {
             _ if leaves_turn => Ok(()),
             InFlight::Keep => self.interrupt(),
@@ -107,7 +107,7 @@ impl Task {
             AgentError::Deadline { deadline: limit, tools }
         });
         if let Some(error) = &cut_off {
-            // The cell is empty, because it is set only here.
+            // This cannot fail, because the cell is set only here.
             let _ = self.last_words.0.cut_off.set(Box::new(error.clone()));
         }
         self.hand_over_outbox();

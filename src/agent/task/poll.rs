@@ -108,7 +108,8 @@ impl Task {
                 self.inputs = 0;
             }
             self.inputs += 1;
-            // If the channel has registered the waker, it is enough to check the channel's length.
+            // Once all commands were served, the command channel has registered the waker. From then on, checking the
+            // channel's length is enough.
             if !all_served || !commands.is_empty() {
                 match self.poll_commands(cx, commands) {
                     Served::All => all_served = true,
@@ -155,8 +156,8 @@ impl Task {
         }
     }
 
-    /// Returns to the runtime until something wakes this task. If two tasks wake each other, this task may be woken
-    /// before a reader has run.
+    /// Returns `Pending`, so that the task sleeps until something wakes it. If another task and this one keep waking
+    /// each other, this task may be polled again before a reader of its events has run.
     fn wait<T>(&mut self) -> Poll<T> {
         self.inputs = 0;
         Poll::Pending
@@ -357,7 +358,7 @@ impl Task {
                 (call.slot, ToolResult::error(&call.tool_use, message))
             }
         };
-        // The tool may have reported progress before it returned.
+        // Process the progress reports that the tool sent before it returned.
         let sent: Vec<_> = (0..tasks.reports.len()).map_while(|_| tasks.reports.try_recv().ok()).collect();
         for report in sent {
             self.take_report(report);
@@ -398,7 +399,7 @@ impl Task {
                 return self.step(|core, cx| core.call_failed(op, callback, message, cx));
             }
         };
-        // The model for which the request was prepared.
+        // Use the model for which the request was prepared, even if the callback has changed the model.
         let turn = self.core.phase().turn();
         let model = turn.map_or(&before.model, |turn| turn.model_in(&before)).clone();
         drop_contained(before);

@@ -65,7 +65,7 @@ impl Turnstile {
         self.asked.load(Ordering::SeqCst)
     }
 
-    /// The number of permits that are held, and the number of requests that wait for a permit.
+    /// Returns the number of permits that are held, and the number of requests that wait for a permit.
     fn now(&self) -> (usize, usize) {
         (self.all - self.places.available_permits(), self.waiting.load(Ordering::SeqCst))
     }
@@ -530,7 +530,7 @@ async fn admission_panics_when_dropped_agent_survives() {
 
 #[tokio::test(start_paused = true)]
 async fn permit_is_dropped_before_the_end_of_the_run_is_emitted() {
-    // Code that reacts to the end of the run finds that the permit is free.
+    // When a subscriber receives the event that ends the run, the permit must be free.
     let turnstile = Turnstile::new(1);
     let (_, builder) = scripted([Step::text("One.")]);
     let mut agent = watched(builder, &turnstile).await;

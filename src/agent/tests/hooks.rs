@@ -184,7 +184,8 @@ impl Watched {
         event
     }
 
-    /// Returns the events up to and including the first with this name. The id in a name can be left out.
+    /// Returns the events up to and including the first event with the name `last`. `pause` stands for any name of the
+    /// form `pause(id)`.
     pub(crate) async fn until(&mut self, last: &str) -> Vec<Arc<Event>> {
         let mut seen = Vec::new();
         loop {

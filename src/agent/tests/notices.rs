@@ -13,7 +13,8 @@ use super::{
     support::{names, scripted},
 };
 
-/// Logs numbers, and returns texts as prompts.
+/// Returns callbacks whose `handle_event` logs an event that is a number, and returns an event that is a text as a
+/// prompt.
 fn note_or_prompt(log: &Log<u32>) -> Hooks {
     let log = log.clone();
     Hooks::new().on_event(move |event, _| match event.downcast::<u32>() {
@@ -127,7 +128,7 @@ async fn handle_event_prompt_between_two_turns_starts_the_next_turn() {
     assert_eq!(history, ["user: Hi", "assistant: One", "user: Mail for you.", "assistant: Two"]);
 }
 
-/// Logs each event, then waits at the gate.
+/// Callbacks whose `handle_event` logs the event and then waits at the gate.
 struct Held(Gate, Log<&'static str>);
 
 #[async_trait]

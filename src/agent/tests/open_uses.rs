@@ -194,7 +194,7 @@ async fn interrupt_while_handle_turn_runs_keeps_decided_results() {
     agent.check().await;
 }
 
-/// Rejects `skip`, and never returns from `handle_turn`.
+/// Callbacks that reject the tool `skip` and never return from `handle_turn`.
 struct Rejecting(Gate);
 
 #[async_trait::async_trait]

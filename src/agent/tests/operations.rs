@@ -98,7 +98,7 @@ async fn interrupt_in_any_phase_ends_the_run_and_agent_survives() {
         answered(agent.interrupt()).await.unwrap();
         assert_eq!(answered(agent.status()).await.unwrap(), Status::Idle, "{amid:?}");
         let end = run_events(&mut scene.events).await.pop().unwrap();
-        // Only in these phases does the turn contain more than the prompt.
+        // In these phases, the turn contains more than the prompt, so the interrupt commits the turn.
         let keeps = matches!(
             amid,
             Amid::Stream
@@ -195,7 +195,7 @@ async fn every_operation_while_handle_event_never_returns_answered() {
     assert!(matches!(&*next(&mut events).await, Event::State(_)));
     unanswered(agent.wait_until_idle()).await;
 
-    // A run begins, but its first callback has to wait for `handle_event`.
+    // A run begins, but its first callback is called only after `handle_event` has returned.
     assert_eq!(answered(agent.prompt("Hi")).await.unwrap(), Accepted::Started);
     assert_eq!(answered(agent.status()).await.unwrap(), Status::Busy);
     assert!(matches!(answered(agent.ask("Hello?")).await, Err(AgentError::Busy(_))));

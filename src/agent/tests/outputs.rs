@@ -1,4 +1,5 @@
-//! Answers that must match an output schema. If an answer does not match, the model is asked again outside the history.
+//! Answers that must match an output schema. If an answer does not match, the model is asked again. The history
+//! contains neither that answer nor the second question.
 
 use crate::{
     agent::{Accepted, AgentError, ErrorDecision, Event, Failure, Prompt, Status},
@@ -138,7 +139,8 @@ async fn only_the_final_answer_has_to_fit() {
     let agent = builder.tool(noting("look", &Log::default())).start().await.unwrap();
     assert_eq!(agent.ask_as::<City>("A city?").await.unwrap(), oslo());
     let lengths: Vec<usize> = provider.requests().iter().map(|request| request.history.len()).collect();
-    // The corrections are dropped when the model uses its tools again.
+    // When the model uses its tools again, the request no longer contains the answer that did not match and the note
+    // about it.
     assert_eq!(lengths, [1, 3, 5, 5]);
     assert_eq!(agent.state().await.unwrap().history().len(), 6);
 }
@@ -250,7 +252,7 @@ async fn answer_paused_by_the_service_is_parsed_when_complete() {
     assert_eq!(ends, [(StopReason::Pause, false, false), (StopReason::Stop, true, false)]);
     assert!(super::hooks::stopped(&events).output.is_some());
 
-    // If no request is left, the incomplete answer is final.
+    // If the limit of requests is reached, the incomplete answer is final.
     let (_, builder) = scripted([paused()]);
     let agent = builder.options(with_schema()).max_steps(1).start().await.unwrap();
     let response = agent.ask("A city?").await.unwrap();

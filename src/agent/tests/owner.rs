@@ -58,7 +58,7 @@ impl HistoryOwner {
         self.begin(at, base, FirstMessage::Prompt(prompt.into()), None, Caller::default()).await
     }
 
-    /// Starts a run on `base` that answers a message again.
+    /// Starts a run on `base` in which the model answers an existing message again.
     async fn answer(
         &self,
         at: Option<EventId>,
@@ -359,7 +359,7 @@ async fn cut_second(staged: bool, cut: Cut) {
     let subscription = agent.agent.subscribe().await.unwrap();
     let now = owner.moment().await.unwrap();
     assert_eq!((now.last, now.status), (subscription.last_id(), Status::Idle));
-    // The next event belongs to the next operation, so no `state` event was emitted in between.
+    // The next event belongs to `owner.set`, so no other `state` event was emitted before it.
     let id = owner.set(None, before()).await.unwrap();
     assert_eq!(name(&*agent.next().await), "state", "{staged} {cut:?}");
     assert_eq!(id.number, now.last.number + 1);
@@ -510,7 +510,7 @@ async fn owner_far_behind_in_the_commit_channel_refused_until_it_is_read() {
     answered(owner.set(None, before())).await.unwrap();
 }
 
-/// Checks whether an operation failed for a particular reason.
+/// A function that checks whether an operation failed for a particular reason.
 type Reason = fn(&AgentError) -> bool;
 
 #[tokio::test(start_paused = true)]
@@ -590,7 +590,8 @@ async fn set_state_leaves_an_owned_history_configuration_changed() {
     let own = agent.agent.state().await.unwrap().history().clone();
     let set = agent.agent.set_state(|draft| {
         draft.config.system = Some("changed".into());
-        // The history is equal, but it consists of copies of the messages.
+        // The edited history consists of copies of the messages. It equals the agent's history, so the edit is not
+        // refused.
         draft.history = draft.history.iter().map(|message| Message::clone(message)).collect();
         Ok(())
     });

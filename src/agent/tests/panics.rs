@@ -29,7 +29,8 @@ async fn run_misbehaving(at: At, act: Act) {
     let callbacks = Misbehaving { at, act, gate: Gate::new(), done: false };
     let again = Step::text("Again.");
     let agent = echoing([Step::text("First."), at.step(), again]).callbacks(callbacks);
-    // The first run must succeed. If every run calls the callback `at`, the first run would fail, so skip it.
+    // Run one prompt without a failure first. This is impossible if every run calls the callback `at`, which misbehaves
+    // at its first call.
     let first = !matches!(at, At::PrepareStep | At::HandleTurn);
     let agent = agent.start().await.unwrap();
     if first {
@@ -77,7 +78,7 @@ async fn handle_event_panics_while_idle_only_an_error_event() {
     assert_eq!(names(&run_events(&mut events).await), ["error"]);
 }
 
-/// Records the failures passed to `handle_error`, and stops.
+/// Callbacks that record the failures passed to `handle_error` and then stop the run.
 struct Failures(Arc<Mutex<Vec<Failure>>>);
 
 #[async_trait]
@@ -302,7 +303,8 @@ fn spiteful_tool() -> SpitefulTool {
     SpitefulTool(Schema::new(json!({ "type": "object" })).unwrap(), Spiteful)
 }
 
-/// Adds a tool whose drop panics to the configuration, then removes the tool, then adds such a tool to each request.
+/// Callbacks that add a tool whose drop panics to the configuration, then remove the tool, and then add such a tool to
+/// each request.
 struct Tooling {
     calls: usize,
 }
@@ -323,8 +325,8 @@ impl AgentCallbacks for Tooling {
 async fn values_of_the_application_panic_when_dropped_agent_survives() {
     let script = (0..4).map(|_| Step::text("Hello!"));
     let agent = echoing(script).callbacks(Tooling { calls: 0 }).start().await.unwrap();
-    // These values are dropped: an event that no callback uses, a value whose closure is refused, and a tool that is
-    // added and removed.
+    // The agent drops an event that no callback uses, the values that a refused `set_state` closure has captured, and a
+    // tool that is added and removed.
     answered(agent.notify(Spiteful)).await.unwrap();
     answered(agent.wait_until_idle()).await.unwrap();
     for _ in 0..3 {
@@ -406,7 +408,7 @@ async fn stop_terminate_panics_before_its_future_agent_ends_normally() {
     assert_eq!(closed(&mut events).await.0, EndReason::Stopped);
 }
 
-/// Panics in `init`.
+/// Callbacks whose `init` panics.
 struct Stillborn;
 
 #[async_trait]

@@ -66,7 +66,7 @@ fn gated(name: &'static str, gate: &Gate) -> impl Tool {
     })
 }
 
-/// Pauses each tool use. Before the decision about tool `b`, waits at the gate.
+/// Callbacks that pause each tool use. Before `handle_tool_use` returns for the tool `b`, it waits at the gate.
 struct Slow(Gate);
 
 #[async_trait]

@@ -64,7 +64,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Applies an operation. It may come too late, but it must not fail in another way.
+/// Applies an operation. The operation may come too late, but it must not fail in another way.
 async fn apply(agent: &Agent, op: Op) {
     let done = match op {
         Op::Resume(index, decision) => agent.resume(index.to_string(), decision).await,
@@ -82,7 +82,7 @@ async fn apply(agent: &Agent, op: Op) {
     }
 }
 
-/// Returns a tool that logs its call and asks this many questions. It waits at most ten seconds for each answer.
+/// Returns a tool that logs its call and asks `questions` questions. It waits at most ten seconds for each answer.
 fn asking(name: &'static str, questions: u32, log: &Log<String>) -> impl Tool + use<> {
     let log = log.clone();
     tool_fn(name, "Notes its call, and asks.", move |_: Value, context: ToolContext| {
@@ -92,7 +92,7 @@ fn asking(name: &'static str, questions: u32, log: &Log<String>) -> impl Tool + 
             match questions {
                 0 => {}
                 1 => drop(ask(1).await),
-                // Two questions at once, then a third one.
+                // The tool asks two questions at once, and then a third one.
                 _ => {
                     drop(join(ask(1), ask(2)).await);
                     drop(ask(3).await);
@@ -148,7 +148,7 @@ async fn play(answers: Vec<ToolDecision>, approvals: Vec<bool>, questions: Vec<u
     assert!(results.values().chain(decided.values()).all(|count| *count == 1), "{results:?} {decided:?}");
     let history = agent.agent.state().await.unwrap().history().clone();
     history.check_sendable().unwrap();
-    // A cancelled run leaves nothing. Any other run answers each tool use.
+    // A cancelled run leaves no messages in the history. Any other run answers each tool use.
     let answered: usize = history.iter().map(|message| message.tool_results().count()).sum();
     assert_eq!(answered, if history.is_empty() { 0 } else { TOOLS.len() });
     let runs: Vec<_> = log.all().iter().map(|line| line[..1].to_owned()).collect();

@@ -137,7 +137,7 @@ pub fn no_timeout() -> ToolLimits {
     ToolLimits::default().with_timeout(Duration::MAX)
 }
 
-/// Waits for a long time before each retry.
+/// Callbacks that retry after each failure, with a very long delay.
 pub struct Patient;
 
 #[async_trait]

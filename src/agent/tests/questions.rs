@@ -128,7 +128,7 @@ async fn question_paused_stops_the_turns_clock() {
     stopped(&agent.end().await);
 }
 
-/// Asks a question, and withdraws it after a while.
+/// A provider that asks a question and withdraws it after a while.
 struct Impatient;
 
 #[async_trait]
@@ -163,7 +163,7 @@ async fn question_withdrawn_while_paused_continues_without_a_decision() {
     assert!(matches!(late, AgentError::NotPaused(Status::Idle)), "{late:?}");
 }
 
-/// Logs each tool use, and never decides.
+/// Callbacks that log each tool use and never decide about it.
 struct Undecided(Log<String>);
 
 #[async_trait]

@@ -18,7 +18,7 @@ use tokio::sync::oneshot;
 
 use super::{rig::echo, support::ends_run};
 
-/// Pauses on every tool use.
+/// Callbacks that pause every tool use.
 struct Pausing;
 
 #[async_trait]
@@ -184,7 +184,8 @@ async fn handles_dropped_and_stopped_while_in_use_every_operation_answered() {
                     };
                     match answer {
                         Ok(()) | Err(AgentError::Busy(_) | AgentError::Cancelled(_)) => {}
-                        // The reason is never "killed". If the reason is not known yet, the handle waits for it.
+                        // The reason of the end is never `EndReason::Killed`. If the reason is not known yet, the
+                        // handle waits for it.
                         Err(AgentError::Stopped(reason)) => {
                             assert_eq!(reason, crate::subscription::EndReason::Stopped);
                         }

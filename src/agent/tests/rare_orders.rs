@@ -89,7 +89,7 @@ async fn prompt_for_the_next_step_starts_a_turn_if_tools_are_left_to_the_applica
     assert_eq!(sent(&provider.requests()[1]).last().unwrap(), "user: result t, Now");
 }
 
-/// Returns the event as a prompt, after the gate has opened.
+/// Callbacks whose `handle_event` returns the event as a prompt after the gate has opened.
 struct AsPrompt(Gate);
 
 #[async_trait::async_trait]
@@ -118,7 +118,7 @@ async fn handle_event_prompt_may_be_one_beyond_a_full_queue() {
     assert_eq!([&history[2], &history[4]], ["user: Second", "user: Mail"]);
 }
 
-/// Pauses the use `a`, and panics or hangs at every other use.
+/// Callbacks that pause the tool use `a`, and panic or hang at every other tool use.
 struct Fails {
     hangs: bool,
 }

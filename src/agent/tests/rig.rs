@@ -181,7 +181,7 @@ pub fn tokens(output: u64) -> Usage {
     Usage::default().with_output(output)
 }
 
-/// Sets a flag when it is dropped.
+/// A guard that sets a flag when it is dropped.
 pub struct Flag(pub Arc<AtomicBool>);
 
 impl Drop for Flag {

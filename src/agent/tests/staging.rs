@@ -457,7 +457,7 @@ async fn retry_repeats_the_step_with_the_prompts_that_have_joined() {
     assert_eq!(agent.history().await[3..], ["user: Now", "assistant: One"]);
 }
 
-/// Hangs in the first `handle_turn`, and repeats the step when the turn's time limit is reached.
+/// Callbacks that hang in the first `handle_turn`, and repeat the step when the turn's time limit is reached.
 struct HangsOnce(bool);
 
 #[async_trait::async_trait]

@@ -218,7 +218,7 @@ async fn gate_passes_one_task_per_opening_and_reports_each_once() {
     gate.reached().await;
     let again = tokio::time::timeout(Duration::from_secs(1), gate.reached()).await;
     assert!(again.is_err(), "each arrival is reported once");
-    // The call of `pass` that timed out did not use up an opening.
+    // The call of `pass` that timed out does not use up the next opening of the gate.
     gate.open();
     gate.pass().await;
 }

@@ -28,7 +28,7 @@ async fn idempotency_keys_differ_between_all_calls() {
             noted.push((context.tool_use_id().to_string(), context.idempotency_key().to_owned()));
             async move {
                 let key = context.idempotency_key().to_owned();
-                // During one call, the key is always the same.
+                // During one call of a tool, the idempotency key is always the same.
                 assert_eq!(key, context.clone().idempotency_key());
                 Ok(key)
             }

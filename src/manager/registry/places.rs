@@ -33,7 +33,7 @@ pub(in crate::manager) enum Errand {
     Enter,
 }
 
-/// An opening's own end of the line: its number and the receiver of its errands.
+/// The position in line that an opening holds: its number and the receiver of its errands.
 pub(in crate::manager) struct InLine {
     pub(in crate::manager) number: Number,
     /// The channel is unbounded, but it never holds more than two messages: one errand and the place.

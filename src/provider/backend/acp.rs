@@ -37,7 +37,8 @@
 //! - **Resuming.** A session is resumed if the agent announces `session/resume` or `session/load`; otherwise resuming
 //!   fails with [`BackendError::NotResumable`]. The conversation that the agent repeats when it loads a session is
 //!   discarded.
-//! - **Services.** The agent can't use a file system or terminals of the application. Agents have their own.
+//! - **Services.** The agent can't use the file system or terminals of the application. It accesses the file system and
+//!   starts commands by itself.
 //! - **Logs.** The program's standard error is written to the log ([`tracing`]). If the program ends, the error
 //!   contains the last lines of its standard error.
 //!
@@ -224,8 +225,7 @@ impl Backend for AcpBackend {
         &self.name
     }
 
-    /// Returns that sessions can be resumed. Whether the agent supports resuming is known only when the agent is
-    /// running.
+    /// Declares that sessions can be resumed, because only a running agent reports whether it supports this.
     fn capabilities(&self) -> Capabilities {
         Capabilities::default().with_resume()
     }

@@ -163,7 +163,7 @@ pub(super) struct Owner {
     pub(super) limits: BackendLimits,
     lost: LostSession,
     sessions: Mutex<Sessions>,
-    /// The turn in flight holds the permit until the turn is over at the backend too.
+    /// A semaphore with one permit. The turn in flight holds the permit until the turn is over at the backend too.
     turn: Arc<Semaphore>,
 }
 
@@ -277,7 +277,7 @@ impl Owner {
         self.sessions().position(session, id, checkpoint)
     }
 
-    /// Retires a session that has become unusable.
+    /// Terminates a session that has become unusable.
     pub(super) fn lose(&self, session: &Arc<dyn BackendSession>) {
         let lost = self.sessions().lose(session);
         self.retire(lost);
@@ -370,7 +370,7 @@ fn with_transcript_of(history: &History, new: Vec<Arc<Message>>) -> Vec<Arc<Mess
     std::iter::once(Arc::new(Message::user(parts.join("\n\n")))).chain(new).collect()
 }
 
-/// Returns whether the position that a resumed session reports differs from this position.
+/// Returns whether a resumed session reports a position other than `place`.
 fn is_elsewhere(session: &dyn BackendSession, place: &SessionPosition) -> bool {
     let here = ask("checkpoint", || session.checkpoint()).ok().flatten();
     here.is_some() && place.checkpoint.is_some() && here != place.checkpoint

@@ -148,7 +148,7 @@ impl BackendError {
         };
         let is_slow = matches!(self, Self::Timeout { .. });
         let error = ProviderError::new(kind, message).with_retry_after(retry_after).with_source(self);
-        // A start is not repeated: its limit is long, and a program that has hung once hangs again.
+        // A start that timed out is not repeated: its limit is long, and a program that has hung once hangs again.
         if is_slow { error.with_retryable(false) } else { error }
     }
 

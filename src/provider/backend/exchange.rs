@@ -31,7 +31,7 @@ use crate::{
 /// The maximum number of requests for permission that may be open at once.
 const MAX_QUESTIONS: usize = 64;
 
-/// The number of events without a delta that are read in a row before this task yields.
+/// The maximum number of consecutive events without a delta before the reading task yields.
 const MAX_SILENT: u64 = 32;
 
 /// A turn in flight. If this is dropped before the turn is over, the turn is cancelled at the backend.
@@ -69,7 +69,7 @@ impl Drop for TurnInFlight {
         }
         let (owner, session, permit) =
             (Arc::clone(&self.owner), Arc::clone(&self.session), self.permit.take());
-        // If the runtime is gone, dropping the owner terminates the session instead.
+        // If the runtime is gone, it drops this future, and with it `owner`, whose destructor terminates the session.
         let cancelling = async move {
             let limit = owner.limits.cancel;
             if let Err(error) = call("cancel", limit, async { session.cancel().await }).await {
@@ -229,7 +229,8 @@ impl Exchange {
         self.turn.over(position.as_ref().is_err_and(BackendError::is_final));
         let TurnResult { stop_reason, model, warnings, .. } = result;
         let stop_reason = match stop_reason {
-            // The agent has no tools to run for this response, and it can't continue the response.
+            // The agent has no tools to run for this response and can't continue it, so these stop reasons become
+            // `Stop`.
             StopReason::ToolUse | StopReason::Pause => StopReason::Stop,
             other => other,
         };

@@ -19,12 +19,12 @@ use super::{BackendError, BackendSession, Breach};
 use crate::panics::{contained, contained_async};
 
 /// The maximum total time that a thread waits for sessions that it drops when their runtime is gone. A runtime that
-/// shuts down drops everything that it owned.
+/// shuts down may drop many sessions in one thread.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
 
 thread_local! {
-    /// The deadline for all waits of this thread, and the later time until which the deadline is kept. Sessions that
-    /// are dropped after that time get a new deadline.
+    /// Two times of this thread: the deadline for its waits, and the later time until which this deadline is used. The
+    /// first session that is dropped after the second time gets a new deadline.
     static GRACE: Cell<Option<(Instant, Instant)>> = const { Cell::new(None) };
 }
 
@@ -83,7 +83,7 @@ pub(super) fn terminate(
 ///
 /// If the future is dropped, the session is terminated nevertheless.
 pub(super) async fn ended(mut session: watch::Receiver<()>) {
-    // Nothing is ever sent. The channel closes when the session has ended.
+    // No value is ever sent on this channel. It closes when the session has ended.
     let _ = session.changed().await;
 }
 
@@ -107,7 +107,8 @@ impl Drop for Ending {
         let Some(session) = self.session.take() else {
             return;
         };
-        // The process may exit as soon as its runtime is gone. Therefore, this thread waits for a short time.
+        // The process may exit as soon as its runtime is gone. Therefore, the thread that drops the session waits for a
+        // short time.
         let (done, waiter) = mpsc::sync_channel::<()>(1);
         let limit = self.limit;
         let thread = thread::Builder::new().name("backend-terminate".to_owned()).spawn(move || {

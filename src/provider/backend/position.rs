@@ -109,14 +109,14 @@ impl PromptCounts {
     }
 }
 
-/// The state of the session that the conversation's last response names.
+/// The state of the session that is stored in the conversation's last response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum KnownSession {
     /// The session is in use.
     Live(PromptCounts),
     /// The session was in use before the current session, and has not been terminated yet.
     Parked(PromptCounts),
-    /// The session was retired, or belongs to another process.
+    /// The session was terminated, or belongs to another process.
     Retired(PromptCounts),
 }
 
@@ -146,7 +146,7 @@ pub(super) fn elsewhere() -> BackendError {
 }
 
 /// Returns how to reach the position of `conversation`. `live` counts the prompts that the session in use has received,
-/// even if the conversation names another session.
+/// even if the conversation's last response is from another session.
 pub(super) fn route(
     conversation: &Conversation,
     known: KnownSession,
@@ -161,7 +161,8 @@ pub(super) fn route(
     }
     let Some(position) = &conversation.position else {
         return Ok(match live {
-            // A session that has already received the responses of other models must not receive them again.
+            // A session that has already received the responses of other models must not receive them again, so a new
+            // session is started instead.
             Some(heard) if heard.kept == 0 && (foreign == 0 || heard.given == 0) => Route::Stay(heard.given),
             _ => Route::Start,
         });

@@ -19,7 +19,7 @@ pub(super) struct Recorder {
     /// The text or thinking block that is being extended.
     growing: Option<(usize, Growing)>,
     tools: HashMap<ToolUseId, Activity>,
-    /// The indexes of the block of the plan and of the block of each status, by name.
+    /// The block indexes of the plan and of each status, by name.
     items: HashMap<String, usize>,
     deltas: Vec<Delta>,
 }

@@ -15,9 +15,10 @@ pub(super) struct Sessions {
     /// The session in use.
     live: Option<Live>,
     /// The previous session. It is kept until the conversation has a response of the session in use. If the
-    /// conversation leaves the branch of the session in use before that, it returns to the previous session.
+    /// conversation leaves the branch of the session in use before that, the conversation returns to the previous
+    /// session.
     parked: Option<Live>,
-    /// The retired sessions, by key. Each of them has a response in the conversation.
+    /// The terminated sessions that have a response in the conversation, by key.
     retired: HashMap<String, Retired>,
     closed: bool,
 }
@@ -70,8 +71,8 @@ impl Sessions {
         route(conversation, known, self.live.as_ref().map(|live| live.heard), can)
     }
 
-    /// Makes a session the one in use, unless the conversation is closed. Returns the session to retire, which may be
-    /// the new session itself.
+    /// Makes a session the one in use, unless the conversation is closed. Returns the session to terminate, which may
+    /// be the new session itself.
     pub(super) fn activate(&mut self, live: Live) -> (Option<Live>, Result<(), BackendError>) {
         if self.closed {
             return (Some(live), Err(closed()));
@@ -83,7 +84,7 @@ impl Sessions {
         (left, Ok(()))
     }
 
-    /// Switches back to the previous session. Returns the session to retire.
+    /// Switches back to the previous session. Returns the session to terminate.
     pub(super) fn reactivate_parked(&mut self) -> Option<Live> {
         let parked = self.parked.take()?;
         self.live.replace(parked)
@@ -137,12 +138,12 @@ impl Sessions {
         self.live.take_if(|live| live.is(session))
     }
 
-    /// Records a session that was retired.
+    /// Records a session that has a response in the conversation and is being terminated.
     pub(super) fn retired(&mut self, key: String, heard: PromptCounts, ended: watch::Receiver<()>) {
         self.retired.insert(key, Retired { heard, ended });
     }
 
-    /// Returns a channel that closes when this retired session has ended.
+    /// Returns a channel that closes when the terminated session with this key has ended.
     pub(super) fn end_of(&self, key: &str) -> Option<watch::Receiver<()>> {
         self.retired.get(key).map(|retired| retired.ended.clone())
     }

@@ -116,7 +116,7 @@ impl Modality {
         }
     }
 
-    /// Returns the kind with this name.
+    /// Returns the kind of content with this name.
     pub(super) fn from_word(word: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|modality| modality.as_str() == word)
     }

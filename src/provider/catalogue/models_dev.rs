@@ -110,7 +110,8 @@ fn model(provider: &str, id: &str, entry: &Value) -> Result<ModelInfo, String> {
             rates.cache_write_long = Some(rates.input * 2.0);
         }
     }
-    // OpenRouter converts PDFs for models that can't read them: https://openrouter.ai/docs/features/multimodal/pdfs
+    // All models at OpenRouter accept PDFs, because OpenRouter converts PDFs for models that can't read them:
+    // https://openrouter.ai/docs/features/multimodal/pdfs
     if provider == "openrouter" {
         info.input.iter_mut().for_each(|input| input.extend([Modality::Pdf]));
     }

@@ -1,6 +1,6 @@
 //! Converts ids of models and providers to the ids of their entries in the catalogue.
 
-/// Returns the provider under whose name the models of this provider are listed.
+/// Returns the name under which the catalogue lists the models of this provider.
 pub(super) fn listed_as(provider: &str) -> &str {
     match provider {
         "openai_responses" => "openai",

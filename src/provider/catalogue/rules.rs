@@ -23,15 +23,16 @@ pub(in crate::provider) struct Family<T> {
 #[derive(Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Version {
-    /// The first part, such as `2.5`. Parts are separated by `-`.
+    /// The version is the first part of the rest, such as `2.5`. Parts are separated by `-`.
     #[default]
     First,
-    /// Like `First`, except that an id without a version, such as `gemini-flash-latest`, names the newest model.
+    /// The version is in the same place as for `First`, but an id without a version, such as `gemini-flash-latest`,
+    /// names the newest model.
     FirstOrNewest,
-    /// The digits and dots at the start: `4.5` in `4.5v`.
+    /// The version consists of the digits and dots at the start of the rest: `4.5` in `4.5v`.
     Digits,
-    /// The first number in any part, together with the number directly after it: `opus-4-8`, `3-7-sonnet-20250219`. A
-    /// date is not a version. Parts are separated by any punctuation.
+    /// The version is the first number in any part, together with the number directly after it: `opus-4-8`,
+    /// `3-7-sonnet-20250219`. A date is not a version. Parts are separated by any punctuation.
     Anywhere,
 }
 

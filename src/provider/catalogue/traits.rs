@@ -91,13 +91,13 @@ pub(in crate::provider) enum ThinkingOff {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(in crate::provider) enum MessagesSampling {
-    /// Both parameters, in any range. Used for models other than Claude.
+    /// The model supports both parameters, with any value. Used for models other than Claude.
     Any,
     /// Both parameters.
     Both,
-    /// One of the two parameters at a time.
+    /// The model supports only one of the two parameters in a request.
     One,
-    /// No values except the defaults.
+    /// The model accepts only the default values.
     Fixed,
 }
 
@@ -161,9 +161,10 @@ impl OpenAiTraits {
 #[serde(rename_all = "snake_case")]
 pub(in crate::provider) enum OpenAiSampling {
     Always,
-    /// Supported unless an effort is set, because the model reasons only if the request asks for it.
+    /// The model supports both parameters unless an effort is set, because it reasons only if the request sets an
+    /// effort.
     UnlessReasoning,
-    /// Supported only if reasoning is turned off explicitly, because the model reasons by default.
+    /// The model supports both parameters only if reasoning is turned off explicitly, because it reasons by default.
     IfOff,
     Never,
 }
@@ -173,9 +174,9 @@ pub(in crate::provider) enum OpenAiSampling {
 #[serde(rename_all = "snake_case")]
 pub(in crate::provider) enum ChatTools {
     Always,
-    /// Supported only if no effort is sent. The model then does not reason.
+    /// The model supports tools only if the request contains no effort. The model then does not reason.
     WithoutEffort,
-    /// Supported only if reasoning is turned off explicitly.
+    /// The model supports tools only if reasoning is turned off explicitly.
     IfOff,
     Never,
 }
@@ -184,9 +185,9 @@ pub(in crate::provider) enum ChatTools {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub(in crate::provider) enum LongCache {
-    /// All models, or none.
+    /// All of these models (`true`), or none of them (`false`).
     Any(bool),
-    /// The models with these names, and their dated builds.
+    /// Only the models with these names, and their dated builds.
     Models(Vec<String>),
 }
 

@@ -78,7 +78,7 @@ impl Dialect for AnthropicMessages {
     fn headers(&self, body: &Map<String, Value>) -> Vec<(&'static str, &'static str)> {
         // Source: https://platform.claude.com/docs/en/api/versioning
         let mut headers = vec![("anthropic-version", "2023-06-01")];
-        // The service rejects `block_binding` without this header:
+        // The service rejects `block_binding` without the following beta header:
         // https://platform.claude.com/docs/en/build-with-claude/preserved-thinking
         if body.get("thinking").is_some_and(|thinking| thinking.get("block_binding").is_some()) {
             headers.push(("anthropic-beta", "thinking-binding-controls-2026-08-01"));

@@ -145,8 +145,8 @@ fn warn(unreadable: Option<&str>, warned: &mut bool, deltas: &mut Vec<Delta>) {
     }
 }
 
-/// Converts a float to a count, if it is a whole number. Actual counts are far below the integers that a float cannot
-/// represent exactly.
+/// Converts a float to a count, if it is a whole number. Every actual count is so small that a float represents it
+/// exactly.
 pub(super) fn whole(number: f64) -> Option<u64> {
     let fits = (0.0..=f64::from(u32::MAX)).contains(&number) && number.fract() == 0.0;
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked above")]

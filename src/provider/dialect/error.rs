@@ -92,7 +92,8 @@ impl ErrorBody {
             Some(Value::Object(inner)) => report.read_object(inner, depth),
             Some(Value::String(text)) => {
                 report.read_object(outer, depth);
-                // In `{"error": "Bad Request", "message": "…"}`, `message` has the longer text.
+                // In `{"error": "Bad Request", "message": "…"}`, `error` is only a word, and `message` has the longer
+                // text.
                 report.add_word(text);
                 if report.message.is_empty() {
                     report.message = readable(text);
@@ -149,7 +150,7 @@ impl ErrorBody {
         self.code = self.code.or(status.filter(|status| (400..600).contains(status)));
     }
 
-    /// Reads `google.rpc.RetryInfo` and `google.rpc.ErrorInfo`.
+    /// Reads the delay from a `google.rpc.RetryInfo`, or the reason from a `google.rpc.ErrorInfo`.
     fn read_detail(&mut self, detail: &Value) {
         if let Some(reason) = detail.get("reason").and_then(Value::as_str) {
             self.add_word(reason);
@@ -205,8 +206,8 @@ impl ErrorBody {
             let hit = |part: &str| self.words.iter().any(|word| word.contains(part));
             rules.iter().find(|(part, _)| hit(part)).map(|(_, kind)| *kind)
         };
-        // OpenCode sends this word, with status 401, for a model that OpenCode does not have or does not offer in this
-        // wire format.
+        // OpenCode sends `ModelError`, with status 401, for a model that OpenCode does not have or does not offer in
+        // this wire format.
         let refused = status.is_none_or(|status| status < 500);
         if refused && self.words.iter().any(|word| word == "modelerror") {
             return ErrorKind::InvalidRequest;
@@ -215,7 +216,8 @@ impl ErrorBody {
         by_word(TELLING_WORDS)
             .or_else(|| find(PHRASES, message))
             .or_else(|| if may_be_request { find(TOO_LONG, message) } else { None })
-            // Many services describe every rejected request as invalid, so the status is more precise than the word.
+            // Many services describe every rejected request as invalid, so the status is more precise than a vague
+            // word.
             .or_else(|| status.filter(|status| (400..500).contains(status)).map(|s| by_status(s, message)))
             .or_else(|| by_word(VAGUE_WORDS))
             .unwrap_or_else(|| by_status(status.or(self.code).unwrap_or(500), message))
@@ -227,7 +229,8 @@ const TELLING_WORDS: &[(&str, ErrorKind)] = &[
     ("contextlength", ErrorKind::ContextTooLong),
     ("contextwindow", ErrorKind::ContextTooLong),
     ("contextsize", ErrorKind::ContextTooLong),
-    // These words come before the words for quotas, because Alibaba's `Throttling.RateQuota` is a rate limit.
+    // In this list, the words for rate limits come before the words for quotas, because Alibaba's
+    // `Throttling.RateQuota` is a rate limit.
     ("throttl", ErrorKind::RateLimit),
     ("resourceexhausted", ErrorKind::RateLimit),
     ("overloaded", ErrorKind::Overloaded),
@@ -240,7 +243,7 @@ const TELLING_WORDS: &[(&str, ErrorKind)] = &[
     ("currentquota", ErrorKind::Quota),
     ("quotaexceeded", ErrorKind::Quota),
     ("billing", ErrorKind::Quota),
-    // OpenCode sends these words with status 401.
+    // OpenCode sends the following three words with status 401.
     ("creditserror", ErrorKind::Quota),
     ("monthlylimiterror", ErrorKind::Quota),
     ("userlimiterror", ErrorKind::Quota),

@@ -24,7 +24,7 @@ impl CallIds {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Decoding`] if the response has more than [`MAX_CALLS`] calls.
+    /// Returns [`ErrorKind::Decoding`] if the response has more than [`MAX_CALLS`] calls.
     pub(super) fn next(&mut self, given: &str, answer: &str) -> Result<String, ProviderError> {
         if self.count >= MAX_CALLS {
             let message = format!("more than {MAX_CALLS} tool calls in one response");

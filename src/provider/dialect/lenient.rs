@@ -268,7 +268,7 @@ impl<'de> Deserialize<'de> for Count {
     }
 }
 
-/// A count of tokens.
+/// Reads a count of tokens.
 impl<'de> Deserialize<'de> for Reported<u64> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         Ok(match deserializer.deserialize_any(ScalarVisitor(PhantomData))? {
@@ -281,7 +281,7 @@ impl<'de> Deserialize<'de> for Reported<u64> {
     }
 }
 
-/// An amount of money.
+/// Reads an amount of money.
 impl<'de> Deserialize<'de> for Reported<f64> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let amount = match deserializer.deserialize_any(ScalarVisitor(PhantomData))? {
@@ -295,7 +295,7 @@ impl<'de> Deserialize<'de> for Reported<f64> {
     }
 }
 
-/// A part of a usage report.
+/// Reads a part of a usage report.
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Reported<Box<T>> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_any(PartVisitor(PhantomData))

@@ -32,7 +32,7 @@ pub(super) fn effort(
         }
         ThinkingMode::Effort(effort) => {
             let (asked, word) = (name(effort), words.word(effort));
-            // `xhigh` is OpenAI's word for the highest effort.
+            // `xhigh` is OpenAI's word for the highest effort, so its use for `Effort::Max` causes no warning.
             if word != asked && !(effort == Effort::Max && word == "xhigh") {
                 warnings.push(format!(
                     "`thinking` is changed from effort {asked} to {word}: {asked} is not available here"
@@ -60,7 +60,7 @@ pub(super) fn sampling(
     for (key, value) in [("temperature", options.temperature()), ("top_p", options.top_p())] {
         match value.map(Number::from_f64) {
             None => {}
-            // The default value is always accepted.
+            // Every model accepts the default value 1, so it causes no warning.
             Some(Some(number)) if !taken && number.as_f64() != Some(1.0) => {
                 warnings.push(format!("`{key}` is ignored: this model does not support it here"));
             }
@@ -91,11 +91,11 @@ pub(super) fn schema_name(output: &OutputSchema) -> String {
     name
 }
 
-/// How JSON is requested.
+/// The form in which a request asks for JSON.
 pub(super) enum Format {
-    /// As any object.
+    /// The request asks for any JSON object.
     Object,
-    /// As a value that fits this schema. The flag states whether the schema is strict.
+    /// The request asks for a value that fits this schema. The flag states whether the schema is strict.
     Schema(Value, bool),
 }
 
@@ -138,8 +138,8 @@ pub(super) fn format(
                 Format::Schema(wrapped(schema).unwrap_or_else(|| schema.clone()), false)
             }
         }
-        // For `Tool`, an output tool usually replaces the schema. The request still has a schema only if that schema
-        // cannot be the schema of a tool.
+        // With `OutputSupport::Tool`, an output tool has usually replaced the schema before this point. The schema is
+        // still here only if it cannot be the schema of a tool.
         OutputSupport::Schema | OutputSupport::Tool => Format::Schema(schema.clone(), false),
     })
 }

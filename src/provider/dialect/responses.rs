@@ -192,7 +192,8 @@ impl Dialect for OpenAiResponses {
     fn error(&self, status: u16, body: &str) -> ProviderError {
         let mut error = error::from_body(status, body);
         if self.summaries && body.contains("reasoning.summary") {
-            // Only verified organisations may request summaries.
+            // The service refuses summaries for organisations that are not verified, so name the setting that requests
+            // none.
             error.message.push_str(
                 " (OpenAiResponses::without_summaries() requests no summaries; thinking is then not readable)",
             );

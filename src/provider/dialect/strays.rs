@@ -26,7 +26,7 @@ impl Strays {
     ///
     /// # Errors
     ///
-    /// The event reports a failure.
+    /// Fails if the event reports a failure.
     pub(super) fn skip(&mut self, data: &str) -> Result<(), ProviderError> {
         self.count = self.count.saturating_add(1).min(2);
         let Ok(Value::Object(event)) = halves::read(data) else {
@@ -62,8 +62,8 @@ impl Strays {
 ///
 /// # Errors
 ///
-/// The event may be part of the response, or it reports a failure. If it may be part of the response, `what` is the
-/// message of the error.
+/// Fails if the event may be part of the response, or if it reports a failure. If it may be part of the response,
+/// `what` is the message of the error.
 pub(super) fn skip_unreadable(
     frame: Frame<'_>,
     what: &str,

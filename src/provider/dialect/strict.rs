@@ -20,8 +20,8 @@ pub(super) struct Strict {
 ///
 /// If a value fits the rewritten schema, it fits the original schema after nulls and the wrapping object are removed,
 /// except that the removed keywords are not checked. Conversely, every value that fits the original schema has a
-/// corresponding value that fits the rewritten schema, except that members which only an open object allows are missing
-/// there.
+/// corresponding value that fits the rewritten schema. The corresponding value lacks the members that the original
+/// schema allows only because an object is open.
 ///
 /// Returns `None` if the subset cannot express the schema. This is the case for a map with arbitrary keys, a schema
 /// that accepts any value, a combination other than alternatives, and alternatives next to properties. If alternatives

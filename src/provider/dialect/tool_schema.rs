@@ -41,7 +41,8 @@ fn as_object(schema: &Value) -> Option<Value> {
     }
 }
 
-/// Returns `None` if a reference cannot be resolved, because its target cannot be included.
+/// Returns the schema with all properties at the top level. Returns `None` if a reference cannot be resolved, because
+/// its target cannot be included.
 fn flat(root: &Value, map: &Map<String, Value>) -> Option<Value> {
     let members = members(root, root).unwrap_or_default();
     let mut out = resolved(root, map)?;
@@ -74,8 +75,8 @@ fn resolved(root: &Value, map: &Map<String, Value>) -> Option<Map<String, Value>
 }
 
 /// Returns the members that a schema defines for an object. Returns `None` if no object fits the schema. A reference
-/// never leads back to a schema that contains it, and only few parts of a schema apply to one value, because
-/// [`Schema::new`] rejects all other schemas.
+/// never leads back to a schema that contains it, and only few subschemas apply to one value, because [`Schema::new`]
+/// rejects all other schemas.
 fn members(root: &Value, schema: &Value) -> Option<Members> {
     let map = match schema {
         Value::Object(map) => map,
@@ -115,7 +116,7 @@ impl Words {
         words.text
     }
 
-    /// Describes the alternatives of a schema and of its parts, and the values that the schema forbids.
+    /// Describes the alternatives of a schema and of its subschemas, and the values that the schema forbids.
     fn add(&mut self, root: &Value, schema: &Map<String, Value>) {
         for (key, head) in [("oneOf", "Exactly one of these:"), ("anyOf", "At least one of these:")] {
             let described = |part| Some(line(&members(root, part)?, description(root, part)));
@@ -199,7 +200,7 @@ fn with_targets(root: &Value, out: Value) -> Value {
     }
     let mut copy = root.clone();
     if let Value::Object(copy) = &mut copy {
-        // These keywords have a meaning only at the top level.
+        // The copy becomes a definition, so it omits the keywords that have a meaning only at the top level.
         copy.retain(|key, _| !["$defs", "definitions", "$id", "id", "$schema"].contains(&key.as_str()));
     }
     let mut name = "original".to_owned();

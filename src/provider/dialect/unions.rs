@@ -14,7 +14,7 @@ pub(super) struct Members {
 }
 
 impl Members {
-    /// Returns the members that a schema itself defines. Members that only its parts define are not included.
+    /// Returns the members that a schema itself defines. Members that only its subschemas define are not included.
     pub(super) fn of(schema: &Map<String, Value>) -> Self {
         let required = schema.get("required").and_then(Value::as_array).into_iter().flatten();
         let required: Vec<String> = required.filter_map(Value::as_str).map(ToOwned::to_owned).collect();
@@ -107,7 +107,7 @@ fn either(first: Value, second: Value) -> Value {
     }
 }
 
-/// Returns the alternatives of a schema that consists only of alternatives. Any other schema is its own only
+/// Returns the alternatives of a schema that consists only of alternatives. Any other schema is returned as the only
 /// alternative.
 fn alternatives(mut schema: Value) -> Vec<Value> {
     match schema.as_object_mut() {

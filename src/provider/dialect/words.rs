@@ -3,15 +3,16 @@
 use super::wrapping::wrapped;
 use crate::provider::OutputSchema;
 
-/// The warning for a schema that is only part of the system prompt.
+/// The warning for an output schema that is sent only as a part of the system prompt.
 pub(super) const UNENFORCED: &str = "`output` is not enforced: the schema is only part of the system prompt";
 
 /// The warning for a cache hint that asks for a time for which the service has no setting.
 pub(super) const NO_LONG_CACHE: &str =
     "`cache` is not extended: this service has no setting for the time that the prompt is kept";
 
-/// Returns the system prompt with an instruction to answer in the shape of the schema. If the value is not an object,
-/// it is requested as a member of an object, because services that guarantee JSON guarantee an object.
+/// Returns the system prompt with an instruction to answer with JSON that fits the schema. If the schema describes a
+/// value that is not an object, the value is requested as a member of an object, because the JSON that services
+/// guarantee is always an object.
 pub(super) fn with_schema(system: &str, output: &OutputSchema) -> String {
     let mut text = system.to_owned();
     if !text.is_empty() {

@@ -42,13 +42,13 @@ pub(super) fn is_object(schema: &Value) -> bool {
 #[derive(Debug, Default)]
 pub(super) struct Unwrapper {
     state: UnwrapState,
-    /// The text for which it is not yet known whether it belongs to the value.
+    /// The received text that may belong to the value or to the enclosing object.
     held: String,
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
 enum UnwrapState {
-    /// The beginning of the object may still follow.
+    /// The beginning of the object has not arrived completely.
     #[default]
     Before,
     /// The text is inside the value or after the value.

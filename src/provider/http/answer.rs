@@ -46,7 +46,7 @@ pub(super) struct ResponseReader<S> {
     dialect: Arc<dyn Dialect>,
     hooks: Vec<DeltaHook>,
     error_context: ErrorContext,
-    /// The service's name, with which the response still has to be marked. `None` after the response has been marked.
+    /// The service's name, which still has to be added to the response. `None` after it has been added.
     service: Option<String>,
     /// The decoded deltas that have not been returned yet.
     ready: VecDeque<Delta>,
@@ -69,8 +69,9 @@ struct Decoding {
 }
 
 impl Decoding {
-    /// Decodes a frame. If decoding fails because of half a character, the frame is decoded a second time. This is
-    /// possible because data with half a character is not JSON, so the failed attempt leaves the decoder unchanged.
+    /// Decodes a frame. If decoding fails because of half a character (an unpaired surrogate), the frame is decoded a
+    /// second time. This is possible because data with half a character is not JSON, so the failed attempt leaves the
+    /// decoder unchanged.
     fn decode(&mut self, frame: Frame<'_>) -> Result<(), ProviderError> {
         let decoded = match self.decoder.decode(frame, &mut self.decoded) {
             Err(error) if error.kind == ErrorKind::Decoding && self.decoded.is_empty() => {
@@ -148,7 +149,7 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Response
             let Some(frame) = self.framer.next_frame()? else {
                 return Ok(false);
             };
-            // Some services send empty events to keep a connection alive.
+            // Skip empty events, which some services send to keep a connection alive.
             if frame.data.is_empty() && frame.event.is_empty() {
                 continue;
             }
@@ -292,7 +293,8 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Response
         let decoded = self.decoding.decode(Frame { event: "", data: text });
         self.settle(decoded)?;
         match self.end_decoding() {
-            // The JSON value is complete, so it was not truncated. It is something other than a response.
+            // The decoder reports a truncated response, but the JSON value is complete. So the value is something other
+            // than a response.
             Err(error) if error.kind == ErrorKind::Truncated && !self.content => {
                 let text = self.error_context.scrub(text);
                 let message = self.dialect.error(200, &text).message;

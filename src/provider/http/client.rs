@@ -19,13 +19,13 @@ use crate::{
     sync::lock,
 };
 
-/// The clients in use, with the most recently used client last. A process has one or two kinds of connection, and
-/// usually one runtime.
+/// The clients in use, with the most recently used client last. The list is short, because a process has one or two
+/// kinds of connection and usually one runtime.
 static CLIENTS: Mutex<Vec<(ClientKind, Client)>> = Mutex::new(Vec::new());
 
 /// The maximum number of clients that are kept. The limit is needed because nothing reports the end of a runtime, and
-/// each test may have its own runtime. A client that is removed loses its idle connections. Responses in flight still
-/// hold the client.
+/// each test may have its own runtime. A client that is removed loses its idle connections. Responses in flight keep
+/// working, because they hold the client.
 const MAX_CLIENTS: usize = 32;
 
 /// The properties in which connections differ.
@@ -33,7 +33,7 @@ const MAX_CLIENTS: usize = 32;
 struct ClientKind {
     runtime: runtime::Id,
     connect: Duration,
-    /// Whether the service is on this machine. Such a connection never uses a proxy.
+    /// Whether the service is on this machine. A connection to such a service never uses a proxy.
     local: bool,
     tls: bool,
 }

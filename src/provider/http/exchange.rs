@@ -116,7 +116,7 @@ async fn send(outgoing: Outgoing) -> Result<Response, ProviderError> {
     }
 }
 
-/// Returns an error of the connection. Its message contains the innermost cause, because this cause is the helpful
+/// Converts an error of the connection. The message contains the innermost cause, because this cause is the helpful
 /// part, and only the message of an error is stored.
 pub(super) fn with_cause(kind: ErrorKind, what: &str, error: reqwest::Error) -> ProviderError {
     let error = error.without_url();
@@ -180,7 +180,7 @@ async fn refusal(
         // The body is scrubbed before it is truncated, because a fragment of a key would not be recognised.
         Ok(body) => dialect.error(status, &error_context.scrub(&body)),
         Err(reason) => {
-            // Only the status is left to describe the error.
+            // The body could not be read, so only the status describes the error.
             let mut error = dialect.error(status, "");
             error.message = format!("the body of the error can't be read: {reason}");
             error.body = None;

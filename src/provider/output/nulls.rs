@@ -125,7 +125,7 @@ fn may_be_meant(alternative: &Value, value: &Value, root: &Value) -> bool {
     let kind = match value {
         Value::Object(_) => "object",
         Value::Array(_) => "array",
-        // These values have no members to remove.
+        // Other values have no members to remove.
         _ => return true,
     };
     let target = resolve(schema, root).and_then(Value::as_object);

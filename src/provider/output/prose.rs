@@ -42,7 +42,7 @@ fn among_words(text: &str) -> Vec<Value> {
             rest = &rest[stream.byte_offset()..];
             values.push(value);
         } else {
-            // Both brackets are one byte long.
+            // No JSON value begins at this bracket, so skip it. Both kinds of brackets are one byte long.
             rest = &rest[1..];
         }
     }

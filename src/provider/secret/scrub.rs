@@ -44,11 +44,11 @@ pub(crate) struct Scrubber {
     base64: Patterns,
 }
 
-/// The search patterns, in canonical form.
+/// The patterns to search for, in the form of a [`Canonical`] text.
 #[derive(Default)]
 struct Patterns {
     whole: Vec<Vec<u8>>,
-    /// Parts of `length` bytes as numbers, sorted.
+    /// The parts of secrets that have `length` bytes, as numbers, sorted.
     windows: Vec<u128>,
     length: usize,
     /// The public beginnings of keys. An occurrence that is only a part of such a beginning is not replaced.
@@ -61,7 +61,8 @@ impl Scrubber {
         for (secret, extent) in secrets {
             let value = secret.reveal();
             scrubber.add(value, Extent::Whole);
-            // The value may consist of a scheme and credentials. The scheme alone is an ordinary word.
+            // The value may consist of a scheme and credentials. Only the credentials are also searched for alone,
+            // because the scheme alone is an ordinary word.
             let credentials = value.split_once(' ').map_or(value, |(_, credentials)| credentials.trim());
             scrubber.add(credentials, extent);
         }
@@ -89,11 +90,11 @@ impl Scrubber {
         self.plain.whole.push(canonical);
     }
 
-    /// Returns the text with every occurrence replaced.
+    /// Returns the text with every occurrence of a secret replaced.
     pub(crate) fn scrub<'t>(&self, text: &'t str) -> Cow<'t, str> {
         let mut canonical = Canonical::of(text);
         let mut found = self.plain.find(&canonical.bytes);
-        // The URL-safe base64 alphabet differs from the standard one in two characters.
+        // The URL-safe base64 alphabet differs from the standard one in two characters, which are converted.
         for byte in &mut canonical.bytes {
             *byte = match *byte {
                 b'-' => b'+',
@@ -139,7 +140,7 @@ impl Patterns {
         self.windows.dedup();
     }
 
-    /// Returns the positions of the occurrences, as ranges in order.
+    /// Returns the ranges of `text` in which a pattern occurs, in order.
     fn find(&self, text: &[u8]) -> Vec<(usize, usize)> {
         let mut found = Vec::new();
         for pattern in &self.whole {
@@ -212,7 +213,8 @@ impl Canonical {
         let mut at = 0;
         while at < raw.len() {
             let start = at;
-            // If JSON text is embedded in JSON, its escapes are escaped again, in any of these spellings.
+            // If JSON text is embedded in JSON, each of its backslashes is escaped as `\\` or `\u005c`, once per level
+            // of embedding.
             while let Some(after) = backslash(raw, at, at > start) {
                 at = after;
             }

@@ -1,4 +1,4 @@
-//! The operations: their parameters, bodies and answers.
+//! The operations of the OpenAPI document: their parameters, bodies and answers.
 
 use schemars::{JsonSchema, Schema};
 use serde_json::Value;
@@ -18,7 +18,7 @@ use crate::{
     },
 };
 
-/// Adds a type to a document, and returns the reference to it.
+/// A function that adds a type to a document and returns the reference to it.
 pub(super) type Type = fn(&mut Document) -> Schema;
 
 /// An operation: a route with its documentation.
@@ -43,11 +43,11 @@ pub(super) enum Answer {
     File,
 }
 
-/// The contents of a stream: the list, at least one conversation, or both.
+/// The contents of a stream: the list of conversations, the events of at least one conversation, or both.
 #[derive(JsonSchema)]
 #[expect(dead_code, reason = "describes the query that the handler reads as a list of pairs")]
 struct EventsQuery {
-    /// Whether the stream carries the list.
+    /// Whether the stream carries the list of conversations.
     list: Option<bool>,
     /// The conversations of the stream, at most eight. The parameter occurs once per conversation.
     #[schemars(default, extend("maxItems" = 8))]

@@ -67,7 +67,7 @@ impl Entry {
         &self.own
     }
 
-    /// Changes the prompts that wait.
+    /// Calls `change` with the prompts that wait, and returns its result.
     pub(super) fn prompts<T>(&self, change: impl FnOnce(&mut Prompts) -> T) -> T {
         change(&mut lock(&self.state).prompts)
     }
@@ -112,7 +112,8 @@ impl Entry {
         drop(old);
     }
 
-    /// Answers the prompts that still wait when the relay of a session ends. `number` is the number of the relay.
+    /// Answers the prompts that still wait when the relay, which is the task that follows the session, ends. `number`
+    /// is the number of the relay.
     pub(super) fn closed(&self, number: u64, why: &str) {
         let mut state = lock(&self.state);
         if state.live.as_ref().is_some_and(|live| live.number != number) {
@@ -144,7 +145,8 @@ impl Entry {
         if let Some(live) = live
             && has_prompts
         {
-            // The run may have ended, and a session that does not answer must not delay the others.
+            // An error is ignored, because the run may have ended. The time limit keeps a session that does not answer
+            // from delaying the other sessions.
             let interrupted = timeout(SOON, live.session.interrupt()).await;
             tracing::debug!(?interrupted, "the client of a run is gone");
         }

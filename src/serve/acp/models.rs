@@ -1,4 +1,4 @@
-//! The choice of the model, as an option of a session.
+//! The option with which the client's user chooses the model of a session.
 
 use agent_client_protocol::v1::schema::{
     SessionConfigOption, SessionConfigOptionCategory, SessionConfigSelectOption,

@@ -1,6 +1,7 @@
 //! The client's end of the connection: JSON-RPC messages, one per line. The implementation of the protocol in
-//! `agent-client-protocol` stores messages without limits, so this module reads and writes them itself. If the queue is
-//! full, the sender waits. So this module reads no further messages from a client that does not read its own.
+//! `agent-client-protocol` stores messages without limits, so this module reads and writes them itself. If the queue of
+//! outgoing messages is full, the sender waits. So this module stops reading from a client that does not read the
+//! messages sent to it.
 
 use std::{
     collections::HashMap,
@@ -44,7 +45,7 @@ pub(super) enum Incoming {
         id: Value,
         result: Result<Value, String>,
     },
-    /// Not a message. The error is sent back.
+    /// The line is not a message. The error is sent back.
     Invalid {
         id: Value,
         error: Error,
@@ -101,7 +102,7 @@ pub(super) struct Peer {
     last: AtomicU64,
 }
 
-/// Removes a request from the requests that wait, no matter how the request ends.
+/// A guard that removes a request from the requests that wait, no matter how the request ends.
 struct Asking<'a>(&'a Peer, u64);
 
 impl Drop for Asking<'_> {
@@ -166,7 +167,7 @@ impl Peer {
     /// Passes the answer of the client to the request. An answer without a matching request is ignored.
     pub(super) fn answered(&self, id: &Value, result: Result<Value, String>) {
         let sender = id.as_u64().and_then(|number| lock(&self.asked).remove(&number));
-        // The request may also have been withdrawn meanwhile.
+        // Sending fails if the request was withdrawn meanwhile.
         if sender.is_none_or(|sender| sender.send(result).is_err()) {
             tracing::debug!(%id, "the client answered a request that does not wait");
         }

@@ -36,7 +36,7 @@ struct Waiting {
 impl Waiting {
     fn answer(self, answer: Answer) {
         let answer = if self.cancelled { Ok(Reason::Cancelled) } else { answer };
-        // The request may no longer wait for the answer.
+        // Sending fails if the request no longer waits for the answer.
         let _ = self.reply.send(answer);
     }
 }

@@ -39,7 +39,8 @@ pub(super) struct Relay {
     pub(super) peer: Arc<Peer>,
     pub(super) client: Client,
     pub(super) entry: Arc<Entry>,
-    /// The number of this relay among the relays of the entry.
+    /// The number of this relay. Each time an entry's session is opened, a relay with another number follows the
+    /// session.
     pub(super) number: u64,
     pub(super) session: Session,
     pub(super) models: Arc<[String]>,
@@ -68,7 +69,7 @@ impl State {
     }
 }
 
-/// Answers the prompts that wait when the relay ends for any reason.
+/// A guard that answers the waiting prompts when the relay ends for any reason.
 struct Last<'a>(&'a Relay, String);
 
 impl Drop for Last<'_> {
@@ -118,7 +119,7 @@ impl Relay {
         if let Some(title) = &snapshot.title {
             self.titled(Some(title)).await?;
         }
-        // The caller may no longer wait.
+        // Sending fails if the caller no longer waits.
         let _ = joined.send(());
         self.ask(&mut state, &snapshot.agent.pauses);
         drop(snapshot);
@@ -156,7 +157,7 @@ impl Relay {
         self.send(SessionUpdate::Notice(notice)).await
     }
 
-    /// Looks up the facts about the model in use. A session that has ended has no model.
+    /// Looks up the context window of the model in use. If the session has ended, the window is unknown.
     async fn look_up_window(&self, state: &mut State) {
         let session = self.session.state().await.ok();
         let info = session.as_ref().and_then(|session| session.config().model.info());
@@ -254,7 +255,8 @@ impl Relay {
     }
 
     async fn used(&self, state: &State, context: u64) -> Result<(), Gone> {
-        // The protocol needs the size of the context window.
+        // The protocol's usage update requires the size of the context window, so an unknown size means that none is
+        // sent.
         let Some(size) = state.window else { return Ok(()) };
         let cost = (state.used + state.turn).cost.map(|amount| Cost::new(amount, "USD"));
         self.send(SessionUpdate::UsageUpdate(UsageUpdate::new(context, size).cost(cost))).await
@@ -275,7 +277,7 @@ impl Relay {
         }
     }
 
-    /// Asks the client about these pauses, at the same time.
+    /// Asks the client about all these pauses at once.
     fn ask<P: std::borrow::Borrow<Pause>>(&self, state: &mut State, pauses: &[P]) {
         for pause in pauses.iter().map(P::borrow) {
             let id = pause.tool_use.id.clone();

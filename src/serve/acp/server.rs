@@ -53,7 +53,7 @@ pub(super) struct Server {
     pub(super) own: Arc<str>,
 }
 
-/// Ends the tasks that follow sessions when the connection is dropped.
+/// A guard that ends the tasks that follow sessions when the connection is dropped.
 struct Serving(Arc<Server>);
 
 impl Drop for Serving {
@@ -93,7 +93,7 @@ pub(super) async fn run(
     server.leave().await;
     drop(serving);
     if writes {
-        // The client may have stopped reading.
+        // The time limit is needed because the client may have stopped reading.
         let _ = timeout(SOON, writing).await;
     }
     outcome
@@ -112,7 +112,7 @@ impl Server {
                 Some(Ok(line)) => line,
                 Some(Err(AnyDelimiterCodecError::MaxChunkLengthExceeded)) => {
                     let why = format!("the message is longer than {LONGEST} bytes");
-                    // The connection ends in any case.
+                    // The connection ends now, so an error of this last answer is ignored.
                     let _ = self.peer.answer(Value::Null, Err(Error::invalid_request().data(why))).await;
                     return Err(AcpError::LongMessage { limit: LONGEST });
                 }
@@ -138,7 +138,7 @@ impl Server {
                 Incoming::Invalid { id, error } => self.peer.answer(id, Err(error)).await,
             };
             if handled.is_err() {
-                // The writer returns the error.
+                // The client can't be reached. The task that writes messages returns the error.
                 return Ok(());
             }
             if invalid == MOST_INVALID {

@@ -132,7 +132,7 @@ impl Server {
         self.join(&id, start, opened, joining).await
     }
 
-    /// Returns the id of a conversation that this agent may use.
+    /// Parses the id of a conversation, and checks that this agent may use the conversation.
     async fn known(&self, id: &str) -> Result<ConversationId, Error> {
         let unknown = || Error::session_not_found(id.to_owned());
         let id = ConversationId::new(id).map_err(|_| unknown())?;
@@ -163,7 +163,8 @@ impl Server {
         let labelled =
             labels.and_then(|labels| options.add_labels(&self.settings.labels)?.add_labels(&labels));
         let options = labelled.map_err(|error| failed(error_chain(&error)))?;
-        // An idle session may be closed to make room for others. The next prompt opens it again.
+        // An observer does not keep the session open, so the manager may close the session while it is idle to make
+        // room for others. The next prompt opens it again.
         Ok(options.subscribe(Some(Mode::Observer)))
     }
 
@@ -230,7 +231,7 @@ impl Server {
                 .map_err(|error| invalid(format!("the cursor {cursor:?} is none of this list: {error}")))?;
             page = page.after(position);
         }
-        // The list is read from the store, so it needs the turns that the client has just seen.
+        // The list is read from the store, so the turns that the client has just seen must be saved first.
         let entries: Vec<_> = lock(&self.entries).values().cloned().collect();
         let saved = entries.iter().filter_map(|entry| entry.session()).map(async |session| {
             if let Err(error) = session.flush(SOON).await {

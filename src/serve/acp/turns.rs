@@ -99,7 +99,7 @@ impl Server {
         let stored = StartRequest { conversation: Some(entry.id.clone()), ..entry.request.clone() };
         let opened = match manager.open(&entry.id, self.options(&stored).await?).await {
             Err(error) if error.is_not_found() && entry.request.conversation.is_none() => {
-                // A new conversation that was closed before its first turn is not in the store.
+                // A new conversation that was closed before its first turn is not in the store, so it is created again.
                 manager.create_with_id(&entry.id, self.options(&entry.request).await?).await
             }
             opened => opened,

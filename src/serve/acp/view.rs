@@ -70,7 +70,7 @@ impl View {
     pub(super) fn catch_up(&mut self, snapshot: &SessionSnapshot) -> Vec<SessionUpdate> {
         let messages: Vec<_> = snapshot.messages().collect();
         let known = |message: &&std::sync::Arc<Message>| message.id.is_some() && message.id == self.last;
-        // If the path has moved elsewhere, only the turn in flight is shown.
+        // If the last shown message is not on the current path, only the turn in flight is shown.
         let unknown = messages.len() - snapshot.agent.pending.len();
         let from = messages.iter().rposition(known).map_or(unknown, |known| known + 1);
         let mut updates = self.messages(messages[from..].iter().copied());
@@ -143,7 +143,7 @@ impl View {
         ContentChunk::new(content).message_id(id)
     }
 
-    /// Returns how much of a block was shown, and records that it has this length now.
+    /// Returns how many bytes of a block were shown so far, and records that `length` bytes are shown now.
     fn show(&mut self, index: usize, length: usize) -> usize {
         if self.shown.len() <= index {
             self.shown.resize(index + 1, 0);
@@ -207,7 +207,8 @@ impl View {
         blocks.map(|block| SessionUpdate::UserMessageChunk(chunk(block))).collect()
     }
 
-    /// Returns the id of a tool use in the protocol. A question of a provider belongs to no response.
+    /// Returns the id of a tool use in the protocol. If the tool use is not part of a response, as in a provider's
+    /// question, its own id is used.
     fn wire_id(&self, id: &ToolUseId) -> String {
         self.tools.get(id).map_or_else(|| id.to_string(), |tool| tool.id.clone())
     }

@@ -15,7 +15,7 @@ impl Core {
     ///
     /// # Errors
     ///
-    /// The node is unknown, or this kind of run can't start there.
+    /// Fails if the node is unknown, or if this kind of run can't start there.
     pub(in crate::session) fn begin(&self, start: RunStart) -> Result<(Base, FirstMessage), SessionError> {
         match start {
             RunStart::Regenerate(Regenerate { user, settings }) => {

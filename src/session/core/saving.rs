@@ -47,9 +47,11 @@ pub(super) struct Saver {
     /// The tree in the store. `None` if it equals the stable tree, which is the session's tree without an uncommitted
     /// branch.
     stored: Option<Box<Tree>>,
-    /// A configuration, a title and labels whose saved parts equal those in the store.
+    /// A configuration whose saved part equals the one in the store.
     config: Option<Arc<Config>>,
+    /// The title in the store.
     title: Option<Arc<str>>,
+    /// The labels in the store.
     labels: Labels,
     /// The stored state without its title and labels. Present if the session was started with a different configuration
     /// that has not been stored yet.
@@ -64,13 +66,15 @@ pub(super) struct Saver {
     record: Option<Box<Record>>,
     /// The changes to the tree that are not in the store, in order.
     portions: VecDeque<Portion>,
-    /// The maximum number of portions in a commit. While this number is limited, the state is written separately.
+    /// The maximum number of portions in a commit. `usize::MAX` means no limit. While there is a limit, the state is
+    /// written in a separate commit.
     at_most: usize,
     /// The size in bytes of the messages that are not in the store.
     unsaved: usize,
     was_behind: bool,
-    /// Counters of changes: `wanted` counts all changes, and `safe` counts the changes that are in the store.
+    /// The number of changes that have to be stored, counted from the start of the session.
     wanted: u64,
+    /// The number of these changes that are in the store.
     safe: u64,
     /// The last report about a failure, if saving is failing or has stopped.
     report: Option<Box<StoreReport>>,
@@ -78,7 +82,7 @@ pub(super) struct Saver {
     loss: Option<EndReason>,
 }
 
-/// The smallest part of the unsaved changes that can be written alone: a turn and the moves after it.
+/// The smallest part of the unsaved changes that can be written alone: a turn and the moves of the head after it.
 #[derive(Debug)]
 struct Portion {
     head: Option<NodeId>,
@@ -287,7 +291,7 @@ impl Core {
             record.join(&mut commit);
             let (saver, tree) = (&self.saver, self.stable().clone());
             if saver.state_is_due && saver.at_most < usize::MAX {
-                // The store has rejected a write with the state, so the state follows in a write of its own.
+                // The store has rejected a write with the state, so the state follows in a separate write.
                 let job = Job::Commit(write(version), commit);
                 return Some(Attempt { kept: None, ..attempt(job, tree, 0, saver.safe) });
             }
@@ -353,7 +357,7 @@ impl Core {
         saver.wanted += 1;
         saver.stored = None;
         if let Some(attempt) = &mut saver.attempt {
-            // This write changes only the state.
+            // The write in flight changes only the state, so its tree can be replaced with the tree after the erasure.
             attempt.tree = self.tree.clone();
         }
         effects.push(Effect::Emit(SessionEvent::Erased(Arc::new(erased.clone()))));

@@ -1,14 +1,14 @@
 //! A simulator for the core. A world that is generated from a seed plays the agent, the session's task, the store and
-//! other writers. A model checks the behaviour of the core.
+//! other writers. A reference model checks the behaviour of the core.
 //!
 //! - `cargo test --lib session::core::simulation` runs 2,500 schedules.
 //! - `OMNI_SCHEDULES=1000000 cargo test --release --lib session::core::simulation` runs more.
 //! - `OMNI_SEED=17 cargo test --lib session::core::simulation` replays one schedule and prints its inputs.
 //!
 //! A schedule has some dozens of inputs, which are generated from its seed alone: events of an agent that runs ahead of
-//! the session, moves and titles. The store is slow, fails, loses its replies, hangs and has other writers. The process
-//! may die at any moment, and another process continues with the stored conversation. At the end of the schedule, the
-//! store works again and everything must be stored.
+//! the session, changes of the path, and changes of the title. The store is slow, fails, loses its replies, hangs and
+//! has other writers. The process may die at any moment, and another process continues with the stored conversation. At
+//! the end of the schedule, the store works again and everything must be stored.
 
 mod agent;
 mod commands;

@@ -151,7 +151,8 @@ impl Task {
             let erased = tree.erase(node).map_err(|_| SessionError::UnknownNode { node })?;
             match self.owner.erase(at, tree.history().clone()).await {
                 Ok(with) => {
-                    // Readers that have seen all earlier events continue with the events of the erasure.
+                    // The earlier events may contain erased messages, so they are removed from memory. Readers that
+                    // have seen all earlier events continue with the events of the erasure.
                     self.feed.forget();
                     self.take_until(with).await?;
                 }
@@ -171,9 +172,9 @@ impl Task {
         }
     }
 
-    /// Completes a move of the agent: processes the agent's events up to the event of the move, at which the session
-    /// moves too. Returns `None` if the agent did not move because another event came first. The caller then has to
-    /// start again.
+    /// Completes a change of the path, after the agent's history was replaced: processes the agent's events up to the
+    /// `state` event of this change, at which the session changes the tree's path. Returns `None` if the agent refused
+    /// the change because it emitted another event first. The caller then has to start again.
     async fn follow(
         &mut self,
         moved: Result<EventId, AgentError>,
@@ -234,7 +235,7 @@ impl From<AgentError> for Over {
     }
 }
 
-/// Separates the error that the agent has ended from all other outcomes of a move.
+/// Separates the error that the agent has ended from all other outcomes of a change of the path.
 fn settled<T>(moved: CommandResult<T>) -> Result<CommandResult<T>, Over> {
     match moved {
         Err(SessionError::Ended(_)) => Err(Over::AgentEnded),

@@ -65,11 +65,11 @@ impl Task {
             tracing::error!(id = %self.shared.id, nodes, error, %reason, "a session ended with unsaved changes");
         }
         if let Some(unsaved) = &unsaved {
-            // This always succeeds, because the cell is set only here.
+            // `set` always succeeds, because the cell is set only here.
             let _ = self.shared.left_unsaved.set(Box::new(unsaved.clone()));
         }
         if let Some(error) = &cut_off {
-            // This always succeeds, because the cell is set only here.
+            // `set` always succeeds, because the cell is set only here.
             let _ = self.shared.left_running.set(Box::new(error.clone()));
         }
         self.shared.termination.seal(End { reason, snapshot: Some(snapshot) });
@@ -94,7 +94,8 @@ impl Task {
     ) {
         let agent: Agent = self.agent.clone();
         let mut stopping = Box::pin(async move {
-            // The result does not matter: the agent has ended in any case, and logs it if its callbacks were aborted.
+            // The result is ignored: the agent has ended in any case, and if its callbacks were aborted, the agent logs
+            // that itself.
             let _ = agent.end_within(limit, in_flight).await;
         });
         let (mut stopped, mut heard_out, mut open) = (false, false, true);

@@ -77,7 +77,8 @@ impl Task {
         if self.core.status() == Status::Idle && self.settling.is_none() {
             let agent = self.agent.clone();
             self.settling = Some(Box::pin(async move {
-                // An error means that the agent has ended. That is noticed elsewhere.
+                // An error means that the agent has ended. The session's task notices this by the end of the agent's
+                // events.
                 let _ = agent.wait_until_idle().await;
             }));
         }

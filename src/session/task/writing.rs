@@ -42,7 +42,8 @@ type WriteFuture = Pin<Box<dyn Future<Output = Written> + Send>>;
 #[derive(Default)]
 pub(in crate::session) struct Attempts {
     futures: Vec<WriteFuture>,
-    /// The spans of this write and the next one. They are stored here, so that idle sessions are no larger.
+    /// The spans of this write and the next one. They are stored with the attempts, so that idle sessions need no
+    /// memory for them.
     pub(super) traces: SaveTraces,
 }
 
@@ -73,8 +74,8 @@ impl Attempts {
 
 impl Task {
     /// Starts an attempt at a write in a separate task, so that the session is not affected if the store blocks, hangs
-    /// or panics. An attempt that takes too long is aborted. It may still have taken effect: this is noticed when the
-    /// write is repeated.
+    /// or panics. An attempt that takes too long is aborted. An aborted attempt may still have taken effect. The
+    /// repetition of the write shows whether it has.
     pub(super) fn begin_write(&mut self, job: Arc<Job>) {
         self.retry = None;
         if matches!(*job, Job::Create(..)) {

@@ -70,7 +70,7 @@ impl Keeper {
     ///
     /// # Errors
     ///
-    /// The thread can't be started.
+    /// Fails if the thread can't be started.
     pub(super) fn start(&self) -> Result<(), StoreError> {
         if self.orders.get().is_none() {
             let runtime = runtime()?;
@@ -197,8 +197,8 @@ impl Watch {
     fn keep(&mut self, held: Arc<Held>) {
         if let Ok(lease) = held.lease() {
             self.held.insert((held.id.clone(), lease.epoch), held);
-            // Only the new lease can make the next renewal earlier. The other leases, which may be many, are already
-            // considered in `due`.
+            // Only the new lease can make the next renewal earlier, because `due` already takes account of all other
+            // leases.
             let due = Instant::now() + third(lease.lasts.unwrap_or(AGAIN));
             self.due = Some(self.due.map_or(due, |other| other.min(due)));
         }
@@ -225,8 +225,8 @@ impl Watch {
         let limit = self.pace();
         let leases = self.held.values().filter_map(|held| Some((held.id.clone(), held.lease().ok()?)));
         let mut leases: Vec<(ConversationId, Lease)> = leases.collect();
-        // If the time is too short for all leases, the random order ensures that not always the same leases are left
-        // out.
+        // If there is too little time to renew all leases, the random order prevents the same leases from being skipped
+        // each time.
         leases.shuffle(&mut rand::rng());
         let store = Arc::clone(&self.store);
         self.due = Some(Instant::now() + limit);
@@ -243,7 +243,7 @@ impl Watch {
                             ids.iter().filter_map(lease).map(|(id, lease)| (id.clone(), lease.epoch)),
                         );
                     }
-                    // The other chunks are still renewed, because the store may fail only for some leases.
+                    // Continue with the other groups of leases, because the store may fail only for some leases.
                     Err(error) => failed = failed.and(Err(error)),
                 }
             }

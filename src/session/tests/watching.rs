@@ -104,7 +104,7 @@ async fn end_is_reported_once_for_every_cause() {
     one.and(two).unwrap();
     assert_eq!(notes.all(), ["ended stopped"]);
 
-    // The last handle is dropped.
+    // The session ends because its last handle is dropped.
     let (session, notes) = noted(scripted([])).await;
     drop(session);
     settle().await;
@@ -117,7 +117,7 @@ async fn end_is_reported_once_for_every_cause() {
     settle().await;
     assert_eq!(notes.all(), ["ended idle"]);
 
-    // Idle shutdown.
+    // The idle shutdown ends the session.
     let notes = Notes::default();
     let builder = on(scripted([])).watcher(Arc::new(notes.clone())).idle_shutdown(AFTER);
     let session = builder.create().await.unwrap();

@@ -19,7 +19,7 @@ pub(super) async fn commits_are_loaded_in_order(subject: &dyn StoreUnderTest) ->
     let usage = Usage { input: 7, output: u64::MAX, cost: Some(0.1 + 0.2), ..Usage::default() };
     let mut expected: Vec<Node> = path(1, 6).collect();
     expected[5] = expected[5].clone().with_usage(usage);
-    // A sibling, another root, and a gap in the ids.
+    // Add a sibling, and a second root after a gap in the ids.
     expected.push(Node::new(node_id(7), Some(node_id(3)), Message::assistant("another answer")));
     expected.push(Node::new(node_id(90), None, Message::user("another beginning")));
 

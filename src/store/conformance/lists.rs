@@ -148,8 +148,8 @@ pub(super) async fn list_during_writes_contains_each_unchanged(subject: &dyn Sto
     for id in &quiet {
         created(&*store, id).await;
     }
-    // One new conversation is created per page. If they were created faster, they would push the quiet conversations
-    // back before the reader reaches them.
+    // The writer creates one new conversation per page that the reader reads. A faster writer would move the unchanged
+    // conversations to later pages before the reader reaches them.
     let pages = Arc::new(Semaphore::new(0));
     let permits = Arc::clone(&pages);
     let other = subject.another().await;

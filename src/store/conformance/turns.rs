@@ -45,7 +45,7 @@ fn settled(slot: u32, text: &str) -> Settled {
     Settled::new(slot, ToolResult::ok(&tool_use(&format!("use {slot}")), Text::new(text)))
 }
 
-/// Returns a commit of this record, which keeps the head of the record.
+/// Returns a commit that contains this record and does not move the head.
 fn recorded(record: TurnRecord) -> Commit {
     Commit::new(record.head).with_usage([]).with_turn(record)
 }
@@ -104,7 +104,7 @@ pub(super) async fn turn_in_flight_is_the_sum_of_its_records(subject: &dyn Store
     let same =
         |record: &TurnRecord| (record.branch, record.prompts.clone(), record.spent, record.core.clone());
     assert_eq!(same(&one.record), same(&first));
-    // The results of the last message stay, until another message follows.
+    // Results of tools belong to the last message. They remain until a record adds another message.
     let second = TurnRecord { core: "new".into(), lives: 3, orderly: true, ..record(1) };
     let second = second.with_head(head).with_keep(2);
     let second = second.with_results(vec![settled(1, "1").with_reviewed(true)]);
@@ -120,7 +120,7 @@ pub(super) async fn turn_in_flight_is_the_sum_of_its_records(subject: &dyn Store
     let three = turn_of(&*store, &id).await.expect("a turn is in flight");
     assert_eq!(three.record.append, messages(&["a\u{0}", "c", "d"]));
     assert_eq!((three.record.results, three.since), (vec![settled(5, "five")], one.since));
-    // Another turn replaces everything.
+    // A record of another turn replaces the whole stored turn.
     let other = record(2).with_head(head).with_append(messages(&["e"]));
     committed(&*store, &id, version, &recorded(other)).await;
     let four = turn_of(&*store, &id).await.expect("a turn is in flight");
@@ -243,7 +243,7 @@ pub(super) async fn approvals_keep_their_age_and_expire(subject: &dyn StoreUnder
     assert!(both[0].since > one[0].since);
     let all = listed(&*store, Turns::Waiting, &Filter::default(), Page::default()).await;
     assert_eq!((&all[0].approvals, all[0].position.updated), (&both, one[0].since));
-    // A new limit counts from the beginning of the pause.
+    // If a record changes the time limit of a pause, the new limit counts from the beginning of the pause.
     let short = first.clone().with_expires_in(Duration::ZERO);
     let version = committed(&*store, &id, version, &waits(&[&second, &short])).await;
     let expired = turn_of(&*store, &id).await.expect("a turn is in flight").approvals();
@@ -311,7 +311,7 @@ pub(super) async fn turns_are_listed_by_age_and_labels(subject: &dyn StoreUnderT
         let rest = listed(&*store, which, &Filter::default(), Page::first(5).from(1)).await;
         assert_eq!(rest, all[1..], "{which:?}");
     }
-    // The oldest open approval counts, not the turn.
+    // Waiting turns are sorted by the age of their oldest open approval, not by the age of the turn.
     let record = record(1).with_waiting(waits("2"));
     committed(&*store, &c, c_version, &recorded(record)).await;
     assert_eq!(ids(&*subject.another().await, Turns::Waiting).await, ["a", "c"]);

@@ -22,7 +22,7 @@ fn row(input: u64, model: Option<&str>, at: Timestamp) -> UsageRow {
     UsageRow { model: model.map(str::to_owned), ..UsageRow::new(RequestEnd::Answered, usage).with_at(at) }
 }
 
-/// Returns the store if it keeps a ledger.
+/// Returns the store if it keeps a usage ledger.
 fn keeping(subject: &dyn StoreUnderTest) -> Option<Arc<dyn Store>> {
     let store = subject.store();
     store.keeps_usage().then_some(store)

@@ -218,7 +218,7 @@ pub(super) async fn concurrent_writes_form_one_sequence(subject: &dyn StoreUnder
             let mut base = first;
             let mut versions = Vec::new();
             while versions.len() < usize::try_from(COMMITS).expect("a small number") {
-                // The node's id shows the version on which the commit was based.
+                // The id of the commit's node identifies the version on which the commit was based.
                 let node = node_id(base.get() - first.get() + 1);
                 let parent = NodeId::new(node.get() - 1);
                 let message = crate::message::Message::user(writer.to_string());

@@ -24,7 +24,8 @@ const WORTHWHILE: u64 = 64 * 1024;
 /// later load tries again.
 pub(super) fn tidy(log: &Log<'_>, replay: &Replay) {
     let header = log.header.compacted();
-    // While a turn is in flight, its records stay as they are. A later version of the crate may have written them.
+    // While a turn is in flight, its records stay as they are, because a later version of the crate may have written
+    // them.
     let is_due = replay.stored.turn.is_none() && outgrown(replay);
     let lines = is_due.then(|| compacted(log, &header, replay)).flatten();
     let tags = Tags::of(&replay.stored.state);
@@ -122,7 +123,8 @@ pub(super) fn upgrade(log: &Log<'_>, tail: &Tail) -> Result<(File, u64), StoreEr
     rewrite(log, "converting to format version 2", || Ok(()), pieces)
 }
 
-/// Writes a new log and replaces the old log with it. `begin` is called if the log can be replaced.
+/// Writes a new log and replaces the old log with it. `begin` is called before the new log is written, unless the old
+/// log can't be replaced.
 fn rewrite(
     log: &Log<'_>,
     action: &str,

@@ -40,7 +40,7 @@ pub(super) fn erase(
         turn: None,
     };
     let Rest { kept, emptied } = without(&log, erased)?;
-    // The last line contains the result of all writes that have no line any more, including the erasure itself.
+    // The last line contains the combined effect of the writes whose lines were removed, and of the erasure itself.
     let writes = replay.spare.into_iter().chain(emptied).chain([(version, write.id)]);
     let last = Change::Compacted(Box::new(Compacted::new(&stored, writes.collect())));
     let last = Record::new(stamp, &last).encode(place.id())?;
@@ -55,7 +55,7 @@ pub(super) fn erase(
 #[derive(Default)]
 struct Rest {
     kept: Vec<Piece>,
-    /// The writes whose lines are not kept any more.
+    /// The writes whose lines are removed.
     emptied: Vec<(Version, WriteId)>,
 }
 
@@ -85,8 +85,9 @@ fn without(log: &Log<'_>, erased: &Erased) -> Result<Rest, StoreError> {
     }
 }
 
-/// Removes the erased nodes from a commit, and records of turns and ends of runs, which may repeat a message and which
-/// the last line of the log replaces. Keeps the usage of the nodes. Returns whether the commit has changed.
+/// Removes three parts from a commit: the erased nodes, the record of a turn, and the end of a run. A record or an end
+/// may repeat an erased message, and the last line of the log replaces both. Keeps the usage of the nodes. Returns
+/// whether the commit has changed.
 fn remove(commit: &mut Commit, erased: &Erased) -> bool {
     let is_erased = |node: &Node| erased.nodes.binary_search(&node.id()).is_ok();
     if commit.turn.is_none() && !commit.nodes.iter().any(is_erased) {

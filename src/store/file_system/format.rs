@@ -253,8 +253,8 @@ pub(super) fn is_kept(commit: &Commit) -> bool {
     !commit.nodes.is_empty() || commit.usage.as_ref().is_some_and(|rows| !rows.is_empty())
 }
 
-/// Removes the record of the turn in flight from a commit, and keeps the usage of its nodes. Returns whether the commit
-/// had a record.
+/// Removes the record of the turn in flight from a commit, and keeps the commit's rows of the usage ledger. Returns
+/// whether the commit had a record.
 pub(super) fn strip(commit: &mut Commit) -> bool {
     if !matches!(commit.turn.as_deref(), Some(TurnChange::Record(_))) {
         return false;
@@ -398,7 +398,8 @@ impl SummaryFile {
         (last.state_version..=last.version).contains(&self.version)
     }
 
-    /// Returns the open approvals, if they are those at the end of the log, which has this stamp.
+    /// Returns the open approvals, if they are still those at the end of the log. `last` is the stamp of the log's last
+    /// line.
     pub(super) fn approvals_of(&self, last: &Stamp) -> Option<&[PendingApproval]> {
         let turn = last.turn?;
         let is_current = (turn.asked..=last.version).contains(&self.version);

@@ -44,11 +44,11 @@ type First = (Version, WriteId);
 struct Header {
     format: String,
     format_version: u64,
-    /// The total length of the other lines right after they were merged, in bytes.
+    /// The total length, in bytes, of all lines except the first, right after they were merged.
     merged: u64,
 }
 
-/// The record of any other line.
+/// The record of any line except the first.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 enum Entry {
@@ -107,7 +107,8 @@ impl Kept {
 
     fn take(&mut self, entry: Entry) {
         match entry {
-            // A process died before it removed the log, and the deletion was repeated.
+            // This entry may replace an earlier one for the same conversation: if a process dies before it removes the
+            // log, the deletion is repeated.
             Entry::Deleted { first, labels, used } => {
                 self.deleted.insert(first, Deleted { labels, used, removed: false });
             }

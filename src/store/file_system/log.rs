@@ -147,7 +147,8 @@ impl<'a> Log<'a> {
         };
         let (id, other) = (place.id(), &header.id);
         if other != id {
-            // The file system considers both ids equal.
+            // If the ids differ only in case, the file system ignores case and has found the log of the other
+            // conversation.
             if other.as_str().eq_ignore_ascii_case(id.as_str()) {
                 return Err(StoreError::NotFound { id: id.clone() });
             }

@@ -21,15 +21,16 @@ pub(super) struct Replay {
     pub(super) end: u64,
     /// The offsets of the lines with nodes or rows of the usage ledger. Adjacent lines share one range.
     pub(super) kept: Vec<Range<u64>>,
-    /// The offsets of those of these lines that also record a turn in flight. They are in ranges that contain no other
-    /// lines.
+    /// The offsets of the lines in `kept` that also record a turn in flight. Their ranges contain no other lines.
     pub(super) records: Vec<Range<u64>>,
-    /// The writes of all other lines, including the lines that earlier compactions removed.
+    /// The versions and ids of the writes whose lines are not in `kept`, including the lines that earlier compactions
+    /// removed.
     pub(super) spare: Vec<(Version, WriteId)>,
     /// The number of bytes in the lines that are not in `kept`.
     pub(super) spare_bytes: u64,
-    /// `lines` is the number of kept lines. `whole` is whether the lines removed by an earlier compaction are known.
+    /// The number of lines in `kept`.
     lines: u64,
+    /// Whether the writes that earlier compactions removed are known.
     whole: bool,
 }
 
@@ -89,7 +90,7 @@ impl Replay {
         let stamp = record.stamp();
         let (before, version) = (self.last.version, stamp.version);
         let restates = matches!(record.change, Change::Compacted(_)) && version == before;
-        // Until the line of an earlier compaction is read, versions may be missing.
+        // In the lines before a `compacted` line, versions may be missing, because the compaction removed lines.
         let follows = if self.whole {
             version == before.next() && version > before
         } else {
@@ -126,7 +127,8 @@ impl Replay {
                 } else {
                     self.leave_out(stamp, &span);
                 }
-                // A line with a record repeats the time of the line before, and states the time of the record.
+                // A line that records a turn in flight has the same time as the line before it. The time of the record
+                // is in its `turn`.
                 self.stored.commit_at(commit, stamp.turn.map_or(stamp.time, |turn| turn.recorded));
             }
             Change::State(state) => self.change_state(StateChange::Whole(state), stamp, &span),

@@ -61,7 +61,7 @@ pub(super) fn save(place: &ConversationFolder<'_>, summary: &SummaryFile) -> boo
 pub(super) struct Findings(Mutex<HashMap<ConversationId, (Seen, Summary)>>);
 
 impl Findings {
-    // No code that holds the lock can panic.
+    // Poisoning can be ignored, because no code that holds the lock can panic.
     fn lock(&self) -> MutexGuard<'_, HashMap<ConversationId, (Seen, Summary)>> {
         lock(&self.0)
     }
@@ -173,8 +173,8 @@ fn from_log(
         return Ok(None);
     };
     let (summary, was_known) = current(&log, &tail, saved)?;
-    // Finding the title, the labels and the approvals requires reading the whole log. This is so slow that the result is
-    // saved even if no updates remain.
+    // If the saved summary did not contain the title, the labels and the approvals, the whole log had to be read. This
+    // is so slow that the result is saved even if no updates remain.
     let wanted = !was_known || *refresh > 0;
     *refresh = refresh.saturating_sub(1);
     // If the summary can't be saved, it is still returned. For example, some file systems can't lock files that are

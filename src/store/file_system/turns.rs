@@ -18,7 +18,7 @@ use crate::{
     subscription::EventId,
 };
 
-/// The turn in flight after a write.
+/// The turn in flight after a write, as the write's line and the summary describe it.
 pub(super) struct After {
     pub(super) stamped: Option<StampedTurn>,
     /// The open approvals, if they are known without reading the log.
@@ -27,7 +27,7 @@ pub(super) struct After {
     pub(super) asks: bool,
 }
 
-/// Returns the turn in flight after this change, which results in this version.
+/// Returns the turn in flight after `change`, a write that results in `version`.
 pub(super) fn after(
     log: &Log<'_>,
     tail: &Tail,
@@ -61,7 +61,7 @@ pub(super) fn after(
     }
 }
 
-/// Returns the turn after a record. `open` are the open approvals before it, if they are known.
+/// Returns the turn after `record`. `open` contains the open approvals before this record, if they are known.
 fn recorded(
     before: Option<StampedTurn>,
     open: Option<Vec<PendingApproval>>,
@@ -114,7 +114,7 @@ pub(super) fn approvals(
     Ok(turn.map(|turn| turn.approvals()).unwrap_or_default())
 }
 
-/// Returns the entry of a turn in flight, if there is one.
+/// Returns the list entry of the conversation's turn in flight, if there is one.
 fn entry(log: &Log<'_>, summary: &Summary) -> Result<Option<TurnSummary>, StoreError> {
     let Some(tail) = log.tail()? else { return Ok(None) };
     let Some(turn) = tail.stamp.turn else { return Ok(None) };
@@ -150,7 +150,7 @@ pub(super) fn list(
             log::read_log(&place, |log| entry(log, summary))
         });
         let entries = entries.filter_map(|entry| match entry {
-            // The log was damaged or deleted meanwhile. Loading it reports the damage.
+            // The log was damaged or deleted meanwhile. A call that loads the conversation reports the damage.
             Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }) => None,
             entry => entry.transpose(),
         });
@@ -170,7 +170,7 @@ pub(super) fn mark(log: &Log<'_>, mark: EventId) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Returns the mark in the summary, if it is one of the log's last version.
+/// Returns the mark in the summary, if the summary describes this version of the conversation.
 pub(super) fn mark_at(place: &ConversationFolder<'_>, version: Version) -> Option<EventId> {
     summary::read(place).filter(|saved| saved.version == version)?.mark
 }

@@ -132,7 +132,7 @@ pub(super) fn change(
         turn: turn.stamped,
     };
     let line = Record::new(stamp, change).encode(place.id())?;
-    // The part of the summary that does not change.
+    // The saved summary, from which unchanged parts are copied, if its title and labels are those of the last line.
     let saved = || summary::read(place).filter(|saved| saved.has_tags_of(&tail.stamp));
     let tags = match tags {
         Some(tags) => tags.after(|| Some(saved()?.tags())),
@@ -149,7 +149,7 @@ pub(super) fn change(
         (&upgraded, log.header.upgraded())
     };
     append(&place.log(), file, tail.end, tail.torn, &line, durability)?;
-    // If the rest of the summary is not known, the next list reads the log.
+    // If the title, the labels or the approvals are not known, no summary is saved, and the next list reads the log.
     if let Some((tags, approvals)) = tags.zip(turn.approvals) {
         let end = tail.end + line.len() as u64;
         summary::save(place, &SummaryFile::new(&header, &stamp, tags, approvals, end));
@@ -167,7 +167,7 @@ pub(super) fn now_after(tail: &Tail) -> Timestamp {
 /// count.
 fn is_update(log: &Log<'_>, tail: &Tail, change: &Change) -> Result<bool, StoreError> {
     match change {
-        // The head is needed only if nothing else makes the commit an update.
+        // Read the head from the log only if nothing else makes the commit an update.
         Change::Commit(commit) => Ok(commit.is_update(commit.head) || commit.is_update(log.head(tail)?)),
         _ => Ok(true),
     }

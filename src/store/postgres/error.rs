@@ -51,7 +51,8 @@ pub(super) fn remedy(error: &tokio_postgres::Error) -> Remedy {
         | SqlState::DATABASE_DROPPED
         | SqlState::IDLE_SESSION_TIMEOUT
         | SqlState::IDLE_IN_TRANSACTION_SESSION_TIMEOUT
-        // For these codes, either another server took over, or a query plan is older than a migration or was discarded.
+        // These codes mean that another server took over, or that a query plan was discarded or is older than a
+        // migration.
         | SqlState::READ_ONLY_SQL_TRANSACTION
         | SqlState::INVALID_SQL_STATEMENT_NAME
         | SqlState::FEATURE_NOT_SUPPORTED => Remedy::Reconnect,

@@ -1,7 +1,7 @@
 //! Lists of the conversations that match a filter.
 
 use deadpool_postgres::Object;
-use tokio_postgres::types::ToSql;
+use tokio_postgres::{Row, types::ToSql};
 
 use super::{
     error::Fault,
@@ -12,7 +12,33 @@ use crate::store::{Filter, Page, Summary, rows::count};
 
 /// If at most this many conversations have a label, all of them are read, and those that match are sorted. Otherwise,
 /// the conversations are read in the order of the list until the page is full.
-const SORTED: i64 = 5000;
+pub(super) const SORTED: i64 = 5000;
+
+/// If the page is not full after this many conversations, a less frequent label may be faster.
+const WALKED: i64 = 5000;
+
+/// If a page can't be filled from the first conversations of the list, and at most this many conversations have a
+/// label, all of them are read. So a page is found soon, even if all conversations with the label are old.
+const MANY: i64 = 50_000;
+
+/// The conversations from which a query takes a page.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Candidates<'f> {
+    /// All conversations with this label, by its name and its value.
+    Labelled(&'f str, &'f str),
+    /// The conversations in the order of the list. If there is a number, only so many are examined.
+    Listed(Option<i64>),
+}
+
+impl<'f> Candidates<'f> {
+    /// Returns the name of the label that all candidates have.
+    pub(super) const fn label(self) -> Option<&'f str> {
+        match self {
+            Self::Labelled(name, _) => Some(name),
+            Self::Listed(_) => None,
+        }
+    }
+}
 
 /// The text of a query with its parameters. Such a query is prepared anew each time, because the best plan depends on
 /// the parameters.
@@ -33,14 +59,27 @@ impl Query {
         self.params.iter().map(|param| &**param as &(dyn ToSql + Sync)).collect()
     }
 
-    /// Adds the condition that a conversation matches the filter. `key` is the SQL of the conversation's key.
+    /// Adds a label, and returns the SQL of an array with the keys of the conversations that have the label.
+    pub(super) fn labelled(&mut self, schema: &str, name: &str, value: &str) -> String {
+        let (name, value) = (self.param(name.to_owned()), self.param(value.to_owned()));
+        format!("ARRAY(SELECT conversation FROM {schema}.labels WHERE name = {name} AND value = {value})")
+    }
+
+    /// Adds the condition that a conversation matches the filter. `key` is the SQL of the conversation's key. The label
+    /// with the name `known` is not checked again.
     ///
     /// Each subquery returns one value, so that the planner can't turn it into a join. With a join, the planner would
     /// first read all rows of a frequent label.
-    pub(super) fn matches(&mut self, schema: &str, key: &str, filter: &Filter) -> String {
+    pub(super) fn matches(
+        &mut self,
+        schema: &str,
+        key: &str,
+        filter: &Filter,
+        known: Option<&str>,
+    ) -> String {
         let label = format!("SELECT value FROM {schema}.labels WHERE conversation = {key}");
         let mut conditions = vec!["true".to_owned()];
-        for (name, value) in filter.labels.iter() {
+        for (name, value) in filter.labels.iter().filter(|(name, _)| Some(*name) != known) {
             let (name, value) = (self.param(name.to_owned()), self.param(value.to_owned()));
             conditions.push(format!("({label} AND name = {name}) = {value}"));
         }
@@ -53,13 +92,14 @@ impl Query {
     }
 }
 
-/// Returns the label of the filter that the fewest conversations have, if at most [`SORTED`] conversations have it.
+/// Returns the label of the filter that the fewest conversations have, if at most `most` conversations have it.
 pub(super) async fn rarest<'f>(
     connection: &Object,
     server: &Server,
     filter: &'f Filter,
+    most: i64,
 ) -> Result<Option<(&'f str, &'f str)>, Fault> {
-    let mut rarest = (SORTED + 1, None);
+    let mut rarest = (most.saturating_add(1), None);
     let query = connection.prepare_cached(&server.sql.label_count).await?;
     for (name, value) in filter.labels.iter() {
         let found: i64 = connection.query_one(&query, &[&name, &value, &rarest.0]).await?.try_get(0)?;
@@ -70,38 +110,74 @@ pub(super) async fn rarest<'f>(
     Ok(rarest.1)
 }
 
+/// Reads a page with the query that the function makes, from the candidates that are likely to be the fastest.
+pub(super) async fn read(
+    connection: &Object,
+    server: &Server,
+    filter: &Filter,
+    page: &Page,
+    query: impl Fn(Candidates<'_>) -> Query,
+) -> Result<Vec<Row>, Fault> {
+    if filter.labels.iter().next().is_none() {
+        return rows(connection, &query(Candidates::Listed(None))).await;
+    }
+    if let Some((name, value)) = rarest(connection, server, filter, SORTED).await? {
+        return rows(connection, &query(Candidates::Labelled(name, value))).await;
+    }
+    let first = rows(connection, &query(Candidates::Listed(Some(WALKED)))).await?;
+    if first.len() >= page.limit {
+        return Ok(first);
+    }
+    let candidates = match rarest(connection, server, filter, MANY).await? {
+        Some((name, value)) => Candidates::Labelled(name, value),
+        None => Candidates::Listed(None),
+    };
+    rows(connection, &query(candidates)).await
+}
+
+pub(super) async fn rows(connection: &Object, query: &Query) -> Result<Vec<Row>, Fault> {
+    let statement = connection.prepare(&query.sql).await?;
+    Ok(connection.query(&statement, &query.params()).await?)
+}
+
 /// Returns the query for the conversations of a page.
-pub(super) fn page(schema: &str, rarest: Option<(&str, &str)>, filter: &Filter, page: &Page) -> Query {
+fn page(schema: &str, candidates: Candidates<'_>, filter: &Filter, page: &Page) -> Query {
     let (mut query, all) = (Query::default(), format!("SELECT * FROM {schema}.conversations"));
     let (limit, offset) = (query.param(count(page.limit)), query.param(count(page.offset)));
+    let end = format!("ORDER BY updated DESC, id LIMIT {limit} OFFSET {offset}");
     let position = page
         .after
         .as_ref()
         .map(|after| (query.param(system_time(after.updated)), query.param(after.id.as_str().to_owned())));
-    let matches = query.matches(schema, "conversations.key", filter);
-    if let Some((name, value)) = rarest {
-        let (name, value) = (query.param(name.to_owned()), query.param(value.to_owned()));
-        let after = position.map_or("true".to_owned(), |(updated, id)| {
-            format!("(updated < {updated} OR updated = {updated} AND id > {id})")
-        });
-        // `OFFSET 0` keeps the planner from reading all conversations.
-        query.sql = format!(
-            "SELECT conversations.* FROM {schema}.labels AS rare, LATERAL (
-                 SELECT * FROM {schema}.conversations WHERE key = rare.conversation OFFSET 0
-             ) AS conversations
-             WHERE rare.name = {name} AND rare.value = {value} AND {after} AND {matches}
-             ORDER BY updated DESC, id LIMIT {limit} OFFSET {offset}"
-        );
-    } else if let Some((updated, id)) = position {
-        let both = query.param(count(page.limit).saturating_add(count(page.offset)));
-        query.sql = format!(
-            "({all} WHERE updated = {updated} AND id > {id} AND {matches} ORDER BY id LIMIT {both})
-             UNION ALL ({all} WHERE updated < {updated} AND {matches} ORDER BY updated DESC, id LIMIT {both})
-             ORDER BY updated DESC, id LIMIT {limit} OFFSET {offset}"
-        );
+    let matches = query.matches(schema, "conversations.key", filter, candidates.label());
+    let examined = match candidates {
+        Candidates::Labelled(name, value) => {
+            let labelled = query.labelled(schema, name, value);
+            let after = position.map_or("true".to_owned(), |(updated, id)| {
+                format!("(updated < {updated} OR updated = {updated} AND id > {id})")
+            });
+            query.sql = format!("{all} WHERE key = ANY ({labelled}) AND {after} AND {matches} {end}");
+            return query;
+        }
+        Candidates::Listed(examined) => examined.map(|examined| query.param(examined)),
+    };
+    // The planner uses the index only if the limit is next to the condition.
+    let part = |range: &str, order: &str, last: &str| match &examined {
+        Some(examined) => format!(
+            "SELECT * FROM ({all} WHERE {range} ORDER BY {order} LIMIT {examined}) AS conversations
+             WHERE {matches} ORDER BY {order} {last}"
+        ),
+        None => format!("{all} WHERE {range} AND {matches} ORDER BY {order} {last}"),
+    };
+    // With a position, each part reads one range of the index, as for a list without a filter.
+    query.sql = if let Some((updated, id)) = position {
+        let both = format!("LIMIT {}", query.param(count(page.limit).saturating_add(count(page.offset))));
+        let same = part(&format!("updated = {updated} AND id > {id}"), "id", &both);
+        let earlier = part(&format!("updated < {updated}"), "updated DESC, id", &both);
+        format!("({same}) UNION ALL ({earlier}) {end}")
     } else {
-        query.sql = format!("{all} WHERE {matches} ORDER BY updated DESC, id LIMIT {limit} OFFSET {offset}");
-    }
+        part("true", "updated DESC, id", &format!("LIMIT {limit} OFFSET {offset}"))
+    };
     query
 }
 
@@ -114,9 +190,10 @@ pub(super) async fn list_where(
     if filter.is_empty() {
         return list(connection, server, page_wanted).await;
     }
-    let rarest = rarest(connection, server, filter).await?;
-    let query = page(&server.sql.schema, rarest, filter, &page_wanted);
-    let statement = connection.prepare(&server.sql.page_of(&query.sql)).await?;
-    let rows = connection.query(&statement, &query.params()).await?;
+    let of_page = |candidates: Candidates<'_>| {
+        let query = page(&server.sql.schema, candidates, filter, &page_wanted);
+        Query { sql: server.sql.page_of(&query.sql), ..query }
+    };
+    let rows = read(connection, server, filter, &page_wanted, of_page).await?;
     rows.iter().map(|row| summarise(row, &server.place)).collect()
 }

@@ -208,7 +208,7 @@ mod tests {
     fn host_with_only_an_address_is_named_by_the_address() {
         let config: Config = "hostaddr=10.1.2.3,10.1.2.4 port=1,2".parse().expect("settings");
         assert_eq!([name(&config, 0), name(&config, 1)], ["10.1.2.3:1", "10.1.2.4:2"]);
-        // The certificate is checked for this address.
+        // The host is set to the address, so that the certificate is checked for the address.
         assert_eq!(single(&config, 1).get_hosts(), [Host::Tcp("10.1.2.4".to_owned())]);
         let config: Config = "host=db hostaddr=10.1.2.3".parse().expect("settings");
         assert_eq!(name(&config, 0), "db:5432");

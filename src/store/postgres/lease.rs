@@ -44,8 +44,8 @@ pub(super) async fn acquire(
         let row = row.ok_or_else(|| StoreError::NotFound { id: id.clone() })?;
         let epoch: i64 = row.try_get(0)?;
         let first = *first.get_or_insert(epoch);
-        // `owner` returns `None` if the lease expired or was released. If an owner of the same name acquired the
-        // conversation during this loop, that acquisition is newer than this one, so this one fails.
+        // `read::owner` returns `None` if the lease expired or was released. If an owner of the same name acquired the
+        // conversation during this loop, that acquisition is newer than this call, so this call fails.
         if let Some(other) = read::owner(&row, 1)?
             && (other.name != owner.name || epoch != first)
         {

@@ -122,7 +122,7 @@ pub(super) async fn used(
     let mut sums = Sums::default();
     let mut of_rows = Query::default();
     let (from, to) = (of_rows.param(millis(period.start)), of_rows.param(millis(period.end)));
-    let matches = of_rows.matches(schema, "usage.conversation", filter);
+    let matches = of_rows.matches(schema, "usage.conversation", filter, None);
     of_rows.sql = format!(
         "SELECT model, {} FROM {schema}.usage WHERE at >= {from} AND at < {to} AND {matches} GROUP BY model",
         server.sql.sums

@@ -5,7 +5,7 @@ use tokio_postgres::Row;
 
 use super::{
     error::Fault,
-    filter::{self, Query},
+    filter::{self, Candidates, Query},
     read::{summarise, system_time},
     server::Server,
 };
@@ -36,7 +36,7 @@ pub(super) async fn create_index(connection: &Object, server: &Server) -> Result
         ("nodes_by_words", format!("{schema}.nodes USING gin ({})", of_node(schema))),
         ("conversations_by_words", format!("{schema}.conversations USING gin ({})", of_title(schema))),
     ];
-    // These statements can't be part of a transaction, and take longer than other statements.
+    // Remove the time limits of statements, because creating an index can take long.
     connection.batch_execute("SET statement_timeout = 0; SET lock_timeout = 0").await?;
     for (name, on) in indexes {
         if is_usable(connection, server, name).await? {
@@ -45,7 +45,7 @@ pub(super) async fn create_index(connection: &Object, server: &Server) -> Result
         connection.batch_execute(&format!("DROP INDEX CONCURRENTLY IF EXISTS {schema}.{name}")).await?;
         connection.batch_execute(&format!("CREATE INDEX CONCURRENTLY {name} ON {on}")).await?;
     }
-    // The planner needs to know how frequent words are.
+    // Update the planner's statistics about the frequency of words.
     Ok(connection.batch_execute(&format!("ANALYZE {schema}.nodes, {schema}.conversations")).await?)
 }
 
@@ -75,14 +75,12 @@ pub(super) async fn search(
             return Err(StoreError::unsupported("searches before `create_search_index` was called").into());
         }
     }
-    let query = if expected(connection, server, words).await? <= SORTED {
-        sorted(server, filter, words, page)
+    let rows = if expected(connection, server, words).await? <= SORTED {
+        filter::rows(connection, &sorted(server, filter, words, page)).await?
     } else {
-        let rarest = filter::rarest(connection, server, filter).await?;
-        walked(server, rarest, filter, words, page)
+        let walked = |candidates: Candidates<'_>| walked(server, candidates, filter, words, page);
+        filter::read(connection, server, filter, page, walked).await?
     };
-    let statement = connection.prepare(&query.sql).await?;
-    let rows = connection.query(&statement, &query.params()).await?;
     Ok(Found::new(rows.iter().map(|row| hit(row, server, words)).collect::<Result<_, _>>()?))
 }
 
@@ -105,7 +103,7 @@ fn paged(query: &mut Query, page: &Page) -> (String, String) {
     let after = page.after.as_ref().map_or("true".to_owned(), |after| {
         let updated = query.param(system_time(after.updated));
         let id = query.param(after.id.as_str().to_owned());
-        format!("(updated < {updated} OR updated = {updated} AND id > {id})")
+        format!("(updated <= {updated} AND (updated < {updated} OR id > {id}))")
     });
     let (limit, offset) = (query.param(count(page.limit)), query.param(count(page.offset)));
     (after, format!("ORDER BY updated DESC, id LIMIT {limit} OFFSET {offset}"))
@@ -115,7 +113,7 @@ fn paged(query: &mut Query, page: &Page) -> (String, String) {
 fn sorted(server: &Server, filter: &Filter, words: &Words, page: &Page) -> Query {
     let (schema, mut query) = (&server.sql.schema, Query::default());
     let wanted = words_of(&mut query, words);
-    let matches = query.matches(schema, "conversations.key", filter);
+    let matches = query.matches(schema, "conversations.key", filter, None);
     let (after, end) = paged(&mut query, page);
     let (columns, of_node, of_title) = (columns(server), of_node(schema), of_title(schema));
     query.sql = format!(
@@ -139,28 +137,21 @@ fn sorted(server: &Server, filter: &Filter, words: &Words, page: &Page) -> Query
 }
 
 /// Returns a query that examines the conversations in the order of the list until the page is full.
-fn walked(
-    server: &Server,
-    rarest: Option<(&str, &str)>,
-    filter: &Filter,
-    words: &Words,
-    page: &Page,
-) -> Query {
+fn walked(server: &Server, candidates: Candidates<'_>, filter: &Filter, words: &Words, page: &Page) -> Query {
     let (schema, mut query) = (&server.sql.schema, Query::default());
     let wanted = words_of(&mut query, words);
-    let matches = query.matches(schema, "conversations.key", filter);
+    let matches = query.matches(schema, "conversations.key", filter, candidates.label());
     let (after, end) = paged(&mut query, page);
-    let source = match rarest {
-        Some((name, value)) => {
-            let (name, value) = (query.param(name.to_owned()), query.param(value.to_owned()));
-            format!(
-                "(SELECT conversations.* FROM {schema}.labels AS rare, LATERAL (
-                     SELECT * FROM {schema}.conversations WHERE key = rare.conversation OFFSET 0
-                 ) AS conversations WHERE rare.name = {name} AND rare.value = {value}
-                 ORDER BY updated DESC, id)"
-            )
+    let all = format!("SELECT * FROM {schema}.conversations");
+    let source = match candidates {
+        Candidates::Labelled(name, value) => {
+            let labelled = query.labelled(schema, name, value);
+            format!("({all} WHERE key = ANY ({labelled}) AND {after} ORDER BY updated DESC, id)")
         }
-        None => format!("(SELECT * FROM {schema}.conversations ORDER BY updated DESC, id OFFSET 0)"),
+        Candidates::Listed(examined) => {
+            let examined = query.param(examined);
+            format!("({all} WHERE {after} ORDER BY updated DESC, id LIMIT {examined} OFFSET 0)")
+        }
     };
     let (columns, of_node, of_title) = (columns(server), of_node(schema), of_title(schema));
     query.sql = format!(
@@ -176,7 +167,7 @@ fn walked(
                      (SELECT NULL, NULL WHERE {of_title} @@ {wanted})
                  ) AS texts LIMIT 1
              ) AS found
-             WHERE {after} AND {matches} {end}
+             WHERE {matches} {end}
          )
          {columns}"
     );

@@ -99,7 +99,7 @@ impl Server {
             let manager = Manager::from_connect(
                 config.clone(),
                 InTurn::new(&config, tls.clone(), each),
-                // The pool detects without a query that a connection has ended.
+                // With this method, the pool detects ended connections without sending a query.
                 ManagerConfig { recycling_method: RecyclingMethod::Fast },
             );
             let setup = setup(limits);
@@ -143,7 +143,7 @@ impl Server {
                 discard(connection);
                 silences += 1;
                 if matches!(lane, Lane::Leases) && silences == 1 {
-                    // The idle connections may not respond either, so they are closed.
+                    // The idle connections may also not respond, so close them before the second attempt.
                     drop(self.leases.retain(|_, _| false));
                     continue;
                 }
@@ -171,7 +171,7 @@ impl Server {
     /// Creates or updates the schema, without a time limit for the migration.
     pub(super) async fn migrate(&self, schema: &str) -> Result<(), StoreError> {
         let connection = self.connection(Lane::Conversations).await?;
-        // Only the migration itself may exceed the time limit. This check may not.
+        // The time limit applies to this check, but not to the migration itself.
         let looked = timeout(self.limits.answer(), is_current(&connection, schema, &self.place)).await;
         let done = match looked {
             Ok(Ok(true)) => return Ok(()),
@@ -192,7 +192,7 @@ impl Server {
     pub(super) async fn create_search_index(&self) -> Result<(), StoreError> {
         let connection = self.connection(Lane::Conversations).await?;
         let done = search::create_index(&connection, self).await;
-        // The time limits of this connection have changed.
+        // Close this connection, because creating the index has changed its time limits.
         discard(connection);
         done.map_err(|fault| match fault {
             Fault::Store(error) => error,

@@ -112,13 +112,14 @@ WITH written AS (
 ){turn}
 SELECT key FROM written";
 
-/// The part of a write without a record of the turn in flight. A turn on another head has ended.
+/// The last part of a write that does not record the turn in flight. It deletes the recorded turn if the write ends the
+/// turn or changes the head.
 const END: &str = ", over AS (
     DELETE FROM {schema}.turns USING written
     WHERE conversation = key AND ($25::boolean OR turns.head IS DISTINCT FROM written.head)
 )";
 
-/// The part of a write with a record of the turn in flight.
+/// The last part of a write that records the turn in flight.
 const RECORD: &str = ", earlier AS (
     SELECT since, recorded, (
         SELECT count(*) FROM {schema}.pending WHERE pending.conversation = turns.conversation AND slot = -1
@@ -156,7 +157,8 @@ const RECORD: &str = ", earlier AS (
 ), asked AS (
     INSERT INTO {schema}.approvals (conversation, tool_use, place, content, reason, on_expiry, survives, since, expires)
     SELECT key, asked.tool_use, asked.place - 1, asked.content, asked.reason, asked.on_expiry, asked.survives,
-        coalesce(open.since, moment), coalesce(open.since, moment) + asked.expires_in * interval '1 millisecond'
+        coalesce(open.since, moment),
+        least(coalesce(open.since, moment), '9999-12-31') + asked.expires_in * interval '1 millisecond'
     FROM base, unnest($38, $39::text[], $40::text[], $41::text[], $42::boolean[], $43::bigint[]) WITH ORDINALITY
         AS asked (tool_use, content, reason, on_expiry, survives, expires_in, place)
         LEFT JOIN {schema}.approvals AS open ON open.tool_use = asked.tool_use
@@ -166,8 +168,8 @@ const RECORD: &str = ", earlier AS (
         since = excluded.since, expires = excluded.expires
 )";
 
-/// An erasure in one statement, with the same checks as a write. The end of the last run and the turn in flight may
-/// contain an erased message.
+/// An erasure in one statement, with the same checks as a write. It also deletes the end of the last run and the turn
+/// in flight, because they may contain an erased message.
 const ERASE: &str = "
 WITH written AS (
     UPDATE {schema}.conversations SET version = $3, head = $6, next_node = $7,
@@ -343,17 +345,13 @@ impl Sql {
         let sql = |template: &str| {
             let parts = template.replace("{held}", HELD).replace("{labels}", LABELS).replace("{sums}", SUMS);
             let parts = parts.replace("{in_flight}", IN_FLIGHT).replace("{turn_columns}", TURN_COLUMNS);
-            // Milliseconds since 1970, within the times that the crate knows.
-            let time = |column: &str| {
-                format!("least(greatest(extract(epoch FROM {column}) * 1000, 0), 253402300800000)::bigint")
-            };
             let parts = parts
-                .replace("{since}", &time("turns.since"))
-                .replace("{recorded}", &time("turns.recorded"))
-                .replace("{approval_since}", &time("approvals.since"))
+                .replace("{since}", &millis("turns.since"))
+                .replace("{recorded}", &millis("turns.recorded"))
+                .replace("{approval_since}", &millis("approvals.since"))
                 .replace(
                     "{expires}",
-                    &format!("CASE WHEN expires IS NOT NULL THEN {} END", time("approvals.expires")),
+                    &format!("CASE WHEN expires IS NOT NULL THEN {} END", millis("approvals.expires")),
                 );
             parts.replace("{schema}", &quoted)
         };
@@ -408,6 +406,12 @@ impl Sql {
 fn page_of(summary: &str, conversations: &str) -> String {
     let (columns, _) = summary.split_once("\nFROM ").unwrap_or_default();
     format!("{columns} FROM ({conversations}) AS conversations ORDER BY updated DESC, id")
+}
+
+/// Returns an SQL expression for a time in milliseconds since 1970. A time that this crate can't have written is replaced
+/// by the nearest possible time.
+pub(super) fn millis(time: &str) -> String {
+    format!("least(greatest(extract(epoch FROM {time}) * 1000, 0), 253402300800000)::bigint")
 }
 
 /// Returns the name as a quoted identifier. Quotes inside the name are doubled (PostgreSQL's documentation, 4.1.1).

@@ -7,9 +7,10 @@ use tokio_postgres::{Row, types::ToSql};
 
 use super::{
     error::Fault,
-    filter::{Query, rarest},
+    filter::{Query, SORTED, rarest},
     read::{summarise, system_time},
     server::Server,
+    sql::millis,
 };
 use crate::{
     message::Timestamp,
@@ -90,7 +91,7 @@ fn decode_core(core: &str) -> String {
     encoded.unwrap_or_else(|| core.to_owned())
 }
 
-/// Reads the columns of a turn, which are the first ones of the row or begin at this one.
+/// Reads the columns of a turn, which begin at the column `at` of the row.
 fn columns(row: &Row, at: usize) -> Result<ReadTurn, Fault> {
     type Approval = (String, String, Option<String>, bool, u64, Option<u64>);
 
@@ -169,10 +170,10 @@ fn page_of(
 ) -> Query {
     let (schema, held) = (&server.sql.schema, &server.sql.held);
     let mut query = Query::default();
-    // The condition names the columns of one table alone.
+    // The condition `held` uses column names without a table, so it is evaluated in a subquery on one table.
     let owned =
         |key: &str| format!("(SELECT {held} FROM {schema}.conversations AS owned WHERE owned.key = {key})");
-    let matches = query.matches(schema, "conversations.key", filter);
+    let matches = query.matches(schema, "conversations.key", filter, None);
     let is_current = format!("turns.head IS NOT DISTINCT FROM conversations.head AND {matches}");
     let (mut sql, age, key) = match which {
         // The oldest open approval of each conversation. `OFFSET 0` keeps the planner from reading all conversations.
@@ -217,12 +218,8 @@ fn page_of(
         }
     };
     if let Some((name, value)) = rarest {
-        let (name, value) = (query.param(name.to_owned()), query.param(value.to_owned()));
-        let _ = write!(
-            sql,
-            " AND {key} = ANY (ARRAY(
-                 SELECT conversation FROM {schema}.labels WHERE name = {name} AND value = {value}))"
-        );
+        let labelled = query.labelled(schema, name, value);
+        let _ = write!(sql, " AND {key} = ANY ({labelled})");
     }
     if let Some(after) = &page.after {
         let (time, id) = (query.param(system_time(after.updated)), query.param(after.id.as_str().to_owned()));
@@ -240,17 +237,19 @@ pub(super) async fn list(
     filter: &Filter,
     page: &Page,
 ) -> Result<Vec<TurnSummary>, Fault> {
-    let query = page_of(server, which, rarest(connection, server, filter).await?, filter, page);
+    let query = page_of(server, which, rarest(connection, server, filter, SORTED).await?, filter, page);
     let (summary, schema) = (&server.sql.summary_columns, &server.sql.schema);
     let (columns_of_summary, _) = summary.split_once("\nFROM ").unwrap_or_default();
     let columns_of_summary =
         columns_of_summary.replacen("SELECT id, version,", "SELECT conversations.id, version,", 1);
     let sql = format!(
-        "{columns_of_summary}, (extract(epoch FROM page.age) * 1000)::bigint, {}
+        "{columns_of_summary}, {}, {}
          FROM ({}) AS page JOIN {schema}.conversations USING (key)
              JOIN {schema}.turns ON turns.conversation = key
          ORDER BY page.age, conversations.id",
-        server.sql.turn_columns, query.sql
+        millis("page.age"),
+        server.sql.turn_columns,
+        query.sql
     );
     let statement = connection.prepare(&sql).await?;
     let rows = connection.query(&statement, &query.params()).await?;

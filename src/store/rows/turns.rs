@@ -19,7 +19,8 @@ use crate::{
 /// The change of a write to the turn in flight.
 #[derive(Default)]
 pub(in crate::store) struct TurnRow {
-    /// Whether no turn is in flight after the write. A turn on another head than the new one has ended in any case.
+    /// Whether the write ends the turn in flight. A write that changes the head always ends it, regardless of this
+    /// field.
     pub(in crate::store) ends: bool,
     pub(in crate::store) record: Option<Box<RecordRow>>,
     /// The last event of the session's feed.
@@ -33,16 +34,17 @@ pub(in crate::store) struct RecordRow {
     pub(in crate::store) orderly: bool,
     pub(in crate::store) format: u32,
     pub(in crate::store) core: Box<str>,
-    /// The head of the same commit, which PostgreSQL takes from the row of the conversation.
+    /// The head of the commit that contains the record. Only SQLite needs it: PostgreSQL takes the head from the row of
+    /// the conversation.
     #[cfg(feature = "sqlite")]
     pub(in crate::store) head: Option<i64>,
     pub(in crate::store) branch: Option<String>,
     /// The time that the turn has taken, in microseconds.
     pub(in crate::store) spent: i64,
     pub(in crate::store) prompts: String,
-    /// Whether the turn needs nothing but decisions.
+    /// Whether the turn waits only for decisions.
     pub(in crate::store) waits: bool,
-    /// The number of messages of earlier records that stay.
+    /// The number of messages from earlier records that are kept.
     pub(in crate::store) keep: i32,
     pub(in crate::store) messages: Vec<String>,
     pub(in crate::store) slots: Vec<i32>,
@@ -135,7 +137,7 @@ fn key_of(tool_use: &str) -> String {
     format!("digest {:032x}", digest.value())
 }
 
-/// The rows of a turn in flight, as they were read. Every text may be invalid.
+/// The rows of a turn in flight, as they were read. The texts have not been checked.
 #[derive(Default)]
 pub(in crate::store) struct ReadTurn {
     pub(in crate::store) turn: String,
@@ -150,7 +152,8 @@ pub(in crate::store) struct ReadTurn {
     pub(in crate::store) prompts: String,
     pub(in crate::store) since: Timestamp,
     pub(in crate::store) recorded: Timestamp,
-    /// The place, the slot and the content of each pending message and of each result, sorted by place and slot.
+    /// The pending messages and the results, each as its place (the index of the message), its slot (-1 for a message,
+    /// otherwise the index of the result), and its content. Sorted by place and slot.
     pub(in crate::store) pending: Vec<(i64, i64, String)>,
     pub(in crate::store) approvals: Vec<ReadApproval>,
 }

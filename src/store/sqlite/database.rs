@@ -241,7 +241,8 @@ impl Database {
         // With this setting, deleted content is overwritten with zeros, so that it can't be read from the file's free
         // pages.
         connection.pragma_update(None, "secure_delete", true)?;
-        // This must be set before the file has content. Setting it later would require rewriting the whole file.
+        // `auto_vacuum` must be set before the file has content. Setting it later would require rewriting the whole
+        // file.
         connection.pragma_update(None, "auto_vacuum", "INCREMENTAL")?;
         let mode: String =
             connection.pragma_update_and_check(None, "journal_mode", "WAL", |row| row.get(0))?;
@@ -351,11 +352,12 @@ fn refusal(code: i32, reason: &str) -> rusqlite::Error {
     rusqlite::Error::SqliteFailure(ffi::Error::new(code), Some(reason.to_owned()))
 }
 
-/// A part of the file's writes that takes effect completely or not at all. If it is dropped, it is undone.
+/// A group of writes that takes effect completely or not at all. If the group is dropped without a commit, it is
+/// undone.
 pub(super) enum Scope<'a> {
-    /// A transaction for this part alone.
+    /// A transaction for this group alone.
     Transaction(Transaction<'a>),
-    /// A part of a transaction that several writes share.
+    /// A savepoint in a transaction that several groups share.
     Savepoint(Savepoint<'a>),
 }
 

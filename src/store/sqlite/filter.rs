@@ -109,7 +109,7 @@ fn keys_from(source: &str, listed: &[Value], filter: &Filter, page: &Page) -> (S
         all.extend(bounds.iter().chain(&params).cloned());
     };
     match &page.after {
-        // Each part reads one range of the index, as for a list without a filter.
+        // The query has two parts, so that each part reads one range of the index, as for a list without a filter.
         Some(after) => {
             let (updated, id) = (millis(after.updated), after.id.as_str().to_owned());
             part("updated = ? AND id > ? AND ", &[updated.into(), id.into()]);

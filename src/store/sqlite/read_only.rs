@@ -65,7 +65,7 @@ fn path_bytes(file: &Path) -> Vec<u8> {
     std::os::unix::ffi::OsStrExt::as_bytes(file.as_os_str()).to_vec()
 }
 
-/// Returns the path with a slash before the drive.
+/// Returns the path with slashes only, and with a slash before the drive letter.
 #[cfg(not(unix))]
 fn path_bytes(file: &Path) -> Vec<u8> {
     format!("/{}", file.to_string_lossy().replace('\\', "/")).into_bytes()

@@ -98,7 +98,7 @@ impl Row {
         Ok(query.query_row([key], Self::read)?)
     }
 
-    /// Returns the id, which another program may have written.
+    /// Returns the id, or an error if another program has written an invalid id.
     pub(super) fn conversation_id(&self, place: &str) -> Result<ConversationId, StoreError> {
         ConversationId::new(&self.id).map_err(|error| {
             StoreError::damaged(format!("the id of a conversation in {place}"), error.to_string())

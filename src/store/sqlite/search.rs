@@ -44,14 +44,14 @@ pub(super) fn index_older(behind: &Behind) {
         match index_batch(connection) {
             Ok(true) => index_older(&again),
             Ok(false) => {}
-            // The next process that opens the file continues.
+            // The next process that opens the file continues the indexing.
             Err(_) => tracing::debug!("older conversations could not be indexed; the next opening continues"),
         }
         false
     });
 }
 
-/// Indexes some older conversations. Returns whether more remain.
+/// Indexes some of the conversations that are older than the index. Returns whether more of them remain.
 fn index_batch(connection: &mut Connection) -> Result<bool, Fault> {
     if !is_enabled(connection)? {
         return Ok(false);
@@ -104,7 +104,8 @@ fn index_conversation(transaction: &Connection, key: i64) -> Result<i64, Fault> 
     Ok(added)
 }
 
-/// The place of a matching text: the version and the place of its node, or `None` for a title.
+/// The position of a matching text: the version that added the node, and the node's index among the nodes of that
+/// version. `None` for a title.
 type Place = Option<(i64, i64)>;
 
 pub(super) fn search(
@@ -134,7 +135,7 @@ pub(super) fn search(
     Ok(Found { hits, complete })
 }
 
-/// Returns the matching texts, the last one for each conversation, unless there are too many.
+/// Returns the position of the last matching text of each conversation. Returns `None` if too many texts match.
 fn few(transaction: &Connection, query: &str) -> Result<Option<HashMap<i64, Place>>, Fault> {
     let mut matching = transaction.prepare_cached(
         "SELECT conversation, version, place FROM texts

@@ -28,7 +28,7 @@ pub(super) struct Applied {
 }
 
 /// Passes the result of the write to its caller. If the transaction has failed, its error replaces the result. Returns
-/// whether others kept the file locked.
+/// whether other connections or processes kept the file locked.
 type Settle = Box<dyn FnOnce(Result<(), rusqlite::Error>) -> bool>;
 
 /// The result of a write, or its panic.
@@ -59,7 +59,7 @@ pub(super) fn member<P: 'static, T: 'static>(
 }
 
 /// Performs these writes in one transaction. A write that fails is undone alone. If the transaction fails, all of its
-/// writes fail. Returns whether others kept the file locked.
+/// writes fail. Returns whether other connections or processes kept the file locked.
 pub(super) fn write(connection: &mut Connection, writes: Vec<Together>) -> bool {
     let mut prepared: Vec<Apply> = writes.into_iter().map(|write| write()).collect();
     if let [_] = *prepared {
@@ -97,7 +97,7 @@ pub(super) fn write(connection: &mut Connection, writes: Vec<Together>) -> bool 
         for settle in settles {
             is_held |= settle(outcome.as_ref().copied().map_err(copy));
         }
-        // The writes that follow the write that ended the transaction run in a new transaction.
+        // If a write has ended the transaction, the writes after it run in a new transaction.
         prepared = rest.collect();
     }
     is_held

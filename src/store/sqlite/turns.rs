@@ -18,6 +18,9 @@ use crate::{
     },
 };
 
+/// The year 10000. If another program has written a later time, this limit prevents an overflow.
+const LAST: i64 = 253_402_300_800_000;
+
 /// Writes the change of the turn in flight. The head of the conversation is already the new one.
 pub(super) fn apply(
     transaction: &Connection,
@@ -79,7 +82,7 @@ fn record(transaction: &Connection, key: i64, record: &RecordRow, now: Timestamp
         .prepare_cached("SELECT count(*) FROM pending WHERE conversation = ? AND slot = -1")?
         .query_row([key], |row| row.get(0))?;
     let kept = stored.min(record.keep.into());
-    // Results belong to the last message.
+    // Results belong to the last message, so the old results are deleted if a message is added.
     transaction
         .prepare_cached("DELETE FROM pending WHERE conversation = ? AND (place >= ? OR ? AND slot >= 0)")?
         .execute(params![key, kept, !record.messages.is_empty()])?;
@@ -111,10 +114,10 @@ fn ask(transaction: &Connection, key: i64, approvals: &[ApprovalRow], now: i64) 
             .prepare_cached(
                 "INSERT INTO approvals (conversation, tool_use, place, content, reason, on_expiry, survives, since,
                      expires)
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?8 + ?9)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, min(?8, ?10) + ?9)
                  ON CONFLICT DO UPDATE SET place = excluded.place, content = excluded.content,
                      reason = excluded.reason, on_expiry = excluded.on_expiry, survives = excluded.survives,
-                     expires = since + ?9",
+                     expires = min(since, ?10) + ?9"
             )?
             .execute(params![
                 key,
@@ -125,7 +128,8 @@ fn ask(transaction: &Connection, key: i64, approvals: &[ApprovalRow], now: i64) 
                 approval.on_expiry,
                 approval.survives,
                 now,
-                approval.expires_in
+                approval.expires_in,
+                LAST
             ])?;
     }
     Ok(())
@@ -135,7 +139,7 @@ fn ask(transaction: &Connection, key: i64, approvals: &[ApprovalRow], now: i64) 
 const COLUMNS: &str = "turns.turn, turns.lives, turns.orderly, turns.format, turns.core, turns.head, turns.branch, \
      turns.spent, turns.prompts, turns.since, turns.recorded";
 
-/// Returns a text that another program may have written with invalid bytes.
+/// Returns a text, with U+FFFD in place of any invalid bytes, which another program may have written.
 fn lossy(row: &rusqlite::Row<'_>, column: usize) -> Result<Option<String>, rusqlite::Error> {
     let bytes = row.get_ref(column)?.as_bytes_or_null().unwrap_or_default();
     Ok(bytes.map(|bytes| String::from_utf8_lossy(bytes).into_owned()))
@@ -145,7 +149,7 @@ fn time(row: &rusqlite::Row<'_>, column: usize) -> Result<Timestamp, rusqlite::E
     Ok(Timestamp(u64::try_from(row.get::<_, i64>(column)?).unwrap_or_default()))
 }
 
-/// Returns a number, limited to the numbers that this crate writes.
+/// Returns a number, limited to the range of numbers that this crate writes.
 fn small(row: &rusqlite::Row<'_>, column: usize) -> Result<u32, rusqlite::Error> {
     let number: i64 = row.get(column)?;
     Ok(u32::try_from(number.max(0)).unwrap_or(u32::MAX))
@@ -239,7 +243,8 @@ fn page_of(
     let mut sql = match which {
         // The oldest open approval of each conversation.
         Turns::Waiting => {
-            // Few conversations with the label: theirs are read. Otherwise all approvals are read in their order.
+            // If few conversations have the label, only their approvals are read. Otherwise, all approvals are read in
+            // their order.
             let approvals = if let Some((name, value)) = rarest {
                 params.extend([text(name), text(value)]);
                 "(SELECT conversation AS key FROM labels WHERE name = ? AND value = ?) AS rare
@@ -341,7 +346,7 @@ mod tests {
         for page in [Page::first(50), after] {
             let plan = plan(Turns::Waiting, None, &page);
             assert!(plan[0].contains("approvals_by_age"), "{plan:?}");
-            // Only approvals of the same time are sorted.
+            // The whole result must not be sorted. A sort of the approvals that have the same time is allowed.
             assert!(!plan.iter().any(|line| line == "USE TEMP B-TREE FOR ORDER BY"), "{plan:?}");
             let scans =
                 plan.iter().filter(|line| line.starts_with("SCAN") && !line.contains("approvals_by_age"));

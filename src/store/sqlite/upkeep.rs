@@ -145,7 +145,7 @@ pub(super) fn clear_log(connection: &Connection, patience: Duration) -> Result<b
 struct Reclaiming(Arc<Upkeep>);
 
 impl Reclaiming {
-    /// Frees some pages. Returns whether the file was locked by others.
+    /// Frees some pages. Returns whether the file was locked by another connection or process.
     fn run(self, connection: &Connection) -> bool {
         match free_pages(connection) {
             Ok(true) => {

@@ -19,8 +19,8 @@ use super::{
 };
 use crate::{panics::contained, store::StoreError, sync::lock};
 
-/// A job that has a connection for itself. It returns whether others kept the file locked for as long as the job was
-/// allowed to wait.
+/// A job that shares its transaction with no other job. It returns whether other processes kept the file locked for as
+/// long as the job was allowed to wait.
 type Alone = Box<dyn FnOnce(&mut Connection) -> bool + Send>;
 
 enum Job {
@@ -72,7 +72,7 @@ struct Jobs {
 type QueueKey = (Urgency, u64);
 
 impl Queue {
-    // No code that holds the lock can panic.
+    // Poisoning can be ignored, because no code that holds the lock can panic.
     fn jobs(&self) -> MutexGuard<'_, Jobs> {
         lock(&self.jobs)
     }
@@ -117,12 +117,13 @@ impl Queue {
         }
     }
 
-    /// Runs all jobs until the queue is closed. A job waits for at most `busy` until others unlock the file.
+    /// Runs all jobs until the queue is closed. If other processes have locked the file, a job waits for at most
+    /// `busy`.
     fn work(&self, connection: &mut Connection, busy: Duration) {
         let mut is_held = false;
         while let Some((given, job)) = self.next() {
-            // If the previous job waited for the file in vain, this job has waited too. The time since it was queued
-            // counts as waiting time.
+            // If the previous job waited for the file in vain, the time that this job has spent in the queue counts as
+            // waiting time.
             let wait = if is_held { busy.saturating_sub(given.elapsed()) } else { busy };
             if let Err(error) = connection.busy_timeout(wait) {
                 tracing::debug!(%error, "the lock timeout of SQLite could not be set; the previous one stays in effect");
@@ -198,7 +199,8 @@ impl Behind {
     }
 }
 
-/// Sends the result of a job to its caller. Returns whether others kept the file locked for the whole waiting time.
+/// Sends the result of a job to its caller. Returns whether other processes kept the file locked for the whole waiting
+/// time.
 fn reply<T>(answer: oneshot::Sender<Done<T>>, given: Instant, mut done: Done<T>) -> bool {
     let is_busy = if let Ok(Err(StoreError::Busy { waited, .. })) = &mut done {
         *waited = given.elapsed();
@@ -220,8 +222,8 @@ fn callerless(job: impl FnOnce(&mut Connection) -> bool + Send + 'static) -> Alo
 }
 
 impl Workers {
-    /// Starts one thread per connection. All threads take jobs from the same queue. A job waits for at most `busy`
-    /// until others unlock the file.
+    /// Starts one thread per connection. All threads take jobs from the same queue. If other processes have locked the
+    /// file, a job waits for at most `busy`.
     pub(super) fn start(name: &str, connections: Vec<Connection>, busy: Duration) -> io::Result<Self> {
         // If starting a thread fails, `workers` is dropped, which ends the threads that were already started.
         let workers = Self(Arc::default());
@@ -336,7 +338,8 @@ mod tests {
         });
         let fourth = workers.run(|connection| Ok(waits(connection)));
         let start = async {
-            // The jobs are queued in this order. This future is polled last, so all jobs are queued now.
+            // The jobs are queued in the order in which `join!` polls them. This future is polled last, so all jobs are
+            // queued now.
             all_wait.send(()).expect("the first one waits for it");
         };
         let (first, second, third, (fourth, ())) =

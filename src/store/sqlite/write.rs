@@ -206,7 +206,7 @@ fn remove_nodes(transaction: &Connection, key: i64, erased: &Erased) -> Result<(
                  OR child IN (SELECT value FROM json_each(?2)))",
         )?
         .execute(params![key, ids])?;
-    // The end of the last run and the turn in flight may contain an erased message.
+    // The end of the last run and the turn in flight may contain an erased message, so delete both.
     transaction.prepare_cached("DELETE FROM runs WHERE conversation = ?")?.execute([key])?;
     transaction.prepare_cached("DELETE FROM turns WHERE conversation = ?")?.execute([key])?;
     transaction

@@ -33,8 +33,8 @@ pub struct StoredTurn {
 }
 
 impl StoredTurn {
-    /// Returns the turn after this record, which a store writes `now`, and which results in this version. `earlier` is
-    /// the turn in flight before it.
+    /// Returns the turn in flight after a store has written `record` at the time `now`, which resulted in `version`.
+    /// `earlier` is the turn in flight before this write.
     pub fn fold(earlier: Option<Self>, mut record: TurnRecord, now: Timestamp, version: Version) -> Self {
         record.normalise();
         let earlier = earlier.filter(|earlier| earlier.record.turn == record.turn);
@@ -49,7 +49,8 @@ impl StoredTurn {
             Some(earlier) => earlier.record.then(record),
             None => record,
         };
-        // A store returns the mark separately, because it is void after the next write.
+        // The turn contains no mark. Stores return the mark in `Stored::mark`, because it is valid only until the next
+        // write.
         (record.keep, record.mark) = (0, None);
         let damage = record.damage().map(str::to_owned);
         Self { version, record, since, recorded: now, waiting_since, damage }

@@ -14,8 +14,8 @@ pub enum Turns {
     /// The turns with open approvals. An approval that does not [survive](Waiting::survives) the end of its process is
     /// open only while the conversation has an owner.
     Waiting,
-    /// The turns that nobody works on: their conversations have no owner, and they need more than decisions, or the
-    /// time limit of an approval has passed.
+    /// The turns that no process continues. Their conversations have no owner, and the turns do not only wait for
+    /// decisions, or the time limit of an approval has passed.
     Left,
     /// All turns.
     All,
@@ -91,7 +91,7 @@ impl PendingApproval {
         self.expires.is_some_and(|expires| expires <= now)
     }
 
-    /// Returns the same approval with this end of its time limit, from which the limit follows.
+    /// Returns an approval whose time limit ends at `expires`. The limit is computed from this time and `since`.
     #[cfg(any(feature = "sqlite", feature = "postgres"))]
     pub(in crate::store) fn until(
         mut waiting: Waiting,
@@ -105,7 +105,7 @@ impl PendingApproval {
 }
 
 impl TurnSummary {
-    /// Returns the entry of a turn in the list of all turns.
+    /// Returns the entry that a turn has in the list of all turns.
     pub fn new(id: ConversationId, turn: &StoredTurn) -> Self {
         Self {
             position: Position { updated: turn.since, id: id.clone() },
@@ -124,7 +124,8 @@ impl TurnSummary {
         }
     }
 
-    /// Returns the entry in this list at this time, or `None` if the turn does not belong to the list.
+    /// Returns the entry as the list `which` shows it at the time `now`, or `None` if the turn does not belong to this
+    /// list.
     pub(in crate::store) fn listed(mut self, which: Turns, now: Timestamp) -> Option<Self> {
         let only_waits =
             !self.approvals.is_empty() && self.approvals.iter().all(|approval| approval.waiting.survives);
@@ -140,7 +141,7 @@ impl TurnSummary {
         Some(self)
     }
 
-    /// Returns the entry at this place in a list, which a database has found.
+    /// Returns the entry with the time by which the list is sorted, as the database has computed it.
     #[cfg(any(feature = "sqlite", feature = "postgres"))]
     pub(in crate::store) fn aged(mut self, age: Timestamp) -> Self {
         let is_owned = self.owner.is_some();

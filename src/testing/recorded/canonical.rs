@@ -10,7 +10,7 @@ use crate::provider::{ProviderError, Request, Secret};
 
 type Scrub = dyn Fn(&str) -> String + Send + Sync;
 
-/// The rules for writing and comparing.
+/// The rules for writing and comparing requests.
 #[derive(Clone, Default)]
 pub(super) struct Rules {
     /// The JSON pointers of ignored parts of requests.

@@ -52,7 +52,7 @@ impl Difference {
     }
 }
 
-/// Returns the number of values in `value` that contain no other values.
+/// Returns the number of values in `value`, including `value` itself.
 fn leaves(value: &Value) -> usize {
     match value {
         Value::Array(items) => 1 + items.iter().map(leaves).sum::<usize>(),

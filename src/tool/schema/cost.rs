@@ -45,7 +45,7 @@ pub(super) enum Edge {
     OtherItem,
     /// All items.
     Item,
-    /// No part: the subschema is only defined here, for example in `$defs`.
+    /// No part, because the subschema is only defined here, for example in `$defs`.
     Nowhere,
 }
 

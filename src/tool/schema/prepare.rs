@@ -26,7 +26,7 @@ const MAX_PATTERN: usize = 4_096;
 /// expression again.
 const MAX_REWRITES: usize = 100;
 
-/// The maximum number of such classes in all regular expressions together.
+/// The maximum number of classes such as `\d` in all regular expressions together.
 const MAX_ALL_REWRITES: usize = 2_000;
 
 pub(super) struct Prepared {

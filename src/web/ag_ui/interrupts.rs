@@ -58,7 +58,8 @@ fn interrupt(pause: &Pause, agent: &Snapshot, level: Level, room: &mut usize) ->
         reason: "tool_call",
         message,
         response_schema: response_schema(&pause.tool_use.name, schema),
-        // The client of 0.0.59 can never continue a conversation after an interrupt has expired.
+        // A client of version 0.0.59 can never continue a conversation after an interrupt has expired, so such a client
+        // gets no time of expiry.
         expires_at: pause.expiry.as_ref().filter(|_| level == Level::V1).map(|expiry| expiry.at.rfc_3339()),
         metadata,
     }

@@ -1,7 +1,7 @@
 //! Converts the messages of a session to messages of AG-UI.
 //!
 //! Each visible block of an answer is a message with its own id, `MESSAGE-INDEX`. Tool uses that follow each other
-//! directly share one message, which has the id of the first. The events of a stream use the same ids.
+//! directly share one message, which has the id of the first tool use's block. The events of a stream use the same ids.
 
 use serde_json::{Map, Value, json};
 
@@ -88,7 +88,7 @@ impl Files {
     }
 }
 
-/// Returns the text that stands for a file that is not sent.
+/// Returns the text that replaces a file that is not sent.
 fn label(file: &Attachment) -> String {
     let name = file.name.as_deref().map(|name| format!(" {}", clip(name, 1024))).unwrap_or_default();
     format!("[file{name}, {}]", clip(&file.media_type, 256))
@@ -154,7 +154,7 @@ pub(super) struct Messages<'a> {
     level: Level,
     files: &'a Files,
     list: Vec<ChatMessage>,
-    /// The number of messages so far, for messages without an id.
+    /// The number of messages so far, from which the ids of messages without an id are made.
     count: usize,
 }
 
@@ -265,7 +265,8 @@ impl<'a> Messages<'a> {
         self.list.push(ChatMessage::User { id: id.to_owned(), content });
     }
 
-    /// Adds a result where the client puts it: behind the message with the tool call, and behind its other results.
+    /// Adds a result where the client puts it: behind the message with the tool call, and behind the other results for
+    /// that message.
     fn push_result(&mut self, tool_result: &ToolResult, block: Option<(&str, usize)>) {
         let tool_call_id = tool_result.tool_use_id.to_string();
         let owner = self
@@ -289,7 +290,7 @@ pub(super) fn arguments(tool_use: &ToolUse) -> String {
 
 /// Returns the messages in a form that needs at most `limit` bytes as JSON. The client drops each message that is
 /// missing in the result, so the messages themselves are kept as long as possible: first the contents are shortened,
-/// from the longest on, and then the oldest messages are left out.
+/// from the longest on, and then the oldest messages are omitted.
 fn fit(mut messages: Vec<ChatMessage>, limit: usize) -> Vec<ChatMessage> {
     let size = |messages: &[ChatMessage]| messages.iter().map(json_size).sum::<usize>();
     for cap in [MAX_TEXT, MAX_TEXT / 16, MAX_TEXT / 256, 256] {
@@ -353,7 +354,7 @@ fn shorten(message: &mut ChatMessage, cap: usize) {
         ChatMessage::Assistant { content, tool_calls, .. } => {
             content.iter_mut().for_each(cut);
             for call in tool_calls {
-                // A part of a JSON text is not JSON.
+                // A shortened JSON text would be invalid, so it is replaced by an empty object.
                 if call.function.arguments.len() > cap {
                     "{}".clone_into(&mut call.function.arguments);
                 }

@@ -18,7 +18,7 @@ const MAX_ID: usize = 64;
 /// The work that a request asks for.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Plan {
-    /// Nothing: the prompt is known, and its run is active or staged.
+    /// No command is needed: the prompt was accepted before, and it is staged or its run is active.
     Join(Option<PromptId>),
     /// These commands, in this order.
     Perform(Vec<SessionCommand>),
@@ -78,7 +78,7 @@ impl RunInput {
             return Ok(Plan::Join(None));
         }
         let prompt = |id: &str| newest.blocks().map(|blocks| Prompt::new(blocks).with_id(prompt_id(id)));
-        // The id of a message that is in the tree is taken.
+        // The original message keeps its id in the tree, so the edited message gets another id.
         let edit_id = format!("run-{}", self.run_id);
         let known = view.tree.find(&id).and_then(|node| view.tree.node(node));
         let command = if let Some(node) = known.filter(|node| node.message().role == Role::User) {
@@ -144,7 +144,7 @@ fn diverged() -> Refusal {
     Refusal::new("diverged", "The conversation has changed. Load its messages and try again.")
 }
 
-/// Returns the id of a prompt, which is at most 64 bytes long.
+/// Returns `id` as the id of a prompt, cut at 64 bytes.
 fn prompt_id(id: &str) -> PromptId {
     PromptId::new(if id.is_empty() { "run" } else { start(id, MAX_ID) })
 }

@@ -31,7 +31,8 @@ use crate::{
     },
 };
 
-/// Returns all routes. A run names its thread in the body, so its handler checks the action.
+/// Returns all routes. A request to run names its thread in the body, which the router does not read. So the handler of
+/// this route checks whether the principal may perform the action.
 pub(in crate::web) fn all() -> [Route; 4] {
     routes! {
         POST "/" Prompt run;
@@ -87,7 +88,7 @@ async fn run(mut call: Call) -> Result<Response, Problem> {
     }
 }
 
-/// Performs what the request asks for. Returns the part of the session's activity that its stream shows.
+/// Performs the commands that the request asks for. Returns the part of the session's activity that its stream shows.
 async fn perform(
     call: &Call,
     input: &RunInput,

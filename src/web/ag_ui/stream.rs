@@ -21,7 +21,7 @@ use crate::{
 };
 use blocks::Blocks;
 
-/// The greatest size of a tool's progress, in bytes of its JSON form. Larger data is left out.
+/// The greatest size of a tool's progress, in bytes of its JSON form. Larger data is omitted.
 const MAX_PROGRESS: usize = 1 << 20;
 
 /// The run of a stream, as the client has asked for it.
@@ -33,7 +33,7 @@ pub(crate) struct Run {
     pub(crate) files: Files,
     /// The ids of the messages that the client has.
     pub(crate) known: HashSet<String>,
-    /// The state of the client. It gets a member `omni`.
+    /// The state of the client. The stream adds the member `omni` to it.
     pub(crate) state: Map<String, Value>,
 }
 
@@ -196,7 +196,7 @@ impl RunStream {
         Self::run_started(&self.run)
     }
 
-    /// Follows the events before the own run.
+    /// Processes an event that precedes the stream's own run.
     fn wait(&mut self, event: &Event) {
         let ends_run = matches!(
             event,
@@ -261,7 +261,8 @@ impl RunStream {
                     replace: true,
                 });
             }
-            // A large file gets its address from the message that will contain the result.
+            // A result with a large file is sent later, because the file's address contains the id of the message with
+            // the result.
             Event::ToolResult { result, .. }
                 if !self.holds_results && !self.run.files.links_in(result, self.run.level) =>
             {
@@ -305,7 +306,8 @@ impl RunStream {
             self.blocks.close(&mut self.out);
             let mut complete = Messages::new(self.run.level, &self.run.files);
             complete.push(message);
-            // An interrupted answer can lose blocks.
+            // The complete answer may lack blocks that were shown, for example after an interrupt. Then all messages
+            // are sent again.
             if message.id.is_some() && !self.blocks.are_of(&complete.into_list()) {
                 self.send_messages();
             }
@@ -325,7 +327,8 @@ impl RunStream {
             self.results.clear();
         }
         let is_known = message.id.as_ref().is_some_and(|id| self.run.known.contains(&id.to_string()));
-        // The client has its own ids for results that it has sent.
+        // The client has given its own ids to the results that it has sent, so all messages are sent with the stored
+        // ids.
         if if is_prompt { has_results || !is_known } else { !has_results && !is_known } {
             self.send_messages();
         }

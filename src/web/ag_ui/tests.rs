@@ -1,4 +1,4 @@
-//! Tests of the streams with real sessions, read by a client that checks what the real clients check.
+//! Tests of the streams with real sessions, read by a client that makes the same checks as the real clients.
 
 mod client;
 mod plans;
@@ -21,7 +21,7 @@ use crate::{
 };
 use client::Client;
 
-/// A session with a scripted provider, and a client of one level.
+/// A session with a scripted provider, and a client that reads one version of the protocol.
 struct Rig {
     session: Session,
     provider: ScriptedProvider,
@@ -144,7 +144,8 @@ fn check_messages(client: &Client, view: &SessionSnapshot) {
     let truth = Messages::of(&view.agent, client.level, &Files::default());
     let truth: Vec<_> = truth.iter().map(|message| serde_json::to_value(message).unwrap()).collect();
     let has_reasoning = truth.iter().any(|message| message["role"] == "reasoning");
-    // If a snapshot contains no reasoning, the client keeps its reasoning, even if that reasoning is void.
+    // If a snapshot contains no reasoning, the client keeps its reasoning, even if the session has discarded that
+    // reasoning.
     let is_kept = |message: &&Value| {
         message["activityType"] != "omni.progress" && (has_reasoning || message["role"] != "reasoning")
     };

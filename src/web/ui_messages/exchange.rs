@@ -1,4 +1,4 @@
-//! The messages of a snapshot, grouped as the AI SDK shows them: a prompt, and everything until the next one.
+//! The messages of a snapshot, grouped as the AI SDK shows them: a prompt, and all messages up to the next prompt.
 
 use std::sync::Arc;
 
@@ -93,7 +93,7 @@ pub(super) fn exchanges(snapshot: &SessionSnapshot) -> Vec<Exchange<'_>> {
         let is_prompt = entry.message.role == Role::User && has_own_content(entry.message) && !joined;
         let id = || ui_id(entry.message, entry.node.map(Node::id));
         match exchanges.last_mut() {
-            // The results belong to the answer before, and the rest of the message is a prompt.
+            // The results belong to the previous answer, and the rest of the message is a prompt.
             Some(exchange) if is_prompt && has_results(entry.message) => exchange.rest.push(*entry),
             Some(exchange) if !is_prompt => {
                 exchange.rest.push(*entry);

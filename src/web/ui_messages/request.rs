@@ -1,4 +1,4 @@
-//! Reads a posted request: the action of the user, and the commands that it takes.
+//! Reads a posted request: the action of the user, and the commands that perform this action.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -85,8 +85,8 @@ pub(in crate::web) struct Plan {
     pub(in crate::web) follow: Follow,
 }
 
-/// Reads a request. Only the message that the user sends, and the decisions and results that the conversation waits
-/// for, are taken from it. Everything else in the posted history is only used to find the place where the user is.
+/// Reads a request. The returned plan contains only the user's new message, or the decisions and results that the
+/// conversation waits for. The rest of the posted history only shows where in the conversation the user is.
 ///
 /// # Errors
 ///
@@ -129,7 +129,8 @@ impl<'a> Reader<'a> {
             return Err(Refusal::Invalid("`messages` is empty".to_owned()));
         };
         if message.role != PostedRole::User {
-            // A request without `messageId` whose last message is an answer sends decisions or results by hand.
+            // The request has no `messageId`, and its last message is from the assistant. The application has sent such
+            // a request explicitly, to pass on decisions or results.
             return self.answer(message);
         }
         let id = MessageId::new(message.id.as_str());
@@ -178,7 +179,7 @@ impl<'a> Reader<'a> {
         };
         let node = self.prompt_node(id)?.and_then(|node| self.snapshot.tree.node(node));
         // If the run of a message was cancelled or has failed, the history does not contain the message, or it contains
-        // an older version. The client still shows it, so its user wants an answer to it.
+        // an older version. The client still shows the message, so its user wants an answer to it.
         if let Some(message) = last
             && node.is_none_or(|node| !message.has_text_of(node.message()))
         {
@@ -262,7 +263,7 @@ impl<'a> Reader<'a> {
 
     // ---- where the request builds ----
 
-    /// Returns where a new message builds: on the newest posted message that the conversation knows.
+    /// Returns the point on which a new message builds: the newest posted message that the conversation knows.
     fn base(&self, before: &[Posted]) -> Result<PromptBase, Refusal> {
         for message in before.iter().rev() {
             let id = base_id(message.id.strip_prefix("a-").unwrap_or(&message.id));

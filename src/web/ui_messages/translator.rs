@@ -38,12 +38,12 @@ enum Phase {
     Running,
     /// A turn is complete, and the run continues.
     BetweenTurns(Arc<Response>),
-    /// The run is paused. The pauses are complete if all events up to the one with this number are known.
+    /// The run is paused. The list of pauses is complete when all events up to `until` have been translated.
     Pausing {
         pauses: Vec<Pause>,
         until: Option<EventId>,
     },
-    /// The run has ended. Its nodes follow.
+    /// The run has ended. The `tree` event that contains the run's nodes follows.
     Finishing(Box<Finish>),
     Ended,
 }
@@ -67,10 +67,12 @@ pub(in crate::web) struct Translator {
     answer: String,
     /// The id of the last event that was translated.
     last: EventId,
-    /// The usage of the complete turns of this response, and of the steps of the turn in flight.
+    /// The usage of the complete turns of this response.
     usage: Usage,
+    /// The usage of the steps of the turn in flight.
     steps: Usage,
-    /// Whether the response shows the turn in flight from its start, so that the sum of its steps is its usage.
+    /// Whether the response shows the turn in flight from its start. If so, the sum of the steps' usage is the usage of
+    /// the turn.
     is_whole: bool,
     nodes: Vec<NodeId>,
 }
@@ -116,8 +118,8 @@ impl Translator {
         matches!(self.phase, Phase::Pausing { until: None, .. })
     }
 
-    /// Takes the id of the session's last event, read after the translator started to pause. Returns the last frames if
-    /// no more events are needed.
+    /// Sets the event at which the list of pauses is complete: the session's last event, read after the pause began.
+    /// Returns the last frames if no more events are needed.
     pub(in crate::web) fn pause_until(&mut self, last: EventId) -> Vec<Frame> {
         if let Phase::Pausing { until, .. } = &mut self.phase {
             *until = Some(last);
@@ -193,7 +195,7 @@ impl Translator {
         }
     }
 
-    /// Notes what the client has, without sending it again.
+    /// Records the content that the client already has, without sending it again.
     fn continue_answer(&mut self, snapshot: &SessionSnapshot) {
         self.start();
         let agent = &snapshot.agent;
@@ -207,7 +209,8 @@ impl Translator {
         }
         agent.pauses.iter().for_each(|pause| self.writer.note_pause(pause));
         if agent.status == Status::Paused {
-            // If no decision arrives, because only some of the uses were decided, the response ends at once.
+            // Only some of the waiting tool uses were decided. If no further decision arrives, the response ends at
+            // once.
             self.phase = Phase::Pausing { pauses: agent.pauses.clone(), until: None };
         }
     }
@@ -347,7 +350,8 @@ impl Translator {
                 let delay = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
                 self.writer.retry(&json!({ "failure": failure.to_string(), "delay": delay }));
             }
-            // The prompt begins another message, so this answer is complete.
+            // A staged prompt starts the next turn and thereby another message of the protocol, so this answer is
+            // complete.
             Event::Unstaged { reason: UnstageReason::Taken, .. } => {
                 if let Phase::BetweenTurns(response) = &self.phase {
                     let response = Arc::clone(response);
@@ -438,7 +442,7 @@ impl Translator {
         }
     }
 
-    /// Sends the last frame of a run that has ended.
+    /// Sends the last frame of the response, if the run has ended.
     fn flush(&mut self) {
         if let Phase::Finishing(finish) = &mut self.phase {
             let (reason, metadata) = (finish.reason, finish.metadata.take());
@@ -488,7 +492,8 @@ pub(super) fn replay_messages<'a>(writer: &mut Writer, messages: impl Iterator<I
             writer.step_start(step, message.id.clone());
             message.content.iter().enumerate().for_each(|(index, block)| writer.block(index, block));
             writer.step_end();
-            // The results that were decided when the other uses of the step were left open.
+            // Some results may have been decided when the step left its other tool uses open. The tool uses contain
+            // these results.
             let decided = message.tool_uses().filter_map(|tool_use| tool_use.decided.as_deref());
             decided.for_each(|result| writer.result(result, None));
         } else {

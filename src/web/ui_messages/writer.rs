@@ -78,12 +78,13 @@ pub(super) struct Writer {
     /// The names of the agent's tools. All other tools are dynamic.
     tools: HashSet<String>,
     frames: Vec<Frame>,
-    /// The number of the step and the id of its message.
+    /// The number of the step.
     step: u32,
+    /// The id of the step's message.
     message: Option<MessageId>,
     /// Whether `start-step` was sent, and `finish-step` was not.
     is_step_open: bool,
-    /// Whether the client has a step that a reset would empty, and which belongs to the current request.
+    /// Whether the client has a step for the current request, which a reset would empty.
     has_step: bool,
     /// Whether the client's step was emptied, so that the next step uses it.
     is_step_reset: bool,
@@ -200,7 +201,7 @@ impl Writer {
             self.is_step_open = false;
             self.data("retry", None, data);
         } else {
-            // The parts stay in the message. The data behind them marks them as void.
+            // In level 6, the parts stay in the message. The data part that follows them marks them as void.
             let is_marked = self.has_step;
             self.close("The request is repeated.");
             let id = format!("retry-{}", self.retries);
@@ -218,7 +219,8 @@ impl Writer {
         self.open(index);
     }
 
-    /// Reasoning is opened with its first text, because many services send reasoning without readable text.
+    /// The part for the reasoning is opened when its first text arrives, because many services send reasoning without
+    /// readable text.
     pub(super) fn thinking_start(&mut self, index: usize) {
         self.texts.insert(index, OpenText { kind: Kind::Reasoning, part: None, sent: 0 });
     }
@@ -245,7 +247,7 @@ impl Writer {
 
     fn open(&mut self, index: usize) {
         let Some(text) = self.texts.get_mut(&index).filter(|text| text.part.is_none()) else { return };
-        // A block that continues after a pause is another part.
+        // If an earlier stream has sent the beginning of a block, the rest of the block is another part.
         let part = match text.sent {
             0 => format!("{}-{index}", self.step),
             sent => format!("{}-{index}-{sent}", self.step),
@@ -451,7 +453,8 @@ impl Writer {
 
     // ---- ends ----
 
-    /// Closes everything that is open, because the answer ends here. Tool uses without a result get this error.
+    /// Closes everything that is open, because the answer ends here. Tool uses without a result get `reason` as an
+    /// error.
     pub(super) fn close(&mut self, reason: &str) {
         self.end_texts();
         for tool_use in std::mem::take(&mut self.uses) {

@@ -1,4 +1,4 @@
-//! Clients that violate the protocol. The resources for each client are bounded, and each gets a clear error.
+//! Clients that violate the protocol. The resources for each client are bounded, and each client gets a clear error.
 
 use omni_agent::{manager::Manager, serve::acp::AcpError, store::MemoryStore};
 use serde_json::{Value, json};
@@ -65,7 +65,7 @@ async fn message_that_is_too_long_ends_the_connection_with_an_error() {
     let Window { mut input, served, .. } = Window::open(&manager()).await;
     let writing = tokio::spawn(async move {
         let piece = vec![b'x'; 1 << 20];
-        // The agent stops reading at its limit.
+        // The agent stops reading at its limit for the length of a message.
         for _ in 0..64 {
             if input.write_all(&piece).await.is_err() {
                 return;
@@ -86,7 +86,7 @@ async fn requests_above_the_limit_are_refused_and_the_others_are_answered() {
     for _ in 0..20 {
         prompts.push(window.prompt(&session, "Go on for ever").await);
     }
-    // Sixteen prompts of a session wait.
+    // Sixteen prompts of a session can wait. All further prompts are refused.
     for refused in prompts.split_off(16) {
         let error = window.answer(refused).await.unwrap_err();
         assert!(error["data"].as_str().unwrap().contains("16 prompts"), "{error}");

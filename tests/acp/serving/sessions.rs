@@ -1,4 +1,4 @@
-//! Sessions: their requests, and their life in the manager.
+//! Sessions: how clients create, load, list and delete them, and how the manager closes and reopens them.
 
 use std::time::Duration;
 

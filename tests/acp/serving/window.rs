@@ -1,4 +1,4 @@
-//! A client that writes and reads plain JSON, in this process. Several windows can use one manager.
+//! A window: a client in this process that writes and reads plain JSON. Several windows can use one manager.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -166,7 +166,7 @@ impl Window {
         self.next(fits).await;
     }
 
-    /// Closes the connection, and returns how it was served.
+    /// Closes the connection, and returns the result of serving it.
     pub async fn close(self) -> Result<(), AcpError> {
         drop(self.input);
         drop(self.output);

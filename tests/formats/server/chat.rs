@@ -230,7 +230,7 @@ impl Wire for Chat {
                     let function = json!({"name": name, "arguments": input});
                     calls.push(json!({"id": id, "type": "function", "function": function}));
                 }
-                // In this format, services don't report their own actions.
+                // In this format, services do not report tools that they run themselves, so nothing is sent.
                 Said::Opaque(_) => {}
             }
         }

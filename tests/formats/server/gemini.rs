@@ -294,7 +294,7 @@ impl Wire for Gemini {
     }
 
     fn reported_usage(&self, usage: Usage) -> Usage {
-        // Tokens written to the cache are not reported.
+        // Gemini does not report tokens that were written to the cache.
         usage.with_input(usage.input + usage.cache_write).with_cache_write(0)
     }
 }

@@ -201,7 +201,7 @@ impl Wire for Ollama {
     }
 
     fn reported_usage(&self, usage: Usage) -> Usage {
-        // Cached tokens and reasoning tokens are not reported.
+        // Ollama reports neither cached tokens nor reasoning tokens.
         Usage::default().with_input(usage.prompt()).with_output(usage.output)
     }
 

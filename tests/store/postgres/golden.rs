@@ -48,7 +48,7 @@ async fn open_of_schema_version_1_by_many_at_once_updates_it_once() {
     let opened = (0..5).map(|_| tokio::spawn(builder.clone().open()));
     for store in futures_util::future::join_all(opened).await {
         let store = store.unwrap().unwrap();
-        // The store does not know the duration of this lease.
+        // The lease is valid, although a program of schema version 1 has not stored its duration.
         assert_eq!(store.summary(&id("talk")).await.unwrap().owner, Some(Owner::new("ann")));
     }
     let versions = format!("SELECT version FROM \"{schema}\".migrations ORDER BY version");

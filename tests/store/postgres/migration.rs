@@ -1,6 +1,6 @@
 //! The update of the schema while other programs use it.
 
-use std::{thread, time::Duration};
+use std::{fs, thread, time::Duration};
 
 use omni_agent::store::{Page, PostgresStore, Store, StoreError};
 use tokio_postgres::Client;
@@ -9,6 +9,7 @@ use super::{
     golden::{has_all, restored},
     server::{raw, url},
 };
+use crate::support::{Folder, child, child_folder};
 
 /// Waits until the statement that changes the table is waiting for a lock. Returns the process id of the server process
 /// that runs this statement.
@@ -23,7 +24,7 @@ async fn waiting(observer: &Client, schema: &str) -> i32 {
     }
 }
 
-/// Returns the statements of the migration. None of them contains a semicolon elsewhere.
+/// Returns the statements of the migration. No statement may contain a semicolon except at its end.
 fn statements(schema: &str) -> Vec<String> {
     let migration = include_str!("../../../src/store/postgres/migrations/3.sql");
     let lines = migration.lines().filter(|line| !line.trim_start().starts_with("--"));
@@ -38,7 +39,7 @@ async fn update_interrupted_after_any_statement_starts_again() {
     assert!(count > 10);
     for done in 0..=count {
         let schema = restored(url, "postgres-2.sql").await;
-        // The connection breaks before the transaction ends.
+        // Drop the connection before the transaction ends, as if the process had died.
         let interrupted = raw(url).await;
         interrupted.batch_execute("BEGIN").await.unwrap();
         for statement in &statements(&schema)[..done] {
@@ -52,6 +53,49 @@ async fn update_interrupted_after_any_statement_starts_again() {
             let usage = stored.nodes.iter().filter_map(|node| node.usage()).copied().sum();
             assert_eq!(stored.used.usage, usage, "{}", summary.id);
         }
+    }
+}
+
+/// Child process: opens the schema at the same time as another process.
+#[tokio::test]
+async fn child_opens_an_earlier_schema() {
+    let Some(folder) = child_folder() else { return };
+    let read = |name: &str| fs::read_to_string(folder.join(name)).unwrap();
+    let store =
+        PostgresStore::builder(read("url")).schema(read("schema")).connections(2).open().await.unwrap();
+    assert_eq!(store.list(Page::default()).await.unwrap().len(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn update_by_two_processes_at_once_happens_once() {
+    let Some(url) = url() else { return };
+    for dump in ["postgres-1.sql", "postgres-2.sql"] {
+        let schema = restored(url, dump).await;
+        let folder = Folder::new();
+        fs::write(folder.path().join("url"), url).unwrap();
+        fs::write(folder.path().join("schema"), &schema).unwrap();
+        // Both processes wait for this lock, and one of them has to wait for the other one afterwards.
+        let holder = raw(url).await;
+        let lock = format!("omni-agent {schema}");
+        let hold = "SELECT pg_advisory_lock(hashtextextended($1, 0))";
+        holder.query_one(hold, &[&lock]).await.unwrap();
+        let mut child =
+            child("postgres::migration::child_opens_an_earlier_schema", folder.path()).spawn().unwrap();
+        let opened = tokio::spawn(PostgresStore::builder(url).schema(&schema).connections(2).open());
+        let key = "SELECT count(*) FROM pg_locks, hashtextextended($1, 0) AS key WHERE NOT granted
+            AND locktype = 'advisory' AND (classid::bigint << 32 | objid::bigint) = key";
+        while holder.query_one(key, &[&lock]).await.unwrap().get::<_, i64>(0) < 2 {
+            tokio::task::yield_now().await;
+        }
+        let release = "SELECT pg_advisory_unlock(hashtextextended($1, 0))";
+        holder.query_one(release, &[&lock]).await.unwrap();
+        let store = opened.await.unwrap().unwrap();
+        assert!(child.wait().unwrap().success(), "{dump}");
+        let versions = format!("SELECT version FROM \"{schema}\".migrations ORDER BY version");
+        let versions: Vec<i32> =
+            holder.query(&versions, &[]).await.unwrap().iter().map(|row| row.get(0)).collect();
+        assert_eq!(versions, [1, 2, 3], "{dump}");
+        has_all(&store).await;
     }
 }
 

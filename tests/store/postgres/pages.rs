@@ -1,6 +1,6 @@
 //! The cost of reading one page of a long list.
 
-use omni_agent::store::{Page, Store};
+use omni_agent::store::{Filter, Labels, Page, Store};
 
 use super::{
     schema,
@@ -58,5 +58,52 @@ async fn list_after_a_late_conversation_reads_no_more_of_the_index() {
             assert!(!rows.is_empty() && rows.iter().all(|rows| *rows <= 51), "{id}, {mode}: {plan}");
             assert!(!plan.contains("Rows Removed"), "{id}, {mode}: {plan}");
         }
+    }
+}
+
+/// Inserts 62,000 conversations, and labels of the 6,000 and of the 56,000 oldest ones.
+const LABELLED: &str = "
+INSERT INTO {schema}.conversations (id, version, created, updated, state, epoch)
+SELECT 'c' || lpad(n::text, 5, '0'), 1, to_timestamp(n), to_timestamp(n / 3), '{}', 1
+FROM generate_series(1, 62000) AS n;
+INSERT INTO {schema}.labels
+SELECT key, 'age', CASE WHEN key <= 6000 THEN 'oldest' ELSE 'later' END FROM {schema}.conversations;
+INSERT INTO {schema}.labels SELECT key, 'kind', 'most' FROM {schema}.conversations WHERE key <= 56000;
+ANALYZE {schema}.conversations, {schema}.labels";
+
+#[tokio::test]
+async fn pages_of_a_label_that_only_old_conversations_have_are_complete() {
+    let Some(url) = url() else { return };
+    let store = fresh(url).open().await.unwrap();
+    let fill = LABELLED.replace("{schema}", &schema(&store));
+    raw(url).await.batch_execute(&fill).await.unwrap();
+    for (label, value, count) in [("age", "oldest", 6000), ("kind", "most", 56_000), ("age", "later", 56_000)]
+    {
+        let filter = Filter::with(Labels::new([(label, value)]).unwrap());
+        // The conversations with the greatest number are the latest ones. Three at a time have the same time.
+        let mut expected: Vec<_> = (1..=62_000_u32)
+            .filter(|n| {
+                (label == "kind" && *n <= 56_000) || (label == "age" && (*n <= 6000) == (value == "oldest"))
+            })
+            .collect();
+        assert_eq!(expected.len(), count);
+        expected.sort_by_key(|n| (std::cmp::Reverse(n / 3), *n));
+        let expected: Vec<_> = expected.iter().map(|n| format!("c{n:05}")).collect();
+        let mut page = Page::first(1000);
+        let mut found = Vec::new();
+        for _ in 0..8 {
+            let listed = store.list_where(&filter, page.clone()).await.unwrap();
+            let Some(last) = listed.last() else { break };
+            page = page.after(last);
+            found.extend(listed.into_iter().map(|summary| summary.id.to_string()));
+        }
+        assert_eq!(found, expected[..found.len()], "{label} {value}");
+        assert_eq!(found.len(), count.min(8000), "{label} {value}");
+        // Beyond the conversations that are examined first.
+        let mut skipped = Page::first(50);
+        skipped.offset = 5500;
+        let listed = store.list_where(&filter, skipped).await.unwrap();
+        let ids: Vec<_> = listed.iter().map(|summary| summary.id.as_str()).collect();
+        assert_eq!(ids, expected[5500..5550], "{label} {value}");
     }
 }

@@ -4,8 +4,11 @@ use std::{collections::BTreeMap, fs};
 
 use omni_agent::store::{Page, SqliteStore, Store, StoreError, Write};
 
-use super::{file, quick};
-use crate::support::{Folder, commit, create, id, says};
+use super::{file, quick, raw};
+use crate::{
+    corrupt::{Effect, NUMBERS, TEXTS, Victim},
+    support::{Folder, commit, create, id, says},
+};
 
 #[tokio::test]
 async fn open_with_a_torn_log_drops_the_last_write_entirely() {
@@ -37,7 +40,7 @@ async fn load_from_a_damaged_file_names_it() {
     let store = quick(&folder).await;
     let version = create(&store, &id("a")).await;
     commit(&store, &id("a"), version, 1, &"x".repeat(200_000)).await;
-    super::raw(&folder).query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())).unwrap();
+    raw(&folder).query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())).unwrap();
     drop(store);
 
     let mut bytes = fs::read(file(&folder)).unwrap();
@@ -67,14 +70,14 @@ async fn load_with_an_invalid_node_id_names_its_place() {
         ("UPDATE nodes SET parent = 0", "UPDATE nodes SET parent = NULL", "node 1"),
         ("UPDATE conversations SET head = 0", "UPDATE conversations SET head = NULL", "the head"),
     ] {
-        super::raw(&folder).execute(damage, []).unwrap();
+        raw(&folder).execute(damage, []).unwrap();
         let error = store.load(&id("a")).await.unwrap_err();
         let place_start = format!("{what} of conversation a");
         assert!(
             matches!(&error, StoreError::Damaged { place, .. } if place.starts_with(&place_start)),
             "{error:?}"
         );
-        super::raw(&folder).execute(repair, []).unwrap();
+        raw(&folder).execute(repair, []).unwrap();
     }
     store.load(&id("a")).await.unwrap();
 }
@@ -85,7 +88,7 @@ async fn load_of_a_row_of_another_type_is_damaged() {
     let store = quick(&folder).await;
     let version = create(&store, &id("a")).await;
     commit(&store, &id("a"), version, 1, "Hi").await;
-    let other = super::raw(&folder);
+    let other = raw(&folder);
     let text = "PRAGMA writable_schema = ON;
                 UPDATE sqlite_schema SET sql = replace(replace(sql, 'STRICT, ', ''), 'STRICT', '');
                 PRAGMA writable_schema = RESET;
@@ -106,11 +109,40 @@ async fn list_with_an_invalid_title_reports_it_and_shows_the_others() {
     create(&store, &id("b")).await;
     let bytes =
         "UPDATE conversations SET title = CAST(x'ff' AS TEXT), owner = CAST(x'fe' AS TEXT) WHERE id = 'a'";
-    super::raw(&folder).execute(bytes, []).unwrap();
+    raw(&folder).execute(bytes, []).unwrap();
     let list = store.list(Page::default()).await.unwrap();
     let damage: BTreeMap<_, _> =
         list.iter().map(|listed| (listed.id.as_str(), listed.damage.is_some())).collect();
     assert_eq!(damage, BTreeMap::from([("a", true), ("b", false)]));
     let error = store.load(&id("a")).await.unwrap_err();
     assert!(matches!(&error, StoreError::Damaged { place, .. } if place.contains("title")), "{error:?}");
+}
+
+#[tokio::test]
+async fn changed_row_of_a_turn_affects_only_its_conversation() {
+    let folder = Folder::new();
+    let store = quick(&folder).await;
+    let victim = Victim::new(&store).await;
+    let connection = raw(&folder);
+    let execute = async |sql: &str| connection.execute(&sql.replace("{schema}", ""), []).unwrap() as u64;
+    let deep = format!("'{}'", "[".repeat(1000));
+    for (table, row, columns, effect) in TEXTS {
+        for column in columns {
+            for value in ["''", "'no JSON'", "'{'", "'[7]x'", "x'ff'", &deep] {
+                let set = format!("{column} = CAST({value} AS TEXT)");
+                victim.check(table, row, &set, effect, execute).await;
+            }
+        }
+    }
+    let times = [
+        ("turns", "true", &["spent", "since", "recorded", "orderly", "waits"][..], Effect::Accepted),
+        ("approvals", "place = 0", &["since", "expires", "survives"], Effect::Accepted),
+    ];
+    for (table, row, columns, effect) in NUMBERS.into_iter().chain(times) {
+        for column in columns {
+            for value in [i64::MIN, -2, 0, 2, i64::MAX] {
+                victim.check(table, row, &format!("{column} = {value}"), effect, execute).await;
+            }
+        }
+    }
 }

@@ -62,7 +62,7 @@ async fn update_interrupted_after_any_statement_starts_again() {
         for _ in 0..done {
             statements.next().unwrap().unwrap().execute([]).unwrap();
         }
-        // The process of this connection dies: nothing was committed.
+        // The connection is dropped without a commit, as if its process had died.
         interrupted.cache_flush().unwrap();
         drop(interrupted);
         check(&quick(&folder).await).await;

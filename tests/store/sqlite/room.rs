@@ -18,11 +18,11 @@ async fn delete_of_a_large_conversation_frees_its_space_between_writes() {
     let version = create(&store, &id("large")).await;
     commit(&store, &id("large"), version, 1, "Hi").await;
     let other = raw(&folder);
-    // The message has 80 MiB, about five times the amount that is freed at once. The deletion itself frees the first
-    // part.
+    // The message has 80 MiB, about five times the amount of space that the store frees at once. The deletion itself
+    // frees the first part of this space.
     other.execute("UPDATE nodes SET message = hex(zeroblob(40 << 20))", []).unwrap();
     store.delete(&id("large")).await.unwrap();
-    // At least one further part is freed before each write.
+    // Before each of these writes, the store frees at least one further part.
     for number in 0..8 {
         create(&store, &id(&format!("small{number}"))).await;
     }

@@ -68,7 +68,7 @@ impl Asks {
         Ok(())
     }
 
-    /// Checks that the caller of `ask` gets its response before the staged prompt starts.
+    /// Checks that no caller of `ask` still waits for a response when a staged prompt starts.
     pub(super) fn check_none(&self) -> Check {
         ensure!(self.waiting.is_none(), "a staged prompt takes over before the response to ask");
         Ok(())

@@ -1,4 +1,4 @@
-//! A streamed response as the simulation's model sees it.
+//! A streamed response in the simulator's reference model.
 
 use super::{
     Check, ensure,

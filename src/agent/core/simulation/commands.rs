@@ -155,7 +155,7 @@ impl World {
         known.map(|(_, state)| state.clone())
     }
 
-    /// Records an accepted prompt in the model.
+    /// Records an accepted prompt in the reference model.
     pub(super) fn accepted(&mut self, prompt: Prompt, accepted: &Accepted) {
         match accepted {
             Accepted::Started => {
@@ -248,7 +248,7 @@ impl World {
         self.perform_all(effects)
     }
 
-    /// Records that this decision about a tool use that waits must be emitted and applied.
+    /// Records that the core must emit and apply `decision` about the tool use `id`, which waits.
     pub(super) fn expect_decision(
         &mut self,
         id: &ToolUseId,

@@ -37,8 +37,8 @@ impl Kept {
         self.0.take_in(event);
     }
 
-    /// Compares this snapshot with the model after an event. While the core processes an input, its state is ahead of
-    /// the events that it has emitted, so the model is compared with this snapshot.
+    /// Compares this snapshot with the reference model after an event. The core itself can't be compared: while the
+    /// core processes an input, its state is ahead of the events that it has emitted.
     pub(super) fn compare_after_event(&self, model: &Model) -> Check {
         let kept = &self.0;
         let turn = model.turn.as_ref();

@@ -18,7 +18,7 @@ pub(super) struct Desk {
     uses: Vec<ToolUse>,
     /// The decisions, by index. `None` for a tool use that waits.
     decisions: Vec<Option<Decision>>,
-    /// The tools whose start was emitted, with the changed input.
+    /// The tools whose start was emitted, each with its input if the input was changed.
     started: Vec<(ToolUseId, Option<Value>)>,
     /// A tool that has just ended, and whether its result is an error.
     ended: Option<(ToolUseId, bool)>,
@@ -137,7 +137,8 @@ impl Desk {
         Ok(())
     }
 
-    /// Returns the unreviewed result, which was given by a decision or returned by a tool.
+    /// Returns the result of a tool use before its review: the result from the decision, or the result that the tool
+    /// returned.
     fn unreviewed(&self, index: usize, tool_use: &ToolUse) -> Option<ToolResult> {
         match self.decisions.get(index)?.as_ref()? {
             Decision::Reject(reason) => Some(ToolResult::error(tool_use, reason.as_str())),
@@ -220,7 +221,8 @@ impl Desk {
             ensure!(*result == kept, "{result:?} is emitted, but an interrupt keeps {kept:?}");
             return self.ran_with(index, input);
         }
-        // The result was not reviewed because of an interrupt, the limit of requests or a refusal.
+        // If an interrupt, the limit of requests or a refusal prevents the review of a result, the result must be an
+        // error.
         ensure!(result.is_error, "{result:?} was not reviewed");
         ensure!(interrupting || self.decisions.is_empty(), "{result:?} replaces a decision");
         Ok(())

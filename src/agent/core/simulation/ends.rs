@@ -1,4 +1,4 @@
-//! How turns and runs end, as the simulation's model sees it.
+//! How turns and runs end in the simulator's reference model.
 
 use std::sync::Arc;
 
@@ -74,11 +74,11 @@ impl Model {
         let reason = &response.stop_reason;
         let step = turn.reason.as_ref().ok_or("a turn ends without a step")?;
         let own = match (turn.place, step) {
-            // `Desk` checks which tool uses remain open.
+            // The turn left tool uses open. `Desk` checks which ones.
             (TurnStage::Deciding, _) => StopReason::ToolUse,
             (TurnStage::Closed, StopReason::Refusal) => StopReason::Refusal,
             (TurnStage::Closed, _) | (TurnStage::Complete, StopReason::Pause) => StopReason::MaxSteps,
-            // No tool remains to be run, so the stop reason of the service would be wrong.
+            // All tools have run, so the turn does not end with the service's stop reason `ToolUse`.
             (TurnStage::Complete, StopReason::ToolUse) => StopReason::Stop,
             (TurnStage::Complete, other) => other.clone(),
             (TurnStage::Asking | TurnStage::Answered, _) => {
@@ -87,7 +87,8 @@ impl Model {
         };
         let limited = self.input == Input::Ignored && self.queue.staged.is_empty();
         let expected = if limited { StopReason::MaxSteps } else { own };
-        // A callback may have changed the limit in the meantime.
+        // A callback may have raised the limit of requests after the turn had reached it, so an earlier moment counts
+        // too.
         let met = self.met || self.limit == Some(self.step);
         let fits = *reason == expected && (expected != StopReason::MaxSteps || met);
         ensure!(fits, "a turn at {:?} ends as {reason} after a step that ended as {step}", turn.place);

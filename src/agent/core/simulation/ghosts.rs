@@ -24,15 +24,15 @@ impl World {
         if let Some(Stage::Streaming { question: Some(question), .. }) = self.core.phase().stage()
             && self.rng.percent(50)
         {
-            // If the question is paused, its callback has already returned. The core must ignore a second outcome of
-            // the callback.
+            // If the provider's question waits for the application, `handle_tool_use` has already returned. The core
+            // must ignore a second outcome of this callback.
             (op, kind) = (question.op, self.rng.pick(&[6, 12]));
         }
         let tool_use = ToolUse::new("a", "search", json!({}));
         let result = ToolResult::ok(&tool_use, Text::new("ghost"));
         let slot = self.rng.below(4);
-        // The result of a tool that has finished, never ran or does not exist. The core waits for other tools of the
-        // same operation.
+        // While the core waits for the tools of an operation, report the result of a tool that has finished, never ran
+        // or does not exist.
         if let Some((op, calls)) = &self.tasks
             && kind < 7
         {

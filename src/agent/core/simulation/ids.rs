@@ -26,7 +26,7 @@ impl Ids {
         Ok(())
     }
 
-    /// A request, or another attempt of it, is about to be sent.
+    /// Records the id that was announced for the response to the next request, or to another attempt at a request.
     pub(super) fn announce(&mut self, id: &MessageId) -> Check {
         self.make(id)?;
         ensure!(self.answer.is_none(), "{id} is announced after {:?}", self.answer);
@@ -34,7 +34,7 @@ impl Ids {
         Ok(())
     }
 
-    /// A request is sent.
+    /// Checks that the id of the response was announced before the request is sent.
     pub(super) fn opened(&mut self) -> Check {
         ensure!(std::mem::take(&mut self.announced), "a request is sent without an id for its response");
         Ok(())
@@ -66,7 +66,7 @@ impl Ids {
 }
 
 impl Model {
-    /// A step has started.
+    /// Checks the event that announces a step and the id of its response.
     pub(super) fn step_starts(&mut self, step: u32, id: &MessageId) -> Check {
         use super::model::TurnStage;
         self.ids.announce(id)?;

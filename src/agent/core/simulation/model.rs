@@ -23,8 +23,9 @@ pub(super) struct Model {
     pub(super) run: bool,
     /// Whether the last turn was started by a staged prompt.
     pub(super) took_staged: bool,
-    /// The id of the turn in flight, and the number of the last run.
+    /// The id of the turn in flight.
     turn_id: Option<TurnId>,
+    /// The number of the last run.
     runs: u32,
     pub(super) pauses: Pauses,
     pub(super) queue: Queue,
@@ -35,7 +36,7 @@ pub(super) struct Model {
     pub(super) limit: Option<u32>,
     /// The limit of requests that the prompt itself sets.
     brought: Option<u32>,
-    /// Whether the limit was reached when `handle_turn` was called.
+    /// Whether the limit of requests was reached when `handle_turn` was called.
     pub(super) met: bool,
     pub(super) turn_timeout: Option<Duration>,
     /// The model of the prompt, unless a callback has set another model since.
@@ -43,7 +44,7 @@ pub(super) struct Model {
     /// The failure for which `handle_error` was called.
     pub(super) failure: Option<Failure>,
 
-    // The state that the world sets.
+    // The world sets the following fields before it passes an input to the core.
     pub(super) input: Input,
     /// The limit of requests in the agent's configuration.
     own_limit: Option<u32>,
@@ -59,13 +60,13 @@ pub(super) struct Model {
     /// The history that was in use before a discarded run. A `state` event must report this history at once.
     pub(super) owed: Option<History>,
     pub(super) continuation: Option<Blocks>,
-    /// The sum of all usage that streams reported. The next field is the sum of the usage in the events of ended turns
-    /// and runs.
+    /// The sum of all usage that streams reported.
     pub(super) spent_usage: Usage,
+    /// The sum of the usage in the events of ended turns and runs.
     pub(super) told_usage: Usage,
 }
 
-/// The special property of an input, if it has one.
+/// A property of the current input on which the expected events depend.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) enum Input {
     #[default]
@@ -73,7 +74,7 @@ pub(super) enum Input {
     Interrupt,
     /// `handle_event` fails, or it returns a prompt that cannot be accepted.
     EventFails,
-    /// `handle_turn` returns a continuation that the limit forbids.
+    /// `handle_turn` returns a continuation that the limit of requests forbids.
     Ignored,
     /// `handle_error` stops the run.
     GivesUp,
@@ -107,17 +108,19 @@ pub(super) struct Turn {
     pub(super) results: Vec<Content>,
     /// The stop reason of the last step.
     pub(super) reason: Option<StopReason>,
-    /// The usage of the earlier requests. The next field is the usage of the current request.
+    /// The usage of the earlier requests of the turn.
     before: Usage,
+    /// The usage of the current request.
     pub(super) current: Usage,
     /// How the usage of the current request was reported. `None` if it was not reported yet.
     booked: Option<RequestEnd>,
-    /// The end that the last `Usage` event states. The event that ends the request must follow at once.
+    /// The end of the request in the last `Usage` event. The event that reports this end must follow at once.
     ending: Option<RequestEnd>,
     /// The sum of the usage in `Step` and `Usage` events.
     told_rows: Usage,
-    /// The model of the current request, and the name that its stream reported.
+    /// The model of the current request.
     pub(super) requested: Arc<str>,
+    /// The model name that the stream of the current request reported.
     told_model: Option<String>,
     /// The stop reason that the current stream reported.
     pub(super) told: Option<StopReason>,
@@ -152,13 +155,14 @@ impl Turn {
         self.before + self.current
     }
 
-    /// Counts the usage of the current request as that of an earlier one.
+    /// Adds the usage of the current request to the usage of the earlier requests, because another request follows.
     fn next_request(&mut self) {
         self.before = self.usage();
         (self.current, self.booked) = (Usage::default(), None);
     }
 
-    /// Checks that the usage of the current request was reported, with this end unless the response was complete.
+    /// Checks that the usage of the current request was reported. It must be reported as that of a complete response,
+    /// or of a request that ended as `end` states.
     pub(super) fn check_booked(&mut self, end: RequestEnd) -> Check {
         let ending = self.ending.take();
         ensure!(

@@ -281,7 +281,7 @@ impl World {
 
     fn event_handled(&mut self, op: Op, prompt: Option<Prompt>) -> Check {
         self.note(|| format!("handle_event: {prompt:?}"));
-        // If the session accepts no prompts, any prompt is returned in the error event.
+        // While the session accepts no prompts, a prompt that `handle_event` returns becomes part of the error event.
         let is_held = prompt.is_some() && self.rng.percent(20);
         self.hold = is_held.then_some("the store is behind");
         if let (Some(prompt), true) = (&prompt, is_held) {

@@ -71,7 +71,7 @@ impl Model {
         let Some(turn) = &mut self.turn else { return };
         turn.outputs.fits = None;
         let uses_tools = turn.blocks.iter().any(super::blocks::Block::is_tool_use);
-        // If the limit of requests is reached, a pause ends the response.
+        // After a pause, the next request continues the response, unless the limit of requests is reached.
         let paused = turn.told == Some(StopReason::Pause) && !exhausted;
         if turn.outputs.wanted.output.is_none() || uses_tools || paused || turn.told.is_none() {
             return;
@@ -95,7 +95,7 @@ impl Model {
         Ok(())
     }
 
-    /// A response becomes part of the turn.
+    /// Checks that a response that becomes part of the turn need not be requested again.
     pub(super) fn joins(&mut self) -> Check {
         ensure!(self.input != Input::Misfit, "a response that does not match becomes part of the turn");
         self.turn()?.outputs.carried = 0;

@@ -94,7 +94,7 @@ impl World {
         self.check_done(&expected, &begun, effects)
     }
 
-    /// Starts a run with a message of a history.
+    /// Starts a run that answers a message which the owner supplies, on a random history.
     pub(super) fn answer_anew(&mut self) -> Check {
         let base = self.random_base();
         let message = self.random_message(&base);

@@ -30,7 +30,7 @@ pub(super) struct Pauses {
     pub(super) asking: Option<(ToolUseId, Value)>,
     /// The questions of running tools whose withdrawal must be emitted at once.
     pub(super) withdrawing: Vec<ToolUseId>,
-    /// The decisions that apply at the end of time limits.
+    /// The decision that applies to each tool use when the time limit of its pause ends.
     pub(super) on_expiry: HashMap<ToolUseId, Decision>,
 }
 

@@ -46,7 +46,7 @@ impl Questions {
 }
 
 impl World {
-    /// A running tool asks a question, or withdraws one.
+    /// Lets a running tool ask a question, or withdraw one.
     pub(super) fn tool_asks(&mut self) -> Check {
         let (op, calls) = self.tasks.clone().ok_or("no tool runs")?;
         if !self.questions.open.is_empty() && self.rng.percent(40) {
@@ -90,7 +90,7 @@ impl World {
         self.questions.answer = Some((id.clone(), answer));
     }
 
-    /// Ends a call whose result was given by a decision.
+    /// Checks that a decision has given the result of a tool call, and ends this call.
     pub(super) fn tool_ends(&mut self, slot: usize) -> Check {
         let ending = self.questions.ending.take();
         ensure!(ending == Some(slot), "the call {slot} is ended, not {ending:?}");

@@ -9,15 +9,15 @@ use crate::agent::{Next, Prompt, PromptId, PromptState, RunOutcome, UnstageReaso
 #[derive(Default)]
 pub(super) struct Queue {
     pub(super) staged: Vec<Arc<Prompt>>,
-    /// An accepted prompt whose staging must be emitted at once.
+    /// An accepted prompt for which a `staged` event must follow at once.
     pub(super) staging: Option<Prompt>,
-    /// A prompt that must be withdrawn at once.
+    /// The id of a prompt for which an `unstaged` event must follow at once, because the prompt is withdrawn.
     pub(super) withdrawing: Option<PromptId>,
-    /// A staged prompt that is used, whose message must follow at once.
+    /// A prompt that was taken from the queue, so that a `message` event with its content must follow at once.
     pub(super) taken: Option<Arc<Prompt>>,
     /// The ids of prompts that the application has given, with their states.
     pub(super) known: Vec<(PromptId, PromptState)>,
-    /// Whether the message with the results of a step's tools was added in this input, and a request follows.
+    /// Whether the current input has added the message with the results of a step's tools, and a request follows.
     pub(super) has_results: bool,
 }
 
@@ -33,8 +33,8 @@ impl Queue {
         Ok(())
     }
 
-    /// Checks that a staged prompt left the queue for this reason. `joins` states whether a turn is in flight. If so, a
-    /// prompt that is taken from the queue joins this turn.
+    /// Checks that a staged prompt may leave the queue for `reason`. `joins` states whether a turn is in flight. If so,
+    /// a prompt that is taken from the queue joins this turn.
     pub(super) fn unstage(&mut self, id: &PromptId, reason: UnstageReason, joins: bool) -> Check {
         if reason == UnstageReason::Withdrawn {
             ensure!(self.withdrawing.take().as_ref() == Some(id), "{id} is withdrawn");
@@ -52,7 +52,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Ends the known prompts in flight.
+    /// Records the outcome of a run for the known prompts that were in flight.
     pub(super) fn end_prompts(&mut self, outcome: &RunOutcome) {
         for (_, state) in &mut self.known {
             if *state == PromptState::InFlight {

@@ -25,7 +25,7 @@ struct Bench {
     tools: ToolSet,
     /// All emitted events.
     events: Vec<Event>,
-    /// The operation of the last requested callback.
+    /// The operation number of the last callback that the core requested.
     call: Op,
 }
 
@@ -178,7 +178,8 @@ fn resume_late_for_a_call_of_an_earlier_turn_is_stale() {
 
 #[test]
 fn resume_late_for_a_generated_id_is_stale() {
-    // An empty id is replaced with a generated id, which is the same in each response.
+    // The service sends tool uses with an empty id. The agent replaces it with a generated id, which is the same in
+    // both responses.
     let mut bench = Bench::new();
     bench.prompt("hi");
     for _ in 0..2 {

@@ -10,7 +10,7 @@ use crate::{
     provider::{BlockStart, Delta, ErrorKind, MessageDelta, Part, ProviderError, StopReason},
 };
 
-/// An exchange in flight.
+/// A request in flight and the response streamed so far.
 pub(super) struct Stream {
     pub(super) op: Op,
     blocks: Vec<Kind>,
@@ -36,7 +36,7 @@ enum Next {
     End,
 }
 
-/// There are only a few ids, so ids repeat. One id is empty, and some look like generated ids.
+/// The ids of tool uses. The list is short, so that ids repeat. One id is empty, and some look like generated ids.
 const IDS: [&str; 7] = ["a", "b", "c", "", "a_1", "a_1_0", "a?1"];
 const NAMES: [&str; 7] = ["search", "search", "search", "write", "unknown", "ask_user", "pick"];
 
@@ -70,7 +70,7 @@ impl Stream {
             }),
             39..60 if self.blocks.len() < 4 => Next::Delta(self.start(rng)),
             60..70 if !self.blocks.is_empty() => {
-                // If the block has already ended, this delta is an error.
+                // If the last block has already ended, the core must treat its second `End` as an error.
                 Next::Delta(Delta::End { index: self.blocks.len() - 1 })
             }
             _ => self.extend(rng).map_or_else(|| Next::Delta(self.start(rng)), Next::Delta),

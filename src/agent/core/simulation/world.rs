@@ -47,9 +47,9 @@ pub(super) struct World {
     pub(super) expiries: Vec<ToolUseId>,
     /// The delay that `handle_error` returned.
     pub(super) retry_after: Option<Duration>,
-    /// The turn's time limit, and whether its clock is stopped.
+    /// The turn's time limit, and whether the turn's clock is stopped.
     pub(super) watch: Option<(Duration, bool)>,
-    /// Whether the turn's clock was set while this input was processed.
+    /// Whether the core has set the turn's clock while processing the current input.
     watches: bool,
     pub(super) model: Model,
     pub(super) desk: Desk,
@@ -58,10 +58,11 @@ pub(super) struct World {
     /// The number of queued application events.
     pub(super) notices: usize,
     pub(super) prompts: u32,
-    /// The percentage of inputs that are commands. The next field is the percentage of callbacks that panic.
+    /// The percentage of inputs that are commands.
     commands: usize,
+    /// The percentage of callbacks that panic.
     pub(super) panics: usize,
-    /// Whether all parts cooperate, so that every operation in progress ends.
+    /// Whether the simulated callbacks, provider and tools cooperate, so that every operation in progress ends.
     pub(super) friendly: bool,
     trace: Option<Vec<String>>,
 }
@@ -470,7 +471,7 @@ impl World {
         Ok(())
     }
 
-    /// Checks that nothing is left when everything has ended.
+    /// Checks that no work is left after all operations have ended.
     fn check_end(&mut self) -> Check {
         ensure!(self.notices == 0, "{} application events were never handled", self.notices);
         self.asks.check_rest(false)?;

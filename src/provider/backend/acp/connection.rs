@@ -34,8 +34,7 @@ use crate::{
     sync::lock,
 };
 
-/// How long to wait for the second of two events that belong together: the end of the program and the end of its
-/// output, in either order.
+/// The maximum time between the end of the program and the end of its output, which can occur in either order.
 const SOON: Duration = Duration::from_secs(1);
 
 /// How long a program that wrote something other than a message may take to write its first message.
@@ -133,7 +132,7 @@ impl Connection {
     /// Returns the reason why the connection has ended, if it has.
     pub(super) async fn over(&self) -> Option<BackendError> {
         if self.running.process.has_ended() {
-            // The supervisor is about to report why the connection ended.
+            // Wait for the supervisor, which is about to report why the connection ended.
             return Some(self.shared.ended().await);
         }
         self.shared.has_ended()
@@ -176,7 +175,8 @@ struct Supervisor {
     stderr: ChildStderr,
 }
 
-/// When the supervisor ends for any reason, ends everything that waits for it.
+/// A guard of the supervisor. When the supervisor ends for any reason, dropping the guard kills the program and ends
+/// the session.
 struct Last(Arc<ConnectionState>, Arc<Process>);
 
 impl Drop for Last {
@@ -197,8 +197,8 @@ impl Supervisor {
         let mut reader = pin!(wire::read(stdout, incoming, &traffic).fuse());
         let why = {
             let taking = Arc::clone(&shared);
-            // Our code checks the protocol version in the response, so this uses the raw builder, which does not check
-            // it.
+            // This code uses the raw builder, which does not check the protocol version in the agent's response. The
+            // check follows in this crate.
             let driver = Builder::new(Client)
                 .on_receive_dispatch(
                     async move |dispatch, agent: ConnectionTo<Agent>| taking.take(dispatch, &agent),
@@ -222,7 +222,7 @@ impl Supervisor {
                     biased;
                     () = closing.cancelled() => break None,
                     broken = &mut reader => {
-                        // Messages that have been read must still be processed.
+                        // Wait for the driver, because messages that have been read must still be processed.
                         let _ = timeout(SOON, &mut driver).await;
                         break Some(broken);
                     }
@@ -255,7 +255,8 @@ impl Supervisor {
                 if how.is_err() {
                     process.kill();
                 }
-                // The last lines should have arrived by now, unless another process still holds the pipe open.
+                // The last lines of the standard error should have arrived by now, unless another process still holds
+                // the pipe open.
                 if !stderr.is_terminated() {
                     let _ = timeout(SOON, &mut stderr).await;
                 }
@@ -268,8 +269,8 @@ impl Supervisor {
         };
         shared.end(error);
         traffic.close();
-        // The program may continue to write until it ends. Its output is still read, because a write that fails could
-        // disturb its shutdown.
+        // The program may continue to write until it ends. Continue to read its output, because a failed write could
+        // disturb the program's shutdown.
         let mut exit = pin!(process.ended());
         loop {
             tokio::select! {

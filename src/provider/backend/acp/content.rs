@@ -44,7 +44,7 @@ pub(super) fn blocks(
 fn attached(attachment: &Attachment, can: &PromptCapabilities) -> Result<ContentBlock, BackendError> {
     let Attachment { source, media_type, name, .. } = attachment;
     let data = match source {
-        // All agents accept links.
+        // The file is sent as a link, which all agents accept.
         Source::Url { url } => {
             let name = name.clone().unwrap_or_else(|| url.clone());
             return Ok(ContentBlock::ResourceLink(

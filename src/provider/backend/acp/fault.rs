@@ -34,7 +34,7 @@ pub(super) fn not_resumed(
     let has = |words: &[&str]| words.iter().any(|words| text.contains(words));
     let is_missing = has(&["not found", "no such", "unknown", "not exist", "no session", "invalid session"])
         || (has(&["no "]) && has(&[" found"]));
-    // "Not found" can also refer to a key, a model or a settings file.
+    // The text must also mention a session, because "not found" can refer to a key, a model or a settings file.
     let is_unknown = is_missing && has(&["session", "thread", "conversation", "rollout"]);
     let unknown = || BackendError::UnknownSession { id: id.clone(), message: words(error) };
     match error.code {

@@ -21,12 +21,13 @@ impl McpServer {
         Self(Wire::Stdio(McpServerStdio::new(name, program).args(arguments)))
     }
 
-    /// Creates a server that is reached over HTTP. Not every agent supports this.
+    /// Creates a server that is reached over HTTP. Not every agent supports this transport.
     pub fn http(name: impl Into<String>, url: impl Into<String>) -> Self {
         Self(Wire::Http(McpServerHttp::new(name, url)))
     }
 
-    /// Creates a server that is reached with server-sent events, the older transport. Not every agent supports this.
+    /// Creates a server that is reached with server-sent events, the older transport. Not every agent supports this
+    /// transport.
     pub fn sse(name: impl Into<String>, url: impl Into<String>) -> Self {
         Self(Wire::Sse(McpServerSse::new(name, url)))
     }

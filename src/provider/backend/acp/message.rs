@@ -110,7 +110,7 @@ fn begins_like_a_message(line: &[u8]) -> bool {
 fn classify_values(values: impl IntoIterator<Item = Value>, asked: &mut Asked) -> IncomingLine {
     let (mut messages, mut is_protocol) = (Vec::new(), false);
     let objects = values.into_iter().flat_map(|value| match value {
-        // A batch of messages. The protocol does not define it, but JSON-RPC does.
+        // The line is a batch of messages, which JSON-RPC defines, although the protocol does not.
         Value::Array(values) => values,
         value => vec![value],
     });
@@ -133,7 +133,8 @@ fn message(mut object: Map<String, Value>, says_so: bool, asked: &mut Asked) -> 
     let (id, params) = (object.remove("id"), object.remove("params"));
     if let Some(method) = object.get("method") {
         let method = method.as_str()?;
-        // A log record can have a member `method` too.
+        // Without the member `jsonrpc`, an object with a `method` may be a log record, so only known methods are
+        // accepted.
         if !says_so && !matches!(method, "session/update" | "session/request_permission") {
             return None;
         }

@@ -265,7 +265,7 @@ impl BackendSession for AcpSession {
         let turn = shared.cancel();
         while turn.is_some_and(|turn| shared.is_in_flight(turn)) {
             let notification = CancelNotification::new(self.id.as_str().to_owned());
-            // If the connection has ended, the turn has ended too.
+            // Sending fails only if the connection has ended. The turn has then ended too.
             let _ = self.connection.agent.send_notification(notification);
             if timeout(AGAIN, shared.idle()).await.is_ok() {
                 break;

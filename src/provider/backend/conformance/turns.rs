@@ -30,8 +30,8 @@ pub(super) async fn tool_results_follow_their_uses(subject: &dyn BackendUnderTes
     CheckOutcome::Made
 }
 
-/// Gives all requests for permission the same answer. The turn must end with a result, and the session must then accept
-/// another prompt.
+/// Runs a turn and gives all its requests for permission the same answer. The turn must end with a result, and the
+/// session must then accept another prompt.
 async fn decided(subject: &dyn BackendUnderTest, answer: PermissionAnswer) -> CheckOutcome {
     let Some(prompt) = subject.asking_prompt() else {
         return CheckOutcome::Skipped;

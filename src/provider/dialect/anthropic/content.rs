@@ -105,7 +105,7 @@ pub(super) fn messages(
         }
     }
     drop_unanswered(&mut turns);
-    // An assistant message must not end in thinking. A message that does was cut off there.
+    // The service rejects an assistant message that ends in thinking. A response that was cut off can end in this way.
     for turn in turns.iter_mut().filter(|turn| turn.role == Role::Assistant) {
         while turn.blocks.last().is_some_and(|block| block.kind == BlockRole::Thinking) {
             turn.blocks.pop();

@@ -126,11 +126,11 @@ impl MessagesDecoder {
             "message_stop" => self.message_stop(data, deltas),
             "ping" => Ok(()),
             "error" => Err(service_error(data)),
-            // Some servers name the event `error` and send the bare error. The event's `type` is then an error type of
-            // the server.
+            // Some servers send an event named `error` whose data is the error object itself. Its `type` is then the
+            // kind of the error.
             _ if name == "error" || has_error => Err(service_error(data)),
             "message" if self.phase == Phase::Before => self.whole(data, deltas),
-            // Other servers send an unnamed event with the bare error instead of a response.
+            // Other servers send the error object itself in an unnamed event instead of a response.
             _ if self.is_bare_error(kind) => Err(service_error(data)),
             _ => Ok(()),
         }
@@ -196,7 +196,8 @@ impl MessagesDecoder {
             self.complete(index, deltas);
         }
         if !self.has_stop_reason {
-            // The response is complete, because this is its last event. Some services send no stop reason.
+            // This is the last event, so the response is complete. Some services send no stop reason, so derive one
+            // from the blocks.
             let uses_tools = self.blocks.iter().any(|block| matches!(block.kind, OpenKind::ToolUse(_)));
             deltas.push(Delta::stop(if uses_tools { StopReason::ToolUse } else { StopReason::Stop }));
         }
@@ -269,7 +270,7 @@ impl MessagesDecoder {
         deltas.extend(part.map(|part| Delta::Extend { index, part }));
     }
 
-    /// Returns whether an event of this unknown kind is a bare error that was sent instead of a response.
+    /// Returns whether an event of this unknown kind is an error object that was sent instead of a response.
     fn is_bare_error(&self, kind: &str) -> bool {
         self.phase == Phase::Before && kind.ends_with("error")
     }
@@ -284,7 +285,7 @@ impl MessagesDecoder {
     /// Returns the position of the open block with this index on the wire.
     fn open_block(&self, wire: Option<u64>, data: &str) -> Result<usize, ProviderError> {
         self.must_be_open(data)?;
-        // The growing block is nearly always the last.
+        // Search from the end, because the growing block is nearly always the last one.
         match self.blocks.iter().rposition(|block| wire.is_some() && block.wire == wire) {
             Some(index) if self.blocks[index].open => Ok(index),
             Some(_) => Err(bad("an event for a block that has ended", data)),

@@ -67,7 +67,7 @@ struct Encoder<'a> {
     warnings: Vec<String>,
 }
 
-/// The decisions about thinking.
+/// The thinking settings that were chosen for the request.
 #[derive(Default)]
 struct Decided {
     /// Whether the request turns thinking on.

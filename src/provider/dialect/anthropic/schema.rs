@@ -1,5 +1,5 @@
-//! Output schemas as the service accepts them: a subset of JSON Schema, with closed objects. Source:
-//! <https://platform.claude.com/docs/en/build-with-claude/structured-outputs>.
+//! Output schemas as the service accepts them: a subset of JSON Schema in which every object is closed
+//! (`additionalProperties: false`). Source: <https://platform.claude.com/docs/en/build-with-claude/structured-outputs>.
 
 use std::collections::HashSet;
 
@@ -34,8 +34,8 @@ const FORMATS: [&str; 10] =
 /// already in the subset is returned unchanged.
 ///
 /// Returns `None` if the subset cannot express the schema. The service rejects recursive references and accepts only
-/// closed objects. A closed map would always be empty, and the alternatives and properties of one closed object would
-/// exclude each other.
+/// closed objects. If a map were closed, it would always be empty. If an object with both properties and alternatives
+/// were closed, the properties and the alternatives would exclude each other.
 pub(super) fn output(schema: &Value) -> Option<(Value, bool)> {
     if is_recursive(schema) {
         return None;
@@ -50,7 +50,8 @@ pub(super) fn output(schema: &Value) -> Option<(Value, bool)> {
 }
 
 fn restrict(schema: &mut Value, closed: &mut bool) -> Option<()> {
-    // A schema that is not an object accepts any value. The supported subset cannot express this.
+    // A schema that is not a JSON object, such as `true`, accepts any value. The supported subset cannot express such a
+    // schema.
     let map = schema.as_object_mut()?;
     if let Some(one_of) = map.shift_remove("oneOf")
         && map.insert("anyOf".to_owned(), one_of).is_some()
@@ -64,7 +65,7 @@ fn restrict(schema: &mut Value, closed: &mut bool) -> Option<()> {
         }
         match map.insert("additionalProperties".to_owned(), Value::Bool(false)) {
             Some(Value::Bool(false)) => {}
-            // The schema is a map. Its keys are arbitrary, which a closed object does not allow.
+            // The schema is a map, whose keys are arbitrary. A closed object does not allow arbitrary keys.
             Some(Value::Object(_)) => return None,
             None | Some(Value::Bool(true)) if is_empty(map.get("properties")) => return None,
             before => *closed |= before.is_some(),
@@ -81,7 +82,7 @@ fn restrict(schema: &mut Value, closed: &mut bool) -> Option<()> {
             ("properties" | "$defs" | "definitions", Value::Object(schemas)) => {
                 schemas.values_mut().try_for_each(|schema| restrict(schema, closed))?;
             }
-            // Each part is a closed object and would reject the properties of the other parts.
+            // Each schema in `allOf` would become a closed object and reject the properties of the other schemas.
             ("allOf", Value::Array(schemas)) if schemas.len() > 1 => return None,
             ("anyOf" | "allOf" | "prefixItems", Value::Array(schemas)) => {
                 schemas.iter_mut().try_for_each(|schema| restrict(schema, closed))?;

@@ -86,7 +86,7 @@ impl Calls {
             if self.list.len() >= MAX_CALLS {
                 return Err(broken(format!("more than {MAX_CALLS} tool calls in one response")));
             }
-            // Blocks of earlier calls start first, if their names are known, so that the calls keep their order.
+            // Earlier calls whose names are known start their blocks first, so that the calls keep their order.
             self.start_named(answer, blocks, deltas);
             self.list.push(Call::new(fragment.index, fragment.place));
             self.list.len() - 1
@@ -182,9 +182,9 @@ impl Calls {
                 let begins = named && self.is_another(at, &fragment.name);
                 (!begins).then_some(at)
             }
-            // A new id with a name is a new call, whatever its index.
+            // A fragment with a new id and a name begins a new call, whatever its index.
             Some(_) if named => None,
-            // Some servers make a new id for each fragment.
+            // Some servers send a new id in each fragment. If no call has the id, the index identifies the call.
             Some(at) => by_id().or(Some(at)),
             None if fragment.index.is_some() && named => None,
             None => by_id().or_else(|| {

@@ -47,7 +47,7 @@ pub(super) struct ChatDecoder {
     done: bool,
 }
 
-/// The data about the whole message that was already emitted.
+/// The parts of the message's metadata that were already emitted.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Facts {
     id: bool,
@@ -132,7 +132,8 @@ impl ChatDecoder {
     }
 
     fn piece(&mut self, piece: Piece<'_>, deltas: &mut Vec<Delta>) -> Result<(), ProviderError> {
-        // Services that support both `reasoning_content` and `reasoning` send the same text in both members.
+        // Services that support both `reasoning_content` and `reasoning` send the same text in both members, so only
+        // one of them is read.
         let reasoning = piece.reasoning_content.into_text().or(piece.reasoning.into_text());
         for thinking in
             [reasoning, piece.content.thinking.map(|text| Cow::Owned(text.into()))].into_iter().flatten()
@@ -378,7 +379,7 @@ fn read_usage(usage: WireUsage, counts: &mut TypedCounts) -> Usage {
     let mut output = counts.read("usage.completion_tokens", usage.completion_tokens).unwrap_or(0);
     let total = counts.read("usage.total_tokens", usage.total_tokens);
     // xAI's count of completion tokens does not include reasoning tokens. Such a count is recognised by the total,
-    // which is then the sum of the three counts.
+    // which is then the sum of the prompt, completion and reasoning tokens.
     if total.is_some() && total == prompt.checked_add(output).and_then(|sum| sum.checked_add(reasoning)) {
         output = output.saturating_add(reasoning);
     }

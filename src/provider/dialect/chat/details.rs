@@ -10,8 +10,8 @@ use crate::{
 /// The maximum number of entries in one response. Only a broken server sends more.
 const MAX_ENTRIES: usize = 512;
 
-/// The maximum number of parts that are emitted before the end of the response. Without this limit, a service that
-/// alternates between text and details with each token would cause a part for each token.
+/// The maximum number of parts in which a response's entries are emitted before the end of the response. Without this
+/// limit, a service that alternates between text and details with each token would cause a part for each token.
 const MAX_TOLD: usize = 16;
 
 /// The entries of `reasoning_details`, assembled from their fragments. They have to be sent back complete, unchanged
@@ -100,8 +100,8 @@ impl Annotations {
 pub(super) fn append(entries: &mut Vec<Value>, part: &[Value]) {
     for entry in part {
         let rest = match entry {
-            // Each entry requires a search through all others, so the number of joined entries is limited. No decoder
-            // creates more entries than this.
+            // Each entry requires a search through all others, so the number of joined entries is limited. A response
+            // contains at most this many entries.
             Value::Object(entry) if entries.len() <= MAX_ENTRIES => {
                 continued(entries, entry.clone()).map(Value::Object)
             }
@@ -129,7 +129,7 @@ fn continued(entries: &mut [Value], fragment: Map<String, Value>) -> Option<Map<
 /// Returns whether a fragment belongs to an entry. The fragment and its entry have the same type, and the same index or
 /// id. A fragment without an index and an id continues the last entry.
 fn continues(entry: &Map<String, Value>, fragment: &Map<String, Value>, is_last: bool) -> bool {
-    // The result is `None` if the entry or the fragment has no value.
+    // `None` if the entry or the fragment has no value for this key.
     let same = |key| value_of(entry, key).zip(value_of(fragment, key)).map(|(one, other)| one == other);
     let named = ["id", "index"].iter().any(|key| value_of(fragment, key).is_some());
     let together = match (same("id"), same("index")) {

@@ -16,8 +16,8 @@ use crate::provider::{
 pub(super) fn encode(chat: &ChatCompletions, request: &Request) -> Result<Encoded, ProviderError> {
     let traits = match chat.thinking {
         ThinkingField::Effort(_) => &request.traits().openai,
-        // A service that has its own member for thinking converts the value to one that the model supports. Therefore,
-        // the facts about OpenAI's models are not applied.
+        // A service that has its own member for thinking converts the requested thinking to a value that the model
+        // supports. Therefore, the facts about OpenAI's models are not applied.
         _ => &Traits::unknown().openai,
     };
     let output = output_support(chat, request);
@@ -61,7 +61,8 @@ pub(super) fn output_support(chat: &ChatCompletions, request: &Request) -> Outpu
     let support = match chat.output {
         OutputSupport::None => OutputSupport::None,
         _ if !chat.output_beside_tools && !request.tools.is_empty() => OutputSupport::Tool,
-        // Alibaba reports this error: "Json mode response is not supported when enable_thinking is true".
+        // While a model thinks, Alibaba rejects `json_object`: "Json mode response is not supported when
+        // enable_thinking is true".
         OutputSupport::Object if thinks(chat, request) => OutputSupport::Tool,
         output => output,
     };
@@ -71,8 +72,8 @@ pub(super) fn output_support(chat: &ChatCompletions, request: &Request) -> Outpu
 /// Returns the tool choices that are supported together with the other options of the request.
 pub(super) fn tool_choices(chat: &ChatCompletions, request: &Request) -> ToolChoices {
     match chat.tool_choices {
-        // Alibaba reports this error: "The tool_choice parameter does not support being set to required or object in
-        // thinking mode".
+        // While a model thinks, Alibaba rejects a forced tool: "The tool_choice parameter does not support being set to
+        // required or object in thinking mode".
         ToolChoices::All if thinks(chat, request) => ToolChoices::Unforced,
         choices => choices,
     }

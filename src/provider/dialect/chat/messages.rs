@@ -130,7 +130,7 @@ impl<'a> Encoder<'a> {
             ReasoningReturn::Content | ReasoningReturn::ContentWithCalls if !reasoning.is_empty() => {
                 out.insert("reasoning_content".to_owned(), reasoning.join("\n\n").into());
             }
-            // The services treat an empty text as missing.
+            // The services treat an empty text as missing, so the text is a space.
             ReasoningReturn::ContentWithCalls if !calls.is_empty() => {
                 out.insert("reasoning_content".to_owned(), " ".into());
             }

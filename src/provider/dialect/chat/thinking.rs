@@ -92,8 +92,8 @@ impl Encoder<'_> {
                     ThinkingMode::Off | ThinkingMode::Budget(_) => json!({"enabled": false}),
                 };
                 body.insert("reasoning".to_owned(), reasoning);
-                // Anthropic rejects thinking together with a forced tool. OpenRouter then drops the reasoning without
-                // an error.
+                // Anthropic rejects thinking together with a forced tool. OpenRouter then drops the thinking without an
+                // error, so this crate warns.
                 let choice = self.request.options.tool_choice();
                 let demanded = matches!(choice, Some(ToolChoice::Required | ToolChoice::Tool(_)));
                 let tools = !self.request.tools.is_empty();

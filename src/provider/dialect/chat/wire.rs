@@ -50,7 +50,7 @@ pub(super) struct Choice<'a> {
     pub(super) finish_reason: Text<'a>,
     #[serde(default)]
     pub(super) error: Option<Box<Value>>,
-    /// The usage. Moonshot reports it in this place.
+    /// The usage, which Moonshot reports inside the choice.
     #[serde(default)]
     pub(super) usage: Reported<Box<Usage>>,
 }

@@ -28,7 +28,7 @@ pub(super) const NAME_LIMIT: usize = 64;
 /// The characters that a tool's name may contain in addition to letters, digits, `_` and `-`.
 pub(super) const NAME_SIGNS: &str = ".:";
 
-/// A content on the wire, which is a message.
+/// A message of the conversation, which this wire format calls a content.
 struct Turn {
     role: Role,
     parts: Vec<Object>,
@@ -155,7 +155,7 @@ impl<'a> Encoder<'a> {
                         None => continue,
                     },
                 },
-                // A thought without its signature is useless to the service.
+                // The service can't use a thought without its signature, so such a thought is omitted.
                 Content::Thinking(thinking) => match given(&thinking.signature) {
                     Some(signature) => {
                         let mut part = part("text", &*thinking.text);

@@ -19,7 +19,8 @@ const STOP_LIMIT: usize = 5;
 const WORDS: EffortWords = EffortWords { minimal: "minimal", ..EffortWords::COMMON };
 
 pub(super) fn encode(request: &Request) -> Result<Encoded, ProviderError> {
-    // The id of the model is part of the request's path, which these segments would change.
+    // The id of the model is part of the request's path. An empty segment, `.` or `..` in the id would change that
+    // path.
     if request.model.split('/').any(|segment| segment.is_empty() || segment == "." || segment == "..") {
         let message =
             format!("the model id {:?} is invalid: it has an empty segment, `.` or `..`", request.model);

@@ -139,7 +139,7 @@ impl ResponsesDecoder {
                 Ok(response) => self.finish(kind, &response, data, deltas),
                 Err(cause) => Err(bad("the response is not a JSON object", data).with_source(cause)),
             },
-            // llama.cpp sends the bare error, without a type.
+            // llama.cpp sends only the member `error`, without a `type`.
             _ if event.error.as_deref().is_some_and(is_error) => Err(service_error(data)),
             _ => Ok(()),
         }

@@ -321,7 +321,7 @@ impl Call {
     ///
     /// # Errors
     ///
-    /// The name of the called tool is unknown.
+    /// Fails if the name of the called tool is still unknown.
     pub(super) fn give_up(&mut self, blocks: &mut Blocks<'_>) -> Result<(), &'static str> {
         let block = self.block.ok_or("a function call has no name")?;
         let held = std::mem::take(&mut self.held);

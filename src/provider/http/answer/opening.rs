@@ -13,7 +13,7 @@ pub(super) struct AnswerStart {
     /// The number of bytes so far that may be the beginning of a byte order mark. `None` after the mark or anything
     /// else has been read.
     mark: Option<usize>,
-    /// The first line, as long as its end is missing. Only used for JSON lines.
+    /// The part of the first line that has arrived, until the line is complete. Only used for JSON lines.
     line: Vec<u8>,
 }
 
@@ -42,7 +42,7 @@ impl AnswerStart {
             return (None, chunk);
         }
         match self.framing {
-            // No field of a server-sent event begins with a brace or a bracket.
+            // No field of a server-sent event begins with a brace or a bracket, so such a body is one JSON value.
             Framing::Sse if text.starts_with(b"{") || text.starts_with(b"[") => (Some(Shape::Whole), chunk),
             Framing::Sse => (Some(Shape::Frames), chunk),
             Framing::NdJson => self.take_line(chunk),

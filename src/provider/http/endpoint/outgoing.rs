@@ -65,7 +65,7 @@ impl Endpoint {
             Framing::NdJson => "application/x-ndjson, application/json",
         };
         headers.insert(ACCEPT, HeaderValue::from_static(accept));
-        // Without this header, the service would be allowed to use any compression (RFC 9110, section 12.5.3).
+        // Without `accept-encoding`, the service would be allowed to use any compression (RFC 9110, section 12.5.3).
         headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         for (name, value) in &self.plain {
@@ -83,7 +83,7 @@ impl Endpoint {
             return Ok((headers, secrets));
         };
         let name = header_name(name)?;
-        // If the user sets this header explicitly, the key is not added.
+        // If the user sets the authentication header explicitly, the key is not added.
         if headers.contains_key(&name) {
             return Ok((headers, secrets));
         }
@@ -143,7 +143,7 @@ fn is_blank(block: &Content) -> bool {
 /// requires.
 const LIST: &str = "anthropic-beta";
 
-/// Adds the headers that a body requires to the other headers of its request.
+/// Adds the headers that the wire format requires for this body to the other headers of the request.
 pub(super) fn demand(
     headers: &mut HeaderMap,
     dialect: &dyn Dialect,
@@ -193,13 +193,13 @@ fn header_name(name: &str) -> Result<HeaderName, ProviderError> {
 
 fn header_value(name: &str, value: &Secret) -> Result<HeaderValue, ProviderError> {
     let mut header = HeaderValue::from_str(value.reveal()).map_err(|_| unfit(name))?;
-    // This keeps the value out of the debug output of the HTTP stack and out of header compression tables.
+    // A sensitive value is kept out of the debug output of the HTTP stack and out of header compression tables.
     header.set_sensitive(true);
     Ok(header)
 }
 
-/// Returns how much of a header's value is secret. If parts of an ordinary word or URL were hidden, harmless text would
-/// be hidden too.
+/// Returns whether every part of a header's value is replaced in errors, or only the whole value. If parts of an
+/// ordinary word or URL were replaced, harmless text would be replaced too.
 fn extent(name: &HeaderName) -> Extent {
     if names_credentials(name.as_str()) { Extent::Parts } else { Extent::Whole }
 }

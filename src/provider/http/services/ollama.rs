@@ -49,7 +49,8 @@ fn ollama_url(host: &str) -> String {
     };
     let (address, path) = rest.split_once('/').unwrap_or((rest, ""));
     if address.contains('@') {
-        // With this address, the first request fails. That is better than a wrong interpretation of the address.
+        // This address is invalid, so the first request fails. That is better than a wrong interpretation of the
+        // address.
         return format!("{scheme}://{rest}");
     }
     let (name, port) = match address.rsplit_once(':') {

@@ -28,7 +28,7 @@ pub(in crate::session) struct Found {
 impl Core {
     /// Processes a write in flight that failed with `error` because another writer was first. `found` is the
     /// conversation as that writer left it. If only the title or the labels differ, the session adopts them and
-    /// continues. Otherwise, the session has lost its place in the store.
+    /// continues. Otherwise, the session saves nothing more, because the stored conversation is no longer its own.
     pub(in crate::session) fn conflicted(
         &mut self,
         error: &StoreError,
@@ -47,8 +47,9 @@ impl Core {
             _ => {}
         }
         let Found { version, mut tree, mut state } = found;
-        // A late write of an earlier life may have erased some of these nodes already. The erased nodes that remain are
-        // removed from the tree before the tree is compared. If they cannot be removed, the tree differs anyway.
+        // A late write from an earlier life of the session may already have erased some of the nodes that this session
+        // wants to erase. Remove the others from the stored tree before the comparison. If they cannot be removed, the
+        // trees differ anyway.
         let mut erased = self.saver.erased.clone();
         if let Some(erased) = &mut erased {
             erased.nodes.retain(|id| tree.node(*id).is_some());

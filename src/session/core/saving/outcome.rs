@@ -57,7 +57,8 @@ impl Core {
                     let report = StoreReport::Saved { what, version, through };
                     effects.push(Effect::Emit(SessionEvent::Store(report)));
                 }
-                // The state may have changed during the write, or between a failed attempt and this one.
+                // The state may have changed during the write, or between a failed attempt and the attempt that
+                // succeeded.
                 self.saver.state_is_due = !self.saver.has(&self.state_now());
                 self.save(env, effects);
             }
@@ -77,7 +78,8 @@ impl Core {
                 if at_most.is_none() && !without_end {
                     return self.lost(&error, effects);
                 }
-                // The end of the run is left out first, because it repeats prompts that can't be stored either.
+                // Leave out the end of the run first. It repeats prompts, and the store may have rejected the write
+                // because of these prompts.
                 let record = if without_end { record.and_then(Record::without_end) } else { record };
                 let later = self.saver.record.take();
                 self.saver.record = match record {

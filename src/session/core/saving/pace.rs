@@ -16,8 +16,8 @@ const SILENCE_SHARE: u32 = 4;
 /// conversation could end each other's lease. Therefore, the earlier attempt is aborted before the creation is started
 /// again, and each attempt gets more time.
 const SILENT_CREATION_SHARE: u32 = 2;
-/// The minimum of all waits above. Without a minimum, the waits would become shorter and shorter as the deadline
-/// approaches, and the number of attempts would have no limit.
+/// The minimum length of all waits that the shares above determine. Without a minimum, the waits would become shorter
+/// and shorter as the deadline approaches, and the number of attempts would have no limit.
 const SHORTEST: Duration = Duration::from_millis(50);
 
 impl Core {

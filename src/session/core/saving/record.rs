@@ -20,7 +20,7 @@ pub(in crate::session) struct Record {
     end: LastRun,
 }
 
-/// The change of the stored end of the last run.
+/// The change that the next write makes to the stored end of the last run.
 #[derive(Clone, Debug, Default, PartialEq)]
 enum LastRun {
     #[default]
@@ -49,7 +49,7 @@ impl Record {
         }
     }
 
-    /// Takes the data out of a commit that was not written.
+    /// Returns the data that a commit contains, so that it can be written later if the commit was not written.
     pub(super) fn of(commit: &Commit) -> Option<Box<Self>> {
         let end = match commit.turn.as_deref() {
             Some(TurnChange::End(end)) => LastRun::Ended(end.clone()),
@@ -59,7 +59,7 @@ impl Record {
         (!record.is_empty()).then(|| Box::new(record))
     }
 
-    /// Returns this data with data that was added after it.
+    /// Returns this data combined with `later`, which was added after it.
     pub(super) fn then(mut self: Box<Self>, later: Option<Box<Self>>) -> Box<Self> {
         if let Some(later) = later {
             self.rows.extend(later.rows);
@@ -90,7 +90,7 @@ impl Record {
     }
 }
 
-/// The rows of the turn in flight.
+/// The usage rows of the turn in flight. They become part of the record when the turn ends.
 #[derive(Debug, Default)]
 pub(in crate::session::core) struct Spending(Vec<UsageRow>);
 

@@ -35,8 +35,9 @@ pub(super) struct Agent {
     last: EventId,
     pub(super) undelivered: VecDeque<AgentEvent>,
     messages: u32,
-    /// The id of the turn in flight, and the number of its last request.
+    /// The id of the turn in flight.
     turn: TurnId,
+    /// The number of the last request of the turn in flight.
     request: u32,
     turns: u32,
     /// The usage of the requests of the turn in flight.
@@ -124,7 +125,7 @@ impl Agent {
         if self.runs {
             self.go_on(rng);
         } else if rng.percent(20) {
-            // Like `set_state`.
+            // The configuration changes, as with `set_state`.
             self.config = super::start::random_config(&self.config, rng);
             self.emit_state();
         } else {
@@ -136,7 +137,7 @@ impl Agent {
 
     fn go_on(&mut self, rng: &mut Rng) {
         if rng.percent(10) {
-            // Like a callback.
+            // A callback changes the configuration.
             self.config = super::start::random_config(&self.config, rng);
         }
         if self.status == Status::Paused || rng.percent(4) {
@@ -203,7 +204,8 @@ impl Agent {
 
     fn add(&mut self, message: Arc<Message>) {
         if self.pending.is_empty() {
-            // The ends of runs are compared, also across restarts of the session, so each turn has its own id.
+            // Each turn gets a unique id, because the simulation compares the ends of runs across restarts of the
+            // session.
             (self.turns, self.request) = (self.turns + 1, 0);
             self.turn = TurnId::new(u128::from(self.last.life) << 32 | u128::from(self.turns));
         }

@@ -29,7 +29,8 @@ impl World {
     /// Records the usage of a request that belongs to no turn.
     fn spend(&mut self) -> Check {
         if self.ledger.owes_first_state() {
-            // Such a row is written without the state that the session was started with.
+            // While the state with which the session was started is not stored yet, skip this command, because the row
+            // would be written without that state.
             return Ok(());
         }
         let usage = Usage::default().with_input(self.rng.pick(&[1, 7]));
@@ -73,6 +74,10 @@ impl World {
         self.agent_now.take_in(&event);
         kinds.push(Kind::Erased);
         self.note(|| format!("erase {erased:?}"));
+        if self.foes > 0 && self.rng.percent(20) {
+            // The erasure then meets a conflict.
+            self.interfere();
+        }
         self.input(kinds, |core, env, effects| {
             core.event(id, &event, &config, env, effects);
             core.erased(erased, env, effects);
@@ -197,10 +202,10 @@ impl World {
             whole.check_sendable().map_err(|error| format!("the agent refuses the message: {error}"))?;
         }
         if self.rng.percent(20) {
-            // The agent starts a run before the request to move arrives.
+            // The agent starts a run before the session's request to move reaches it.
             while self.agent.act(&mut self.rng) {}
             if self.rng.percent(50) {
-                // The agent refuses to move, because the session did not know of the run when it sent the request.
+                // The agent refuses to move, because the session knew nothing of the run when it sent the request.
                 return Ok(());
             }
         }

@@ -26,7 +26,7 @@ pub(super) struct Ledger {
     moments: Vec<Content>,
     /// The conversation that is certainly in the store.
     pub(super) acked: Option<Stored>,
-    /// The content of that conversation, for comparison.
+    /// The content of the conversation in `acked`, for comparison.
     pub(super) acked_content: Option<Content>,
     /// The write that is in flight or is waiting to be repeated.
     open: Option<Open>,
@@ -176,7 +176,7 @@ impl Ledger {
                 ensure!(changes, "{commit:?} changes nothing");
                 let due = state != acked_state || self.replaced;
                 if due && self.divided && commit.state.is_none() {
-                    // While a commit is divided, the state follows in a write of its own.
+                    // While a commit is divided, the state follows in a separate write.
                     let mut next = acked.clone();
                     with(&mut next, job);
                     let (next_tree, _, next_books) = content(&next)?;
@@ -188,7 +188,8 @@ impl Ledger {
             }
             Job::State(write, change) => {
                 ensure!(write.base == acked.version, "{write:?} does not build on {}", acked.version);
-                // The nodes are erased after a state that was already due.
+                // A state that was due before an erasure is written first. Then the stored tree still has the nodes to
+                // erase.
                 let is_erased = tree.nodes().all(|node| acked_tree.node(node.id()) == Some(node));
                 ensure!(tree == acked_tree || is_erased, "the state is saved before the tree");
                 let has_books = books == acked_books || is_erased && tree != acked_tree;
@@ -257,7 +258,8 @@ impl Ledger {
         self.note(model, false);
     }
 
-    /// Processes the loss of the conversation to another owner that is noticed without the outcome of a write.
+    /// Processes the loss of the conversation to another owner. The session notices this loss by its lease, not by the
+    /// outcome of a write.
     pub(super) fn taken(&mut self, error: &StoreError) {
         self.lost = true;
         self.due_report = Some((SavedPart::State, None, Err(words(error))));
@@ -336,7 +338,8 @@ impl Ledger {
         self.acked_content.as_ref() == Some(self.now()) && !self.replaced
     }
 
-    /// Processes the outcome of a write. Returns the kind of event that must be emitted, or `Agent` if none must be.
+    /// Processes the outcome of a write. Returns the kind of event that the core must emit, or `Agent` if it must emit
+    /// none.
     pub(super) fn comes_back(
         &mut self,
         outcome: &Result<Version, StoreError>,
@@ -361,8 +364,8 @@ impl Ledger {
         self.due_report = Some((what, through, outcome.as_ref().copied().map_err(words)));
         match outcome {
             Ok(version) => {
-                // A successful write replaces the stored state that differs, unless it writes only a part of a divided
-                // commit.
+                // After a successful write, the stored state no longer differs from the session's state. Two kinds of
+                // writes do not write the state: a part of a divided commit, and an erasure.
                 let is_part = |commit: &Commit| commit.state.is_none();
                 self.replaced &= match &*open.job {
                     Job::Commit(_, commit) => self.divided && is_part(commit),
@@ -382,7 +385,7 @@ impl Ledger {
                 if matches!(*open.job, Job::Create(..))
                     && (!tree.is_empty() || self.now().2 != Books::default())
                 {
-                    // No event is expected yet. The conversation was created for a commit, and that write follows now.
+                    // No event is expected yet, because the commit for which the conversation was created follows now.
                     self.due_report = None;
                     return Ok(Kind::Agent);
                 }
@@ -526,7 +529,8 @@ impl Ledger {
     }
 }
 
-/// Returns how long a write may remain without a result during a flush with this much time left.
+/// Returns the maximum time that a write may remain without a result, if a flush has the time `left` until its
+/// deadline.
 fn silence(job: &Job, left: Option<Duration>) -> Option<Duration> {
     let share = if matches!(job, Job::Create(..)) { 2 } else { 4 };
     Some((left? / share).max(Duration::from_millis(50)))

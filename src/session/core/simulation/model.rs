@@ -36,8 +36,8 @@ pub(super) enum Kind {
 
 pub(super) struct Model {
     pub(super) shown: Tree,
-    /// While a branch has no commit: the tree before the branch, and the user node that gets another response, if there
-    /// is one.
+    /// Set while a branch has no commit: the tree before the branch, and the node of the user message that gets another
+    /// response, if there is one.
     branch: Option<(Tree, Option<NodeId>)>,
     /// The agent's committed history, derived from its events alone.
     committed: History,
@@ -46,8 +46,9 @@ pub(super) struct Model {
     /// The messages of the turn in flight.
     pub(super) pending: Vec<Arc<Message>>,
     pub(super) moving: Option<(EventId, Move)>,
-    /// The settings of the prompt in flight, and the settings with which the user messages were sent.
+    /// The settings of the prompt in flight.
     prompted: Option<Prompt>,
+    /// The settings with which each user message was sent.
     settings: BTreeMap<NodeId, Prompt>,
     /// The assistant messages that ended a turn and left tool uses open.
     left_open: HashSet<NodeId>,
@@ -56,8 +57,9 @@ pub(super) struct Model {
     pub(super) labels: Labels,
     /// The rows that the usage ledger must contain, and the end of the last run.
     pub(super) books: Books,
-    /// The rows that the ledger must contain, in order, and those of the turn in flight.
+    /// The rows that the ledger must contain, in order.
     pub(super) rows: Vec<UsageRow>,
+    /// The rows of the turn in flight.
     in_flight: Vec<UsageRow>,
     pub(super) config: Arc<Config>,
     status: Status,

@@ -1,4 +1,5 @@
-//! The world around the core. It simulates the session's task, and plays the inputs of a schedule.
+//! The simulated environment of the core: the agent, the session's task and the store. It generates the inputs of a
+//! schedule and passes them to the core.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
@@ -47,7 +48,7 @@ pub(super) struct World {
     pub(super) foes: usize,
     /// The time left for the current flush.
     pub(super) left: Option<Duration>,
-    /// How often, in percent, the agent finishes its run before it is moved.
+    /// How often, in percent, the agent finishes its run before the session replaces the agent's history.
     pub(super) haste: usize,
     /// How often, in percent, an input is a command.
     commands: usize,
@@ -157,7 +158,7 @@ impl World {
         let (tree, history) = start::read(&self.vault)?;
         let stored = self.vault.stored.clone().ok_or("nothing is stored")?;
         self.note(|| format!("loaded at {}:\n{tree}", stored.version));
-        // The agent of the new process may have other settings than the stored ones.
+        // In the new process, the application may give the agent other settings than the stored ones.
         let config = if self.rng.percent(60) {
             Arc::clone(&self.agent.config)
         } else {
@@ -368,7 +369,7 @@ impl World {
         }
     }
 
-    /// Checks that the store has exactly the rows of the usage ledger that are due, in their order.
+    /// Checks that the store has exactly the rows of the usage ledger that must be stored by now, in their order.
     fn check_rows(&self, are_complete: bool) -> Check {
         let (stored, due) = (&self.vault.rows, &self.model.rows);
         let fits = if are_complete { stored == due } else { due.starts_with(stored) };

@@ -17,14 +17,14 @@ use crate::{
 };
 
 impl World {
-    /// Delivers the outcome of the write in flight.
+    /// Delivers the outcome of the write in flight. If `friendly` is set, the write succeeds.
     pub(super) fn comes_back(&mut self, friendly: bool) -> Check {
         let job = self.ledger.under_way().cloned().ok_or("no write is in flight")?;
         let fails = !friendly && self.rng.percent(self.trouble);
         let outcome = match self.rng.below(4) {
             _ if !fails => self.vault.write(&job),
             0 => {
-                // The write succeeds, but its reply is lost.
+                // The write succeeds in the store, but the session gets no reply.
                 let _ = self.vault.write(&job);
                 Err(self.random_failure(&job))
             }
@@ -142,7 +142,7 @@ impl World {
         self.input(vec![Kind::Lost], |core, _, effects| core.lost(&error, effects))
     }
 
-    /// Returns a random failure of a write. Usually, the write has to be repeated after it.
+    /// Returns a random failure of a write. After most of these failures, the session must repeat the write.
     fn random_failure(&mut self, job: &Job) -> StoreError {
         let place = || "the place".to_owned();
         let cause = || std::io::Error::other("the cause");
@@ -190,7 +190,7 @@ impl World {
             self.vault.meddle();
         } else {
             self.note(|| "another writer deletes the conversation".to_owned());
-            // If the session has never seen a successful write, it need not notice that the conversation was deleted.
+            // The session must notice the deletion only if it has seen a successful write.
             self.vault.is_foreign |= self.ledger.acked.is_some();
             self.vault.delete();
         }

@@ -188,7 +188,7 @@ impl Client {
     }
 }
 
-/// Checks an event as the validators of this level do.
+/// Checks an event as the validators of this version of the protocol do.
 fn check_shape(event: &Value, level: Level) {
     let no_null = |value: &Value| !has_null(value);
     assert!(no_null(event), "{event}");

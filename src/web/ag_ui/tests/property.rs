@@ -78,7 +78,7 @@ fn steps(script: &Script) -> Vec<Step> {
     steps
 }
 
-/// Runs the script. Returns the snapshot before it and its events.
+/// Runs the script. Returns the snapshot before the script and the events that the script causes.
 async fn record(script: &Script) -> (SessionSnapshot, Vec<Numbered<SessionEvent>>) {
     let rig = Rig::new(Level::V1, steps(script)).await;
     let session = &rig.session;

@@ -1,0 +1,245 @@
+//! A manager's conversations as tools of a server of the [Model Context Protocol](https://modelcontextprotocol.io)
+//! (feature `mcp-server`), for other agents and for applications with a model.
+//!
+//! [`McpServer`] serves a client that has started the application's program. When the client starts or continues a
+//! conversation, a function of the application gets a [`StartRequest`] and returns the conversation's agent:
+//!
+//! ```no_run
+//! use std::time::Duration;
+//!
+//! use omni_agent::{
+//!     Agent, Manager,
+//!     manager::OpenOptions,
+//!     serve::mcp::{McpServer, ServerInfo, StartRequest},
+//!     store::MemoryStore,
+//! };
+//!
+//! # async fn example() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+//! let manager = Manager::builder(MemoryStore::new()).build();
+//! let server = McpServer::new(manager.clone(), async |_: StartRequest| {
+//!     Ok(OpenOptions::new(Agent::builder().model("anthropic:claude-sonnet-4-6")))
+//! });
+//! server.info(ServerInfo::new("my-agent", "1.0.0")).stdio().await?;
+//! manager.shutdown(Duration::from_secs(10)).await?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! With the feature `web`, `router` serves the conversations of a `Web` over HTTP, behind the same access hook.
+//!
+//! | tool | arguments | result |
+//! | --- | --- | --- |
+//! | `ask` | `prompt`, and `conversation` to continue one | the answer and the conversation's id |
+//! | `list` | `limit`, `after` | the conversations, most recently written first |
+//! | `read` | `conversation`, `last` | the last messages as text, and the agent's status |
+//! | `stop` | `conversation` | whether the agent was working |
+//!
+//! - **Protocol versions.** From 2024-11-05 to 2026-07-28, as the client chooses.
+//! - **Prompts.** `ask` returns at the end of the run. A prompt that arrives during a run is staged.
+//! - **Progress.** If a client asks for progress, it gets a report with the name of each tool that begins to run, and one
+//!   every 15 seconds. So its time limit does not end a long call, if its limit starts again with each report.
+//! - **Approvals.** Each tool use of the prompt's own turn that waits for a decision is a question to the client's user
+//!   (elicitation). A client of version 2026-07-28 gets all questions in the result of the call, and calls again with the
+//!   answers. If it does not, the agent stays paused. An older client is asked during the call. If another client decides
+//!   first, the question is withdrawn. If a client can't ask its user, the tool uses are rejected. Questions of running
+//!   tools are passed on in the same way. A form of another MCP server keeps its fields.
+//! - **Cancellation.** If the client cancels a call or is gone, a staged prompt is withdrawn, and a run that has begun is
+//!   interrupted. It keeps its completed steps. Over HTTP, a client of version 2026-07-28 cancels a call when it closes
+//!   the connection. For an older client, the call goes on, and the client reads the result when it connects again.
+//! - **Limits.** A message over a pipe may be up to 16 MiB long. A client can have 64 calls at the same time. `read` returns
+//!   up to 256 KiB of text.
+//!
+//! Prompts, resources, tasks and the older SSE transport are not offered.
+
+mod answer;
+mod ask;
+mod followed;
+mod handler;
+mod host;
+#[cfg(feature = "web")]
+mod mount;
+mod pipe;
+mod question;
+mod running;
+mod tools;
+
+use std::{error::Error, fmt, sync::Arc};
+
+#[cfg(feature = "web")]
+pub use mount::router;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    sync::Semaphore,
+};
+
+use super::stdio;
+use crate::{
+    manager::{Manager, OpenOptions},
+    setters::setters,
+    store::{ConversationId, Labels},
+};
+use host::{Host, Local, MOST_CALLS};
+
+type BoxError = Box<dyn Error + Send + Sync>;
+
+/// The conversation that a client wants to start or to continue.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct StartRequest {
+    /// The conversation to open. `None` for a new conversation.
+    ///
+    /// Settings such as the model and the system prompt are stored with a conversation. Set them for new conversations
+    /// only, because they would replace the stored ones.
+    pub conversation: Option<ConversationId>,
+}
+
+/// The connection to a client has failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum McpServerError {
+    /// The client's messages can't be read.
+    #[error("the client's messages can't be read: {0}")]
+    Read(std::io::Error),
+    /// The standard output can't be used.
+    #[error("messages to the client can't be written: {0}")]
+    Write(std::io::Error),
+    /// The client has sent a message that is too long.
+    #[error("the client sent a message of more than {limit} bytes")]
+    LongMessage {
+        /// The greatest allowed length in bytes.
+        limit: usize,
+    },
+    /// The client does not read the messages that are sent to it.
+    #[error("the client does not read: {limit} messages wait; read the output of the server")]
+    NotReading {
+        /// The greatest allowed number of messages that wait.
+        limit: usize,
+    },
+    /// The first messages of the client do not begin a connection.
+    #[error("the client does not speak the Model Context Protocol: {reason}")]
+    Handshake {
+        /// The reason.
+        reason: String,
+    },
+}
+
+/// A server that other programs use over the Model Context Protocol. Its tools use the conversations of a [`Manager`].
+///
+/// See the [module](self).
+#[must_use = "a server does nothing until it serves a client"]
+pub struct McpServer {
+    local: Local,
+    info: ServerInfo,
+}
+
+/// The description of a server that clients get before they call a tool.
+///
+/// ```
+/// use omni_agent::serve::mcp::ServerInfo;
+///
+/// let info = ServerInfo::new("librarian", "1.2.0").with_instructions("Ask it about the books of the library.");
+/// assert_eq!(info.name, "librarian");
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ServerInfo {
+    /// The name of the server.
+    pub name: String,
+    /// The version of the server.
+    pub version: String,
+    /// The text from which the client's model learns when to use the server.
+    pub instructions: Option<String>,
+}
+
+setters!(ServerInfo: with_instructions(instructions: some String));
+
+impl ServerInfo {
+    /// Returns a description with this name and version, without instructions.
+    pub fn new(name: impl Into<String>, version: impl Into<String>) -> Self {
+        Self { name: name.into(), version: version.into(), instructions: None }
+    }
+}
+
+impl McpServer {
+    /// Creates a server for the conversations of `manager`. `start` returns the agent of a conversation: for a new
+    /// conversation, and each time a stored conversation is opened.
+    ///
+    /// The subscription mode in the options has no effect.
+    pub fn new<F, S>(manager: Manager, start: F) -> Self
+    where
+        F: Fn(StartRequest) -> S + Send + Sync + 'static,
+        S: Future<Output = Result<OpenOptions, BoxError>> + Send + 'static,
+    {
+        let start = Box::new(move |request| Box::pin(start(request)) as _);
+        let calls = Arc::new(Semaphore::new(MOST_CALLS));
+        let local = Local { manager, labels: Labels::default(), start, calls };
+        Self { local, info: ServerInfo::new(env!("CARGO_PKG_NAME"), env!("CARGO_PKG_VERSION")) }
+    }
+
+    /// Sets labels that all conversations of this server have. The server lists, opens and stops only conversations with
+    /// these labels. The manager's store must support labels.
+    pub fn labels(mut self, labels: Labels) -> Self {
+        self.local.labels = labels;
+        self
+    }
+
+    /// Sets the description of the server. By default, its name and version are those of this crate.
+    pub fn info(mut self, info: ServerInfo) -> Self {
+        self.info = info;
+        self
+    }
+
+    /// Serves the program that has started this process, over the standard input and output. Returns when that program
+    /// closes the standard input or ends.
+    ///
+    /// Nothing else may be written to the standard output. The manager is not shut down: see [`Manager::shutdown`].
+    ///
+    /// # Errors
+    ///
+    /// Fails if the input fails, or if the client sends a message that is too long, does not read its messages, or does
+    /// not speak the protocol.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the client is no longer served, and its calls are cancelled.
+    ///
+    /// # Panics
+    ///
+    /// Panics outside a tokio runtime with time enabled.
+    pub async fn stdio(self) -> Result<(), McpServerError> {
+        let (output, finished) = stdio::output().map_err(McpServerError::Write)?;
+        let input = stdio::input().map_err(McpServerError::Read)?;
+        let served = self.serve(input, output).await;
+        finished.wait().await;
+        served
+    }
+
+    /// Serves a client over streams other than the standard input and output.
+    ///
+    /// # Errors
+    ///
+    /// As for [`stdio`](Self::stdio).
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`stdio`](Self::stdio).
+    ///
+    /// # Panics
+    ///
+    /// As for [`stdio`](Self::stdio).
+    pub async fn serve(
+        self,
+        input: impl AsyncRead + Send + Unpin + 'static,
+        output: impl AsyncWrite + Send + Unpin + 'static,
+    ) -> Result<(), McpServerError> {
+        let host: Arc<dyn Host> = Arc::new(self.local);
+        let hosts = Arc::new(move |_: &_| Ok(Arc::clone(&host)));
+        pipe::serve(Arc::new(self.info), hosts, input, output).await
+    }
+}
+
+impl fmt::Debug for McpServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("McpServer").field("info", &self.info).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,165 @@
+//! The tool `ask`: sends a prompt, and returns its answer or the questions about its tools.
+
+use rmcp::{
+    RoleServer,
+    model::{
+        CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, InputRequests,
+        InputRequiredResult, InputResponses,
+    },
+    service::RequestContext,
+};
+use serde::{Deserialize, Serialize};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    answer::blocks,
+    followed::{Change, FollowedPrompt, PromptEnd},
+    host::{Host, Purpose, Refusal},
+    running::{Outcome, RunningCall},
+    tools::{AskInput, AskOutput, id, input},
+};
+use crate::{
+    agent::{Prompt, PromptId},
+    error_chain,
+    manager::OpenedSession,
+    message::TurnId,
+    session::{Session, SessionError, SessionSubscription},
+    store::ConversationId,
+};
+
+/// A call of `ask`.
+#[derive(Clone, Copy)]
+pub(super) struct Ask<'a> {
+    pub(super) host: &'a dyn Host,
+    pub(super) context: &'a RequestContext<RoleServer>,
+    /// Cancelled when the client's connection has ended.
+    pub(super) gone: &'a CancellationToken,
+}
+
+/// The state that a client sends back with its answers. It is checked like any other input.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CallState {
+    conversation: ConversationId,
+    prompt: PromptId,
+    turn: TurnId,
+}
+
+impl<'a> Ask<'a> {
+    /// Performs the call. `prompt` is the id of a new prompt.
+    pub(super) async fn perform(
+        self,
+        request: CallToolRequestParams,
+        prompt: PromptId,
+    ) -> Result<CallToolResponse, Refusal> {
+        let CallToolRequestParams { arguments, input_responses, request_state, .. } = request;
+        let input: AskInput = input(arguments.unwrap_or_default())?;
+        let mut call = match request_state {
+            Some(state) => match self.rejoin(&state, input_responses.unwrap_or_default()).await? {
+                Rejoined::Ended(conversation, end) => return result(conversation, end),
+                Rejoined::Runs(call) => *call,
+            },
+            None => self.begin(input, prompt).await?,
+        };
+        let outcome = call.outcome().await;
+        call.withdraw_questions().await;
+        let conversation = call.session.id().clone();
+        match outcome {
+            Outcome::Ended(end) => result(conversation, end),
+            Outcome::Asks(requests) => Ok(questions(conversation, &call.followed, requests)),
+            Outcome::Abandoned => {
+                call.withdraw().await;
+                Err("the call was cancelled".to_owned())
+            }
+            Outcome::Draining => Err(format!(
+                "the server is about to stop; later, read the conversation {conversation} for the answer"
+            )),
+        }
+    }
+
+    /// Sends the prompt.
+    async fn begin(self, input: AskInput, id_of_prompt: PromptId) -> Result<RunningCall<'a>, Refusal> {
+        if input.prompt.trim().is_empty() {
+            return Err("the prompt is empty; write a message to the agent".to_owned());
+        }
+        let conversation = input.conversation.as_deref().map(id).transpose()?;
+        let mut retries = 1;
+        loop {
+            let opened = match &conversation {
+                Some(id) => self.host.open(id, Purpose::Prompt).await?,
+                None => self.host.create().await?,
+            };
+            let (session, events) = parts(opened)?;
+            let prompt = Prompt::new(input.prompt.as_str()).with_id(id_of_prompt.clone());
+            match session.prompt(prompt).await {
+                Ok(_) => {
+                    let followed = FollowedPrompt::new(id_of_prompt);
+                    return Ok(RunningCall::new(self, session, events, followed));
+                }
+                // The session was closed at the same moment.
+                Err(SessionError::Ended(_)) if retries > 0 => retries -= 1,
+                Err(error) => return Err(error_chain(&error)),
+            }
+        }
+    }
+
+    /// Follows a prompt that an earlier call has sent, after applying the client's answers.
+    async fn rejoin(self, state: &str, answers: InputResponses) -> Result<Rejoined<'a>, Refusal> {
+        let state: CallState = serde_json::from_str(state).map_err(|_| {
+            "the request state is invalid; send it back unchanged, or call again without it".to_owned()
+        })?;
+        let (session, events) = parts(self.host.open(&state.conversation, Purpose::Decide).await?)?;
+        let mut followed = FollowedPrompt::new(state.prompt);
+        let ended = events.snapshot().and_then(|snapshot| followed.snapshot(snapshot));
+        if let Some(Change::Ended(end)) = ended {
+            return Ok(Rejoined::Ended(state.conversation, end));
+        }
+        let mut call = RunningCall::new(self, session, events, followed);
+        if call.followed.turn() == Some(state.turn) {
+            call.answered(answers).await;
+        }
+        Ok(Rejoined::Runs(Box::new(call)))
+    }
+}
+
+/// What became of a prompt that an earlier call has sent.
+enum Rejoined<'a> {
+    Ended(ConversationId, PromptEnd),
+    Runs(Box<RunningCall<'a>>),
+}
+
+fn parts(opened: OpenedSession) -> Result<(Session, SessionSubscription), Refusal> {
+    let OpenedSession { session, subscription, .. } = opened;
+    Ok((session, subscription.ok_or("the session has no subscription")?))
+}
+
+/// Returns the result of a prompt that has ended.
+fn result(conversation: ConversationId, end: PromptEnd) -> Result<CallToolResponse, Refusal> {
+    let (message, stop_reason) = match end {
+        PromptEnd::Answered { message, stop_reason } => (message, stop_reason),
+        PromptEnd::Unanswered(why) => {
+            return Err(format!("there is no answer: {why}. The conversation is {conversation}"));
+        }
+    };
+    let mut content = message.as_deref().map(blocks).unwrap_or_default();
+    // A client may show its model only the content.
+    content.push(ContentBlock::text(format!("[conversation: {conversation}]")));
+    let answer = message.map(|message| message.text()).unwrap_or_default();
+    let stop_reason = stop_reason.map(|reason| reason.to_string());
+    let mut result = CallToolResult::success(content);
+    result.structured_content = serde_json::to_value(AskOutput { conversation, answer, stop_reason }).ok();
+    Ok(result.into())
+}
+
+/// Returns the questions, which end the call. The client calls again with the answers.
+fn questions(
+    conversation: ConversationId,
+    followed: &FollowedPrompt,
+    requests: InputRequests,
+) -> CallToolResponse {
+    let state = followed.turn().and_then(|turn| {
+        let prompt = followed.id().clone();
+        serde_json::to_string(&CallState { conversation, prompt, turn }).ok()
+    });
+    InputRequiredResult::new(Some(requests), state).into()
+}

@@ -1,0 +1,201 @@
+//! One prompt, followed through the events of its session until it is answered. Performs no I/O.
+
+use std::{collections::HashMap, sync::Arc};
+
+use crate::{
+    agent::{Event, Pause, PromptId, RunOutcome, Snapshot, Status, TurnOutcome, UnstageReason},
+    error_chain,
+    message::{Message, MessageId, Role, ToolUseId, TurnId},
+    provider::StopReason,
+    session::SessionSnapshot,
+};
+
+/// How a prompt ended.
+#[derive(Debug, PartialEq)]
+pub(super) enum PromptEnd {
+    /// The prompt's turn is complete.
+    Answered {
+        /// The last assistant message. `None` if the turn has none.
+        message: Option<Arc<Message>>,
+        /// The reason why the turn ended. `None` if the events that contained it were missed.
+        stop_reason: Option<StopReason>,
+    },
+    /// The prompt was not answered, for this reason.
+    Unanswered(String),
+}
+
+/// A change that a client is interested in.
+#[derive(Debug, PartialEq)]
+pub(super) enum Change {
+    /// A tool with this name began to run.
+    Runs(String),
+    /// The pauses of the turn have changed.
+    Pauses,
+    Ended(PromptEnd),
+}
+
+pub(super) struct FollowedPrompt {
+    id: PromptId,
+    /// The id of the prompt's message.
+    message_id: MessageId,
+    /// The turn that the prompt belongs to. `None` as long as the prompt waits.
+    turn: Option<TurnId>,
+    /// The answer, if the run goes on after the prompt's turn.
+    answered: Option<PromptEnd>,
+    /// The names of the turn's tool uses.
+    names: HashMap<ToolUseId, String>,
+    /// The tool uses and questions of the turn that wait for a decision.
+    pauses: Vec<Pause>,
+}
+
+impl FollowedPrompt {
+    /// Follows a prompt that is about to be sent.
+    pub(super) fn new(id: PromptId) -> Self {
+        let message_id = MessageId::new(id.as_str());
+        Self { id, message_id, turn: None, answered: None, names: HashMap::new(), pauses: Vec::new() }
+    }
+
+    pub(super) fn id(&self) -> &PromptId {
+        &self.id
+    }
+
+    /// Returns the turn that the prompt belongs to, or `None` as long as the prompt waits.
+    pub(super) fn turn(&self) -> Option<TurnId> {
+        self.turn
+    }
+
+    /// Returns the tool uses and questions of the prompt's turn that wait for a decision.
+    pub(super) fn pauses(&self) -> &[Pause] {
+        &self.pauses
+    }
+
+    fn is(&self, message: &Message) -> bool {
+        message.id.as_ref() == Some(&self.message_id)
+    }
+
+    /// Takes in an event of the session.
+    pub(super) fn event(&mut self, event: &Event) -> Option<Change> {
+        match event {
+            Event::Message { message, turn, .. } => self.message(message, *turn),
+            Event::ToolStart { tool_use_id, .. } => {
+                return self.turn.and(self.names.get(tool_use_id).cloned()).map(Change::Runs);
+            }
+            Event::Pause(pause) if self.turn == Some(pause.turn) => {
+                self.pauses.push((**pause).clone());
+                return Some(Change::Pauses);
+            }
+            Event::Decided(decided) => return self.decided(&decided.tool_use_id),
+            Event::Withdrawn { tool_use_id } => return self.decided(tool_use_id),
+            Event::Status { status } if *status != Status::Paused && !self.pauses.is_empty() => {
+                self.pauses.clear();
+                return Some(Change::Pauses);
+            }
+            Event::Unstaged { id, reason: UnstageReason::Withdrawn } if *id == self.id => {
+                return ended("the prompt was withdrawn");
+            }
+            // The next turn answers another prompt.
+            Event::Unstaged { id, reason: UnstageReason::Taken } if *id != self.id => {
+                return self.answered.take().map(Change::Ended);
+            }
+            Event::Turn(outcome) => return self.turned(outcome),
+            Event::Cancelled { staged, .. } | Event::Error { staged, .. } => {
+                let unused = staged.iter().any(|prompt| prompt.id.as_ref() == Some(&self.id));
+                let outcome = RunOutcome::of(event)?;
+                return self.stopped(&outcome, unused);
+            }
+            _ => {}
+        }
+        None
+    }
+
+    fn message(&mut self, message: &Message, turn: TurnId) {
+        if self.is(message) {
+            self.turn = Some(turn);
+        }
+        if self.turn.is_some() {
+            self.names.extend(message.tool_uses().map(|tool| (tool.id.clone(), tool.name.clone())));
+        }
+    }
+
+    fn decided(&mut self, id: &ToolUseId) -> Option<Change> {
+        let before = self.pauses.len();
+        self.pauses.retain(|pause| pause.tool_use.id != *id);
+        (self.pauses.len() < before).then_some(Change::Pauses)
+    }
+
+    fn turned(&mut self, outcome: &TurnOutcome) -> Option<Change> {
+        let response = outcome.response();
+        if self.turn.is_some() {
+            self.answered = Some(PromptEnd::Answered {
+                message: response.message.clone(),
+                stop_reason: Some(response.stop_reason.clone()),
+            });
+        }
+        match outcome {
+            TurnOutcome::Stop { staged, .. } => {
+                let unused = staged.iter().any(|prompt| prompt.id.as_ref() == Some(&self.id));
+                self.stopped(&RunOutcome::Cancelled, unused)
+            }
+            TurnOutcome::Continue { .. } => None,
+        }
+    }
+
+    /// The run has ended. `unused` tells whether the prompt was still staged.
+    fn stopped(&mut self, outcome: &RunOutcome, unused: bool) -> Option<Change> {
+        match self.answered.take() {
+            Some(end) => Some(Change::Ended(end)),
+            None if self.turn.is_some() => Some(Change::Ended(PromptEnd::Unanswered(reason(outcome)))),
+            None if unused => ended("the run before it ended, so the prompt was not used"),
+            None => None,
+        }
+    }
+
+    /// Takes in a snapshot: after events were missed, or to follow a prompt that was sent earlier.
+    pub(super) fn snapshot(&mut self, snapshot: &SessionSnapshot) -> Option<Change> {
+        let agent = &snapshot.agent;
+        let committed = || snapshot.tree.history().iter();
+        if let Some(at) = committed().position(|message| self.is(message)) {
+            let is_next = |message: &&Arc<Message>| {
+                message.role == Role::User && message.tool_results().next().is_none()
+            };
+            let turn = committed().skip(at + 1).take_while(|message| !is_next(message));
+            let message = turn.filter(|message| message.role == Role::Assistant).last().cloned();
+            return Some(Change::Ended(PromptEnd::Answered { message, stop_reason: None }));
+        }
+        if agent.pending.iter().any(|message| self.is(message)) {
+            self.turn = agent.turn;
+            for message in &agent.pending {
+                self.names.extend(message.tool_uses().map(|tool| (tool.id.clone(), tool.name.clone())));
+            }
+            self.pauses.clone_from(&agent.pauses);
+            return Some(Change::Pauses);
+        }
+        self.absent(agent)
+    }
+
+    /// Takes in a snapshot whose messages do not contain the prompt.
+    fn absent(&mut self, agent: &Snapshot) -> Option<Change> {
+        let is_own = |id: Option<&PromptId>| id == Some(&self.id);
+        if agent.staged.iter().any(|prompt| is_own(prompt.id.as_ref())) {
+            return None;
+        }
+        let last = agent.last_run.as_deref();
+        if last.is_some_and(|run| run.unanswered.iter().any(|message| self.is(message))) {
+            return last.map(|run| Change::Ended(PromptEnd::Unanswered(reason(&run.outcome))));
+        }
+        ended("the conversation does not contain the prompt any more")
+    }
+}
+
+#[expect(clippy::unnecessary_wraps, reason = "all callers return it")]
+fn ended(why: &str) -> Option<Change> {
+    Some(Change::Ended(PromptEnd::Unanswered(why.to_owned())))
+}
+
+fn reason(outcome: &RunOutcome) -> String {
+    match outcome {
+        RunOutcome::Failed { failure } => error_chain(failure),
+        RunOutcome::Abandoned => "the run was ended after too many restarts".to_owned(),
+        _ => "the run was cancelled".to_owned(),
+    }
+}

@@ -1,0 +1,101 @@
+//! Tool uses that wait for a decision, as questions of the protocol (elicitation), and the answers as decisions.
+
+use rmcp::{
+    RoleServer,
+    model::{ClientCapabilities, ElicitRequestParams, ElicitResult, ElicitationAction, ElicitationSchema},
+    service::RequestContext,
+};
+use serde_json::{Value, json};
+
+use crate::{agent::Pause, text::clip, tool::Decision};
+
+/// The maximum length of an input or a text in a question, in bytes.
+const LONGEST: usize = 4096;
+
+/// The kinds of questions that the client shows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Asks {
+    pub(super) forms: bool,
+    pub(super) urls: bool,
+}
+
+impl Asks {
+    pub(super) fn of(context: &RequestContext<RoleServer>) -> Self {
+        context.client_capabilities().map_or_else(Self::default, |client| Self::from(&client))
+    }
+}
+
+impl From<&ClientCapabilities> for Asks {
+    fn from(client: &ClientCapabilities) -> Self {
+        let Some(elicitation) = &client.elicitation else { return Self::default() };
+        let urls = elicitation.url.is_some();
+        // Clients before the kinds existed show forms and name none.
+        Self { forms: elicitation.form.is_some() || !urls, urls }
+    }
+}
+
+/// Returns the question about a pause, or the reason why the client can't be asked.
+pub(super) fn question(pause: &Pause, asks: Asks) -> Result<ElicitRequestParams, &'static str> {
+    let reason = &pause.reason;
+    let message = || match reason["message"].as_str() {
+        Some(text) => clip(text, LONGEST).into_owned(),
+        None => clip(&reason.to_string(), LONGEST).into_owned(),
+    };
+    match (pause.asked_by.is_some(), reason["mcp"].as_str()) {
+        (true, Some("url")) if asks.urls => {
+            let url = reason["url"].as_str().unwrap_or_default().to_owned();
+            let elicitation_id = pause.tool_use.id.as_str().to_owned();
+            Ok(ElicitRequestParams::UrlElicitationParams {
+                meta: None,
+                message: message(),
+                url,
+                elicitation_id,
+            })
+        }
+        (true, Some("url")) => Err("the client opens no addresses"),
+        _ if !asks.forms => Err("the client can't ask its user"),
+        (true, Some("form")) => match serde_json::from_value(reason["schema"].clone()) {
+            Ok(schema) => Ok(form(message(), schema)),
+            Err(_) => Err("the form has a schema that the protocol does not allow"),
+        },
+        (true, _) => Ok(form(message(), no_fields())),
+        (false, _) => Ok(form(approval(pause), no_fields())),
+    }
+}
+
+fn form(message: String, requested_schema: ElicitationSchema) -> ElicitRequestParams {
+    ElicitRequestParams::FormElicitationParams { meta: None, message, requested_schema }
+}
+
+fn no_fields() -> ElicitationSchema {
+    ElicitationSchema::new(std::collections::BTreeMap::new())
+}
+
+fn approval(pause: &Pause) -> String {
+    let (tool, input) = (&pause.tool_use.name, pause.tool_use.input.to_string());
+    let why = match &pause.reason {
+        Value::Null => String::new(),
+        // The question already says this.
+        Value::String(text) if text == "needs approval" => String::new(),
+        Value::String(text) => format!(" Reason: {}", clip(text, LONGEST)),
+        other => format!(" Reason: {}", clip(&other.to_string(), LONGEST)),
+    };
+    format!("Allow the tool {tool} with this input? {}{why}", clip(&input, LONGEST))
+}
+
+/// Returns the decision that the answer to a question means.
+pub(super) fn decision(pause: &Pause, answer: ElicitResult) -> Decision {
+    match answer.action {
+        ElicitationAction::Accept if is_form(pause) => {
+            Decision::ExecuteWith(answer.content.unwrap_or_else(|| json!({})))
+        }
+        ElicitationAction::Accept => Decision::Execute,
+        ElicitationAction::Cancel => Decision::reject("The user closed the question without an answer."),
+        _ => Decision::reject("The user did not allow it."),
+    }
+}
+
+/// Returns whether the question is a form whose fields a running tool needs.
+fn is_form(pause: &Pause) -> bool {
+    pause.asked_by.is_some() && pause.reason["mcp"] == "form"
+}

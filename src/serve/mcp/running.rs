@@ -1,0 +1,260 @@
+//! A call of `ask` whose prompt the session has accepted.
+
+use std::{collections::HashMap, time::Duration};
+
+use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
+use rmcp::{
+    RoleServer,
+    model::{
+        ClientResult, ElicitRequest, ElicitRequestParams, ElicitResult, InputRequest, InputRequests,
+        InputResponses, ProgressNotificationParam, ProtocolVersion, ServerRequest,
+    },
+    service::{Peer, PeerRequestOptions},
+};
+use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    ask::Ask,
+    followed::{Change, FollowedPrompt, PromptEnd},
+    question::{Asks, decision, question},
+};
+use crate::{
+    agent::Pause,
+    message::ToolUseId,
+    session::{Session, SessionCommand, SessionEvent, SessionSnapshot, SessionSubscription},
+    subscription::Update,
+    text::clip,
+    tool::Decision,
+};
+
+/// The time after which a call without news reports progress, so that the client's time limit starts again.
+const NEWS: Duration = Duration::from_secs(15);
+
+/// How long to wait for a client that does not read, and for a session that is interrupted.
+const SOON: Duration = Duration::from_secs(5);
+
+/// The maximum length of the name of a client's program, in bytes.
+const LONGEST_NAME: usize = 256;
+
+/// How a call ends.
+pub(super) enum Outcome {
+    Ended(PromptEnd),
+    /// The client must answer these questions.
+    Asks(InputRequests),
+    /// Nobody reads the result.
+    Abandoned,
+    /// The server is about to stop.
+    Draining,
+}
+
+pub(super) struct RunningCall<'a> {
+    ask: Ask<'a>,
+    pub(super) session: Session,
+    events: SessionSubscription,
+    pub(super) followed: FollowedPrompt,
+    /// The pauses about which the client was asked. Cancelling a token withdraws the question.
+    asked: HashMap<ToolUseId, CancellationToken>,
+    /// The questions that were sent during this call, each with its answer.
+    questions: FuturesUnordered<BoxFuture<'static, (Pause, Decision)>>,
+    reports: u32,
+    /// Whether the client may decide about tools of the conversation.
+    decides: bool,
+}
+
+impl<'a> RunningCall<'a> {
+    pub(super) fn new(
+        ask: Ask<'a>,
+        session: Session,
+        events: SessionSubscription,
+        followed: FollowedPrompt,
+    ) -> Self {
+        let (asked, questions) = (HashMap::new(), FuturesUnordered::new());
+        let decides = events.snapshot().is_some_and(|snapshot| ask.host.may_decide(&snapshot.labels));
+        Self { ask, session, events, followed, asked, questions, reports: 0, decides }
+    }
+
+    /// Applies the answers to the questions of an earlier call.
+    pub(super) async fn answered(&mut self, mut answers: InputResponses) {
+        for pause in self.followed.pauses().to_vec() {
+            let answer = answers.remove(pause.tool_use.id.as_str());
+            // A question without a valid answer is asked again.
+            if let Some(Ok(answer)) = answer.map(serde_json::from_value::<ElicitResult>) {
+                self.decide(&pause, decision(&pause, answer)).await;
+            }
+        }
+    }
+
+    /// Waits until the prompt is answered, or until the client has to act.
+    pub(super) async fn outcome(&mut self) -> Outcome {
+        let mut news = interval_at(Instant::now() + NEWS, NEWS);
+        news.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let draining = self.ask.host.draining();
+        loop {
+            if let Some(requests) = self.ask_about_pauses().await {
+                return Outcome::Asks(requests);
+            }
+            tokio::select! {
+                biased;
+                () = self.ask.gone.cancelled() => return Outcome::Abandoned,
+                () = draining.cancelled() => return Outcome::Draining,
+                () = self.ask.context.ct.cancelled() => return Outcome::Abandoned,
+                Some((pause, decision)) = self.questions.next() => self.decide(&pause, decision).await,
+                update = self.events.next() => {
+                    if let Some(end) = self.updates(update).await {
+                        return Outcome::Ended(end);
+                    }
+                }
+                _ = news.tick() => self.report("The agent is working.".to_owned()).await,
+            }
+        }
+    }
+
+    /// Takes in an update and all others that are ready, because the pauses of a step come one after the other.
+    async fn updates(&mut self, first: Option<Update<SessionSnapshot, SessionEvent>>) -> Option<PromptEnd> {
+        let mut next = Some(first);
+        while let Some(update) = next {
+            let change = match update {
+                Some(Update::Event(numbered)) => match &*numbered.event {
+                    SessionEvent::Agent(event) => self.followed.event(event),
+                    _ => None,
+                },
+                Some(Update::Resync(snapshot)) => self.followed.snapshot(&snapshot),
+                Some(Update::Closed(end)) => {
+                    let last = end.snapshot.as_ref().and_then(|snapshot| self.followed.snapshot(snapshot));
+                    return Some(match last {
+                        Some(Change::Ended(end)) => end,
+                        _ => PromptEnd::Unanswered(format!("the session has ended: {}", end.reason)),
+                    });
+                }
+                None => return Some(PromptEnd::Unanswered("the session has ended".to_owned())),
+            };
+            match change {
+                Some(Change::Ended(end)) => return Some(end),
+                Some(Change::Runs(tool)) => self.report(format!("Running {tool}")).await,
+                Some(Change::Pauses) | None => {}
+            }
+            next = self.events.next().now_or_never();
+        }
+        None
+    }
+
+    /// Asks about pauses that are new, and withdraws the questions about those that are over. Returns the questions of
+    /// a client that can't be asked during the call.
+    async fn ask_about_pauses(&mut self) -> Option<InputRequests> {
+        let pauses = self.followed.pauses().to_vec();
+        self.asked.retain(|id, withdrawn| {
+            let waits = pauses.iter().any(|pause| pause.tool_use.id == *id);
+            if !waits {
+                withdrawn.cancel();
+            }
+            waits
+        });
+        if !self.decides {
+            return None;
+        }
+        let asks = Asks::of(self.ask.context);
+        let ends_call = self
+            .ask
+            .context
+            .protocol_version()
+            .is_some_and(|version| version.as_str() >= ProtocolVersion::V_2026_07_28.as_str());
+        let mut requests = InputRequests::new();
+        for pause in pauses {
+            if self.asked.contains_key(&pause.tool_use.id) {
+                continue;
+            }
+            match question(&pause, asks) {
+                Err(why) => {
+                    let rejected = Decision::reject(format!("The user can't be asked: {why}."));
+                    self.decide(&pause, rejected).await;
+                }
+                Ok(question) if ends_call => {
+                    let request = InputRequest::Elicitation(ElicitRequest::new(question));
+                    requests.insert(pause.tool_use.id.as_str().to_owned(), request);
+                }
+                Ok(question) => {
+                    let withdrawn = self.asked.entry(pause.tool_use.id.clone()).or_default().clone();
+                    let peer = self.ask.context.peer.clone();
+                    self.questions.push(Box::pin(async move {
+                        let decided = match asked(&peer, question, &withdrawn).await {
+                            Ok(answer) => decision(&pause, answer),
+                            Err(why) => Decision::reject(format!("The user can't be asked: {why}.")),
+                        };
+                        (pause, decided)
+                    }));
+                }
+            }
+        }
+        (!requests.is_empty()).then_some(requests)
+    }
+
+    /// Withdraws all questions, because the call is about to end.
+    pub(super) async fn withdraw_questions(&mut self) {
+        self.asked.values().for_each(CancellationToken::cancel);
+        // If the client is gone, nobody reads the messages.
+        while !self.ask.gone.is_cancelled() && self.questions.next().await.is_some() {}
+    }
+
+    /// Sends the decision about a pause to the session.
+    async fn decide(&mut self, pause: &Pause, decision: Decision) {
+        // The pause ends with an event. Until then, nobody is asked again.
+        self.asked.entry(pause.tool_use.id.clone()).or_default();
+        let client = self.ask.context.client_info();
+        let by =
+            self.ask.host.decider(client.as_ref().map(|client| clip(&client.name, LONGEST_NAME)).as_deref());
+        let tool_use_id = pause.tool_use.id.clone();
+        let command = SessionCommand::Resume { tool_use_id, turn: Some(pause.turn), decision };
+        if let Err(error) = self.session.perform(command, by.as_deref()).await {
+            // Somebody else has decided first, or the run has ended.
+            tracing::debug!(%error, "a decision of an MCP client came too late");
+        }
+    }
+
+    /// Reports progress, if the client wants reports.
+    async fn report(&mut self, message: String) {
+        let Some(token) = self.ask.context.meta.get_progress_token() else { return };
+        self.reports += 1;
+        let report = ProgressNotificationParam::new(token, self.reports.into()).with_message(message);
+        // A client that does not read must not delay the call for long.
+        let _ = timeout(SOON, self.ask.context.peer.notify_progress(report)).await;
+    }
+
+    /// Takes the prompt back, because nobody waits for its answer. If its turn has begun, the run is interrupted.
+    pub(super) async fn withdraw(self) {
+        let withdrawn = async {
+            let waits = self.followed.turn().is_none();
+            if waits && self.session.unstage(self.followed.id().clone()).await.is_ok() {
+                return Ok(());
+            }
+            self.session.interrupt().await
+        };
+        let withdrawn = timeout(SOON, withdrawn).await;
+        tracing::debug!(?withdrawn, "a call of an MCP client was abandoned");
+    }
+}
+
+/// Sends a question to the client, and waits for the answer or until the question is withdrawn.
+async fn asked(
+    peer: &Peer<RoleServer>,
+    question: ElicitRequestParams,
+    withdrawn: &CancellationToken,
+) -> Result<ElicitResult, String> {
+    let request = ServerRequest::ElicitRequest(ElicitRequest::new(question));
+    let sent = peer.send_cancellable_request(request, PeerRequestOptions::no_options()).await;
+    let mut handle = sent.map_err(|error| error.to_string())?;
+    tokio::select! {
+        biased;
+        answer = &mut handle.rx => match answer {
+            Ok(Ok(ClientResult::ElicitResult(answer))) => Ok(answer),
+            Ok(Ok(_)) => Err("its answer is invalid".to_owned()),
+            Ok(Err(error)) => Err(error.to_string()),
+            Err(_) => Err("it is gone".to_owned()),
+        },
+        () = withdrawn.cancelled() => {
+            let why = "the question is no longer open".to_owned();
+            let _ = timeout(SOON, handle.cancel(Some(why.clone()))).await;
+            Err(why)
+        }
+    }
+}

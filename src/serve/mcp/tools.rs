@@ -1,0 +1,235 @@
+//! The tools of the server, and the operations that need no prompt.
+
+use std::sync::Arc;
+
+use rmcp::model::{CallToolResult, JsonObject, Tool, ToolAnnotations};
+use schemars::{JsonSchema, Schema, generate::SchemaSettings, transform::RecursiveTransform};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde_json::Value;
+
+use super::host::{Host, Purpose, Refusal};
+use crate::{
+    agent::Status,
+    error_chain,
+    message::Role,
+    session::SessionSnapshot,
+    store::{ConversationId, Page, Position},
+    text::clip,
+};
+
+/// The greatest number of conversations on a page, and of messages in an answer.
+const MOST: usize = 100;
+
+/// The maximum size of all texts that `read` returns, in bytes.
+const LONGEST: usize = 256 * 1024;
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct AskInput {
+    /// The id of the conversation to continue. Without it, a new conversation begins.
+    pub(super) conversation: Option<String>,
+    /// The message to the agent.
+    pub(super) prompt: String,
+}
+
+#[derive(Serialize, JsonSchema)]
+pub(super) struct AskOutput {
+    /// The id of the conversation. Send it with the next prompt to continue the conversation.
+    #[schemars(with = "String")]
+    pub(super) conversation: ConversationId,
+    /// The agent's answer.
+    pub(super) answer: String,
+    /// The reason why the answer ended: "stop" if it is complete.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) stop_reason: Option<String>,
+}
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct ListInput {
+    /// The greatest number of conversations: 20 by default, 100 at most.
+    limit: Option<usize>,
+    /// The `next` of the previous answer.
+    after: Option<String>,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct ListOutput {
+    /// The conversations, most recently written first.
+    conversations: Vec<Item>,
+    /// The `after` of the next page. Absent on the last page.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    next: Option<String>,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct Item {
+    /// The id of the conversation.
+    #[schemars(with = "String")]
+    conversation: ConversationId,
+    /// The title.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    title: Option<String>,
+    /// The time of the last write, in the format of RFC 3339.
+    updated: String,
+}
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct ReadInput {
+    /// The id of the conversation.
+    conversation: String,
+    /// The number of messages, counted from the end: 20 by default, 100 at most.
+    last: Option<usize>,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct ReadOutput {
+    /// The title.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    title: Option<Arc<str>>,
+    /// "idle", "busy" while the agent works, or "paused" while it waits for a decision.
+    #[schemars(with = "String")]
+    status: Status,
+    /// The number of earlier messages that are not shown.
+    omitted: usize,
+    /// The messages, oldest first. Results of tools are not among them.
+    messages: Vec<Line>,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct Line {
+    /// "user" or "assistant".
+    #[schemars(with = "String")]
+    role: Role,
+    /// The text.
+    text: String,
+    /// The names of the tools that the message uses.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tools: Vec<String>,
+}
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct StopInput {
+    /// The id of the conversation.
+    conversation: String,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct StopOutput {
+    /// Whether the agent was working.
+    stopped: bool,
+}
+
+/// Returns the declarations of all tools.
+pub(super) fn all() -> Vec<Tool> {
+    let reads = || ToolAnnotations::new().read_only(true).open_world(false);
+    vec![
+        tool::<AskInput, AskOutput>(
+            "ask",
+            "Sends a message to the agent and waits for its answer. The agent remembers the conversation.",
+        ),
+        tool::<ListInput, ListOutput>("list", "Lists conversations with the agent, newest first.")
+            .with_annotations(reads()),
+        tool::<ReadInput, ReadOutput>("read", "Returns the last messages of a conversation with the agent.")
+            .with_annotations(reads()),
+        tool::<StopInput, StopOutput>(
+            "stop",
+            "Stops the agent's work in a conversation. Completed steps are kept.",
+        )
+        .with_annotations(ToolAnnotations::new().destructive(false).idempotent(true).open_world(false)),
+    ]
+}
+
+fn tool<I: JsonSchema, O: JsonSchema>(name: &'static str, about: &'static str) -> Tool {
+    let input = SchemaSettings::draft2020_12();
+    let output = SchemaSettings::draft2020_12().for_serialize();
+    Tool::new(name, about, schema::<I>(input)).with_raw_output_schema(schema::<O>(output))
+}
+
+fn schema<T: JsonSchema>(settings: SchemaSettings) -> Arc<JsonObject> {
+    // Clients warn about formats of numbers that they do not know.
+    let without_format = RecursiveTransform(|schema: &mut Schema| {
+        schema.remove("format");
+    });
+    let settings = settings.with(|settings| settings.inline_subschemas = true).with_transform(without_format);
+    match settings.into_generator().into_root_schema_for::<T>().to_value() {
+        Value::Object(object) => Arc::new(object),
+        _ => Arc::default(),
+    }
+}
+
+/// Reads the arguments of a call.
+pub(super) fn input<T: DeserializeOwned>(arguments: JsonObject) -> Result<T, Refusal> {
+    serde_json::from_value(Value::Object(arguments))
+        .map_err(|error| format!("the arguments can't be read: {error}; correct them and call again"))
+}
+
+/// Reads the id of a conversation. An invalid id has no conversation.
+pub(super) fn id(text: &str) -> Result<ConversationId, Refusal> {
+    ConversationId::new(text).map_err(|error| error_chain(&error))
+}
+
+fn output(value: &impl Serialize) -> CallToolResult {
+    CallToolResult::structured(serde_json::to_value(value).unwrap_or_default())
+}
+
+pub(super) async fn list(host: &dyn Host, arguments: JsonObject) -> Result<CallToolResult, Refusal> {
+    let ListInput { limit, after } = input(arguments)?;
+    let limit = limit.unwrap_or(20).clamp(1, MOST);
+    let mut page = Page::first(limit);
+    if let Some(after) = after {
+        let position: Position = serde_json::from_str(&after)
+            .map_err(|_| "`after` must be the `next` of the previous answer, unchanged".to_owned())?;
+        page = page.after(position);
+    }
+    let mut listed = host.list(page).await?;
+    let last = listed.last().filter(|_| listed.len() == limit);
+    let next = last.and_then(|last| serde_json::to_string(&Position::from(&last.summary)).ok());
+    listed.retain(|listed| host.may_list(&listed.summary.labels));
+    let conversations = listed.into_iter().map(|listed| Item {
+        conversation: listed.summary.id,
+        title: listed.summary.title,
+        updated: listed.summary.updated.rfc_3339(),
+    });
+    Ok(output(&ListOutput { conversations: conversations.collect(), next }))
+}
+
+pub(super) async fn read(host: &dyn Host, arguments: JsonObject) -> Result<CallToolResult, Refusal> {
+    let ReadInput { conversation, last } = input(arguments)?;
+    let opened = host.open(&id(&conversation)?, Purpose::Read).await?;
+    let snapshot = opened.subscription.as_ref().and_then(|subscription| subscription.snapshot());
+    let snapshot = snapshot.ok_or("the conversation has no snapshot")?;
+    Ok(output(&shown(snapshot, last.unwrap_or(20).clamp(1, MOST))))
+}
+
+/// Returns the last messages. Texts that are too long in sum are left out, from the oldest message on.
+fn shown(snapshot: &SessionSnapshot, last: usize) -> ReadOutput {
+    let lines = snapshot.messages().filter(|message| message.tool_results().next().is_none());
+    let lines: Vec<_> = lines.collect();
+    let (mut messages, mut length) = (Vec::new(), 0);
+    for message in lines.iter().rev().take(last) {
+        let text = message.text();
+        if length + text.len() > LONGEST && !messages.is_empty() {
+            break;
+        }
+        length += text.len();
+        let tools = message.tool_uses().map(|tool| tool.name.clone()).collect();
+        messages.push(Line { role: message.role, text: clip(&text, LONGEST).into_owned(), tools });
+    }
+    messages.reverse();
+    let (title, status) = (snapshot.title.clone(), snapshot.agent.status);
+    ReadOutput { title, status, omitted: lines.len() - messages.len(), messages }
+}
+
+pub(super) async fn stop(host: &dyn Host, arguments: JsonObject) -> Result<CallToolResult, Refusal> {
+    let StopInput { conversation } = input(arguments)?;
+    let session = host.running(&id(&conversation)?, Purpose::Stop).await?;
+    let stopped = match session {
+        // An idle agent has nothing to interrupt.
+        Some(session) => session.interrupt().await.is_ok(),
+        None => false,
+    };
+    Ok(output(&StopOutput { stopped }))
+}

@@ -1,0 +1,11 @@
+//! A manager that is served to other programs.
+
+mod calls;
+mod endings;
+mod host;
+mod hostile;
+mod npm;
+mod person;
+mod questions;
+#[cfg(feature = "web")]
+mod web;

@@ -1,0 +1,88 @@
+//! The four tools, with clients of both generations.
+
+use omni_agent::store::Labels;
+use serde_json::{Value, json};
+
+use super::{
+    host::{manager, served, session},
+    person::{Answers, NEW, OLD, Person, ask, ask_in, call, connect, connect_to, done, failure},
+};
+
+#[tokio::test]
+async fn tools_of_both_generations_ask_list_read_and_stop() {
+    for version in [OLD, NEW] {
+        let manager = manager();
+        let person = Person::new(version, Answers::Decline);
+        let (client, _serving) = connect(&manager, person.clone()).await;
+        let tools = client.list_all_tools().await.unwrap();
+        let names: Vec<_> = tools.iter().map(|tool| &*tool.name).collect();
+        assert_eq!(names, ["ask", "list", "read", "stop"]);
+        assert!(tools.iter().all(|tool| tool.output_schema.is_some()));
+
+        let first = ask(&client, "Look").await;
+        assert_eq!((&first["answer"], &first["stop_reason"]), (&json!("Seen."), &json!("stop")));
+        assert_eq!(*person.seen.reports.lock().unwrap(), ["Running look"]);
+        let conversation = &first["conversation"];
+        // The history has four messages before the second prompt.
+        assert_eq!(ask_in(&client, conversation, "Count").await["answer"], "5");
+
+        // The list is read from the store.
+        session(&manager, conversation.as_str().unwrap()).flush(crate::support::LIMIT).await.unwrap();
+        let second = ask(&client, "Hello").await["conversation"].clone();
+        session(&manager, second.as_str().unwrap()).flush(crate::support::LIMIT).await.unwrap();
+        let page = done(&call(&client, "list", json!({ "limit": 1 })).await);
+        let rest = done(&call(&client, "list", json!({ "limit": 5, "after": page["next"] })).await);
+        let listed = [&page, &rest].map(|page| page["conversations"][0]["conversation"].clone());
+        assert_eq!((listed, &rest["next"]), ([second, conversation.clone()], &Value::Null));
+
+        let read = done(&call(&client, "read", json!({ "conversation": conversation, "last": 4 })).await);
+        let expected = json!([
+            { "role": "assistant", "text": "", "tools": ["look"] },
+            { "role": "assistant", "text": "Seen." },
+            { "role": "user", "text": "Count" },
+            { "role": "assistant", "text": "5" },
+        ]);
+        assert_eq!(
+            (&read["messages"], &read["omitted"], &read["status"]),
+            (&expected, &json!(1), &json!("idle"))
+        );
+        let stopped = done(&call(&client, "stop", json!({ "conversation": conversation })).await);
+        assert_eq!(stopped, json!({ "stopped": false }));
+        client.cancel().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn answer_names_the_conversation_in_its_content_too() {
+    let (client, _serving) = connect(&manager(), Person::new(NEW, Answers::Decline)).await;
+    let result = call(&client, "ask", json!({ "prompt": "Hello" })).await;
+    let texts: Vec<_> = result.content.iter().map(|block| block.as_text().unwrap().text.clone()).collect();
+    let conversation = done(&result)["conversation"].as_str().unwrap().to_owned();
+    assert_eq!(texts, ["You said: Hello".to_owned(), format!("[conversation: {conversation}]")]);
+}
+
+#[tokio::test]
+async fn failed_run_is_an_error_result_with_its_reason() {
+    let (client, _serving) = connect(&manager(), Person::new(OLD, Answers::Decline)).await;
+    let failed = failure(&call(&client, "ask", json!({ "prompt": "Fail" })).await);
+    assert!(failed.contains("the model is down"), "{failed}");
+}
+
+#[tokio::test]
+async fn conversation_without_the_servers_labels_looks_like_none() {
+    let manager = manager();
+    let labels = |user| Labels::new([("user", user)]).unwrap();
+    let person = || Person::new(NEW, Answers::Decline);
+    let (ann, _one) = connect_to(served(&manager).labels(labels("ann")), person()).await;
+    let (ben, _two) = connect_to(served(&manager).labels(labels("ben")), person()).await;
+    let conversation = ask(&ann, "Hello").await["conversation"].clone();
+    session(&manager, conversation.as_str().unwrap()).flush(crate::support::LIMIT).await.unwrap();
+    assert_eq!(done(&call(&ben, "list", json!({})).await)["conversations"], json!([]));
+    for (tool, arguments) in [
+        ("ask", json!({ "conversation": conversation, "prompt": "Hello" })),
+        ("read", json!({ "conversation": conversation })),
+        ("stop", json!({ "conversation": conversation })),
+    ] {
+        assert_eq!(failure(&call(&ben, tool, arguments).await), "there is no such conversation", "{tool}");
+    }
+}

@@ -60,6 +60,7 @@ mod error;
 mod event;
 mod forwarded;
 mod life;
+mod loading;
 mod perform;
 mod regenerate;
 mod snapshot;
@@ -94,7 +95,7 @@ pub(crate) use watcher::{Notice, Watcher};
 
 use crate::{
     actor,
-    agent::{Agent, AgentError, InFlight, Prompt, Response},
+    agent::{Agent, AgentError, InFlight, Prompt, Response, Status},
     message::UsageRow,
     store::{ConversationId, IntoStore, Labels, StoreError},
     subscription::{Attachment, End, EndReason, EventId, Source, Subscription},
@@ -528,6 +529,33 @@ impl Session {
                 running.map_or(Ok(()), |error| Err(SessionError::Agent((**error).clone())))
             }
         }
+    }
+
+    /// Ends the session within the limit, and leaves its turn in flight to the next owner of the conversation. The turn
+    /// gets the grace to reach a point at which nothing is interrupted: the end of the run, or a pause. After the grace,
+    /// its requests and tools are aborted, and the next owner treats them as after a crash. New prompts are refused.
+    ///
+    /// A turn that is not recorded is interrupted, as by [`stop`](Self::stop).
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`stop`](Self::stop).
+    pub(crate) async fn hand_over(&self, grace: Duration, limit: Duration) -> Result<(), SessionError> {
+        self.drain();
+        // After the grace, or an error because the session has ended, the end follows in any case.
+        let _ = tokio::time::timeout(grace, self.rest()).await;
+        let stop = |reply| Command::HandOver(Stop { deadline: limit, in_flight: InFlight::Keep, reply });
+        match self.call(stop).await {
+            Ok(stopped) => stopped,
+            Err(_) => self.end_within(limit, InFlight::Keep).await,
+        }
+    }
+
+    /// Waits until the session is idle or paused.
+    async fn rest(&self) -> Result<(), SessionError> {
+        let mut updates = self.subscribe(Mode::Observer).await?;
+        while self.status().await? == Status::Busy && updates.next().await.is_some() {}
+        Ok(())
     }
 
     /// Ends the session now, if it could be ended by an idle shutdown. Returns whether the session ends.

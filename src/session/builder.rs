@@ -13,13 +13,15 @@ use super::{
     Guard, Session, SessionError, Watcher, WeakSession, check_title,
     core::{Core, saved},
     life,
+    loading::{LoadedTurn, Recovered},
     task::{DELIVERIES, Deliveries, LastWords, SessionShared, Setup, Task, writing::contained},
     tenure::{Keeper, Tenure},
 };
 use crate::{
     actor::{Signal, Termination},
-    agent::{Agent, AgentBuilder, Config, HistoryOwner, Hold},
-    store::{ConversationId, Labels, Owner, Store, WriteId},
+    agent::{Agent, AgentBuilder, Config, Durable, HistoryOwner, Hold, Moment, Recover, Status},
+    message::Timestamp,
+    store::{ConversationId, Labels, Owner, Store, TurnRecord, WriteId},
     subscription::{EventId, Feed, FeedLimits},
     tree::Tree,
 };
@@ -37,6 +39,8 @@ static DEFAULTS: LazyLock<Arc<Setup>> = LazyLock::new(|| {
         write_timeout: Duration::from_mins(1),
         end_timeout: Duration::from_secs(30),
         feed_limits: FeedLimits::default(),
+        durable: Durable::Turns,
+        recover: Recover::default(),
     })
 });
 
@@ -183,6 +187,26 @@ impl SessionBuilder {
         self
     }
 
+    /// Sets how much of a turn in flight survives the end of the process. Defaults to [`Durable::Turns`].
+    ///
+    /// Above `Turns`, the store must [keep turns](Store::keeps_turns). When the conversation is opened again, in any
+    /// process, its turn in flight continues as [`recover`](Self::recover) states. A turn that was recorded is recorded
+    /// until its end, even if the conversation is opened with a lower level.
+    ///
+    /// With [`Durable::InFlight`], the operations that change a run succeed only after the change is stored, such as
+    /// [`prompt`](Session::prompt), [`resume`](Session::resume) and [`regenerate`](Session::regenerate).
+    pub fn durable(mut self, level: Durable) -> Self {
+        Arc::make_mut(&mut self.setup).durable = level;
+        self
+    }
+
+    /// Sets what happens with a turn in flight when the conversation is opened. By default, the turn continues, and the
+    /// model is told about tools whose outcome is not known.
+    pub fn recover(mut self, recover: Recover) -> Self {
+        Arc::make_mut(&mut self.setup).recover = recover;
+        self
+    }
+
     /// Keeps the session open from its start until a guard is dropped. The guard is sent through this channel.
     pub(crate) fn hold(mut self, guard: oneshot::Sender<Guard>) -> Self {
         self.hold = Some(guard);
@@ -214,7 +238,7 @@ impl SessionBuilder {
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`AgentBuilder::start`], and [`SessionError::InitialHistory`].
+    /// Returns the errors of [`AgentBuilder::start`], [`SessionError::InitialHistory`] and [`SessionError::NotDurable`].
     ///
     /// # Cancel safety
     ///
@@ -288,6 +312,8 @@ impl SessionBuilder {
     ///   store.
     /// - The error of the store, such as [`NotFound`](crate::store::StoreError::NotFound).
     /// - [`SessionError::Tree`] if the stored nodes do not form a tree.
+    /// - [`SessionError::NewerTurn`] or [`SessionError::DamagedTurn`] if the turn in flight can't be read.
+    /// - [`SessionError::NotDurable`] if the store can't keep turns in flight.
     ///
     /// # Cancel safety
     ///
@@ -297,14 +323,25 @@ impl SessionBuilder {
     ///
     /// Panics outside a tokio runtime.
     pub async fn open(mut self, id: ConversationId) -> Result<Session, SessionError> {
-        self.ensure_no_history()?;
+        self.check()?;
         // The lease is acquired before the conversation is loaded, so that no other owner changes it in between.
         let tenure = Tenure::begin(&self.store, self.setup.keeper.as_ref(), &id, &self.setup.owner()).await?;
         let stored = self.store.load(&id).await?;
         let (state, version, mark) = (stored.state, stored.version, stored.mark);
         let tree = Tree::restored(stored.nodes, stored.head, stored.cursors, stored.next)?;
-        self.agent =
-            self.agent.restore(saved(&state)).history(tree.history().clone()).last_run(stored.last_run);
+        let now = if stored.turn.is_some() { self.store.now().await? } else { Timestamp::default() };
+        let recovered = Recovered::of(&id, stored.turn, &tree, self.setup.recover, now)?;
+        self.agent = self.agent.restore(saved(&state)).last_run(stored.last_run);
+        let (history, turn, ended) = match recovered {
+            Recovered::None => (tree.history().clone(), None, None),
+            Recovered::Discarded(ended) => (tree.history().clone(), None, Some(ended)),
+            Recovered::Turn(turn) => {
+                let LoadedTurn { in_flight, record, history, lives } = *turn;
+                self.agent = self.agent.in_flight(in_flight);
+                (history, Some((record, lives)), None)
+            }
+        };
+        self.agent = self.agent.history(history);
         let (keeps_usage, used) = (self.store.keeps_usage(), stored.used.usage);
         let loaded = |config, seen| Core::loaded(tree, &state, version, keeps_usage, config, seen);
         let mut starting = self.start(id, loaded).await?;
@@ -312,6 +349,12 @@ impl SessionBuilder {
         starting.life = life::next(tenure.as_ref(), mark);
         starting.mark = mark.filter(|_| starting.core.is_as_stored());
         starting.tenure = tenure;
+        if let Some(ended) = ended {
+            starting.core.discarded(*ended);
+        }
+        if let Some((record, lives)) = turn {
+            starting.take_up(&record, lives).await?;
+        }
         Ok(starting.run())
     }
 
@@ -339,13 +382,19 @@ impl SessionBuilder {
         }
     }
 
-    fn ensure_no_history(&self) -> Result<(), SessionError> {
-        let is_given = !self.agent.given_history().is_empty();
-        if is_given { Err(SessionError::InitialHistory) } else { Ok(()) }
+    /// Checks the settings.
+    fn check(&self) -> Result<(), SessionError> {
+        if !self.agent.given_history().is_empty() {
+            return Err(SessionError::InitialHistory);
+        }
+        if self.setup.durable > Durable::Turns && !self.store.keeps_turns() {
+            return Err(SessionError::NotDurable);
+        }
+        Ok(())
     }
 
     async fn start_new(mut self, id: ConversationId) -> Result<(Starting, ConversationId), SessionError> {
-        self.ensure_no_history()?;
+        self.check()?;
         check_title(self.title.as_deref())?;
         let (title, labels) = (self.title.take(), std::mem::take(&mut self.labels));
         let keeps_usage = self.store.keeps_usage();
@@ -381,7 +430,7 @@ impl SessionBuilder {
         });
         // The hold checks prompts that reach the agent without a session handle: prompts returned by `handle_event` and
         // prompts sent through weak handles.
-        let agent = agent.hold(Arc::clone(&shared) as Arc<dyn Hold>);
+        let agent = agent.hold(Arc::clone(&shared) as Arc<dyn Hold>).records(shared.setup.durable);
         let session = Session { commands, shared };
         if let Some(hold) = hold {
             // If the receiver is gone, `send` returns the guard, which is dropped here.
@@ -390,7 +439,7 @@ impl SessionBuilder {
         let weak: WeakSession = session.downgrade();
         let (agent, owner) = agent.extension(id).extension(weak).commit_channel(sender).start_owned().await?;
         let state = agent.state().await?;
-        let seen = owner.moment().await?.last;
+        let Moment { last: seen, status, .. } = owner.moment().await?;
         let core = core(Arc::clone(&state.config), seen);
         Ok(Starting {
             session,
@@ -403,6 +452,7 @@ impl SessionBuilder {
             tenure: None,
             life: life::FIRST,
             mark: None,
+            status,
         })
     }
 }
@@ -421,11 +471,36 @@ struct Starting {
     life: u64,
     /// The last event of the life before, if readers of that event can continue without a snapshot.
     mark: Option<EventId>,
+    /// The status of the agent.
+    status: Status,
 }
 
 impl Starting {
+    /// Takes over the turn in flight, and counts this restart in the store. If this fails, ends the agent.
+    async fn take_up(&mut self, record: &TurnRecord, lives: u32) -> Result<(), SessionError> {
+        self.core.take_up(record, self.status);
+        let Some((write, commit)) = self.core.restart(lives) else {
+            return Ok(());
+        };
+        let (store, id) = (Arc::clone(&self.store), self.session.shared.id.clone());
+        let write = match &self.tenure {
+            Some(tenure) => write.under(&tenure.held().lease()?),
+            None => write,
+        };
+        let written =
+            contained(tracing::Span::current(), async move { store.commit(&id, &write, &commit).await });
+        match written.await {
+            Ok(version) => self.core.rewritten(version),
+            Err(error) => {
+                let _ = self.agent.stop(self.session.shared.setup.end_timeout).await;
+                return Err(error.into());
+            }
+        }
+        Ok(())
+    }
+
     fn run(self) -> Session {
-        let Self { session, receiver, agent, owner, deliveries, core, store, tenure, life, mark } = self;
+        let Self { session, receiver, agent, owner, deliveries, core, store, tenure, life, mark, .. } = self;
         let shared = Arc::clone(&session.shared);
         // This always succeeds, because the cell is set only here.
         let _ = shared.agent.set(agent.downgrade());
@@ -448,6 +523,7 @@ impl Starting {
             is_fresh: true,
             idle_when_saved: false,
             has_refused_sleep: false,
+            leaves_turn: false,
             settling: None,
             flushes: Vec::new(),
             commands_in_a_row: 0,

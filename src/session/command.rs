@@ -81,4 +81,6 @@ pub(super) enum Command {
     Flush(Option<Instant>, Reply<()>),
     Unsaved(Reply<Option<Unsaved>>),
     Stop(Stop),
+    /// Ends the session within the deadline, and leaves its turn in flight to the next owner.
+    HandOver(Stop),
 }

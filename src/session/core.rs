@@ -9,21 +9,23 @@
 mod branching;
 #[cfg(any(test, debug_assertions))]
 mod check;
+mod flight;
 mod saving;
 #[cfg(test)]
 mod simulation;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use flight::Flight;
 pub(super) use saving::{Found, Job, saved};
 use saving::{Saver, Spending};
 
 use super::{SessionError, SessionEvent, StoreReport};
 use crate::{
-    agent::{Config, Event, Prompt, Response, Status},
+    agent::{Config, Event, Prompt, Record, Response, Status},
     message::{History, Message, Role, Usage},
     store::{Labels, StoredState, Version, WriteId},
-    subscription::EventId,
+    subscription::{EventId, Numbered},
     tree::{NodeId, Tree},
 };
 
@@ -49,8 +51,10 @@ pub(super) enum Effect {
     RetryIn(Duration),
     /// Start to refuse new prompts (`true`), or accept them again (`false`).
     Behind(bool),
-    /// Consider an idle shutdown, because the agent has become idle.
-    Idle,
+    /// Consider an idle shutdown, because the agent has become idle, or waits for decisions about a recorded turn.
+    AtRest,
+    /// All records of the agent up to this number are stored.
+    Written(u64),
 }
 
 type Effects = Vec<Effect>;
@@ -107,6 +111,8 @@ pub(super) struct Core {
     /// The settings with which user messages were sent, if they had any.
     settings: BTreeMap<NodeId, Arc<Prompt>>,
     saver: Saver,
+    /// The recorded turn in flight, if the agent records its turns.
+    flight: Option<Box<Flight>>,
     /// Whether the store keeps a usage ledger.
     keeps_usage: bool,
     /// The usage of the turn in flight.
@@ -139,6 +145,7 @@ impl Core {
             prompted: None,
             settings: BTreeMap::new(),
             saver: Saver::new(),
+            flight: None,
             keeps_usage,
             spending: None,
             used: None,
@@ -207,15 +214,37 @@ impl Core {
         }
     }
 
-    /// Processes the agent's next event. `config` is the configuration at that event.
-    pub(super) fn event(
+    /// Processes the agent's next event, or a record without an event. `config` is the configuration at that event, and
+    /// `record` is the turn in flight after it, if it has to be stored.
+    pub(super) fn delivered(
         &mut self,
-        id: EventId,
-        event: &Arc<Event>,
+        event: Option<&Numbered<Event>>,
+        record: Option<&Record>,
         config: &Arc<Config>,
         env: &Env<'_>,
         effects: &mut Effects,
     ) {
+        let mut is_due = record.is_some();
+        if let Some(Numbered { id, event }) = event {
+            is_due |= self.event(*id, event, config, effects);
+        }
+        if let Some(record) = record {
+            self.recorded(record, config);
+        }
+        if is_due {
+            // The change after an event and the record of the turn after it are one write.
+            self.save(env, effects);
+        }
+    }
+
+    /// Processes an event. Returns whether something may have to be saved.
+    fn event(
+        &mut self,
+        id: EventId,
+        event: &Arc<Event>,
+        config: &Arc<Config>,
+        effects: &mut Effects,
+    ) -> bool {
         self.seen = id;
         if matches!(**event, Event::State(_))
             && let Some(moving) = self.moving.take_if(|moving| moving.0 == id)
@@ -229,23 +258,28 @@ impl Core {
             Event::Turn(outcome) => {
                 self.turn_ended(event);
                 self.commit(outcome.response(), effects);
-                self.take_config(config, env, effects);
+                self.adopt(config);
+                return true;
             }
-            Event::State(_) => self.take_config(config, env, effects),
+            Event::State(_) => {
+                self.adopt(config);
+                return true;
+            }
             Event::Cancelled { .. } | Event::Error { .. } => {
                 self.roll_back(effects);
                 self.turn_ended(event);
                 self.saver.state_changed(&self.state_now());
-                self.save(env, effects);
+                return true;
             }
             Event::Status { status } => {
                 self.status = *status;
-                if *status == Status::Idle {
-                    effects.push(Effect::Idle);
+                if self.is_at_rest() {
+                    effects.push(Effect::AtRest);
                 }
             }
             _ => {}
         }
+        false
     }
 
     /// Adds the messages of a committed turn to the tree.
@@ -309,19 +343,21 @@ impl Core {
         effects.push(Effect::Emit(SessionEvent::Tree(Arc::new(changes))));
     }
 
-    /// Adopts the agent's configuration and saves all changes.
-    fn take_config(&mut self, config: &Arc<Config>, env: &Env<'_>, effects: &mut Effects) {
+    /// Adopts the agent's configuration, which has to be saved.
+    fn adopt(&mut self, config: &Arc<Config>) {
         if !Arc::ptr_eq(&self.config, config) {
             self.config = Arc::clone(config);
         }
         self.saver.state_changed(&self.state_now());
-        self.save(env, effects);
     }
 
-    /// Processes the end of the agent, which may have emitted no event about the outcome of its last run.
+    /// Processes the end of the agent, which may have emitted no event about the outcome of its last run. If the turn is
+    /// recorded, it stays in flight, with its branch.
     pub(super) fn agent_ended(&mut self, effects: &mut Effects) {
         self.moving = None;
-        self.roll_back(effects);
+        if !self.is_recorded() {
+            self.roll_back(effects);
+        }
         self.status = Status::Idle;
     }
 

@@ -98,6 +98,30 @@ pub enum SessionError {
     /// The stored nodes do not form a tree.
     #[error("the stored conversation is not a valid tree: {0}")]
     Tree(TreeError),
+    /// The store does not keep turns in flight, which the session's durability requires.
+    #[error(
+        "this store does not keep turns in flight; use a store that does, or `Durable::Turns` (a `FileSystemStore` \
+         keeps them if it is exclusive)"
+    )]
+    NotDurable,
+    /// A newer version of this crate has recorded the turn in flight. Other processes may be able to continue it.
+    #[error(
+        "the turn in flight has the format {format} of a newer version; open the conversation with that version, or \
+         discard the turn with `SessionBuilder::recover`"
+    )]
+    NewerTurn {
+        /// The format of the record.
+        format: u32,
+    },
+    /// The recorded turn in flight can't be read. The rest of the conversation is not affected.
+    #[error(
+        "the turn in flight is damaged ({problem}); discard it with `SessionBuilder::recover` to open the rest of the \
+         conversation"
+    )]
+    DamagedTurn {
+        /// The problem.
+        problem: String,
+    },
 }
 
 /// The greatest length of a title in bytes.

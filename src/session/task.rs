@@ -4,6 +4,7 @@
 mod commands;
 mod ending;
 mod idle;
+mod leaving;
 pub(super) mod writing;
 
 use std::{
@@ -23,7 +24,7 @@ use tokio::{
 
 use super::{
     Notice, SessionError, SessionEvent, SessionSnapshot, Watcher,
-    command::{Command, Stop, Unsaved},
+    command::{Command, CommandResult, PendingResponse, Reply, Stop, Unsaved},
     core::{Core, Effect, Env},
     event,
     tenure::{Keeper, Tenure},
@@ -31,7 +32,7 @@ use super::{
 };
 use crate::{
     actor::{OwnWake, Signal, Termination, passed},
-    agent::{Agent, AgentError, Delivery, HistoryOwner, Hold, Snapshot, Status, WeakAgent},
+    agent::{Agent, AgentError, Delivery, Durable, HistoryOwner, Hold, Recover, Snapshot, Status, WeakAgent},
     store::{ConversationId, Owner, Store, StoreError, WriteId},
     subscription::{End, EndReason, EventId, Feed, FeedLimits},
 };
@@ -54,6 +55,10 @@ pub(crate) struct Setup {
     pub(super) write_timeout: Duration,
     pub(super) end_timeout: Duration,
     pub(super) feed_limits: FeedLimits,
+    /// How much of a turn in flight survives the end of the process.
+    pub(super) durable: Durable,
+    /// The treatment of a turn in flight when the conversation is opened.
+    pub(super) recover: Recover,
 }
 
 impl Setup {
@@ -149,6 +154,8 @@ pub(super) struct Task {
     pub(super) idle_when_saved: bool,
     /// Whether the session has refused to sleep. If so, its watcher is notified when another attempt may succeed.
     pub(super) has_refused_sleep: bool,
+    /// Whether the turn in flight is left to the next owner of the conversation.
+    pub(super) leaves_turn: bool,
     /// The future that waits until the idle agent has processed its application events.
     pub(super) settling: Option<idle::Settling>,
     pub(super) flushes: Vec<Flush>,
@@ -172,11 +179,37 @@ impl Drop for LastWords {
     }
 }
 
-/// A call of `flush` that is waiting until everything that was unsaved at its start is in the store.
+/// A call that is waiting until everything that was unsaved at its start is in the store.
 pub(super) struct Flush {
     wanted: u64,
     until: Option<Instant>,
-    reply: super::command::Reply<()>,
+    reply: HeldReply,
+}
+
+/// The reply to a call that waits until changes are stored.
+pub(super) enum HeldReply {
+    /// The reply to a call of `flush`.
+    Flushed(Reply<()>),
+    /// The reply to a call that has started a run. The turn in flight has to be stored before it.
+    Begun(Reply<CommandResult<Option<PendingResponse>>>, Option<PendingResponse>),
+}
+
+impl HeldReply {
+    /// Returns whether nobody waits for the reply any more.
+    fn is_closed(&self) -> bool {
+        match self {
+            Self::Flushed(reply) => reply.is_closed(),
+            Self::Begun(reply, _) => reply.is_closed(),
+        }
+    }
+
+    /// Sends the reply. An error means that nobody waits for it any more.
+    fn send(self) {
+        match self {
+            Self::Flushed(reply) => drop(reply.send(())),
+            Self::Begun(reply, answer) => drop(reply.send(Ok(answer))),
+        }
+    }
 }
 
 /// The reason why a session ends and, if a call of `stop` caused the end, that call.
@@ -198,7 +231,7 @@ impl Task {
     /// Runs until the session ends. The task is boxed to save memory. Otherwise, the future of an idle session would
     /// contain the task twice.
     pub(super) async fn run(mut self: Box<Self>, mut commands: mpsc::Receiver<Box<Command>>) {
-        self.consider_idle_shutdown();
+        self.take_up().await;
         let (reason, stop) = loop {
             if let Some(reason) = self.core.loss() {
                 break (reason.clone(), None);
@@ -210,7 +243,25 @@ impl Task {
                 break exit;
             }
         };
+        if reason == EndReason::HandlesDropped && self.core.status() == Status::Paused {
+            self.retire_paused().await;
+        }
         Box::pin(self.finish(commands, reason, stop)).await;
+    }
+
+    /// Continues the turn in flight of a loaded conversation, if there is one.
+    async fn take_up(&mut self) {
+        self.consider_idle_shutdown();
+        if !self.is_saved() {
+            self.step(Core::save);
+        }
+        if self.core.is_recorded() {
+            if let Some(watcher) = &self.shared.watcher {
+                watcher::notify(&**watcher, Notice::Status(self.core.status()));
+            }
+            // An error means that the agent has ended, which is noticed later.
+            let _ = self.owner.take_up().await;
+        }
     }
 
     /// Processes one input.
@@ -285,9 +336,9 @@ impl Task {
 
     /// Processes the agent's next event.
     pub(super) fn take(&mut self, delivery: Delivery) {
-        let Delivery { event, config, settings, run, record: _ } = delivery;
-        let Some(event) = event else { return };
-        if let Some(is_between_requests) = event::is_between_requests(&event.event) {
+        let Delivery { event, config, settings, run, record } = delivery;
+        let is_between = event.as_ref().and_then(|event| event::is_between_requests(&event.event));
+        if let Some(is_between_requests) = is_between {
             self.shared.is_between_requests.store(is_between_requests, Ordering::Release);
         }
         let has_span = run.is_known();
@@ -301,7 +352,7 @@ impl Task {
             if let Some(settings) = settings {
                 core.prompted(&settings);
             }
-            core.event(event.id, &event.event, &config, env, effects);
+            core.delivered(event.as_ref(), record.as_deref(), &config, env, effects);
         });
         drop(in_run);
         if has_span && self.is_saved() {
@@ -405,7 +456,8 @@ impl Task {
                 }
             }
             Effect::Behind(behind) => self.shared.is_behind.store(behind, Ordering::Release),
-            Effect::Idle => self.consider_idle_shutdown(),
+            Effect::AtRest => self.consider_idle_shutdown(),
+            Effect::Written(number) => self.owner.written(number),
         }
     }
 

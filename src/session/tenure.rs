@@ -31,7 +31,6 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// The ownership of one conversation. The conversation is released shortly after this is dropped.
 pub(super) struct Tenure {
     held: Arc<Held>,
-    epoch: Epoch,
     /// Completes with the reason when the conversation is lost. The future is boxed once, so that a session without a
     /// lease needs no space for it.
     loss: BoxFuture<'static, StoreError>,
@@ -83,7 +82,6 @@ impl Tenure {
         }
         let keeper = keeper.unwrap_or_else(|| Arc::new(Keeper::new(store)));
         keeper.start()?;
-        let epoch = lease.epoch;
         let held = Arc::new(Held {
             id,
             lease: watch::Sender::new(Ok(lease)),
@@ -92,16 +90,16 @@ impl Tenure {
         });
         held.keeper.send(Order::Keep(Arc::clone(&held)));
         let loss = Arc::clone(&held).loss().fuse().boxed();
-        Ok(Some(Self { held, epoch, loss }))
+        Ok(Some(Self { held, loss }))
     }
 
     pub(super) fn held(&self) -> Arc<Held> {
         Arc::clone(&self.held)
     }
 
-    /// Returns the epoch with which the conversation was acquired.
+    /// Returns the epoch with which the conversation is owned. It has none any more if it is lost.
     pub(super) fn epoch(&self) -> Epoch {
-        self.epoch
+        self.held.lease().map(|lease| lease.epoch).unwrap_or_default()
     }
 
     /// Waits until the conversation is lost to another owner, and returns the reason. After it has returned, it must

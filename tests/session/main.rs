@@ -7,6 +7,7 @@ mod basics;
 mod branches;
 mod callbacks;
 mod cost;
+mod durable;
 mod ends;
 mod erasing;
 mod fairness;

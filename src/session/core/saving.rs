@@ -142,9 +142,21 @@ impl Saver {
         Self { version: Some(version), config, title, labels, replaced, ..Self::new() }
     }
 
-    /// Returns whether usage or the end of a run is not in the store.
+    /// Sets the version of the conversation after a write that was made before the session's task started.
+    pub(super) fn set_version(&mut self, version: Version) {
+        self.version = Some(version);
+    }
+
+    /// Returns whether usage, the end of a run or the turn in flight is not in the store.
     fn has_record(&self) -> bool {
         self.record.as_ref().is_some_and(|record| !record.is_empty())
+    }
+
+    /// Adds the usage, the end of a run and the turn in flight to a commit. Returns the value of the counter of changes up
+    /// to which all changes are stored after the commit.
+    fn join_record(&mut self, commit: &mut Commit) -> u64 {
+        self.record = self.record.take().and_then(|record| record.join(commit));
+        if self.record.is_some() { self.safe } else { self.wanted }
     }
 
     /// Notes that the stable tree is about to change. `stable` is the tree before the change.
@@ -201,6 +213,11 @@ impl Core {
     /// Starts the next write, if there are unsaved changes and no write is in flight. If a failed write is waiting to
     /// be repeated, it is repeated now instead.
     pub(in crate::session) fn save(&mut self, env: &Env<'_>, effects: &mut Effects) {
+        self.begin_next(env, effects);
+        self.report_written(effects);
+    }
+
+    fn begin_next(&mut self, env: &Env<'_>, effects: &mut Effects) {
         self.update_behind(env, effects);
         if self.saver.loss.is_some() {
             return;
@@ -274,21 +291,18 @@ impl Core {
                 }
                 let due = saver.state_is_due;
                 let mut commit = if due { commit.with_state(state()) } else { commit };
-                let attempt =
-                    |commit, wanted| attempt(Job::Commit(write(version), commit), tree, portions, wanted);
-                if let Some(record) = self.saver.record.take() {
-                    record.join(&mut commit);
-                }
-                return Some(attempt(commit, self.saver.wanted));
+                let wanted = self.saver.join_record(&mut commit);
+                return Some(attempt(Job::Commit(write(version), commit), tree, portions, wanted));
             }
         }
         // The store already has this tree, because the tree's unsaved changes cancel each other out.
         self.saver.stored = None;
         self.saver.portions.clear();
-        if let Some(record) = self.saver.record.take().filter(|record| !record.is_empty()) {
+        self.saver.record.take_if(|record| record.is_empty());
+        if self.saver.record.is_some() {
             let mut commit = Commit::new(self.stable().head());
             commit.usage = self.keeps_usage.then(Vec::new);
-            record.join(&mut commit);
+            let wanted = self.saver.join_record(&mut commit);
             let (saver, tree) = (&self.saver, self.stable().clone());
             if saver.state_is_due && saver.at_most < usize::MAX {
                 // The store has rejected a write with the state, so the state follows in a separate write.
@@ -297,7 +311,7 @@ impl Core {
             }
             let commit = if saver.state_is_due { commit.with_state(state()) } else { commit };
             let job = Job::Commit(write(version), commit);
-            return Some(attempt(job, tree, 0, saver.wanted));
+            return Some(attempt(job, tree, 0, wanted));
         }
         let saver = &self.saver;
         if !saver.state_is_due {

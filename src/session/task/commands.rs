@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use super::{Exit, Flush, Task};
+use super::{Exit, Flush, HeldReply, Task};
 use crate::{
-    agent::{AgentError, Status},
+    agent::{AgentError, Durable, Status},
     session::{
         SessionError, SessionEvent, SessionSnapshot, StoreReport,
         command::{Command, CommandResult, PendingResponse, RunStart, Stop, Unsaved, Wait},
@@ -34,12 +34,16 @@ impl Task {
     }
 
     async fn answer(&mut self, command: Command) -> Result<(), Over> {
-        if self.agent.end().is_some() && !matches!(command, Command::Stop(_)) {
+        if self.agent.end().is_some() && !matches!(command, Command::Stop(_) | Command::HandOver(_)) {
             return Err(Over::AgentEnded);
         }
         // Sending a reply fails if its caller no longer waits. That is not an error.
         match command {
             Command::Stop(stop) => return Err(Over::Stopped(stop)),
+            Command::HandOver(stop) => {
+                self.leave_turn(stop.deadline).await;
+                return Err(Over::Stopped(stop));
+            }
             Command::Unsaved(reply) => {
                 self.catch_up().await?;
                 let _ = reply.send(self.unsaved());
@@ -88,13 +92,26 @@ impl Task {
             Command::Flush(until, reply) => {
                 self.catch_up().await?;
                 self.flushes.retain(|flush| !flush.reply.is_closed());
-                self.flushes.push(Flush { wanted: self.core.wanted(), until, reply });
+                self.flushes.push(Flush {
+                    wanted: self.core.wanted(),
+                    until,
+                    reply: HeldReply::Flushed(reply),
+                });
                 self.step(Core::hurry);
                 self.answer_flushes();
             }
             Command::Begin(start, wait, caller, reply) => {
                 let begun = self.begin(start, wait, caller).await;
-                let _ = reply.send(settled(begun)?);
+                match settled(begun)? {
+                    Ok(answer) if self.shared.setup.durable == Durable::InFlight => {
+                        // The record of the turn has to arrive first.
+                        self.catch_up().await?;
+                        let reply = HeldReply::Begun(reply, answer);
+                        self.flushes.push(Flush { wanted: self.core.wanted(), until: None, reply });
+                        self.answer_flushes();
+                    }
+                    begun => drop(reply.send(begun)),
+                }
             }
             Command::Erase(node, reply) => {
                 let erased = self.erase(node).await;

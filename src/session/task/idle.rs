@@ -22,7 +22,7 @@ impl Task {
     /// starts, when its last controller is dropped and when its agent becomes idle.
     pub(super) fn consider_idle_shutdown(&mut self) {
         if let Some(wait) = self.shared.setup.idle_shutdown
-            && self.core.status() == Status::Idle
+            && self.core.is_at_rest()
             && !self.is_controlled()
         {
             let is_fresh = std::mem::take(&mut self.is_fresh);

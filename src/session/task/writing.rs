@@ -160,7 +160,7 @@ impl Task {
     pub(super) fn answer_flushes(&mut self) {
         let core = &self.core;
         for flush in self.flushes.extract_if(.., |flush| core.is_safe(flush.wanted)) {
-            let _ = flush.reply.send(());
+            flush.reply.send();
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The usage of requests and the end of the last run, until they are stored with the next write.
+//! The usage of requests, the end of the last run and the turn in flight, until they are stored with the next write.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::{
         SessionEvent,
         core::{Core, Effect, Effects, Env},
     },
-    store::{Commit, TurnChange},
+    store::{Commit, TurnChange, TurnRecord},
 };
 
 /// Data that is due to be stored next to the tree and the state.
@@ -18,6 +18,8 @@ use crate::{
 pub(in crate::session) struct Record {
     rows: Vec<UsageRow>,
     end: LastRun,
+    /// The turn in flight. It began after the end of the last run.
+    turn: Option<TurnRecord>,
 }
 
 /// The change that the next write makes to the stored end of the last run.
@@ -33,12 +35,23 @@ enum LastRun {
 impl Record {
     /// Returns whether nothing has to be written.
     pub(super) fn is_empty(&self) -> bool {
-        self.rows.is_empty() && !self.has_end()
+        self.rows.is_empty() && !self.has_end() && self.turn.is_none()
     }
 
-    /// Adds this data to a commit.
-    pub(super) fn join(self, commit: &mut Commit) {
-        let Self { rows, end } = self;
+    /// Returns the turn in flight, with the rows of its requests.
+    pub(in crate::session::core) fn of_turn(rows: Vec<UsageRow>, turn: TurnRecord) -> Self {
+        Self { rows, end: LastRun::Keep, turn: Some(turn) }
+    }
+
+    /// Returns the end of a run.
+    pub(in crate::session::core) fn of_end(end: RunEnd) -> Self {
+        Self { end: LastRun::Ended(end), ..Self::default() }
+    }
+
+    /// Adds this data to a commit. A commit either ends a run or records a turn. If it does the former, returns the turn
+    /// for the next commit.
+    pub(super) fn join(self: Box<Self>, commit: &mut Commit) -> Option<Box<Self>> {
+        let Self { rows, end, turn } = *self;
         match &mut commit.usage {
             Some(before) if !before.is_empty() => before.extend(rows),
             usage if !rows.is_empty() => *usage = Some(rows),
@@ -46,16 +59,20 @@ impl Record {
         }
         if let LastRun::Ended(end) = end {
             commit.turn = Some(Box::new(TurnChange::End(end)));
+            return turn.map(|turn| Box::new(Self::of_turn(Vec::new(), turn)));
         }
+        commit.turn = turn.map(|turn| Box::new(TurnChange::Record(turn)));
+        None
     }
 
     /// Returns the data that a commit contains, so that it can be written later if the commit was not written.
     pub(super) fn of(commit: &Commit) -> Option<Box<Self>> {
-        let end = match commit.turn.as_deref() {
-            Some(TurnChange::End(end)) => LastRun::Ended(end.clone()),
-            Some(TurnChange::Record(_)) | None => LastRun::Keep,
+        let (end, turn) = match commit.turn.as_deref() {
+            Some(TurnChange::End(end)) => (LastRun::Ended(end.clone()), None),
+            Some(TurnChange::Record(turn)) => (LastRun::Keep, Some(turn.clone())),
+            None => (LastRun::Keep, None),
         };
-        let record = Self { rows: commit.usage.clone().unwrap_or_default(), end };
+        let record = Self { rows: commit.usage.clone().unwrap_or_default(), end, turn };
         (!record.is_empty()).then(|| Box::new(record))
     }
 
@@ -64,8 +81,12 @@ impl Record {
         if let Some(later) = later {
             self.rows.extend(later.rows);
             if later.end != LastRun::Keep {
-                self.end = later.end;
+                (self.end, self.turn) = (later.end, None);
             }
+            self.turn = match (self.turn.take(), later.turn) {
+                (Some(earlier), Some(later)) => Some(earlier.then(later)),
+                (earlier, later) => later.or(earlier),
+            };
         }
         self
     }
@@ -76,7 +97,7 @@ impl Record {
             LastRun::Ended(end) => Some(end),
             LastRun::Keep | LastRun::Complete => None,
         };
-        weight(self.rows.len(), end)
+        weight(self.rows.len(), end, self.turn.as_ref())
     }
 
     pub(super) fn has_end(&self) -> bool {
@@ -122,9 +143,14 @@ impl Core {
 
     /// Records the usage of a turn that has ended with this event, and how its run has ended.
     pub(in crate::session::core) fn turn_ended(&mut self, event: &Event) {
-        let rows = self.spending.take().map(|spending| spending.0).unwrap_or_default();
-        let end = RunEnd::of(event).filter(|end| !end.is_complete());
-        self.record(Record { rows, end: end.map_or(LastRun::Complete, LastRun::Ended) });
+        let rows = self.take_rows();
+        let end = RunEnd::of(event).map(|end| self.stored_end(end)).filter(|end| !end.is_complete());
+        self.record(Record { rows, end: end.map_or(LastRun::Complete, LastRun::Ended), turn: None });
+    }
+
+    /// Takes the rows of the turn in flight that are not due to be stored yet.
+    pub(in crate::session::core) fn take_rows(&mut self) -> Vec<UsageRow> {
+        self.spending.take().map(|spending| spending.0).unwrap_or_default()
     }
 
     /// Adds a row for a request that belongs to no turn.
@@ -132,7 +158,7 @@ impl Core {
         self.add_used(row.usage);
         effects.push(Effect::Emit(SessionEvent::Usage(Arc::new(row.clone()))));
         if self.keeps_usage {
-            self.record(Record { rows: vec![row], end: LastRun::Keep });
+            self.record(Record { rows: vec![row], ..Record::default() });
             self.save(env, effects);
         }
     }
@@ -147,18 +173,19 @@ impl Core {
     pub(in crate::session::core) fn record_weight(&self) -> usize {
         let in_flight = match self.saver.attempt.as_ref().map(|attempt| &*attempt.job) {
             Some(Job::Commit(_, commit)) => {
-                let end = match commit.turn.as_deref() {
-                    Some(TurnChange::End(end)) => Some(end),
-                    Some(TurnChange::Record(_)) | None => None,
+                let (end, turn) = match commit.turn.as_deref() {
+                    Some(TurnChange::End(end)) => (Some(end), None),
+                    Some(TurnChange::Record(turn)) => (None, Some(turn)),
+                    None => (None, None),
                 };
-                weight(commit.usage.as_ref().map_or(0, Vec::len), end)
+                weight(commit.usage.as_ref().map_or(0, Vec::len), end, turn)
             }
             _ => 0,
         };
         in_flight + self.saver.record.as_ref().map_or(0, |record| record.weight())
     }
 
-    fn record(&mut self, record: Record) {
+    pub(in crate::session::core) fn record(&mut self, record: Record) {
         if !record.is_empty() {
             self.saver.wanted += 1;
         }
@@ -175,7 +202,12 @@ impl Core {
     }
 }
 
-/// Returns the approximate size of this number of rows and of the end of a run, in bytes.
-fn weight(rows: usize, end: Option<&RunEnd>) -> usize {
-    rows.saturating_mul(size_of::<UsageRow>()) + end.map_or(0, RunEnd::weight)
+/// Returns the approximate size of this number of rows, of the end of a run and of the turn in flight, in bytes.
+fn weight(rows: usize, end: Option<&RunEnd>, turn: Option<&TurnRecord>) -> usize {
+    let of_turn = |turn: &TurnRecord| {
+        let messages: usize = turn.append.iter().map(|message| message.weight()).sum();
+        let results: usize = turn.results.iter().map(|settled| settled.result.weight()).sum();
+        messages + results + turn.core.len()
+    };
+    rows.saturating_mul(size_of::<UsageRow>()) + end.map_or(0, RunEnd::weight) + turn.map_or(0, of_turn)
 }

@@ -79,7 +79,7 @@ impl World {
             self.interfere();
         }
         self.input(kinds, |core, env, effects| {
-            core.event(id, &event, &config, env, effects);
+            core.delivered(Some(&crate::subscription::Numbered { id, event }), None, &config, env, effects);
             core.erased(erased, env, effects);
         })
     }

@@ -13,7 +13,7 @@ use crate::{
         core::{Core, Effect, Env},
     },
     store::{StoreError, Version, WriteId},
-    subscription::EventId,
+    subscription::{EventId, Numbered},
 };
 
 fn reports(effects: &[Effect]) -> Vec<&StoreReport> {
@@ -35,7 +35,7 @@ fn late_creation_keeps_reported_failure_until_turn_is_saved() {
     let messages = random_turn(1, &History::new(), &mut Rng::new(1)).to_vec();
     let response = Arc::new(Response { messages, ..Response::empty("model", StopReason::Stop, 0, 1) });
     let turn = Arc::new(Event::Turn(TurnOutcome::Stop { response, staged: Vec::new() }));
-    core.event(id(2), &turn, &config, &env, &mut Vec::new());
+    core.delivered(Some(&Numbered { id: id(2), event: turn }), None, &config, &env, &mut Vec::new());
 
     let mut effects = Vec::new();
     let failure = StoreError::damaged("the place", "the data is damaged");

@@ -21,7 +21,7 @@ use crate::{
         core::{Core, Effect, Env, Job},
     },
     store::{StoredState, WriteId},
-    subscription::EventId,
+    subscription::{EventId, Numbered},
     tree::Tree,
 };
 
@@ -290,13 +290,15 @@ impl World {
         self.agent_now.take_in(&event);
         let becomes_idle = matches!(*event, Event::Status { status: Status::Idle });
         let given = Arc::clone(&event);
-        let effects = self.feed(kinds, |core, env, effects| core.event(id, &given, &config, env, effects))?;
+        let effects = self.feed(kinds, |core, env, effects| {
+            core.delivered(Some(&Numbered { id, event: given }), None, &config, env, effects)
+        })?;
         for effect in &effects {
             if let Effect::Emit(SessionEvent::Agent(passed)) = effect {
                 ensure!(Arc::ptr_eq(passed, &event), "emitted {passed:?}, not {event:?}");
             }
         }
-        let idle = effects.iter().filter(|effect| matches!(effect, Effect::Idle)).count();
+        let idle = effects.iter().filter(|effect| matches!(effect, Effect::AtRest)).count();
         ensure!(idle == usize::from(becomes_idle), "{idle} idle effects at {event:?}");
         let waits = touched && self.ledger.waiting().is_some();
         ensure!(!waits, "a new change does not repeat the failed write");
@@ -365,7 +367,7 @@ impl World {
             Effect::Write(job) => self.ledger.begin(Arc::clone(job), self.left),
             Effect::RetryIn(wait) => self.ledger.retry_in(*wait),
             Effect::Behind(behind) => self.ledger.behind_changed(*behind),
-            Effect::Idle => Ok(()),
+            Effect::AtRest | Effect::Written(_) => Ok(()),
         }
     }
 

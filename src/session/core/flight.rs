@@ -1,0 +1,140 @@
+//! The turn in flight. Its records are stored with the next write, and the agent waits until they are stored.
+
+use std::{collections::VecDeque, sync::Arc};
+
+use super::{Branch, Core, Effect, Effects, saving::Record};
+use crate::{
+    agent::{self, Config, MAX_LIVES, RunEnd, RunOutcome, Status},
+    store::{BranchPoint, Commit, TurnRecord, Version, Write},
+};
+
+/// The recorded turn in flight, and the records for which the agent waits.
+#[derive(Debug, Default)]
+pub(super) struct Flight {
+    /// The last record of the turn in flight, without its messages and results: it keeps them all.
+    last: Option<TurnRecord>,
+    /// The numbers of the records that are not stored yet, each with the value of the counter of changes up to which the
+    /// changes must be stored.
+    due: VecDeque<(u64, u64)>,
+}
+
+impl Core {
+    /// Notes the agent's record after an event. `config` is the configuration in force.
+    pub(super) fn recorded(&mut self, record: &agent::Record, config: &Arc<Config>) {
+        let turn = record.turn.as_ref().map(|turn| self.completed(turn.clone()));
+        let last = turn.as_ref().map(kept);
+        if let Some(turn) = turn {
+            // A turn must not continue with older settings than those that its callbacks have chosen.
+            self.adopt(config);
+            let rows = self.take_rows();
+            self.record(Record::of_turn(rows, turn));
+        }
+        let wanted = self.wanted();
+        let flight = self.flight.get_or_insert_default();
+        flight.last = last;
+        flight.due.push_back((wanted, record.number));
+    }
+
+    /// Fills in the parts of a record that the agent does not know.
+    fn completed(&self, mut record: TurnRecord) -> TurnRecord {
+        let last = self.flight.as_ref().and_then(|flight| flight.last.as_ref());
+        let last = last.filter(|last| last.turn == record.turn);
+        let is_shorter = last.is_some_and(|last| record.keep < last.keep);
+        let has_progressed = is_shorter || !record.append.is_empty() || !record.results.is_empty();
+        record.lives = last.filter(|_| !has_progressed).map_or(0, |last| last.lives);
+        record.head = self.stable().head();
+        record.branch = self
+            .branch
+            .as_ref()
+            .map(|branch| BranchPoint { base: self.tree.head(), answers: branch.answers });
+        record
+    }
+
+    /// Releases the agent's effects and replies that wait for records, if these records are stored.
+    pub(super) fn report_written(&mut self, effects: &mut Effects) {
+        // A lost conversation has another owner, who continues the turn.
+        if self.is_lost() {
+            return;
+        }
+        let due = self.flight.iter().flat_map(|flight| &flight.due);
+        let stored = due.take_while(|(wanted, _)| self.is_safe(*wanted)).count();
+        let last = self.flight.as_mut().and_then(|flight| flight.due.drain(..stored).next_back());
+        effects.extend(last.map(|(_, number)| Effect::Written(number)));
+    }
+
+    /// Returns whether a turn in flight is recorded.
+    pub(in crate::session) fn is_recorded(&self) -> bool {
+        self.flight.as_ref().is_some_and(|flight| flight.last.is_some())
+    }
+
+    /// Returns whether the session may end without an effect on its conversation: the agent is idle, or it waits for
+    /// decisions about a recorded turn.
+    pub(in crate::session) fn is_at_rest(&self) -> bool {
+        match self.status {
+            Status::Idle => true,
+            Status::Paused => self.is_recorded(),
+            Status::Busy => false,
+        }
+    }
+
+    /// Returns the end of a run as it is stored.
+    pub(super) fn stored_end(&self, mut end: RunEnd) -> RunEnd {
+        let last = self.flight.as_ref().and_then(|flight| flight.last.as_ref());
+        if last.is_some_and(|last| last.lives > MAX_LIVES) {
+            end.outcome = RunOutcome::Abandoned;
+        }
+        end
+    }
+
+    /// Takes over the recorded turn in flight of a loaded conversation.
+    pub(in crate::session) fn take_up(&mut self, record: &TurnRecord, status: Status) {
+        if let Some(BranchPoint { base, answers }) = record.branch {
+            let before = self.tree.clone();
+            self.go(base);
+            self.branch = Some(Box::new(Branch { before, answers }));
+        }
+        self.status = status;
+        self.flight = Some(Box::new(Flight { last: Some(kept(record)), due: VecDeque::new() }));
+    }
+
+    /// Notes that the loaded turn in flight is dropped.
+    pub(in crate::session) fn discarded(&mut self, end: RunEnd) {
+        self.record(Record::of_end(end));
+    }
+
+    /// Notes the version after a write of [`restart`](Self::restart) or [`handed_over`](Self::handed_over).
+    pub(in crate::session) fn rewritten(&mut self, version: Version) {
+        self.saver.set_version(version);
+    }
+
+    /// Counts a restart of the loaded turn in flight. Returns the write, if the store has another number.
+    pub(in crate::session) fn restart(&mut self, lives: u32) -> Option<(Write, Commit)> {
+        self.rewrite(|last| (last.lives, last.orderly) = (lives, false))
+    }
+
+    /// Marks the stored turn in flight as handed over, and returns the write.
+    pub(in crate::session) fn handed_over(&mut self) -> Option<(Write, Commit)> {
+        self.rewrite(|last| last.orderly = true)
+    }
+
+    /// Changes the last record. Returns its write, if a turn is recorded and something has changed.
+    fn rewrite(&mut self, change: impl FnOnce(&mut TurnRecord)) -> Option<(Write, Commit)> {
+        let version = self.version()?;
+        let last = self.flight.as_mut()?.last.as_mut()?;
+        let before = (last.lives, last.orderly);
+        change(last);
+        let record = Some(last.clone()).filter(|last| (last.lives, last.orderly) != before)?;
+        let mut commit = Commit::new(record.head).with_turn(record);
+        commit.usage = self.keeps_usage.then(Vec::new);
+        Some((Write::on(version), commit))
+    }
+}
+
+/// Returns the same record as the last of its turn: it keeps all messages and results, and adds nothing.
+fn kept(record: &TurnRecord) -> TurnRecord {
+    let added = u32::try_from(record.append.len()).unwrap_or(u32::MAX);
+    let mut kept = record.clone();
+    kept.keep = kept.keep.saturating_add(added);
+    (kept.append, kept.results, kept.mark) = (Vec::new(), Vec::new(), None);
+    kept
+}

@@ -1,0 +1,112 @@
+//! Opening a stored conversation, and the turn that was in flight when its last owner ended.
+
+use std::time::Duration;
+
+use super::SessionError;
+use crate::{
+    agent::{RecordedStage, Recover, RecoveryDecision, RunEnd, RunOutcome, TurnInFlight, UnreadableTurn},
+    message::{History, Timestamp},
+    store::{BranchPoint, ConversationId, PendingApproval, StoredTurn, TurnRecord},
+    tree::Tree,
+};
+
+/// The turn in flight of a loaded conversation.
+pub(super) struct LoadedTurn {
+    /// The turn, with which the agent starts.
+    pub(super) in_flight: TurnInFlight,
+    /// The sum of the turn's records.
+    pub(super) record: TurnRecord,
+    /// The history to which the turn's messages are added.
+    pub(super) history: History,
+    /// The number of restarts without progress, with this one.
+    pub(super) lives: u32,
+}
+
+/// The treatment of the recorded turn of a loaded conversation.
+pub(super) enum Recovered {
+    /// No turn is in flight.
+    None,
+    /// The turn continues.
+    Turn(Box<LoadedTurn>),
+    /// The turn can't be read, and is dropped.
+    Discarded(Box<RunEnd>),
+}
+
+impl Recovered {
+    /// Reads the turn in flight of a loaded conversation with this tree. `now` is the time of the store's clock.
+    ///
+    /// # Errors
+    ///
+    /// [`SessionError::NewerTurn`] or [`SessionError::DamagedTurn`] if the turn can't be read and is not discarded.
+    pub(super) fn of(
+        id: &ConversationId,
+        turn: Option<Box<StoredTurn>>,
+        tree: &Tree,
+        recover: Recover,
+        now: Timestamp,
+    ) -> Result<Self, SessionError> {
+        let Some(turn) = turn else { return Ok(Self::None) };
+        if !turn.is_on(tree.head()) {
+            // A process of an older version, which knows no turns in flight, has continued the conversation.
+            tracing::warn!(%id, turn = %turn.record.turn, "a turn in flight is dropped, because messages were added after it");
+            return Ok(Self::None);
+        }
+        let ended = RunEnd::new(RunOutcome::Discarded).with_turn(turn.record.turn);
+        match LoadedTurn::read(*turn, tree, recover, now) {
+            Ok(turn) => Ok(Self::Turn(Box::new(turn))),
+            Err(error) if recover.decision == RecoveryDecision::Discard => {
+                tracing::warn!(%id, %error, "a turn in flight is discarded");
+                Ok(Self::Discarded(Box::new(ended)))
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl LoadedTurn {
+    fn read(turn: StoredTurn, tree: &Tree, recover: Recover, now: Timestamp) -> Result<Self, SessionError> {
+        let base = turn.record.branch.map(|branch| base(tree, branch)).transpose()?;
+        let (history, fallback) = match base {
+            Some(history) => (history, Some(tree.history().clone())),
+            None => (tree.history().clone(), None),
+        };
+        let in_flight =
+            TurnInFlight::read(turn.record.clone(), &history, fallback).map_err(|problem| match problem {
+                UnreadableTurn::Newer { format } => SessionError::NewerTurn { format },
+                UnreadableTurn::Damaged(problem) => SessionError::DamagedTurn { problem },
+            })?;
+        if let Some(problem) = turn.damage.clone() {
+            return Err(SessionError::DamagedTurn { problem });
+        }
+        // A turn that only waited has attempted nothing, and a turn that was handed over did not break off.
+        let is_counted = !turn.record.orderly
+            && !matches!(in_flight.stage(), RecordedStage::Paused | RecordedStage::Delaying);
+        let lives = turn.record.lives.saturating_add(is_counted.into());
+        let age = Duration::from_millis(now.0.saturating_sub(turn.since.0));
+        let local = Timestamp::now();
+        let expiries =
+            turn.approvals().into_iter().filter_map(|PendingApproval { waiting, expires, .. }| {
+                let left = expires?.0.saturating_sub(now.0);
+                Some((waiting.tool_use.id, local.after(Duration::from_millis(left))))
+            });
+        let in_flight =
+            in_flight.with_lives(lives).with_age(age).with_recover(recover).with_expiries(expiries.collect());
+        Ok(Self { in_flight, record: turn.record, history, lives })
+    }
+}
+
+/// Returns the history up to the node where a branch starts.
+fn base(tree: &Tree, branch: BranchPoint) -> Result<History, SessionError> {
+    let damaged = |node| SessionError::DamagedTurn { problem: format!("the tree has no node {node}") };
+    let mut tree = tree.clone();
+    if let Some(answers) = branch.answers
+        && tree.node(answers).is_none_or(|node| node.parent() != branch.base)
+    {
+        return Err(damaged(answers));
+    }
+    match branch.base {
+        Some(base) => tree.navigate(base).map_err(|_| damaged(base))?,
+        None => tree.clear(),
+    }
+    Ok(tree.history().clone())
+}

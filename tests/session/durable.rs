@@ -1,0 +1,395 @@
+//! Turns in flight that survive the end of their process. A process is a runtime, which is dropped without warning.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use omni_agent::{
+    agent::{
+        Accepted, Agent, AgentBuilder, Durable, Recover, RecoveryDecision, RunOutcome, Status, ToolDecision,
+    },
+    message::TurnId,
+    session::{Mode, Session, SessionBuilder, SessionError},
+    store::{Commit, ConversationId, FileSystemStore, MemoryStore, Store, StoredTurn, TurnRecord, Write},
+    testing::{Gate, ScriptedProvider, Step},
+    tool::{Decision, tool_fn},
+};
+use serde_json::{Value, json};
+
+use crate::watch::{Hooks, answered, held, in_time, reached};
+
+const SOON: Duration = Duration::from_secs(5);
+
+fn id() -> ConversationId {
+    ConversationId::new("talk").unwrap()
+}
+
+/// A store that outlives processes, and counters of what happened outside.
+#[derive(Clone)]
+struct World {
+    store: Arc<dyn Store>,
+    /// The number of times that the tool `send` has begun to run.
+    sent: Arc<AtomicUsize>,
+    level: Durable,
+}
+
+impl World {
+    fn new(level: Durable) -> Self {
+        Self { store: Arc::new(MemoryStore::new()), sent: Arc::default(), level }
+    }
+
+    /// Runs a process with a session of the conversation, until `work` is done. Then the process is killed.
+    fn process<T>(&self, agent: AgentBuilder, work: impl AsyncFnOnce(Session) -> T) -> T {
+        self.process_with(agent, |builder| builder, work)
+    }
+
+    fn process_with<T>(
+        &self,
+        agent: AgentBuilder,
+        settings: impl FnOnce(SessionBuilder) -> SessionBuilder,
+        work: impl AsyncFnOnce(Session) -> T,
+    ) -> T {
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+        let builder = Session::builder(Arc::clone(&self.store)).agent(agent).durable(self.level);
+        let (session, output) = runtime.block_on(async {
+            let session = in_time(settings(builder).open_or_create(id())).await.unwrap();
+            let output = in_time(work(session.clone())).await;
+            (session, output)
+        });
+        drop(runtime);
+        drop(session);
+        output
+    }
+
+    /// Returns an agent with this script and the tool `send`, which counts its calls.
+    fn agent(&self, steps: impl IntoIterator<Item = Step>) -> AgentBuilder {
+        self.agent_at(&ScriptedProvider::new(steps), None)
+    }
+
+    /// Like [`agent`](Self::agent). The tool waits at the gate.
+    fn agent_at(&self, provider: &ScriptedProvider, gate: Option<&Gate>) -> AgentBuilder {
+        let (sent, gate) = (Arc::clone(&self.sent), gate.cloned());
+        let send = tool_fn("send", "Sends a letter.", move |_: Value, _| {
+            sent.fetch_add(1, Ordering::SeqCst);
+            let gate = gate.clone();
+            async move {
+                if let Some(gate) = gate {
+                    gate.pass().await;
+                }
+                Ok("sent")
+            }
+        });
+        Agent::builder().model(provider.model()).tool(send)
+    }
+
+    fn sent(&self) -> usize {
+        self.sent.load(Ordering::SeqCst)
+    }
+
+    /// Returns the stored turn in flight. Nothing else uses the store now.
+    fn turn(&self) -> Option<StoredTurn> {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(self.store.turn(&id())).unwrap()
+    }
+
+    fn stored(&self) -> omni_agent::store::Stored {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(self.store.load(&id())).unwrap()
+    }
+}
+
+fn sends() -> Step {
+    Step::tool_use("t", "send", json!({ "to": "ann" }))
+}
+
+/// Returns callbacks that ask before the tool runs.
+fn asking() -> Hooks {
+    Hooks::new().on_tool_use(|_| ToolDecision::Pause(json!("may I?")))
+}
+
+async fn paused(session: &Session) {
+    let mut events = session.subscribe(Mode::Observer).await.unwrap();
+    while session.status().await.unwrap() != Status::Paused {
+        events.next().await;
+    }
+}
+
+fn texts(stored: &omni_agent::store::Stored) -> Vec<String> {
+    stored.nodes.iter().map(|node| node.message().text()).collect()
+}
+
+#[test]
+fn approval_waits_over_a_kill_and_the_tool_runs_once() {
+    for level in [Durable::Approvals, Durable::InFlight] {
+        let world = World::new(level);
+        world.process(world.agent([sends()]).callbacks(asking()), async |session| {
+            session.prompt("Write to Ann").await.unwrap();
+            paused(&session).await;
+        });
+        let turn = world.turn().expect("the turn is recorded");
+        assert_eq!(turn.record.waiting.len(), 1);
+        // Opening a paused turn often does not use up its restarts.
+        for _ in 0..10 {
+            world.process(world.agent([]).callbacks(asking()), async |session| paused(&session).await);
+            assert_eq!(world.turn().unwrap().record.lives, 0);
+        }
+        world.process(world.agent([Step::text("Done")]).callbacks(asking()), async |session| {
+            paused(&session).await;
+            session.resume("t", Decision::Execute).await.unwrap();
+            session.wait_until_idle().await.unwrap();
+            session.flush(SOON).await.unwrap();
+        });
+        assert_eq!((world.sent(), world.turn()), (1, None));
+        assert_eq!(texts(&world.stored()).last().unwrap(), "Done");
+    }
+}
+
+#[test]
+fn decision_that_was_accepted_survives_a_kill() {
+    let world = World::new(Durable::InFlight);
+    let script = [sends(), Step::text("As").hang()];
+    world.process(world.agent(script).callbacks(asking()), async |session| {
+        session.prompt("Write to Ann").await.unwrap();
+        paused(&session).await;
+        session.resume("t", Decision::reject("No")).await.unwrap();
+    });
+    world.process(world.agent([Step::text("As you wish")]).callbacks(asking()), async |session| {
+        session.wait_until_idle().await.unwrap();
+        session.flush(SOON).await.unwrap();
+    });
+    assert_eq!((world.sent(), world.turn()), (0, None));
+    let stored = world.stored();
+    assert_eq!(texts(&stored).last().map(String::as_str), Some("As you wish"), "{:?}", stored.last_run);
+}
+
+#[test]
+fn tool_that_was_running_at_a_kill_is_reported_and_not_run_again() {
+    let world = World::new(Durable::InFlight);
+    let gate = Gate::new();
+    let provider = ScriptedProvider::new([sends()]);
+    world.process(world.agent_at(&provider, Some(&gate)), async |session| {
+        session.prompt("Write to Ann").await.unwrap();
+        reached(&gate).await;
+    });
+    let provider = ScriptedProvider::new([Step::text("I don't know")]);
+    world.process(world.agent_at(&provider, None), async |session| {
+        session.wait_until_idle().await.unwrap();
+        session.flush(SOON).await.unwrap();
+    });
+    assert_eq!((world.sent(), world.turn()), (1, None));
+    let result = format!("{:?}", provider.last_request().unwrap());
+    assert!(result.contains("not known whether the tool took effect"), "{result}");
+}
+
+#[test]
+fn prompt_that_was_accepted_survives_a_kill() {
+    let world = World::new(Durable::InFlight);
+    world.process(world.agent([Step::text("A").hang()]), async |session| {
+        assert_eq!(session.prompt("Q").await.unwrap(), Accepted::Started);
+        assert!(world.store.turn(&id()).await.unwrap().is_some(), "the reply waits for the store");
+    });
+    world.process(world.agent([Step::text("A")]), async |session| {
+        session.wait_until_idle().await.unwrap();
+        session.flush(SOON).await.unwrap();
+    });
+    assert_eq!(texts(&world.stored()), ["Q", "A"]);
+}
+
+#[test]
+fn regenerate_survives_a_kill_with_its_branch() {
+    let world = World::new(Durable::InFlight);
+    let gate = Gate::new();
+    world.process(world.agent([Step::text("A1"), held(&gate)]), async |session| {
+        session.ask("Q").await.unwrap();
+        let question = session.tree().await.unwrap().roots().next().unwrap().id();
+        session.regenerate(question).await.unwrap();
+        assert!(world.store.turn(&id()).await.unwrap().unwrap().record.branch.is_some());
+    });
+    let tree = world.process(world.agent([Step::text("A2")]), async |session| {
+        session.wait_until_idle().await.unwrap();
+        session.flush(SOON).await.unwrap();
+        session.tree().await.unwrap()
+    });
+    assert_eq!(tree.to_string(), "* 1 user: Q\n  ├─ 2 assistant: A1\n> └─ 3 assistant: A2");
+    assert_eq!(world.turn(), None);
+}
+
+#[test]
+fn cancelled_branch_of_an_earlier_life_restores_the_tree() {
+    let world = World::new(Durable::InFlight);
+    world.process(world.agent([Step::text("A1"), Step::text("A2").hang()]), async |session| {
+        session.ask("Q").await.unwrap();
+        let question = session.tree().await.unwrap().roots().next().unwrap().id();
+        session.edit(question, "Other").await.unwrap();
+    });
+    let tree = world.process(world.agent([Step::text("A2").hang()]), async |session| {
+        session.cancel().await.unwrap();
+        session.flush(SOON).await.unwrap();
+        session.tree().await.unwrap()
+    });
+    assert_eq!(tree.to_string(), "* 1 user: Q\n> 2 assistant: A1");
+    let stored = world.stored();
+    assert_eq!((stored.turn, stored.last_run.unwrap().outcome), (None, RunOutcome::Cancelled));
+}
+
+#[test]
+fn paused_session_sleeps_and_leaves_its_turn() {
+    let world = World::new(Durable::InFlight);
+    world.process(world.agent([sends()]).callbacks(asking()), async |session| {
+        session.prompt("Write to Ann").await.unwrap();
+        paused(&session).await;
+        assert!(session.sleep().await.unwrap());
+        session.ended().await;
+    });
+    assert_eq!(world.turn().unwrap().record.waiting.len(), 1);
+    world.process(world.agent([Step::text("Done")]).callbacks(asking()), async |session| {
+        paused(&session).await;
+        let weak = session.downgrade();
+        drop(session);
+        // The runtime still has a handle, so this does not end the session.
+        assert!(weak.upgrade().is_some());
+    });
+    assert_eq!(world.turn().unwrap().record.waiting.len(), 1);
+}
+
+#[test]
+fn last_handle_dropped_while_paused_leaves_the_turn() {
+    let world = World::new(Durable::InFlight);
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+    runtime.block_on(async {
+        let agent = world.agent([sends()]).callbacks(asking());
+        let builder = Session::builder(Arc::clone(&world.store)).agent(agent).durable(world.level);
+        let session = builder.create_with_id(id()).await.unwrap();
+        session.prompt("Write to Ann").await.unwrap();
+        in_time(paused(&session)).await;
+        let mut events = session.subscribe(Mode::Observer).await.unwrap();
+        drop(session);
+        while in_time(events.next()).await.is_some() {}
+    });
+    assert_eq!(world.turn().unwrap().record.waiting.len(), 1);
+    assert_eq!(world.stored().last_run, None);
+}
+
+#[test]
+fn stopped_session_interrupts_its_turn_and_records_the_end() {
+    let world = World::new(Durable::InFlight);
+    world.process(world.agent([Step::text("A").hang()]), async |session| {
+        session.prompt("Q").await.unwrap();
+        session.stop(SOON).await.unwrap();
+    });
+    assert_eq!(world.turn(), None);
+}
+
+#[test]
+fn writes_of_a_turn_are_counted_exactly() {
+    // Each write raises the version by one. A conversation begins with its creation.
+    let writes = |level, script: Vec<Step>| {
+        let world = World::new(level);
+        world.process(world.agent(script), async |session| {
+            let before = world.store.summary(&id()).await.unwrap().version.get();
+            session.ask("Q").await.unwrap();
+            session.flush(SOON).await.unwrap();
+            world.store.summary(&id()).await.unwrap().version.get() - before
+        })
+    };
+    assert_eq!(writes(Durable::Turns, vec![Step::text("A")]), 1);
+    assert_eq!(writes(Durable::Approvals, vec![Step::text("A")]), 1);
+    assert_eq!(writes(Durable::InFlight, vec![Step::text("A")]), 2);
+    assert_eq!(writes(Durable::Turns, vec![sends(), Step::text("A")]), 1);
+    assert_eq!(writes(Durable::Approvals, vec![sends(), Step::text("A")]), 1);
+    assert_eq!(writes(Durable::InFlight, vec![sends(), Step::text("A")]), 4);
+}
+
+#[test]
+fn turn_without_progress_is_abandoned_after_five_restarts() {
+    let world = World::new(Durable::InFlight);
+    for _ in 0..6 {
+        world.process(world.agent([Step::text("A").hang()]), async |session| {
+            if session.status().await.unwrap() == Status::Idle {
+                session.prompt("Q").await.unwrap();
+            }
+        });
+    }
+    assert_eq!(world.turn().unwrap().record.lives, 5);
+    world.process(world.agent([Step::text("A")]), async |session| {
+        session.wait_until_idle().await.unwrap();
+        session.flush(SOON).await.unwrap();
+    });
+    let stored = world.stored();
+    assert_eq!((stored.turn, stored.last_run.unwrap().outcome), (None, RunOutcome::Abandoned));
+}
+
+#[test]
+fn create_above_turns_needs_a_store_that_keeps_turns() {
+    let folder = std::env::temp_dir().join(format!("omni-agent-durable-{}", std::process::id()));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let store = FileSystemStore::open(&folder).await.unwrap();
+        let agent = Agent::builder().model(ScriptedProvider::new([]).model());
+        let created = Session::builder(store).agent(agent).durable(Durable::Approvals).create().await;
+        assert!(matches!(created, Err(SessionError::NotDurable)));
+    });
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn open_with_an_unreadable_turn_fails_unless_it_is_discarded() {
+    let turn: TurnId = "00112233445566778899aabbccddeeff".parse().unwrap();
+    let cases = [TurnRecord::new(99, turn, "{}"), TurnRecord::new(1, turn, "not a state")];
+    for (number, record) in cases.into_iter().enumerate() {
+        let world = World::new(Durable::InFlight);
+        world.process(world.agent([Step::text("A")]), async |session| {
+            session.ask("Q").await.unwrap();
+            session.stop(SOON).await.unwrap();
+            let version = world.store.summary(&id()).await.unwrap().version;
+            let head = world.store.load(&id()).await.unwrap().head;
+            let commit = Commit::new(head).with_turn(record.clone().with_head(head));
+            world.store.commit(&id(), &Write::on(version), &commit).await.unwrap();
+            let opened = Session::builder(Arc::clone(&world.store)).agent(world.agent([])).open(id()).await;
+            match opened {
+                Err(SessionError::NewerTurn { format: 99 }) => assert_eq!(number, 0),
+                Err(SessionError::DamagedTurn { .. }) => assert_eq!(number, 1),
+                other => panic!("{other:?}"),
+            }
+        });
+        let discard = Recover::default().with_decision(RecoveryDecision::Discard);
+        world.process_with(
+            world.agent([]),
+            |builder| builder.recover(discard),
+            async |session| {
+                assert_eq!(session.status().await.unwrap(), Status::Idle);
+                session.flush(SOON).await.unwrap();
+            },
+        );
+        let stored = world.stored();
+        assert_eq!((stored.turn, stored.last_run.unwrap().outcome), (None, RunOutcome::Discarded));
+        assert_eq!(texts(&world.stored()), ["Q", "A"]);
+    }
+}
+
+#[test]
+fn readers_of_a_paused_session_continue_after_it_slept() {
+    let world = World::new(Durable::InFlight);
+    let last = world.process(world.agent([sends()]).callbacks(asking()), async |session| {
+        let mut events = answered(session.subscribe(Mode::Observer)).await.unwrap();
+        session.prompt("Write to Ann").await.unwrap();
+        paused(&session).await;
+        assert!(session.sleep().await.unwrap());
+        let mut last = events.last_id();
+        while events.next().await.is_some() {
+            last = events.last_id();
+        }
+        last
+    });
+    world.process(world.agent([]).callbacks(asking()), async |session| {
+        let mut events = session.resume_from(last, Mode::Observer).await.unwrap();
+        let update = in_time(events.next()).await.unwrap();
+        assert!(matches!(update, omni_agent::subscription::Update::Event(_)), "{update:?}");
+    });
+}

@@ -270,6 +270,7 @@ impl Inner {
             let page = Page { after: after.clone(), ..Page::first(PAGE) };
             let turns = self.store.turns(Turns::Left, &self.recovery.sweep.filter, page).await?;
             let is_last = turns.len() < PAGE;
+            seen += turns.len();
             for turn in turns {
                 let verdict = attempts.verdict(&turn, now, self.recovery.begun.elapsed());
                 if verdict == Verdict::Wait || self.registry().look(&turn.id).is_some() {
@@ -284,7 +285,7 @@ impl Inner {
                 {
                     break 'turns after;
                 }
-                (after, seen) = (Some(turn.position.clone()), seen + 1);
+                after = Some(turn.position.clone());
                 let (inner, starter) = (Arc::clone(self), Arc::clone(starter));
                 let one = async move {
                     let outcome = inner.recover_one(&starter, &turn, verdict).await;

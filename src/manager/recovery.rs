@@ -22,6 +22,7 @@ use tracing::Instrument;
 use super::{Inner, Manager, ManagerBuilder, ManagerError, OpenOptions, opening::Beginning};
 use crate::{
     error_chain,
+    session::SessionError,
     store::{ConversationId, Filter, Page, Position, StoreError, StoredTurn, TurnSummary, Turns},
     sync::lock,
 };
@@ -320,7 +321,10 @@ impl Inner {
             }
             Some(Ok((turn, Outcome::Failed(error)))) => {
                 attempts.failed(&turn, self.recovery.begun.elapsed());
-                self.report_failure(&turn.id, &error);
+                // A process with a newer version of this crate continues such a turn.
+                if !matches!(error, ManagerError::Session(SessionError::NewerTurn { .. })) {
+                    self.report_failure(&turn.id, &error);
+                }
                 recovered.failed.push((turn.id, error));
             }
             Some(Ok((_, Outcome::Skipped)) | Err(_)) | None => {}

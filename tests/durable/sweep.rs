@@ -153,7 +153,8 @@ async fn turn_that_cannot_be_opened_is_reported_and_stops_no_other() {
     let manager = manager.starter(move |turn| match turn.id.as_str() {
         "a" => {
             seen.lock().unwrap().push(begun.elapsed().as_secs());
-            Some(OpenOptions::new(Agent::builder().model("nobody:nothing")))
+            let discard = Recover::default().with_decision(RecoveryDecision::Discard);
+            Some(OpenOptions::new(Agent::builder().model("nobody:nothing")).recover(discard))
         }
         "b" => panic!("the starter fails"),
         _ => Some(options()),

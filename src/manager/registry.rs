@@ -83,7 +83,7 @@ struct Slot {
 
 /// A borrowed claim.
 struct IdLoan {
-    /// Cancelled when the claim is returned.
+    /// Cancelled when the borrowed claim is returned.
     over: CancellationToken,
     /// Whether the holder released the claim during the loan.
     is_given_up: bool,

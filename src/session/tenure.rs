@@ -112,7 +112,7 @@ impl Tenure {
     pub(super) async fn end(self) {
         let (reply, answer) = oneshot::channel();
         self.held.keeper.send(Order::Release(self.held(), Some(reply)));
-        // The lease is released by then, so the release in `drop` has no effect.
+        // The reply arrives after the release of the lease, so the release in `drop` has no effect.
         let _ = answer.await;
     }
 }

@@ -360,8 +360,8 @@ impl Writes {
         // No node has the same JSON form as this tuple, so the id of the last commit differs from the ids of all
         // portions.
         digest.json(&(&stored.state, stored.head, &stored.cursors)).map_err(failed)?;
-        // If a conversation has none of this data, the ids are the same as those that earlier versions of the crate
-        // derived.
+        // For a conversation without any of these parts, the ids are the same as those that earlier versions of the
+        // crate derived.
         let rest = (&portable.usage, portable.next(), &stored.last_run, turn);
         if !matches!(rest, (None, None, None, None)) {
             digest.json(&rest).map_err(failed)?;

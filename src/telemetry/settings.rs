@@ -1,4 +1,4 @@
-//! The settings of the process.
+//! The telemetry settings of the process.
 
 use std::{
     env, fmt,

@@ -47,7 +47,7 @@ pub(super) struct Call {
 }
 
 impl Call {
-    /// Checks a request for this action.
+    /// Checks whether a request may perform this action, and returns it as a call for the handler.
     pub(super) async fn admit(web: Web, action: Action, request: Request) -> Result<Self, Problem> {
         let (mut parts, body) = request.into_parts();
         let principal = web.principal(&parts).await?;

@@ -152,7 +152,8 @@ impl Task {
     }
 
     /// Returns `Pending`, so that the task sleeps until something wakes it. If another task and this one keep waking
-    /// each other, this task may be polled again before a reader of its events has run.
+    /// each other, this task may be polled again before a reader of its events has run. For this case, the loop also
+    /// yields when the feed is flooded.
     fn wait<T>(&mut self) -> Poll<T> {
         self.inputs = 0;
         Poll::Pending

@@ -169,7 +169,8 @@ impl Watched {
 
     pub(crate) async fn next(&mut self) -> Arc<Event> {
         let event = next(&mut self.events).await;
-        // The model of a prompt is never serialised.
+        // The model of a prompt is never serialised, so an event with such a prompt does not survive serialization
+        // unchanged.
         if !matches!(&*event, Event::Staged { prompt, .. } if prompt.model.is_some()) {
             let json = serde_json::to_string(&*event).unwrap();
             assert_eq!(serde_json::from_str::<Event>(&json).unwrap(), *event, "{json}");

@@ -195,8 +195,8 @@ impl Registry {
         self.make_room();
     }
 
-    /// Clears the request to make room of a session that has ended. The caller passes the place on with
-    /// [`vacate`](Self::vacate).
+    /// Clears the request that asked a session to make room, because the session has ended. The caller passes the place
+    /// on with [`vacate`](Self::vacate).
     pub(super) fn end_rest(&mut self, rest: Rest) {
         if rest.counts() {
             self.making_room -= 1;

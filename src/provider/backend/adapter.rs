@@ -212,8 +212,8 @@ impl Owner {
         {
             let end = self.sessions().end_of(&position.key);
             if let Some(end) = end {
-                // The retired session may still be changing the conversation. This wait ends in any case, because the
-                // termination has a time limit.
+                // Wait for the end of the retired session, which may still be changing the conversation. The wait is
+                // short, because the termination has a time limit.
                 ended(end).await;
             }
         }

@@ -74,7 +74,7 @@ pub(super) struct Saver {
     was_behind: bool,
     /// The number of changes that have to be stored, counted from the start of the session.
     wanted: u64,
-    /// The number of these changes that are in the store.
+    /// The number of changes, out of those counted in `wanted`, that are in the store.
     safe: u64,
     /// The last report about a failure, if saving is failing or has stopped.
     report: Option<Box<StoreReport>>,
@@ -261,7 +261,8 @@ impl Core {
             if !changes.is_empty() || portions < saver.portions.len() {
                 let mut commit = Commit::from(changes);
                 if self.keeps_usage {
-                    // The ledger gets rows for requests only, and none for the nodes.
+                    // With an empty list, the store derives no rows of the usage ledger from the nodes. Only requests
+                    // add rows.
                     commit.usage = Some(Vec::new());
                 }
                 if is_divided {

@@ -71,8 +71,8 @@ impl Task {
         }
     }
 
-    /// Starts to wait until the idle agent has processed its application events. These events may start a turn, so the
-    /// agent could not be ended.
+    /// Starts to wait until the idle agent has processed its application events. Until then, the agent can't be ended,
+    /// because an event may start a turn.
     fn settle(&mut self) {
         if self.core.status() == Status::Idle && self.settling.is_none() {
             let agent = self.agent.clone();

@@ -182,7 +182,8 @@ async fn watcher_panics_session_continues() {
     assert_eq!(session.ask("Again").await.unwrap().text(), "Two.");
     assert_eq!(session.tree().await.unwrap().len(), 4);
     session.stop(AFTER).await.unwrap();
-    // The expected calls are one for `left`, one for the title, three for each of two runs, and one for the end.
+    // The watcher is called once for `left`, once for the title, three times for each of two runs, and once for the
+    // end.
     assert_eq!(calls.load(Ordering::SeqCst), 9);
 }
 

@@ -137,7 +137,8 @@ impl<'a> Log<'a> {
         let name = place.line(1);
         let header = match line::record(&first, 0) {
             Ok(record) => Header::parse(record, &name)?,
-            // When the line was read, it was the whole file and incomplete. The file may have grown since then.
+            // The first line is incomplete, so the creation of the log was interrupted or is still in progress. A line
+            // without its end was the whole file when it was read, even if the file has grown since then.
             Err(Fault { torn: true, .. })
                 if !first.ends_with(b"\n") || len(place, file)? == first.len() as u64 =>
             {

@@ -150,8 +150,8 @@ fn single(config: &Config, at: usize) -> Config {
     if let Some(number) = config.get_keepalives_retries() {
         single.keepalives_retries(number);
     }
-    // Connections within this machine can't be overheard, and local databases have no certificate that could be
-    // checked.
+    // With the mode `prefer`, connections within this machine are not encrypted: they can't be overheard, and local
+    // databases have no certificate that could be checked.
     let encryption = match config.get_ssl_mode() {
         SslMode::Prefer if is_local(config, at) => SslMode::Disable,
         mode => mode,

@@ -88,7 +88,7 @@ pub(crate) struct RunStream {
 }
 
 impl RunStream {
-    /// Starts a stream. The snapshot is the one from before the command.
+    /// Starts a stream. `view` is the snapshot from before the command.
     pub(crate) fn begin(run: Run, view: SessionSnapshot, start: &Start) -> (Self, Vec<Frame>) {
         let is_paused = view.agent.status == Status::Paused;
         let phase = match start {
@@ -136,7 +136,7 @@ impl RunStream {
         vec![Self::run_started(run), ending::error(code, message, Vec::new())]
     }
 
-    /// Takes the next event.
+    /// Processes the next event of the session, and returns the frames to send.
     pub(crate) fn event(&mut self, event: &Numbered<SessionEvent>) -> Vec<Frame> {
         if self.phase == Phase::Ended {
             return Vec::new();
@@ -162,7 +162,8 @@ impl RunStream {
         self.phase == Phase::Paused
     }
 
-    /// Takes a snapshot that is at least as new as the last event. If the run is still paused, the stream ends.
+    /// Processes a snapshot that is at least as new as the last event, and returns the frames to send. If the run is
+    /// still paused, they end the stream.
     pub(crate) fn pause(&mut self, view: &SessionSnapshot) -> Vec<Frame> {
         if self.phase == Phase::Paused && !view.agent.pauses.is_empty() {
             self.view.clone_from(view);

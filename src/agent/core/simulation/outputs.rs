@@ -71,7 +71,8 @@ impl Model {
         let Some(turn) = &mut self.turn else { return };
         turn.outputs.fits = None;
         let uses_tools = turn.blocks.iter().any(super::blocks::Block::is_tool_use);
-        // After a pause, the next request continues the response, unless the limit of requests is reached.
+        // If the service paused the response, the next request continues the response, unless the limit of requests is
+        // reached.
         let paused = turn.told == Some(StopReason::Pause) && !exhausted;
         if turn.outputs.wanted.output.is_none() || uses_tools || paused || turn.told.is_none() {
             return;

@@ -78,8 +78,8 @@ impl Core {
                 if at_most.is_none() && !without_end {
                     return self.lost(&error, effects);
                 }
-                // Leave out the end of the run first. It repeats prompts, and the store may have rejected the write
-                // because of these prompts.
+                // First repeat the write without the end of the run. This end repeats prompts, and the store may have
+                // rejected the write because of them.
                 let record = if without_end { record.and_then(Record::without_end) } else { record };
                 let later = self.saver.record.take();
                 self.saver.record = match record {

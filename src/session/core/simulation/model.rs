@@ -59,7 +59,7 @@ pub(super) struct Model {
     pub(super) books: Books,
     /// The rows that the ledger must contain, in order.
     pub(super) rows: Vec<UsageRow>,
-    /// The rows of the turn in flight.
+    /// The rows of the usage ledger for the turn in flight.
     in_flight: Vec<UsageRow>,
     pub(super) config: Arc<Config>,
     status: Status,

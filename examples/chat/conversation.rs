@@ -176,7 +176,7 @@ async fn greet(session: &Session, picked: Picked, printer: &mut Printer) -> Resu
 /// Shows the last messages of the path, for example after a switch to another branch.
 pub async fn show_end(session: &Session, printer: &mut Printer) -> Result<(), SessionError> {
     let tree = session.tree().await?;
-    // Tool results have no text to show.
+    // Messages without text, such as tool results, are not shown.
     let last: Vec<_> = tree.iter().rev().filter(|node| !node.message().text().is_empty()).take(2).collect();
     for node in last.into_iter().rev() {
         let message = node.message();

@@ -58,7 +58,7 @@ pub(super) struct Finished(oneshot::Receiver<()>);
 impl Finished {
     /// Waits until everything is written. Gives up if the other side does not read.
     pub(super) async fn wait(self) {
-        // An error means that the thread has ended.
+        // An error means that the thread has ended, so nothing is left to wait for.
         let _ = timeout(SOON, self.0).await;
     }
 }

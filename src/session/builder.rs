@@ -408,7 +408,7 @@ impl Starting {
     fn run(self) -> Session {
         let Self { session, receiver, agent, owner, deliveries, core, store, tenure } = self;
         let shared = Arc::clone(&session.shared);
-        // This always succeeds, because the cell is set only here.
+        // Setting the cell always succeeds, because it is set only here.
         let _ = shared.agent.set(agent.downgrade());
         shared.started.store(true, Ordering::Release);
         let task = Box::new(Task {

@@ -147,7 +147,7 @@ impl Held {
             if let Err(error) = &*lease.borrow_and_update() {
                 return error.clone();
             }
-            // This cannot fail, because `self` owns the sender.
+            // Waiting cannot fail, because `self` owns the sender.
             let _ = lease.changed().await;
         }
     }

@@ -251,7 +251,7 @@ impl Portable {
                 let derived = Commit::new(None).with_nodes(stored.nodes.iter().cloned()).usage_rows();
                 return Ok(Self { stored, usage: (rows != derived).then_some(rows) });
             }
-            // Another write has changed the conversation between the two reads.
+            // Another write has changed the conversation between the two reads, so read both again.
             stored = from.load(id).await?;
         }
         unreachable!("the last attempt returns")
@@ -289,7 +289,7 @@ pub(super) async fn put(
     let mut version = to.create(id, create, &state).await?;
     let mut nodes = nodes.into_iter();
     for (len, write) in portions {
-        // These commits set no head, because a path that ends with one of these nodes might be invalid.
+        // Commits before the last one set no head, because a path that ends with one of their nodes might be invalid.
         let mut commit = Commit::new(None).with_nodes(nodes.by_ref().take(len));
         if is_whole {
             commit = commit.with_usage([]);

@@ -123,7 +123,7 @@ impl<'s> Victim<'s> {
             let turns = turns(self.store, which).await;
             assert!(turns.iter().any(|turn| turn.id.as_str() == "sound"), "{what}: {which:?}");
             let of_this = turns.iter().find(|turn| turn.id == *id);
-            // A list does not read pending messages.
+            // A list does not read pending messages, so it does not report their damage.
             if matches!(effect, Effect::TurnDamaged) && !what.starts_with("pending") {
                 assert!(of_this.is_some_and(|turn| turn.damage.is_some()), "{what}: {which:?}");
             }

@@ -384,7 +384,7 @@ async fn import_json_of_another_document_reports_the_reason() {
     let store = MemoryStore::new();
     create(&store, &id("a")).await;
     let version = store.load(&id("a")).await.unwrap().version;
-    // This node refers to a parent that does not exist.
+    // Node 7 refers to a parent that does not exist.
     store.commit(&id("a"), &Write::on(version), &says(7, "lost")).await.unwrap();
     let broken = export_json(&store, &id("a")).await.unwrap();
     let later = broken.replacen("\"format_version\": 1", "\"format_version\": 9", 1);

@@ -105,7 +105,7 @@ impl Task {
             AgentError::Deadline { deadline: limit, tools }
         });
         if let Some(error) = &cut_off {
-            // This cannot fail, because the cell is set only here.
+            // Setting the cell cannot fail, because it is set only here.
             let _ = self.last_words.0.cut_off.set(Box::new(error.clone()));
         }
         self.hand_over_outbox();

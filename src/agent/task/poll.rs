@@ -53,7 +53,8 @@ impl Commit {
                 let _ = self.sink.as_mut().start_send(delivery);
             }
         }
-        // A channel has nothing to flush. Other sinks may finish flushing later.
+        // A sink that is a channel has nothing to flush. Other sinks may finish flushing later, so the result is
+        // ignored.
         let _ = self.sink.as_mut().poll_flush(cx);
         Poll::Ready(Ok(()))
     }

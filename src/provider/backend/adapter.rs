@@ -416,7 +416,7 @@ impl Provider for Instance {
     async fn close(&self) {
         let owner = &self.0;
         owner.sessions().close();
-        // Waits for a cancellation that is still running, up to its limit.
+        // First wait for a cancellation that is still running, up to its limit.
         let _permit = timeout(owner.limits.cancel, owner.turn.acquire()).await;
         let running = owner.sessions().take_all();
         let ends = running.map(|live| terminate(live.session, &live.runtime, owner.limits.terminate));

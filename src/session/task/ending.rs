@@ -47,7 +47,7 @@ impl Task {
             }
             _ => None,
         };
-        // Some events of the agent may still be in the channel.
+        // Some events of the agent may still be in the channel, so process them.
         while let Some(Some(delivery)) = self.deliveries.next().now_or_never() {
             self.take(delivery);
         }

@@ -91,7 +91,8 @@ pub(super) fn write(connection: &mut Connection, writes: Vec<Together>) -> bool 
             outcome = connection.execute_batch("COMMIT");
         }
         if !connection.is_autocommit() {
-            // The commit has failed, and the transaction is still open. A rollback always ends it.
+            // The commit has failed, and the transaction is still open. A rollback always ends the transaction, so an
+            // error is ignored.
             let _ = connection.execute_batch("ROLLBACK");
         }
         for settle in settles {

@@ -164,7 +164,7 @@ fn known_position(message: &Posted, view: &SessionSnapshot) -> Option<KnownPosit
     };
     let id = match &*message.role {
         "user" => MessageId::new(&*message.id),
-        // The id of a block is the id of its message, and an index.
+        // The id of a block is `MESSAGE-INDEX`, so the part before the dash is the id of its message.
         "assistant" | "reasoning" => MessageId::new(message.id.rsplit_once('-')?.0),
         "tool" => {
             if view.agent.pending.iter().any(|stored| is_of(stored)) {

@@ -9,8 +9,8 @@ use rusqlite::TransactionBehavior;
 use super::{file, quick, raw};
 use crate::support::{Folder, create, id, says};
 
-/// Starts these commits while another program has locked the file, then unlocks the file and waits for all commits.
-/// They wait behind a delete, which shares no transaction, and which empties the write-ahead log.
+/// Starts these commits while another program has locked the file, then unlocks the file and waits for all commits. The
+/// commits wait behind a delete, which shares no transaction, and which empties the write-ahead log.
 async fn commit_at_once(
     folder: &Folder,
     store: &SqliteStore,

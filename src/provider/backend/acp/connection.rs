@@ -205,7 +205,8 @@ impl Supervisor {
                     on_receive_dispatch!(),
                 )
                 .connect_with(channel, async move |agent| {
-                    // The caller that opens the connection may have stopped waiting for it.
+                    // The send fails if the caller that opens the connection has stopped waiting for it. Ignore this
+                    // error.
                     let _ = sender.send(agent.clone());
                     agent.incoming_closed().await;
                     Ok(())

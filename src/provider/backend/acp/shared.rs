@@ -304,7 +304,8 @@ impl ConnectionState {
             .as_ref()
             .is_err_and(|error| is_incoming_transport_closed(error) || is_connection_terminated(error))
         {
-            // The connection has ended. The supervisor reports the reason with more detail.
+            // The connection has ended, so do not end the turn here: the supervisor will report the reason with more
+            // detail.
             return;
         }
         let Some(mut turn) = state.turn.take() else {

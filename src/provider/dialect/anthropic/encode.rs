@@ -145,7 +145,7 @@ impl Encoder<'_> {
         if !self.traits.bound_thinking {
             return Kept::All;
         }
-        // The user's `extra` options are merged over this body.
+        // The user's `extra` options are merged over this body, so they decide whether the request turns thinking on.
         let extra = self.options.extra().and_then(|extra| extra.get("thinking"));
         let kind = match extra {
             Some(Value::Object(extra)) => {

@@ -262,8 +262,7 @@ fn event_of(delta: Delta, fold: &Fold) -> Option<Event> {
     })
 }
 
-/// Returns a block of the streamed response as a snapshot shows it. The block's state is the one that the events so far
-/// describe.
+/// Returns a block of the streamed response for a snapshot, in the state that the events so far describe.
 pub(super) fn seen(block: &PartialBlock) -> PartialBlock {
     let mut seen = block.clone();
     match &mut seen.content {

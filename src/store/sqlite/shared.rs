@@ -80,7 +80,8 @@ pub(super) fn write(connection: &mut Connection, writes: Vec<Together>) -> bool 
         {
             let Applied { error, settle } = apply(Ok(connection));
             settles.push(settle);
-            // After some errors, such as a full disk, SQLite itself rolls the whole transaction back.
+            // After some errors, such as a full disk, SQLite itself rolls the whole transaction back. Then all of its
+            // writes fail.
             if connection.is_autocommit() {
                 outcome =
                     Err(error

@@ -80,7 +80,7 @@ async fn pages_of_a_label_that_only_old_conversations_have_are_complete() {
     for (label, value, count) in [("age", "oldest", 6000), ("kind", "most", 56_000), ("age", "later", 56_000)]
     {
         let filter = Filter::with(Labels::new([(label, value)]).unwrap());
-        // The conversations with the greatest number are the latest ones. Three at a time have the same time.
+        // The conversations with the greatest number are the latest ones. Each time is shared by three conversations.
         let mut expected: Vec<_> = (1..=62_000_u32)
             .filter(|n| {
                 (label == "kind" && *n <= 56_000) || (label == "age" && (*n <= 6000) == (value == "oldest"))

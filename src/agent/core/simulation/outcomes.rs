@@ -264,7 +264,7 @@ impl World {
         self.input(|core, cx| core.turn_decided(op, decision, cx))
     }
 
-    /// Simulates the first poll of `handle_event`, so its event is no longer queued.
+    /// Simulates the first poll of `handle_event`, after which the application event is no longer queued.
     fn event_begins(&mut self, op: Op) -> Check {
         self.note(|| "handle_event begins".to_owned());
         self.begun = true;

@@ -127,7 +127,7 @@ impl ConnectionState {
             tracing::warn!("{warning}");
             warnings.push(warning);
         }
-        // This channel needs no limit of its own, because the budget limits the messages.
+        // The channel of events needs no limit, because the budget limits the messages that cause the events.
         let (events, receiver) = mpsc::unbounded_channel();
         state.turns += 1;
         let turn = PromptInFlight {

@@ -185,7 +185,7 @@ impl OpenRouter {
         self
     }
 
-    /// Returns the members to add to the body.
+    /// Returns the members that the settings add to the body of a request.
     fn members(&self) -> Map<String, Value> {
         match serde_json::to_value(self) {
             Ok(Value::Object(members)) => members,

@@ -49,8 +49,8 @@ impl Core {
                 // If a first save needs several writes, it is reported as saved only once, after the last write. Until
                 // then, the report of an earlier failure stays in place.
                 if !(creates && (self.saver.stored.is_some() || self.saver.has_record())) {
-                    // If the loss of the conversation is already reported, that report stays in place. The write may
-                    // still have succeeded, before the other owner acquired the conversation.
+                    // If the loss of the conversation is already reported, keep that report. The write may have
+                    // succeeded before the other owner acquired the conversation.
                     if self.saver.loss.is_none() {
                         self.saver.report = None;
                     }

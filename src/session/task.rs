@@ -141,7 +141,7 @@ pub(super) struct Task {
     pub(super) ends_by: Option<Instant>,
     /// The timer of the idle shutdown.
     pub(super) idle: Option<Pin<Box<Sleep>>>,
-    /// Whether the time of the idle shutdown has not been started yet.
+    /// Whether the session is new, so that the time of the idle shutdown has not started yet.
     pub(super) is_fresh: bool,
     /// Whether the idle time is over but the session continues because something is unsaved.
     pub(super) idle_when_saved: bool,

@@ -200,7 +200,7 @@ impl TurnRecord {
         self.results = last;
     }
 
-    /// Returns a record that can't be read.
+    /// Returns a record of this turn that can't be read because of this problem.
     pub(super) fn unreadable(turn: TurnId, problem: impl Into<Box<str>>) -> Self {
         Self { damage: Some(problem.into()), ..Self::new(0, turn, "") }
     }

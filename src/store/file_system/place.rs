@@ -68,7 +68,7 @@ impl<'a> ConversationFolder<'a> {
         failed(action, &self.log(), error)
     }
 
-    /// Fails if the folder does not exist, so that a missing folder is not mistaken for a missing conversation.
+    /// Checks that the folder exists, so that a missing folder is not mistaken for a missing conversation.
     pub(super) fn check_folder(&self) -> Result<(), StoreError> {
         check_folder(self.folder)
     }

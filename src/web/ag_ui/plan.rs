@@ -211,7 +211,7 @@ fn posted_result(tool_use: &ToolUse, message: &Posted) -> Result<Content, Refusa
     Ok(ToolResult::ok(tool_use, "").with_content(content.collect()).into())
 }
 
-/// Returns the decisions about all pauses.
+/// Returns one command per pause, with the decision about it. Fails unless there is exactly one answer per pause.
 fn decisions(answers: &[Answer], pauses: &[Pause]) -> Result<Vec<SessionCommand>, Refusal> {
     let mut answered = HashSet::new();
     for answer in answers {

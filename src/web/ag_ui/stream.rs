@@ -73,7 +73,7 @@ pub(crate) struct RunStream {
     run: Run,
     view: SessionSnapshot,
     phase: Phase,
-    /// Whether the stream ends at the end of its own turn, if another staged prompt starts the next turn.
+    /// Whether the stream ends with its own turn, even if another staged prompt starts the next turn.
     is_own: bool,
     is_between_turns: bool,
     step: Option<u32>,

@@ -44,7 +44,7 @@ pub(super) struct Model {
     /// The failure for which `handle_error` was called.
     pub(super) failure: Option<Failure>,
 
-    // The world sets the following fields before it passes an input to the core.
+    // The simulated world sets the following fields before it passes an input to the core.
     pub(super) input: Input,
     /// The limit of requests in the agent's configuration.
     own_limit: Option<u32>,

@@ -1,4 +1,5 @@
-//! Operations of the history's owner: random histories, the expected results, and the model's view of the operations.
+//! Operations that the owner of the history (a session) requests: random histories, the expected results, and the
+//! effect of each operation on the model.
 
 use std::sync::Arc;
 

@@ -285,7 +285,7 @@ impl ResponseItems {
                 None => nameless.push(whole),
             }
         }
-        // None of these final items was streamed under its id. If an unclaimed streamed item has the same kind, it is
+        // No final item in `nameless` was streamed under its id. If an unclaimed streamed item has the same kind, it is
         // taken to be the same item under another id. If there is none, the final item was not streamed, and is added.
         for whole in nameless {
             let kind = ItemKind::of(whole);

@@ -282,7 +282,7 @@ impl Model {
         Some(Kind::Tree)
     }
 
-    /// Processes a new subscriber. The event about the fallback model is emitted only once per life.
+    /// Processes a new subscriber. The event about the fallback model is emitted only once per session.
     pub(super) fn joined(&mut self) -> Vec<Kind> {
         let is_told = self.config.model.fallback_for().is_some() && !self.is_fallback_reported;
         self.is_fallback_reported |= is_told;

@@ -25,7 +25,7 @@ pub mod sessions_and_branches {}
 pub mod stores {}
 #[doc = include_str!("../docs/many-conversations.md")]
 pub mod many_conversations {}
-// This guide links to items that need the feature `web`.
+// The guide links to items that need the feature `web`, so its links are broken without this feature.
 #[doc = include_str!("../docs/web.md")]
 #[cfg_attr(not(feature = "web"), allow(rustdoc::broken_intra_doc_links))]
 pub mod web_services {}

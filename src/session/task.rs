@@ -396,7 +396,8 @@ impl Task {
             Effect::Write(job) => self.begin_write(job),
             Effect::RetryIn(wait) => {
                 let again = Box::pin(sleep(wait));
-                // A later flush must not postpone the attempt for which an earlier flush is waiting.
+                // A later flush may start an attempt earlier than planned, but must not postpone the attempt for which
+                // an earlier flush is waiting.
                 if self.retry.as_ref().is_none_or(|retry| retry.deadline() > again.deadline()) {
                     self.retry = Some(again);
                 }

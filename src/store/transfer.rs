@@ -43,8 +43,8 @@ impl Copied {
     }
 }
 
-/// Options for copying conversations, which the functions [`copy`], [`copy_one`] and
-/// [`import_json_with_settings`](super::import_json_with_settings) do not have.
+/// Options for copying conversations. The functions [`copy`], [`copy_one`] and
+/// [`import_json_with_settings`](super::import_json_with_settings) use the default options.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CopyOptions {

@@ -288,7 +288,7 @@ impl Web {
 async fn base(parts: &mut Parts) -> Arc<str> {
     let inner = parts.uri.path().to_owned();
     let outer = parts.extract::<OriginalUri>().await.map(|OriginalUri(uri)| uri.path().to_owned());
-    // The root of a nested router has no slash of its own.
+    // For the root of a nested router, the inner path is `/`, but the outer path does not end with a slash.
     let inner = if inner == "/" { "" } else { &inner };
     let outer = outer.as_deref().map(|outer| outer.trim_end_matches('/'));
     outer.ok().and_then(|outer| outer.strip_suffix(inner)).unwrap_or_default().into()

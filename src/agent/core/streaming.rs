@@ -162,7 +162,8 @@ impl Core {
         let exhausted = turn.is_exhausted();
         if uses.is_empty() {
             return match stop_reason {
-                // The next request contains the paused response, and the service continues this response.
+                // The service paused the response. The next request contains the response so far, and the service
+                // continues it.
                 StopReason::Pause => {
                     turn.joined.clear();
                     turn.step += 1;

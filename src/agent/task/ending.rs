@@ -111,7 +111,8 @@ impl Task {
         self.hand_over_outbox();
         drop_contained(own);
         drop_contained(state);
-        // Subscribers see the agent's end before the callers of `stop` get their reply.
+        // Drop the task before the replies are sent, so that subscribers see the agent's end before the callers of
+        // `stop` get their reply.
         drop_contained(self);
         for stop in waiting {
             let _ = stop.reply.send(cut_off.clone().map_or(Ok(()), Err));

@@ -185,7 +185,7 @@ impl Task {
             return;
         };
         let messages = &outcome.response().messages;
-        // `guard` has already logged the panic.
+        // `guard` has already logged a panic, so ignore the result.
         let _ = guard("committed", || own.committed(messages));
     }
 

@@ -266,7 +266,7 @@ impl Core {
                     commit.usage = Some(Vec::new());
                 }
                 if is_divided {
-                    // No change counts as saved before the last part of the divided commit is written.
+                    // Until the last part of a divided commit is written, no change counts as saved.
                     let is_last =
                         portions == saver.portions.len() && !saver.state_is_due && !saver.has_record();
                     let wanted = if is_last { saver.wanted } else { saver.safe };

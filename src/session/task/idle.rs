@@ -77,8 +77,8 @@ impl Task {
         if self.core.status() == Status::Idle && self.settling.is_none() {
             let agent = self.agent.clone();
             self.settling = Some(Box::pin(async move {
-                // An error means that the agent has ended. The session's task notices this by the end of the agent's
-                // events.
+                // An error means that the agent has ended, which the session's task notices by the end of the agent's
+                // events. So ignore the error.
                 let _ = agent.wait_until_idle().await;
             }));
         }

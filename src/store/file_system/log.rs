@@ -112,7 +112,8 @@ pub(super) fn read_log<T>(
     };
     let seen = place.seen();
     match read() {
-        // The log changed while it was read. The reader may have seen an incomplete line that a writer was replacing.
+        // The log changed while it was read, so read it again. The reader may have seen an incomplete line that a
+        // writer was replacing.
         Err(StoreError::Damaged { .. }) if place.seen() != seen => read(),
         result => result,
     }

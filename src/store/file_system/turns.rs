@@ -150,7 +150,8 @@ pub(super) fn list(
             log::read_log(&place, |log| entry(log, summary))
         });
         let entries = entries.filter_map(|entry| match entry {
-            // The log was damaged or deleted meanwhile. A call that loads the conversation reports the damage.
+            // The log was damaged or deleted meanwhile, so leave the conversation out. A call that loads the
+            // conversation reports the damage.
             Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }) => None,
             entry => entry.transpose(),
         });

@@ -41,7 +41,8 @@ pub(super) fn create(
         };
     }
     fill(place, file, write, state, durability).inspect_err(|_| {
-        // The creation of the log was not acknowledged, and nobody else can use the log while it is locked.
+        // Remove the log, because its creation was not acknowledged, and nobody else can use the log while it is
+        // locked.
         let _ = place.remove_log();
     })
 }

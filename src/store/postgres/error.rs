@@ -41,7 +41,7 @@ pub(super) enum Remedy {
 
 pub(super) fn remedy(error: &tokio_postgres::Error) -> Remedy {
     let Some(code) = error.code() else {
-        // An error without a code means that the connection ended or returned an unexpected value.
+        // An error without a code means that a value was unexpected, or else that the connection ended.
         return if Value::of(error).is_some() { Remedy::None } else { Remedy::Reconnect };
     };
     match *code {

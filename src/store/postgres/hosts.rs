@@ -55,7 +55,7 @@ impl Connect for InTurn {
             }
             match last {
                 Some(last) => connect(last, self.tls.clone()).await,
-                // Without a host, this call fails, and the driver's error names the missing setting.
+                // Without a host, connecting fails, and the driver's error names the missing setting.
                 None => connect(&Config::new(), self.tls.clone()).await,
             }
         })

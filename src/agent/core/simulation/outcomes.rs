@@ -36,7 +36,8 @@ impl World {
         if self.friendly && !self.model.pauses.waiting.is_empty() {
             return self.resume();
         }
-        // While the provider waits for an answer, a callback and a stream run concurrently.
+        // While the provider waits for an answer, a callback and a stream run concurrently, so choose at random which
+        // of them continues first.
         let stream_first = self.rng.percent(50);
         if self.stream.is_some() && (self.call.is_none() || stream_first) {
             return self.stream_outcome();

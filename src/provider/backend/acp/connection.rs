@@ -232,7 +232,7 @@ impl Supervisor {
                         let why = ended.err().map_or_else(String::new, |error| error.to_string());
                         break Some(Broken::Failed(why));
                     }
-                    // Output that the program wrote before it ended may still be unread.
+                    // Output that the program wrote before it ended may still be unread, so wait a little longer.
                     _ = &mut exit => late.set(sleep(SOON).fuse()),
                     Err(error) = &mut writer => {
                         deaf = Some(error.to_string());

@@ -325,7 +325,7 @@ impl ConnectionState {
                     "`session/prompt` was answered without a stop reason".to_owned(),
                 )),
             },
-            // Some agents respond to a cancelled prompt with an error. The turn counts as cancelled.
+            // Some agents respond to a cancelled prompt with an error, but the turn counts as cancelled.
             Err(_) if turn.cancelled => BackendEvent::Result(TurnResult::new(StopReason::Cancelled)),
             Err(error) => BackendEvent::Error(fault::refused("session/prompt", error, &state.sign_in)),
         };

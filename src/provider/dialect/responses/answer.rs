@@ -52,7 +52,7 @@ impl ResponseItems {
         let Some(at) = known else {
             return self.push(whole, place, deltas).map(drop);
         };
-        // The arguments of a call may have arrived before the item of the call.
+        // The arguments of a call may have arrived before the item of the call, so the block of the call may start now.
         if let ItemState::Call(call) = &mut self.items[at].state {
             call.start(whole, &mut Blocks { count: &mut self.blocks, deltas });
         }

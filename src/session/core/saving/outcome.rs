@@ -58,7 +58,7 @@ impl Core {
                     effects.push(Effect::Emit(SessionEvent::Store(report)));
                 }
                 // The state may have changed during the write, or between a failed attempt and the attempt that
-                // succeeded.
+                // succeeded, so compare it with the stored state.
                 self.saver.state_is_due = !self.saver.has(&self.state_now());
                 self.save(env, effects);
             }

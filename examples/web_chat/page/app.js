@@ -135,7 +135,7 @@ const composer = new Composer({
       } else {
         await client.command(id, { type: "prompt", prompt });
       }
-      follow(true);
+      follow();
       lost = [];
       const end = stream.snapshots.get(id)?.agent.last_run;
       if (end) dismissedRun = runKey(end);
@@ -515,9 +515,15 @@ function toEnd() {
 }
 
 /** @param {boolean} isOn */
-function follow(isOn) {
+function setFollowing(isOn) {
   isFollowing = isOn;
-  if (isOn) toEnd();
+  scroller.classList.toggle("following", isOn);
+}
+
+/** Scrolls to the end, and stays there. */
+function follow() {
+  setFollowing(true);
+  toEnd();
 }
 
 let lastTop = 0;
@@ -525,8 +531,8 @@ scroller.addEventListener("scroll", () => {
   const isAtEnd = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < 48;
   // Only the user scrolls up, so scrolling up ends following. The distance to the end says nothing, because the height
   // of messages that were never on screen is estimated, and the end moves.
-  if (isAtEnd) isFollowing = true;
-  else if (scroller.scrollTop < lastTop - 4) isFollowing = false;
+  if (isAtEnd) setFollowing(true);
+  else if (scroller.scrollTop < lastTop - 4) setFollowing(false);
   lastTop = scroller.scrollTop;
   byId("to-end").hidden = isFollowing;
 }, { passive: true });
@@ -546,7 +552,7 @@ function route() {
   seen = emptySeen();
   for (const key of ["error", "resync", "decision"]) notice(key, null);
   messages.clear();
-  follow(true);
+  follow();
   say("");
   sidebar.current = id;
   if (id) sidebar.read(id);
@@ -590,7 +596,7 @@ byId("map-close").append(icon("close"));
 byId("menu").addEventListener("click", () => toggleSidebar(true));
 byId("shade").addEventListener("click", () => toggleSidebar(false));
 byId("to-end").addEventListener("click", () => {
-  follow(true);
+  follow();
   composer.area.focus();
 });
 byId("new").addEventListener("click", () => {

@@ -25,6 +25,7 @@ mod problems;
 mod routes;
 #[path = "../support/skip.rs"]
 mod skip;
+mod store_failures;
 mod streams;
 mod streams_random;
 mod support;

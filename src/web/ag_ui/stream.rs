@@ -15,7 +15,7 @@ use super::{
 use crate::{
     agent::{Event, PromptId, Status, TurnOutcome, UnstageReason},
     message::{Content, Message, Role, ToolResult, ToolUseId, Usage, value_weight},
-    session::{SessionEvent, SessionSnapshot},
+    session::{SessionEvent, SessionSnapshot, StoreReport},
     subscription::Numbered,
     text::clip,
 };
@@ -150,6 +150,10 @@ impl RunStream {
             (SessionEvent::Title { title }, Phase::Live) => {
                 let value = title.as_deref().map_or_else(|| json!({}), |title| json!({ "title": title }));
                 self.out.push(Frame::Custom { name: "omni.title", value });
+            }
+            // The session interrupts its run. Without this error, a client would take the interrupted run as a success.
+            (SessionEvent::Store(StoreReport::Lost { .. }), _) => {
+                self.finish_failed("not-saved", "The conversation can no longer be saved.");
             }
             _ => {}
         }

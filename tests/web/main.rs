@@ -19,6 +19,8 @@ mod load;
 #[path = "../support/logged.rs"]
 mod logged;
 mod lost_access;
+#[path = "../support/npm.rs"]
+mod npm;
 mod openapi;
 mod page;
 mod problems;

@@ -124,7 +124,12 @@ async fn use_server(
     let client = omni_agent::mcp::McpClient::stdio(program).args(words).name(&name).approve_all();
     let client = client.connect().await?;
     let found = client.tools().await?;
-    let names: Vec<&str> = found.tools.iter().map(|tool| tool.name()).collect();
+    let names = found.tools.iter().map(|tool| {
+        // The server itself says this, so every use needs an approval nevertheless.
+        let reads = found.hints.get(tool.name()).is_some_and(|hints| hints.read_only == Some(true));
+        format!("{}{}", tool.name(), if reads { " (only reads)" } else { "" })
+    });
+    let names: Vec<String> = names.collect();
     printer.note(&format!("[{}: {}]", client.name(), names.join(", ")));
     for tool in &found.skipped {
         printer.note(&format!("[{}: {} can't be used: {}]", client.name(), tool.name, tool.reason));

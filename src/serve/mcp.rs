@@ -45,7 +45,7 @@
 //!   tools are passed on in the same way. A form of another MCP server keeps its fields.
 //! - **Cancellation.** If the client cancels a call or is gone, a staged prompt is withdrawn, and a run that has begun is
 //!   interrupted. It keeps its completed steps. Over HTTP, a client of version 2026-07-28 cancels a call when it closes
-//!   the connection. For an older client, the call goes on, and the client reads the result when it connects again.
+//!   the connection. For an older client, the call continues, and the client reads the result when it connects again.
 //! - **Limits.** A message over a pipe may be up to 16 MiB long. A client can have 64 calls at the same time. `read` returns
 //!   up to 256 KiB of text.
 //!

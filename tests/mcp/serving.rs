@@ -2,7 +2,7 @@
 
 mod calls;
 mod endings;
-mod host;
+pub mod host;
 mod hostile;
 mod npm;
 mod person;

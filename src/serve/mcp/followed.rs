@@ -40,7 +40,7 @@ pub(super) struct FollowedPrompt {
     message_id: MessageId,
     /// The turn that the prompt belongs to. `None` as long as the prompt waits.
     turn: Option<TurnId>,
-    /// The answer, if the run goes on after the prompt's turn.
+    /// The answer, if the run continues after the prompt's turn.
     answered: Option<PromptEnd>,
     /// The names of the turn's tool uses.
     names: HashMap<ToolUseId, String>,
@@ -140,7 +140,7 @@ impl FollowedPrompt {
         }
     }
 
-    /// The run has ended. `unused` tells whether the prompt was still staged.
+    /// The run has ended. `unused` shows whether the prompt was still staged.
     fn stopped(&mut self, outcome: &RunOutcome, unused: bool) -> Option<Change> {
         match self.answered.take() {
             Some(end) => Some(Change::Ended(end)),

@@ -80,7 +80,7 @@ const KEEP_ALIVE: Duration = Duration::from_hours(1);
 ///   conversation that it may not read looks like one that does not exist.
 /// - A call counts as a stream: see [`WebLimits`](crate::web::WebLimits). A principal has at most as many protocol
 ///   sessions as streams. A new session ends the oldest one. Only clients of versions before 2026-07-28 have sessions.
-/// - After [`Web::drain`](crate::web::Web::drain), calls that wait end with an error, and their runs go on.
+/// - After [`Web::drain`](crate::web::Web::drain), calls that wait end with an error, and their runs continue.
 pub fn router(web: &Web, info: ServerInfo) -> Router {
     let mount = Arc::new(Mount::new(web.clone(), info));
     let handler = move |request: Request| {

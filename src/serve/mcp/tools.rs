@@ -204,7 +204,7 @@ pub(super) async fn read(host: &dyn Host, arguments: JsonObject) -> Result<CallT
     Ok(output(&shown(snapshot, last.unwrap_or(20).clamp(1, MOST))))
 }
 
-/// Returns the last messages. Texts that are too long in sum are left out, from the oldest message on.
+/// Returns the last messages. Texts that are too long in sum are omitted, from the oldest message on.
 fn shown(snapshot: &SessionSnapshot, last: usize) -> ReadOutput {
     let lines = snapshot.messages().filter(|message| message.tool_results().next().is_none());
     let lines: Vec<_> = lines.collect();

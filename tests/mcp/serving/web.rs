@@ -153,6 +153,9 @@ async fn own_client_asks_over_http_in_both_generations() {
         let client = McpClient::http(url).header("x-user", "ann").name("it").version(version);
         let client = soon(client.connect()).await.unwrap();
         assert_eq!(client.protocol_version().await.unwrap(), version);
+        let hints = client.tools().await.unwrap().hints;
+        assert_eq!(hints.keys().collect::<Vec<_>>(), ["it__list", "it__read", "it__stop"]);
+        assert_eq!((hints["it__list"].read_only, hints["it__stop"].destructive), (Some(true), Some(false)));
         let tool_use = ToolUse::new("call-1", "it__ask", json!({ "prompt": "Look" }));
         let tools = set(&client).await;
         let result =

@@ -208,8 +208,7 @@ impl SessionBuilder {
 
     /// Starts a new conversation with a generated id.
     ///
-    /// The conversation is stored when it is first saved, which is after the first turn or the first change of its
-    /// state.
+    /// Nothing is stored until the first turn is complete or the state is changed for the first time.
     ///
     /// # Errors
     ///

@@ -18,7 +18,7 @@ use crate::{
 /// The only text of a response that matches the schema.
 pub(super) const FITS: &str = "7";
 
-/// The default number of times that a response is requested again.
+/// The default number of times that a response is requested again because it does not match the schema.
 const RETRIES: u32 = 3;
 
 /// Returns options that require the response to match `FITS`.

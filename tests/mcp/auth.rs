@@ -47,7 +47,7 @@ struct Behaviour {
     grants: Vec<String>,
     registered: usize,
     issued: usize,
-    /// The life of a token in seconds.
+    /// The time in seconds for which a token is valid.
     life: Option<u64>,
     refuses_registration: bool,
     refuses_renewal: bool,
@@ -300,7 +300,7 @@ async fn address_of_another_login_is_refused_and_the_own_one_still_works() {
     assert!(grants(&server).is_empty() && store.tokens.lock().unwrap().is_none());
     let own = agree(&server, &login);
     soon(login.finish(&own)).await.unwrap();
-    // The code and the state work once.
+    // The code and the state can be used only once.
     let again = soon(login.finish(&own)).await.unwrap_err();
     assert!(again.to_string().contains("already finished"), "{again}");
 }

@@ -1,4 +1,4 @@
-//! A manager that is served to other programs.
+//! A manager that is served to clients of the Model Context Protocol.
 
 mod calls;
 mod endings;

@@ -82,7 +82,7 @@ async fn stream_of_a_reader_that_is_too_slow_fails_and_the_answer_is_kept() {
 
 #[tokio::test]
 async fn stream_of_a_session_that_is_closed_in_mid_answer_ends_with_the_cancellation() {
-    // Without a protocol version, a cancelled run of AG-UI has no outcome.
+    // If a request names no version of AG-UI, the `RUN_FINISHED` of a cancelled run has no `outcome`.
     let ends = ["\"discarded\":true", "\"type\":\"RUN_FINISHED\",\"threadId\""];
     for (prompt, last) in [ai_sdk_prompt, ag_ui_prompt].into_iter().zip(ends) {
         let gate = Gate::new();

@@ -166,7 +166,7 @@ pub(super) fn input<T: DeserializeOwned>(arguments: JsonObject) -> Result<T, Ref
         .map_err(|error| format!("the arguments can't be read: {error}; correct them and call again"))
 }
 
-/// Reads the id of a conversation. An invalid id has no conversation.
+/// Reads the id of a conversation. An invalid id is refused with the reason.
 pub(super) fn id(text: &str) -> Result<ConversationId, Refusal> {
     ConversationId::new(text).map_err(|error| error_chain(&error))
 }

@@ -38,10 +38,9 @@
 //!   agent pauses until a person answers. Outside an agent, questions are declined.
 //! - **Tasks.** If a server answers a call with a task, the client waits for its result. Dropping the call cancels the
 //!   task.
-//!
 //! - **Logins.** With the feature `mcp-auth`, `McpLogin` logs a user in at a server with OAuth 2.1, and
-//!   `McpBuilder::tokens` uses the tokens and renews them. Without tokens, a server that requires them fails with
-//!   [`McpError::Unauthorized`].
+//!   `McpBuilder::tokens` uses the tokens and renews them. If a server requires tokens and there are none, connecting
+//!   fails with [`McpError::Unauthorized`].
 //!
 //! Prompts, resources, sampling and roots of servers are not used.
 
@@ -88,13 +87,14 @@ pub struct McpTools {
     pub tools: Vec<Arc<dyn Tool>>,
     /// The tools that can't be used, sorted by name.
     pub skipped: Vec<SkippedTool>,
-    /// The server's hints about its tools, by the name of the tool. A tool without hints is not among them.
+    /// The server's hints about its tools, by the name of the tool. A tool without hints has no entry.
     pub hints: BTreeMap<String, ToolHints>,
 }
 
 /// The hints of a server about one of its tools, which the protocol calls annotations.
 ///
-/// The hints come from the server, and nobody checks them. Show them to a person, but let them decide nothing.
+/// The hints come from the server and are not checked. Show them to a person, but do not base decisions of the
+/// application on them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ToolHints {

@@ -137,8 +137,8 @@ pub struct McpLoginBuilder {
     request: AuthorizationRequest,
 }
 
-/// A login that has begun. The user opens [`url`](Self::url) in a browser. The server then sends the browser to the
-/// application's address, and [`finish`](Self::finish) gets that address with its query.
+/// A login that has begun. The user opens [`url`](Self::url) in a browser. The server then redirects the browser to the
+/// application's address. Pass that address, with its query, to [`finish`](Self::finish).
 ///
 /// ```no_run
 /// # async fn example(tokens: std::sync::Arc<dyn omni_agent::mcp::TokenStore>, received: String)
@@ -191,7 +191,8 @@ impl McpLogin {
     /// # Errors
     ///
     /// Fails with [`McpError::LoginFailed`] if the user or the server has refused, if the address belongs to another
-    /// login, or if the tokens can't be stored. After an address of another login, this login can still be finished.
+    /// login, or if the tokens can't be stored. If the address belongs to another login, this login can still be
+    /// finished with the right address.
     ///
     /// # Cancel safety
     ///
@@ -219,7 +220,7 @@ impl fmt::Debug for McpLogin {
     }
 }
 
-/// Returns the reason for which the authorization server refused, if the address contains one.
+/// Returns the reason why the authorization server refused the login, if the address contains a reason.
 fn refusal(redirect: &str) -> Option<String> {
     let url = Url::parse(redirect).ok()?;
     let parameter = |name: &str| {
@@ -240,7 +241,7 @@ impl McpLoginBuilder {
         self
     }
 
-    /// Requests these permissions. By default, those are requested that the server names.
+    /// Requests these permissions. By default, the permissions that the server names are requested.
     pub fn scopes(mut self, scopes: impl IntoIterator<Item = impl Into<String>>) -> Self {
         self.request = self.request.with_scopes(scopes);
         self

@@ -77,8 +77,8 @@ impl Settings {
     }
 
     /// Sets the function that returns the current span's context in the format of the W3C header `traceparent`. Calls of
-    /// MCP servers carry this text in their metadata, so that the spans of a server join the trace. By default, they
-    /// carry none, because `tracing` does not know the ids of a trace.
+    /// MCP servers carry this text in their metadata, so that the spans of a server join the trace. By default, calls
+    /// carry no context, because `tracing` does not know the ids of a trace.
     ///
     /// The guide on [telemetry](crate::guides::telemetry) shows the function for `tracing-opentelemetry`.
     pub fn with_traceparent(mut self, current: impl Fn() -> Option<String> + Send + Sync + 'static) -> Self {

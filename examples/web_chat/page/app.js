@@ -199,7 +199,8 @@ function ask(title, text, ok, { value, isDanger = false }) {
 function watch() {
   const ids = current && refused === null ? [current] : [];
   for (const id of sidebar.paused) if (ids.length < 8 && !ids.includes(id)) ids.push(id);
-  // A watched conversation whose pause is over stays until the next change, which saves a new connection.
+  // A conversation whose pause has ended stays watched until another conversation has to be watched. This saves a new
+  // connection.
   const isEnough = ids.every((id) => stream.watched.includes(id)) && (!current || stream.watched.includes(current));
   if (!isEnough) stream.watch(ids);
 }
@@ -244,7 +245,7 @@ function connect() {
 }
 
 /**
- * Notes what a snapshot does not contain.
+ * Records the details of an event that a snapshot does not contain.
  * @param {SessionSnapshot} snapshot
  * @param {import("./client.js").SessionEvent} event
  */
@@ -266,7 +267,7 @@ function note(snapshot, event) {
       if (inner.input !== undefined) seen.inputs.set(use, inner.input);
       break;
     case "tool_end":
-      // After a reload the start is unknown, and the duration follows from the messages.
+      // After a reload, the start is unknown. The duration is then computed from the messages.
       if (seen.timing.has(use)) seen.timing.get(use).end = performance.now();
       break;
     case "tool_result":
@@ -529,8 +530,8 @@ function follow() {
 let lastTop = 0;
 scroller.addEventListener("scroll", () => {
   const isAtEnd = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < 48;
-  // Only the user scrolls up, so scrolling up ends following. The distance to the end says nothing, because the height
-  // of messages that were never on screen is estimated, and the end moves.
+  // Only the user scrolls up, so scrolling up ends following. The distance to the end is not used, because the height
+  // of messages that were never on screen is estimated, so the end moves.
   if (isAtEnd) setFollowing(true);
   else if (scroller.scrollTop < lastTop - 4) setFollowing(false);
   lastTop = scroller.scrollTop;
@@ -664,5 +665,5 @@ try {
   settings = await (await client.fetch("settings.json")).json();
   schedule();
 } catch {
-  // The model cannot be chosen then.
+  // Without the settings, the user cannot choose a model.
 }

@@ -147,7 +147,7 @@ export const streams = (page, text) =>
 export const LONG = "count to 1000";
 /** The answer to `count to N`. */
 export const counted = (last) => Array.from({ length: last }, (_, index) => index + 1).join(" ");
-/** Tells the page that it is hidden or shown. */
+/** Makes the page believe that it is hidden or shown. */
 export const hide = (page, isHidden) => page.evaluate((isHidden) => {
   Object.defineProperty(document, "hidden", { value: isHidden, configurable: true });
   document.dispatchEvent(new Event("visibilitychange"));

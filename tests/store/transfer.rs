@@ -265,8 +265,8 @@ async fn copy_that_was_interrupted_is_completed() {
     let folder = Folder::new();
     let (from, to) = (full(&folder).await, MemoryStore::new());
     copies(&from, &to).await;
-    // An interrupted copy leaves an empty conversation. The test therefore uses a new conversation that has not been
-    // copied.
+    // An interrupted copy leaves an empty conversation in the target. The copy of this new, empty conversation has the
+    // same effect.
     let version = create(&from, &id("new")).await;
     copy_one(&from, &to, &id("new")).await.unwrap();
     assert!(!copy_one(&from, &to, &id("new")).await.unwrap(), "the conversation was copied before");

@@ -135,6 +135,6 @@ pub enum Files {
     FileUrl,
     /// Images by URL or as data.
     Images,
-    /// Images as data, as at Moonshot.
+    /// Only images, and only as data, as at Moonshot.
     ImageData,
 }

@@ -147,7 +147,8 @@ impl OpenRouter {
         self
     }
 
-    /// Returns the same settings, where providers are tried in this order instead of being balanced.
+    /// Returns the same settings, and sets the order in which providers are tried. By default, requests are balanced
+    /// between providers.
     pub fn with_sort(mut self, sort: RoutingSort) -> Self {
         self.provider.sort = Some(sort);
         self

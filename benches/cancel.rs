@@ -98,7 +98,7 @@ async fn streaming(count: usize, pause: Option<Duration>) -> Vec<f64> {
     let mut figures = Vec::new();
     for round in 0..count {
         agent.prompt("Go on.").await.expect("the agent is idle");
-        // Each run is cancelled at another point of its stream.
+        // To cancel each run at another point of its stream, read a different number of deltas.
         for _ in 0..3 + round % 5 {
             read(&mut events, |event| matches!(event, Event::TextDelta { .. })).await;
         }

@@ -20,7 +20,7 @@ use omni_agent::store::{ConversationId, Store};
 pub(crate) struct Subject {
     pub(crate) name: &'static str,
     pub(crate) store: Arc<dyn Store>,
-    /// The same store, if possible without waiting for the disk.
+    /// The same store. If the database supports this, it does not wait for the disk.
     pub(crate) quick: Arc<dyn Store>,
     pub(crate) bare: Bare,
 }

@@ -49,8 +49,8 @@ enum Pace {
 impl Pace {
     async fn wait(self) {
         match self {
-            // During the first yield, the session passes the event on. During the second yield, the subscribers receive
-            // it.
+            // During the first yield, the session forwards the agent's event. During the second yield, the subscribers
+            // receive it.
             Self::OneByOne => {
                 tokio::task::yield_now().await;
                 tokio::task::yield_now().await;

@@ -35,7 +35,8 @@ async fn measure() {
     let first = start().await;
     first.ask("Hi").await.expect("the model answers");
 
-    // The future messages are copied first. Later, the heap has holes, and copies in these holes would not be measured.
+    // The same messages as in the later turns are created first, to measure their memory. Later, the heap has holes,
+    // and messages in these holes would not be measured.
     let mut copies: Vec<Arc<Message>> = Vec::with_capacity(2 * count);
     copies.resize(2 * count, Arc::new(Message::user("Hi")));
     let before = resident();

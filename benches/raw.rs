@@ -10,7 +10,7 @@ use serde::Deserialize;
 use crate::formats::Format;
 
 pub(crate) fn client() -> reqwest::Client {
-    // The reference does not use TLS, but reqwest requires a configuration.
+    // These requests do not use TLS, but reqwest requires a TLS configuration.
     let tls = rustls::ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
         .with_safe_default_protocol_versions()
         .expect("ring knows the default versions")

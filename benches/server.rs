@@ -21,7 +21,7 @@ use crate::formats::{Format, brings_result};
 /// The environment variable that is set in the process of the server.
 const ROLE: &str = "OMNI_AGENT_BENCH_SERVER";
 
-/// Returns the bytes of the answer to a request with this head and body.
+/// A function that gets the head and the body of a request, and returns the bytes of the answer.
 pub(crate) type Answer = dyn Fn(&str, &[u8]) -> Arc<[u8]> + Send + Sync;
 
 /// How answers are sent. By default, each answer is sent as a whole.

@@ -1,5 +1,5 @@
-//! The cost of a whole turn. A turn consists of the prompt, the answer of a model in memory in one delta, and the
-//! commit.
+//! The cost of a whole turn. A turn consists of the prompt, the answer, and the commit. The model is simulated in
+//! memory and sends its answer as one delta.
 //!
 //! The figures are CPU time of the whole process on a runtime with one thread. Each batch of turns uses a new agent.
 #![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]

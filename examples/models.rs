@@ -60,8 +60,8 @@ fn models() -> Result<(), Box<dyn Error>> {
         catalogue.merge(imported);
     }
 
-    // These are the models of the registered services, with the names that a program uses. A file may contain models of
-    // many more services. `catalogue.iter()` returns all models.
+    // The registry has the models of the registered services, with the names that a program uses. A file may contain
+    // models of many more services. `catalogue.iter()` returns all models.
     let registry = Registry::default().with_catalogue(catalogue);
     let chosen = |name: &str| filters.iter().all(|filter| name.contains(filter.as_str()));
     let known = registry.models().filter(|model| chosen(model.name()) && model.info().is_some());

@@ -28,7 +28,7 @@ pub mod stores {}
 pub mod many_conversations {}
 #[doc = include_str!("../docs/durable.md")]
 pub mod durable_turns {}
-// This guide links to items that need the feature `web`.
+// The guide links to items that need the feature `web`, so its links are broken without this feature.
 #[doc = include_str!("../docs/web.md")]
 #[cfg_attr(not(feature = "web"), allow(rustdoc::broken_intra_doc_links))]
 pub mod web_services {}

@@ -256,8 +256,8 @@ impl ManagerBuilder {
     /// Sets how long an opening waits for room while places are held by sessions whose tools or callbacks are running.
     /// Defaults to one minute.
     ///
-    /// Such a tool or callback may be waiting for the opening, while the opening waits for the place of the session to
-    /// which the tool or callback belongs. After this time, the opening fails with [`ManagerError::NoRoom`], which
+    /// A tool or callback of one session may be waiting for the opening of another session, while this opening waits
+    /// for the place of the first session. After the given time, the opening fails with [`ManagerError::NoRoom`], which
     /// names the sessions that hold places in this way. If there is no such session, the opening continues to wait.
     /// With `None`, openings wait without a limit. A tool that opens a session receives the error only if the tool's
     /// [own time limit](crate::tool::ToolLimits::timeout) is longer than this time.

@@ -38,9 +38,14 @@
 //!   agent pauses until a person answers. Outside an agent, questions are declined.
 //! - **Tasks.** If a server answers a call with a task, the client waits for its result. Dropping the call cancels the
 //!   task.
+//! - **Logins.** With the feature `mcp-auth`, `McpLogin` logs a user in at a server with OAuth 2.1, and
+//!   `McpBuilder::tokens` uses the tokens and renews them. If a server requires tokens and there are none, connecting
+//!   fails with [`McpError::Unauthorized`].
 //!
 //! Prompts, resources, sampling and roots of servers are not used.
 
+#[cfg(feature = "mcp-auth")]
+mod auth;
 mod builder;
 mod call;
 mod connection;
@@ -58,8 +63,10 @@ mod settings;
 mod task;
 mod tool;
 
-use std::{ffi::OsString, fmt, sync::Arc};
+use std::{collections::BTreeMap, ffi::OsString, fmt, sync::Arc};
 
+#[cfg(feature = "mcp-auth")]
+pub use auth::{McpLogin, McpLoginBuilder, TokenStore, Tokens};
 pub use builder::McpBuilder;
 pub use error::McpError;
 
@@ -80,6 +87,27 @@ pub struct McpTools {
     pub tools: Vec<Arc<dyn Tool>>,
     /// The tools that can't be used, sorted by name.
     pub skipped: Vec<SkippedTool>,
+    /// The server's hints about its tools, by the name of the tool. A tool without hints has no entry.
+    pub hints: BTreeMap<String, ToolHints>,
+}
+
+/// The hints of a server about one of its tools, which the protocol calls annotations.
+///
+/// The hints come from the server and are not checked. Show them to a person, but do not base decisions of the
+/// application on them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ToolHints {
+    /// The name of the tool for people, cut at 4 KiB.
+    pub title: Option<String>,
+    /// Whether the tool only reads.
+    pub read_only: Option<bool>,
+    /// Whether the tool may delete or overwrite something.
+    pub destructive: Option<bool>,
+    /// Whether a repeated call with the same input has no further effect.
+    pub idempotent: Option<bool>,
+    /// Whether the tool reaches systems outside the server, such as the web.
+    pub open_world: Option<bool>,
 }
 
 /// A tool that can't be used.
@@ -163,6 +191,9 @@ impl fmt::Debug for McpClient {
 impl fmt::Debug for McpTools {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names: Vec<_> = self.tools.iter().map(|tool| (**tool).name()).collect();
-        f.debug_struct("McpTools").field("tools", &names).field("skipped", &self.skipped).finish()
+        f.debug_struct("McpTools")
+            .field("tools", &names)
+            .field("skipped", &self.skipped)
+            .finish_non_exhaustive()
     }
 }

@@ -131,7 +131,7 @@ impl Message {
         Self::at(Timestamp::now(), role, content.into().0)
     }
 
-    /// Returns a message with this time.
+    /// Returns a message of `role` with this content and this time.
     pub(crate) fn at(timestamp: Timestamp, role: Role, content: Vec<Content>) -> Self {
         Self { role, content, timestamp, provider_data: Map::new(), id: None, app_data: None }
     }

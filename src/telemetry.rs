@@ -59,6 +59,10 @@ pub(crate) use run::{RunFacts, RunTrace};
 pub(crate) use session::{SaveTraces, title};
 pub use settings::{AlreadyConfigured, Convention, Settings, configure};
 pub(crate) use settings::{captures, is_on};
+#[cfg(feature = "mcp")]
+pub(crate) use settings::{is_traced, traceparent};
+#[cfg(feature = "mcp")]
+pub(crate) use tool::McpCall;
 pub(crate) use tool::ToolTrace;
 
 use tracing::Span;

@@ -251,7 +251,7 @@ impl Provider for ScriptedProvider {
                 match actions.next()? {
                     Action::Delta(delta) => break Ok(delta),
                     Action::Fail(error) => {
-                        // The stream ends after an error.
+                        // The stream ends after an error, so the remaining actions are dropped.
                         actions = Vec::new().into_iter();
                         break Err(error);
                     }

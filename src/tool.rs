@@ -252,8 +252,8 @@ pub trait Tool: Send + Sync + 'static {
         WithApproval(self)
     }
 
-    /// Returns whether every use of this tool needs an approval. [`needs_approval`](Tool::needs_approval) makes a tool
-    /// that returns `true`.
+    /// Returns whether every use of this tool needs an approval. [`needs_approval`](Tool::needs_approval) wraps a tool,
+    /// so that this method returns `true`.
     fn requires_approval(&self) -> bool {
         false
     }

@@ -85,7 +85,7 @@ fn public_parts(code: &str, types: &BTreeSet<String>) -> Vec<String> {
     while let Some(line) = lines.next() {
         let start = line.trim_start();
         let indent = line.len() - start.len();
-        // The whole body of an enum or a trait is public, except the bodies of provided methods. These are recognised
+        // The whole body of an enum or a trait is public, except the bodies of provided methods, which are recognised
         // by their deeper indentation.
         let is_body = start.starts_with("pub enum ") || start.starts_with("pub trait ");
         if start.starts_with("pub use ") || !(start.starts_with("pub ") || start.starts_with("impl")) {

@@ -124,7 +124,12 @@ async fn use_server(
     let client = omni_agent::mcp::McpClient::stdio(program).args(words).name(&name).approve_all();
     let client = client.connect().await?;
     let found = client.tools().await?;
-    let names: Vec<&str> = found.tools.iter().map(|tool| tool.name()).collect();
+    let names = found.tools.iter().map(|tool| {
+        // The server itself says this, so every use needs an approval nevertheless.
+        let reads = found.hints.get(tool.name()).is_some_and(|hints| hints.read_only == Some(true));
+        format!("{}{}", tool.name(), if reads { " (only reads)" } else { "" })
+    });
+    let names: Vec<String> = names.collect();
     printer.note(&format!("[{}: {}]", client.name(), names.join(", ")));
     for tool in &found.skipped {
         printer.note(&format!("[{}: {} can't be used: {}]", client.name(), tool.name, tool.reason));
@@ -176,7 +181,7 @@ async fn greet(session: &Session, picked: Picked, printer: &mut Printer) -> Resu
 /// Shows the last messages of the path, for example after a switch to another branch.
 pub async fn show_end(session: &Session, printer: &mut Printer) -> Result<(), SessionError> {
     let tree = session.tree().await?;
-    // Tool results have no text to show.
+    // Messages without text, such as tool results, are not shown.
     let last: Vec<_> = tree.iter().rev().filter(|node| !node.message().text().is_empty()).take(2).collect();
     for node in last.into_iter().rev() {
         let message = node.message();

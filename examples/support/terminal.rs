@@ -61,7 +61,7 @@ impl Interrupts {
     /// Waits for the next press of Ctrl-C.
     pub async fn next(&mut self) {
         if self.0.recv().await.is_none() {
-            // This platform has no signals.
+            // Listening for Ctrl-C has failed, so no press can arrive. Wait forever.
             std::future::pending::<()>().await;
         }
     }

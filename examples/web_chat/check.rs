@@ -70,7 +70,7 @@ async fn send(
     let body = body.map(|body| body.to_string()).unwrap_or_default();
     let length = body.len();
     let mut stream = TcpStream::connect(address).await?;
-    // A response in HTTP 1.0 is not split into chunks.
+    // HTTP 1.0 is used, because its responses are not split into chunks.
     let head = format!(
         "{method} {path} HTTP/1.0\r\nhost: {address}\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n"
     );

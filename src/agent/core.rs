@@ -290,7 +290,8 @@ impl Core {
         turn.step += 1;
         add_message(&mut turn, message, cx);
         match self.phase {
-            // The callbacks cannot be called again until `handle_event` returns.
+            // `handle_event` is still running. No other callback can be called until it returns, so the request is
+            // prepared afterwards.
             Phase::Noticing { op, begun, then: AfterEvent::Rest } => {
                 turn.step_start = turn.working.pending_len();
                 self.phase = Phase::InTurn { op, turn, stage: Stage::Noticing { begun } };
@@ -350,7 +351,8 @@ impl Core {
             return self.notice(AfterEvent::Continue(between), cx);
         }
         let Between { content, origin, step, turn, recorded } = *between;
-        // The content was checked when the previous turn was committed, and the history has not changed since.
+        // The content was checked when the previous turn was committed, and the history has not changed since. So this
+        // never fails, and the default is never used.
         let content = answer_open_tool_uses(&self.history, content).unwrap_or_default();
         let message = user_message(MessageId::made(turn, 0), content, cx);
         self.begin_turn(turn, message, origin, step, recorded, cx);

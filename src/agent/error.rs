@@ -36,7 +36,7 @@ pub enum AgentError {
     LongName {
         /// The length of the name in bytes.
         length: usize,
-        /// The greatest allowed length.
+        /// The greatest allowed length of the name in bytes.
         limit: usize,
     },
     /// The prompt has no content.
@@ -50,19 +50,19 @@ pub enum AgentError {
     InvalidPromptId {
         /// The length of the id in bytes.
         length: usize,
-        /// The greatest allowed length.
+        /// The greatest allowed length of the id in bytes.
         limit: usize,
     },
     /// The application's data in the prompt is too large.
     LargeAppData {
         /// The size of the data in bytes of its JSON form.
         size: usize,
-        /// The greatest allowed size.
+        /// The greatest allowed size of the data in bytes of its JSON form.
         limit: usize,
     },
     /// The arrays and objects in the application's data of the prompt are nested too deeply.
     DeepAppData {
-        /// The greatest allowed number of levels.
+        /// The greatest allowed number of levels of nested arrays and objects.
         limit: usize,
     },
     /// A prompt with this id was accepted before. Nothing was started. The value is the state of that prompt.

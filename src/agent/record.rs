@@ -154,7 +154,7 @@ impl TurnRecord {
         !self.waiting.is_empty() && self.waiting.iter().all(|waiting| waiting.survives)
     }
 
-    /// Removes repetitions, and limits times to those that every store can keep.
+    /// Removes repeated approvals and results, and limits times to those that every store can keep.
     pub(crate) fn normalise(&mut self) {
         /// The maximum duration of a turn or a pause, about 30 years. No real turn or pause takes longer.
         const LONGEST: Duration = Duration::from_secs(1_000_000_000);

@@ -157,7 +157,8 @@ impl Inner {
     async fn delete_stored(&self, id: &ConversationId) -> Result<(), StoreError> {
         let lease = match self.store.acquire(id, &self.owner).await {
             Ok(lease) => lease,
-            // The conversation does not exist, but a crash may have left parts of it in the store.
+            // The conversation does not exist, but a crash may have left parts of it in the store, so let the store
+            // delete them.
             Err(StoreError::NotFound { .. }) => return self.store.delete(id).await,
             Err(error) => return Err(error),
         };

@@ -181,7 +181,7 @@ impl Inner {
             let room = tokio::select! {
                 biased;
                 room = inner.room(&claim) => room,
-                // The caller has stopped waiting before the session had room to open.
+                // The caller has stopped waiting before the session had room to open, so no session is started.
                 () = reply.closed() => return,
             };
             let launched = Box::pin(async {
@@ -258,8 +258,8 @@ impl Inner {
             registry.is_shut
         };
         if is_shut {
-            // The session opened too late for the shutdown to see it. The shutdown waits for the claim and finds the
-            // session then.
+            // The session opened too late for the shutdown to see it, so let it refuse prompts. The shutdown waits for
+            // the claim and then finds the session.
             session.drain();
         }
         Ok((session, guard.try_recv().ok()))

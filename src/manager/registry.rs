@@ -83,7 +83,7 @@ struct Slot {
 
 /// A borrowed claim.
 struct IdLoan {
-    /// Cancelled when the claim is returned.
+    /// Cancelled when the borrowed claim is returned.
     over: CancellationToken,
     /// Whether the holder released the claim during the loan.
     is_given_up: bool,
@@ -216,7 +216,7 @@ impl Registry {
         }
     }
 
-    /// Returns a borrowed id.
+    /// Ends the loan of an id, so that the id belongs to its opening again.
     pub(super) fn end_loan(&mut self, id: &ConversationId, key: Key) {
         let Some(slot) = self.slot(id, key) else { return };
         if let Some(loan) = slot.loan.take() {

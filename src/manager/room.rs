@@ -25,7 +25,8 @@ impl Inner {
             () = self.wait_in_line(line) => {}
             error = self.stuck(claim) => return Err(error),
         }
-        // The id can no longer be borrowed, because the opening has a place. An existing loan must end first.
+        // From now on, the id can't be borrowed, because its opening has a place. If the id is already borrowed, wait
+        // until it is returned.
         let loan = self.registry().loan(&claim.id);
         if let Some(loan) = loan {
             loan.cancelled().await;

@@ -63,7 +63,8 @@ impl Manager {
                 break;
             }
             failed.extend(inner.end_all(sessions, begun, limits, ending).await);
-            // The sessions that are being opened or closed end too, unless the store delays them for too long.
+            // Also wait until no session is being opened or closed, but not beyond the deadline, because a store may
+            // hang.
             let left = grace.saturating_add(deadline).saturating_sub(begun.elapsed());
             let claims = async {
                 for claim in &claims {

@@ -63,7 +63,7 @@ impl Inner {
             return;
         };
         let titling = Titling { inner: Arc::clone(self), id: id.clone(), key };
-        // A session that is ending accepts no title.
+        // A session that is ending accepts no title, so none is generated.
         let Ok(guard) = session.keep() else {
             return;
         };
@@ -84,12 +84,12 @@ impl Inner {
         };
         let made = self.titles.make(tree.history()).await;
         for row in made.usage {
-            // A session that has ended can no longer record the usage.
+            // A session that has ended can no longer record the usage, so an error is ignored.
             let _ = session.spent(row).await;
         }
         match made.title {
             Ok(Some(title)) => {
-                // A session that has ended needs no title.
+                // A session that has ended needs no title, so an error is ignored.
                 let _ = session.suggest_title(&title).await;
             }
             Ok(None) => {}

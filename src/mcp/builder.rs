@@ -38,7 +38,12 @@ impl McpBuilder {
     }
 
     pub(super) fn http(url: String) -> Self {
-        Self::new(Transport::Http(HttpTarget { url, headers: Vec::new() }))
+        Self::new(Transport::Http(HttpTarget {
+            url,
+            headers: Vec::new(),
+            #[cfg(feature = "mcp-auth")]
+            tokens: None,
+        }))
     }
 
     fn new(transport: Transport) -> Self {
@@ -90,6 +95,19 @@ impl McpBuilder {
         match &mut self.transport {
             Transport::Http(target) => target.headers.push((name.into(), value.into())),
             Transport::Program(_) => self.misplaced = Some("header"),
+        }
+        self
+    }
+
+    /// Sends the tokens of this store with each HTTP request, and renews them when they expire. [`McpLogin`] fills the
+    /// store. The tokens belong to one user, so do not share the client between users.
+    ///
+    /// [`McpLogin`]: super::McpLogin
+    #[cfg(feature = "mcp-auth")]
+    pub fn tokens(mut self, store: impl super::TokenStore) -> Self {
+        match &mut self.transport {
+            Transport::Http(target) => target.tokens = Some(Arc::new(store)),
+            Transport::Program(_) => self.misplaced = Some("tokens"),
         }
         self
     }

@@ -6,7 +6,7 @@ use rmcp::{
     RoleClient,
     model::{
         CallToolRequest, CallToolRequestParams, CallToolResult, CancelledNotification,
-        CancelledNotificationParam, ClientRequest, RequestId, ServerResult,
+        CancelledNotificationParam, ClientRequest, RequestId, RequestMetaObject, ServerResult,
     },
     service::{PeerRequestOptions, RequestHandle, ServiceError},
 };
@@ -25,7 +25,10 @@ use super::{
     server::Server,
     task,
 };
-use crate::tool::{ToolContext, ToolOutput, within};
+use crate::{
+    telemetry,
+    tool::{ToolContext, ToolOutput, within},
+};
 
 /// The shortest time between two reports of progress.
 const REPORT_EVERY: Duration = Duration::from_millis(100);
@@ -86,12 +89,16 @@ async fn once(
     params: CallToolRequestParams,
     context: &Arc<ToolContext>,
 ) -> Result<ServerResult, McpError> {
+    let is_first = params.input_responses.is_none() && params.request_state.is_none();
     let request = ClientRequest::CallToolRequest(CallToolRequest::new(params));
-    let sent = connection.peer().send_request_with_option(request, PeerRequestOptions::no_options()).await;
+    let sent = connection.peer().send_request_with_option(request, options()).await;
     let handle = match sent {
         Ok(handle) => handle,
         Err(error) => return Err(server.failed(connection, error).await),
     };
+    if is_first && telemetry::is_traced() {
+        connection.record(&handle.id, server.settings());
+    }
     let guard = CancelOnDrop { connection: Arc::clone(connection), id: Some(handle.id.clone()) };
     match wait(server, connection, handle, context).await {
         Ok(answer) => {
@@ -105,6 +112,19 @@ async fn once(
         Err(Unanswered::Failed(error)) => {
             guard.disarm();
             Err(server.failed(connection, error).await)
+        }
+    }
+}
+
+/// Returns the options of a request, with the context of the current span.
+fn options() -> PeerRequestOptions {
+    let options = PeerRequestOptions::no_options();
+    match telemetry::traceparent() {
+        None => options,
+        Some(context) => {
+            let mut meta = RequestMetaObject::new();
+            meta.set_traceparent(context);
+            options.with_meta(meta)
         }
     }
 }

@@ -17,18 +17,23 @@ use rmcp::{
         ClientInitializeError, ClientLifecycleMode, ClientServiceExt as _, InboundStreamOrigin,
         NotificationContext, Peer, RequestContext, RunningService,
     },
+    transport::StreamableHttpClientTransport,
 };
 use serde_json::{Value, json};
-use tokio::{runtime::Handle, sync::watch, time::timeout};
+use tokio::{
+    runtime::Handle,
+    sync::watch,
+    time::{error::Elapsed, timeout},
+};
 
 use super::{
     McpError,
     http::{self, Observed},
     program::{self, Program},
     question,
-    settings::{Settings, Transport},
+    settings::{HttpTarget, Settings, Transport},
 };
-use crate::{sync::lock, text::clip, tool::ToolContext};
+use crate::{sync::lock, telemetry::McpCall, text::clip, tool::ToolContext};
 
 /// How long to wait for the end of a program whose connection has ended.
 const SOON: Duration = Duration::from_secs(1);
@@ -178,25 +183,20 @@ impl Connection {
                 (served, Carrier::Program(program))
             }
             Transport::Http(target) => {
-                let (transport, observed) = http::transport(target, settings)?;
-                let served = timeout(limit, handler.serve_with_lifecycle(transport, lifecycle)).await;
+                let (served, observed) = over_http(handler, lifecycle, target, settings).await?;
                 (served, Carrier::Http(observed))
             }
         };
-        let name = || settings.name.clone();
         let service = match served {
             Ok(Ok(service)) => service,
             Ok(Err(error)) if requires_authorization(&error) => {
-                return Err(McpError::Unauthorized { server: name() });
+                return Err(McpError::Unauthorized { server: settings.name.clone() });
             }
             Ok(Err(error)) => {
                 let reason = format!("{}{}", reason(&error), carrier.ending().await);
-                return Err(McpError::Unreachable {
-                    server: name(),
-                    reason: settings.secrets.removed(reason),
-                });
+                return Err(settings.unreachable(reason));
             }
-            Err(_) => return Err(McpError::TimedOut { server: name(), limit }),
+            Err(_) => return Err(settings.timed_out(limit)),
         };
         let connection = Self { service, carrier, runtime: Handle::current() };
         connection.listen(changes);
@@ -241,6 +241,29 @@ impl Connection {
         self.peer().peer_info().map(|info| info.protocol_version.to_string())
     }
 
+    /// Records a call of a tool on the current span.
+    pub(super) fn record(&self, request: &RequestId, settings: &Settings) {
+        let session = match &self.carrier {
+            Carrier::Program(_) => None,
+            Carrier::Http(observed) => observed.session(),
+        };
+        let url = match &settings.transport {
+            Transport::Program(_) => None,
+            Transport::Http(target) => reqwest::Url::parse(&target.url).ok(),
+        };
+        let (version, request) = (self.version(), request.to_string());
+        let address = url.as_ref().and_then(|url| Some((url.host_str()?, url.port_or_known_default())));
+        let call = McpCall {
+            method: "tools/call",
+            version: version.as_deref(),
+            session: session.as_deref(),
+            request: &request,
+            transport: if self.is_program() { "pipe" } else { "tcp" },
+            address,
+        };
+        call.record();
+    }
+
     pub(super) fn is_program(&self) -> bool {
         matches!(self.carrier, Carrier::Program(_))
     }
@@ -269,6 +292,30 @@ impl Connection {
             program.ended().await;
         }
     }
+}
+
+type Served = Result<Result<RunningService<RoleClient, Notified>, ClientInitializeError>, Elapsed>;
+
+/// Connects over HTTP, with the tokens of the settings if there are any.
+async fn over_http(
+    handler: Notified,
+    lifecycle: ClientLifecycleMode,
+    target: &HttpTarget,
+    settings: &Settings,
+) -> Result<(Served, Arc<Observed>), McpError> {
+    let limit = settings.connect_limit;
+    let (client, config, observed) = http::client(target, settings)?;
+    #[cfg(feature = "mcp-auth")]
+    if let Some(store) = &target.tokens {
+        let authorized = timeout(limit, super::auth::authorized(client, &target.url, store)).await;
+        let client = authorized
+            .map_err(|_| settings.timed_out(limit))?
+            .map_err(|error| settings.unreachable(crate::error_chain(&error)))?;
+        let transport = StreamableHttpClientTransport::with_client(client, config);
+        return Ok((timeout(limit, handler.serve_with_lifecycle(transport, lifecycle)).await, observed));
+    }
+    let transport = StreamableHttpClientTransport::with_client(client, config);
+    Ok((timeout(limit, handler.serve_with_lifecycle(transport, lifecycle)).await, observed))
 }
 
 impl Carrier {

@@ -2,6 +2,14 @@
 
 use std::time::Duration;
 
+/// The advice for a server that requires authorization.
+#[cfg(feature = "mcp-auth")]
+const UNAUTHORIZED: &str = "log in with `McpLogin` and set its store with `tokens`, or set a token with \
+                            `header(\"Authorization\", …)`";
+#[cfg(not(feature = "mcp-auth"))]
+const UNAUTHORIZED: &str = "set a token with `header(\"Authorization\", …)`, or enable the feature `mcp-auth` and log \
+                            in with `McpLogin`";
+
 /// A server of the Model Context Protocol could not be used.
 ///
 /// The texts contain neither environment variables nor headers nor the query of the URL.
@@ -25,13 +33,19 @@ pub enum McpError {
         reason: String,
     },
     /// The server requires an authorization that the client does not have.
-    #[error(
-        "the MCP server {server:?} requires authorization; set it with `header(\"Authorization\", …)`, since OAuth is \
-         not supported"
-    )]
+    #[error("the MCP server {server:?} requires authorization; {UNAUTHORIZED}")]
     Unauthorized {
         /// The name of the server.
         server: String,
+    },
+    /// A login at the server failed (feature `mcp-auth`).
+    #[cfg(feature = "mcp-auth")]
+    #[error("the login at the MCP server {server:?} failed: {reason}; begin another login")]
+    LoginFailed {
+        /// The URL of the server.
+        server: String,
+        /// The reason.
+        reason: String,
     },
     /// The server did not answer in time.
     #[error("the MCP server {server:?} did not answer within {limit:?}")]

@@ -13,7 +13,6 @@ use reqwest::{
 use rmcp::{
     model::ClientJsonRpcMessage,
     transport::{
-        StreamableHttpClientTransport,
         common::client_side_sse::BoxedSseResponse,
         streamable_http_client::{
             StreamableHttpClient, StreamableHttpClientTransportConfig, StreamableHttpError,
@@ -29,10 +28,11 @@ use super::{
 };
 use crate::{provider::http::shared_client, sync::lock};
 
-pub(super) fn transport(
+/// Returns the client for the requests to a server, and the configuration of the transport.
+pub(super) fn client(
     target: &HttpTarget,
     settings: &Settings,
-) -> Result<(StreamableHttpClientTransport<ObservedClient>, Arc<Observed>), McpError> {
+) -> Result<(ObservedClient, StreamableHttpClientTransportConfig, Arc<Observed>), McpError> {
     let wrong = |reason: String| McpError::Misconfigured {
         server: settings.name.clone(),
         reason: settings.secrets.removed(reason),
@@ -60,7 +60,7 @@ pub(super) fn transport(
     config.max_json_response_size = LONGEST_MESSAGE;
     let observed = Arc::new(Observed::default());
     let client = ObservedClient { client, observed: Arc::clone(&observed) };
-    Ok((StreamableHttpClientTransport::with_client(client, config), observed))
+    Ok((client, config, observed))
 }
 
 /// Returns whether the server answered with the status 401.
@@ -80,9 +80,16 @@ type Headers = HashMap<HeaderName, HeaderValue>;
 #[derive(Default)]
 pub(super) struct Observed {
     failure: Mutex<Option<String>>,
+    /// The id of the protocol session, which servers of versions before 2026-07-28 choose.
+    session: Mutex<Option<Arc<str>>>,
 }
 
 impl Observed {
+    /// Returns the id of the protocol session, if there is one.
+    pub(super) fn session(&self) -> Option<Arc<str>> {
+        lock(&self.session).clone()
+    }
+
     /// Returns the reason why a stream of events ended, as a suffix for the text of an error.
     pub(super) fn ending(&self) -> String {
         lock(&self.failure).as_ref().map_or_else(String::new, |failure| format!(": {failure}"))
@@ -134,7 +141,13 @@ impl StreamableHttpClient for ObservedClient {
     ) -> Result<StreamableHttpPostResponse, Failure> {
         let posted =
             self.client.post_message_with_response_limits(uri, message, session, token, headers, limits);
-        Ok(match posted.await? {
+        let posted = posted.await?;
+        if let StreamableHttpPostResponse::Sse(_, Some(id)) | StreamableHttpPostResponse::Json(_, Some(id)) =
+            &posted
+        {
+            *lock(&self.observed.session) = Some(id.as_str().into());
+        }
+        Ok(match posted {
             StreamableHttpPostResponse::Sse(events, session) => {
                 StreamableHttpPostResponse::Sse(self.observe(events), session)
             }

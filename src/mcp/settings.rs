@@ -9,7 +9,7 @@ use std::{
 
 use rmcp::model::ProtocolVersion;
 
-use super::secret::Secrets;
+use super::{McpError, secret::Secrets};
 
 /// Everything that a client needs to connect, and to connect again.
 pub(super) struct Settings {
@@ -21,6 +21,18 @@ pub(super) struct Settings {
     pub(super) idle_limit: Duration,
     pub(super) total_limit: Duration,
     pub(super) selection: Selection,
+}
+
+impl Settings {
+    /// Returns the error for a server that can't be reached. Secrets in the reason are replaced.
+    pub(super) fn unreachable(&self, reason: String) -> McpError {
+        McpError::Unreachable { server: self.name.clone(), reason: self.secrets.removed(reason) }
+    }
+
+    /// Returns the error for a server that did not answer within the limit.
+    pub(super) fn timed_out(&self, limit: Duration) -> McpError {
+        McpError::TimedOut { server: self.name.clone(), limit }
+    }
 }
 
 pub(super) enum Transport {
@@ -38,6 +50,8 @@ pub(super) struct ProgramStart {
 pub(super) struct HttpTarget {
     pub(super) url: String,
     pub(super) headers: Vec<(String, String)>,
+    #[cfg(feature = "mcp-auth")]
+    pub(super) tokens: Option<std::sync::Arc<dyn super::TokenStore>>,
 }
 
 /// The tools that are offered, identified by the names that the server uses.

@@ -1,13 +1,18 @@
 //! The tools of a server.
 
-use std::{borrow::Cow, collections::BTreeSet, sync::Arc, time::Duration};
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use rmcp::model::Tool as WireTool;
 use serde_json::Value;
 
 use super::{
-    McpTools, SkippedTool, call,
+    McpTools, SkippedTool, ToolHints, call,
     connection::LONGEST,
     naming::names,
     server::{Listed, Server},
@@ -97,6 +102,7 @@ pub(super) fn tools(server: &Arc<Server>, listed: Listed) -> McpTools {
         })
         .collect();
     let mut made = Vec::new();
+    let mut hints = BTreeMap::new();
     for (tool, name) in found.into_iter().zip(named) {
         let Some(name) = name else {
             skip(&tool.name, "another tool of the server has the same name".to_owned());
@@ -104,7 +110,10 @@ pub(super) fn tools(server: &Arc<Server>, listed: Listed) -> McpTools {
         };
         match Schema::new(Value::Object((*tool.input_schema).clone())) {
             Err(error) => skip(&tool.name, error.to_string()),
-            Ok(schema) => made.push(Arc::new(made_tool(server, &tool, name, schema))),
+            Ok(schema) => {
+                hints.extend(tool_hints(&tool).map(|found| (name.clone(), found)));
+                made.push(Arc::new(made_tool(server, &tool, name, schema)));
+            }
         }
     }
     made.sort_by(|a, b| a.name.cmp(&b.name));
@@ -122,7 +131,22 @@ pub(super) fn tools(server: &Arc<Server>, listed: Listed) -> McpTools {
     offered.retain(|tool| tool.strong_count() > 0);
     offered.extend(tools.iter().map(Arc::downgrade));
     drop(offered);
-    McpTools { tools, skipped }
+    hints.retain(|name, _| tools.iter().any(|tool| (**tool).name() == *name));
+    McpTools { tools, skipped, hints }
+}
+
+/// Returns the hints about a tool, if the server gives any.
+fn tool_hints(tool: &WireTool) -> Option<ToolHints> {
+    let annotations = tool.annotations.clone().unwrap_or_default();
+    let title = tool.title.as_ref().or(annotations.title.as_ref());
+    let hints = ToolHints {
+        title: title.map(|title| clip(title, LONGEST).into_owned()),
+        read_only: annotations.read_only_hint,
+        destructive: annotations.destructive_hint,
+        idempotent: annotations.idempotent_hint,
+        open_world: annotations.open_world_hint,
+    };
+    (hints != ToolHints::default()).then_some(hints)
 }
 
 fn made_tool(server: &Arc<Server>, tool: &WireTool, name: String, schema: Schema) -> McpTool {

@@ -148,7 +148,7 @@ impl UsageSum {
         Self { model, ..Self::default() }
     }
 
-    /// Adds requests and their usage.
+    /// Adds this number of requests, and their usage together.
     pub fn add(&mut self, requests: u64, usage: Usage) {
         self.requests = self.requests.saturating_add(requests);
         self.usage += usage;

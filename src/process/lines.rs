@@ -106,7 +106,8 @@ impl LastWords {
                 Some(Ok(line)) => line,
                 Some(Err(AnyDelimiterCodecError::MaxChunkLengthExceeded)) => {
                     let beginning = Bytes::copy_from_slice(lines.read_buffer());
-                    // After an error, the stream returns `None` once, and then skips the rest of the line.
+                    // After an error, the stream returns `None` once, which is discarded here. Then the stream skips
+                    // the rest of the line.
                     lines.next().await;
                     beginning
                 }

@@ -134,7 +134,7 @@ impl Catalogue {
         }
     }
 
-    /// Returns the entry with exactly this id.
+    /// Returns the entry of the provider's model with exactly this id.
     pub fn get(&self, provider: &str, id: &str) -> Option<&Arc<ModelInfo>> {
         self.providers.get(names::listed_as(provider))?.get(id)
     }

@@ -30,7 +30,7 @@ pub(super) const WRAPPER: &str = "value";
 ///
 /// # Errors
 ///
-/// Returns the problem, in words that a model can act on.
+/// If no value fits the schema, returns the problem in words that a model can act on.
 pub(crate) fn read(answer: &Message, output: &OutputSchema, enforced: bool) -> Result<Value, String> {
     let text = answer.text();
     let (whole, no_json) = match serde_json::from_str::<Value>(text.trim()) {

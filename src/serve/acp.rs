@@ -109,7 +109,7 @@ impl StartRequest {
         &self.servers.clients
     }
 
-    /// Keeps the session's tools of the MCP servers up to date, if the session uses any of them.
+    /// If the session uses tools of the editor's MCP servers, keeps these tools up to date.
     #[cfg_attr(not(feature = "mcp"), expect(clippy::unused_self, reason = "as with the feature"))]
     fn follow(&self, session: &Session, events: &SessionSubscription) {
         #[cfg(feature = "mcp")]

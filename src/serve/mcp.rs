@@ -36,18 +36,20 @@
 //!
 //! - **Protocol versions.** From 2024-11-05 to 2026-07-28, as the client chooses.
 //! - **Prompts.** `ask` returns at the end of the run. A prompt that arrives during a run is staged.
-//! - **Progress.** If a client asks for progress, it gets a report with the name of each tool that begins to run, and one
-//!   every 15 seconds. So its time limit does not end a long call, if its limit starts again with each report.
+//! - **Progress.** If a client asks for progress, it gets a report with the name of each tool that begins to run, and a
+//!   report every 15 seconds. So a time limit of the client that starts again with each report does not end a long
+//!   call.
 //! - **Approvals.** Each tool use of the prompt's own turn that waits for a decision is a question to the client's user
-//!   (elicitation). A client of version 2026-07-28 gets all questions in the result of the call, and calls again with the
-//!   answers. If it does not, the agent stays paused. An older client is asked during the call. If another client decides
-//!   first, the question is withdrawn. If a client can't ask its user, the tool uses are rejected. Questions of running
-//!   tools are passed on in the same way. A form of another MCP server keeps its fields.
-//! - **Cancellation.** If the client cancels a call or is gone, a staged prompt is withdrawn, and a run that has begun is
-//!   interrupted. It keeps its completed steps. Over HTTP, a client of version 2026-07-28 cancels a call when it closes
-//!   the connection. For an older client, the call goes on, and the client reads the result when it connects again.
-//! - **Limits.** A message over a pipe may be up to 16 MiB long. A client can have 64 calls at the same time. `read` returns
-//!   up to 256 KiB of text.
+//!   (elicitation). A client of version 2026-07-28 gets all questions in the result of the call, and calls again with
+//!   the answers. If the client does not call again, the agent stays paused. An older client is asked during the call.
+//!   If another client decides first, the question is withdrawn. If a client can't ask its user, the tool uses are
+//!   rejected. Questions of running tools are passed on in the same way. A form of another MCP server keeps its fields.
+//! - **Cancellation.** If the client cancels a call or is gone, a staged prompt is withdrawn, and a run that has begun
+//!   is interrupted. The interrupted run keeps its completed steps. Over HTTP, a client of version 2026-07-28 cancels a
+//!   call when it closes the connection. For an older client, the call continues, and the client reads the result when
+//!   it connects again.
+//! - **Limits.** A message over a pipe may be up to 16 MiB long. A client can have 64 calls at the same time. `read`
+//!   returns up to 256 KiB of text.
 //!
 //! Prompts, resources, tasks and the older SSE transport are not offered.
 

@@ -56,9 +56,9 @@ pub(super) fn input() -> io::Result<impl AsyncRead + Unpin> {
 pub(super) struct Finished(oneshot::Receiver<()>);
 
 impl Finished {
-    /// Waits until everything is written. Gives up if the other side does not read.
+    /// Waits until all output is written, but not longer than [`SOON`], because the other side may not read.
     pub(super) async fn wait(self) {
-        // An error means that the thread has ended.
+        // An error means that the thread has ended, so nothing is left to wait for.
         let _ = timeout(SOON, self.0).await;
     }
 }

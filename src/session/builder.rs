@@ -233,8 +233,7 @@ impl SessionBuilder {
 
     /// Starts a new conversation with a generated id.
     ///
-    /// The conversation is stored when it is first saved, which is after the first turn or the first change of its
-    /// state.
+    /// Nothing is stored until the first turn is complete or the state is changed for the first time.
     ///
     /// # Errors
     ///
@@ -502,7 +501,7 @@ impl Starting {
     fn run(self) -> Session {
         let Self { session, receiver, agent, owner, deliveries, core, store, tenure, life, mark, .. } = self;
         let shared = Arc::clone(&session.shared);
-        // This always succeeds, because the cell is set only here.
+        // Setting the cell always succeeds, because it is set only here.
         let _ = shared.agent.set(agent.downgrade());
         shared.started.store(true, Ordering::Release);
         let task = Box::new(Task {

@@ -148,7 +148,7 @@ pub(super) struct Task {
     pub(super) ends_by: Option<Instant>,
     /// The timer of the idle shutdown.
     pub(super) idle: Option<Pin<Box<Sleep>>>,
-    /// Whether the time of the idle shutdown has not been started yet.
+    /// Whether the session is new, so that the time of the idle shutdown has not started yet.
     pub(super) is_fresh: bool,
     /// Whether the idle time is over but the session continues because something is unsaved.
     pub(super) idle_when_saved: bool,
@@ -450,7 +450,8 @@ impl Task {
             Effect::Write(job) => self.begin_write(job),
             Effect::RetryIn(wait) => {
                 let again = Box::pin(sleep(wait));
-                // A later flush must not postpone the attempt for which an earlier flush is waiting.
+                // A later flush may start an attempt earlier than planned, but must not postpone the attempt for which
+                // an earlier flush is waiting.
                 if self.retry.as_ref().is_none_or(|retry| retry.deadline() > again.deadline()) {
                     self.retry = Some(again);
                 }

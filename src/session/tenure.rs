@@ -120,7 +120,7 @@ impl Tenure {
     pub(super) async fn end(self, mark: Option<EventId>) {
         let (reply, answer) = oneshot::channel();
         self.held.keeper.send(Order::Release(self.held(), mark, Some(reply)));
-        // The lease is released by then, so the release in `drop` has no effect.
+        // The reply arrives after the release of the lease, so the release in `drop` has no effect.
         let _ = answer.await;
     }
 }
@@ -155,7 +155,7 @@ impl Held {
             if let Err(error) = &*lease.borrow_and_update() {
                 return error.clone();
             }
-            // This cannot fail, because `self` owns the sender.
+            // Waiting cannot fail, because `self` owns the sender.
             let _ = lease.changed().await;
         }
     }

@@ -483,7 +483,7 @@ impl Store for FileSystemStore {
             match self.locked(id, false, write::delete).await? {
                 Some(true) => return Ok(()),
                 Some(false) => waiting.pause(self.0.lock_wait, &KeptFile::path(&self.0.folder)).await?,
-                // A crash may have removed the log but not the other files.
+                // A crash may have removed the log but not the other files, so remove these too.
                 None => return self.at(id, |place, _| place.remove_beside()).await,
             }
         }

@@ -223,7 +223,7 @@ impl<'de> Deserialize<'de> for WriteId {
 const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 
 fn encode(bytes: [u8; 16]) -> String {
-    // 22 characters hold 132 bits, but an id has only 128. The last four bits are zero.
+    // 22 characters hold 132 bits, but an id has only 128, so the last four bits are zero.
     let bits = u128::from_be_bytes(bytes);
     let digit = |place: u32| if place < 126 { bits >> (122 - place) } else { bits << 4 };
     (0..22).map(|place| char::from(ALPHABET[(digit(place * 6) & 63) as usize])).collect()

@@ -18,7 +18,7 @@ pub(super) fn encode(id: &ConversationId, value: &impl serde::Serialize) -> Resu
     Ok(text)
 }
 
-/// Fails if the JSON is nested too deeply to be read back.
+/// Checks that the JSON is not nested too deeply to be read back.
 pub(super) fn check_depth(id: &ConversationId, json: &[u8]) -> Result<(), StoreError> {
     if depth(json) <= MAX_DEPTH {
         return Ok(());

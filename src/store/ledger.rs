@@ -26,7 +26,7 @@ pub(super) fn hour(at: Timestamp) -> Timestamp {
     Timestamp(at.0 / HOUR * HOUR)
 }
 
-/// The usage of a conversation that is about to be deleted, by hour and model.
+/// Returns the usage of a conversation that is about to be deleted, by hour and model.
 pub(super) fn by_hour<'r>(
     rows: impl IntoIterator<Item = &'r UsageRow>,
 ) -> HashMap<(Timestamp, Option<String>), UsageSum> {

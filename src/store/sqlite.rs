@@ -256,8 +256,8 @@ impl SqliteStoreBuilder {
 
     /// Sets whether to create an index for [`Store::search`] if the file has none. The default is `false`.
     ///
-    /// Once a file has an index, it keeps it, and all processes update it with every write. The index is about as large
-    /// as the texts, and writes take longer. The store indexes older conversations in the background.
+    /// Once a file has an index, the index stays, and all processes update it with every write. The index is about as
+    /// large as the texts, and writes take longer. The store indexes older conversations in the background.
     pub fn search(mut self, is_on: bool) -> Self {
         self.search = is_on;
         self

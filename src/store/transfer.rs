@@ -43,8 +43,8 @@ impl Copied {
     }
 }
 
-/// Options for copying conversations, which the functions [`copy`], [`copy_one`] and
-/// [`import_json_with_settings`](super::import_json_with_settings) do not have.
+/// Options for copying conversations. The functions [`copy`], [`copy_one`] and
+/// [`import_json_with_settings`](super::import_json_with_settings) use the default options.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CopyOptions {
@@ -251,7 +251,7 @@ impl Portable {
                 let derived = Commit::new(None).with_nodes(stored.nodes.iter().cloned()).usage_rows();
                 return Ok(Self { stored, usage: (rows != derived).then_some(rows) });
             }
-            // Another write has changed the conversation between the two reads.
+            // Another write has changed the conversation between the two reads, so read both again.
             stored = from.load(id).await?;
         }
         unreachable!("the last attempt returns")
@@ -289,7 +289,7 @@ pub(super) async fn put(
     let mut version = to.create(id, create, &state).await?;
     let mut nodes = nodes.into_iter();
     for (len, write) in portions {
-        // These commits set no head, because a path that ends with one of these nodes might be invalid.
+        // Commits before the last one set no head, because a path that ends with one of their nodes might be invalid.
         let mut commit = Commit::new(None).with_nodes(nodes.by_ref().take(len));
         if is_whole {
             commit = commit.with_usage([]);
@@ -360,8 +360,8 @@ impl Writes {
         // No node has the same JSON form as this tuple, so the id of the last commit differs from the ids of all
         // portions.
         digest.json(&(&stored.state, stored.head, &stored.cursors)).map_err(failed)?;
-        // If a conversation has none of this data, the ids are the same as those that earlier versions of the crate
-        // derived.
+        // For a conversation without any of these parts, the ids are the same as those that earlier versions of the
+        // crate derived.
         let rest = (&portable.usage, portable.next(), &stored.last_run, turn);
         if !matches!(rest, (None, None, None, None)) {
             digest.json(&rest).map_err(failed)?;

@@ -1,4 +1,4 @@
-//! The settings of the process.
+//! The telemetry settings of the process.
 
 use std::{
     env, fmt,
@@ -46,7 +46,10 @@ pub struct Settings {
     convention: Option<Convention>,
     capture: Capture,
     recorder: Option<Arc<dyn Recorder>>,
+    traceparent: Option<Arc<Traceparent>>,
 }
+
+type Traceparent = dyn Fn() -> Option<String> + Send + Sync;
 
 impl Settings {
     /// Creates settings that capture no content and record no metrics, with the convention that the
@@ -73,6 +76,16 @@ impl Settings {
         self
     }
 
+    /// Sets the function that returns the current span's context in the format of the W3C header `traceparent`. Calls of
+    /// MCP servers carry this text in their metadata, so that the spans of a server join the trace. By default, calls
+    /// carry no context, because `tracing` does not know the ids of a trace.
+    ///
+    /// The guide on [telemetry](crate::guides::telemetry) shows the function for `tracing-opentelemetry`.
+    pub fn with_traceparent(mut self, current: impl Fn() -> Option<String> + Send + Sync + 'static) -> Self {
+        self.traceparent = Some(Arc::new(current));
+        self
+    }
+
     pub(super) fn convention(&self) -> Convention {
         self.convention.unwrap_or_default()
     }
@@ -88,6 +101,7 @@ impl fmt::Debug for Settings {
             .field("convention", &self.convention)
             .field("capture", &self.capture)
             .field("recorder", &self.recorder.is_some())
+            .field("traceparent", &self.traceparent.is_some())
             .finish()
     }
 }
@@ -115,8 +129,14 @@ pub(super) fn settings() -> &'static Settings {
 
 /// Returns whether a subscriber listens to the spans.
 #[inline]
-pub(super) fn is_traced() -> bool {
+pub(crate) fn is_traced() -> bool {
     tracing::span_enabled!(target: TARGET, Level::INFO)
+}
+
+/// Returns the context of the current span, if the application has set the function for it.
+#[cfg(feature = "mcp")]
+pub(crate) fn traceparent() -> Option<String> {
+    (SETTINGS.get()?.traceparent.as_ref()?)()
 }
 
 /// Returns the recorder of metrics, if there is one.

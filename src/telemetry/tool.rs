@@ -39,6 +39,13 @@ impl ToolTrace {
             { names::ERROR_TYPE } = Empty,
             { names::TOOL_ARGUMENTS } = Empty,
             { names::TOOL_RESULT } = Empty,
+            { names::MCP_METHOD } = Empty,
+            { names::MCP_VERSION } = Empty,
+            { names::MCP_SESSION } = Empty,
+            { names::RPC_REQUEST } = Empty,
+            { names::NETWORK_TRANSPORT } = Empty,
+            { names::SERVER_ADDRESS } = Empty,
+            { names::SERVER_PORT } = Empty,
         );
         if !span.is_disabled() {
             span.record(names::TOOL_DESCRIPTION, description());
@@ -78,6 +85,38 @@ impl ToolTrace {
         record(|recorder| {
             recorder.tool(&ToolMetrics { name: &self.name, duration: self.started.elapsed(), error_type });
         });
+    }
+}
+
+/// The facts about a call that an MCP server performs.
+#[cfg(feature = "mcp")]
+pub(crate) struct McpCall<'a> {
+    pub(crate) method: &'a str,
+    pub(crate) version: Option<&'a str>,
+    /// The id of the protocol session, if the transport has sessions.
+    pub(crate) session: Option<&'a str>,
+    /// The id of the request.
+    pub(crate) request: &'a str,
+    /// The transport below the protocol: `pipe` or `tcp`.
+    pub(crate) transport: &'a str,
+    /// The host and the port of the server, if it has an address.
+    pub(crate) address: Option<(&'a str, Option<u16>)>,
+}
+
+#[cfg(feature = "mcp")]
+impl McpCall<'_> {
+    /// Records the facts on the current span, which is that of the tool call. Call it once per tool call.
+    pub(crate) fn record(&self) {
+        let span = Span::current();
+        span.record(names::MCP_METHOD, self.method);
+        span.record(names::MCP_VERSION, self.version);
+        span.record(names::MCP_SESSION, self.session);
+        span.record(names::RPC_REQUEST, self.request);
+        span.record(names::NETWORK_TRANSPORT, self.transport);
+        if let Some((host, port)) = self.address {
+            span.record(names::SERVER_ADDRESS, host);
+            span.record(names::SERVER_PORT, port.map(i64::from));
+        }
     }
 }
 

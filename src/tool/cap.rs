@@ -11,7 +11,7 @@ pub(super) fn cap(blocks: Vec<ResultBlock>, max: usize) -> Vec<ResultBlock> {
     if size <= max {
         return blocks;
     }
-    // Reserve room for the final notice. It contains no larger numbers than this one, so it is not longer.
+    // Reserve room for the final notice. Its numbers are not larger than those of this notice, so it is not longer.
     let reserved = notice(max, size, blocks.len()).len();
     let mut room = max.saturating_sub(reserved);
     let mut kept = Vec::new();

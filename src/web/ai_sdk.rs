@@ -134,7 +134,7 @@ async fn stop(call: Call) -> Result<Response, Problem> {
         if discard { session.cancel().await } else { session.interrupt().await }
     };
     match stop(call.session().await?).await {
-        // `Idle` means that the run had ended before the user stopped it.
+        // `Idle` means that the run had ended before the user stopped it, which counts as success.
         Ok(()) | Err(SessionError::Agent(AgentError::Idle)) => Ok(StatusCode::NO_CONTENT.into_response()),
         Err(error) => Err(error.into()),
     }

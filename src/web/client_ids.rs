@@ -33,8 +33,8 @@ impl WebBuilder {
 }
 
 impl Call {
-    /// Makes the conversation with the id that the client uses the target of this request, if the action on it is
-    /// permitted. Creates the conversation if it does not exist and clients may choose ids.
+    /// Makes a conversation the target of this request, if the action on it is permitted. The client uses the id
+    /// `client_id` for the conversation. Creates the conversation if it does not exist and clients may choose ids.
     pub(super) async fn enter_or_create(&mut self, client_id: &str, action: Action) -> Result<(), Problem> {
         let id = self.web.stored_id(&self.principal, client_id)?;
         client_id.clone_into(&mut self.client_id);

@@ -355,7 +355,7 @@ impl Feed {
         if self.shown.contains(id) {
             return true;
         }
-        // If its labels cannot be read, a conversation is not shown.
+        // A conversation whose labels cannot be read is not shown.
         let is_listed = match self.web.0.manager.labels_of(id).await {
             Ok(labels) => self.may_list(&labels),
             Err(_) => false,

@@ -47,7 +47,7 @@ pub(super) struct Call {
 }
 
 impl Call {
-    /// Checks a request for this action.
+    /// Checks whether a request may perform this action, and returns it as a call for the handler.
     pub(super) async fn admit(web: Web, action: Action, request: Request) -> Result<Self, Problem> {
         let (mut parts, body) = request.into_parts();
         let principal = web.principal(&parts).await?;
@@ -288,7 +288,7 @@ impl Web {
 async fn base(parts: &mut Parts) -> Arc<str> {
     let inner = parts.uri.path().to_owned();
     let outer = parts.extract::<OriginalUri>().await.map(|OriginalUri(uri)| uri.path().to_owned());
-    // The root of a nested router has no slash of its own.
+    // For the root of a nested router, the inner path is `/`, but the outer path does not end with a slash.
     let inner = if inner == "/" { "" } else { &inner };
     let outer = outer.as_deref().map(|outer| outer.trim_end_matches('/'));
     outer.ok().and_then(|outer| outer.strip_suffix(inner)).unwrap_or_default().into()

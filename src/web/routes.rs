@@ -215,7 +215,7 @@ impl Web {
         if let Some(title) = new.title {
             options = options.title(title);
         }
-        // A conversation with a given id is stored at once, even without a prompt.
+        // `create_with_id` stores the conversation at once, even without a prompt.
         let id = ConversationId::generate();
         self.within_room(self.0.manager.create_with_id(&id, options)).await
     }
@@ -406,7 +406,7 @@ const MAX_WATCHES: usize = 8;
 async fn events(call: Call) -> Result<Response, Problem> {
     let after = last_event(&call)?;
     let (mut list, mut ids) = (false, Vec::new());
-    // `watch` may occur several times, which a struct cannot express.
+    // The parameter `watch` may occur several times, which a struct cannot express, so the query is read as a list.
     for (name, value) in call.query::<Vec<(String, String)>>()? {
         match (name.as_str(), value.as_str()) {
             ("list", "true") => list = true,
@@ -436,7 +436,8 @@ async fn commands_schema(_: Call) -> Result<Response, Problem> {
 }
 
 async fn openapi(call: Call) -> Result<Response, Problem> {
-    // The document in the repository contains a fixed base path, but this router may be nested elsewhere.
+    // The document in the repository contains a fixed base path, but this router may be nested elsewhere, so replace
+    // the path.
     let base = serde_json::Value::from(&*call.base);
     let text = include_str!("../../schema/openapi.json");
     Ok(document(text.replacen(r#""default": "/agent""#, &format!(r#""default": {base}"#), 1)))

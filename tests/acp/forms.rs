@@ -27,7 +27,7 @@ fn agent(body: &str) -> AcpBackend {
     ))
 }
 
-/// Returns an agent that has already started its session.
+/// Returns a backend whose script starts the session and then runs `body`.
 fn started(body: &str) -> AcpBackend {
     agent(&format!(
         r#"opened; next; answer '{{"jsonrpc":"2.0","id":ID,"result":{{"sessionId":"s"}}}}'; {body}"#

@@ -10,6 +10,8 @@ mod conversations;
 mod endings;
 mod faults;
 mod forms;
+#[path = "../support/npm.rs"]
+mod npm;
 mod permissions;
 mod sdk;
 mod serving;

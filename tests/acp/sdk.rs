@@ -1,13 +1,8 @@
 //! An agent built on the official TypeScript implementation.
 //!
-//! These tests need Node, and npm to install the SDK into the target folder. `OMNI_ACP_SDK` can name a folder that
-//! already contains the SDK.
+//! These tests need npm, which installs Node and the SDK into the target folder.
 
-use std::{
-    env, fs,
-    path::{Path, PathBuf},
-    process::Command,
-};
+use std::{fs, path::PathBuf};
 
 use futures_util::StreamExt;
 use omni_agent::provider::{
@@ -20,48 +15,24 @@ use omni_agent::provider::{
 use tokio::sync::OnceCell;
 
 use crate::{
-    skip::skip,
+    npm::{node, packages},
     support::{Place, asked, prompt, read, soon},
 };
 
-const SDK: &str = "@agentclientprotocol/sdk@2.4.0";
-
-/// Returns the folder with the SDK, or `None` if it can't be installed.
-pub async fn sdk() -> Option<PathBuf> {
-    static SDK_FOLDER: OnceCell<Option<PathBuf>> = OnceCell::const_new();
-    let found = SDK_FOLDER.get_or_init(async || match env::var_os("OMNI_ACP_SDK") {
-        Some(folder) => Some(folder.into()),
-        None => tokio::task::spawn_blocking(install).await.unwrap(),
-    });
-    found.await.clone()
+/// Returns the program of Node and the folder with the SDK. If one of them can't be installed, reports that the test is
+/// skipped, and returns `None`.
+pub async fn sdk() -> Option<(PathBuf, PathBuf)> {
+    static INSTALLED: OnceCell<Option<(PathBuf, PathBuf)>> = OnceCell::const_new();
+    let lists = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/acp");
+    let install = move || node().zip(packages(lists, "acp_sdk"));
+    INSTALLED.get_or_init(async || tokio::task::spawn_blocking(install).await.unwrap()).await.clone()
 }
 
-fn install() -> Option<PathBuf> {
-    let runs = |program: &str| Command::new(program).arg("--version").output().is_ok();
-    if !runs("node") || !runs("npm") {
-        skip("Node and npm are not installed");
-        return None;
-    }
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("acp-sdk");
-    if folder.join("node_modules/@agentclientprotocol/sdk/package.json").exists() {
-        return Some(folder);
-    }
-    fs::create_dir_all(&folder).unwrap();
-    let mut npm = Command::new("npm");
-    npm.args(["install", "--no-audit", "--no-fund", "--ignore-scripts", "--silent", "--prefix"]);
-    let installed = npm.arg(&folder).arg(SDK).output().unwrap();
-    if installed.status.success() {
-        return Some(folder);
-    }
-    skip(&format!("{SDK} can't be installed: {}", String::from_utf8_lossy(&installed.stderr)));
-    None
-}
-
-fn agent(sdk: &Path, place: &Place) -> AcpBackend {
+fn agent((node, sdk): &(PathBuf, PathBuf), place: &Place) -> AcpBackend {
     // Node resolves the module relative to the script, so the script is copied next to it.
     let script = sdk.join(format!("agent-{}.mjs", place.path().file_name().unwrap().display()));
     fs::copy(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/acp/agent.mjs"), &script).unwrap();
-    AcpBackend::new("acp", "node")
+    AcpBackend::new("acp", node)
         .with_arguments([script])
         .with_variable("OMNI_ACP_FOLDER", place.path())
         .with_folder(place.path())

@@ -428,7 +428,7 @@ impl BackendSession for ScriptedSession {
     async fn terminate(&self) {
         self.ended.cancel();
         self.rest();
-        // `terminate` can't return an error.
+        // `terminate` can't return an error, so ignore the scripted one.
         let _ = self.backend.called("terminate", format!("terminate {}", self.id)).await;
     }
 }

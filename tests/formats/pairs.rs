@@ -25,7 +25,7 @@ async fn begin(agent: &Agent, events: &mut AgentSubscription, service: &mut Serv
         Answer::thinking(&format!("{name} thinks of cities."), &format!("{name}-sig-1"))
             .then_opaque(&format!("{name}-search"))
             .then_text(&format!("{name} looks."))
-            // No other format accepts ids of this form.
+            // The id of the call has a form that no other format accepts.
             .then_call(&format!("{name}_call_1"), "weather", &json!({"city": "Rome"}))
             .then_call(&format!("{name}_call_2"), "camera", &json!({"city": "Rome"}))
             .then_call(&format!("{name}_call_3"), "weather", &json!({"city": "Atlantis"})),

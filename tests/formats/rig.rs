@@ -173,7 +173,7 @@ pub(crate) async fn text_arrives(events: &mut AgentSubscription, text: &str) {
     }
 }
 
-/// Fails if the test takes longer than a minute, so that no test hangs.
+/// Awaits the future. Fails if this takes longer than a minute, so that no test hangs.
 pub(crate) async fn within_a_minute<T>(what: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_mins(1), what).await.expect("it ends within a minute")
 }

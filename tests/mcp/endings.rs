@@ -81,7 +81,7 @@ async fn dropped_client_leaves_no_process_of_a_stubborn_server() {
     let tools = set(&client).await;
     assert_eq!(call(&tools, "hostile__spawn", "").await.text(), "spawned");
     drop(client);
-    // The tools still use the connection.
+    // The client has been dropped, but its tools still use the connection.
     assert_eq!(call(&tools, "hostile__echo", "hi").await.text(), "hi");
     assert_eq!(hostile.running(), 2);
     drop(tools);

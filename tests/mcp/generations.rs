@@ -1,4 +1,5 @@
-//! Servers made with the official libraries of both generations of the protocol, over both transports.
+//! Servers made with the official libraries for both generations of the protocol (up to version 2025-11-25, and
+//! 2026-07-28), over both transports.
 
 use std::{path::PathBuf, time::Duration};
 

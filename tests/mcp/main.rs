@@ -4,6 +4,8 @@
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, reason = "an unwrap is a failure of the test")]
 
+#[cfg(all(feature = "mcp-auth", feature = "mcp-server", feature = "web"))]
+mod auth;
 mod calls;
 #[cfg(feature = "web")]
 mod credentials;
@@ -12,6 +14,7 @@ mod generations;
 mod hostile_http;
 mod lists;
 mod official;
+mod python;
 mod questions;
 #[cfg(feature = "mcp-server")]
 mod serving;

@@ -1,4 +1,6 @@
-//! Official servers, over both transports. npm installs them into the target folder.
+//! Official servers, over both transports. npm installs them into the target folder. The filesystem server has no HTTP
+//! transport, so it is tested over standard input and output only. The server of the Rust library is tested in
+//! `serving`, because a served manager is such a server.
 
 use std::{
     fs,

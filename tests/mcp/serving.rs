@@ -1,8 +1,8 @@
-//! A manager that is served to other programs.
+//! A manager that is served to clients of the Model Context Protocol.
 
 mod calls;
 mod endings;
-mod host;
+pub mod host;
 mod hostile;
 mod npm;
 mod person;

@@ -29,7 +29,7 @@ const BODIES: &[(u16, &str, ErrorKind, bool, &str)] = &[
     (408, r#"{"error":{"message":"Timed out"}}"#, Timeout, true, "Timed out"),
     (500, r#"{"error":{"message":"bad","type":"invalid_request_error"}}"#, InvalidRequest, false, "bad"),
     (400, r#"{"error":{"message":"odd","type":"server_error"}}"#, InvalidRequest, false, "odd"),
-    // Azure sends the status as a string.
+    // Azure sends the status as a string in `code`.
     (429, r#"{"error":{"code":"429","message":"Requests have exceeded the call rate limit."}}"#, RateLimit, true, "call rate"),
     // GitHub's gateway.
     (400, r#"{"error":{"message":"prompt token count of 9 exceeds the limit of 4","code":"model_max_prompt_tokens_exceeded"}}"#, ContextTooLong, false, "9"),

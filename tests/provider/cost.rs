@@ -62,7 +62,7 @@ fn cost_of_a_long_prompt_uses_its_tier() {
     {
         assert_eq!(price.rates_for(prompt), &Rates::new(rate, rate), "{prompt}");
     }
-    // Cached tokens are counted in the length of the prompt.
+    // The cached tokens count towards the length of the prompt, so this prompt has more than 1,000 tokens.
     let used = Usage::default().with_input(1).with_cache_read(1_000).with_output(999);
     assert!((price.cost(&used, None).unwrap() - 0.004).abs() < 1e-12);
 }

@@ -104,7 +104,7 @@ proptest! {
                 prop_assert_eq!(folded.usage, usage);
                 prop_assert_eq!(folded.message.content.len(), blocks.len());
                 assert_sound(&folded.message);
-                // The tool use ids that subscribers saw during the stream must equal the ids in the final message.
+                // The tool use ids that subscribers see during the stream must equal the ids in the final message.
                 let seen = blocks.iter().filter_map(|block| match &block.content {
                     Content::ToolUse(tool_use) => Some(&tool_use.id),
                     _ => None,

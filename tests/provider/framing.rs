@@ -238,7 +238,7 @@ fn limits() -> impl Strategy<Value = Limits> {
     ]
 }
 
-/// Decodes a body with an independent implementation. Two differences are compensated: that implementation panics on a
+/// Decodes a body with an independent implementation. Two differences are evened out: that implementation panics on a
 /// byte order mark, and it gives a default name to unnamed events.
 fn oracle(body: &str) -> Frames {
     let body = body.strip_prefix('\u{FEFF}').unwrap_or(body).to_owned();

@@ -76,7 +76,7 @@ fn round_trip_of_signed_thinking_and_tools_sends_everything_back_in_place() {
     assert_eq!(asked.stop_reason, StopReason::ToolUse);
     let uses: Vec<ToolUse> = asked.message.tool_uses().cloned().collect();
     let mut history = History::from_iter([Message::user("Weather?"), asked.message]);
-    // The results have another order than the calls.
+    // The results are not in the order of the calls.
     history.push(Message::user([
         Content::from(ToolResult::error(&uses[1], "no city given")),
         ToolResult::ok(&uses[0], "rain").into(),

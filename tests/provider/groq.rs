@@ -75,7 +75,7 @@ async fn request_with_everything_sends_what_the_service_accepts() {
     assert_eq!(sent["tools"][1]["function"], output_tool());
     assert_eq!(warnings, ["`metadata` is ignored: this service does not support it"]);
 
-    // Groq's compound systems support only their own tools.
+    // Groq's compound systems support only their own tools, so the output tool is not sent.
     let request = Request::prompt("Hallo").with_options(Options::default().with_output(schema()));
     let (sent, warnings) = body(&Endpoint::groq(), "groq/compound", request).await;
     assert_eq!((sent.get("response_format"), sent.get("tools")), (None, None));

@@ -106,7 +106,7 @@ async fn unusable_base_url_is_an_invalid_request() {
 
 #[tokio::test]
 async fn key_comes_from_the_request_then_the_endpoint_then_the_environment() {
-    // Cargo sets this environment variable for every test.
+    // Use an environment variable that Cargo sets for every test.
     let variable = "CARGO_PKG_NAME";
     let keyed = |endpoint: Endpoint| endpoint.with_key_variable(variable);
     let authorization = |got: Received| got.header("authorization").unwrap().to_owned();

@@ -67,7 +67,7 @@ fn encode_thinking_for_later_models_maps_to_their_efforts() {
             let (body, warnings) = said(&OpenAiResponses::openai(), &request);
             assert_eq!(body["reasoning"]["effort"].as_str().unwrap_or_default(), word, "{model} {mode:?}");
             assert_eq!(warnings.is_empty(), word == wanted, "{model} {mode:?}: {warnings:?}");
-            // Chat Completions has no effort `max`.
+            // Chat Completions has no effort `max`, so `xhigh` is expected instead.
             let word = if word == "max" { "xhigh" } else { word };
             let (body, warnings) = said(&ChatCompletions::openai(), &request);
             assert_eq!(body["reasoning_effort"].as_str().unwrap_or_default(), word, "{model} {mode:?}");

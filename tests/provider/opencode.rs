@@ -95,7 +95,7 @@ async fn conversation_continues_in_the_format_of_each_model() {
 
 #[tokio::test]
 async fn rejected_key_is_an_auth_error_in_each_format() {
-    // The service sends this envelope in all formats.
+    // In all formats, the service sends errors in this envelope.
     let body =
         format!(r#"{{"type":"error","error":{{"type":"AuthError","message":"Invalid API key: {KEY}"}}}}"#);
     for (model, ..) in MODELS {

@@ -132,7 +132,7 @@ async fn thinking_is_an_effort_a_budget_or_off() {
         (ThinkingMode::Budget(0), json!({"enabled": false})),
         (ThinkingMode::Off, json!({"enabled": false})),
     ] {
-        // OpenRouter itself adapts the setting to each model.
+        // OpenRouter itself adapts the setting to each model, so every model gets the same setting.
         for model in [CLAUDE, "openai/gpt-5-pro", "openai/gpt-4o"] {
             let said = said(&Endpoint::openrouter(), model, Options::default().with_thinking(mode)).await;
             assert_eq!(said, (json!({"reasoning": expected}), Vec::new()));

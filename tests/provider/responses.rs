@@ -300,6 +300,6 @@ fn salvage_of_an_incomplete_call_with_a_namespace_drops_it() {
             fold.apply(delta).unwrap();
         }
     }
-    // A call that may be incomplete is dropped as a whole.
+    // The only call may be incomplete, so it is dropped as a whole.
     assert_eq!(fold.salvage(Timestamp(1)), None);
 }

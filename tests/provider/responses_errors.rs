@@ -147,7 +147,7 @@ fn events_that_violate_the_format_are_decoding_errors() {
     ] {
         assert_eq!(decode(&[created(), event.clone()]).unwrap_err().kind, Decoding, "{event}");
     }
-    // Each delta is for an item of another kind.
+    // No delta fits the kind of its item.
     let call = added(0, json!({"id": "fc_1", "type": "function_call", "name": "f", "call_id": "c"}));
     for (kind, item) in [
         ("output_text", call.clone()),

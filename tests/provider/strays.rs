@@ -20,7 +20,7 @@ async fn answer_with_unrelated_events_is_read_in_every_format() {
     ];
     for wire in Wire::ALL {
         for stray in strays.map(ToOwned::to_owned) {
-            // In Ollama's format, `message` is a member of the answer.
+            // In Ollama's format, `message` is a member of the answer, so such an event is not a stray.
             if wire == Wire::Ollama && stray.contains("message") {
                 continue;
             }

@@ -249,7 +249,7 @@ fn call_with_the_sent_name_is_returned_with_the_declared_name() {
         for (sent, declared) in sent.into_iter().zip(declared) {
             assert_eq!(used(&*format, &request, &events, sent).0, [declared], "{}", format.name());
         }
-        // A name that was not declared is not changed.
+        // A name that was not declared is not decoded.
         assert_eq!(used(&*format, &request, &events, "fs_write").0, ["fs_write"]);
     }
 }

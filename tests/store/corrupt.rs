@@ -23,7 +23,8 @@ pub(crate) enum Effect {
     Accepted,
 }
 
-/// The tables with the rows that are changed, as SQL conditions, with the columns that contain text and their effects.
+/// For each table, the condition that selects the changed row, the columns that contain text, and the effect of a
+/// change.
 pub(crate) const TEXTS: [(&str, &str, &[&str], Effect); 5] = [
     ("turns", "true", &["turn", "prompts", "branch"], Effect::TurnDamaged),
     ("approvals", "place = 0", &["content", "reason", "on_expiry"], Effect::TurnDamaged),
@@ -32,7 +33,7 @@ pub(crate) const TEXTS: [(&str, &str, &[&str], Effect); 5] = [
     ("runs", "true", &["ending", "prompts"], Effect::ConversationDamaged),
 ];
 
-/// The same for columns that contain numbers.
+/// Like [`TEXTS`], for columns that contain numbers.
 pub(crate) const NUMBERS: [(&str, &str, &[&str], Effect); 5] = [
     ("turns", "true", &["lives", "format"], Effect::Accepted),
     ("approvals", "place = 0", &["place"], Effect::Accepted),
@@ -123,7 +124,7 @@ impl<'s> Victim<'s> {
             let turns = turns(self.store, which).await;
             assert!(turns.iter().any(|turn| turn.id.as_str() == "sound"), "{what}: {which:?}");
             let of_this = turns.iter().find(|turn| turn.id == *id);
-            // A list does not read pending messages.
+            // A list does not read pending messages, so it does not report their damage.
             if matches!(effect, Effect::TurnDamaged) && !what.starts_with("pending") {
                 assert!(of_this.is_some_and(|turn| turn.damage.is_some()), "{what}: {which:?}");
             }

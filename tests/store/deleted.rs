@@ -118,7 +118,7 @@ async fn delete_repeated_after_a_crash_counts_once() {
         store.delete(&id("a")).await.unwrap();
         assert_eq!(used(&store).await, 107);
     }
-    // Another conversation with the same id has its own usage.
+    // A later conversation with the same id has its own usage, which is counted in addition.
     spent(&store, "a", "acme", 1000).await;
     assert_eq!(used(&store).await, 1107);
     store.delete(&id("a")).await.unwrap();
@@ -171,7 +171,7 @@ async fn damaged_ledger_is_reported_and_does_not_prevent_deletes() {
         store.delete(&id("b")).await.unwrap();
         assert!(!store.exists(&id("b")).await.unwrap());
     }
-    // A later version of the format is left alone.
+    // A file in a later version of the format is not changed.
     let later = sound.windows(18).position(|part| part == b"\"format_version\":1").unwrap();
     let record =
         String::from_utf8(sound[44..ends[0] - 2].to_vec()).unwrap().replace("_version\":1", "_version\":9");

@@ -118,7 +118,7 @@ async fn erase_and_compaction_in_turns_bring_nothing_back() {
         expected.version = store.erase(&id("a"), &write, &erased).await.unwrap();
         writes.push((write, expected.version));
         expected.erase(&erased);
-        // Let the log outgrow the limit of compactions.
+        // Let the log outgrow the size above which the store compacts it.
         for number in 0..200 {
             let title = format!("{number} {}", "long ".repeat(100));
             let change = StateChange::title(&title);

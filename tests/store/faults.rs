@@ -162,7 +162,7 @@ async fn write_to_a_read_only_folder_is_denied_and_reading_works() {
     let store = folder.store().await;
     let version = create(&store, &id("a")).await;
     commit(&store, &id("a"), version, 1, "Hi").await;
-    // Without a summary, a list tries to write a new summary.
+    // Remove the summary, so that a list tries to write a new one.
     fs::remove_file(folder.summary(&id("a"))).unwrap();
     let child = child("faults::child_finds_a_read_only_folder", folder.path());
     let script = "mount --bind \"$OMNI_CHILD\" \"$OMNI_CHILD\" && mount -o remount,bind,ro \"$OMNI_CHILD\"";

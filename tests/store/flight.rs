@@ -59,7 +59,8 @@ pub(crate) fn record() -> TurnRecord {
 }
 
 /// Creates the conversation `flight` with a turn in flight, a mark (the last event of the session's feed), ids of
-/// messages and data of the application, and the conversation `known` with the end of a run that has known prompts.
+/// messages and data of the application. Also creates the conversation `known`, which has the end of a run with known
+/// prompts.
 pub(crate) async fn create_flight(store: &dyn Store) {
     let flight = id("flight");
     let version = store.create(&flight, WriteId::generate(), &StoredState::default()).await.unwrap();

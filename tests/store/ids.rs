@@ -40,7 +40,7 @@ fn generate_returns_distinct_ids_of_22_characters() {
 
 #[test]
 fn write_id_is_written_as_url_safe_base64() {
-    // The encoding is defined in RFC 4648, section 5.
+    // The expected text follows the definition of the encoding in RFC 4648, section 5.
     let id = WriteId::from_bytes([
         0xfb, 0xff, 0xbf, 0x00, 0x10, 0x83, 0x10, 0x51, 0x87, 0x20, 0x92, 0x8b, 0x30, 0xd3, 0x8f, 0x41,
     ]);

@@ -52,7 +52,7 @@ async fn list(store: &FileSystemStore) -> (Summary, u64) {
     (listed.remove(0), counted("io", "rchar") - before)
 }
 
-/// Child process: a separate process is needed because nothing else in it reads files.
+/// Child process: lists twice in a process in which nothing else reads files.
 #[tokio::test]
 async fn child_lists_twice() {
     let Some(folder) = child_folder() else {

@@ -284,7 +284,7 @@ async fn lease_from_before_the_clock_was_set_back_expires_early() {
     let refused = store.acquire(&id("a"), &Owner::new("ben")).await;
     assert!(matches!(refused, Err(StoreError::Owned { .. })), "{refused:?}");
     // If the clock was set back by an hour, the lease has expired. Its owner can still renew it, unless another owner
-    // has acquired it.
+    // has acquired the conversation.
     set_back("3600000");
     assert_eq!(store.summary(&id("a")).await.unwrap().owner, None);
     let refused = store.commit(&id("a"), &write, &turn).await;

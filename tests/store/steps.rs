@@ -115,8 +115,8 @@ fn library(folder: &Path) -> Option<PathBuf> {
     Some(library)
 }
 
-/// Runs the child's test on a new copy of the folder for each step of its operation, ends it at that step, and calls
-/// `check` with the folder. Returns the number of steps.
+/// For each step of the child's operation, runs the child's test on a new copy of the folder, ends the child at this
+/// step, and calls `check` with the folder. Returns the number of steps.
 async fn at_each_step(test: &str, from: &Folder, check: impl AsyncFn(&Folder)) -> u64 {
     let tools = Folder::new();
     let Some(library) = library(tools.path()) else { return u64::MAX };

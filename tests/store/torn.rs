@@ -62,7 +62,8 @@ async fn log_with_an_unwritten_last_line_drops_that_line() {
     let last = fs::read(folder.log(&id("a"))).unwrap().len();
     commit(&store, &id("a"), version, 4, &"a text over several sectors ".repeat(100)).await;
     let log = fs::read(folder.log(&id("a"))).unwrap();
-    // After a power failure, a file may have its full length, but only some of its sectors may have been written.
+    // After a power failure, a file may have its full length, although only some of its sectors were written. The other
+    // sectors contain zeros.
     let sector = (last + 1).next_multiple_of(512);
     for zeros in [
         vec![(last, log.len())],

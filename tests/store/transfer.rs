@@ -265,8 +265,8 @@ async fn copy_that_was_interrupted_is_completed() {
     let folder = Folder::new();
     let (from, to) = (full(&folder).await, MemoryStore::new());
     copies(&from, &to).await;
-    // An interrupted copy leaves an empty conversation. The test therefore uses a new conversation that has not been
-    // copied.
+    // An interrupted copy leaves an empty conversation in the target. The copy of this new, empty conversation has the
+    // same effect.
     let version = create(&from, &id("new")).await;
     copy_one(&from, &to, &id("new")).await.unwrap();
     assert!(!copy_one(&from, &to, &id("new")).await.unwrap(), "the conversation was copied before");
@@ -384,7 +384,7 @@ async fn import_json_of_another_document_reports_the_reason() {
     let store = MemoryStore::new();
     create(&store, &id("a")).await;
     let version = store.load(&id("a")).await.unwrap().version;
-    // This node refers to a parent that does not exist.
+    // Node 7 refers to a parent that does not exist.
     store.commit(&id("a"), &Write::on(version), &says(7, "lost")).await.unwrap();
     let broken = export_json(&store, &id("a")).await.unwrap();
     let later = broken.replacen("\"format_version\": 1", "\"format_version\": 9", 1);

@@ -86,7 +86,7 @@ async fn record_of_a_later_version_leaves_the_rest_of_the_conversation_readable(
     let tool_use = ToolUse::new("1", "send", json!({}));
     let version =
         write(&store, version, &recorded(record("{}").with_waiting(vec![Waiting::new(tool_use)]))).await;
-    // A later version of the crate may know decisions that this version does not know.
+    // Replace the decision in the record with an unknown one, as a later version of the crate might write it.
     let lines = fs::read_to_string(folder.log(&id("a"))).unwrap();
     let last = lines.lines().last().unwrap().to_owned();
     let (_, text) = last.split_once("\"record\":").unwrap();

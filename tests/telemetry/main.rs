@@ -11,6 +11,8 @@ mod endpoint;
 mod failures;
 mod golden;
 mod idle;
+#[cfg(all(feature = "mcp", feature = "mcp-server", feature = "web"))]
+mod mcp;
 mod metrics;
 mod mixing;
 mod parents;

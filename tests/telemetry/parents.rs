@@ -1,14 +1,15 @@
 //! Code of the application runs inside the span of its operation, also after a spawn.
 
-use std::{sync::Arc, time::Duration};
+use std::{any::Any, sync::Arc, time::Duration};
 
 use futures_util::StreamExt;
 use omni_agent::{
     Agent, AgentCallbacks, Manager, Response, Session,
-    agent::{State, StateEdit, TurnDecision},
+    agent::{ErrorDecision, Failure, Prompt, State, StateEdit, ToolDecision, TurnDecision},
     async_trait,
     manager::{OpenOptions, Titles},
-    provider::{Delta, DeltaStream, Model, Provider, ProviderError, Request, RequestContext},
+    message::{ToolResult, ToolUse},
+    provider::{Delta, DeltaStream, ErrorKind, Model, Provider, ProviderError, Request, RequestContext},
     store::MemoryStore,
     testing::{ScriptedProvider, Step},
     tool_fn,
@@ -45,6 +46,30 @@ impl AgentCallbacks for Callbacks {
         visit("prepare_step");
     }
 
+    async fn handle_tool_use(&mut self, _: &ToolUse, _: &mut State) -> ToolDecision {
+        tokio::task::yield_now().await;
+        visit("handle_tool_use");
+        ToolDecision::Execute
+    }
+
+    async fn handle_tool_result(&mut self, result: ToolResult, _: &mut State) -> ToolResult {
+        tokio::task::yield_now().await;
+        visit("handle_tool_result");
+        result
+    }
+
+    async fn handle_error(&mut self, _: &Failure, _: &mut State) -> ErrorDecision {
+        tokio::task::yield_now().await;
+        visit("handle_error");
+        ErrorDecision::Stop
+    }
+
+    async fn handle_event(&mut self, _: Box<dyn Any + Send>, _: &mut State) -> Option<Prompt> {
+        tokio::task::yield_now().await;
+        visit("handle_event");
+        None
+    }
+
     async fn handle_turn(&mut self, _: &Response, _: &mut State) -> TurnDecision {
         visit("handle_turn");
         TurnDecision::Stop
@@ -61,7 +86,12 @@ impl Provider for Visited {
 
     async fn open(&self) -> Result<Option<Arc<dyn Provider>>, ProviderError> {
         visit("open");
-        Ok(None)
+        Ok(Some(Arc::new(Self(self.0.clone()))))
+    }
+
+    async fn close(&self) {
+        tokio::task::yield_now().await;
+        visit("close");
     }
 
     async fn stream(&self, request: Request, context: RequestContext) -> Result<DeltaStream, ProviderError> {
@@ -76,7 +106,11 @@ impl Provider for Visited {
 }
 
 async fn run(collector: Collector) {
-    let script = ScriptedProvider::new([Step::tool_use("call-1", "look", json!({})), Step::text("Done.")]);
+    let script = ScriptedProvider::new([
+        Step::tool_use("call-1", "look", json!({})),
+        Step::text("Done."),
+        Step::error(ProviderError::new(ErrorKind::InvalidRequest, "no")),
+    ]);
     let look = tool_fn("look", "Looks.", |_: Value, _| async {
         let spawned = async { visit("spawned by a tool") };
         tokio::spawn(spawned.in_current_span()).await.unwrap();
@@ -89,6 +123,11 @@ async fn run(collector: Collector) {
     let caller = || tracing::info_span!(target: "test", "caller");
     let opened = manager.create(start).instrument(caller()).await.unwrap();
     opened.session.ask("Look.").instrument(caller()).await.unwrap();
+    opened.session.ask("Fail.").instrument(caller()).await.unwrap_err();
+    opened.session.notify(()).instrument(caller()).await.unwrap();
+    // A command that is answered after the event.
+    opened.session.wait_until_idle().await.unwrap();
+    manager.close(opened.session.id()).instrument(caller()).await.unwrap();
 
     let spans = collector.spans();
     let parents = |name: &str| -> Vec<String> {
@@ -101,10 +140,16 @@ async fn run(collector: Collector) {
             .collect()
     };
     assert_eq!(parents("init"), ["caller"]);
-    assert_eq!(parents("invoke_agent"), ["caller"]);
+    assert_eq!(parents("invoke_agent"), ["caller"; 2]);
     assert_eq!(parents("open"), ["invoke_agent"]);
-    assert_eq!(parents("prepare_step"), ["invoke_agent"; 2]);
-    assert_eq!(parents("stream"), ["attempt"; 2]);
+    assert_eq!(parents("prepare_step"), ["invoke_agent"; 3]);
+    assert_eq!(parents("stream"), ["attempt"; 3]);
+    assert_eq!(parents("handle_tool_use"), ["invoke_agent"]);
+    assert_eq!(parents("handle_tool_result"), ["invoke_agent"]);
+    assert_eq!(parents("handle_error"), ["invoke_agent"]);
+    // Between two runs, no operation of a caller is in progress.
+    assert_eq!(parents("handle_event"), ["none"]);
+    assert_eq!(parents("close"), ["none"]);
     assert_eq!(parents("delta"), ["attempt"; 2]);
     assert_eq!(parents("tool"), ["execute_tool look"]);
     assert_eq!(parents("spawned by a tool"), ["execute_tool look"]);

@@ -1,6 +1,8 @@
 //! Streams of the AI SDK and of AG-UI that are cut off. Either the stream sends its last frame, or its body fails. A
 //! body must not merely end, because a client treats that as a complete answer.
 
+use std::time::Duration;
+
 use axum::{
     Router,
     body::Body,
@@ -12,7 +14,7 @@ use omni_agent::{
     manager::{Manager, OpenOptions, Titles},
     store::{ConversationId, MemoryStore, Store},
     testing::{Gate, ScriptedProvider, Step},
-    web::{Principal, Problem, StartRequest, Web},
+    web::{Principal, Problem, StartRequest, Web, WebLimits},
 };
 use serde_json::{Value, json};
 use tower::ServiceExt;
@@ -80,7 +82,7 @@ async fn stream_of_a_reader_that_is_too_slow_fails_and_the_answer_is_kept() {
 
 #[tokio::test]
 async fn stream_of_a_session_that_is_closed_in_mid_answer_ends_with_the_cancellation() {
-    // Without a protocol version, a cancelled run of AG-UI has no outcome.
+    // If a request names no version of AG-UI, the `RUN_FINISHED` of a cancelled run has no `outcome`.
     let ends = ["\"discarded\":true", "\"type\":\"RUN_FINISHED\",\"threadId\""];
     for (prompt, last) in [ai_sdk_prompt, ag_ui_prompt].into_iter().zip(ends) {
         let gate = Gate::new();
@@ -118,4 +120,43 @@ async fn stream_of_a_session_that_loses_its_conversation_in_mid_answer_ends_as_i
     let (text, has_failed) = read(second).await;
     assert!(!has_failed && text.contains("\"finishReason\":\"interrupted\""), "{text}");
     assert!(text.contains("\"Two\"") && text.contains("[DONE]"), "{text}");
+}
+
+#[tokio::test]
+async fn stream_whose_conversation_is_deleted_by_another_program_in_mid_answer_ends_as_interrupted() {
+    let ends = ["\"finishReason\":\"interrupted\"", "RUN_ERROR"];
+    for (prompt, last) in [ai_sdk_prompt, ag_ui_prompt].into_iter().zip(ends) {
+        let gate = Gate::new();
+        let store = MemoryStore::new();
+        let manager = Manager::builder(store.clone()).titles(Titles::Off).build();
+        let app = App::over(manager, [long_answer(&gate)], |web| web);
+        let id = app.create("ann").await;
+        let body = start(&app.web, prompt(&id)).await;
+        gate.reached().await;
+        let conversation = ConversationId::new(id.as_str()).unwrap();
+        store.delete(&conversation).await.unwrap();
+        // The session notices the loss when it saves the title.
+        assert!(app.manager.rename(&conversation, Some("Plans")).await.is_err());
+        let (text, has_failed) = read(body).await;
+        assert!(!has_failed && text.contains("\"One\"") && text.contains(last), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn session_with_a_stream_in_mid_answer_is_not_evicted_for_another_one() {
+    for (prompt, last) in [(ai_sdk_prompt as fn(&str) -> _, "[DONE]"), (ag_ui_prompt, "RUN_FINISHED")] {
+        let gate = Gate::new();
+        let manager = Manager::builder(MemoryStore::new()).titles(Titles::Off).max_open(1).build();
+        let limits = WebLimits::default().with_room_timeout(Duration::ZERO);
+        let script = [Step::new().then_text(["One"]).gate(&gate).then_text([" two"]).stop()];
+        let app = App::over(manager, script, |web| web.limits(limits));
+        let id = app.create("ann").await;
+        let body = start(&app.web, prompt(&id)).await;
+        gate.reached().await;
+        let refused = app.post("ann", "/agent/conversations", json!({})).await;
+        assert_eq!((refused.status, refused.code().as_str()), (StatusCode::SERVICE_UNAVAILABLE, "no-room"));
+        gate.open();
+        let (text, has_failed) = read(body).await;
+        assert!(!has_failed && text.contains(" two") && text.contains(last), "{text}");
+    }
 }

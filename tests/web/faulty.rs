@@ -1,12 +1,16 @@
-//! A store whose operations can be made to fail. It has no search, no usage ledger, and erases nothing.
+//! A store whose operations can be made to fail. It has no filters, no search, no usage ledger, and erases nothing.
 
-use std::sync::{Arc, Mutex};
+use std::{
+    ops::Range,
+    sync::{Arc, Mutex},
+};
 
 use omni_agent::{
     async_trait,
+    message::{Timestamp, UsageRow, UsageSum},
     store::{
-        Commit, ConversationId, MemoryStore, Page, StateChange, Store, StoreError, Stored, StoredState,
-        Summary, Version, Write, WriteId,
+        Commit, ConversationId, Filter, Found, MemoryStore, Page, Query, StateChange, Store, StoreError,
+        Stored, StoredState, Summary, Version, Write, WriteId,
     },
 };
 
@@ -15,9 +19,14 @@ use omni_agent::{
 pub(crate) enum Operation {
     Create,
     Commit,
+    Save,
     Load,
     Summary,
     Delete,
+    List,
+    Search,
+    Usage,
+    Sums,
 }
 
 #[derive(Clone, Default)]
@@ -73,6 +82,7 @@ impl Store for FaultyStore {
         write: &Write,
         change: &StateChange,
     ) -> Result<Version, StoreError> {
+        self.act(Operation::Save)?;
         self.beneath.save_state(id, write, change).await
     }
 
@@ -88,6 +98,26 @@ impl Store for FaultyStore {
 
     async fn list(&self, page: Page) -> Result<Vec<Summary>, StoreError> {
         self.beneath.list(page).await
+    }
+
+    async fn list_where(&self, _: &Filter, _: Page) -> Result<Vec<Summary>, StoreError> {
+        self.act(Operation::List)?;
+        Err(StoreError::unsupported("lists by labels"))
+    }
+
+    async fn search(&self, _: &Filter, _: &Query, _: Page) -> Result<Found, StoreError> {
+        self.act(Operation::Search)?;
+        Err(StoreError::unsupported("searches"))
+    }
+
+    async fn usage(&self, _: &ConversationId, _: Page) -> Result<Vec<UsageRow>, StoreError> {
+        self.act(Operation::Usage)?;
+        Err(StoreError::unsupported("a usage ledger"))
+    }
+
+    async fn used(&self, _: &Filter, _: Range<Timestamp>) -> Result<Vec<UsageSum>, StoreError> {
+        self.act(Operation::Sums)?;
+        Err(StoreError::unsupported("a usage ledger"))
     }
 
     async fn delete(&self, id: &ConversationId) -> Result<(), StoreError> {

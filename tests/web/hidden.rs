@@ -74,7 +74,7 @@ async fn everything(app: &App, store: &FaultyStore) -> Vec<(&'static str, String
     let chat = app.post("ann", "/api/chat", submit(&id, "u1", "Hi")).await.text;
     let run = app.post("ann", "/ag-ui", run_input(&id, "r1", "Hi")).await.text;
     app.idle(&id).await;
-    // A stream that begins now, and one whose reader was slow, get a snapshot.
+    // A stream that begins now gets a snapshot, in the same way as a slow reader.
     let mut late = app.stream("ann", &format!("{path}/events"), None).await;
     frames.push(late.next().await.unwrap());
     vec![

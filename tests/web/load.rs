@@ -1,7 +1,8 @@
 //! Many streams at once, with readers that stall, leave and return.
 //!
 //! The short variant runs with the other tests. The long run takes a minute, and also compares the resident memory at
-//! its end with the resident memory after a sixth of that time:
+//! its end with the resident memory after a sixth of that time. In between, the amount of data is constant: messages are
+//! erased, and each session already keeps as many events as it ever does.
 //!
 //! ```sh
 //! OMNI_LOAD_SECONDS=60 cargo test --release --features web --test web -- --ignored load
@@ -55,6 +56,8 @@ struct Load {
     deltas: usize,
     /// How long a reader stalls or stays away.
     absence: Duration,
+    /// Whether the memory is measured.
+    is_measured: bool,
 }
 
 /// Answers with words, one after the other. Unlike a scripted provider, it does not record the requests, so its memory
@@ -305,9 +308,21 @@ fn resident() -> Option<usize> {
     Some(statm.split(' ').nth(1)?.parse::<usize>().ok()? * rustix::param::page_size())
 }
 
-/// Runs a load. Returns what the readers with each habit have seen, and the resident memory after a sixth of the time
-/// and at the end.
-async fn run(load: Load) -> (BTreeMap<String, Seen>, Option<(usize, usize)>) {
+/// The number of events that a session keeps for readers that resume.
+const KEPT: u64 = 1024;
+
+/// Waits until each session keeps as many events as it ever does.
+async fn wait_for_kept_events(sessions: &[Session]) {
+    for session in sessions {
+        while session.snapshot().await.unwrap().last.number <= KEPT {
+            sleep(Duration::from_millis(100)).await;
+        }
+    }
+}
+
+/// Runs a load. Returns what the readers with each habit have seen, and the resident memory after each sixth of the
+/// time.
+async fn run(load: Load) -> (BTreeMap<String, Seen>, Vec<usize>) {
     let manager = Manager::builder(MemoryStore::new()).titles(Titles::Off).build();
     let model = Model::new(Arc::new(Words { pace: load.pace, deltas: load.deltas }), "words");
     let options = move || OpenOptions::new(Agent::builder().model(model.clone()));
@@ -339,13 +354,20 @@ async fn run(load: Load) -> (BTreeMap<String, Seen>, Option<(usize, usize)>) {
         readers.spawn(async move { (format!("{habit:?}"), reader.await) });
     }
     let mut prompts = JoinSet::new();
-    for session in sessions.into_values() {
-        prompts.spawn(converse(session, load.time));
+    let began = Instant::now();
+    let sessions: Vec<Session> = sessions.into_values().collect();
+    for session in &sessions {
+        prompts.spawn(converse(session.clone(), load.time));
     }
-    sleep(load.time / 6).await;
-    let early = resident();
-    sleep(load.time * 5 / 6).await;
-    let late = resident();
+    let mut memory = Vec::new();
+    for sixth in 1..=6 {
+        sleep((load.time * sixth / 6).saturating_sub(began.elapsed())).await;
+        if load.is_measured {
+            wait_for_kept_events(&sessions).await;
+        }
+        memory.extend(resident());
+    }
+    drop(sessions);
     while let Some(done) = prompts.join_next().await {
         done.unwrap();
     }
@@ -364,7 +386,7 @@ async fn run(load: Load) -> (BTreeMap<String, Seen>, Option<(usize, usize)>) {
         all.connections += one.connections;
     }
     server.abort();
-    (seen, early.zip(late))
+    (seen, memory)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -376,6 +398,7 @@ async fn load_of_readers_that_stall_leave_and_return_loses_nothing() {
         pace: Duration::from_millis(5),
         deltas: 100,
         absence: Duration::from_millis(400),
+        is_measured: false,
     };
     let (seen, _) = timeout(Duration::from_mins(5), run(load)).await.expect("the readers reach the end");
     assert_eq!(seen.len(), 4);
@@ -391,16 +414,17 @@ async fn load_of_200_streams_keeps_memory_and_loses_nothing() {
         conversations: 25,
         streams: 200,
         time: Duration::from_secs(seconds),
-        pace: Duration::from_millis(10),
+        pace: Duration::from_millis(5),
         deltas: 100,
-        absence: Duration::from_secs(seconds) / 10,
+        absence: Duration::from_secs(seconds) / 15,
+        is_measured: true,
     };
     let run = timeout(Duration::from_secs(5 * seconds) + Duration::from_mins(1), run(load));
     let (seen, memory) = run.await.expect("the readers reach the end");
-    println!("{seen:#?}\nresident memory after a sixth of the time and at the end: {memory:?}");
-    // A reader that stalls for a tenth of the time falls behind further than the events that are kept.
+    println!("{seen:#?}\nresident memory after each sixth of the time: {memory:?}");
+    // A reader that stalls for four seconds falls behind further than the events that are kept.
     assert!(seconds < 30 || seen["Stalls"].resyncs > 0, "{seen:?}");
-    if let Some((early, late)) = memory {
+    if let [early, .., late] = memory[..] {
         assert!(late * 100 <= early * 105, "the memory grows from {early} to {late} bytes");
     }
 }

@@ -20,12 +20,15 @@ mod load;
 #[path = "../support/logged.rs"]
 mod logged;
 mod lost_access;
+#[path = "../support/npm.rs"]
+mod npm;
 mod openapi;
 mod page;
 mod problems;
 mod routes;
 #[path = "../support/skip.rs"]
 mod skip;
+mod store_failures;
 mod streams;
 mod streams_random;
 mod support;

@@ -162,6 +162,13 @@ pub(crate) fn check(
     Some(&operation.id)
 }
 
+/// Returns whether the document lists this problem of a route. The path is that of the document.
+pub(crate) fn has_problem(method: &Method, path: &str, status: u16, code: &str) -> bool {
+    let operation = DOCUMENT.operation(method, path).unwrap();
+    let codes = operation.value["responses"][status.to_string()]["x-codes"].as_array();
+    codes.is_some_and(|codes| codes.contains(&json!(code)))
+}
+
 /// Checks an event of a native stream against the document.
 pub(crate) fn check_event(event: &str, id: Option<&str>, data: &Value) {
     let mut frame = json!({ "event": event, "data": data });

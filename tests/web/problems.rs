@@ -96,7 +96,7 @@ fn agent_errors() -> Vec<(AgentError, u16, &'static str)> {
     ]
 }
 
-fn store_errors() -> Vec<(StoreError, u16, &'static str)> {
+pub(crate) fn store_errors() -> Vec<(StoreError, u16, &'static str)> {
     let (place, waited) = (|| CAUSE.to_owned(), Duration::from_secs(1));
     vec![
         (StoreError::AlreadyExists { id: id() }, 409, "already-exists"),
@@ -192,13 +192,13 @@ fn error_of_every_variant_has_its_status_and_code() {
     assert_eq!(Problem::from(stale).to_json()["waiting"], json!(["a"]));
 }
 
-fn over(store: &FaultyStore, script: impl IntoIterator<Item = Step>) -> App {
+pub(crate) fn over(store: &FaultyStore, script: impl IntoIterator<Item = Step>) -> App {
     let manager = Manager::builder(Arc::new(store.clone())).titles(Titles::Off).build();
     App::over(manager, script, |web| web)
 }
 
 /// Creates a conversation that is not open.
-async fn closed(app: &App) -> String {
+pub(crate) async fn closed(app: &App) -> String {
     let id = app.create("ann").await;
     app.manager.close(&ConversationId::new(&id).unwrap()).await.unwrap();
     id
@@ -285,6 +285,7 @@ async fn operation_that_the_store_lacks_is_unsupported() {
     app.ask("ann", &id, "Hi").await;
     let path = format!("/agent/conversations/{id}");
     for answer in [
+        app.get("ann", "/agent/conversations").await,
         app.get("ann", "/agent/search?q=hello").await,
         app.get("ann", "/agent/usage").await,
         app.get("ann", &format!("{path}/usage")).await,

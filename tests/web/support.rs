@@ -200,6 +200,14 @@ pub(crate) fn submit(id: &str, message: &str, text: &str) -> Value {
     json!({ "id": id, "trigger": "submit-message", "messages": [message] })
 }
 
+/// Returns the status and the code of an answer with a problem.
+pub(crate) async fn problem(response: Response<Body>) -> (u16, String) {
+    let (parts, body) = response.into_parts();
+    let text = String::from_utf8(to_bytes(body, 1 << 20).await.unwrap().to_vec()).unwrap();
+    let answer = Answer { status: parts.status, parts, text, operation: None };
+    (answer.status.as_u16(), answer.code())
+}
+
 /// The body of a run of AG-UI 1.0 with a new message.
 pub(crate) fn run_input(thread: &str, run: &str, text: &str) -> Value {
     let message = json!({ "id": format!("u-{run}"), "role": "user", "content": text });

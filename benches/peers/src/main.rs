@@ -1,8 +1,8 @@
-//! The same work is done by this crate and by comparable crates, in the same run and against the same local server. The
-//! first part is a stream of 10,000 deltas from a socket to its reader. It measures the CPU time of the client, and
-//! compares this time with the minimum that a program for a single format could need. The second part consists of agent
-//! runs with a tool call and a final answer, both streamed. It measures the wall time of 1, 16 and 64 runs at the same
-//! time.
+//! Compares this crate with comparable crates. All of them do the same work in the same run, against the same local
+//! server. The first part is a stream of 10,000 deltas from a socket to its reader. It measures the CPU time of the
+//! client, and compares this time with the minimum that a program for a single format could need. The second part
+//! consists of agent runs with a tool call and a final answer, both streamed. It measures the wall time of 1, 16 and 64
+//! runs at the same time.
 //!
 //! In each round, every library does the work once, so that changes in the machine's load affect all libraries. The
 //! ratios are the medians of the ratios of the rounds. Each library is the first one in some of the rounds. Arguments

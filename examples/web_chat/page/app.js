@@ -135,7 +135,7 @@ const composer = new Composer({
       } else {
         await client.command(id, { type: "prompt", prompt });
       }
-      follow(true);
+      follow();
       lost = [];
       const end = stream.snapshots.get(id)?.agent.last_run;
       if (end) dismissedRun = runKey(end);
@@ -199,7 +199,8 @@ function ask(title, text, ok, { value, isDanger = false }) {
 function watch() {
   const ids = current && refused === null ? [current] : [];
   for (const id of sidebar.paused) if (ids.length < 8 && !ids.includes(id)) ids.push(id);
-  // A watched conversation whose pause is over stays until the next change, which saves a new connection.
+  // A conversation whose pause has ended stays watched until another conversation has to be watched. This saves a new
+  // connection.
   const isEnough = ids.every((id) => stream.watched.includes(id)) && (!current || stream.watched.includes(current));
   if (!isEnough) stream.watch(ids);
 }
@@ -244,7 +245,7 @@ function connect() {
 }
 
 /**
- * Notes what a snapshot does not contain.
+ * Records the details of an event that a snapshot does not contain.
  * @param {SessionSnapshot} snapshot
  * @param {import("./client.js").SessionEvent} event
  */
@@ -266,7 +267,7 @@ function note(snapshot, event) {
       if (inner.input !== undefined) seen.inputs.set(use, inner.input);
       break;
     case "tool_end":
-      // After a reload the start is unknown, and the duration follows from the messages.
+      // After a reload, the start is unknown. The duration is then computed from the messages.
       if (seen.timing.has(use)) seen.timing.get(use).end = performance.now();
       break;
     case "tool_result":
@@ -515,18 +516,24 @@ function toEnd() {
 }
 
 /** @param {boolean} isOn */
-function follow(isOn) {
+function setFollowing(isOn) {
   isFollowing = isOn;
-  if (isOn) toEnd();
+  scroller.classList.toggle("following", isOn);
+}
+
+/** Scrolls to the end, and stays there. */
+function follow() {
+  setFollowing(true);
+  toEnd();
 }
 
 let lastTop = 0;
 scroller.addEventListener("scroll", () => {
   const isAtEnd = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < 48;
-  // Only the user scrolls up, so scrolling up ends following. The distance to the end says nothing, because the height
-  // of messages that were never on screen is estimated, and the end moves.
-  if (isAtEnd) isFollowing = true;
-  else if (scroller.scrollTop < lastTop - 4) isFollowing = false;
+  // Only the user scrolls up, so scrolling up ends following. The distance to the end is not used, because the height
+  // of messages that were never on screen is estimated, so the end moves.
+  if (isAtEnd) setFollowing(true);
+  else if (scroller.scrollTop < lastTop - 4) setFollowing(false);
   lastTop = scroller.scrollTop;
   byId("to-end").hidden = isFollowing;
 }, { passive: true });
@@ -546,7 +553,7 @@ function route() {
   seen = emptySeen();
   for (const key of ["error", "resync", "decision"]) notice(key, null);
   messages.clear();
-  follow(true);
+  follow();
   say("");
   sidebar.current = id;
   if (id) sidebar.read(id);
@@ -590,7 +597,7 @@ byId("map-close").append(icon("close"));
 byId("menu").addEventListener("click", () => toggleSidebar(true));
 byId("shade").addEventListener("click", () => toggleSidebar(false));
 byId("to-end").addEventListener("click", () => {
-  follow(true);
+  follow();
   composer.area.focus();
 });
 byId("new").addEventListener("click", () => {
@@ -658,5 +665,5 @@ try {
   settings = await (await client.fetch("settings.json")).json();
   schedule();
 } catch {
-  // The model cannot be chosen then.
+  // Without the settings, the user cannot choose a model.
 }

@@ -574,7 +574,8 @@ export function fold(snapshot, update) {
 }
 
 /**
- * Applies an update of the list. Numbers of the list have gaps, because other users' conversations are not shown.
+ * Applies an update of the list. The event numbers of the list have gaps, because other users' conversations are not
+ * shown.
  * @param {ManagerSnapshot | null} list
  * @param {ManagerUpdate} update
  * @returns {ManagerSnapshot | null}

@@ -5,7 +5,10 @@ import { size } from "./format.js";
 import { safeAddress } from "./markdown.js";
 
 const IMAGES = ["image/png", "image/jpeg", "image/gif", "image/webp", "image/avif"];
-/** In bytes. The server accepts commands of up to 8 MiB, and base64 needs a third more than the bytes. */
+/**
+ * The maximum total size of a message's files in bytes. The server accepts commands of up to 8 MiB, and base64 needs a
+ * third more than the bytes.
+ */
 export const LIMIT = 6_000_000;
 
 /**

@@ -18,7 +18,7 @@ import { ToolCard } from "./tools.js";
  */
 
 /**
- * The events of tools since the page was opened that a snapshot does not contain.
+ * The details of tool uses that a snapshot does not contain, recorded since the page was opened.
  * @typedef {object} Seen
  * @property {Map<string, any>} progress
  * @property {Map<string, any>} decided

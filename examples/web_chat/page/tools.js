@@ -39,6 +39,7 @@ const LABELS = {
 export class ToolCard {
   /** @type {string | null} */ #state = null;
   #isOpenedHere = false;
+  #hasResult = false;
   /** @type {{ pause: import("./client.js").Pause, form: HTMLElement } | null} */ #form = null;
   #seen = "";
 
@@ -77,7 +78,9 @@ export class ToolCard {
     setText(/** @type {Element} */ (this.input.querySelector("pre")), visible(use.malformed ?? text));
     if (facts.input !== undefined) setText(/** @type {Element} */ (this.changed.querySelector("pre")), visible(pretty(facts.input)));
     if (facts.progress !== undefined) this.#showProgress(facts.progress);
-    if (result && this.#state !== state) {
+    // The state can be `done` before the result is known.
+    if (result && !this.#hasResult) {
+      this.#hasResult = true;
       place(/** @type {Element} */ (this.result.querySelector(".body")), result.content.map((block) =>
         block.type === "text"
           ? h("pre", { dir: "auto", tabIndex: 0, role: "group", "aria-label": "Result" }, block.text || "(empty)")

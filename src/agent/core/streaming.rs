@@ -101,7 +101,7 @@ impl Core {
         if stop_reason == StopReason::Pause && turn.is_exhausted() && message.tool_uses().next().is_none() {
             stop_reason = StopReason::MaxSteps;
         }
-        // A paused response is not finished.
+        // A paused response is not finished, so its output is not checked yet.
         let finished = stop_reason != StopReason::Pause;
         let read = if finished { read_answer(&message, &turn) } else { None };
         if let Some(Err(problem)) = &read
@@ -163,7 +163,8 @@ impl Core {
         let exhausted = turn.is_exhausted();
         if uses.is_empty() {
             return match stop_reason {
-                // The next request contains the paused response, and the service continues this response.
+                // The service paused the response. The next request contains the response so far, and the service
+                // continues it.
                 StopReason::Pause => {
                     turn.joined.clear();
                     turn.step += 1;
@@ -265,12 +266,11 @@ fn event_of(delta: Delta, fold: &Fold) -> Option<Event> {
     })
 }
 
-/// Returns a block of the streamed response as a snapshot shows it. The block's state is the one that the events so far
-/// describe.
+/// Returns a block of the streamed response for a snapshot, in the state that the events so far describe.
 pub(super) fn seen(block: &PartialBlock) -> PartialBlock {
     let mut seen = block.clone();
     match &mut seen.content {
-        // These blocks arrive as a whole and have no end event.
+        // Blocks of these kinds arrive as a whole and have no end event, so they count as ended.
         Content::Attachment(_) | Content::ProviderItem(_) => seen.ended = true,
         _ if block.ended => seen.content = finished(block),
         // The block has not ended. Remove its signature, which is part of the block's end event.

@@ -240,8 +240,8 @@ impl Core {
         }
         let emitted = reviewed.len();
         if turn.origin.max_steps.is_some_and(|max| turn.step >= max) {
-            // A callback has lowered the limit of requests since the response arrived, so no further request may be
-            // made.
+            // A callback has lowered the limit of requests since the response arrived. No further request may be made,
+            // so the turn ends.
             close_tool_uses(&mut turn, reviewed, emitted, cx);
             return self.conclude(turn, StopReason::MaxSteps, None, cx);
         }

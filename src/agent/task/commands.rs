@@ -72,7 +72,8 @@ impl Task {
             }
             Command::WaitIdle(reply) => {
                 if self.idle_waiters.len() == self.idle_waiters.capacity() {
-                    // Before the list grows, remove the callers that stopped waiting.
+                    // Before another caller is added, remove the callers that stopped waiting. Otherwise the list could
+                    // grow without limit.
                     self.idle_waiters.retain(|waiter| !waiter.is_closed());
                 }
                 self.idle_waiters.push(reply);

@@ -107,13 +107,14 @@ impl Task {
             AgentError::Deadline { deadline: limit, tools }
         });
         if let Some(error) = &cut_off {
-            // This cannot fail, because the cell is set only here.
+            // Setting the cell cannot fail, because it is set only here.
             let _ = self.last_words.0.cut_off.set(Box::new(error.clone()));
         }
         self.hand_over_outbox();
         drop_contained(own);
         drop_contained(state);
-        // Subscribers see the agent's end before the callers of `stop` get their reply.
+        // Drop the task before the replies are sent, so that subscribers see the agent's end before the callers of
+        // `stop` get their reply.
         drop_contained(self);
         for stop in waiting {
             let _ = stop.reply.send(cut_off.clone().map_or(Ok(()), Err));

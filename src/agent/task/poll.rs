@@ -54,7 +54,8 @@ impl Commit {
                 let _ = self.sink.as_mut().start_send(delivery);
             }
         }
-        // A channel has nothing to flush. Other sinks may finish flushing later.
+        // A sink that is a channel has nothing to flush. Other sinks may finish flushing later, so the result is
+        // ignored.
         let _ = self.sink.as_mut().poll_flush(cx);
         Poll::Ready(Ok(()))
     }
@@ -157,7 +158,8 @@ impl Task {
     }
 
     /// Returns `Pending`, so that the task sleeps until something wakes it. If another task and this one keep waking
-    /// each other, this task may be polled again before a reader of its events has run.
+    /// each other, this task may be polled again before a reader of its events has run. For this case, the loop also
+    /// yields when the feed is flooded.
     fn wait<T>(&mut self) -> Poll<T> {
         self.inputs = 0;
         Poll::Pending

@@ -107,8 +107,8 @@ impl Tasks {
 
 impl Drop for Tasks {
     fn drop(&mut self) {
-        // A tool that never awaits can notice the abort only through its context. If all tools have finished, nothing
-        // is cancelled. Work that the tools started elsewhere can then continue.
+        // Cancel the context, because a tool that never awaits can notice the abort only there. If all tools have
+        // finished, cancel nothing, so that work that the tools started elsewhere can continue.
         if self.calls.iter().any(|running| !running.is_ended && !running.task.is_finished()) {
             self.cancellation.cancel();
         }
@@ -199,7 +199,7 @@ impl Task {
             return;
         };
         let messages = &outcome.response().messages;
-        // `guard` has already logged the panic.
+        // `guard` has already logged a panic, so ignore the result.
         let _ = guard("committed", || own.committed(messages));
     }
 

@@ -160,7 +160,7 @@ async fn staged_prompt_starts_its_turn_asks_before_its_request() {
     agent.agent.prompt("First").await.unwrap();
     reached(&gate).await;
     agent.agent.prompt("Second").await.unwrap();
-    // Another run asks for the permit before the staged prompt does.
+    // Another run asks for the permit before the run of the staged prompt does.
     let places = Arc::clone(&turnstile.places);
     let other = tokio::spawn(async move { places.acquire_owned().await.unwrap() });
     settle().await;
@@ -397,7 +397,7 @@ async fn paused_run_returns_its_permit_and_asks_before_the_next_request() {
     agent.until("pause").await;
     settle().await;
     assert_eq!((turnstile.asked(), turnstile.now()), (1, (0, 0)));
-    // Meanwhile another run takes the permit.
+    // During the pause, another run takes the permit.
     let other = turnstile.places.clone().acquire_owned().await.unwrap();
     agent.agent.resume("t1", Decision::Execute).await.unwrap();
     agent.until("message(user)").await;

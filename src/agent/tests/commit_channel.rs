@@ -99,7 +99,7 @@ async fn set_state_and_prompt_no_room_done_and_delivered_in_order() {
         let delivery = answered(receiver.recv()).await.unwrap();
         match &*delivery.event.as_ref().unwrap().event {
             Event::State(state) => {
-                // Each delivery contains the configuration that was in force at its event.
+                // The configuration in each delivery is the one that was in force at the delivery's event.
                 assert_eq!(state.system, delivery.config.system);
                 systems.push(state.system.as_deref().unwrap().to_owned());
             }

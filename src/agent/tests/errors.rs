@@ -85,7 +85,7 @@ async fn retry_by_the_policy_does_not_count_as_a_step_of_the_view() {
     for _ in 0..2 {
         let events = agent.until("retry").await;
         let Event::Retry { step, .. } = &**events.last().unwrap() else { unreachable!() };
-        // The view applies the event that announces the repeated request only after this check. It still shows step 1.
+        // The view has not applied the event that announces the repeated request yet, so it still shows step 1.
         assert_eq!((*step, agent.view.step), (1, 1));
     }
     assert_eq!(stopped(&agent.end().await).step, 1);

@@ -81,7 +81,8 @@ async fn interrupt_at_the_moment_a_tool_finishes_result_kept() {
     let agent = builder.tool_limits(no_timeout()).tool(hanging("slow", &gate)).start().await.unwrap();
     let mut events = begun(&agent).await;
     answered(gate.reached()).await;
-    // The tool finishes before the agent receives the interrupt. By then, the agent has not yet polled the tool again.
+    // The tool finishes before the agent receives the interrupt, but the agent has not polled the tool again, so it
+    // does not know this yet.
     let ((), interrupted) = tokio::join!(async { gate.open() }, agent.interrupt());
     interrupted.unwrap();
     let (response, _) = kept(&mut events).await;

@@ -66,14 +66,14 @@ impl Hooks {
         Self::default()
     }
 
-    /// Continues with these texts, one per turn, and then stops.
+    /// Makes `handle_turn` continue with these texts, one per turn, and then stop.
     pub(crate) fn continuing(self, texts: impl IntoIterator<Item = &'static str>) -> Self {
         let mut texts: Vec<_> = texts.into_iter().collect();
         texts.reverse();
         self.on_turn(move |_, _| texts.pop().map_or(TurnDecision::Stop, TurnDecision::continue_with))
     }
 
-    /// Decides on tool uses by the tool's name. Tools that are not listed are executed.
+    /// Makes `handle_tool_use` return the decision for the tool's name. Tools that are not listed are executed.
     pub(crate) fn deciding(self, decisions: impl IntoIterator<Item = (&'static str, ToolDecision)>) -> Self {
         let decisions: Vec<_> = decisions.into_iter().collect();
         self.on_tool_use(move |tool_use, _| {
@@ -169,7 +169,8 @@ impl Watched {
 
     pub(crate) async fn next(&mut self) -> Arc<Event> {
         let event = next(&mut self.events).await;
-        // The model of a prompt is never serialised.
+        // The model of a prompt is never serialised, so an event with such a prompt does not survive serialization
+        // unchanged.
         if !matches!(&*event, Event::Staged { prompt, .. } if prompt.model.is_some()) {
             let json = serde_json::to_string(&*event).unwrap();
             assert_eq!(serde_json::from_str::<Event>(&json).unwrap(), *event, "{json}");

@@ -84,7 +84,8 @@ async fn stop_at_the_moment_a_tool_finishes_result_kept() {
     let mut events = agent.subscribe().await.unwrap();
     agent.prompt("Hi").await.unwrap();
     answered(gate.reached()).await;
-    // The tool finishes before the agent receives the command. By then, the agent has not yet polled the tool again.
+    // The tool finishes before the agent receives the command, but the agent has not polled the tool again, so it does
+    // not know this yet.
     let ((), stopped) = tokio::join!(async { gate.open() }, agent.stop(DEADLINE));
     stopped.unwrap();
     let response = last_response(&mut events).await;

@@ -253,7 +253,7 @@ async fn cancel_while_tools_run_cancels_their_contexts() {
 
 #[tokio::test(start_paused = true)]
 async fn tool_added_by_a_tool_is_in_the_next_request() {
-    // The description depends on state, and is read again for every request.
+    // A tool whose description depends on its state. The description is read again for every request.
     struct Counter(std::sync::atomic::AtomicU32, crate::tool::Schema);
     #[async_trait::async_trait]
     impl crate::tool::Tool for Counter {

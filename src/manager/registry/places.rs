@@ -172,7 +172,8 @@ impl Registry {
 
     /// Processes a session's reply to the opening that asked the session to sleep.
     pub(in crate::manager) fn answered(&mut self, id: &ConversationId, key: Key, by: Number, ends: bool) {
-        // The session may have ended after it replied, and the opening may already be asking another session.
+        // Clear only a request to this session: it may have ended after it replied, and the opening may already be
+        // asking another session.
         if let Some(opening) = self.line.get_mut(&by)
             && opening.asking.as_ref().is_some_and(|(asked, life)| asked == id && *life == key)
         {
@@ -195,8 +196,8 @@ impl Registry {
         self.make_room();
     }
 
-    /// Clears the request to make room of a session that has ended. The caller passes the place on with
-    /// [`vacate`](Self::vacate).
+    /// Clears the request that asked a session to make room, because the session has ended. The caller passes the place
+    /// on with [`vacate`](Self::vacate).
     pub(super) fn end_rest(&mut self, rest: Rest) {
         if rest.counts() {
             self.making_room -= 1;

@@ -167,7 +167,8 @@ impl AcpBackend {
     /// folder, or else the backend's folder, or else the process's current folder.
     fn folder(&self, own: Option<&Path>) -> Result<PathBuf, BackendError> {
         let chosen = match (&self.folder, own) {
-            // A relative path is resolved against the backend's folder. An absolute path replaces it.
+            // If the conversation's folder is a relative path, it is resolved against the backend's folder. An absolute
+            // path replaces the backend's folder.
             (Some(folder), Some(own)) => Some(folder.join(own)),
             (folder, own) => own.map(Path::to_owned).or_else(|| folder.clone()),
         };
@@ -193,7 +194,7 @@ impl AcpBackend {
 
     fn command(&self, folder: &Path) -> Command {
         let path = Path::new(&self.program);
-        // A relative path is resolved against the application's folder, not against the agent's folder.
+        // A relative path of the program is resolved against the application's folder, not against the agent's folder.
         let program = match absolute(path) {
             Ok(whole) if path.components().count() > 1 => whole.into(),
             _ => self.program.clone(),

@@ -217,8 +217,8 @@ impl Owner {
         {
             let end = self.sessions().end_of(&position.key);
             if let Some(end) = end {
-                // The retired session may still be changing the conversation. This wait ends in any case, because the
-                // termination has a time limit.
+                // Wait for the end of the retired session, which may still be changing the conversation. The wait is
+                // short, because the termination has a time limit.
                 ended(end).await;
             }
         }
@@ -425,7 +425,7 @@ impl Provider for Instance {
     async fn close(&self) {
         let owner = &self.0;
         owner.sessions().close();
-        // Waits for a cancellation that is still running, up to its limit.
+        // First wait for a cancellation that is still running, up to its limit.
         let _permit = timeout(owner.limits.cancel, owner.turn.acquire()).await;
         let running = owner.sessions().take_all();
         let ends = running.map(|live| terminate(live.session, &live.runtime, owner.limits.terminate));

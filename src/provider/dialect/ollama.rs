@@ -85,7 +85,8 @@ fn refined(mut error: ProviderError) -> ProviderError {
         error.kind = ErrorKind::Unsupported;
         error.retryable = false;
     } else if message.contains("usage limit") {
-        // Ollama's cloud limits usage per hour or per week, which is longer than any retry waits.
+        // Ollama's cloud limits usage per hour or per week, which is longer than any retry waits, so the request is not
+        // repeated.
         error.kind = ErrorKind::Quota;
         error.retryable = false;
     } else if message.contains("requires more system memory") {

@@ -134,7 +134,7 @@ pub(super) fn format(
                 warnings.push(
                     "`output` is sent without `strict`: strict mode cannot express the schema".to_owned(),
                 );
-                // The root has to be an object even without `strict`.
+                // The service requires an object at the root even without `strict`, so any other schema is wrapped.
                 Format::Schema(wrapped(schema).unwrap_or_else(|| schema.clone()), false)
             }
         }

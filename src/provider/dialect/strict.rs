@@ -249,7 +249,7 @@ fn merged(
     Some(merged)
 }
 
-/// Returns all members except one.
+/// Returns all members of the schema except the one with this key.
 pub(super) fn without<'a>(
     schema: &'a Map<String, Value>,
     key: &'a str,

@@ -59,7 +59,8 @@ fn write(value: &RawValue, depth: usize, to: &mut String) -> Option<()> {
 fn is_text(key: &str, kind: Option<&str>, json: &str) -> bool {
     match key {
         "arguments" | "args" => matches!(kind, None | Some("function_call")) && is_bare(json),
-        // The calls of a service's own tools have inputs too, but these are sent back unchanged.
+        // Calls of tools that the service itself runs have inputs too. They are sent back unchanged, so they must not
+        // become strings.
         "input" => kind == Some("tool_use") && is_bare(json) && !is_empty(json),
         "usage" | "usageMetadata" => serde_json::from_str::<serde_json::Value>(json).is_err(),
         _ => false,

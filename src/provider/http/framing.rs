@@ -251,7 +251,8 @@ impl Framer {
             self.event.clear();
             (&mut self.event, value)
         } else {
-            // The line is a comment, `id`, `retry`, or a field that the standard does not define.
+            // The line is a comment, `id`, `retry`, or a field that the standard does not define. Only its encoding is
+            // checked.
             self.text(bytes)?;
             self.line.clear();
             return Ok(false);

@@ -125,7 +125,7 @@ fn may_be_meant(alternative: &Value, value: &Value, root: &Value) -> bool {
     let kind = match value {
         Value::Object(_) => "object",
         Value::Array(_) => "array",
-        // Other values have no members to remove.
+        // Values of other types have no members to remove, so every alternative can apply.
         _ => return true,
     };
     let target = resolve(schema, root).and_then(Value::as_object);
@@ -134,7 +134,7 @@ fn may_be_meant(alternative: &Value, value: &Value, root: &Value) -> bool {
         let properties = schema.get("properties").and_then(Value::as_object);
         let has_constants = properties.into_iter().flatten().all(|(name, property)| {
             match (value.get(name), property.get("const"), property.get("enum")) {
-                // A null may stand for an absent member.
+                // A null may stand for an absent member, so it does not exclude the alternative.
                 (Some(Value::Null), _, _) if !requires(schema, name) => true,
                 (Some(member), Some(constant), _) => member == constant,
                 (Some(member), None, Some(Value::Array(values))) => values.contains(member),

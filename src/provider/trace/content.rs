@@ -24,7 +24,7 @@ pub(super) fn messages(history: &History) -> String {
 }
 
 pub(super) fn response(fold: &Fold) -> String {
-    // The JSON of a tool use's input is parsed only when the response is complete.
+    // `finish` parses the JSON of the tool inputs. It fails if the response is incomplete; the inputs then stay text.
     let parts = match fold.clone().finish(Timestamp::now()) {
         Ok(complete) => parts(&complete.message.content),
         Err(_) => parts(fold.blocks().iter().map(|block| &block.content)),

@@ -72,7 +72,7 @@ pub(super) const OPERATIONS: &[Operation] = &[
         summary: "Lists the principal's conversations, most recently written first.",
         query: Some(Document::include::<ListQuery>),
         answer: Answer::Json(Document::include::<ListPage>),
-        problems: &[QUERY, STORE],
+        problems: &[QUERY, STORE, UNSUPPORTED],
         ..PLAIN
     },
     Operation {

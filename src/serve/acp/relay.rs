@@ -284,10 +284,11 @@ impl Relay {
             if state.asked.contains_key(&id) {
                 continue;
             }
-            let options = vec![
-                PermissionOption::new("allow", "Allow", PermissionOptionKind::AllowOnce),
-                PermissionOption::new("reject", "Reject", PermissionOptionKind::RejectOnce),
-            ];
+            let mut options =
+                vec![PermissionOption::new("reject", "Reject", PermissionOptionKind::RejectOnce)];
+            if !needs_fields(pause) {
+                options.insert(0, PermissionOption::new("allow", "Allow", PermissionOptionKind::AllowOnce));
+            }
             let session = self.entry.id.as_str().to_owned();
             let request = RequestPermissionRequest::new(session, state.view.asked(pause), options);
             let withdrawn = CancellationToken::new();
@@ -312,6 +313,13 @@ impl Relay {
             });
         }
     }
+}
+
+/// Returns whether a running tool asks for a form with required fields. Editors can only allow or reject, so the user
+/// can't fill in the form.
+fn needs_fields(pause: &Pause) -> bool {
+    let required = pause.reason["schema"]["required"].as_array();
+    pause.asked_by.is_some() && required.is_some_and(|fields| !fields.is_empty())
 }
 
 /// Returns the client's decision, or `None` if the client has cancelled the turn.

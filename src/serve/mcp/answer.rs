@@ -4,7 +4,7 @@ use rmcp::model::{ContentBlock, ResourceContents};
 
 use crate::message::{Attachment, Content, Message, Source};
 
-/// Returns the texts and files of a message. Thinking and tool uses are left out.
+/// Returns the texts and files of a message. Thinking and tool uses are omitted.
 pub(super) fn blocks(message: &Message) -> Vec<ContentBlock> {
     message.content.iter().filter_map(block).collect()
 }

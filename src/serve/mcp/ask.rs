@@ -122,7 +122,7 @@ impl<'a> Ask<'a> {
     }
 }
 
-/// What became of a prompt that an earlier call has sent.
+/// The state of a prompt that an earlier call has sent.
 enum Rejoined<'a> {
     Ended(ConversationId, PromptEnd),
     Runs(Box<RunningCall<'a>>),

@@ -40,7 +40,7 @@ pub(super) struct FollowedPrompt {
     message_id: MessageId,
     /// The turn that the prompt belongs to. `None` as long as the prompt waits.
     turn: Option<TurnId>,
-    /// The answer, if the run goes on after the prompt's turn.
+    /// The answer, if the run continues after the prompt's turn.
     answered: Option<PromptEnd>,
     /// The names of the turn's tool uses.
     names: HashMap<ToolUseId, String>,
@@ -73,7 +73,7 @@ impl FollowedPrompt {
         message.id.as_ref() == Some(&self.message_id)
     }
 
-    /// Takes in an event of the session.
+    /// Processes an event of the session.
     pub(super) fn event(&mut self, event: &Event) -> Option<Change> {
         match event {
             Event::Message { message, turn, .. } => self.message(message, *turn),
@@ -93,7 +93,7 @@ impl FollowedPrompt {
             Event::Unstaged { id, reason: UnstageReason::Withdrawn } if *id == self.id => {
                 return ended("the prompt was withdrawn");
             }
-            // The next turn answers another prompt.
+            // The next turn of the run answers another prompt, so this prompt's answer is complete.
             Event::Unstaged { id, reason: UnstageReason::Taken } if *id != self.id => {
                 return self.answered.take().map(Change::Ended);
             }
@@ -140,7 +140,7 @@ impl FollowedPrompt {
         }
     }
 
-    /// The run has ended. `unused` tells whether the prompt was still staged.
+    /// The run has ended. `unused` shows whether the prompt was still staged.
     fn stopped(&mut self, outcome: &RunOutcome, unused: bool) -> Option<Change> {
         match self.answered.take() {
             Some(end) => Some(Change::Ended(end)),
@@ -150,7 +150,7 @@ impl FollowedPrompt {
         }
     }
 
-    /// Takes in a snapshot: after events were missed, or to follow a prompt that was sent earlier.
+    /// Processes a snapshot, after events were missed or to follow a prompt that was sent earlier.
     pub(super) fn snapshot(&mut self, snapshot: &SessionSnapshot) -> Option<Change> {
         let agent = &snapshot.agent;
         let committed = || snapshot.tree.history().iter();
@@ -173,7 +173,7 @@ impl FollowedPrompt {
         self.absent(agent)
     }
 
-    /// Takes in a snapshot whose messages do not contain the prompt.
+    /// Processes a snapshot whose messages do not contain the prompt.
     fn absent(&mut self, agent: &Snapshot) -> Option<Change> {
         let is_own = |id: Option<&PromptId>| id == Some(&self.id);
         if agent.staged.iter().any(|prompt| is_own(prompt.id.as_ref())) {

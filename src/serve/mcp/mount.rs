@@ -42,7 +42,7 @@ use crate::{
 
 const SESSION: &str = "mcp-session-id";
 
-/// The time without messages after which a protocol session ends. A call reports progress more often.
+/// The time without messages after which a protocol session ends. A running call reports progress more often than that.
 const KEEP_ALIVE: Duration = Duration::from_hours(1);
 
 /// Returns a router with the path `/`, which serves the conversations of a [`Web`] over the transport that the protocol
@@ -76,11 +76,11 @@ const KEEP_ALIVE: Duration = Duration::from_hours(1);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// - A principal has the conversations, and may do with them, what its [`Action`](crate::web::Action)s permit. A
-///   conversation that it may not read looks like one that does not exist.
+/// - The [`Action`](crate::web::Action)s that a principal is permitted decide which conversations it sees and what it
+///   may do with them. A conversation that it may not read looks like one that does not exist.
 /// - A call counts as a stream: see [`WebLimits`](crate::web::WebLimits). A principal has at most as many protocol
 ///   sessions as streams. A new session ends the oldest one. Only clients of versions before 2026-07-28 have sessions.
-/// - After [`Web::drain`](crate::web::Web::drain), calls that wait end with an error, and their runs go on.
+/// - After [`Web::drain`](crate::web::Web::drain), calls that wait end with an error, and their runs continue.
 pub fn router(web: &Web, info: ServerInfo) -> Router {
     let mount = Arc::new(Mount::new(web.clone(), info));
     let handler = move |request: Request| {
@@ -156,7 +156,8 @@ impl Mount {
         if let Some(id) = parts.headers.get(SESSION) {
             self.check(id, &principal)?;
         }
-        // A stream that belongs to no call is open as long as the client wants.
+        // A stream that belongs to no call stays open as long as the client wants, so it counts against the principal's
+        // limit.
         let permit = if parts.method == Method::GET { Some(self.web.open_stream(&principal)?) } else { None };
         parts.extensions.insert(principal.clone());
         request = Request::from_parts(parts, body);

@@ -29,7 +29,7 @@ const LONGEST: usize = 16 * 1024 * 1024;
 /// The maximum number of messages that wait because the client does not read.
 const MOST_WAITING: usize = 1000;
 
-/// How long writing the last messages may take.
+/// The time limit for writing the last messages.
 const LAST_WRITES: Duration = Duration::from_secs(1);
 
 /// Serves a client until its input ends.
@@ -49,7 +49,7 @@ pub(super) async fn serve(
             io::ErrorKind::InvalidData => McpServerError::LongMessage { limit: LONGEST },
             kind => McpServerError::Read(io::Error::new(kind, error.to_string())),
         };
-        // The first error is the cause.
+        // Only the first error is kept, because later errors are its consequences.
         let _ = failed.set(failure);
     });
     let pipe = Pipe {
@@ -59,7 +59,7 @@ pub(super) async fn serve(
         failure: Arc::clone(&failure),
     };
     let served = match serve_server(Handler::new(info, hosts, gone), pipe).await {
-        // The reason of the end is in `failure`, or the input has ended.
+        // The connection will end with an error in `failure`, or because the input ends.
         Ok(running) => {
             let _ = running.waiting().await;
             Ok(())
@@ -67,7 +67,7 @@ pub(super) async fn serve(
         Err(ServerInitializeError::ConnectionClosed(_)) => Ok(()),
         Err(error) => Err(McpServerError::Handshake { reason: error.to_string() }),
     };
-    // The transport has been dropped, so this is the only handle.
+    // The transport has been dropped, so this is the only reference to `failure`.
     Arc::into_inner(failure).and_then(OnceLock::into_inner).map_or(served, Err)
 }
 

@@ -29,7 +29,7 @@ impl From<&ClientCapabilities> for Asks {
     fn from(client: &ClientCapabilities) -> Self {
         let Some(elicitation) = &client.elicitation else { return Self::default() };
         let urls = elicitation.url.is_some();
-        // Clients before the kinds existed show forms and name none.
+        // Clients of early protocol versions do not name kinds. They show forms.
         Self { forms: elicitation.form.is_some() || !urls, urls }
     }
 }

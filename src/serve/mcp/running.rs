@@ -110,7 +110,8 @@ impl<'a> RunningCall<'a> {
         }
     }
 
-    /// Takes in an update and all others that are ready, because the pauses of a step come one after the other.
+    /// Processes an update and all others that are ready. The pauses of a step arrive one after the other, so the
+    /// client is then asked about all of them together.
     async fn updates(&mut self, first: Option<Update<SessionSnapshot, SessionEvent>>) -> Option<PromptEnd> {
         let mut next = Some(first);
         while let Some(update) = next {
@@ -139,8 +140,8 @@ impl<'a> RunningCall<'a> {
         None
     }
 
-    /// Asks about pauses that are new, and withdraws the questions about those that are over. Returns the questions of
-    /// a client that can't be asked during the call.
+    /// Asks the client about new pauses, and withdraws the questions about pauses that have ended. If the client can
+    /// only be asked in the result of the call, returns the questions instead.
     async fn ask_about_pauses(&mut self) -> Option<InputRequests> {
         let pauses = self.followed.pauses().to_vec();
         self.asked.retain(|id, withdrawn| {
@@ -198,7 +199,7 @@ impl<'a> RunningCall<'a> {
 
     /// Sends the decision about a pause to the session.
     async fn decide(&mut self, pause: &Pause, decision: Decision) {
-        // The pause ends with an event. Until then, nobody is asked again.
+        // The pause is over only when its event arrives. Until then, the client is not asked about it again.
         self.asked.entry(pause.tool_use.id.clone()).or_default();
         let client = self.ask.context.client_info();
         let by =
@@ -220,7 +221,7 @@ impl<'a> RunningCall<'a> {
         let _ = timeout(SOON, self.ask.context.peer.notify_progress(report)).await;
     }
 
-    /// Takes the prompt back, because nobody waits for its answer. If its turn has begun, the run is interrupted.
+    /// Withdraws the prompt, because nobody waits for its answer. If its turn has begun, the run is interrupted.
     pub(super) async fn withdraw(self) {
         let withdrawn = async {
             let waits = self.followed.turn().is_none();

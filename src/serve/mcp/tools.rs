@@ -166,7 +166,7 @@ pub(super) fn input<T: DeserializeOwned>(arguments: JsonObject) -> Result<T, Ref
         .map_err(|error| format!("the arguments can't be read: {error}; correct them and call again"))
 }
 
-/// Reads the id of a conversation. An invalid id has no conversation.
+/// Reads the id of a conversation. An invalid id is refused with the reason.
 pub(super) fn id(text: &str) -> Result<ConversationId, Refusal> {
     ConversationId::new(text).map_err(|error| error_chain(&error))
 }
@@ -204,7 +204,7 @@ pub(super) async fn read(host: &dyn Host, arguments: JsonObject) -> Result<CallT
     Ok(output(&shown(snapshot, last.unwrap_or(20).clamp(1, MOST))))
 }
 
-/// Returns the last messages. Texts that are too long in sum are left out, from the oldest message on.
+/// Returns the last messages. Texts that are too long in sum are omitted, from the oldest message on.
 fn shown(snapshot: &SessionSnapshot, last: usize) -> ReadOutput {
     let lines = snapshot.messages().filter(|message| message.tool_results().next().is_none());
     let lines: Vec<_> = lines.collect();

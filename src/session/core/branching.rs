@@ -1,4 +1,4 @@
-//! Runs that start at another node than the head: the nodes where such runs may start.
+//! Finds the nodes at which a run may start, for runs that start at another node than the head.
 
 use std::sync::Arc;
 
@@ -44,7 +44,7 @@ impl Core {
         Ok(self.base(answer, None))
     }
 
-    /// Returns the user message with this id. It must have started a turn.
+    /// Returns the user message with this id. Fails unless this message started a turn.
     fn prompt(&self, id: NodeId) -> Result<&Node, SessionError> {
         let node = self.node(id)?;
         if node.message().role != Role::User {
@@ -79,7 +79,8 @@ impl Core {
         self.settings.get(&user).map(|settings| Prompt::clone(settings)).unwrap_or_default()
     }
 
-    /// Returns a branch that starts at the parent of `node`.
+    /// Returns a branch that starts at the parent of `node`. `answers` is the user message that gets another response,
+    /// if there is one.
     fn beside(&self, node: &Node, answers: Option<NodeId>) -> Base {
         self.base(node.parent(), answers)
     }

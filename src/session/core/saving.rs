@@ -74,7 +74,7 @@ pub(super) struct Saver {
     was_behind: bool,
     /// The number of changes that have to be stored, counted from the start of the session.
     wanted: u64,
-    /// The number of these changes that are in the store.
+    /// The number of changes, out of those counted in `wanted`, that are in the store.
     safe: u64,
     /// The last report about a failure, if saving is failing or has stopped.
     report: Option<Box<StoreReport>>,
@@ -278,11 +278,12 @@ impl Core {
             if !changes.is_empty() || portions < saver.portions.len() {
                 let mut commit = Commit::from(changes);
                 if self.keeps_usage {
-                    // The ledger gets rows for requests only, and none for the nodes.
+                    // With an empty list, the store derives no rows of the usage ledger from the nodes. Only requests
+                    // add rows.
                     commit.usage = Some(Vec::new());
                 }
                 if is_divided {
-                    // No change counts as saved before the last part of the divided commit is written.
+                    // Until the last part of a divided commit is written, no change counts as saved.
                     let is_last =
                         portions == saver.portions.len() && !saver.state_is_due && !saver.has_record();
                     let wanted = if is_last { saver.wanted } else { saver.safe };

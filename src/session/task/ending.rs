@@ -41,8 +41,8 @@ impl Task {
         self.ends_by = Instant::now().checked_add(limit);
         let mut waiting: Vec<Stop> = stop.into_iter().collect();
         self.wind_down(&mut commands, &mut waiting, limit, in_flight).await;
-        // The agent is aborted at once, unless its callbacks block their thread. It must have ended before the next
-        // session of this conversation starts.
+        // The agent is aborted at once, unless its callbacks block their thread. The agent must have ended before the
+        // next session of this conversation starts.
         let cut_off = match timeout(CUTTING_OFF, self.agent.stop(Duration::ZERO)).await {
             // If `terminate` was aborted, the agent has already logged that. Only tools that are still running are
             // reported.
@@ -51,7 +51,7 @@ impl Task {
             }
             _ => None,
         };
-        // Some events of the agent may still be in the channel.
+        // Some events of the agent may still be in the channel, so process them.
         while let Some(Some(delivery)) = self.deliveries.next().now_or_never() {
             self.take(delivery);
         }

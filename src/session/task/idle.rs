@@ -71,14 +71,14 @@ impl Task {
         }
     }
 
-    /// Starts to wait until the idle agent has processed its application events. These events may start a turn, so the
-    /// agent could not be ended.
+    /// Starts to wait until the idle agent has processed its application events. Until then, the agent can't be ended,
+    /// because an event may start a turn.
     fn settle(&mut self) {
         if self.core.status() == Status::Idle && self.settling.is_none() {
             let agent = self.agent.clone();
             self.settling = Some(Box::pin(async move {
-                // An error means that the agent has ended. The session's task notices this by the end of the agent's
-                // events.
+                // An error means that the agent has ended, which the session's task notices by the end of the agent's
+                // events. So ignore the error.
                 let _ = agent.wait_until_idle().await;
             }));
         }

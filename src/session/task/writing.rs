@@ -203,8 +203,8 @@ async fn perform(store: &Arc<dyn Store>, id: &ConversationId, job: &Job, ownersh
     match write(store, id, job, ownership).await {
         Err(error @ StoreError::Conflict { .. }) => match find(&**store, id).await {
             Ok(found) => Ok(WriteOutcome::Conflict(error, Box::new(found))),
-            // The write is repeated after this error. It will fail with the same conflict, and loading the conversation
-            // may succeed then.
+            // The write is repeated after this error. The repetition will fail with the same conflict, and loading the
+            // conversation may succeed then.
             Err(failure) if failure.is_transient() => Err(failure),
             Err(_) => Err(error),
         },

@@ -304,7 +304,7 @@ impl Watch {
                     self.release(&held, None, None);
                 }
             }
-            // The outcome is unknown. The next renewal will determine it.
+            // The outcome is unknown, so keep the lease. The next renewal will determine the outcome.
             Err(error) if error.is_transient() && !matches!(error, StoreError::Owned { .. }) => {
                 if !is_over {
                     self.held.insert((held.id.clone(), refused), held);

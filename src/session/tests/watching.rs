@@ -182,7 +182,8 @@ async fn watcher_panics_session_continues() {
     assert_eq!(session.ask("Again").await.unwrap().text(), "Two.");
     assert_eq!(session.tree().await.unwrap().len(), 4);
     session.stop(AFTER).await.unwrap();
-    // The expected calls are one for `left`, one for the title, three for each of two runs, and one for the end.
+    // The watcher is called once for `left`, once for the title, three times for each of two runs, and once for the
+    // end.
     assert_eq!(calls.load(Ordering::SeqCst), 9);
 }
 
@@ -257,7 +258,7 @@ async fn sleep_with_something_unsaved_is_refused() {
     refuses(&session).await;
     gate.open();
     session.flush(AFTER).await.unwrap();
-    // The refused call of `sleep` must not end the session now that everything is saved.
+    // Now everything is saved. The earlier call of `sleep`, which was refused, must not end the session.
     refuses_nothing_later(&session).await;
     assert!(session.sleep().await.unwrap());
 }
@@ -343,7 +344,7 @@ async fn refused_sleep_does_not_restart_the_idle_time() {
 
 #[tokio::test(start_paused = true)]
 async fn sleep_before_the_end_of_the_run_is_processed_ends_the_session() {
-    // When `sleep` is called, the session may not have processed the end of the run yet.
+    // When `sleep` is called, the session may not have processed the end of the run yet, so try several times.
     for _ in 0..20 {
         let session =
             on(scripted([Step::new().then_text(["Half"]).hang()])).idle_shutdown(AFTER).create().await;

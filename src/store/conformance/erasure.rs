@@ -92,7 +92,7 @@ pub(super) async fn erase_removes_nodes_and_their_cursors(subject: &dyn StoreUnd
     assert_eq!((stored.head, stored.next), (Some(node_id(2)), Some(node_id(7))));
     assert_eq!(stored.cursors.into_iter().collect::<Vec<_>>(), [(node_id(1), node_id(2))]);
     assert_eq!(stored.version, version.next());
-    // The ids of erased nodes are not used again.
+    // The node after an erasure gets a new id, because the ids of erased nodes are not used again.
     let next = Commit::new(Some(node_id(7))).with_nodes([crate::tree::Node::new(
         node_id(7),
         Some(node_id(2)),

@@ -75,8 +75,8 @@ pub(super) async fn expired_lease_can_be_acquired_by_another(subject: &dyn Store
     assert!(bens.epoch > lease.epoch, "{bens:?} after {lease:?}");
     let write = Write::on(version).under(&bens);
     let version = another.commit(&id, &write, &turn(1, 2)).await.expect("ben may write");
-    // A store checks the epoch of a write before the base version. Repeating a successful write still returns its first
-    // result.
+    // A store checks the epoch of a write before its base version, so the error is `LeaseLost`. Repeating a successful
+    // write still returns its first result.
     assert!(matches!(store.commit(&id, &under, &turn(1, 2)).await, Err(StoreError::LeaseLost { .. })));
     let renamed = store.save_state(&id, &Write::on(version).under(&lease), &title("Ann's again")).await;
     assert!(matches!(renamed, Err(StoreError::LeaseLost { .. })), "{renamed:?}");

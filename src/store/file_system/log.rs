@@ -112,7 +112,8 @@ pub(super) fn read_log<T>(
     };
     let seen = place.seen();
     match read() {
-        // The log changed while it was read. The reader may have seen an incomplete line that a writer was replacing.
+        // The log changed while it was read, so read it again. The reader may have seen an incomplete line that a
+        // writer was replacing.
         Err(StoreError::Damaged { .. }) if place.seen() != seen => read(),
         result => result,
     }
@@ -137,7 +138,8 @@ impl<'a> Log<'a> {
         let name = place.line(1);
         let header = match line::record(&first, 0) {
             Ok(record) => Header::parse(record, &name)?,
-            // When the line was read, it was the whole file and incomplete. The file may have grown since then.
+            // The first line is incomplete, so the creation of the log was interrupted or is still in progress. A line
+            // without its end was the whole file when it was read, even if the file has grown since then.
             Err(Fault { torn: true, .. })
                 if !first.ends_with(b"\n") || len(place, file)? == first.len() as u64 =>
             {

@@ -68,7 +68,7 @@ impl<'a> ConversationFolder<'a> {
         failed(action, &self.log(), error)
     }
 
-    /// Fails if the folder does not exist, so that a missing folder is not mistaken for a missing conversation.
+    /// Checks that the folder exists, so that a missing folder is not mistaken for a missing conversation.
     pub(super) fn check_folder(&self) -> Result<(), StoreError> {
         check_folder(self.folder)
     }
@@ -250,8 +250,8 @@ pub(super) fn check_folder(folder: &Path) -> Result<(), StoreError> {
 }
 
 pub(super) fn sync_folder(folder: &Path, durability: Durability) -> Result<(), StoreError> {
-    // On systems other than Unix, a folder can't be opened as a file, and changes of its entries are written to the
-    // disk at once.
+    // Only Unix needs to sync the folder. On other systems, a folder can't be opened as a file, and changes of its
+    // entries are written to the disk at once.
     if cfg!(unix) && durability == Durability::Machine {
         let synced = File::open(folder).and_then(|folder| folder.sync_all());
         return synced.map_err(|error| failed("syncing", folder, error));

@@ -113,7 +113,8 @@ impl Replay {
                 let Compacted { state, head, cursors, next, last_run, mark, writes } = *compacted;
                 self.stored.state = state;
                 self.stored.head = head;
-                // Lines from before an erasure may contain cursors that the erasure removed.
+                // Replace all cursors, because lines from before an erasure may contain cursors that the erasure
+                // removed.
                 self.stored.cursors = cursors.into_iter().collect();
                 (self.stored.next, self.stored.last_run) = (next, last_run);
                 (self.stored.turn, self.stored.mark) = (None, mark);
@@ -189,7 +190,8 @@ pub(super) fn first_write(log: &Log<'_>) -> Result<Option<(Version, WriteId)>, S
         if first.is_none_or(|(first, _)| version < first) {
             first = Some((version, write));
         }
-        // If the log was never compacted, the first line is this write, and the search ends.
+        // If the log was never compacted, its first line is the write that created the conversation, and the search
+        // ends.
         log.header.compactions > 0
     })?;
     Ok(first)

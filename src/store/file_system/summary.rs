@@ -120,8 +120,8 @@ pub(super) fn summarise(
     if let Err(StoreError::Damaged { .. }) = summary {
         let before = std::mem::replace(&mut seen, place.seen());
         if seen != before {
-            // The log changed while it was read. The reader may have seen an incomplete line that a writer was
-            // replacing.
+            // The log changed while it was read, so read it again. The reader may have seen an incomplete line that a
+            // writer was replacing.
             summary = from_log(place, saved.as_ref(), refresh);
         }
     }

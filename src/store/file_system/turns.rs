@@ -73,7 +73,7 @@ fn recorded(
     let mut record = record.clone();
     record.normalise();
     let waiting = record.waiting_count();
-    // Approvals that were already open keep their age.
+    // Approvals that were already open keep their age. A turn without an earlier record has none.
     let open = if before.is_some() { open } else { Some(Vec::new()) };
     let approvals = if waiting == 0 {
         Some(Vec::new())
@@ -150,7 +150,8 @@ pub(super) fn list(
             log::read_log(&place, |log| entry(log, summary))
         });
         let entries = entries.filter_map(|entry| match entry {
-            // The log was damaged or deleted meanwhile. A call that loads the conversation reports the damage.
+            // The log was damaged or deleted meanwhile, so leave the conversation out. A call that loads the
+            // conversation reports the damage.
             Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }) => None,
             entry => entry.transpose(),
         });

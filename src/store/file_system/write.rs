@@ -25,7 +25,7 @@ pub(super) fn create(
 ) -> Result<Version, StoreError> {
     let exists = || StoreError::AlreadyExists { id: place.id().clone() };
     let log = Log::open(place, file).map_err(|error| match error {
-        // The file exists under an id that the file system considers equal.
+        // The file belongs to another id that the file system considers equal, so the new id counts as taken.
         StoreError::NotFound { .. } => exists(),
         error => error,
     })?;
@@ -41,7 +41,8 @@ pub(super) fn create(
         };
     }
     fill(place, file, write, state, durability).inspect_err(|_| {
-        // The creation of the log was not acknowledged, and nobody else can use the log while it is locked.
+        // Remove the log, because its creation was not acknowledged, and nobody else can use the log while it is
+        // locked.
         let _ = place.remove_log();
     })
 }
@@ -132,7 +133,8 @@ pub(super) fn change(
         turn: turn.stamped,
     };
     let line = Record::new(stamp, change).encode(place.id())?;
-    // The saved summary, from which unchanged parts are copied, if its title and labels are those of the last line.
+    // The saved summary, if its title and labels are those of the last line. Parts that the write does not change are
+    // copied from this summary.
     let saved = || summary::read(place).filter(|saved| saved.has_tags_of(&tail.stamp));
     let tags = match tags {
         Some(tags) => tags.after(|| Some(saved()?.tags())),
@@ -187,7 +189,7 @@ pub(super) fn delete(
     durability: Durability,
 ) -> Result<bool, StoreError> {
     let log = match Log::open(place, file) {
-        // The log belongs to a different id that the file system considers equal.
+        // The log belongs to another id that the file system considers equal, so there is nothing to delete.
         Err(StoreError::NotFound { .. }) => return Ok(true),
         log => log,
     };

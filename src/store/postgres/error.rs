@@ -41,7 +41,7 @@ pub(super) enum Remedy {
 
 pub(super) fn remedy(error: &tokio_postgres::Error) -> Remedy {
     let Some(code) = error.code() else {
-        // An error without a code means that the connection ended or returned an unexpected value.
+        // An error without a code means that a value was unexpected, or else that the connection ended.
         return if Value::of(error).is_some() { Remedy::None } else { Remedy::Reconnect };
     };
     match *code {
@@ -52,7 +52,7 @@ pub(super) fn remedy(error: &tokio_postgres::Error) -> Remedy {
         | SqlState::IDLE_SESSION_TIMEOUT
         | SqlState::IDLE_IN_TRANSACTION_SESSION_TIMEOUT
         // These codes mean that another server took over, or that a query plan was discarded or is older than a
-        // migration.
+        // migration. In each case, a new connection helps.
         | SqlState::READ_ONLY_SQL_TRANSACTION
         | SqlState::INVALID_SQL_STATEMENT_NAME
         | SqlState::FEATURE_NOT_SUPPORTED => Remedy::Reconnect,
@@ -72,7 +72,7 @@ enum Value {
 
 impl Value {
     fn of(error: &tokio_postgres::Error) -> Option<Self> {
-        // The driver reports the kind of an error only in the error's text.
+        // The driver reports the kind of an error only in the error's text, so compare the text.
         let kinds = [
             ("error serializing parameter", Self::Sent),
             ("error encoding message", Self::Sent),

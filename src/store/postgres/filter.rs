@@ -83,7 +83,8 @@ impl Query {
             let (name, value) = (self.param(name.to_owned()), self.param(value.to_owned()));
             conditions.push(format!("({label} AND name = {name}) = {value}"));
         }
-        // No label has a name with U+0000, and the database would reject it.
+        // No label has a name with U+0000, so such a name excludes nothing. It is left out, because the database would
+        // reject it.
         for name in filter.without.iter().filter(|name| !name.contains('\0')) {
             let name = self.param(name.clone());
             conditions.push(format!("({label} AND name = {name}) IS NULL"));

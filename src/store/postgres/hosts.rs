@@ -55,7 +55,7 @@ impl Connect for InTurn {
             }
             match last {
                 Some(last) => connect(last, self.tls.clone()).await,
-                // Without a host, this call fails, and the driver's error names the missing setting.
+                // Without a host, connecting fails, and the driver's error names the missing setting.
                 None => connect(&Config::new(), self.tls.clone()).await,
             }
         })
@@ -150,8 +150,8 @@ fn single(config: &Config, at: usize) -> Config {
     if let Some(number) = config.get_keepalives_retries() {
         single.keepalives_retries(number);
     }
-    // Connections within this machine can't be overheard, and local databases have no certificate that could be
-    // checked.
+    // With the mode `prefer`, connections within this machine are not encrypted: they can't be overheard, and local
+    // databases have no certificate that could be checked.
     let encryption = match config.get_ssl_mode() {
         SslMode::Prefer if is_local(config, at) => SslMode::Disable,
         mode => mode,

@@ -80,7 +80,8 @@ pub(super) fn write(connection: &mut Connection, writes: Vec<Together>) -> bool 
         {
             let Applied { error, settle } = apply(Ok(connection));
             settles.push(settle);
-            // After some errors, such as a full disk, SQLite itself rolls the whole transaction back.
+            // After some errors, such as a full disk, SQLite itself rolls the whole transaction back. Then all of its
+            // writes fail.
             if connection.is_autocommit() {
                 outcome =
                     Err(error
@@ -91,7 +92,8 @@ pub(super) fn write(connection: &mut Connection, writes: Vec<Together>) -> bool 
             outcome = connection.execute_batch("COMMIT");
         }
         if !connection.is_autocommit() {
-            // The commit has failed, and the transaction is still open. A rollback always ends it.
+            // The commit has failed, and the transaction is still open. A rollback always ends the transaction, so an
+            // error is ignored.
             let _ = connection.execute_batch("ROLLBACK");
         }
         for settle in settles {

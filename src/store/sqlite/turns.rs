@@ -241,7 +241,7 @@ fn page_of(
     let owned = [now.clone(), now.clone()];
     let mut params = Vec::new();
     let mut sql = match which {
-        // The oldest open approval of each conversation.
+        // The list has the oldest open approval of each conversation.
         Turns::Waiting => {
             // If few conversations have the label, only their approvals are read. Otherwise, all approvals are read in
             // their order.

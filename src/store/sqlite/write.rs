@@ -283,8 +283,8 @@ pub(super) fn renew(
     Ok(lost)
 }
 
-/// Releases a lease, and records the last event of the session's feed. Both happen only if the lease is still the last
-/// one. The event is recorded only if nobody has taken the lease away.
+/// Releases a lease, unless a later lease exists. Also records the last event of the session's feed, unless the
+/// conversation no longer has an owner.
 pub(super) fn release(
     connection: &mut Connection,
     id: &ConversationId,

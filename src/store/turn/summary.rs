@@ -14,8 +14,8 @@ pub enum Turns {
     /// The turns with open approvals. An approval that does not [survive](Waiting::survives) the end of its process is
     /// open only while the conversation has an owner.
     Waiting,
-    /// The turns that no process continues. Their conversations have no owner, and the turns do not only wait for
-    /// decisions, or the time limit of an approval has passed.
+    /// The turns that no process continues. Their conversations have no owner. In addition, each of these turns waits
+    /// for more than decisions, or the time limit of one of its approvals has passed.
     Left,
     /// All turns.
     All,

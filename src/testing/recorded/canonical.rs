@@ -36,7 +36,7 @@ impl Rules {
         members.insert("messages".to_owned(), messages);
         let mut tools = json(&request.tools.declarations())?;
         for tool in tools.as_array_mut().into_iter().flatten().filter_map(Value::as_object_mut) {
-            // It makes no difference to the model who runs a tool.
+            // The model does not see who runs a tool, so this member is not compared.
             tool.shift_remove("has_handler");
         }
         members.insert("tools".to_owned(), tools);

@@ -129,7 +129,7 @@ impl Cassette {
             let line = make(entry.request.clone());
             let mut value = json(&line)?;
             if let Some(members) = value.as_object_mut() {
-                // Secrets were already removed from the request.
+                // Secrets were already removed from the request, so they are removed from the other members only.
                 let answer = members.iter_mut().filter(|(name, _)| *name != "request");
                 answer.for_each(|(_, member)| rules.clean(member, secrets));
             }

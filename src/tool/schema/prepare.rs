@@ -43,7 +43,7 @@ pub(super) fn prepare(schema: &Value) -> Result<Prepared, SchemaError> {
     while let Some((index, path)) = work.open.pop() {
         match document.pointer_mut(&path) {
             Some(Value::Object(schema)) => work.visit(index, &path, schema)?,
-            // This value is not a schema. The compiler will report that.
+            // The target of the reference is not a schema. The compiler will report that.
             Some(_) => {}
             None => return refuse(format!("`$ref` points to {:?}, which does not exist", clip(&path, 200))),
         }

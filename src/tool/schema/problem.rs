@@ -12,7 +12,7 @@ const MAX_LINE: usize = 600;
 const MAX_TEXT: usize = 2_000;
 const MAX_ALTERNATIVES: usize = 4;
 
-/// Returns the problems, one per line.
+/// Returns the problems of a value, one per line.
 pub(super) fn describe(error: &ValidationError<'_, '_>) -> String {
     let mut found = Vec::new();
     collect(error, &mut found);

@@ -15,7 +15,7 @@ const MAX_MESSAGE: usize = 16 << 10;
 /// The maximum total size of the schemas and inputs of all interrupts, in bytes.
 const MAX_DETAILS: usize = 1 << 20;
 
-/// Returns an interrupt for each pause.
+/// Returns an interrupt for each pause of the agent.
 pub(super) fn interrupts(agent: &Snapshot, level: Level) -> Vec<Interrupt> {
     let mut room = MAX_DETAILS;
     agent.pauses.iter().map(|pause| interrupt(pause, agent, level, &mut room)).collect()

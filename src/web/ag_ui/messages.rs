@@ -19,7 +19,7 @@ use crate::{
     web::view::encoded,
 };
 
-/// The greatest size of a text in one frame, in bytes. JSON can make it six times as long.
+/// The greatest size of a text in one frame, in bytes. The JSON form of the text can be six times as long.
 pub(super) const MAX_TEXT: usize = 1 << 20;
 
 /// The greatest size of all messages in one frame, in bytes. The client refuses frames from 10 MiB on.

@@ -164,7 +164,7 @@ fn known_position(message: &Posted, view: &SessionSnapshot) -> Option<KnownPosit
     };
     let id = match &*message.role {
         "user" => MessageId::new(&*message.id),
-        // The id of a block is the id of its message, and an index.
+        // The id of a block is `MESSAGE-INDEX`, so the part before the dash is the id of its message.
         "assistant" | "reasoning" => MessageId::new(message.id.rsplit_once('-')?.0),
         "tool" => {
             if view.agent.pending.iter().any(|stored| is_of(stored)) {
@@ -211,7 +211,7 @@ fn posted_result(tool_use: &ToolUse, message: &Posted) -> Result<Content, Refusa
     Ok(ToolResult::ok(tool_use, "").with_content(content.collect()).into())
 }
 
-/// Returns the decisions about all pauses.
+/// Returns one command per pause, with the decision about it. Fails unless there is exactly one answer per pause.
 fn decisions(answers: &[Answer], pauses: &[Pause]) -> Result<Vec<SessionCommand>, Refusal> {
     let mut answered = HashSet::new();
     for answer in answers {

@@ -15,7 +15,7 @@ use super::{
 use crate::{
     agent::{Event, PromptId, Status, TurnOutcome, UnstageReason},
     message::{Content, Message, Role, ToolResult, ToolUseId, Usage, value_weight},
-    session::{SessionEvent, SessionSnapshot},
+    session::{SessionEvent, SessionSnapshot, StoreReport},
     subscription::Numbered,
     text::clip,
 };
@@ -73,7 +73,7 @@ pub(crate) struct RunStream {
     run: Run,
     view: SessionSnapshot,
     phase: Phase,
-    /// Whether the stream ends at the end of its own turn, if another staged prompt starts the next turn.
+    /// Whether the stream ends with its own turn, even if another staged prompt starts the next turn.
     is_own: bool,
     is_between_turns: bool,
     step: Option<u32>,
@@ -88,7 +88,7 @@ pub(crate) struct RunStream {
 }
 
 impl RunStream {
-    /// Starts a stream. The snapshot is the one from before the command.
+    /// Starts a stream. `view` is the snapshot from before the command.
     pub(crate) fn begin(run: Run, view: SessionSnapshot, start: &Start) -> (Self, Vec<Frame>) {
         let is_paused = view.agent.status == Status::Paused;
         let phase = match start {
@@ -136,7 +136,7 @@ impl RunStream {
         vec![Self::run_started(run), ending::error(code, message, Vec::new())]
     }
 
-    /// Takes the next event.
+    /// Processes the next event of the session, and returns the frames to send.
     pub(crate) fn event(&mut self, event: &Numbered<SessionEvent>) -> Vec<Frame> {
         if self.phase == Phase::Ended {
             return Vec::new();
@@ -151,6 +151,10 @@ impl RunStream {
                 let value = title.as_deref().map_or_else(|| json!({}), |title| json!({ "title": title }));
                 self.out.push(Frame::Custom { name: "omni.title", value });
             }
+            // The session interrupts its run. Without this error, a client would take the interrupted run as a success.
+            (SessionEvent::Store(StoreReport::Lost { .. }), _) => {
+                self.finish_failed("not-saved", "The conversation can no longer be saved.");
+            }
             _ => {}
         }
         std::mem::take(&mut self.out)
@@ -162,7 +166,8 @@ impl RunStream {
         self.phase == Phase::Paused
     }
 
-    /// Takes a snapshot that is at least as new as the last event. If the run is still paused, the stream ends.
+    /// Processes a snapshot that is at least as new as the last event, and returns the frames to send. If the run is
+    /// still paused, they end the stream.
     pub(crate) fn pause(&mut self, view: &SessionSnapshot) -> Vec<Frame> {
         if self.phase == Phase::Paused && !view.agent.pauses.is_empty() {
             self.view.clone_from(view);

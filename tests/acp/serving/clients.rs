@@ -79,7 +79,7 @@ async fn passes(mut command: Command) {
 
 #[tokio::test]
 async fn client_of_the_typescript_sdk_uses_everything() {
-    let Some(sdk) = sdk().await else { return };
+    let Some((node, sdk)) = sdk().await else { return };
     let place = Place::new();
     let script = script(&sdk, "client.mjs", &place);
     fs::copy(
@@ -87,7 +87,7 @@ async fn client_of_the_typescript_sdk_uses_everything() {
         place.path().join("tools.mjs"),
     )
     .unwrap();
-    passes(client(Path::new("node"), &script, "all", &place)).await;
+    passes(client(&node, &script, "all", &place)).await;
     place.is_left().await;
     assert_eq!(fs::read_to_string(place.path().join("ended")).unwrap(), "Ok(())");
 }
@@ -134,10 +134,10 @@ async fn is_kept(place: &Place) {
 
 #[tokio::test]
 async fn agent_of_a_killed_typescript_client_ends_and_keeps_the_completed_step() {
-    let Some(sdk) = sdk().await else { return };
+    let Some((node, sdk)) = sdk().await else { return };
     let place = Place::new();
     let script = script(&sdk, "client.mjs", &place);
-    killed(client(Path::new("node"), &script, "die", &place)).await;
+    killed(client(&node, &script, "die", &place)).await;
     is_kept(&place).await;
 }
 

@@ -60,7 +60,7 @@ impl conformance::BackendUnderTest for Subject {
 #[tokio::test]
 async fn suite_of_the_backend_passes_on_a_served_manager() {
     let report = conformance::check(async || Subject(Place::new())).await;
-    // The protocol does not support forks.
+    // The protocol does not support forks, so only this check is skipped.
     assert_eq!(report.skipped, ["fork_starts_at_its_position"], "{report:?}");
 }
 

@@ -101,8 +101,14 @@ pub fn start(request: &StartRequest) -> Result<OpenOptions, Box<dyn std::error::
         let answer = context.ask(json!({ "message": format!("Is {} right?", folder.r#in) })).await;
         Ok::<_, omni_agent::ToolError>(format!("{answer:?}"))
     });
+    let fill = tool_fn("fill_in", "Asks for a name.", async |folder: Folder, context: ToolContext| {
+        let schema = json!({ "type": "object", "required": [folder.r#in] });
+        let answer = context.ask(json!({ "message": "Who?", "schema": schema })).await;
+        Ok::<_, omni_agent::ToolError>(format!("{answer:?}"))
+    });
     let tools = ToolSet::new()
         .with(ask)?
+        .with(fill)?
         .with(list)?
         .with(delete.needs_approval())?
         .extended(request.tools().to_vec())?;
@@ -145,11 +151,14 @@ fn answer(model: &str, request: &Request) -> Step {
             Step::text(kept.collect::<Vec<_>>().join(" "))
         }
         "Ask" if !begun => Step::tool_use("call-1", "ask_first", json!({ "in": "x" })),
+        "Fill in" if !begun => Step::tool_use("call-1", "fill_in", json!({ "in": "name" })),
         "Use the server" if !begun => {
             let tool = request.tools.iter().find(|tool| tool.name().contains("__"));
             Step::tool_use("call-1", tool.map_or("none", |tool| tool.name()), json!({ "text": "hello" }))
         }
-        "Ask" | "Use the server" => Step::text(results.iter().map(ToolResult::text).collect::<String>()),
+        "Ask" | "Fill in" | "Use the server" => {
+            Step::text(results.iter().map(ToolResult::text).collect::<String>())
+        }
         "Think" => Step::new().then_thinking("Hm.", "").then_text(["Thought."]).stop(),
         "Count" => Step::new().then_text((0..2000).map(|number| format!("{number} "))).stop(),
         "Which word?" => {

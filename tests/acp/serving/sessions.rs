@@ -92,7 +92,7 @@ async fn listed_sessions_are_those_of_the_folder_until_they_are_deleted() {
         let created =
             window.request("session/new", json!({ "cwd": folder, "mcpServers": [] })).await.unwrap();
         let session = created["sessionId"].as_str().unwrap().to_owned();
-        // A conversation is stored with its first turn.
+        // A conversation is stored with its first turn, so each session runs one turn.
         window.say(&session, "Hello").await;
         sessions.push(session);
     }

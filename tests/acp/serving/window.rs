@@ -77,7 +77,7 @@ impl Window {
         serde_json::from_str(&line).unwrap_or_else(|_| panic!("not a message: {line}"))
     }
 
-    /// Returns the next message that fits. The others are kept for later.
+    /// Returns the next message that fits. Messages before it are kept for later.
     pub async fn next(&mut self, fits: impl Fn(&Value) -> bool) -> Value {
         if let Some(at) = self.unread.iter().position(&fits) {
             return self.unread.remove(at).unwrap();

@@ -129,3 +129,15 @@ async fn question_of_a_running_tool_is_asked_in_all_windows_and_belongs_to_its_c
         assert_eq!(one.texts("agent_message_chunk"), result);
     }
 }
+
+#[tokio::test]
+async fn form_with_required_fields_can_only_be_rejected() {
+    let (mut one, _two, session) = two().await;
+    let prompt = one.prompt(&session, "Fill in").await;
+    let question = one.question().await;
+    let options = question["params"]["options"].as_array().unwrap();
+    assert_eq!(options.iter().map(|option| &option["optionId"]).collect::<Vec<_>>(), ["reject"]);
+    one.decide(&question, "reject").await;
+    assert_eq!(one.answer(prompt).await.unwrap()["stopReason"], "end_turn");
+    assert_eq!(one.texts("agent_message_chunk"), "Declined(\"The user did not allow it.\")");
+}

@@ -144,7 +144,7 @@ async fn choose(rig: &Rig, choice: &ToolChoice) -> Cell {
         return Cell::Works;
     }
     if *choice == ToolChoice::None && last.tools.is_empty() {
-        // A tool that is not offered can't be used.
+        // Without tools in the request, no tool can be used, so no warning is needed.
         assert!(response.warnings.is_empty());
         return Cell::Works;
     }

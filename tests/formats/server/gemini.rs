@@ -294,7 +294,7 @@ impl Wire for Gemini {
     }
 
     fn reported_usage(&self, usage: Usage) -> Usage {
-        // Gemini does not report tokens that were written to the cache.
+        // Gemini does not report tokens that were written to the cache separately, so they count as input.
         usage.with_input(usage.input + usage.cache_write).with_cache_write(0)
     }
 }
@@ -306,7 +306,7 @@ fn contents(contents: Vec<Content>, memory: &Memory, seen: &mut Seen) -> Read<()
     for (at, Content { role, parts }) in contents.into_iter().enumerate() {
         must(!parts.is_empty(), || format!("contents[{at}].parts: must not be empty"))?;
         let results = parts.iter().any(|part| part.get("functionResponse").is_some());
-        // The user's text that follows tool results is a separate entry of `contents`.
+        // A user's text that follows tool results must be a separate entry of `contents`.
         let turn = match (&*role, results) {
             ("user", true) => "results",
             ("user", false) => "user",

@@ -157,7 +157,7 @@ impl Wire for Ollama {
                     }
                     Err(_) => malformed = true,
                 },
-                // The server performs no actions itself.
+                // The server performs no actions itself, so it sends nothing for them.
                 Said::Opaque(_) => {}
             }
         }
@@ -201,7 +201,7 @@ impl Wire for Ollama {
     }
 
     fn reported_usage(&self, usage: Usage) -> Usage {
-        // Ollama reports neither cached tokens nor reasoning tokens.
+        // Ollama reports neither cached tokens nor reasoning tokens, so all prompt tokens count as input.
         Usage::default().with_input(usage.prompt()).with_output(usage.output)
     }
 
@@ -248,7 +248,7 @@ fn messages(messages: &[Value], memory: &Memory, seen: &mut Seen) -> Read<()> {
                 before = "assistant";
             }
             Message::Tool { content, tool_name, tool_call_id: id } => {
-                // Prompt templates match results to calls by their order or by name.
+                // Prompt templates match results to calls by their order or by name, so both must be right.
                 let (called, name) = if order.is_empty() { Default::default() } else { order.remove(0) };
                 must((&called, &name) == (&id, &tool_name), || format!("{id} is not the next call"))?;
                 calls.answer(&id)?;

@@ -11,11 +11,11 @@ pub(crate) struct Habit {
     /// The number of bytes per chunk.
     pub(crate) chunk: usize,
     line_end: &'static str,
-    /// Adds comments, unneeded fields and blank lines.
+    /// Whether comments, unneeded fields and blank lines are added.
     noise: bool,
-    /// Begins the stream with a byte order mark.
+    /// Whether the stream begins with a byte order mark.
     mark: bool,
-    /// Sends the names of events, and writes a space after each colon.
+    /// Whether the names of events are sent, and a space follows each colon.
     named: bool,
 }
 

@@ -1,4 +1,4 @@
-//! The four tools, with clients of both generations.
+//! The four tools, with clients of both generations of the protocol.
 
 use omni_agent::store::Labels;
 use serde_json::{Value, json};

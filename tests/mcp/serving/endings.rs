@@ -62,7 +62,7 @@ async fn cancelled_call_whose_prompt_waits_leaves_the_run_of_another_client_alon
     reached(&manager, |agent| agent.staged.len() == 1).await;
     waiting.abort();
     reached(&manager, |agent| agent.staged.is_empty() && agent.status == Status::Busy).await;
-    // The other client stops the run. The first one gets what was written so far.
+    // The second client stops the run. The first client gets the text that was written so far.
     let stopped = done(&call(&two, "stop", json!({ "conversation": conversation })).await);
     assert_eq!(stopped, json!({ "stopped": true }));
     let result = soon(running).await.unwrap().unwrap();

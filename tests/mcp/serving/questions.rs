@@ -112,7 +112,7 @@ async fn forged_state_reaches_nothing() {
         let refused = failure(&soon(client.call_tool(params)).await.unwrap());
         assert!(refused.contains(expected), "{refused}");
     }
-    // The turn of the state is not in flight, so the question is asked again and nothing is decided.
+    // The turn that the state names is not in flight, so the question is asked again and nothing is decided.
     let turn = json!("00000000000000000000000000000000");
     let params = params("ask", json!({ "prompt": "Delete" }));
     let params = params.with_request_state(with("turn", turn)).with_input_responses(answers());

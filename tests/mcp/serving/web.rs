@@ -153,12 +153,16 @@ async fn own_client_asks_over_http_in_both_generations() {
         let client = McpClient::http(url).header("x-user", "ann").name("it").version(version);
         let client = soon(client.connect()).await.unwrap();
         assert_eq!(client.protocol_version().await.unwrap(), version);
+        let hints = client.tools().await.unwrap().hints;
+        assert_eq!(hints.keys().collect::<Vec<_>>(), ["it__list", "it__read", "it__stop"]);
+        assert_eq!((hints["it__list"].read_only, hints["it__stop"].destructive), (Some(true), Some(false)));
         let tool_use = ToolUse::new("call-1", "it__ask", json!({ "prompt": "Look" }));
         let tools = set(&client).await;
         let result =
             soon(tools.run(&tool_use, ToolContext::detached("call-1"), &ToolLimits::default())).await;
         assert!(result.text().starts_with("Seen."), "{result:?}");
-        // The question of the served agent is a question of the tool of the other agent.
+        // The client's agent uses the served agent as a tool. A question of the served agent becomes a question of this
+        // tool.
         let (questions, text) =
             answered(&client, "it__ask", json!({ "prompt": "Delete" }), |_| Decision::Execute).await;
         assert!(text.starts_with("gone"), "{text}");
@@ -190,14 +194,14 @@ async fn stranger_sees_nothing() {
         assert_eq!(of_ann, app.call("ben", &ben, tool, other).await, "{tool}");
         assert_eq!(of_ann["content"][0]["text"], "There is no such conversation.");
     }
-    // A state that was made for another conversation reaches nothing, too.
+    // A forged `requestState` that names Ann's conversation is refused, too.
     let state = json!({ "conversation": conversation, "prompt": "p", "turn": "0" }).to_string();
     let mut forged = new_call("ask", json!({ "prompt": "Hello" }));
     forged["params"]["requestState"] = state.into();
     let refused = message(app.send(Method::POST, &new_headers("ben", "ask"), &forged).await).await;
     assert_eq!(refused["result"]["isError"], true, "{refused}");
 
-    // The protocol session of another principal does not exist, and nobody is anonymous.
+    // A principal can't use the protocol session of another principal, and a request without a user is refused.
     let call = json!({ "jsonrpc": "2.0", "id": 3, "method": "tools/list" });
     for (method, body) in [(Method::POST, &call), (Method::GET, &Value::Null), (Method::DELETE, &Value::Null)]
     {

@@ -136,7 +136,7 @@ async fn renewal_over_a_frozen_process_succeeds_over_another_connection() {
     let observer = raw(&server.url()).await;
     let find = "SELECT pid FROM pg_stat_activity WHERE application_name = 'omni-agent' AND query LIKE $1";
     for together in [false, true] {
-        // The connection is identified by the statement that it executed last.
+        // The query finds the connection of the leases by the statement that the connection executed last.
         store.renew(&id("a"), &lease).await.unwrap();
         let pids = observer.query(find, &[&"%SET expires = clock_timestamp()%"]).await.unwrap();
         assert_eq!(pids.len(), 1, "leases have a separate connection");
@@ -169,7 +169,7 @@ async fn silent_after(answers: usize) -> SocketAddr {
                     let _ = client.read(&mut buffer).await;
                     let _ = client.write_all(answer).await;
                 }
-                // All further messages are read and ignored.
+                // All further messages are read and never answered.
                 while client.read(&mut buffer).await.is_ok_and(|bytes| bytes > 0) {}
             });
         }

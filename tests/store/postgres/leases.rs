@@ -27,7 +27,7 @@ async fn lease_from_before_the_clock_was_set_back_expires_early() {
     let refused = store.acquire(&id("a"), &Owner::new("ben")).await;
     assert!(matches!(refused, Err(StoreError::Owned { .. })), "{refused:?}");
     // If the clock was set back by an hour, the lease has expired. Its owner can still renew it, unless another owner
-    // has acquired it.
+    // has acquired the conversation.
     for together in [false, true] {
         set_back("1 hour").await;
         assert_eq!(store.summary(&id("a")).await.unwrap().owner, None);
@@ -47,8 +47,7 @@ async fn lease_from_before_the_clock_was_set_back_expires_early() {
     store.acquire(&id("a"), &Owner::new("ben")).await.unwrap();
 }
 
-/// If a process uses schema version 1, it does not know the column `lasts` and leaves the value of this column
-/// unchanged.
+/// A process of schema version 1 does not know the column `lasts`, and leaves the value of the column unchanged.
 #[tokio::test]
 async fn acquire_by_schema_version_1_after_a_release_is_held_until_it_expires() {
     let Some(url) = url() else { return };

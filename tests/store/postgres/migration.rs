@@ -143,7 +143,7 @@ async fn open_of_an_earlier_schema_that_was_cancelled_reports_how_long_it_waited
     let mut reader = raw(url).await;
     let reading = reader.transaction().await.unwrap();
     reading.execute(&format!("SELECT FROM \"{schema}\".conversations"), &[]).await.unwrap();
-    // These limits are much longer than the wait that the error reports, so this wait does not depend on them.
+    // Both limits are much longer than the wait that the error reports, so this wait does not depend on them.
     let limit = Duration::from_hours(1);
     let builder = PostgresStore::builder(url).schema(&schema).statement_timeout(limit).lock_wait(limit);
     let opened = tokio::spawn(builder.open());

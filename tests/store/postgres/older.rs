@@ -171,7 +171,7 @@ async fn commit_of_an_older_process_ends_the_turn_and_keeps_everything_else() {
     let version = store.commit(&talk, &Write::on(version), &recorded).await.unwrap();
     assert!(store.load(&talk).await.unwrap().turn.is_some());
 
-    // A new title does not concern the turn.
+    // A new title leaves the turn in flight unchanged.
     assert!(older.write(version.get(), None, Some(r#""A title""#)).await);
     let titled = store.load(&talk).await.unwrap();
     assert_eq!((titled.state.title.as_deref(), titled.turn.is_some()), (Some("A title"), true));
@@ -180,7 +180,7 @@ async fn commit_of_an_older_process_ends_the_turn_and_keeps_everything_else() {
     assert_eq!((stored.nodes.len(), stored.head), (before.nodes.len() + 1, Some(node(7))));
     assert_eq!((&stored.turn, &stored.last_run, stored.mark), (&None, &None, None));
     assert_eq!(stored.state.labels.get("tenant"), Some("a"));
-    // An older process has no ledger.
+    // An older process does not write to the usage ledger.
     assert_eq!(stored.used, before.used);
     for which in [Turns::All, Turns::Left, Turns::Waiting] {
         let listed = store.turns(which, &Filter::default(), Page::default()).await.unwrap();
@@ -213,7 +213,7 @@ async fn conversation_of_an_older_process_is_complete() {
     assert_eq!((stored.version.get(), &stored.state), (1 << 40, &StoredState::default()));
     assert_eq!((stored.used.requests, &stored.turn, &stored.last_run), (0, &None, &None));
     assert_eq!(store.list(Page::default()).await.unwrap().len(), 3);
-    // The lease of an older process holds.
+    // The lease of an older process keeps other owners out.
     let acquire: &[&(dyn ToSql + Sync)] = &[&"new", &"ann", &None::<&str>, &60_f64, &first, &1_i64];
     assert_eq!(older.query(ACQUIRE, acquire).await.len(), 1);
     let refused = store.acquire(&id("new"), &Owner::new("bea")).await;
@@ -246,7 +246,7 @@ async fn delete_by_an_older_process_removes_all_rows() {
         assert_eq!(older.count(table).await, 0, "{table}");
     }
     assert!(!store.exists(&talk).await.unwrap());
-    // Such a deletion keeps no sums.
+    // A deletion by an older process keeps no sums of the usage.
     let all = Timestamp(0)..Timestamp(u64::MAX);
     assert!(store.used(&Filter::default(), all).await.unwrap().is_empty());
 }

@@ -22,7 +22,7 @@ async fn list_after_a_late_conversation_reads_no_more_of_the_index() {
     other.execute(&MANY.replace("{schema}", &schema), &[]).await.unwrap();
     other.batch_execute(&format!("ANALYZE {schema}.conversations")).await.unwrap();
 
-    // The server reports the statement that the store sends.
+    // The server reports the statement that the store sends for a later page.
     let page = Page::first(50).after(&store.list(Page::first(1)).await.unwrap()[0]);
     assert_eq!(store.list(page).await.unwrap().len(), 50);
     let sent =
@@ -80,7 +80,7 @@ async fn pages_of_a_label_that_only_old_conversations_have_are_complete() {
     for (label, value, count) in [("age", "oldest", 6000), ("kind", "most", 56_000), ("age", "later", 56_000)]
     {
         let filter = Filter::with(Labels::new([(label, value)]).unwrap());
-        // The conversations with the greatest number are the latest ones. Three at a time have the same time.
+        // The conversations with the greatest number are the latest ones. Each time is shared by three conversations.
         let mut expected: Vec<_> = (1..=62_000_u32)
             .filter(|n| {
                 (label == "kind" && *n <= 56_000) || (label == "age" && (*n <= 6000) == (value == "oldest"))
@@ -99,7 +99,7 @@ async fn pages_of_a_label_that_only_old_conversations_have_are_complete() {
         }
         assert_eq!(found, expected[..found.len()], "{label} {value}");
         assert_eq!(found.len(), count.min(8000), "{label} {value}");
-        // Beyond the conversations that are examined first.
+        // This page begins after the conversations that are examined first.
         let mut skipped = Page::first(50);
         skipped.offset = 5500;
         let listed = store.list_where(&filter, skipped).await.unwrap();

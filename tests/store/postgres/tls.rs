@@ -52,7 +52,7 @@ async fn open_with_tls_trusts_only_the_configured_certificates() {
     assert!(all > 0);
     assert_eq!(encrypted, all);
 
-    // The platform does not trust the certificate.
+    // The platform does not trust the certificate, and the URL does not name it.
     let error = PostgresStore::open(&url).await.unwrap_err();
     assert!(matches!(error, StoreError::Unreachable { .. }), "{error:?}");
     assert!(format!("{error:?}").contains("UnknownIssuer"), "the error must name the reason: {error:?}");

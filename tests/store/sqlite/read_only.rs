@@ -145,7 +145,7 @@ async fn child_reads_what_is_in_the_log() {
 async fn read_of_a_read_only_file_while_another_process_writes_includes_its_log() {
     let folder = Folder::new();
     let version = filled(&folder).await;
-    // This process has the file open, and the child can't write to it.
+    // This process keeps the file open, and the child can't write to the file.
     let store = quick(&folder).await;
     commit(&store, &id("a"), version, 2, "more").await;
     for name in folder.names() {

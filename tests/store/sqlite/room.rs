@@ -80,7 +80,7 @@ async fn begins_anew_while_readers_overlap(folder: &Folder, store: &SqliteStore)
     log.push("-wal");
     let len = || std::fs::metadata(&log).unwrap().len();
     let other = raw(folder);
-    // This connection uses the same limit as the store. If it restarts the log, it therefore also truncates the log.
+    // The other connection has the same size limit as the store, so if it restarts the log, it also truncates the log.
     other.pragma_update(None, "journal_size_limit", 16 << 20).unwrap();
     other.execute_batch("CREATE TABLE ballast (content BLOB)").unwrap();
     let mut reader = Reader::begin(folder);

@@ -53,7 +53,7 @@ async fn search_index_created_later_contains_older_conversations() {
         commit(&store, &id, version, 1, &format!("common word{number}")).await;
     }
     let searching = searching(&folder).await;
-    // A process that was opened without searches updates the index, too.
+    // A process that opened the file without searches updates the index, too.
     store.delete(&id("n3")).await.unwrap();
     let version = store.load(&id("n4")).await.unwrap().version;
     commit(&store, &id("n4"), version, 2, "newer").await;

@@ -9,8 +9,8 @@ use rusqlite::TransactionBehavior;
 use super::{file, quick, raw};
 use crate::support::{Folder, create, id, says};
 
-/// Starts these commits while another program has locked the file, then unlocks the file and waits for all commits.
-/// They wait behind a delete, which shares no transaction, and which empties the write-ahead log.
+/// Starts these commits while another program has locked the file, then unlocks the file and waits for all commits. The
+/// commits wait behind a delete, which shares no transaction, and which empties the write-ahead log.
 async fn commit_at_once(
     folder: &Folder,
     store: &SqliteStore,
@@ -104,7 +104,7 @@ async fn commits_whose_transaction_is_rolled_back_fail_and_can_be_repeated() {
         .unwrap();
     let written = commit_at_once(&folder, &store, &commits).await;
     for (number, written) in written.iter().enumerate() {
-        // Writes behind the one that failed get another transaction.
+        // Writes behind the failed write get another transaction, so they succeed.
         assert_eq!(written.is_ok(), number > 3, "{number}: {written:?}");
     }
     raw(&folder).execute_batch("DROP TRIGGER fails").unwrap();

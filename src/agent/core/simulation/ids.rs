@@ -15,7 +15,7 @@ pub(super) struct Ids {
     made: HashSet<MessageId>,
     /// The id of the requested response.
     pub(super) answer: Option<MessageId>,
-    /// Whether the id was announced and its request was not sent yet.
+    /// Whether `answer` was announced and the request for this response was not sent yet.
     announced: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Checks the events on their own: their order, the messages of each turn, and the ends of runs.
+//! Checks the order of events, the messages of each turn, and the ends of runs, with a model that predicts the events.
 
 use std::{sync::Arc, time::Duration};
 
@@ -44,7 +44,7 @@ pub(super) struct Model {
     /// The failure for which `handle_error` was called.
     pub(super) failure: Option<Failure>,
 
-    // The world sets the following fields before it passes an input to the core.
+    // The simulated world sets the following fields before it passes an input to the core.
     pub(super) input: Input,
     /// The limit of requests in the agent's configuration.
     own_limit: Option<u32>,
@@ -161,8 +161,8 @@ impl Turn {
         (self.current, self.booked) = (Usage::default(), None);
     }
 
-    /// Checks that the usage of the current request was reported. It must be reported as that of a complete response,
-    /// or of a request that ended as `end` states.
+    /// Checks that the usage of the current request was reported, either as the usage of a complete response or with
+    /// the end `end`.
     pub(super) fn check_booked(&mut self, end: RequestEnd) -> Check {
         let ending = self.ending.take();
         ensure!(
@@ -350,7 +350,7 @@ impl Model {
             Event::Withdrawn { tool_use_id } => self.pauses.withdraw(tool_use_id),
             Event::Staged { id, prompt } => self.queue.stage(id, prompt),
             Event::Unstaged { id, reason } => self.queue.unstage(id, *reason, self.turn.is_some()),
-            // `Desk` checks these events.
+            // These events are checked by `Desk`, which holds the state of the tool uses.
             Event::ToolStart { .. } | Event::ToolEnd { .. } => Ok(()),
             Event::Usage(row) => self.usage_told(row),
             Event::Retry { pending, failure, step, .. } => {
@@ -460,7 +460,7 @@ impl Model {
         self.check_step(step)
     }
 
-    /// A staged prompt joins the turn after the results of its tools.
+    /// Checks the message of a staged prompt that joins the turn after the tool results of a step.
     fn joins_step(&mut self, prompt: Arc<Prompt>, message: &Arc<Message>, step: u32) -> Check {
         ensure!(
             self.queue.has_results && !self.interrupting(),
@@ -576,7 +576,7 @@ impl Model {
         Ok(())
     }
 
-    /// The provider sends the request again, within the same step.
+    /// Checks another attempt at a request, which the provider sends again within the same step.
     fn attempted(&mut self, pending: usize, failure: &Failure) -> Check {
         self.input = Input::Plain;
         ensure!(matches!(failure, Failure::Provider { .. }), "an attempt fails with {failure:?}");

@@ -41,7 +41,8 @@ impl World {
             self.note(|| format!("stored, so {effect:?}"));
             return self.perform_all(vec![effect]);
         }
-        // While the provider waits for an answer, a callback and a stream run concurrently.
+        // While the provider waits for an answer, a callback and a stream run concurrently, so choose at random which
+        // of them continues first.
         let stream_first = self.rng.percent(50);
         if self.stream.is_some() && (self.call.is_none() || stream_first) {
             return self.stream_outcome();
@@ -271,7 +272,7 @@ impl World {
         self.input(|core, cx| core.turn_decided(op, decision, cx))
     }
 
-    /// Simulates the first poll of `handle_event`, so its event is no longer queued.
+    /// Simulates the first poll of `handle_event`, after which the application event is no longer queued.
     fn event_begins(&mut self, op: Op) -> Check {
         self.note(|| "handle_event begins".to_owned());
         self.begun = true;

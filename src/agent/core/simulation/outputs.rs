@@ -18,7 +18,7 @@ use crate::{
 /// The only text of a response that matches the schema.
 pub(super) const FITS: &str = "7";
 
-/// The default number of times that a response is requested again.
+/// The default number of times that a response is requested again because it does not match the schema.
 const RETRIES: u32 = 3;
 
 /// Returns options that require the response to match `FITS`.
@@ -71,7 +71,8 @@ impl Model {
         let Some(turn) = &mut self.turn else { return };
         turn.outputs.fits = None;
         let uses_tools = turn.blocks.iter().any(super::blocks::Block::is_tool_use);
-        // After a pause, the next request continues the response, unless the limit of requests is reached.
+        // If the service paused the response, the next request continues the response, unless the limit of requests is
+        // reached.
         let paused = turn.told == Some(StopReason::Pause) && !exhausted;
         if turn.outputs.wanted.output.is_none() || uses_tools || paused || turn.told.is_none() {
             return;

@@ -1,4 +1,5 @@
-//! Operations of the history's owner: random histories, the expected results, and the model's view of the operations.
+//! Operations that the owner of the history (a session) requests: random histories, the expected results, and the
+//! effect of each operation on the model.
 
 use std::sync::Arc;
 
@@ -35,8 +36,8 @@ impl World {
         }
     }
 
-    /// Returns a message that starts a run on `base`. The message is the one that follows `base`, another message of
-    /// the history, or a new message.
+    /// Returns a message that starts a run on `base`: the committed message that follows `base`, another committed
+    /// message, or a new message, which may be invalid.
     fn random_message(&mut self, base: &History) -> Arc<Message> {
         if let Some(next) = self.model.committed.get(base.len()).filter(|_| self.rng.percent(40)) {
             return Arc::clone(next);

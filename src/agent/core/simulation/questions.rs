@@ -37,7 +37,7 @@ impl Questions {
         Ok(())
     }
 
-    /// Checks that no answer is missing.
+    /// Checks that every expected answer was given, and that every expected end of a call has happened.
     pub(super) fn check_rest(&self) -> Check {
         ensure!(self.answer.is_none(), "the answer {:?} was not given", self.answer);
         ensure!(self.ending.is_none(), "the call {:?} was not ended", self.ending);

@@ -178,8 +178,8 @@ fn resume_late_for_a_call_of_an_earlier_turn_is_stale() {
 
 #[test]
 fn resume_late_for_a_generated_id_is_stale() {
-    // The service sends tool uses with an empty id. The agent replaces it with a generated id, which is the same in
-    // both responses.
+    // In both responses, the service sends a tool use with an empty id. The agent must generate a different id for each
+    // of them.
     let mut bench = Bench::new();
     bench.prompt("hi");
     for _ in 0..2 {

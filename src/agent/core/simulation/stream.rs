@@ -184,7 +184,8 @@ impl World {
             self.question = Some(tool_use.clone());
             return self.input(|core, cx| core.asked(op, tool_use, cx));
         }
-        // The shell would not report a second question. If it did, the second question must not replace the first.
+        // The shell reports no second question while one is open. Even if it did, the second question must not replace
+        // the first.
         let ((), effects) = self.feed(|core, cx| core.asked(op, tool_use, cx));
         super::ensure!(effects.is_empty(), "a second question is processed: {effects:?}");
         Ok(())

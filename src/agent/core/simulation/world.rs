@@ -203,7 +203,8 @@ impl World {
         if self.rng.percent(5) {
             self.kept = Kept::new(&self.core, &self.config);
         }
-        // While tools run or a question waits, more faults are possible.
+        // While tools run or a question waits, outcomes of ended operations are sent more often, because more kinds of
+        // them are possible.
         let busy = self.tasks.is_some() || self.question.is_some();
         if self.rng.percent(if busy { 25 } else { 5 }) {
             return self.ghost();

@@ -205,7 +205,8 @@ impl Supervisor {
                     on_receive_dispatch!(),
                 )
                 .connect_with(channel, async move |agent| {
-                    // The caller that opens the connection may have stopped waiting for it.
+                    // The send fails if the caller that opens the connection has stopped waiting for it. Ignore this
+                    // error.
                     let _ = sender.send(agent.clone());
                     agent.incoming_closed().await;
                     Ok(())
@@ -231,7 +232,7 @@ impl Supervisor {
                         let why = ended.err().map_or_else(String::new, |error| error.to_string());
                         break Some(Broken::Failed(why));
                     }
-                    // Output that the program wrote before it ended may still be unread.
+                    // Output that the program wrote before it ended may still be unread, so wait a little longer.
                     _ = &mut exit => late.set(sleep(SOON).fuse()),
                     Err(error) = &mut writer => {
                         deaf = Some(error.to_string());

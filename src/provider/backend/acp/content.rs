@@ -25,7 +25,8 @@ pub(super) fn blocks(
         match content {
             Content::Text(text) => blocks.push(text.text.clone().into()),
             Content::Attachment(attachment) => blocks.push(attached(attachment, can)?),
-            // The agent doesn't know the tool use of this result, because another model made the tool use.
+            // The agent doesn't know the tool use of this result, because another model made the tool use. So the
+            // result is sent as text.
             Content::ToolResult(result) => blocks.push(result.text().into()),
             Content::ProviderItem(_) | Content::Thinking(_) => {}
             Content::ToolUse(_) => {

@@ -29,7 +29,8 @@ pub(super) fn not_resumed(
     id: &SessionId,
     sign_in: &[AuthMethod],
 ) -> BackendError {
-    // Agents describe a missing session in many different words. The protocol defines only one code for it.
+    // The protocol defines only one code for a missing session, and agents describe a missing session in many different
+    // words. Therefore, the text of the error is searched too.
     let text = words(error).to_lowercase();
     let has = |words: &[&str]| words.iter().any(|words| text.contains(words));
     let is_missing = has(&["not found", "no such", "unknown", "not exist", "no session", "invalid session"])

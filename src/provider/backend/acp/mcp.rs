@@ -52,7 +52,8 @@ impl McpServer {
         }
     }
 
-    /// Returns the server in the form that is sent to the agent, if the agent can reach the server.
+    /// Returns the server in the form that is sent to the agent. Fails if the agent does not support the server's
+    /// transport.
     pub(super) fn wire(&self, can: &McpCapabilities) -> Result<Wire, BackendError> {
         let way = match &self.0 {
             Wire::Http(_) if !can.http => "HTTP",

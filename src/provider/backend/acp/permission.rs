@@ -52,7 +52,7 @@ pub(super) fn outcome(answer: Option<PermissionAnswer>, options: &[PermissionOpt
     };
     let outcome = match chosen {
         Some(option) => RequestPermissionOutcome::Selected(SelectedPermissionOutcome::new(option.id.clone())),
-        // The answer is `None`, or the agent offers no option for the decision.
+        // The turn was cancelled, or the agent offers no option for the decision.
         None => RequestPermissionOutcome::Cancelled,
     };
     json!(RequestPermissionResponse::new(outcome))

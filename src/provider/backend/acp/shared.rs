@@ -127,7 +127,7 @@ impl ConnectionState {
             tracing::warn!("{warning}");
             warnings.push(warning);
         }
-        // This channel needs no limit of its own, because the budget limits the messages.
+        // The channel of events needs no limit, because the budget limits the messages that cause the events.
         let (events, receiver) = mpsc::unbounded_channel();
         state.turns += 1;
         let turn = PromptInFlight {
@@ -304,7 +304,8 @@ impl ConnectionState {
             .as_ref()
             .is_err_and(|error| is_incoming_transport_closed(error) || is_connection_terminated(error))
         {
-            // The connection has ended. The supervisor reports the reason with more detail.
+            // The connection has ended, so do not end the turn here: the supervisor will report the reason with more
+            // detail.
             return;
         }
         let Some(mut turn) = state.turn.take() else {
@@ -324,7 +325,7 @@ impl ConnectionState {
                     "`session/prompt` was answered without a stop reason".to_owned(),
                 )),
             },
-            // Some agents respond to a cancelled prompt with an error. The turn counts as cancelled.
+            // Some agents respond to a cancelled prompt with an error, but the turn counts as cancelled.
             Err(_) if turn.cancelled => BackendEvent::Result(TurnResult::new(StopReason::Cancelled)),
             Err(error) => BackendEvent::Error(fault::refused("session/prompt", error, &state.sign_in)),
         };

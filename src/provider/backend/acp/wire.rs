@@ -164,7 +164,8 @@ pub(super) async fn read(
         let heard = match traffic.classify(&line) {
             IncomingLine::Messages(heard) => heard,
             IncomingLine::Damaged => return Broken::Damaged(shown(&line, 200)),
-            // Some programs also write other text to their standard output, although the protocol forbids this.
+            // Some programs also write other text to their standard output, although the protocol forbids this. Skip
+            // this text, up to a limit.
             IncomingLine::Noise => match traffic.pass_over(&line) {
                 Ok(()) => continue,
                 Err(broken) => return broken,

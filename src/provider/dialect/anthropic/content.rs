@@ -105,7 +105,8 @@ pub(super) fn messages(
         }
     }
     drop_unanswered(&mut turns);
-    // The service rejects an assistant message that ends in thinking. A response that was cut off can end in this way.
+    // The service rejects an assistant message that ends in thinking, so remove such thinking. A response that was cut
+    // off can end in this way.
     for turn in turns.iter_mut().filter(|turn| turn.role == Role::Assistant) {
         while turn.blocks.last().is_some_and(|block| block.kind == BlockRole::Thinking) {
             turn.blocks.pop();
@@ -249,7 +250,7 @@ impl Encoder<'_> {
         let input = match &tool_use.input {
             input @ Value::Object(_) => input.clone(),
             Value::Null => json!({}),
-            // The service accepts only objects as input.
+            // The service accepts only objects as input, so any other value is wrapped in an object.
             other => json!({"value": other}),
         };
         let id = self.ids.assign(&tool_use.id);

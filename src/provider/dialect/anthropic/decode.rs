@@ -74,8 +74,8 @@ enum OpenKind {
 impl Decoder for MessagesDecoder {
     fn decode(&mut self, frame: Frame<'_>, deltas: &mut Vec<Delta>) -> Decoded {
         let data = frame.data.trim_ascii();
-        // `[DONE]` ends the streams of another wire format. Some services that implement both wire formats also send
-        // `[DONE]` in this one.
+        // Skip `[DONE]`, which ends the streams of another wire format. Some services that implement both wire formats
+        // also send it in this one.
         if self.is_done() || data.is_empty() || data == "[DONE]" {
             return Ok(());
         }

@@ -139,13 +139,13 @@ impl Encoder<'_> {
     /// the service would reject this request and every later one. Changed tools, changed system prompts and repeated
     /// steps change the preceding content.
     ///
-    /// Returns which thinking can be sent back. If thinking is turned off or set to a mode other than adaptive, no
-    /// member lets the service drop thinking.
+    /// Returns which thinking can be sent back. If thinking is turned off or set to a mode other than adaptive, the
+    /// request can't let the service drop thinking, so less thinking is sent back.
     fn unbind_thinking(&mut self, block_binding: bool) -> Kept {
         if !self.traits.bound_thinking {
             return Kept::All;
         }
-        // The user's `extra` options are merged over this body.
+        // The user's `extra` options are merged over this body, so they decide whether the request turns thinking on.
         let extra = self.options.extra().and_then(|extra| extra.get("thinking"));
         let kind = match extra {
             Some(Value::Object(extra)) => {
@@ -238,7 +238,7 @@ impl Encoder<'_> {
         };
         let forced = matches!(choice, ToolChoice::Required | ToolChoice::Tool(_));
         if request.tools.is_empty() {
-            // The service rejects a tool choice without tools.
+            // The service rejects a tool choice without tools, so none is sent.
             if forced {
                 self.warn("`tool_choice` is ignored: the request has no tools");
             }

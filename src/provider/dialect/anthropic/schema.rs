@@ -33,9 +33,9 @@ const FORMATS: [&str; 10] =
 /// Returns the schema in the supported subset, and whether the rewriting closed an open object. A schema that is
 /// already in the subset is returned unchanged.
 ///
-/// Returns `None` if the subset cannot express the schema. The service rejects recursive references and accepts only
-/// closed objects. If a map were closed, it would always be empty. If an object with both properties and alternatives
-/// were closed, the properties and the alternatives would exclude each other.
+/// Returns `None` if the subset cannot express the schema, for example for a recursive schema, for a map (closed, it
+/// could only be empty), and for an object with both properties and alternatives (closed, each side would forbid the
+/// properties of the other).
 pub(super) fn output(schema: &Value) -> Option<(Value, bool)> {
     if is_recursive(schema) {
         return None;

@@ -130,7 +130,8 @@ impl<'a> Encoder<'a> {
             ReasoningReturn::Content | ReasoningReturn::ContentWithCalls if !reasoning.is_empty() => {
                 out.insert("reasoning_content".to_owned(), reasoning.join("\n\n").into());
             }
-            // The services treat an empty text as missing, so the text is a space.
+            // These services require reasoning in a message with calls, and treat an empty text as missing. Therefore,
+            // a message without reasoning gets a space.
             ReasoningReturn::ContentWithCalls if !calls.is_empty() => {
                 out.insert("reasoning_content".to_owned(), " ".into());
             }

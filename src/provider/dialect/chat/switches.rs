@@ -17,8 +17,9 @@ pub enum OutputSupport {
     Schema,
     /// Sent as a `json_object`, with the schema in the system prompt.
     Object,
-    /// Sent as the input of a tool, for services that support neither `json_schema` nor `json_object`. The request
-    /// forces the tool. If [no tool can be forced](ToolChoices), the system prompt asks the model to use the tool.
+    /// Sent as the input schema of a tool, for services that support neither `json_schema` nor `json_object`. The
+    /// request forces the tool. If [no tool can be forced](ToolChoices), the system prompt asks the model to use the
+    /// tool.
     Tool,
     /// Sent only in the system prompt, with a warning, because the service supports neither output schemas nor tools.
     None,
@@ -134,6 +135,6 @@ pub enum Files {
     FileUrl,
     /// Images by URL or as data.
     Images,
-    /// Images as data, as at Moonshot.
+    /// Only images, and only as data, as at Moonshot.
     ImageData,
 }

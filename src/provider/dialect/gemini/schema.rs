@@ -46,7 +46,7 @@ impl Restrictor<'_> {
     /// Rewrites a schema.
     fn schema(&mut self, schema: &Value) -> Value {
         let Value::Object(schema) = schema else {
-            // `true` accepts any value, like a schema without keywords.
+            // `true` accepts any value, so it is replaced by a schema without keywords.
             return json!({});
         };
         if let Some(reference) = schema.get("$ref").and_then(Value::as_str) {

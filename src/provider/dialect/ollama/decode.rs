@@ -101,7 +101,8 @@ impl OllamaDecoder {
 
     fn stop_reason(&self, word: &str) -> StopReason {
         match word {
-            // Responses with calls have the reason `stop` too. Servers before 0.3 send no reason.
+            // Responses with calls have the reason `stop` too, and servers before 0.3 send no reason. So the stop
+            // reason depends on whether there are calls.
             "" | "stop" if !self.ids.is_empty() => StopReason::ToolUse,
             // With `load` or `unload`, the model was only loaded or unloaded, because the request had no prompt.
             "" | "stop" | "load" | "unload" => StopReason::Stop,

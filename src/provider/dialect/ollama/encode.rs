@@ -263,7 +263,7 @@ fn call(tool_use: &ToolUse) -> Value {
     let arguments = match &tool_use.input {
         input @ Value::Object(_) => input.clone(),
         Value::Null => json!({}),
-        // The server accepts only objects as arguments.
+        // The server accepts only objects as arguments, so any other value is wrapped in an object.
         other => json!({"value": other}),
     };
     json!({"id": tool_use.id, "function": {"name": tool_use.name, "arguments": arguments}})

@@ -52,7 +52,7 @@ impl ResponseItems {
         let Some(at) = known else {
             return self.push(whole, place, deltas).map(drop);
         };
-        // The arguments of a call may have arrived before the item of the call.
+        // The arguments of a call may have arrived before the item of the call, so the block of the call may start now.
         if let ItemState::Call(call) = &mut self.items[at].state {
             call.start(whole, &mut Blocks { count: &mut self.blocks, deltas });
         }
@@ -285,7 +285,7 @@ impl ResponseItems {
                 None => nameless.push(whole),
             }
         }
-        // None of these final items was streamed under its id. If an unclaimed streamed item has the same kind, it is
+        // No final item in `nameless` was streamed under its id. If an unclaimed streamed item has the same kind, it is
         // taken to be the same item under another id. If there is none, the final item was not streamed, and is added.
         for whole in nameless {
             let kind = ItemKind::of(whole);

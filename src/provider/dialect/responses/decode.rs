@@ -38,8 +38,8 @@ pub(super) struct ResponsesDecoder {
 impl Decoder for ResponsesDecoder {
     fn decode(&mut self, frame: Frame<'_>, deltas: &mut Vec<Delta>) -> Decoded {
         let data = frame.data.trim_ascii();
-        // `[DONE]` ends the streams of another wire format. Services that implement both wire formats also send
-        // `[DONE]` in this one.
+        // Skip `[DONE]`, which ends the streams of another wire format. Services that implement both wire formats also
+        // send it in this one.
         if self.done || data.is_empty() || data == "[DONE]" {
             return Ok(());
         }

@@ -71,7 +71,7 @@ impl Encoder<'_> {
         let names = self.names;
         let tools = request.tools.iter().map(|tool| {
             let (name, schema) = (names.get(tool.name()), tool_schema(tool.schema()));
-            // The service's default is `strict`, which would require every property.
+            // Turn off `strict`, which is the service's default and would require every property.
             json!({
                 "type": "function", "name": name, "description": tool.description(),
                 "parameters": schema, "strict": false,
@@ -80,7 +80,7 @@ impl Encoder<'_> {
         let tools: Vec<Value> = tools.collect();
         let choice = request.options.tool_choice();
         if tools.is_empty() {
-            // The service rejects a tool choice without tools.
+            // The service rejects a tool choice without tools, so none is sent.
             if matches!(choice, Some(ToolChoice::Required | ToolChoice::Tool(_))) {
                 self.warn("`tool_choice` is ignored: the request has no tools");
             }

@@ -100,7 +100,7 @@ impl<'a> Input<'a> {
         let mut unmarked = result.is_error;
         for block in &result.content {
             match block {
-                // Services reject blank texts.
+                // Services reject blank texts, so they are left out.
                 ResultBlock::Text(text) if text.text.trim().is_empty() => {}
                 ResultBlock::Text(text) if unmarked && !text.text.starts_with("Error") => {
                     unmarked = false;
@@ -302,7 +302,7 @@ fn reasoning_item(thinking: &Thinking, wanted: ReasoningItems) -> Option<Value> 
 struct CallIds<'a> {
     taken: HashSet<String>,
     /// For each id of a call, its id on the wire, and how many calls have had the id so far. If several calls share an
-    /// id, the entry is that of the latest one: a result directly follows its call, so it belongs to this call.
+    /// id, the entry is that of the latest call, because a result directly follows its call.
     sent: HashMap<&'a str, (String, usize)>,
 }
 

@@ -124,7 +124,8 @@ pub(super) fn arguments(item: &Value) -> Option<String> {
     }
 }
 
-/// Returns the usage of a response. The service's count of the prompt includes the tokens from a cache.
+/// Returns the usage of a response. The service counts tokens that were read from or written to a cache as part of the
+/// prompt, so they are subtracted.
 pub(super) fn usage(counts: &mut Counts<'_>) -> Option<Usage> {
     if counts.is_empty() {
         return None;

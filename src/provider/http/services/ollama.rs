@@ -49,8 +49,8 @@ fn ollama_url(host: &str) -> String {
     };
     let (address, path) = rest.split_once('/').unwrap_or((rest, ""));
     if address.contains('@') {
-        // This address is invalid, so the first request fails. That is better than a wrong interpretation of the
-        // address.
+        // An address with user information is invalid. It is passed on unchanged, so that the first request fails,
+        // which is better than a wrong interpretation of the address.
         return format!("{scheme}://{rest}");
     }
     let (name, port) = match address.rsplit_once(':') {

@@ -147,7 +147,8 @@ impl OpenRouter {
         self
     }
 
-    /// Returns the same settings, where providers are tried in this order instead of being balanced.
+    /// Returns the same settings, and sets the order in which providers are tried. By default, requests are balanced
+    /// between providers.
     pub fn with_sort(mut self, sort: RoutingSort) -> Self {
         self.provider.sort = Some(sort);
         self
@@ -185,7 +186,7 @@ impl OpenRouter {
         self
     }
 
-    /// Returns the members to add to the body.
+    /// Returns the members that the settings add to the body of a request.
     fn members(&self) -> Map<String, Value> {
         match serde_json::to_value(self) {
             Ok(Value::Object(members)) => members,

@@ -47,9 +47,9 @@ impl Core {
             _ => {}
         }
         let Found { version, mut tree, mut state } = found;
-        // A late write from an earlier life of the session may already have erased some of the nodes that this session
-        // wants to erase. Remove the others from the stored tree before the comparison. If they cannot be removed, the
-        // trees differ anyway.
+        // A late write of an earlier session of this conversation may already have erased some of the nodes that this
+        // session wants to erase. Remove the others from the stored tree before the comparison. If they cannot be
+        // removed, the trees differ anyway.
         let mut erased = self.saver.erased.clone();
         if let Some(erased) = &mut erased {
             erased.nodes.retain(|id| tree.node(*id).is_some());

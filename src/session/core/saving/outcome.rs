@@ -49,8 +49,8 @@ impl Core {
                 // If a first save needs several writes, it is reported as saved only once, after the last write. Until
                 // then, the report of an earlier failure stays in place.
                 if !(creates && (self.saver.stored.is_some() || self.saver.has_record())) {
-                    // If the loss of the conversation is already reported, that report stays in place. The write may
-                    // still have succeeded, before the other owner acquired the conversation.
+                    // If the loss of the conversation is already reported, keep that report. The write may have
+                    // succeeded before the other owner acquired the conversation.
                     if self.saver.loss.is_none() {
                         self.saver.report = None;
                     }
@@ -58,7 +58,7 @@ impl Core {
                     effects.push(Effect::Emit(SessionEvent::Store(report)));
                 }
                 // The state may have changed during the write, or between a failed attempt and the attempt that
-                // succeeded.
+                // succeeded, so compare it with the stored state.
                 self.saver.state_is_due = !self.saver.has(&self.state_now());
                 self.save(env, effects);
             }
@@ -78,8 +78,8 @@ impl Core {
                 if at_most.is_none() && !without_end {
                     return self.lost(&error, effects);
                 }
-                // Leave out the end of the run first. It repeats prompts, and the store may have rejected the write
-                // because of these prompts.
+                // First repeat the write without the end of the run. This end repeats prompts, and the store may have
+                // rejected the write because of them.
                 let record = if without_end { record.and_then(Record::without_end) } else { record };
                 let later = self.saver.record.take();
                 self.saver.record = match record {

@@ -22,7 +22,7 @@ pub(in crate::session) struct Record {
     turn: Option<TurnRecord>,
 }
 
-/// The change that the next write makes to the stored end of the last run.
+/// How the next write changes the stored end of the last run ([`RunEnd`]).
 #[derive(Clone, Debug, Default, PartialEq)]
 enum LastRun {
     #[default]

@@ -163,7 +163,7 @@ impl Agent {
         }
         if last.role == Role::User {
             if rng.percent(10) {
-                // The request is repeated.
+                // The request fails and is repeated.
                 self.breaks_off(RequestEnd::Void, rng);
             }
             self.add(answer(self.messages, rng));

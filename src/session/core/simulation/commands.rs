@@ -75,7 +75,7 @@ impl World {
         kinds.push(Kind::Erased);
         self.note(|| format!("erase {erased:?}"));
         if self.foes > 0 && self.rng.percent(20) {
-            // The erasure then meets a conflict.
+            // Another writer changes the conversation, so that the erasure meets a conflict.
             self.interfere();
         }
         self.input(kinds, |core, env, effects| {
@@ -194,7 +194,8 @@ impl World {
         random_settings(&mut self.rng).unwrap_or_default()
     }
 
-    /// Makes the agent move to a new history. If `run` contains a first message, the agent starts a run there.
+    /// Makes the agent move to a new history. If `run` contains a first message, the agent starts a run on this
+    /// history.
     fn set_out(&mut self, Base { history, then }: Base, run: Option<FirstMessage>) -> Check {
         history.check().map_err(|error| format!("the agent refuses the base: {error}"))?;
         if let Some(FirstMessage::Message(message, _)) = &run {

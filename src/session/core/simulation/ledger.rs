@@ -176,7 +176,8 @@ impl Ledger {
                 ensure!(changes, "{commit:?} changes nothing");
                 let due = state != acked_state || self.replaced;
                 if due && self.divided && commit.state.is_none() {
-                    // While a commit is divided, the state follows in a separate write.
+                    // While a commit is divided, the state follows in a separate write, so the stored state stays the
+                    // same.
                     let mut next = acked.clone();
                     with(&mut next, job);
                     let (next_tree, _, next_books) = content(&next)?;

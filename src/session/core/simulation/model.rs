@@ -59,7 +59,7 @@ pub(super) struct Model {
     pub(super) books: Books,
     /// The rows that the ledger must contain, in order.
     pub(super) rows: Vec<UsageRow>,
-    /// The rows of the turn in flight.
+    /// The rows of the usage ledger for the turn in flight.
     in_flight: Vec<UsageRow>,
     pub(super) config: Arc<Config>,
     status: Status,
@@ -282,7 +282,7 @@ impl Model {
         Some(Kind::Tree)
     }
 
-    /// Processes a new subscriber. The event about the fallback model is emitted only once per life.
+    /// Processes a new subscriber. The event about the fallback model is emitted only once per session.
     pub(super) fn joined(&mut self) -> Vec<Kind> {
         let is_told = self.config.model.fallback_for().is_some() && !self.is_fallback_reported;
         self.is_fallback_reported |= is_told;

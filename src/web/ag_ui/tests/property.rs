@@ -171,7 +171,8 @@ proptest! {
         let (first, events) = runtime.block_on(record(&script));
         for level in [Level::V0, Level::V1] {
             for from in 0..events.len() {
-                // A snapshot is never taken between the event of the paused status and the events of the pauses.
+                // A snapshot is never taken between the event of the paused status and the events of the pauses, so the
+                // replay does not start there.
                 if !is_pause(&events[from]) {
                     replay(&first, &events, from, level);
                 }

@@ -61,7 +61,7 @@ const tools = message => message.parts.filter(part => part.toolCallId !== undefi
 const states = message => tools(message).map(part => part.state);
 const answer = chat => chat.messages.findLast(message => message.role === 'assistant');
 
-/** Compares a chat with the list of the server, without what only one of them has. */
+/** Compares a chat with the list of the server, without the members that only one of them has. */
 const sameAsListed = async chat => {
   const known = message => ({
     id: message.id,

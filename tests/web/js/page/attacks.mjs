@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 
-import { accessible, fast, fresh, idOf, idle, open, say, shot, step, texts } from "./harness.mjs";
+import { accessible, fast, fresh, idOf, idle, open, say, shot, step, until } from "./harness.mjs";
 
 const ATTACKS = readFileSync(new URL("./attacks.txt", import.meta.url), "utf8").split("\n").filter((line) => line && !line.startsWith("## "))
   .map((line) => JSON.parse(`"${line}"`));
@@ -82,7 +82,7 @@ await step("attack strings stay texts in names of files", async (made) => {
   await isInert(page, "names of attached files");
   await say(page, "Here they are");
   await idle(page);
-  assert.deepEqual(await contents(page, ".message.user .file-link bdi"), shown);
+  await until(async () => assert.deepEqual(await contents(page, ".message.user .file-link bdi"), shown));
   await isInert(page, "names of files");
   await shot(page, "18-attacks-files");
 });
@@ -96,27 +96,29 @@ await step("attack strings stay texts in inputs and results of tools", async (ma
     await page.waitForSelector(".tool.waiting");
     await isInert(page, `inputs ${number}`);
     const [input] = await visible(page, [JSON.stringify({ text }, null, 2)]);
-    assert.equal((await contents(page, ".tool pre"))[0], input);
+    await until(async () => assert.equal((await contents(page, ".tool pre"))[0], input));
     if (number === 0) await shot(page, "18-attacks-tool");
     await page.getByRole("button", { name: "Approve", exact: true }).click();
     await idle(page, 2);
     await isInert(page, `results ${number}`);
-    assert.ok((await contents(page, ".tool pre")).at(-1).endsWith(`would have been: ${text}`), text);
+    await until(async () => assert.ok((await contents(page, ".tool pre")).at(-1).endsWith(`would have been: ${text}`), text));
   }
 });
 
 await step("each file of the page has the policy, which stops scripts in texts", async (made) => {
   const page = await made.newPage();
   await page.goto(fast.address);
-  // The settings are loaded last, and fill the list of models.
-  await page.waitForSelector("#model");
-  const files = await page.evaluate(() => {
-    const loaded = performance.getEntriesByType("resource").map(({ name }) => name);
-    return [location.href, ...loaded.filter((name) => !name.includes("/agent/"))];
+  const files = await until(async () => {
+    const files = await page.evaluate(() => {
+      const loaded = performance.getEntriesByType("resource").map(({ name }) => name);
+      return [location.href, ...loaded.filter((name) => !name.includes("/agent/"))];
+    });
+    // The settings are loaded last.
+    for (const name of ["/app.js", "/client.js", "/style.css", "/settings.json", "/vendor/marked.esm.js"]) {
+      assert.ok(files.some((file) => file.endsWith(name)), name);
+    }
+    return files;
   });
-  for (const name of ["/app.js", "/client.js", "/style.css", "/settings.json", "/vendor/marked.esm.js"]) {
-    assert.ok(files.some((file) => file.endsWith(name)), name);
-  }
   for (const file of files) {
     const headers = (await page.request.get(file)).headers();
     const policy = headers["content-security-policy"].split("; ");
@@ -127,13 +129,13 @@ await step("each file of the page has the policy, which stops scripts in texts",
     assert.equal(headers["x-content-type-options"], "nosniff", file);
     assert.equal(headers["referrer-policy"], "no-referrer", file);
   }
-  const stopped = await page.evaluate(async () => {
-    const broken = [];
-    addEventListener("securitypolicyviolation", ({ violatedDirective }) => broken.push(violatedDirective));
+  await page.evaluate(async () => {
+    globalThis.broken = [];
+    addEventListener("securitypolicyviolation", ({ violatedDirective }) => globalThis.broken.push(violatedDirective));
     try {
       document.createElement("div").innerHTML = "<b>text</b>";
     } catch (error) {
-      broken.push(error.name);
+      globalThis.broken.push(error.name);
     }
     const script = document.createElement("script");
     script.append("globalThis.attacked = 1");
@@ -141,9 +143,11 @@ await step("each file of the page has the policy, which stops scripts in texts",
     const image = new Image();
     image.src = "https://evil.example/pixel.png";
     await new Promise((resolve) => (image.onerror = resolve));
-    await new Promise((resolve) => setTimeout(resolve));
-    return { broken: broken.sort(), attacked: globalThis.attacked };
   });
-  assert.equal(stopped.attacked, undefined);
-  for (const name of ["TypeError", "img-src", "require-trusted-types-for"]) assert.ok(stopped.broken.includes(name), stopped.broken.join());
+  await until(async () => {
+    const broken = await page.evaluate(() => globalThis.broken);
+    // The policy on trusted types stops both the markup and the text of the script.
+    assert.deepEqual(broken.toSorted(), ["TypeError", "img-src", "require-trusted-types-for", "require-trusted-types-for"]);
+  });
+  assert.equal(await page.evaluate(() => globalThis.attacked), undefined);
 });

@@ -28,7 +28,7 @@ await step("dark, phone and right-to-left texts", async () => {
     assert.equal(isWide, false, "the page scrolls sideways");
     if (name.startsWith("phone")) {
       await page.getByRole("button", { name: "Conversations" }).click();
-      await page.waitForTimeout(250);
+      await page.locator("#sidebar").evaluate((sidebar) => Promise.all(sidebar.getAnimations().map((animation) => animation.finished)));
       await shot(page, `16-${name}-list`);
       await accessible(page, `${name}, list`);
       await page.keyboard.press("Escape");

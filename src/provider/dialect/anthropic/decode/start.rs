@@ -44,7 +44,7 @@ impl MessagesDecoder {
         message.provider_data = self.provider_data();
         deltas.push(Delta::Message(Box::new(message)));
         // If a response resumes inside a tool that the service runs, its start event may already contain the complete
-        // message.
+        // message. In this case, read the blocks from the start event.
         let content = event.message.as_ref().filter(|_| first).and_then(|start| start.content.as_ref());
         for block in content.and_then(Value::as_array).into_iter().flatten() {
             let Value::Object(block) = block else {

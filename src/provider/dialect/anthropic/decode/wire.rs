@@ -23,7 +23,7 @@ pub(super) struct Event<'a> {
 
 /// Parses an event from its JSON text.
 pub(super) fn parse(data: &str) -> Option<Event<'_>> {
-    // A struct with a derived `Deserialize` would accept an array too.
+    // A struct with a derived `Deserialize` would accept an array too, so the text must begin with a brace.
     if data.starts_with('{') { serde_json::from_str(data).ok() } else { None }
 }
 

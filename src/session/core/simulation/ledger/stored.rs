@@ -34,8 +34,8 @@ impl Ledger {
         let mut states = self.moments.iter().chain(&self.acked_content);
         let is_part = self.is_part(tree) && states.any(|once| is_as(&with_tree(once), &stored, vault));
         let begun_with = self.acked_content.as_ref().is_some_and(|begun| is_as(begun, &stored, vault));
-        // If a state becomes due after an erasure, the store has the tree of the erasure and the previous state for a
-        // while.
+        // A state that becomes due after an erasure is written later than the erasure. Until then, the store has the
+        // tree after the erasure and the previous state.
         let known_state =
             self.acked_content.as_ref().is_some_and(|once| is_as(&with_tree(once), &stored, vault));
         let is_erased = known_state && self.moments.iter().any(|once| once.0 == *tree);

@@ -1,0 +1,338 @@
+//! Logins at HTTP servers with OAuth 2.1 (feature `mcp-auth`).
+
+use std::{error::Error, fmt, sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use reqwest::{Client, Request, Url};
+use rmcp::transport::auth::{
+    AuthClient, AuthError, AuthorizationManager, AuthorizationRequest, AuthorizationSession, CredentialStore,
+    OAuthHttpClient, OAuthHttpClientFuture, OAuthHttpRequest, StoredCredentials,
+};
+use serde::{Deserialize, Serialize};
+use tokio::time::timeout;
+
+use super::McpError;
+use crate::{error_chain, provider::http::shared_client};
+
+type BoxError = Box<dyn Error + Send + Sync>;
+
+/// The time limit of a request to an authorization server, and of connecting to it.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// The maximum size of an answer of an authorization server, in bytes.
+const LONGEST: usize = 1 << 20;
+
+/// The tokens of one user at one server. As JSON, they can be stored. They are secrets, so store them encrypted.
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Tokens(StoredCredentials);
+
+/// Shows nothing, because tokens are secrets.
+impl fmt::Debug for Tokens {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Tokens")
+    }
+}
+
+/// Stores the tokens of one user at one server, for example in a row of a database or in the keychain of the system.
+///
+/// The client reads the tokens before each request, and saves them when it has renewed them. A server may accept each
+/// renewal only once. So if several clients use the same tokens at the same time, `save` and `load` must use the same
+/// place.
+///
+/// ```
+/// use std::sync::Mutex;
+/// use omni_agent::{async_trait, mcp::{TokenStore, Tokens}};
+///
+/// /// Keeps the tokens until the process ends.
+/// #[derive(Default)]
+/// struct InMemory(Mutex<Option<Tokens>>);
+///
+/// #[async_trait]
+/// impl TokenStore for InMemory {
+///     async fn load(&self) -> Result<Option<Tokens>, Box<dyn std::error::Error + Send + Sync>> {
+///         Ok(self.0.lock().unwrap().clone())
+///     }
+///
+///     async fn save(&self, tokens: Tokens) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+///         *self.0.lock().unwrap() = Some(tokens);
+///         Ok(())
+///     }
+///
+///     async fn clear(&self) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+///         *self.0.lock().unwrap() = None;
+///         Ok(())
+///     }
+/// }
+/// ```
+#[async_trait]
+pub trait TokenStore: Send + Sync + 'static {
+    /// Returns the tokens, or `None` if the user has not logged in.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the tokens can't be read. The request of the client then fails with this error's text.
+    async fn load(&self) -> Result<Option<Tokens>, BoxError>;
+
+    /// Replaces the tokens.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the tokens can't be stored. The login or the request then fails with this error's text.
+    async fn save(&self, tokens: Tokens) -> Result<(), BoxError>;
+
+    /// Removes the tokens, because they are no longer valid.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the tokens can't be removed.
+    async fn clear(&self) -> Result<(), BoxError>;
+}
+
+#[async_trait]
+impl<T: TokenStore + ?Sized> TokenStore for Arc<T> {
+    async fn load(&self) -> Result<Option<Tokens>, BoxError> {
+        (**self).load().await
+    }
+
+    async fn save(&self, tokens: Tokens) -> Result<(), BoxError> {
+        (**self).save(tokens).await
+    }
+
+    async fn clear(&self) -> Result<(), BoxError> {
+        (**self).clear().await
+    }
+}
+
+/// The application's store, as the protocol's library uses it.
+struct StoreAdapter(Arc<dyn TokenStore>);
+
+impl StoreAdapter {
+    #[expect(clippy::needless_pass_by_value, reason = "used with `map_err`")]
+    fn failed(error: BoxError) -> AuthError {
+        AuthError::CredentialStoreError(error_chain(&*error))
+    }
+}
+
+#[async_trait]
+impl CredentialStore for StoreAdapter {
+    async fn load(&self) -> Result<Option<StoredCredentials>, AuthError> {
+        Ok(self.0.load().await.map_err(Self::failed)?.map(|tokens| tokens.0))
+    }
+
+    async fn save(&self, credentials: StoredCredentials) -> Result<(), AuthError> {
+        self.0.save(Tokens(credentials)).await.map_err(Self::failed)
+    }
+
+    async fn clear(&self) -> Result<(), AuthError> {
+        self.0.clear().await.map_err(Self::failed)
+    }
+}
+
+/// The settings of a login, created by [`McpLogin::builder`].
+#[derive(Debug)]
+#[must_use = "a login starts with `begin`"]
+pub struct McpLoginBuilder {
+    server: String,
+    request: AuthorizationRequest,
+}
+
+/// A login that has begun. The user opens [`url`](Self::url) in a browser. The server then redirects the browser to the
+/// application's address. Pass that address, with its query, to [`finish`](Self::finish).
+///
+/// ```no_run
+/// # async fn example(tokens: std::sync::Arc<dyn omni_agent::mcp::TokenStore>, received: String)
+/// # -> Result<(), Box<dyn std::error::Error>> {
+/// use omni_agent::mcp::{McpClient, McpLogin};
+///
+/// let server = "https://mcp.example.com/mcp";
+/// let login = McpLogin::builder(server, "http://127.0.0.1:8123/callback")
+///     .client_name("My application")
+///     .begin(tokens.clone())
+///     .await?;
+/// println!("Open {}", login.url());
+/// // The application receives the request of the browser at its address.
+/// login.finish(&received).await?;
+///
+/// // Now and later, also after a restart:
+/// let client = McpClient::http(server).tokens(tokens).connect().await?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// The login uses a proof key (PKCE), which exists only in this value. So the value must live until the browser
+/// returns.
+pub struct McpLogin {
+    server: String,
+    session: AuthorizationSession,
+}
+
+impl McpLogin {
+    /// Returns the settings of a login at the server with this URL. The server sends the user's browser to `callback`,
+    /// an address of the application.
+    pub fn builder(server: impl Into<String>, callback: impl Into<String>) -> McpLoginBuilder {
+        let callback = callback.into();
+        let host = Url::parse(&callback).ok().and_then(|url| url.host_str().map(str::to_owned));
+        let is_local = host.is_none_or(|host| matches!(&*host, "localhost" | "127.0.0.1" | "[::1]"));
+        let request = AuthorizationRequest::new(callback)
+            .with_initial_scope_selection()
+            .with_application_type(if is_local { "native" } else { "web" })
+            .with_client_name(env!("CARGO_PKG_NAME"));
+        McpLoginBuilder { server: server.into(), request }
+    }
+
+    /// Returns the address that the user opens in a browser.
+    pub fn url(&self) -> &str {
+        self.session.get_authorization_url()
+    }
+
+    /// Finishes the login with the address to which the server has sent the browser. The tokens are then in the store.
+    ///
+    /// # Errors
+    ///
+    /// Fails with [`McpError::LoginFailed`] if the user or the server has refused, if the address belongs to another
+    /// login, or if the tokens can't be stored. If the address belongs to another login, this login can still be
+    /// finished with the right address.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, begin another login.
+    pub async fn finish(&self, redirect: &str) -> Result<(), McpError> {
+        let failed = |reason: String| McpError::LoginFailed { server: self.server.clone(), reason };
+        if let Some(reason) = refusal(redirect) {
+            return Err(failed(reason));
+        }
+        match timeout(LIMIT, self.session.handle_callback_url(redirect)).await {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(AuthError::InternalError(text))) if text.contains("state not found") => Err(failed(
+                "the address belongs to another login, or to one that was already finished".to_owned(),
+            )),
+            Ok(Err(error)) => Err(failed(error_chain(&error))),
+            Err(_) => Err(McpError::TimedOut { server: self.server.clone(), limit: LIMIT }),
+        }
+    }
+}
+
+/// Shows only the server, because the address contains a secret.
+impl fmt::Debug for McpLogin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("McpLogin").field("server", &self.server).finish_non_exhaustive()
+    }
+}
+
+/// Returns the reason why the authorization server refused the login, if the address contains a reason.
+fn refusal(redirect: &str) -> Option<String> {
+    let url = Url::parse(redirect).ok()?;
+    let parameter = |name: &str| {
+        let mut found = url.query_pairs().filter(|(key, _)| key == name);
+        found.next().map(|(_, value)| crate::text::clip(&value, 400).into_owned())
+    };
+    let error = parameter("error")?;
+    Some(match parameter("error_description") {
+        Some(about) => format!("it was refused with `{error}`: {about}"),
+        None => format!("it was refused with `{error}`"),
+    })
+}
+
+impl McpLoginBuilder {
+    /// Sets the name of the application that the user sees. The default is the name of this crate.
+    pub fn client_name(mut self, name: impl Into<String>) -> Self {
+        self.request = self.request.with_client_name(name);
+        self
+    }
+
+    /// Requests these permissions. By default, the permissions that the server names are requested.
+    pub fn scopes(mut self, scopes: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        self.request = self.request.with_scopes(scopes);
+        self
+    }
+
+    /// Uses this client id, which the authorization server has given to the application. By default, the application is
+    /// registered with each login.
+    pub fn client_id(mut self, id: impl Into<String>) -> Self {
+        self.request = self.request.with_preregistered_client(id);
+        self
+    }
+
+    /// Begins a login: finds the authorization server, and registers the application there if it has no client id. The
+    /// login saves the tokens in `store`.
+    ///
+    /// # Errors
+    ///
+    /// Fails with [`McpError::LoginFailed`] if the server offers no login, or refuses the registration.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, nothing is stored.
+    ///
+    /// # Panics
+    ///
+    /// Panics outside a tokio runtime with IO and time enabled.
+    pub async fn begin(self, store: impl TokenStore) -> Result<McpLogin, McpError> {
+        let Self { server, request } = self;
+        let failed =
+            |error: &AuthError| McpError::LoginFailed { server: server.clone(), reason: error_chain(error) };
+        let begun = async {
+            let mut manager = manager(&server, Arc::new(store)).await.map_err(|error| failed(&error))?;
+            let found = manager.resolve_metadata().await.map_err(|error| failed(&error))?;
+            manager.set_metadata(found.metadata);
+            AuthorizationSession::new(manager, request).await.map_err(|(_, error)| failed(&error))
+        };
+        let limit = LIMIT;
+        let session = timeout(limit, begun)
+            .await
+            .map_err(|_| McpError::TimedOut { server: server.clone(), limit })??;
+        Ok(McpLogin { server, session })
+    }
+}
+
+/// Returns a client that sends the stored tokens, and renews them if necessary.
+pub(super) async fn authorized<C>(
+    client: C,
+    url: &str,
+    store: &Arc<dyn TokenStore>,
+) -> Result<AuthClient<C>, AuthError> {
+    let mut manager = manager(url, Arc::clone(store)).await?;
+    // Without tokens, the server refuses the first request.
+    manager.initialize_from_store().await?;
+    Ok(AuthClient::new(client, manager))
+}
+
+async fn manager(url: &str, store: Arc<dyn TokenStore>) -> Result<AuthorizationManager, AuthError> {
+    let invalid = |error: &dyn fmt::Display| AuthError::InternalError(format!("the URL is invalid: {error}"));
+    let server = Url::parse(url).map_err(|error| invalid(&error))?;
+    let client =
+        shared_client(&server, LIMIT).map_err(|error| AuthError::InternalError(error_chain(&error)))?;
+    let mut manager =
+        AuthorizationManager::new_with_oauth_http_client(url, Arc::new(Exchanges(client))).await?;
+    manager.set_credential_store(StoreAdapter(store));
+    Ok(manager)
+}
+
+/// Sends requests to authorization servers with the crate's own client, which follows no redirect.
+struct Exchanges(Client);
+
+impl OAuthHttpClient for Exchanges {
+    fn execute(&self, request: OAuthHttpRequest) -> OAuthHttpClientFuture<'_> {
+        Box::pin(async move {
+            let limit = request.timeout.unwrap_or(LIMIT);
+            let exchanged = timeout(limit, exchange(&self.0, Request::try_from(request.request)?));
+            exchanged.await.map_err(|_| format!("there was no answer within {limit:?}"))?
+        })
+    }
+}
+
+async fn exchange(client: &Client, request: Request) -> Result<http::Response<Vec<u8>>, BoxError> {
+    let mut response = client.execute(request).await?;
+    let mut body = Vec::new();
+    while let Some(piece) = response.chunk().await? {
+        if body.len() + piece.len() > LONGEST {
+            return Err(format!("the answer exceeds {LONGEST} bytes").into());
+        }
+        body.extend_from_slice(&piece);
+    }
+    let mut answer = http::Response::new(body);
+    *answer.status_mut() = response.status();
+    *answer.headers_mut() = std::mem::take(response.headers_mut());
+    Ok(answer)
+}

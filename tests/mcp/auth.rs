@@ -1,0 +1,355 @@
+//! Logins with OAuth 2.1. The authorization server belongs to the tests, and the protected server is a served manager.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex},
+};
+
+use axum::{
+    Json, Router,
+    extract::{OriginalUri, Query, State},
+    http::{HeaderValue, StatusCode, request::Parts},
+    response::{IntoResponse, Response},
+    routing::{get, post},
+};
+use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
+use omni_agent::{
+    ToolContext, async_trait,
+    manager::{Manager, OpenOptions},
+    mcp::{McpClient, McpError, McpLogin, TokenStore, Tokens},
+    message::ToolUse,
+    serve::mcp::{ServerInfo, router},
+    store::{Labels, MemoryStore},
+    tool::ToolLimits,
+    web::{Access, Challenge, Principal, Problem, StartRequest, Web},
+};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+use crate::{
+    serving::host::agent,
+    support::{free_port, set, soon},
+};
+
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// The address of the application.
+const CALLBACK: &str = "http://127.0.0.1:1/callback";
+
+/// The behaviour of the authorization server, and what it has seen.
+#[derive(Default)]
+struct Behaviour {
+    url: String,
+    /// The proof keys by code.
+    codes: BTreeMap<String, String>,
+    valid: BTreeSet<String>,
+    /// The kinds of grants that were used.
+    grants: Vec<String>,
+    registered: usize,
+    issued: usize,
+    /// The time in seconds for which a token is valid.
+    life: Option<u64>,
+    refuses_registration: bool,
+    refuses_renewal: bool,
+}
+
+type Shared = Arc<Mutex<Behaviour>>;
+
+async fn register(State(server): State<Shared>, Json(request): Json<Value>) -> Response {
+    let mut server = server.lock().unwrap();
+    if server.refuses_registration {
+        let error = json!({ "error": "invalid_client_metadata", "error_description": "not today" });
+        return (StatusCode::BAD_REQUEST, Json(error)).into_response();
+    }
+    server.registered += 1;
+    assert_eq!(request["redirect_uris"], json!([CALLBACK]));
+    let registered = json!({
+        "client_id": "client-1", "client_name": request["client_name"], "redirect_uris": [CALLBACK],
+        "token_endpoint_auth_method": "none",
+    });
+    (StatusCode::CREATED, Json(registered)).into_response()
+}
+
+async fn token(State(server): State<Shared>, body: String) -> Response {
+    // A form has the syntax of a query.
+    let query = format!("/?{body}").parse().unwrap();
+    let Query(form) = Query::<BTreeMap<String, String>>::try_from_uri(&query).unwrap();
+    let mut server = server.lock().unwrap();
+    let refused = |error: &str| (StatusCode::BAD_REQUEST, Json(json!({ "error": error }))).into_response();
+    server.grants.push(form["grant_type"].clone());
+    match &*form["grant_type"] {
+        "authorization_code" => {
+            let Some(challenge) = server.codes.remove(&form["code"]) else { return refused("invalid_grant") };
+            if URL_SAFE_NO_PAD.encode(Sha256::digest(&form["code_verifier"])) != challenge {
+                return refused("invalid_grant");
+            }
+        }
+        _ if server.refuses_renewal || form["refresh_token"] != format!("renew-{}", server.issued) => {
+            return refused("invalid_grant");
+        }
+        _ => {}
+    }
+    server.issued += 1;
+    let number = server.issued;
+    server.valid = [format!("secret-{number}")].into();
+    let mut tokens = json!({
+        "access_token": format!("secret-{number}"), "refresh_token": format!("renew-{number}"),
+        "token_type": "Bearer",
+    });
+    if let Some(life) = server.life {
+        tokens["expires_in"] = life.into();
+    }
+    Json(tokens).into_response()
+}
+
+async fn metadata(State(server): State<Shared>, OriginalUri(uri): OriginalUri) -> Json<Value> {
+    let url = server.lock().unwrap().url.clone();
+    Json(if uri.path().contains("protected-resource") {
+        json!({ "resource": format!("{url}/mcp"), "authorization_servers": [url] })
+    } else {
+        json!({
+            "issuer": url, "authorization_endpoint": format!("{url}/authorize"),
+            "token_endpoint": format!("{url}/token"), "registration_endpoint": format!("{url}/register"),
+            "response_types_supported": ["code"], "code_challenge_methods_supported": ["S256"],
+            "grant_types_supported": ["authorization_code", "refresh_token"],
+        })
+    })
+}
+
+/// Accepts the tokens that the authorization server has issued last.
+struct Bearers(Shared);
+
+#[async_trait]
+impl Access for Bearers {
+    async fn principal(&self, request: &Parts) -> Result<Principal, Challenge> {
+        let server = self.0.lock().unwrap();
+        let token = request.headers.get("authorization").and_then(|value| value.to_str().ok());
+        match token.and_then(|token| token.strip_prefix("Bearer ")) {
+            Some(token) if server.valid.contains(token) => {
+                Ok(Principal::new("ann", Labels::new([("user", "ann")]).unwrap()).unwrap())
+            }
+            _ => {
+                let metadata = format!("{}/.well-known/oauth-protected-resource/mcp", server.url);
+                let challenge = format!("Bearer resource_metadata=\"{metadata}\"");
+                Err(Challenge::new(HeaderValue::try_from(challenge).unwrap()))
+            }
+        }
+    }
+}
+
+/// Starts both servers at one address.
+async fn start(behaviour: Behaviour) -> Shared {
+    let address = format!("127.0.0.1:{}", free_port());
+    let server = Arc::new(Mutex::new(Behaviour { url: format!("http://{address}"), ..behaviour }));
+    let agents = |_: &Principal, _: &StartRequest| Ok::<_, Problem>(OpenOptions::new(agent()));
+    let manager = Manager::builder(MemoryStore::new()).build();
+    let web = Web::builder(manager, Bearers(Arc::clone(&server)), agents).build();
+    let app = Router::new()
+        .route("/register", post(register))
+        .route("/token", post(token))
+        .route("/.well-known/oauth-protected-resource/mcp", get(metadata))
+        .route("/.well-known/oauth-authorization-server", get(metadata))
+        .with_state(Arc::clone(&server))
+        .nest("/mcp", router(&web, ServerInfo::new("served", "1.0.0")));
+    let listener = tokio::net::TcpListener::bind(&address).await.unwrap();
+    tokio::spawn(async move { axum::serve(listener, app).await });
+    server
+}
+
+fn url(server: &Shared) -> String {
+    format!("{}/mcp", server.lock().unwrap().url)
+}
+
+/// The tokens in memory. A store that is broken fails.
+#[derive(Default)]
+struct Kept {
+    tokens: Mutex<Option<Tokens>>,
+    is_broken: Mutex<bool>,
+}
+
+impl Kept {
+    fn check(&self) -> Result<(), BoxError> {
+        if *self.is_broken.lock().unwrap() { Err("the disk is full".into()) } else { Ok(()) }
+    }
+}
+
+#[async_trait]
+impl TokenStore for Kept {
+    async fn load(&self) -> Result<Option<Tokens>, BoxError> {
+        self.check()?;
+        Ok(self.tokens.lock().unwrap().clone())
+    }
+
+    async fn save(&self, tokens: Tokens) -> Result<(), BoxError> {
+        self.check()?;
+        *self.tokens.lock().unwrap() = Some(tokens);
+        Ok(())
+    }
+
+    async fn clear(&self) -> Result<(), BoxError> {
+        *self.tokens.lock().unwrap() = None;
+        Ok(())
+    }
+}
+
+async fn begin(server: &Shared, store: &Arc<Kept>) -> Result<McpLogin, McpError> {
+    soon(McpLogin::builder(url(server), CALLBACK).client_name("Tests").begin(Arc::clone(store))).await
+}
+
+/// Acts as the user's browser: agrees at the authorization server, and returns the address of the application to which
+/// the browser is sent.
+fn agree(server: &Shared, login: &McpLogin) -> String {
+    let (address, query) = login.url().split_once('?').unwrap();
+    assert_eq!(address, format!("{}/authorize", server.lock().unwrap().url));
+    let query: BTreeMap<_, _> = query.split('&').filter_map(|pair| pair.split_once('=')).collect();
+    assert_eq!((query["code_challenge_method"], query["client_id"]), ("S256", "client-1"));
+    let code = format!("code-{}", query["state"]);
+    server.lock().unwrap().codes.insert(code.clone(), query["code_challenge"].to_owned());
+    format!("{CALLBACK}?code={code}&state={}", query["state"])
+}
+
+/// Logs in, and returns the store with the tokens.
+async fn logged_in(server: &Shared) -> Arc<Kept> {
+    let store = Arc::<Kept>::default();
+    let login = begin(server, &store).await.unwrap();
+    soon(login.finish(&agree(server, &login))).await.unwrap();
+    store
+}
+
+async fn connect(server: &Shared, store: &Arc<Kept>) -> Result<McpClient, McpError> {
+    soon(McpClient::http(url(server)).name("it").tokens(Arc::clone(store)).connect()).await
+}
+
+async fn ask(client: &McpClient) -> String {
+    let tool_use = ToolUse::new("call-1", "it__ask", json!({ "prompt": "Hello" }));
+    let run = set(client).await;
+    soon(run.run(&tool_use, ToolContext::detached("call-1"), &ToolLimits::default())).await.text()
+}
+
+fn grants(server: &Shared) -> Vec<String> {
+    server.lock().unwrap().grants.clone()
+}
+
+#[tokio::test]
+async fn login_registers_with_a_proof_key_and_its_tokens_connect() {
+    let server = start(Behaviour::default()).await;
+    let store = logged_in(&server).await;
+    assert_eq!(server.lock().unwrap().registered, 1);
+    let client = connect(&server, &store).await.unwrap();
+    assert!(ask(&client).await.starts_with("You said: Hello"));
+    assert_eq!(grants(&server), ["authorization_code"]);
+    // The tokens survive as JSON, and are not shown.
+    let tokens = store.tokens.lock().unwrap().clone().unwrap();
+    let text = serde_json::to_string(&tokens).unwrap();
+    assert!(text.contains("secret-1") && !format!("{tokens:?}{client:?}").contains("secret"));
+    *store.tokens.lock().unwrap() = Some(serde_json::from_str(&text).unwrap());
+    assert!(ask(&connect(&server, &store).await.unwrap()).await.starts_with("You said: Hello"));
+}
+
+#[tokio::test]
+async fn token_that_has_expired_is_renewed_and_saved() {
+    let server = start(Behaviour { life: Some(0), ..Behaviour::default() }).await;
+    let store = logged_in(&server).await;
+    server.lock().unwrap().life = Some(3600);
+    let client = connect(&server, &store).await.unwrap();
+    assert!(ask(&client).await.starts_with("You said: Hello"));
+    assert_eq!(grants(&server), ["authorization_code", "refresh_token"]);
+    let saved = serde_json::to_string(&store.tokens.lock().unwrap().clone().unwrap()).unwrap();
+    assert!(saved.contains("secret-2") && saved.contains("renew-2"), "{saved}");
+}
+
+#[tokio::test]
+async fn token_that_the_server_rejects_is_renewed_once() {
+    let server = start(Behaviour::default()).await;
+    let store = logged_in(&server).await;
+    let client = connect(&server, &store).await.unwrap();
+    server.lock().unwrap().valid.clear();
+    assert!(ask(&client).await.starts_with("You said: Hello"));
+    assert_eq!(grants(&server), ["authorization_code", "refresh_token"]);
+}
+
+#[tokio::test]
+async fn renewal_that_is_refused_asks_for_a_login() {
+    let server = start(Behaviour { refuses_renewal: true, ..Behaviour::default() }).await;
+    let store = logged_in(&server).await;
+    server.lock().unwrap().valid.clear();
+    let error = connect(&server, &store).await.unwrap_err();
+    assert!(matches!(error, McpError::Unauthorized { .. }), "{error:?}");
+    assert!(error.to_string().contains("log in with `McpLogin`"), "{error}");
+}
+
+#[tokio::test]
+async fn client_without_tokens_is_told_to_log_in() {
+    let server = start(Behaviour::default()).await;
+    for error in [
+        connect(&server, &Arc::default()).await.unwrap_err(),
+        soon(McpClient::http(url(&server)).name("it").connect()).await.unwrap_err(),
+    ] {
+        assert!(matches!(error, McpError::Unauthorized { .. }), "{error:?}");
+    }
+}
+
+#[tokio::test]
+async fn address_of_another_login_is_refused_and_the_own_one_still_works() {
+    let server = start(Behaviour::default()).await;
+    let store = Arc::<Kept>::default();
+    let login = begin(&server, &store).await.unwrap();
+    let other = begin(&server, &store).await.unwrap();
+    let error = soon(login.finish(&agree(&server, &other))).await.unwrap_err();
+    assert!(error.to_string().contains("the address belongs to another login"), "{error}");
+    assert!(grants(&server).is_empty() && store.tokens.lock().unwrap().is_none());
+    let own = agree(&server, &login);
+    soon(login.finish(&own)).await.unwrap();
+    // The code and the state can be used only once.
+    let again = soon(login.finish(&own)).await.unwrap_err();
+    assert!(again.to_string().contains("already finished"), "{again}");
+}
+
+#[tokio::test]
+async fn code_of_another_login_fails_without_its_proof_key() {
+    let server = start(Behaviour::default()).await;
+    let store = Arc::<Kept>::default();
+    let login = begin(&server, &store).await.unwrap();
+    let other = begin(&server, &store).await.unwrap();
+    let (own, stolen) = (agree(&server, &login), agree(&server, &other));
+    let state = own.split_once("state=").unwrap().1;
+    let code = stolen.split_once("code=").unwrap().1.split_once('&').unwrap().0;
+    let error = soon(login.finish(&format!("{CALLBACK}?code={code}&state={state}"))).await.unwrap_err();
+    assert!(matches!(error, McpError::LoginFailed { .. }), "{error:?}");
+    assert!(store.tokens.lock().unwrap().is_none());
+}
+
+#[tokio::test]
+async fn login_that_the_user_refuses_fails_with_the_reason() {
+    let server = start(Behaviour::default()).await;
+    let login = begin(&server, &Arc::default()).await.unwrap();
+    let refused = format!("{CALLBACK}?error=access_denied&error_description=No+thanks&state=x");
+    let error = soon(login.finish(&refused)).await.unwrap_err();
+    assert!(error.to_string().contains("it was refused with `access_denied`: No thanks"), "{error}");
+    for nonsense in ["", "nonsense", CALLBACK] {
+        assert!(
+            matches!(soon(login.finish(nonsense)).await, Err(McpError::LoginFailed { .. })),
+            "{nonsense}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn registration_that_is_refused_fails_with_the_reason() {
+    let server = start(Behaviour { refuses_registration: true, ..Behaviour::default() }).await;
+    let error = begin(&server, &Arc::default()).await.unwrap_err();
+    assert!(error.to_string().contains("registration failed"), "{error}");
+}
+
+#[tokio::test]
+async fn token_store_that_fails_fails_the_login_and_the_connection_with_its_reason() {
+    let server = start(Behaviour::default()).await;
+    let store = Arc::<Kept>::default();
+    let login = begin(&server, &store).await.unwrap();
+    let redirect = agree(&server, &login);
+    *store.is_broken.lock().unwrap() = true;
+    let error = soon(login.finish(&redirect)).await.unwrap_err();
+    assert!(error.to_string().contains("the disk is full"), "{error}");
+    let error = connect(&server, &store).await.unwrap_err();
+    assert!(error.to_string().contains("the disk is full"), "{error}");
+}

@@ -142,7 +142,7 @@ impl Core {
         let bare = BareCore {
             op: self.last_op,
             run: self.runs,
-            waited: self.waited.of_turn().into(),
+            waited: self.waited.last(self.phase.turn().map_or(0, |turn| turn.waited)).into(),
             staged: self.staged[..].into(),
             turn: self.phase.turn().map(Cow::Borrowed),
             model: model.map(|model| model.saved_name().into()),
@@ -301,6 +301,7 @@ impl Core {
 
 fn restore(record: TurnRecord, history: History, fallback: Option<History>) -> Result<Restored, Damage> {
     let bare: BareCore<'_> = serde_json::from_str(&record.core).map_err(|error| error.to_string())?;
+    let waited = bare.waited.len();
     let mut core = Core {
         fallback: fallback.map(Box::new),
         staged: RareList::of(bare.staged.into_owned()),
@@ -322,7 +323,7 @@ fn restore(record: TurnRecord, history: History, fallback: Option<History>) -> R
         }
         (Some(turn), stage) => {
             let mut turn = Box::new(turn.into_owned());
-            (turn.id, turn.recorded) = (record.turn, true);
+            (turn.id, turn.recorded, turn.waited) = (record.turn, true, waited);
             turn.working = Working::restored(&core.history, record.append);
             let stage = stage.restored(&turn, record.results)?;
             let recovering = Recovering { stage, decided: bare.decided.into_owned(), spent: record.spent };

@@ -111,6 +111,9 @@ pub(crate) struct Turn {
     /// Whether the turn is recorded. If so, its gates stay until it ends.
     #[serde(skip)]
     pub(crate) recorded: bool,
+    /// The number of tool uses that have waited for decisions.
+    #[serde(skip)]
+    pub(crate) waited: usize,
     /// The progress of the request, if the turn is recorded.
     #[serde(default)]
     pub(crate) request: SentRequest,

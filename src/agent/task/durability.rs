@@ -79,7 +79,8 @@ impl Task {
         }
         durability.last += 1;
         durability.soon = None;
-        durability.loose = Some(Arc::new(Record { number: durability.last, turn }));
+        let prompts = if turn.is_none() { self.core.known_prompts() } else { Vec::new() };
+        durability.loose = Some(Arc::new(Record { number: durability.last, turn, prompts }));
     }
 
     pub(super) fn record_soon(&mut self) {

@@ -280,7 +280,11 @@ impl From<SessionError> for Problem {
             SessionError::Draining => Self::draining(),
             SessionError::Agent(error) => error.into(),
             SessionError::Store(error) => error.into(),
-            SessionError::InitialHistory | SessionError::Tree(_) => Self::internal(&error),
+            SessionError::InitialHistory
+            | SessionError::Tree(_)
+            | SessionError::NotDurable
+            | SessionError::NewerTurn { .. }
+            | SessionError::DamagedTurn { .. } => Self::internal(&error),
         }
     }
 }

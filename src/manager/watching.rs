@@ -35,7 +35,7 @@ impl Watcher for Watch {
             Notice::Status(status) => {
                 let mut registry = inner.registry();
                 registry.act(id, key, Some(status), None);
-                if status == Status::Idle {
+                if status != Status::Busy {
                     registry.changed(id, key);
                 }
             }

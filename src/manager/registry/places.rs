@@ -65,11 +65,11 @@ impl Rest {
 }
 
 impl Slot {
-    /// Returns whether the session may be asked to sleep.
+    /// Returns whether the session may be asked to sleep. A paused session agrees if its turn is recorded.
     fn may_sleep(&self) -> bool {
         self.rest == Rest::Unasked
             && self.claim.is_none()
-            && self.status == Status::Idle
+            && self.status != Status::Busy
             && self.session.as_ref().is_some_and(|session| session.controllers() == 0)
     }
 }

@@ -1,0 +1,116 @@
+//! 100,000 approvals that wait in one database: listing 50 at a time, and deciding.
+//!
+//! Each approval is the tool use of a turn in flight in its own conversation, and each of 1,000 users has 100 of them.
+//! Lists run one after another, as `Manager::pending_approvals` reads them, and their figures are medians. A list with
+//! `after` continues from the middle. Decisions are those of `Manager::decide` about conversations that are not open,
+//! with the default durability. The databases are in the cache. They are filled without waiting for the disk, if the
+//! store supports this.
+#![allow(clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
+
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+#[allow(dead_code)]
+mod databases;
+#[allow(dead_code)]
+mod support;
+
+fn main() {
+    #[cfg(any(feature = "sqlite", feature = "postgres"))]
+    approvals::main();
+}
+
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+mod approvals {
+    use std::{fs, hint::black_box, sync::Arc, time::Instant};
+
+    use futures_util::{StreamExt, stream};
+    use omni_agent::{
+        manager::{Approval, Manager},
+        message::{Message, Role, ToolUse, TurnId},
+        store::{
+            Commit, ConversationId, Filter, Labels, Page, Store, StoredState, TurnRecord, Waiting, Write,
+            WriteId,
+        },
+        tool::Decision,
+    };
+    use serde_json::json;
+
+    use super::{
+        databases,
+        support::{head, median, on_this_thread, row, size},
+    };
+
+    /// The number of concurrent writes while the database is filled.
+    const AT_ONCE: usize = 16;
+    const USERS: usize = 1_000;
+
+    pub(super) fn main() {
+        let folder = std::env::temp_dir().join(format!("omni-agent-bench-{}", ConversationId::generate()));
+        on_this_thread(async {
+            let (subjects, _server) = databases::subjects(&folder).await;
+            for databases::Subject { name, store, quick, .. } in &subjects {
+                measure(name, store, &**quick).await;
+            }
+        });
+        fs::remove_dir_all(&folder).expect("the benchmark's folder can be removed");
+    }
+
+    async fn measure(name: &str, store: &Arc<dyn Store>, quick: &dyn Store) {
+        let approvals = size(100_000, 200);
+        head(&format!("{approvals} waiting approvals in {name}"));
+        let leaving = stream::iter(0..approvals).map(|number| leave(quick, number));
+        leaving.buffer_unordered(AT_ONCE).collect::<()>().await;
+
+        let manager = Manager::builder(Arc::clone(store)).build();
+        let (all, of_one) = (Filter::default(), Filter::with(user(7)));
+        let first = list("first page of 50", &manager, &all, Page::first(50)).await;
+        assert_eq!(first.len(), approvals.min(50));
+        let half = Page::first(1).from(approvals / 2);
+        let middle = manager.pending_approvals(&all, half).await.expect("the list is read");
+        list("page of 50 from the middle", &manager, &all, Page::first(50).after(&middle[0])).await;
+        list("first page of 50 of one user", &manager, &of_one, Page::first(50)).await;
+
+        let mut figures = Vec::new();
+        for approval in &first {
+            let begun = Instant::now();
+            manager.decide(&approval.id, Decision::Execute, Some("ann")).await.expect("it waits");
+            figures.push(begun.elapsed().as_secs_f64() * 1e3);
+        }
+        row("decide: median", format!("{:.2} ms", median(figures)), "");
+    }
+
+    fn user(number: usize) -> Labels {
+        Labels::new([("tenant", "acme"), ("user", &format!("user-{}", number % USERS))])
+            .expect("valid labels")
+    }
+
+    /// Stores a conversation whose turn waits for a decision.
+    async fn leave(store: &dyn Store, number: usize) {
+        let id = ConversationId::generate();
+        let state = StoredState::default().with_labels(user(number));
+        let version = store.create(&id, WriteId::generate(), &state).await.expect("the id is free");
+        let tool_use =
+            ToolUse::new(format!("call_{number}"), "send_money", json!({ "to": "ann", "amount": 20 }));
+        let turn: TurnId = format!("{:032x}", number + 1).parse().expect("an id");
+        let record = TurnRecord::new(1, turn, r#"{"phase":"paused","step":1}"#)
+            .with_append(vec![
+                Message::user("Send 20 euros to Ann, please.").into(),
+                Message::new(Role::Assistant, [tool_use.clone()]).into(),
+            ])
+            .with_waiting(vec![Waiting::new(tool_use).with_reason("needs approval".into())]);
+        let commit = Commit::new(None).with_usage([]).with_turn(record);
+        store.commit(&id, &Write::on(version), &commit).await.expect("there is no other writer");
+    }
+
+    async fn list(what: &str, manager: &Manager, filter: &Filter, page: Page) -> Vec<Approval> {
+        let (mut figures, mut listed) = (Vec::new(), Vec::new());
+        for _ in 0..size(20, 2) {
+            let begun = Instant::now();
+            listed = manager.pending_approvals(filter, page.clone()).await.expect("the list is read");
+            figures.push(begun.elapsed().as_secs_f64() * 1e3);
+            black_box(&listed);
+        }
+        row(&format!("{what}: first"), format!("{:.1} ms", figures[0]), "");
+        row(&format!("{what}: median"), format!("{:.1} ms", median(figures)), "≤ 5 ms");
+        listed
+    }
+}

@@ -22,6 +22,7 @@ use tracing::Instrument;
 use super::{Inner, Manager, ManagerBuilder, ManagerError, OpenOptions, opening::Beginning};
 use crate::{
     error_chain,
+    session::SessionError,
     store::{ConversationId, Filter, Page, Position, StoreError, StoredTurn, TurnSummary, Turns},
     sync::lock,
 };
@@ -270,6 +271,7 @@ impl Inner {
             let page = Page { after: after.clone(), ..Page::first(PAGE) };
             let turns = self.store.turns(Turns::Left, &self.recovery.sweep.filter, page).await?;
             let is_last = turns.len() < PAGE;
+            seen += turns.len();
             for turn in turns {
                 let verdict = attempts.verdict(&turn, now, self.recovery.begun.elapsed());
                 if verdict == Verdict::Wait || self.registry().look(&turn.id).is_some() {
@@ -284,7 +286,7 @@ impl Inner {
                 {
                     break 'turns after;
                 }
-                (after, seen) = (Some(turn.position.clone()), seen + 1);
+                after = Some(turn.position.clone());
                 let (inner, starter) = (Arc::clone(self), Arc::clone(starter));
                 let one = async move {
                     let outcome = inner.recover_one(&starter, &turn, verdict).await;
@@ -319,7 +321,10 @@ impl Inner {
             }
             Some(Ok((turn, Outcome::Failed(error)))) => {
                 attempts.failed(&turn, self.recovery.begun.elapsed());
-                self.report_failure(&turn.id, &error);
+                // A process with a newer version of this crate continues such a turn.
+                if !matches!(error, ManagerError::Session(SessionError::NewerTurn { .. })) {
+                    self.report_failure(&turn.id, &error);
+                }
                 recovered.failed.push((turn.id, error));
             }
             Some(Ok((_, Outcome::Skipped)) | Err(_)) | None => {}

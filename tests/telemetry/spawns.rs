@@ -15,6 +15,11 @@ const WITHOUT_SPAN: &[(&str, &str, &str)] = &[
     ),
     ("agent/task/work.rs", "tasks.set.spawn(running)", "no run has a span, because nobody listens"),
     (
+        "manager/recovery.rs",
+        "tokio::spawn(async move { let mut after",
+        "a sweep lives as long as the manager",
+    ),
+    (
         "mcp/connection.rs",
         "tokio::spawn(async move { let filter",
         "a subscription lives as long as its connection",

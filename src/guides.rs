@@ -5,15 +5,16 @@
 //! 3. [Sessions and branches](sessions_and_branches)
 //! 4. [Stores](stores)
 //! 5. [Many conversations](many_conversations)
-//! 6. [A web service](web_services)
-//! 7. [Testing an application](testing)
-//! 8. [Tools of MCP servers](mcp_servers)
-//! 9. [Serving an agent to other programs](serving)
-//! 10. [Telemetry](telemetry)
-//! 11. [Writing a provider, a store or a backend](extending)
-//! 12. [Coming from Elixir's Omni Agent](from_elixir)
-//! 13. [Coming from rig](from_rig)
-//! 14. [Coming from yoagent](from_yoagent)
+//! 6. [Turns that survive a crash](durable_turns)
+//! 7. [A web service](web_services)
+//! 8. [Testing an application](testing)
+//! 9. [Tools of MCP servers](mcp_servers)
+//! 10. [Serving an agent to other programs](serving)
+//! 11. [Telemetry](telemetry)
+//! 12. [Writing a provider, a store or a backend](extending)
+//! 13. [Coming from Elixir's Omni Agent](from_elixir)
+//! 14. [Coming from rig](from_rig)
+//! 15. [Coming from yoagent](from_yoagent)
 
 #[doc = include_str!("../docs/getting-started.md")]
 pub mod getting_started {}
@@ -25,6 +26,8 @@ pub mod sessions_and_branches {}
 pub mod stores {}
 #[doc = include_str!("../docs/many-conversations.md")]
 pub mod many_conversations {}
+#[doc = include_str!("../docs/durable.md")]
+pub mod durable_turns {}
 // This guide links to items that need the feature `web`.
 #[doc = include_str!("../docs/web.md")]
 #[cfg_attr(not(feature = "web"), allow(rustdoc::broken_intra_doc_links))]

@@ -55,6 +55,7 @@ mod perform;
 mod recovery;
 mod registry;
 mod room;
+mod shutdown;
 mod start;
 mod titles;
 mod watching;
@@ -77,6 +78,7 @@ pub use perform::ManagerCommand;
 pub use recovery::{Recovered, Sweep};
 use recovery::{Recovery, RecoverySettings};
 use registry::Registry as Sessions;
+pub use shutdown::Shutdown;
 pub use start::{OpenOptions, OpenedSession};
 pub use titles::{TitleGenerator, Titles};
 use tokio_util::sync::CancellationToken;
@@ -599,89 +601,6 @@ impl Manager {
     pub fn resume_from(&self, last: EventId) -> Subscription<ManagerSnapshot, ManagerEvent> {
         let attachment = self.0.registry().attach(Some(last), self.0.feed_limits);
         Subscription::resumed(Box::new(WeakManager(Arc::downgrade(&self.0))), last, attachment)
-    }
-
-    /// Shuts the manager down and ends all sessions.
-    ///
-    /// As soon as the call starts, no more conversations are opened and prompts are refused. Active runs may continue
-    /// for the [grace period](Shutdown::with_grace), and are interrupted after it. Each session may then use the time
-    /// up to the [deadline](Shutdown::within) to finish the title that is being generated for it and to save its
-    /// changes. A second shutdown succeeds. If a [`Duration`] is given instead of a [`Shutdown`], it is the deadline,
-    /// and there is no grace period.
-    ///
-    /// # Errors
-    ///
-    /// [`ManagerError::EndedIncomplete`] lists the sessions that are not completely saved or whose aborted tools are
-    /// still running. All sessions are closed in any case.
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, some sessions may remain open, but they refuse prompts. Call `shutdown` again to end
-    /// them.
-    pub async fn shutdown(&self, limits: impl Into<Shutdown>) -> Result<(), ManagerError> {
-        let Shutdown { grace, deadline } = limits.into();
-        let inner = &self.0;
-        inner.registry().is_shut = true;
-        inner.shutting.cancel();
-        let begun = tokio::time::Instant::now();
-        let mut failed = Vec::new();
-        loop {
-            let (sessions, claims) = {
-                let registry = inner.registry();
-                (registry.sessions(), registry.claims())
-            };
-            sessions.iter().for_each(Session::drain);
-            if sessions.is_empty() && claims.is_empty() {
-                break;
-            }
-            failed.extend(inner.end_all(sessions, begun, grace, deadline).await);
-            // The sessions that are being opened or closed end too, unless the store delays them for too long.
-            let left = grace.saturating_add(deadline).saturating_sub(begun.elapsed());
-            let claims = async {
-                for claim in &claims {
-                    claim.cancelled().await;
-                }
-            };
-            if tokio::time::timeout(left, claims).await.is_err() && inner.registry().sessions().is_empty() {
-                break;
-            }
-            tokio::task::yield_now().await;
-        }
-        inner.registry().finish();
-        if failed.is_empty() { Ok(()) } else { Err(ManagerError::EndedIncomplete { sessions: failed }) }
-    }
-}
-
-/// The time limits of a [shutdown](Manager::shutdown).
-///
-/// ```
-/// use std::time::Duration;
-/// use omni_agent::manager::Shutdown;
-///
-/// let limits = Shutdown::within(Duration::from_secs(10)).with_grace(Duration::from_secs(5));
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shutdown {
-    grace: Duration,
-    deadline: Duration,
-}
-
-impl Shutdown {
-    /// Interrupts runs at once, and gives each session the time `deadline` to save its changes.
-    pub fn within(deadline: Duration) -> Self {
-        Self { grace: Duration::ZERO, deadline }
-    }
-
-    /// Gives active runs the time `grace` to finish before they are interrupted. The time of the deadline begins after
-    /// the grace period.
-    pub fn with_grace(self, grace: Duration) -> Self {
-        Self { grace, ..self }
-    }
-}
-
-impl From<Duration> for Shutdown {
-    fn from(deadline: Duration) -> Self {
-        Self::within(deadline)
     }
 }
 

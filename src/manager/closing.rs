@@ -8,7 +8,7 @@ use tokio::{
 };
 use tracing::Instrument;
 
-use super::{Inner, ManagerError, opening::in_a_task};
+use super::{Inner, ManagerError, Shutdown, opening::in_a_task};
 use crate::{
     actor::OwnWake,
     agent::InFlight,
@@ -30,6 +30,15 @@ impl From<Description> for StateChange {
             Description::Labels(labels) => Self::Labels(labels),
         }
     }
+}
+
+/// What happens to turns in flight when all sessions end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ending {
+    /// They are interrupted.
+    Stop,
+    /// They are left to the next owners of their conversations, if they are recorded.
+    HandOver,
 }
 
 /// The maximum number of times that a title or labels are written again after a conflict.
@@ -217,7 +226,7 @@ impl Inner {
     }
 
     /// Ends all sessions, and returns the sessions that ended with unsaved changes or another error. A run in flight is
-    /// ended when `grace` has passed since `begun`.
+    /// ended when the grace period has passed since `begun`.
     ///
     /// Each session is ended in its own task, because a single task that polls very many futures uses up its tokio
     /// budget and then polls all of them in vain, again and again. The sessions are ended in portions, so that the data
@@ -227,8 +236,8 @@ impl Inner {
         self: &Arc<Self>,
         sessions: Vec<Session>,
         begun: Instant,
-        grace: Duration,
-        limit: Duration,
+        limits: Shutdown,
+        ending: Ending,
     ) -> Vec<(ConversationId, SessionError)> {
         let mut ends = JoinSet::new();
         let mut failed = Vec::new();
@@ -236,12 +245,15 @@ impl Inner {
             let others = ends.len();
             for session in portion {
                 let (inner, session) = (Arc::clone(self), session.clone());
-                let grace = grace.saturating_sub(begun.elapsed());
-                let ending = async move {
-                    let ended = inner.end(&session, grace, limit, InFlight::Keep).await;
+                let (grace, limit) = (limits.grace.saturating_sub(begun.elapsed()), limits.deadline);
+                let one = async move {
+                    let ended = match ending {
+                        Ending::Stop => inner.end(&session, grace, limit, InFlight::Keep).await,
+                        Ending::HandOver => session.hand_over(grace, limit).await,
+                    };
                     ended.err().map(|error| (session.id().clone(), error))
                 };
-                ends.spawn(ending.in_current_span());
+                ends.spawn(one.in_current_span());
             }
             for _ in 0..ROUNDS {
                 OwnWake::begin().over().await;

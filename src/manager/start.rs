@@ -1,7 +1,7 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use crate::{
-    agent::AgentBuilder,
+    agent::{AgentBuilder, Durable, Recover},
     session::{Mode, Session, SessionBuilder, SessionSubscription},
     store::Labels,
 };
@@ -40,6 +40,8 @@ pub struct OpenOptions {
     pub(super) tenant: Option<Arc<str>>,
     pub(super) mode: Option<Mode>,
     idle_shutdown: IdleShutdown,
+    durable: Durable,
+    recover: Recover,
 }
 
 /// When the session shuts down because it is idle.
@@ -61,6 +63,8 @@ impl OpenOptions {
             tenant: None,
             mode: Some(Mode::Controller),
             idle_shutdown: IdleShutdown::OfManager,
+            durable: Durable::default(),
+            recover: Recover::default(),
         }
     }
 
@@ -98,6 +102,19 @@ impl OpenOptions {
         self
     }
 
+    /// Sets how much of a turn in flight survives the end of the process. Defaults to [`Durable::Turns`]. See
+    /// [`SessionBuilder::durable`].
+    pub fn durable(mut self, level: Durable) -> Self {
+        self.durable = level;
+        self
+    }
+
+    /// Sets what happens with a turn in flight when the conversation is opened. See [`SessionBuilder::recover`].
+    pub fn recover(mut self, recover: Recover) -> Self {
+        self.recover = recover;
+        self
+    }
+
     /// Sets the mode of the caller's subscription. With `None`, the caller gets no subscription.
     pub fn subscribe(mut self, mode: Option<Mode>) -> Self {
         self.mode = mode;
@@ -109,7 +126,7 @@ impl OpenOptions {
         if let Some(title) = self.title {
             session = session.title(title);
         }
-        session = session.labels(self.labels);
+        session = session.labels(self.labels).durable(self.durable).recover(self.recover);
         if let IdleShutdown::After(after) = self.idle_shutdown {
             session = session.idle_shutdown_after(after);
         }

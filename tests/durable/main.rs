@@ -4,6 +4,7 @@
 
 mod approvals;
 mod approvals_property;
+mod managed;
 mod stores;
 mod sweep;
 

@@ -6,7 +6,7 @@ use std::{
 };
 
 use omni_agent::{
-    agent::{Agent, AgentBuilder},
+    agent::{Agent, AgentBuilder, Recover, RecoveryDecision},
     manager::{ApprovalId, Decided, Manager, ManagerBuilder, ManagerError, ManagerEvent, OpenOptions, Sweep},
     message::Message,
     store::{Filter, Labels, MemoryStore, Page, Store, TurnRecord},
@@ -24,7 +24,7 @@ fn agent() -> AgentBuilder {
 
 /// Returns options that drop the turn, because the records of these tests contain no state of an agent.
 fn options() -> OpenOptions {
-    OpenOptions::new(agent())
+    OpenOptions::new(agent()).recover(Recover::default().with_decision(RecoveryDecision::Discard))
 }
 
 /// Returns a record of a turn that needs more than decisions.
@@ -153,7 +153,8 @@ async fn turn_that_cannot_be_opened_is_reported_and_stops_no_other() {
     let manager = manager.starter(move |turn| match turn.id.as_str() {
         "a" => {
             seen.lock().unwrap().push(begun.elapsed().as_secs());
-            Some(OpenOptions::new(Agent::builder().model("nobody:nothing")))
+            let discard = Recover::default().with_decision(RecoveryDecision::Discard);
+            Some(OpenOptions::new(Agent::builder().model("nobody:nothing")).recover(discard))
         }
         "b" => panic!("the starter fails"),
         _ => Some(options()),

@@ -1,0 +1,198 @@
+//! Turns of managers that end in different ways, continued by other managers.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use omni_agent::{
+    agent::{Agent, Durable},
+    manager::{Approval, Decided, Manager, ManagerBuilder, OpenOptions, Sweep},
+    session::Session,
+    store::{Filter, MemoryStore, Owner, Page, Store, Turns},
+    testing::{Gate, ScriptedProvider, Step},
+    tool::{Decision, Replay, Tool, ToolContext, tool_fn},
+};
+use serde_json::{Value, json};
+
+use crate::stores::{id, stores};
+
+/// An agent that uses the tool `send` once, after an approval, and then answers. It can start any number of times.
+#[derive(Clone, Default)]
+struct Sender {
+    sent: Arc<AtomicUsize>,
+}
+
+impl Sender {
+    fn options(&self) -> OpenOptions {
+        let provider = ScriptedProvider::from_fn(|request| {
+            let last = request.history.last();
+            let result = last.and_then(|message| message.tool_results().next().cloned());
+            match result {
+                Some(result) => Step::text(format!("It says: {}", result.text())),
+                None => Step::tool_use("call-1", "send", json!({ "to": "ann" })),
+            }
+        });
+        let sent = Arc::clone(&self.sent);
+        let send = tool_fn("send", "Sends.", move |_: Value, _: ToolContext| {
+            let number = sent.fetch_add(1, Ordering::SeqCst) + 1;
+            async move { Ok(format!("sent {number}")) }
+        });
+        let agent = Agent::builder().model(provider.model()).tool(send.with_replay(Replay::Never));
+        OpenOptions::new(agent.needs_approval("send")).durable(Durable::InFlight).subscribe(None)
+    }
+
+    fn sent(&self) -> usize {
+        self.sent.load(Ordering::SeqCst)
+    }
+}
+
+/// Returns a manager whose owner has the same name in each life, so that no lease has to expire.
+fn manager(store: &Arc<dyn Store>) -> ManagerBuilder {
+    Manager::builder(Arc::clone(store)).owner(Owner::new("worker")).sweep(Sweep::off())
+}
+
+async fn pending(manager: &Manager) -> Vec<Approval> {
+    manager.pending_approvals(&Filter::default(), Page::default()).await.unwrap()
+}
+
+/// Starts a turn in the conversation `a`, and waits until its approval is listed.
+async fn paused(manager: &Manager, sender: &Sender) -> Approval {
+    let opened = manager.create_with_id(&id("a"), sender.options()).await.unwrap();
+    opened.session.prompt("Send it.").await.unwrap();
+    loop {
+        if let Some(approval) = pending(manager).await.pop() {
+            return approval;
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+async fn last_text(session: &Session) -> String {
+    session.wait_until_idle().await.unwrap();
+    session.tree().await.unwrap().history().last().unwrap().text()
+}
+
+/// Runs work in a runtime that then dies with everything that runs in it.
+fn in_a_life<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> T {
+    let life = || {
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let result = runtime.block_on(work);
+        runtime.shutdown_background();
+        result
+    };
+    std::thread::scope(|scope| scope.spawn(life).join().unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn approval_of_a_process_that_died_is_decided_and_the_turn_finishes() {
+    for place in stores().await {
+        let (store, sender) = (Arc::clone(&place.store), Sender::default());
+        let (first, of_first) = (Arc::clone(&store), sender.clone());
+        let approval = in_a_life(async move {
+            let manager = manager(&first).build();
+            let approval = paused(&manager, &of_first).await;
+            // The process dies with its manager.
+            std::mem::forget(manager);
+            approval
+        });
+        assert_eq!((approval.tool_use.name.as_str(), sender.sent()), ("send", 0));
+
+        // Another process decides, and does not know how to open the conversation.
+        let decider = manager(&store).build();
+        let decided = decider.decide(&approval.id, Decision::Execute, Some("ann")).await.unwrap();
+        assert_eq!(decided, Decided::InStore);
+        assert!(pending(&decider).await.is_empty() && decider.list_open().is_empty());
+
+        let of_worker = sender.clone();
+        let worker = manager(&store).starter(move |_| Some(of_worker.options())).build();
+        assert_eq!(worker.recover().await.unwrap().opened, [id("a")]);
+        let session = worker.get(&id("a")).unwrap();
+        assert_eq!(last_text(&session).await, "It says: sent 1");
+        worker.shutdown(Duration::from_secs(10)).await.unwrap();
+        assert_eq!(sender.sent(), 1);
+        let left = store.turns(Turns::All, &Filter::default(), Page::default()).await.unwrap();
+        assert!(left.is_empty(), "{left:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn decision_in_an_open_session_continues_its_turn() {
+    let (store, sender): (Arc<dyn Store>, _) = (Arc::new(MemoryStore::new()), Sender::default());
+    let manager = manager(&store).build();
+    let approval = paused(&manager, &sender).await;
+    let decided = manager.decide(&approval.id, Decision::Execute, Some("ann")).await.unwrap();
+    assert_eq!(decided, Decided::InSession);
+    assert_eq!(last_text(&manager.get(&id("a")).unwrap()).await, "It says: sent 1");
+    assert!(manager.decide(&approval.id, Decision::Execute, None).await.unwrap_err().is_conflict());
+}
+
+#[tokio::test(start_paused = true)]
+async fn paused_session_makes_room_and_its_approval_waits_in_the_store() {
+    let (store, sender): (Arc<dyn Store>, _) = (Arc::new(MemoryStore::new()), Sender::default());
+    let of_starter = sender.clone();
+    let manager = manager(&store).max_open(1).starter(move |_| Some(of_starter.options())).build();
+    let approval = paused(&manager, &sender).await;
+    let opened = manager.create_with_id(&id("b"), sender.options()).await.unwrap();
+    assert_eq!(manager.list_open().len(), 1, "the paused session has ended");
+    assert_eq!(pending(&manager).await, [approval.clone()]);
+    drop(opened);
+    let decided = manager.decide(&approval.id, Decision::Execute, None).await.unwrap();
+    assert_eq!(decided, Decided::InStore);
+    let session = loop {
+        match manager.get(&id("a")) {
+            Some(session) => break session,
+            None => tokio::time::sleep(Duration::from_millis(1)).await,
+        }
+    };
+    assert_eq!(last_text(&session).await, "It says: sent 1");
+}
+
+#[tokio::test(start_paused = true)]
+async fn hand_over_leaves_the_turn_to_the_next_manager() {
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let gate = Gate::new();
+    let options = |gate: &Gate| {
+        let gate = gate.clone();
+        let provider = ScriptedProvider::from_fn(move |_| Step::new().then_text(["Half"]).gate(&gate).stop());
+        OpenOptions::new(Agent::builder().model(provider.model())).durable(Durable::InFlight).subscribe(None)
+    };
+    let first = manager(&store).build();
+    let session = first.create_with_id(&id("a"), options(&gate)).await.unwrap().session;
+    session.prompt("Hello").await.unwrap();
+    first.hand_over(Duration::from_secs(10)).await.unwrap();
+    assert!(first.list_open().is_empty());
+    let left = store.turns(Turns::Left, &Filter::default(), Page::default()).await.unwrap();
+    assert_eq!((left.len(), left[0].orderly, left[0].lives), (1, true, 0));
+
+    gate.open();
+    let second = manager(&store).starter(move |_| Some(options(&gate))).build();
+    assert_eq!(second.recover().await.unwrap().opened, [id("a")]);
+    assert_eq!(last_text(&second.get(&id("a")).unwrap()).await, "Half");
+}
+
+#[tokio::test(start_paused = true)]
+async fn hand_over_waits_for_a_turn_that_ends_within_the_grace() {
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let gate = Gate::new();
+    let held = gate.clone();
+    let provider = ScriptedProvider::from_fn(move |_| Step::new().then_text(["Whole"]).gate(&held).stop());
+    let options = OpenOptions::new(Agent::builder().model(provider.model())).durable(Durable::InFlight);
+    let manager = manager(&store).build();
+    let session = manager.create_with_id(&id("a"), options.subscribe(None)).await.unwrap().session;
+    session.prompt("Hello").await.unwrap();
+    let ending = manager.clone();
+    let handing_over = tokio::spawn(async move {
+        let limits = omni_agent::manager::Shutdown::within(Duration::from_secs(10));
+        ending.hand_over(limits.with_grace(Duration::from_mins(1))).await
+    });
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    gate.open();
+    handing_over.await.unwrap().unwrap();
+    let stored = store.load(&id("a")).await.unwrap();
+    assert_eq!((stored.nodes.len(), stored.turn), (2, None));
+}

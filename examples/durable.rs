@@ -106,7 +106,7 @@ fn send_money() -> impl Tool {
     tool_fn("send_money", "Sends money.", |payment: Payment, context: ToolContext| async move {
         println!("  tool: sending {} euros to {} … (kill me now)", payment.euros, payment.to);
         tokio::time::sleep(Duration::from_secs(4)).await;
-        pay(&payment, &context.idempotency_key().to_string()).map_err(|error| error.to_string())
+        Ok(pay(&payment, context.idempotency_key())?)
     })
     .with_replay(Replay::Keyed)
 }
@@ -189,8 +189,6 @@ async fn work() -> Result<(), Box<dyn Error>> {
     let mut updates = manager.subscribe();
     println!("Waiting for turns to continue. Ctrl-C hands them over.");
     manager.recover().await?;
-    let open = manager.list_open().into_iter().filter_map(|open| manager.get(&open.id));
-    open.for_each(|session| drop(tokio::spawn(report(session))));
     loop {
         tokio::select! {
             update = updates.next() => match update {

@@ -56,7 +56,8 @@ use rare::RareList;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    AgentError, Durable, Event, Failure, Prompt, PromptId, PromptState, RunEnd, Snapshot, StateView, Status,
+    AgentError, Durable, Event, Failure, KnownPrompt, Prompt, PromptId, PromptState, RunEnd, Snapshot,
+    StateView, Status,
     phase::{
         AfterEvent, Asked, Between, Op, Origin, OutputRequirement, Phase, SentRequest, Stage, Turn, Working,
         in_stage,
@@ -126,7 +127,15 @@ impl Core {
     }
 
     pub(super) fn set_last_run(&mut self, end: Option<RunEnd>) {
+        if let Some(end) = end.as_ref().filter(|_| self.phase.turn().is_none()) {
+            self.known = KnownPrompts::restored(&end.prompts);
+        }
         self.last_run = end.map(Arc::new);
+    }
+
+    /// Returns the prompts that are known by their ids.
+    pub(super) fn known_prompts(&self) -> Vec<KnownPrompt> {
+        self.known.record()
     }
 
     pub(super) fn history(&self) -> &History {
@@ -245,8 +254,8 @@ impl Core {
         Ok(())
     }
 
-    /// Starts a turn with `message` after `step` requests have been made for the same prompt. The turns of a run are
-    /// recorded from the first one on that is, because a record must not outlive its turn.
+    /// Starts a turn with `message` after `step` requests have been made for the same prompt. If an earlier turn of the run
+    /// was recorded, this turn is `recorded` too, because it replaces the record of the earlier turn.
     fn begin_turn(
         &mut self,
         id: TurnId,
@@ -260,7 +269,6 @@ impl Core {
         if recorded {
             cx.push(Effect::Record);
         }
-        self.waited.begin_turn();
         let limit = origin.prompt.turn_timeout.or(cx.config.turn_timeout);
         if self.emitted_status == Status::Idle {
             self.runs = self.runs.wrapping_add(1);
@@ -283,6 +291,7 @@ impl Core {
             next_id: 1,
             answer: None,
             recorded,
+            waited: 0,
             request: SentRequest::default(),
         });
         self.emit_status(Status::Busy, cx);
@@ -374,6 +383,8 @@ impl Core {
 
     /// Emits the event that ends a run. If the run is `recorded`, its end is recorded too.
     fn end_run(&mut self, event: Event, recorded: bool, cx: &mut Context<'_>) {
+        // The outcome of a known prompt is recorded too, so that it can be asked for in a later life.
+        let recorded = recorded || (cx.records > Durable::Turns && self.known.is_in_flight());
         self.last_run = RunEnd::of(&event).map(Arc::new);
         if let Some(end) = &self.last_run {
             self.known.ended(&end.outcome);

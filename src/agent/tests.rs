@@ -14,6 +14,7 @@ mod configuration;
 mod cost;
 mod cutting_short;
 mod decisions;
+mod durable;
 mod ending;
 mod errors;
 mod event_data;

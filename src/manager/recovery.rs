@@ -349,13 +349,13 @@ impl Inner {
             }
             self.open_for(starter, turn).await
         };
-        match timeout(self.patience(), recovered).await {
-            Ok(outcome) => outcome.unwrap_or_else(Outcome::Failed),
-            Err(_) => {
+        timeout(self.patience(), recovered).await.map_or_else(
+            |_| {
                 let reason = format!("the conversation was not opened within {:?}", self.patience());
                 Outcome::Failed(ManagerError::CutOff { id: turn.id.clone(), reason })
-            }
-        }
+            },
+            |outcome| outcome.unwrap_or_else(Outcome::Failed),
+        )
     }
 
     async fn open_for(

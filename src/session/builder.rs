@@ -522,7 +522,6 @@ impl Starting {
             is_fresh: true,
             idle_when_saved: false,
             has_refused_sleep: false,
-            leaves_turn: false,
             settling: None,
             flushes: Vec::new(),
             commands_in_a_row: 0,

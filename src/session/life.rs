@@ -20,8 +20,8 @@ pub(super) fn next(tenure: Option<&Tenure>, mark: Option<EventId>) -> u64 {
     if let Some(tenure) = tenure {
         return tenure.epoch().0;
     }
-    let least = mark.map_or(0, |mark| mark.life.saturating_add(1)).max(Timestamp::now().0);
-    let next = |last: u64| least.max(last.saturating_add(1));
-    let last = LAST.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |last| Some(next(last)));
-    next(last.unwrap_or_else(|last| last))
+    let earliest = mark.map_or(0, |mark| mark.life.saturating_add(1)).max(Timestamp::now().0);
+    let next = |last: u64| earliest.max(last.saturating_add(1));
+    let before = LAST.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |last| Some(next(last)));
+    next(before.unwrap_or_else(|last| last))
 }

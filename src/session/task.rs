@@ -154,8 +154,6 @@ pub(super) struct Task {
     pub(super) idle_when_saved: bool,
     /// Whether the session has refused to sleep. If so, its watcher is notified when another attempt may succeed.
     pub(super) has_refused_sleep: bool,
-    /// Whether the turn in flight is left to the next owner of the conversation.
-    pub(super) leaves_turn: bool,
     /// The future that waits until the idle agent has processed its application events.
     pub(super) settling: Option<idle::Settling>,
     pub(super) flushes: Vec<Flush>,

@@ -11,6 +11,7 @@
     reason = "the helpers see the public API as an application does"
 )]
 
+mod leaving;
 #[path = "../../tests/session/support.rs"]
 mod support;
 #[path = "../../tests/session/watch.rs"]

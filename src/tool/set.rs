@@ -107,7 +107,8 @@ impl ToolSet {
     /// Returns whether a call of the tool with this name may be repeated: see [`Tool::replay`]. Returns
     /// [`Replay::Never`] if there is no such tool, if the tool has no handler, or if one of its methods panics.
     pub fn replay(&self, name: &str) -> Replay {
-        let found = contained(|| self.get(name).filter(|tool| tool.has_handler()).map(|tool| tool.replay()));
+        let found =
+            contained(|| self.get(name).filter(|tool| tool.has_handler()).map(|tool| tool.as_ref().replay()));
         found.ok().flatten().unwrap_or(Replay::Never)
     }
 

@@ -142,7 +142,7 @@ impl Core {
         let bare = BareCore {
             op: self.last_op,
             run: self.runs,
-            waited: self.waited.of_turn().into(),
+            waited: self.waited.last(self.phase.turn().map_or(0, |turn| turn.waited)).into(),
             staged: self.staged[..].into(),
             turn: self.phase.turn().map(Cow::Borrowed),
             model: model.map(|model| model.saved_name().into()),
@@ -241,15 +241,15 @@ fn settled(stage: &mut Stage, turn: &Turn) -> Vec<Settled> {
     };
     let mut results = Vec::new();
     for (place, slot) in slots.iter_mut().enumerate() {
-        let (state, result) = match (reviewed.get(place), &slot.result) {
+        let (progress, result) = match (reviewed.get(place), &slot.result) {
             (Some(result), _) => (RecordedSlot::Reviewed, result),
             (None, Some(result)) => (RecordedSlot::Settled, result),
             (None, None) => continue,
         };
-        if slot.recorded < state {
-            slot.recorded = state;
-            let settled = Settled::new(u32::try_from(place).unwrap_or(u32::MAX), result.clone());
-            results.push(settled.with_reviewed(state == RecordedSlot::Reviewed));
+        if slot.recorded < progress {
+            slot.recorded = progress;
+            let result = Settled::new(u32::try_from(place).unwrap_or(u32::MAX), result.clone());
+            results.push(result.with_reviewed(progress == RecordedSlot::Reviewed));
         }
     }
     results
@@ -301,6 +301,7 @@ impl Core {
 
 fn restore(record: TurnRecord, history: History, fallback: Option<History>) -> Result<Restored, Damage> {
     let bare: BareCore<'_> = serde_json::from_str(&record.core).map_err(|error| error.to_string())?;
+    let waited = bare.waited.len();
     let mut core = Core {
         fallback: fallback.map(Box::new),
         staged: RareList::of(bare.staged.into_owned()),
@@ -322,7 +323,7 @@ fn restore(record: TurnRecord, history: History, fallback: Option<History>) -> R
         }
         (Some(turn), stage) => {
             let mut turn = Box::new(turn.into_owned());
-            (turn.id, turn.recorded) = (record.turn, true);
+            (turn.id, turn.recorded, turn.waited) = (record.turn, true, waited);
             turn.working = Working::restored(&core.history, record.append);
             let stage = stage.restored(&turn, record.results)?;
             let recovering = Recovering { stage, decided: bare.decided.into_owned(), spent: record.spent };
@@ -366,9 +367,10 @@ impl BareStage {
             }
             Self::Failing { failure, answers, slots } => {
                 let answers = restored_answers(answers, &uses().collect::<Vec<_>>(), turn.id)?;
-                let (slots, reviewed) = match slots.is_empty() {
-                    true => Default::default(),
-                    false => restored_slots(slots, uses(), results)?,
+                let (slots, reviewed) = if slots.is_empty() {
+                    Default::default()
+                } else {
+                    restored_slots(slots, uses(), results)?
                 };
                 let remains = Remains { partial: None, answers, slots, reviewed };
                 Stage::Failing { failure, remains: Box::new(remains) }

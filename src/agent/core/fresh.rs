@@ -10,11 +10,7 @@ use crate::{
 /// response. The agent never uses an id again after a tool use with that id has waited, so a late `resume` is detected
 /// as stale.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Waited {
-    ids: Vec<ToolUseId>,
-    /// The number of ids of earlier turns.
-    earlier: u16,
-}
+pub(super) struct Waited(Vec<ToolUseId>);
 
 /// The number of ids that are kept of tool uses that have waited. A `resume` with an older id is not expected.
 const MAX_WAITED: usize = 256;
@@ -22,32 +18,26 @@ const MAX_WAITED: usize = 256;
 impl Waited {
     /// Stores the id of a tool use whose pause was emitted.
     pub(super) fn add(&mut self, id: ToolUseId) {
-        if self.ids.len() >= MAX_WAITED {
-            self.ids.remove(0);
-            self.earlier = self.earlier.saturating_sub(1);
+        if self.0.len() >= MAX_WAITED {
+            self.0.remove(0);
         }
-        self.ids.push(id);
+        self.0.push(id);
     }
 
-    /// Called when a turn begins.
-    pub(super) fn begin_turn(&mut self) {
-        self.earlier = u16::try_from(self.ids.len()).unwrap_or(u16::MAX);
-    }
-
-    /// Returns the ids of the turn in flight.
-    pub(super) fn of_turn(&self) -> &[ToolUseId] {
-        self.ids.get(usize::from(self.earlier)..).unwrap_or_default()
+    /// Returns the last `count` ids, or all if there are fewer.
+    pub(super) fn last(&self, count: usize) -> &[ToolUseId] {
+        &self.0[self.0.len().saturating_sub(count)..]
     }
 
     /// Returns the ids of a recorded turn.
-    pub(super) fn restored(ids: Vec<ToolUseId>) -> Self {
-        let surplus = ids.len().saturating_sub(MAX_WAITED);
-        Self { ids: ids.into_iter().skip(surplus).collect(), earlier: 0 }
+    pub(super) fn restored(mut ids: Vec<ToolUseId>) -> Self {
+        ids.drain(..ids.len().saturating_sub(MAX_WAITED));
+        Self(ids)
     }
 
     /// Returns whether a tool use with this id has waited for a decision.
     pub(super) fn contains(&self, id: &ToolUseId) -> bool {
-        self.ids.contains(id)
+        self.0.contains(id)
     }
 
     /// Gives a tool use that begins in `fold` another id, if its id is already used. An id is already used if a tool
@@ -57,7 +47,7 @@ impl Waited {
             Delta::Start { index, block: BlockStart::ToolUse { id, name } } => {
                 let asked = question.map(|question| &question.tool_use.id);
                 // If no id is used yet, `fold` alone ensures that the ids within the response differ.
-                let id = if self.ids.is_empty() && asked.is_none() {
+                let id = if self.0.is_empty() && asked.is_none() {
                     id
                 } else {
                     self.fresh(id, op, |id| asked == Some(id) || holds(fold, id))
@@ -75,7 +65,7 @@ impl Waited {
 
     /// Returns `id`, or an id derived from it if `id` is empty, has waited before, or satisfies `taken`.
     fn fresh(&self, id: ToolUseId, op: Op, taken: impl Fn(&ToolUseId) -> bool) -> ToolUseId {
-        let is_free = |id: &ToolUseId| !id.as_str().is_empty() && !self.ids.contains(id) && !taken(id);
+        let is_free = |id: &ToolUseId| !id.as_str().is_empty() && !self.0.contains(id) && !taken(id);
         if is_free(&id) {
             return id;
         }

@@ -31,6 +31,11 @@ impl KnownPrompts {
         known
     }
 
+    /// Returns whether a prompt of the run in flight is known.
+    pub(super) fn is_in_flight(&self) -> bool {
+        self.0.iter().any(|(_, state)| *state == PromptState::InFlight)
+    }
+
     /// Records a prompt that was accepted. Forgets the oldest prompt that has ended, if too many are known.
     pub(super) fn add(&mut self, id: &PromptId, state: PromptState) {
         let known = self.0.list();

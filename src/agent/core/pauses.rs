@@ -43,9 +43,11 @@ impl Core {
     pub(super) fn pause(&mut self, cx: &mut Context<'_>) {
         cx.push(Effect::FreezeWatch(true));
         self.emit_status(Status::Paused, cx);
+        let mut added = 0;
         for pause in self.phase.pauses_mut() {
             let id = &pause.tool_use.id;
             if !self.waited.contains(id) {
+                added += 1;
                 self.waited.add(id.clone());
             }
             if let Some(expiry) = &mut pause.expiry {
@@ -58,6 +60,9 @@ impl Core {
                 cx.push(Effect::Expire(id.clone(), left));
             }
             cx.emit(Event::Pause(Box::new(pause.clone())));
+        }
+        if let Phase::InTurn { turn, .. } = &mut self.phase {
+            turn.waited += added;
         }
     }
 

@@ -22,23 +22,22 @@ const UNCERTAIN: &str = "Interrupted by a restart. It is not known whether the t
 impl Core {
     /// Starts the continuation of a recorded turn, and asks `handle_recovery`. A turn that was restarted too often without
     /// progress is interrupted.
-    pub(in crate::agent) fn take_up(&mut self, facts: RecoveryFacts, cx: &mut Context<'_>) {
-        let Some(mut recovery) = self.recovery(&facts, cx.tools) else { return };
+    pub(in crate::agent) fn take_up(&mut self, facts: &RecoveryFacts, cx: &mut Context<'_>) {
+        let Some(recovery) = self.recovery(facts, cx.tools) else { return };
+        let uncertain = recovery.uncertain.iter().filter(|own| own.replay == Replay::Never);
+        let uncertain = uncertain.map(|own| own.tool_use.id.clone()).collect();
+        cx.emit(Event::Resumed { turn: recovery.turn, lives: facts.lives, uncertain });
         if let Phase::InTurn { turn, stage: Stage::Recovering(recovering), .. } = &mut self.phase {
-            recovering.set_expiries(&facts);
+            recovering.set_expiries(facts);
             if matches!(recovering.stage, Stage::Streaming { .. }) && turn.request.sent {
                 lose_request(turn, cx);
             }
         }
-        let uncertain = recovery.uncertain.iter().filter(|own| own.replay == Replay::Never);
-        let uncertain = uncertain.map(|own| own.tool_use.id.clone()).collect();
-        cx.emit(Event::Resumed { turn: recovery.turn, lives: facts.lives, uncertain });
         if facts.lives > MAX_LIVES {
             // A turn is in flight, so this succeeds.
             let _ = self.interrupt(cx);
             return;
         }
-        recovery.age = facts.age;
         let op = self.next_op();
         match &mut self.phase {
             Phase::InTurn { op: awaited, .. } | Phase::Noticing { op: awaited, .. } => *awaited = op,

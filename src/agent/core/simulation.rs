@@ -14,6 +14,7 @@ mod asks;
 mod blocks;
 mod commands;
 mod compare;
+mod crash;
 mod desk;
 mod ends;
 mod ghosts;

@@ -32,6 +32,7 @@ pub(crate) struct Origin {
     pub(crate) asked: Option<Box<Asked>>,
 }
 
+#[expect(clippy::ref_option, reason = "serde passes a reference")]
 fn flag<S: Serializer>(asked: &Option<Box<Asked>>, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_bool(asked.is_some())
 }
@@ -111,6 +112,9 @@ pub(crate) struct Turn {
     /// Whether the turn is recorded. If so, its gates stay until it ends.
     #[serde(skip)]
     pub(crate) recorded: bool,
+    /// The number of tool uses that have waited for decisions.
+    #[serde(skip)]
+    pub(crate) waited: usize,
     /// The progress of the request, if the turn is recorded.
     #[serde(default)]
     pub(crate) request: SentRequest,
@@ -129,7 +133,7 @@ pub(crate) struct SentRequest {
 
 impl SentRequest {
     /// Returns whether the request must not be repeated.
-    pub(crate) fn is_uncertain(&self, provider: Replay) -> bool {
+    pub(crate) fn is_uncertain(self, provider: Replay) -> bool {
         self.sent && (self.ran_tool || self.replay.max(provider) == Replay::Never)
     }
 }

@@ -151,7 +151,7 @@ impl Task {
         if let Some(facts) = self.durability.as_mut().and_then(|durability| durability.facts.take()) {
             // The tools of the interrupted request are not known, so those of the configuration take their place.
             self.work().tools = self.config.tools.clone();
-            self.step(|core, cx| core.take_up(facts, cx));
+            self.step(|core, cx| core.take_up(&facts, cx));
         }
     }
 

@@ -79,7 +79,8 @@ impl Task {
         }
         durability.last += 1;
         durability.soon = None;
-        durability.loose = Some(Arc::new(Record { number: durability.last, turn }));
+        let prompts = if turn.is_none() { self.core.known_prompts() } else { Vec::new() };
+        durability.loose = Some(Arc::new(Record { number: durability.last, turn, prompts }));
     }
 
     pub(super) fn record_soon(&mut self) {
@@ -138,8 +139,10 @@ impl Task {
     pub(super) fn release_replies(&mut self, cx: &Context<'_>) {
         let Some(durability) = &mut self.durability else { return };
         let written = durability.written.poll(cx.waker());
-        while let Some((_, reply)) = durability.replies.pop_front_if(|(number, _)| *number <= written) {
-            reply();
+        while durability.replies.front().is_some_and(|(number, _)| *number <= written) {
+            if let Some((_, reply)) = durability.replies.pop_front() {
+                reply();
+            }
         }
     }
 

@@ -16,6 +16,8 @@ pub(super) struct Flight {
     /// The numbers of the records that are not stored yet, each with the value of the counter of changes up to which the
     /// changes must be stored.
     due: VecDeque<(u64, u64)>,
+    /// Whether the turn is left to the next owner of the conversation.
+    is_left: bool,
 }
 
 impl Core {
@@ -77,6 +79,16 @@ impl Core {
         }
     }
 
+    /// Notes that the turn in flight is left to the next owner of the conversation.
+    pub(in crate::session) fn leave_turn(&mut self) {
+        self.flight.get_or_insert_default().is_left = true;
+    }
+
+    /// Returns whether the turn in flight is left to the next owner of the conversation.
+    pub(in crate::session) fn leaves_turn(&self) -> bool {
+        self.flight.as_ref().is_some_and(|flight| flight.is_left)
+    }
+
     /// Returns the end of a run as it is stored.
     pub(super) fn stored_end(&self, mut end: RunEnd) -> RunEnd {
         let last = self.flight.as_ref().and_then(|flight| flight.last.as_ref());
@@ -94,7 +106,7 @@ impl Core {
             self.branch = Some(Box::new(Branch { before, answers }));
         }
         self.status = status;
-        self.flight = Some(Box::new(Flight { last: Some(kept(record)), due: VecDeque::new() }));
+        self.flight = Some(Box::new(Flight { last: Some(kept(record)), ..Flight::default() }));
     }
 
     /// Notes that the loaded turn in flight is dropped.

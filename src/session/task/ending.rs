@@ -37,7 +37,7 @@ impl Task {
         self.shared.termination.close(reason.clone());
         let limit = stop.as_ref().map_or(self.shared.setup.end_timeout, |stop| stop.deadline);
         let in_flight = stop.as_ref().map(|stop| stop.in_flight).unwrap_or_default();
-        let in_flight = if self.leaves_turn { InFlight::Discard } else { in_flight };
+        let in_flight = if self.core.leaves_turn() { InFlight::Discard } else { in_flight };
         self.ends_by = Instant::now().checked_add(limit);
         let mut waiting: Vec<Stop> = stop.into_iter().collect();
         self.wind_down(&mut commands, &mut waiting, limit, in_flight).await;
@@ -146,7 +146,7 @@ impl Task {
     /// Releases the conversation before its lease expires, so that it can be opened elsewhere, and records the last event
     /// of the feed.
     async fn release(&mut self) {
-        if self.leaves_turn {
+        if self.core.leaves_turn() {
             self.mark_handed_over().await;
         }
         let mark = self.final_mark().await;
@@ -181,7 +181,7 @@ impl Task {
     fn missed(&self) -> Option<Unsaved> {
         let last = self.agent.end().and_then(|end| end.snapshot).map(|snapshot| snapshot.last.number);
         let knows_all = match last {
-            _ if self.leaves_turn => true,
+            _ if self.core.leaves_turn() => true,
             Some(last) => last == self.core.seen().number,
             None => self.core.status() == Status::Idle,
         };

@@ -28,7 +28,7 @@ impl Task {
         if !is_stored || self.core.status() == Status::Paused && self.retire_paused().await {
             return;
         }
-        self.leaves_turn = true;
+        self.core.leave_turn();
         let (_, ended): (_, Deliveries) = futures_channel::mpsc::channel(0);
         self.deliveries = ended;
     }

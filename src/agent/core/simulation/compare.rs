@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Check, ensure, model::Model, world::World};
+use super::{Check, ensure, model, world::World};
 use crate::{
     agent::{
         Config, Event, Snapshot,
@@ -11,6 +11,7 @@ use crate::{
         record::TurnRecord,
     },
     message::History,
+    provider::Model,
     subscription::EventId,
 };
 
@@ -39,7 +40,7 @@ impl Kept {
 
     /// Compares this snapshot with the reference model after an event. The core itself can't be compared: while the
     /// core processes an input, its state is ahead of the events that it has emitted.
-    pub(super) fn compare_after_event(&self, model: &Model) -> Check {
+    pub(super) fn compare_after_event(&self, model: &model::Model) -> Check {
         let kept = &self.0;
         let turn = model.turn.as_ref();
         ensure!(kept.status == model.status, "status: {:?}, not {:?}", kept.status, model.status);
@@ -99,8 +100,10 @@ impl World {
         let fallback = self.core.fallback.as_deref().map(read_again).transpose()?;
         let Restored { core: mut read, model } =
             Core::restore(record, history, fallback).map_err(|error| format!("{error:?}"))?;
-        if let Some(id) = model.as_deref().and_then(|name| name.strip_prefix("nobody:")) {
-            read.set_prompt_model(super::world::model(id));
+        let own = self.core.phase.origin_mut().and_then(|(origin, _)| origin.prompt.model.clone());
+        ensure!(model.as_deref() == own.as_ref().map(Model::saved_name), "{model:?} is not {own:?}");
+        if let Some(own) = own {
+            read.set_prompt_model(own);
         }
         read.keep_lost(&self.core, &self.config)?;
         for (prompt, own) in read.staged.iter_mut().zip(self.core.staged.iter()) {
@@ -128,7 +131,8 @@ impl Core {
     fn keep_lost(&mut self, lost: &Self, config: &Config) -> Check {
         (self.notices, self.emitted_status, self.step) = (lost.notices, lost.emitted_status, lost.step);
         self.last_run.clone_from(&lost.last_run);
-        ensure!(self.waited.of_turn() == lost.waited.of_turn(), "{:?} waited", self.waited);
+        let count = lost.phase.turn().map_or(0, |turn| turn.waited);
+        ensure!(self.waited.last(count) == lost.waited.last(count), "{:?} waited", self.waited);
         self.waited.clone_from(&lost.waited);
         match (&mut self.phase, &lost.phase) {
             (

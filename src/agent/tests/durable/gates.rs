@@ -1,0 +1,135 @@
+use super::*;
+use crate::{
+    agent::{Status, tests::rig::unanswered, tests::support::name},
+    tool::Decision,
+};
+
+#[tokio::test(start_paused = true)]
+async fn prompt_replies_after_the_turn_is_stored() {
+    let gate = Gate::new();
+    let step = Step::new().gate(&gate).then_text(["Hello!"]).stop();
+    let life = Life::begin(scripted([step]).1, Durable::InFlight, &Shelf::default()).await;
+    life.cut();
+    unanswered(life.agent.prompt("Hi")).await;
+    // The request goes out meanwhile.
+    answered(gate.reached()).await;
+    life.owner.written(1);
+    let again = life.agent.prompt(crate::agent::Prompt::new("More"));
+    unanswered(again).await;
+    life.owner.written(2);
+    assert_eq!(answered(life.agent.status()).await.unwrap(), Status::Busy);
+}
+
+#[tokio::test(start_paused = true)]
+async fn prompt_at_turns_replies_at_once() {
+    let life = Life::begin(scripted([Step::text("Hello!")]).1, Durable::Turns, &Shelf::default()).await;
+    life.cut();
+    answered(life.agent.prompt("Hi")).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn tool_starts_after_its_step_is_stored_unless_it_is_safe() {
+    for (replay, before) in [(Replay::Never, 0), (Replay::Keyed, 0), (Replay::Safe, 1)] {
+        let calls = Calls::open();
+        let builder = acting([act(), Step::text("Done.")], calls.tool(replay)).1;
+        let life = Life::begin(builder, Durable::InFlight, &Shelf::default()).await;
+        life.cut();
+        let agent = life.agent.clone();
+        tokio::spawn(async move { agent.prompt("Hi").await });
+        settle().await;
+        assert_eq!(calls.made().len(), before, "{replay:?}");
+        life.owner.written(u64::MAX);
+        settle().await;
+        assert_eq!(calls.made().len(), 1, "{replay:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn pause_is_reported_after_it_is_stored() {
+    let calls = Calls::open();
+    let builder = acting([act(), Step::text("Done.")], calls.tool(Replay::Never)).1.needs_approval("act");
+    let life = Life::begin(builder, Durable::Approvals, &Shelf::default()).await;
+    life.cut();
+    life.agent.prompt("Hi").await.unwrap();
+    settle().await;
+    assert_eq!(life.agent.status().await.unwrap(), Status::Busy);
+    assert!(life.agent.snapshot().await.unwrap().pauses.is_empty());
+    life.owner.written(1);
+    settle().await;
+    assert_eq!(life.agent.status().await.unwrap(), Status::Paused);
+    unanswered(life.agent.resume("t1", Decision::Execute)).await;
+    assert!(calls.made().is_empty(), "the tool waits for the record of the decision");
+    life.owner.written(2);
+    settle().await;
+    assert_eq!(calls.made().len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn cancel_takes_effect_at_once_and_replies_after_its_end_is_stored() {
+    let calls = Calls::new();
+    let builder = acting([act(), Step::text("Done.")], calls.tool(Replay::Never)).1;
+    let life = Life::begin(builder, Durable::InFlight, &Shelf::default()).await;
+    life.agent.prompt("Hi").await.unwrap();
+    answered(calls.gate.reached()).await;
+    life.cut();
+    unanswered(life.agent.cancel()).await;
+    assert_eq!(life.agent.status().await.unwrap(), Status::Idle);
+    let agent = life.agent.clone();
+    life.owner.written(u64::MAX);
+    assert!(answered(agent.cancel()).await.is_err(), "no run is active");
+}
+
+#[tokio::test(start_paused = true)]
+async fn ask_gets_its_response_after_the_turn_is_stored() {
+    let life = Life::begin(scripted([Step::text("Hello!")]).1, Durable::InFlight, &Shelf::default()).await;
+    life.cut();
+    let agent = life.agent.clone();
+    let asked = tokio::spawn(async move { agent.ask("Hi").await });
+    settle().await;
+    assert!(!asked.is_finished());
+    life.owner.written(1);
+    settle().await;
+    assert!(!asked.is_finished(), "the prompt is stored, but not the response");
+    life.owner.written(2);
+    assert_eq!(answered(asked).await.unwrap().unwrap().text(), "Hello!");
+}
+
+#[tokio::test(start_paused = true)]
+async fn stop_while_a_reply_waits_answers_with_stopped() {
+    let life = Life::begin(scripted([Step::text("Hello!")]).1, Durable::InFlight, &Shelf::default()).await;
+    life.cut();
+    let agent = life.agent.clone();
+    let sent = tokio::spawn(async move { agent.prompt("Hi").await });
+    settle().await;
+    answered(life.agent.stop(std::time::Duration::from_secs(1))).await.unwrap();
+    let error = answered(sent).await.unwrap().unwrap_err();
+    assert!(matches!(error, crate::agent::AgentError::Stopped(_)), "{error:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn retire_while_paused_and_stored_leaves_the_turn() {
+    let calls = Calls::open();
+    let builder = acting([act()], calls.tool(Replay::Never)).1.needs_approval("act");
+    let life = Life::begin(builder, Durable::InFlight, &Shelf::default()).await;
+    life.agent.prompt("Hi").await.unwrap();
+    settle().await;
+    assert!(answered(life.owner.retire(None)).await.unwrap());
+    settle().await;
+    let contents = life.shelf.contents();
+    assert_eq!(contents.turn.unwrap().waiting.len(), 1);
+    assert_eq!(contents.events.last().map(|event| name(event)).as_deref(), Some("pause(t1)"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn retire_while_paused_but_not_stored_is_refused() {
+    let calls = Calls::open();
+    let builder = acting([act()], calls.tool(Replay::Never)).1.needs_approval("act");
+    let life = Life::begin(builder, Durable::InFlight, &Shelf::default()).await;
+    life.agent.prompt("Hi").await.unwrap();
+    settle().await;
+    life.cut();
+    let agent = life.agent.clone();
+    tokio::spawn(async move { agent.prompt("staged").await });
+    settle().await;
+    assert!(!answered(life.owner.retire(None)).await.unwrap());
+}

@@ -1,0 +1,378 @@
+use super::*;
+use crate::{
+    agent::{
+        Decided, Failure, MAX_LIVES, OnUncertain, Prompt, RecordedStage, Recover, Recovery, RecoveryDecision,
+        Response, State, Status, ToolDecision, TurnDecision, UnreadableTurn, tests::support::name,
+    },
+    message::{Timestamp, ToolResult, ToolUse},
+    tool::Decision,
+};
+use async_trait::async_trait;
+
+/// Callbacks that hang once, at this callback.
+struct Hanging {
+    at: &'static str,
+    gate: Gate,
+}
+
+impl Hanging {
+    async fn at(&self, callback: &str) {
+        if callback == self.at {
+            self.gate.pass().await;
+        }
+    }
+}
+
+#[async_trait]
+impl AgentCallbacks for Hanging {
+    async fn prepare_step(&mut self, _: &mut crate::provider::Request, _: &mut State) {
+        self.at("prepare_step").await;
+    }
+
+    async fn handle_tool_use(&mut self, _: &ToolUse, _: &mut State) -> ToolDecision {
+        self.at("handle_tool_use").await;
+        ToolDecision::Execute
+    }
+
+    async fn handle_tool_result(&mut self, result: ToolResult, _: &mut State) -> ToolResult {
+        self.at("handle_tool_result").await;
+        result
+    }
+
+    async fn handle_turn(&mut self, _: &Response, _: &mut State) -> TurnDecision {
+        self.at("handle_turn").await;
+        TurnDecision::Stop
+    }
+
+    async fn handle_error(&mut self, _: &Failure, _: &mut State) -> crate::agent::ErrorDecision {
+        self.at("handle_error").await;
+        crate::agent::ErrorDecision::Retry
+    }
+}
+
+/// Runs a conversation until one of its callbacks hangs, waits until that is recorded, and kills the process.
+async fn killed_in(at: &'static str, steps: impl IntoIterator<Item = Step>, tool: impl Tool) -> Shelf {
+    let gate = Gate::new();
+    let builder = acting(steps, tool).1.callbacks(Hanging { at, gate: gate.clone() });
+    let life = Life::begin(builder, Durable::InFlight, &Shelf::default()).await;
+    life.agent.prompt("Hi").await.unwrap();
+    answered(gate.reached()).await;
+    // What nothing waits for is recorded a moment later.
+    tokio::time::advance(std::time::Duration::from_millis(60)).await;
+    settle().await;
+    life.kill().await
+}
+
+/// Continues the conversation, and returns the life when it is idle again.
+async fn continued(steps: impl IntoIterator<Item = Step>, tool: impl Tool, shelf: &Shelf) -> Life {
+    let life = Life::begin(acting(steps, tool).1, Durable::InFlight, shelf).await;
+    life.idle().await;
+    assert!(life.shelf.contents().turn.is_none());
+    life
+}
+
+const WHOLE: [&str; 4] = ["Hi", "", "", "Done."];
+
+#[tokio::test(start_paused = true)]
+async fn turn_killed_in_a_callback_ends_as_if_undisturbed() {
+    let end = || Step::text("Done.");
+    for (at, rest) in [
+        ("prepare_step", vec![act(), end()]),
+        ("handle_tool_use", vec![end()]),
+        ("handle_tool_result", vec![end()]),
+    ] {
+        let calls = Calls::open();
+        let shelf = killed_in(at, [act()], calls.tool(Replay::Never)).await;
+        let life = continued(rest, calls.tool(Replay::Never), &shelf).await;
+        assert_eq!(life.texts(), WHOLE, "{at}");
+        assert_eq!(calls.made().len(), 1, "{at}: {:?}", calls.made());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn turn_killed_in_handle_turn_is_committed() {
+    let calls = Calls::open();
+    let shelf = killed_in("handle_turn", [act(), Step::text("Done.")], calls.tool(Replay::Never)).await;
+    assert!(shelf.history().is_empty());
+    let life = continued([], calls.tool(Replay::Never), &shelf).await;
+    assert_eq!(life.texts(), WHOLE);
+    assert_eq!(calls.made().len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn turn_killed_in_handle_error_asks_it_again() {
+    use crate::provider::{ErrorKind, ProviderError};
+    let failing = || Step::error(ProviderError::new(ErrorKind::InvalidRequest, "no"));
+    let calls = Calls::open();
+    let shelf = killed_in("handle_error", [failing()], calls.tool(Replay::Never)).await;
+    let gate = Gate::new();
+    gate.open();
+    let builder = acting([Step::text("Hello!")], calls.tool(Replay::Never)).1;
+    let life = Life::begin(builder.callbacks(Hanging { at: "", gate }), Durable::InFlight, &shelf).await;
+    life.idle().await;
+    assert_eq!(life.texts(), ["Hi", "Hello!"]);
+}
+
+/// Kills the process while the tool runs.
+async fn killed_in_tool(calls: &Calls, replay: Replay) -> Shelf {
+    let builder = acting([act()], calls.tool(replay)).1;
+    let life = Life::begin(builder, Durable::InFlight, &Shelf::default()).await;
+    life.agent.prompt("Hi").await.unwrap();
+    answered(calls.gate.reached()).await;
+    tokio::time::advance(std::time::Duration::from_millis(60)).await;
+    settle().await;
+    let shelf = life.kill().await;
+    calls.gate.open();
+    shelf
+}
+
+#[tokio::test(start_paused = true)]
+async fn tool_that_may_run_again_runs_again_with_its_key_and_input() {
+    for replay in [Replay::Safe, Replay::Keyed] {
+        let calls = Calls::new();
+        let shelf = killed_in_tool(&calls, replay).await;
+        let life = continued([Step::text("Done.")], calls.tool(replay), &shelf).await;
+        assert_eq!(life.texts(), WHOLE, "{replay:?}");
+        let made = calls.made();
+        assert_eq!(made.len(), 2, "{replay:?}");
+        assert_eq!(made[0], made[1], "{replay:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn tool_that_must_not_run_twice_is_reported_as_uncertain() {
+    // The stricter declaration counts: the one at the start, or the one now. A tool that is gone counts as `Never`.
+    for (before, after) in
+        [(Replay::Never, Replay::Never), (Replay::Never, Replay::Safe), (Replay::Safe, Replay::Never)]
+    {
+        let calls = Calls::new();
+        let shelf = killed_in_tool(&calls, before).await;
+        let life = continued([Step::text("Done.")], calls.tool(after), &shelf).await;
+        assert_eq!(calls.made().len(), 1, "{before:?}, {after:?}");
+        let history = life.shelf.history();
+        let result = history.iter().flat_map(|message| message.tool_results()).next().unwrap().clone();
+        assert!(result.is_error);
+        assert_eq!(result.text(), "Interrupted by a restart. It is not known whether the tool took effect.");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn uncertain_tool_that_asks_waits_for_a_decision() {
+    for (decision, made) in [
+        (Decision::Execute, 2),
+        (Decision::reject("no"), 1),
+        (
+            Decision::Provide(ToolResult::ok(
+                &ToolUse::new("t1", "act", json!({})),
+                crate::message::Text::new("found"),
+            )),
+            1,
+        ),
+    ] {
+        let calls = Calls::new();
+        let shelf = killed_in_tool(&calls, Replay::Never).await;
+        let recover = Recover::default().with_on_uncertain(OnUncertain::Ask);
+        let builder = acting([Step::text("Done.")], calls.tool(Replay::Never)).1;
+        let life =
+            Life::begin_with(builder, Durable::InFlight, &shelf, |turn| turn.with_recover(recover)).await;
+        settle().await;
+        assert_eq!(life.agent.status().await.unwrap(), Status::Paused);
+        let waiting = life.shelf.contents().turn.unwrap().waiting;
+        assert!(waiting[0].reason.get("uncertain").is_some());
+        // A second restart leaves the question as it is.
+        let shelf = life.kill().await;
+        let builder = acting([Step::text("Done.")], calls.tool(Replay::Never)).1;
+        let life = Life::begin(builder, Durable::InFlight, &shelf).await;
+        settle().await;
+        life.agent.resume("t1", decision.clone()).await.unwrap();
+        life.idle().await;
+        let keys = calls.made();
+        assert_eq!(keys.len(), made, "{decision:?}");
+        assert!(keys.iter().all(|key| *key == keys[0]), "a repetition has the same key and input");
+        assert_eq!(life.texts().last().map(String::as_str), Some("Done."));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn paused_turn_waits_over_restarts_and_runs_its_tool_once() {
+    let calls = Calls::open();
+    let builder = |steps: Vec<Step>| acting(steps, calls.tool(Replay::Never)).1.needs_approval("act");
+    let life = Life::begin(builder(vec![act()]), Durable::Approvals, &Shelf::default()).await;
+    life.agent.prompt("Hi").await.unwrap();
+    settle().await;
+    let mut shelf = life.kill().await;
+    for _ in 0..3 {
+        let life = Life::begin(builder(vec![]), Durable::Approvals, &shelf).await;
+        settle().await;
+        let names: Vec<_> = life.shelf.contents().events.iter().map(|event| name(event)).collect();
+        assert_eq!(names, ["resumed", "status(paused)", "pause(t1)"]);
+        shelf = life.kill().await;
+    }
+    let life = Life::begin(builder(vec![Step::text("Done.")]), Durable::Approvals, &shelf).await;
+    settle().await;
+    life.agent.resume("t1", Decision::Execute).await.unwrap();
+    life.idle().await;
+    assert_eq!(life.texts(), WHOLE);
+    assert_eq!(calls.made().len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn decision_of_a_stored_turn_is_applied_when_it_continues() {
+    let calls = Calls::open();
+    let builder = |steps: Vec<Step>| acting(steps, calls.tool(Replay::Never)).1.needs_approval("act");
+    let life = Life::begin(builder(vec![act()]), Durable::Approvals, &Shelf::default()).await;
+    life.agent.prompt("Hi").await.unwrap();
+    settle().await;
+    let shelf = life.kill().await;
+    let turn = shelf.contents().turn.unwrap();
+    let decided = Decided {
+        turn: turn.turn,
+        tool_use_id: "t1".into(),
+        decision: Decision::Execute,
+        by: Some("ada".into()),
+        expired: false,
+        at: Timestamp(7),
+    };
+    let mut core: Value = serde_json::from_str(&turn.core).unwrap();
+    core["decided"] = serde_json::to_value([&decided]).unwrap();
+    let decided_turn = TurnRecord { core: core.to_string().into(), waiting: Vec::new(), ..turn };
+    shelf.0.lock().unwrap().turn = Some(decided_turn);
+    let life = Life::begin(builder(vec![Step::text("Done.")]), Durable::Approvals, &shelf).await;
+    life.idle().await;
+    assert_eq!(life.texts(), WHOLE);
+    assert_eq!(calls.made().len(), 1);
+    let events = life.shelf.contents().events;
+    let told = events.iter().find_map(|event| match &**event {
+        Event::Decided(decided) => Some(decided.clone()),
+        _ => None,
+    });
+    assert_eq!(told.as_deref(), Some(&decided));
+}
+
+#[tokio::test(start_paused = true)]
+async fn staged_prompts_survive() {
+    let calls = Calls::new();
+    let life =
+        Life::begin(acting([act()], calls.tool(Replay::Safe)).1, Durable::InFlight, &Shelf::default()).await;
+    life.agent.prompt("Hi").await.unwrap();
+    answered(calls.gate.reached()).await;
+    life.agent.prompt(Prompt::new("And then?").with_id("second")).await.unwrap();
+    let shelf = life.kill().await;
+    calls.gate.open();
+    let steps = [Step::text("Done."), Step::text("Bye.")];
+    let life = continued(steps, calls.tool(Replay::Safe), &shelf).await;
+    assert_eq!(life.texts().last().map(String::as_str), Some("Bye."));
+    let again = life.agent.prompt(Prompt::new("And then?").with_id("second")).await.unwrap();
+    assert!(matches!(again, crate::agent::Accepted::Known { .. }), "{again:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn turn_with_too_many_restarts_is_interrupted() {
+    let calls = Calls::new();
+    let shelf = killed_in_tool(&calls, Replay::Safe).await;
+    let builder = acting([], calls.tool(Replay::Safe)).1;
+    let life =
+        Life::begin_with(builder, Durable::InFlight, &shelf, |turn| turn.with_lives(MAX_LIVES + 1)).await;
+    life.idle().await;
+    assert_eq!(calls.made().len(), 1);
+    assert_eq!(life.texts().len(), 3, "the prompt, the response, and the result of the interrupted tool");
+}
+
+#[tokio::test(start_paused = true)]
+async fn recovery_decisions_end_the_run() {
+    for (decision, kept) in [(RecoveryDecision::Interrupt, 3), (RecoveryDecision::Discard, 0)] {
+        let calls = Calls::new();
+        let shelf = killed_in_tool(&calls, Replay::Safe).await;
+        let recover = Recover::default().with_decision(decision);
+        let builder = acting([], calls.tool(Replay::Safe)).1;
+        let life =
+            Life::begin_with(builder, Durable::InFlight, &shelf, |turn| turn.with_recover(recover)).await;
+        life.idle().await;
+        assert_eq!(life.texts().len(), kept, "{decision:?}");
+        assert_eq!(calls.made().len(), 1);
+        assert!(life.shelf.contents().turn.is_none());
+    }
+}
+
+/// Records what `handle_recovery` sees.
+struct Seeing(Arc<Mutex<Vec<Recovery>>>);
+
+#[async_trait]
+impl AgentCallbacks for Seeing {
+    async fn handle_recovery(&mut self, recovery: &mut Recovery, _: &mut State) -> RecoveryDecision {
+        self.0.lock().unwrap().push(recovery.clone());
+        for own in &mut recovery.uncertain {
+            own.on_uncertain = OnUncertain::Ask;
+        }
+        recovery.decision
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn handle_recovery_sees_the_turn_and_chooses_for_each_tool_use() {
+    let calls = Calls::new();
+    let shelf = killed_in_tool(&calls, Replay::Never).await;
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let builder = acting([], calls.tool(Replay::Never)).1.callbacks(Seeing(Arc::clone(&seen)));
+    let life = Life::begin_with(builder, Durable::InFlight, &shelf, |turn| turn.with_lives(2)).await;
+    settle().await;
+    let seen = seen.lock().unwrap();
+    let [recovery] = &seen[..] else { panic!("called once: {seen:?}") };
+    assert_eq!((recovery.stage, recovery.lives), (RecordedStage::Executing, 2));
+    assert_eq!(recovery.pending.len(), 2);
+    assert_eq!(recovery.uncertain[0].replay, Replay::Never);
+    assert_eq!(&*recovery.uncertain[0].idempotency_key, calls.made()[0].0);
+    assert_eq!(life.agent.status().await.unwrap(), Status::Paused);
+}
+
+#[tokio::test(start_paused = true)]
+async fn snapshot_and_events_during_a_recovery_agree() {
+    let calls = Calls::new();
+    let shelf = killed_in_tool(&calls, Replay::Safe).await;
+    let calls = Calls::new();
+    let builder = acting([Step::text("Done.")], calls.tool(Replay::Safe)).1;
+    let life = Life::begin(builder, Durable::InFlight, &shelf).await;
+    let mut events = life.agent.subscribe().await.unwrap();
+    let mut view = events.snapshot().map(|snapshot| (**snapshot).clone()).unwrap();
+    assert_eq!((view.status, view.pending.len()), (Status::Busy, 2));
+    for event in crate::agent::tests::rig::ready_events(&mut events).await {
+        crate::agent::tests::support::apply(&mut view, &event);
+    }
+    assert_eq!(view, life.agent.snapshot().await.unwrap());
+    assert_eq!(view.tools.len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn record_that_cannot_be_read_is_refused() {
+    let calls = Calls::new();
+    let shelf = killed_in_tool(&calls, Replay::Safe).await;
+    let turn = shelf.contents().turn.unwrap();
+    let read = |turn: TurnRecord| TurnInFlight::read(turn, &History::new(), None).map(|_| ());
+    assert_eq!(read(TurnRecord { format: 2, ..turn.clone() }), Err(UnreadableTurn::Newer { format: 2 }));
+    for core in ["", "{}", "[]", "nonsense", r#"{"op":1,"run":1,"stage":{"stage":"between"}}"#] {
+        let damaged = TurnRecord { core: core.into(), ..turn.clone() };
+        assert!(matches!(read(damaged), Err(UnreadableTurn::Damaged(_))), "{core}");
+    }
+    // Each member of a record may be wrong.
+    let lost = TurnRecord { append: Vec::new(), ..turn.clone() };
+    assert!(matches!(read(lost), Err(UnreadableTurn::Damaged(_))));
+    let value: Value = serde_json::from_str(&turn.core).unwrap();
+    for (path, wrong) in [
+        ("/stage/slots", json!([])),
+        ("/stage/slots/0/settled", json!(true)),
+        ("/stage/stage", json!("dreaming")),
+        ("/turn/step", json!(0)),
+        ("/turn/step_start", json!(99)),
+    ] {
+        let mut damaged = value.clone();
+        match damaged.pointer_mut(path) {
+            Some(member) => *member = wrong,
+            None => {
+                drop(damaged["stage"]["slots"][0].as_object_mut().unwrap().insert("settled".into(), wrong))
+            }
+        }
+        let damaged = TurnRecord { core: damaged.to_string().into(), ..turn.clone() };
+        assert!(matches!(read(damaged), Err(UnreadableTurn::Damaged(_))), "{path}");
+    }
+    assert_eq!(read(turn), Ok(()));
+}

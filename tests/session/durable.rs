@@ -73,9 +73,9 @@ impl World {
 
     /// Like [`agent`](Self::agent). The tool waits at the gate.
     fn agent_at(&self, provider: &ScriptedProvider, gate: Option<&Gate>) -> AgentBuilder {
-        let (sent, gate) = (Arc::clone(&self.sent), gate.cloned());
+        let (calls, gate) = (Arc::clone(&self.sent), gate.cloned());
         let send = tool_fn("send", "Sends a letter.", move |_: Value, _| {
-            sent.fetch_add(1, Ordering::SeqCst);
+            calls.fetch_add(1, Ordering::SeqCst);
             let gate = gate.clone();
             async move {
                 if let Some(gate) = gate {

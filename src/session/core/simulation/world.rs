@@ -291,7 +291,7 @@ impl World {
         let becomes_idle = matches!(*event, Event::Status { status: Status::Idle });
         let given = Arc::clone(&event);
         let effects = self.feed(kinds, |core, env, effects| {
-            core.delivered(Some(&Numbered { id, event: given }), None, &config, env, effects)
+            core.delivered(Some(&Numbered { id, event: given }), None, &config, env, effects);
         })?;
         for effect in &effects {
             if let Effect::Emit(SessionEvent::Agent(passed)) = effect {

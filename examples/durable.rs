@@ -140,7 +140,7 @@ async fn follow(session: &Session) -> Result<(), Box<dyn Error>> {
                 let SessionEvent::Agent(event) = &*numbered.event else { continue };
                 match &**event {
                     Event::Resumed { lives, .. } => {
-                        println!("  {id}: the turn continues (restarts: {lives})")
+                        println!("  {id}: the turn continues (restarts: {lives})");
                     }
                     Event::Pause(pause) => println!("  {id}: {} waits for a decision", pause.tool_use.name),
                     Event::Decided(decided) => println!("  {id}: decided {:?}", decided.decision),

@@ -39,8 +39,8 @@
 //! - **Tasks.** If a server answers a call with a task, the client waits for its result. Dropping the call cancels the
 //!   task.
 //! - **Logins.** With the feature `mcp-auth`, `McpLogin` logs a user in at a server with OAuth 2.1, and
-//!   `McpBuilder::tokens` uses the tokens and renews them. If a server requires tokens and there are none, connecting
-//!   fails with [`McpError::Unauthorized`].
+//!   `McpBuilder::tokens` uses the tokens and renews them. If a server requires a login and the client has no tokens,
+//!   connecting fails with [`McpError::Unauthorized`].
 //!
 //! Prompts, resources, sampling and roots of servers are not used.
 

@@ -56,8 +56,7 @@ use rare::RareList;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    AgentError, Durable, Event, Failure, KnownPrompt, Prompt, PromptId, PromptState, RunEnd, Snapshot,
-    StateView, Status,
+    AgentError, Durable, Event, Failure, Prompt, PromptId, PromptState, RunEnd, Snapshot, StateView, Status,
     phase::{
         AfterEvent, Asked, Between, Op, Origin, OutputRequirement, Phase, SentRequest, Stage, Turn, Working,
         in_stage,
@@ -131,11 +130,6 @@ impl Core {
             self.known = KnownPrompts::restored(&end.prompts);
         }
         self.last_run = end.map(Arc::new);
-    }
-
-    /// Returns the prompts that are known by their ids.
-    pub(super) fn known_prompts(&self) -> Vec<KnownPrompt> {
-        self.known.record()
     }
 
     pub(super) fn history(&self) -> &History {

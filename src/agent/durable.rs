@@ -13,7 +13,7 @@ use futures_util::task::AtomicWaker;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Config, KnownPrompt,
+    Config,
     core::{Core, Restored},
     record::TurnRecord,
 };
@@ -146,8 +146,6 @@ pub(crate) struct Record {
     pub(crate) number: u64,
     /// The turn in flight. `None` if no recorded turn is in flight any more.
     pub(crate) turn: Option<TurnRecord>,
-    /// The prompts that are known by their ids, if no recorded turn is in flight.
-    pub(crate) prompts: Vec<KnownPrompt>,
 }
 
 /// The number of the last record that is stored. The history's owner raises it, and the agent's task waits for it.

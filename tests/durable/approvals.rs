@@ -237,7 +237,7 @@ fn text_of_an_approval_id_is_read_back_and_safe_in_a_url() {
         format!("{turn}"),
         format!("{turn}.call"),
         format!("{turn}.call."),
-        format!("7.call.chat"),
+        "7.call.chat".to_owned(),
         format!("{turn}.~4.chat"),
         format!("{turn}.~41.chat"),
         format!("{turn}.~4G.chat"),

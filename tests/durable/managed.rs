@@ -37,11 +37,11 @@ impl Sender {
             }
         });
         let sent = Arc::clone(&self.sent);
-        let send = tool_fn("send", "Sends.", move |_: Value, _: ToolContext| {
+        let tool = tool_fn("send", "Sends.", move |_: Value, _: ToolContext| {
             let number = sent.fetch_add(1, Ordering::SeqCst) + 1;
             async move { Ok(format!("sent {number}")) }
         });
-        let agent = Agent::builder().model(provider.model()).tool(send.with_replay(Replay::Never));
+        let agent = Agent::builder().model(provider.model()).tool(tool.with_replay(Replay::Never));
         OpenOptions::new(agent.needs_approval("send")).durable(Durable::InFlight).subscribe(None)
     }
 
@@ -103,10 +103,10 @@ async fn approval_of_a_process_that_died_is_decided_and_the_turn_finishes() {
         assert_eq!((approval.tool_use.name.as_str(), sender.sent()), ("send", 0));
 
         // Another process decides, and does not know how to open the conversation.
-        let decider = manager(&store).build();
-        let decided = decider.decide(&approval.id, Decision::Execute, Some("ann")).await.unwrap();
+        let other = manager(&store).build();
+        let decided = other.decide(&approval.id, Decision::Execute, Some("ann")).await.unwrap();
         assert_eq!(decided, Decided::InStore);
-        assert!(pending(&decider).await.is_empty() && decider.list_open().is_empty());
+        assert!(pending(&other).await.is_empty() && other.list_open().is_empty());
 
         let of_worker = sender.clone();
         let worker = manager(&store).starter(move |_| Some(of_worker.options())).build();
@@ -139,7 +139,7 @@ async fn paused_session_makes_room_and_its_approval_waits_in_the_store() {
     let approval = paused(&manager, &sender).await;
     let opened = manager.create_with_id(&id("b"), sender.options()).await.unwrap();
     assert_eq!(manager.list_open().len(), 1, "the paused session has ended");
-    assert_eq!(pending(&manager).await, [approval.clone()]);
+    assert_eq!(pending(&manager).await, std::slice::from_ref(&approval));
     drop(opened);
     let decided = manager.decide(&approval.id, Decision::Execute, None).await.unwrap();
     assert_eq!(decided, Decided::InStore);

@@ -119,7 +119,7 @@ async fn sweep_begins_with_the_first_operation_and_repeats() {
     let begun = tokio::time::Instant::now();
     event(&mut events, |event| opened(event).filter(|name| name == "b")).await;
     let quarter = every / 4;
-    assert!((every - quarter..=every + quarter).contains(&begun.elapsed()), "{:?}", begun.elapsed());
+    assert!((3 * quarter..=5 * quarter).contains(&begun.elapsed()), "{:?}", begun.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
@@ -180,7 +180,7 @@ async fn turn_that_cannot_be_opened_is_reported_and_stops_no_other() {
     assert_eq!((failed[0].0.as_str(), failed[1].0.as_str()), ("a", "b"));
     assert!(failed[0].1.contains("nobody"), "{failed:?}");
     // The attempts become rarer: after 1, 2, 4, 8 and 16 seconds.
-    tokio::time::sleep(Duration::from_secs(60)).await;
+    tokio::time::sleep(Duration::from_mins(1)).await;
     assert_eq!(*asked.lock().unwrap(), [0, 1, 3, 7, 15, 31]);
 }
 

@@ -74,7 +74,7 @@ impl World {
     /// Like [`agent`](Self::agent). The tool waits at the gate.
     fn agent_at(&self, provider: &ScriptedProvider, gate: Option<&Gate>) -> AgentBuilder {
         let (calls, gate) = (Arc::clone(&self.sent), gate.cloned());
-        let send = tool_fn("send", "Sends a letter.", move |_: Value, _| {
+        let letter = tool_fn("send", "Sends a letter.", move |_: Value, _| {
             calls.fetch_add(1, Ordering::SeqCst);
             let gate = gate.clone();
             async move {
@@ -84,7 +84,7 @@ impl World {
                 Ok("sent")
             }
         });
-        Agent::builder().model(provider.model()).tool(send)
+        Agent::builder().model(provider.model()).tool(letter)
     }
 
     fn sent(&self) -> usize {

@@ -125,7 +125,7 @@ async fn run(collector: Collector) {
     opened.session.ask("Look.").instrument(caller()).await.unwrap();
     opened.session.ask("Fail.").instrument(caller()).await.unwrap_err();
     opened.session.notify(()).instrument(caller()).await.unwrap();
-    // A command that is answered after the event.
+    // Wait until the agent has handled the event.
     opened.session.wait_until_idle().await.unwrap();
     manager.close(opened.session.id()).instrument(caller()).await.unwrap();
 

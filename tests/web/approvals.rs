@@ -17,11 +17,11 @@ fn app(store: &MemoryStore) -> App {
 }
 
 /// Creates a conversation of this user that is not open, and whose turn waits for decisions about these tool uses.
-async fn paused(app: &App, store: &MemoryStore, user: &str, uses: &[&str]) -> String {
+async fn paused(app: &App, store: &MemoryStore, user: &str, waiting: &[&str]) -> String {
     let id = app.create(user).await;
     let conversation = ConversationId::new(&id).unwrap();
     app.manager.close(&conversation).await.unwrap();
-    let waiting = uses.iter().map(|id| {
+    let waiting = waiting.iter().map(|id| {
         let mut tool_use = ToolUse::new(*id, "lookup", json!({ "what": user }));
         tool_use.signature = Some("secret-signature".into());
         Waiting::new(tool_use).with_reason("needs approval".into())

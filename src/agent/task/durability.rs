@@ -79,8 +79,7 @@ impl Task {
         }
         durability.last += 1;
         durability.soon = None;
-        let prompts = if turn.is_none() { self.core.known_prompts() } else { Vec::new() };
-        durability.loose = Some(Arc::new(Record { number: durability.last, turn, prompts }));
+        durability.loose = Some(Arc::new(Record { number: durability.last, turn }));
     }
 
     pub(super) fn record_soon(&mut self) {

@@ -169,7 +169,8 @@ pub(super) fn now_after(tail: &Tail) -> Timestamp {
 /// count.
 fn is_update(log: &Log<'_>, tail: &Tail, change: &Change) -> Result<bool, StoreError> {
     match change {
-        // Read the head from the log only if nothing else makes the commit an update.
+        // The first check ignores the head. The stored head is read from the log only if nothing else in the commit is
+        // an update.
         Change::Commit(commit) => Ok(commit.is_update(commit.head) || commit.is_update(log.head(tail)?)),
         _ => Ok(true),
     }

@@ -25,7 +25,8 @@ type Object = Map<String, Value>;
 /// The image types that the service supports.
 const IMAGES: [&str; 4] = ["image/jpeg", "image/png", "image/gif", "image/webp"];
 
-/// The standard alphabet. Padding is optional, so that an application need not know whether its file is padded.
+/// Base64 in the standard alphabet. Padding is optional, so that an application need not know whether its data is
+/// padded.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
     &STANDARD,
     GeneralPurposeConfig::new()

@@ -100,7 +100,7 @@ impl<'a> Life<'a> {
             let on_uncertain = self.world.rng.pick(&[OnUncertain::Report, OnUncertain::Ask]);
             let recover = Recover::default().with_on_uncertain(on_uncertain);
             let facts = RecoveryFacts { recover, ..RecoveryFacts::default() };
-            self.input(|core, cx| core.take_up(facts, cx))?;
+            self.input(|core, cx| core.take_up(&facts, cx))?;
         }
         for _ in 0..2_000 {
             if self.is_dead {

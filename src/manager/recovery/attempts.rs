@@ -143,7 +143,7 @@ mod tests {
         let mut at = secs(0);
         for wait in [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 600, 600] {
             attempts.failed(&one, at);
-            let early = at + secs(wait) - Duration::from_nanos(1);
+            let early = (at + secs(wait)).saturating_sub(Duration::from_nanos(1));
             assert_eq!(attempts.verdict(&one, Timestamp(0), early), Verdict::Wait);
             at += secs(wait);
             assert_eq!(attempts.verdict(&one, Timestamp(0), at), Verdict::Open);

@@ -123,7 +123,9 @@ fn forget_slots(stage: &mut Stage) {
         Stage::Failing { remains, .. } => &mut remains.slots,
         _ => return,
     };
-    slots.iter_mut().for_each(|slot| slot.recorded = RecordedSlot::Open);
+    for slot in slots {
+        slot.recorded = RecordedSlot::Open;
+    }
 }
 
 impl Core {

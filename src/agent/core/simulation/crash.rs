@@ -12,7 +12,7 @@ mod person;
 
 use std::sync::Arc;
 
-use super::world::{config, model};
+use super::world::config;
 use crate::{
     actor::{
         random::Rng,
@@ -20,7 +20,6 @@ use crate::{
     },
     agent::{Config, Durable, record::TurnRecord},
     message::{History, Message},
-    provider::Model,
     tool::{Replay, Tool, ToolSet, tool_fn},
 };
 use fault::Fault;
@@ -69,7 +68,7 @@ impl Script {
             if rng.percent(45) {
                 return Said::Text;
             }
-            let uses = (0..1 + rng.below(3)).map(|_| {
+            let uses = (0..=rng.below(3)).map(|_| {
                 let verdicts =
                     [Verdict::Execute, Verdict::Execute, Verdict::Replace, Verdict::Reject, Verdict::Pause];
                 (rng.pick(names), rng.pick(&verdicts))
@@ -161,10 +160,6 @@ impl World {
         if let Some(lines) = &mut self.lines {
             lines.push(words());
         }
-    }
-
-    fn model(&self) -> Model {
-        model("model")
     }
 
     /// Plays lives until one ends with nothing left to do.

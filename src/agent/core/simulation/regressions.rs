@@ -66,9 +66,8 @@ impl Bench {
     /// Sends the request, and begins the response with these deltas.
     fn answer(&mut self, deltas: impl IntoIterator<Item = Delta>) {
         let call = self.call;
-        self.feed(|core, cx| {
-            core.prepared(call, OutputRequirement::default(), "model".into(), Replay::Safe, cx)
-        });
+        let (output, model) = (OutputRequirement::default(), "model".into());
+        self.feed(|core, cx| core.prepared(call, output, model, Replay::Safe, cx));
         for delta in deltas {
             let op = self.op();
             self.feed(|core, cx| core.delta(op, delta, cx));

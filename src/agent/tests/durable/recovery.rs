@@ -316,7 +316,7 @@ async fn handle_recovery_sees_the_turn_and_chooses_for_each_tool_use() {
     let builder = acting([], calls.tool(Replay::Never)).1.callbacks(Seeing(Arc::clone(&seen)));
     let life = Life::begin_with(builder, Durable::InFlight, &shelf, |turn| turn.with_lives(2)).await;
     settle().await;
-    let seen = seen.lock().unwrap();
+    let seen = std::mem::take(&mut *seen.lock().unwrap());
     let [recovery] = &seen[..] else { panic!("called once: {seen:?}") };
     assert_eq!((recovery.stage, recovery.lives), (RecordedStage::Executing, 2));
     assert_eq!(recovery.pending.len(), 2);
@@ -367,9 +367,7 @@ async fn record_that_cannot_be_read_is_refused() {
         let mut damaged = value.clone();
         match damaged.pointer_mut(path) {
             Some(member) => *member = wrong,
-            None => {
-                drop(damaged["stage"]["slots"][0].as_object_mut().unwrap().insert("settled".into(), wrong))
-            }
+            None => damaged["stage"]["slots"][0]["settled"] = wrong,
         }
         let damaged = TurnRecord { core: damaged.to_string().into(), ..turn.clone() };
         assert!(matches!(read(damaged), Err(UnreadableTurn::Damaged(_))), "{path}");

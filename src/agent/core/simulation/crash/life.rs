@@ -12,23 +12,50 @@ use crate::{
         Status, ToolDecision, TurnDecision,
         core::{Call, Context, Core, Effect, Restored, Resume},
         durable::RecoveryFacts,
-        phase::{Op, OutputRequirement, ToolCall},
+        phase::{Op, OutputRequirement, ToolCall, Turn},
         record::TurnRecord,
     },
-    message::{Message, Text, Timestamp, ToolResult, ToolUse, TurnId},
+    message::{History, Message, Text, Timestamp, ToolResult, ToolUse, TurnId},
     provider::{BlockStart, Delta, ErrorKind, Part, ProviderError, StopReason},
     subscription::EventId,
 };
+
+/// How the next write changes the stored turn.
+#[derive(Default)]
+enum Change {
+    /// The turn stays, unless the write commits messages.
+    #[default]
+    None,
+    Record(Box<TurnRecord>),
+    End,
+}
+
+impl Change {
+    fn then(self, later: Option<TurnRecord>) -> Self {
+        match (self, later) {
+            (Self::Record(earlier), Some(later)) => Self::Record(Box::new(earlier.then(later))),
+            (_, Some(later)) => Self::Record(Box::new(later)),
+            (_, None) => Self::End,
+        }
+    }
+}
 
 /// The changes that are not written yet.
 #[derive(Default)]
 struct Unsaved {
     messages: Vec<Arc<Message>>,
-    /// The change of the turn in flight: a record, or the end of the turn.
-    turn: Option<Option<TurnRecord>>,
+    turn: Change,
     returned: Vec<String>,
     number: u64,
     is_dirty: bool,
+}
+
+/// The state of the process.
+#[derive(Clone, Copy, PartialEq)]
+enum Process {
+    Stable,
+    MayCrash,
+    Dead,
 }
 
 pub(super) struct Life<'a> {
@@ -50,9 +77,7 @@ pub(super) struct Life<'a> {
     /// The prompts whose acknowledgement waits for a record.
     replies: Vec<(u64, String)>,
     view: Snapshot,
-    /// Whether the process may crash.
-    may_crash: bool,
-    is_dead: bool,
+    process: Process,
 }
 
 fn snapshot(core: &Core, world: &World) -> Snapshot {
@@ -88,14 +113,15 @@ impl<'a> Life<'a> {
             is_recorded: false,
             unsaved: Unsaved::default(),
             replies: Vec::new(),
-            may_crash: false,
-            is_dead: false,
+            process: Process::Stable,
         })
     }
 
     /// Plays the life. Returns whether it ended because nothing is left to do.
     pub(super) fn run(mut self, is_last: bool) -> Check<bool> {
-        self.may_crash = !is_last;
+        if !is_last {
+            self.process = Process::MayCrash;
+        }
         if self.world.disk.turn.is_some() {
             let on_uncertain = self.world.rng.pick(&[OnUncertain::Report, OnUncertain::Ask]);
             let recover = Recover::default().with_on_uncertain(on_uncertain);
@@ -103,7 +129,7 @@ impl<'a> Life<'a> {
             self.input(|core, cx| core.take_up(&facts, cx))?;
         }
         for _ in 0..2_000 {
-            if self.is_dead {
+            if self.is_dead() {
                 self.resend();
                 return Ok(false);
             }
@@ -156,8 +182,12 @@ impl<'a> Life<'a> {
         self.outcome()
     }
 
+    fn is_dead(&self) -> bool {
+        self.process == Process::Dead
+    }
+
     fn may_disturb(&mut self, chance: usize) -> bool {
-        !self.world.script.is_plain && self.may_crash && self.world.rng.percent(chance)
+        !self.world.script.is_plain && self.process == Process::MayCrash && self.world.rng.percent(chance)
     }
 
     fn prompt(&mut self) -> Check {
@@ -175,7 +205,7 @@ impl<'a> Life<'a> {
         let prompt = Prompt::new(text.as_str());
         let sent = self.world.sent;
         let accepted = self.command(|core, cx| core.prompt(prompt, false, cx))?;
-        if self.is_dead {
+        if self.is_dead() {
             // Nobody got a reply, so the prompt is sent again.
             self.world.sent = sent - 1;
         } else if accepted.is_ok() {
@@ -236,7 +266,7 @@ impl<'a> Life<'a> {
             let error = ProviderError::new(ErrorKind::Truncated, "gone");
             return self.input(|core, cx| core.stream_failed(op, error.into(), cx));
         }
-        let conversation = self.core.phase().turn().map(|turn| turn.conversation()).unwrap_or_default();
+        let conversation = self.core.phase().turn().map(Turn::conversation).unwrap_or_default();
         let responses =
             conversation.iter().filter(|message| message.role == crate::message::Role::Assistant).count();
         let mut deltas = Vec::new();
@@ -257,7 +287,7 @@ impl<'a> Life<'a> {
         deltas.push(Delta::stop(reason));
         for delta in deltas {
             self.input(|core, cx| core.delta(op, delta, cx))?;
-            if self.is_dead {
+            if self.is_dead() {
                 return Ok(());
             }
         }
@@ -278,7 +308,7 @@ impl<'a> Life<'a> {
             Call::HandleToolResult(result) => self.input(|core, cx| core.result_reviewed(op, *result, cx)),
             Call::HandleTurn(_) => {
                 let working = self.core.phase().turn().map(|turn| turn.working.all().clone());
-                let texts = working.iter().flat_map(|history| history.iter()).map(|message| message.text());
+                let texts = working.iter().flat_map(History::iter).map(|message| message.text());
                 let count = texts.filter(|text| text.starts_with("continue")).count();
                 let decision = if count < self.world.script.continuations {
                     TurnDecision::continue_with(format!("continue {count}").as_str())
@@ -302,9 +332,10 @@ impl<'a> Life<'a> {
     }
 
     fn recovered(&mut self, op: Op, recovery: &Recovery) -> Check {
-        let decision = match self.may_disturb(10) {
-            true => self.world.rng.pick(&[RecoveryDecision::Interrupt, RecoveryDecision::Discard]),
-            false => RecoveryDecision::Resume,
+        let decision = if self.may_disturb(10) {
+            self.world.rng.pick(&[RecoveryDecision::Interrupt, RecoveryDecision::Discard])
+        } else {
+            RecoveryDecision::Resume
         };
         let replay = self.world.script.provider;
         self.input(|core, cx| core.recovered(op, decision, recovery, replay, cx))
@@ -362,12 +393,12 @@ impl<'a> Life<'a> {
     fn perform_all(&mut self, effects: Vec<Effect>) -> Check {
         for effect in effects {
             self.crash_perhaps();
-            if self.is_dead {
+            if self.is_dead() {
                 return Ok(());
             }
             self.perform(effect)?;
         }
-        if self.is_dead {
+        if self.is_dead() {
             return Ok(());
         }
         self.is_recorded = false;
@@ -379,18 +410,15 @@ impl<'a> Life<'a> {
     }
 
     fn crash_perhaps(&mut self) {
-        if self.may_crash && self.world.rng.percent(2) {
+        if self.process == Process::MayCrash && self.world.rng.percent(2) {
             self.world.note(|| "crash".to_owned());
-            self.is_dead = true;
+            self.process = Process::Dead;
         }
     }
 
     fn deliver_record(&mut self) {
         if let Some((number, turn)) = self.loose.take() {
-            self.unsaved.turn = Some(match (self.unsaved.turn.take(), turn) {
-                (Some(Some(earlier)), Some(later)) => Some(earlier.then(later)),
-                (_, turn) => turn,
-            });
+            self.unsaved.turn = std::mem::take(&mut self.unsaved.turn).then(turn);
             (self.unsaved.number, self.unsaved.is_dirty) = (number, true);
         }
     }
@@ -418,7 +446,9 @@ impl<'a> Life<'a> {
             Effect::RunTools(op, mut calls) => {
                 if self.world.fault == Some(Fault::KeyChanged) {
                     let life = self.world.clock;
-                    calls.iter_mut().for_each(|call| call.idempotency_key = format!("{life}").into());
+                    for call in &mut calls {
+                        call.idempotency_key = format!("{life}").into();
+                    }
                 }
                 let recorded = self.core.phase().is_recorded();
                 for call in calls.iter().filter(|_| recorded) {
@@ -459,7 +489,7 @@ impl<'a> Life<'a> {
             self.unsaved.messages.extend(outcome.response().messages.iter().cloned());
             self.unsaved.is_dirty = true;
             if self.loose.is_none() {
-                self.unsaved.turn = None;
+                self.unsaved.turn = Change::None;
             }
         }
         if let Some(end) = RunEnd::of(event) {
@@ -487,7 +517,7 @@ impl<'a> Life<'a> {
     /// Writes all changes at once. The process may crash before or after the write.
     fn write(&mut self) -> Check {
         self.crash_perhaps();
-        if self.is_dead {
+        if self.is_dead() {
             return Ok(());
         }
         let Unsaved { messages, turn, returned, number, .. } = std::mem::take(&mut self.unsaved);
@@ -495,18 +525,18 @@ impl<'a> Life<'a> {
         let has_committed = !messages.is_empty();
         disk.history.extend(messages);
         disk.turn = match (disk.turn.take(), turn, self.world.fault) {
-            (Some(stored), Some(Some(turn)), Some(Fault::OlderTurnKept)) if stored.turn != turn.turn => {
+            (Some(stored), Change::Record(turn), Some(Fault::OlderTurnKept)) if stored.turn != turn.turn => {
                 Some(stored)
             }
-            (Some(stored), Some(Some(turn)), _) => Some(stored.then(turn)),
-            (None, Some(Some(turn)), _) => Some(turn),
+            (Some(stored), Change::Record(turn), _) => Some(stored.then(*turn)),
+            (None, Change::Record(turn), _) => Some(*turn),
             (stored, _, Some(Fault::RecordKept)) => stored,
-            (_, Some(None), _) => None,
-            (stored, None, _) => stored.filter(|_| !has_committed),
+            (_, Change::End, _) => None,
+            (stored, Change::None, _) => stored.filter(|_| !has_committed),
         };
         self.world.oracle.returns(returned);
         self.crash_perhaps();
-        if self.is_dead {
+        if self.is_dead() {
             return Ok(());
         }
         self.written = self.written.max(number);

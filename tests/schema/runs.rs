@@ -1,12 +1,12 @@
 //! Events and snapshots of real runs.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use omni_agent::{
     agent::{
-        Agent, AgentBuilder, AgentCallbacks, Event, Next, Prompt, Response, Snapshot, State, ToolDecision,
-        TurnDecision,
+        Agent, AgentBuilder, AgentCallbacks, Durable, Event, Next, Prompt, Response, Snapshot, State,
+        ToolDecision, TurnDecision,
     },
     manager::{Manager, ManagerEvent, ManagerSnapshot, OpenOptions, Sweep, Titles},
     message::{Attachment, ProviderItem, ToolResult, ToolUse, TurnId, Usage},
@@ -308,6 +308,28 @@ async fn resync() -> BTreeSet<String> {
     watch.end(session).await
 }
 
+/// A turn that waits for an approval. Its session sleeps and is opened again, and the reader continues.
+async fn restart() -> BTreeSet<String> {
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let on = |step| Session::builder(Arc::clone(&store)).agent(scripted([step])).durable(Durable::Approvals);
+    let session = on(Step::tool_use("a", "delete", json!({}))).create().await.unwrap();
+    let mut watch = Watch::of(&session).await;
+    session.prompt("Delete").await.unwrap();
+    watch.until("agent.pause").await;
+    watch.updates = session.resume_from(watch.updates.last_id(), Mode::Observer).await.unwrap();
+    assert!(session.sleep().await.unwrap());
+    watch.until("closed").await;
+    let last = watch.updates.last_id();
+
+    let session = on(Step::text("Done.")).open(session.id().clone()).await.unwrap();
+    watch.updates = session.resume_from(last, Mode::Controller).await.unwrap();
+    watch.until("agent.resumed").await;
+    watch.until("agent.pause").await;
+    session.resume("a", Decision::Execute).await.unwrap();
+    watch.until("agent.turn").await;
+    watch.end(session).await
+}
+
 #[tokio::test(start_paused = true)]
 async fn updates_of_sessions_fit_the_schema() {
     let mut seen = rich_answer().await;
@@ -318,6 +340,7 @@ async fn updates_of_sessions_fit_the_schema() {
     seen.append(&mut failures().await);
     seen.append(&mut changes().await);
     seen.append(&mut resync().await);
+    seen.append(&mut restart().await);
     seen.append(&mut managed().await);
 
     let agent = UPDATES.tags("Event").into_iter().map(|tag| format!("agent.{tag}"));

@@ -119,8 +119,8 @@ impl Manager {
     ///
     /// If the conversation is open here, its session gets the decision. Otherwise, the decision is stored without
     /// loading the conversation, and it takes effect when the conversation is opened the next time. A manager with a
-    /// [starter](super::ManagerBuilder::starter) opens it after the last decision. Each tool use accepts one decision. If the time limit of the tool use has passed, the decision for the end of the time limit
-    /// applies instead.
+    /// [starter](super::ManagerBuilder::starter) opens it after the last decision. Each tool use accepts one decision.
+    /// If the time limit of the tool use has passed, the decision for the end of the time limit applies instead.
     ///
     /// # Errors
     ///

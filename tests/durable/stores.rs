@@ -32,25 +32,36 @@ fn temporary() -> std::path::PathBuf {
 
 /// Returns a new store of each kind that keeps turns and can be used here.
 pub(crate) async fn stores() -> Vec<Place> {
+    let all = [
+        Some(Place { store: Arc::new(MemoryStore::new()), folder: None }),
+        Some(files().await),
+        #[cfg(feature = "sqlite")]
+        Some(sqlite().await),
+        #[cfg(feature = "postgres")]
+        postgres().await,
+    ];
+    all.into_iter().flatten().collect()
+}
+
+async fn files() -> Place {
     let folder = temporary();
     let files = FileSystemStore::builder(&folder).durability(Durability::Process).exclusive();
-    let mut all = vec![
-        Place { store: Arc::new(MemoryStore::new()), folder: None },
-        Place { store: Arc::new(files.open().await.unwrap()), folder: Some(folder) },
-    ];
-    #[cfg(feature = "sqlite")]
-    {
-        let folder = temporary();
-        std::fs::create_dir(&folder).unwrap();
-        let store = omni_agent::store::SqliteStore::builder(folder.join("conversations"));
-        let store = Arc::new(store.durability(Durability::Process).open().await.unwrap());
-        all.push(Place { store, folder: Some(folder) });
-    }
-    #[cfg(feature = "postgres")]
-    if let Some(url) = crate::server::url() {
-        all.push(Place { store: Arc::new(crate::server::fresh(url).open().await.unwrap()), folder: None });
-    }
-    all
+    Place { store: Arc::new(files.open().await.unwrap()), folder: Some(folder) }
+}
+
+#[cfg(feature = "sqlite")]
+async fn sqlite() -> Place {
+    let folder = temporary();
+    std::fs::create_dir(&folder).unwrap();
+    let store = omni_agent::store::SqliteStore::builder(folder.join("conversations"));
+    let store = Arc::new(store.durability(Durability::Process).open().await.unwrap());
+    Place { store, folder: Some(folder) }
+}
+
+#[cfg(feature = "postgres")]
+async fn postgres() -> Option<Place> {
+    let url = crate::server::url()?;
+    Some(Place { store: Arc::new(crate::server::fresh(url).open().await.unwrap()), folder: None })
 }
 
 pub(crate) fn id(text: &str) -> ConversationId {

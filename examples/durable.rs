@@ -29,10 +29,10 @@ use std::{
 };
 
 use omni_agent::{
-    agent::{Agent, Durable, Event},
+    agent::{Agent, Durable, Event, Status},
     manager::{self, ApprovalId, Manager, ManagerEvent, Sweep},
     schemars::JsonSchema,
-    session::{Session, SessionEvent},
+    session::{Mode, Session, SessionEvent},
     store::{Filter, Page, SqliteStore},
     subscription::Update,
     testing::{ScriptedProvider, Step},
@@ -132,8 +132,19 @@ async fn start() -> Result<(), Box<dyn Error>> {
 
 /// Prints the events of a session until its run ends.
 async fn follow(session: &Session) -> Result<(), Box<dyn Error>> {
-    let mut updates = session.subscribe(omni_agent::session::Mode::Observer).await?;
+    let mut updates = session.subscribe(Mode::Observer).await?;
     let id = session.id();
+    // The snapshot contains what has happened before this subscription.
+    if let Some(snapshot) = updates.snapshot() {
+        for pause in &snapshot.agent.pauses {
+            println!("  {id}: {} waits for a decision", pause.tool_use.name);
+        }
+        if snapshot.agent.status == Status::Idle {
+            let last = snapshot.tree.history().last().map(|message| message.text());
+            println!("  {id}: the turn has ended: {}", last.unwrap_or_default());
+            return Ok(());
+        }
+    }
     while let Some(update) = updates.next().await {
         match update {
             Update::Event(numbered) => {
@@ -152,7 +163,7 @@ async fn follow(session: &Session) -> Result<(), Box<dyn Error>> {
                 }
             }
             // The reader was too slow. The snapshot shows whether the run has ended.
-            Update::Resync(snapshot) if snapshot.agent.status == omni_agent::agent::Status::Idle => {
+            Update::Resync(snapshot) if snapshot.agent.status == Status::Idle => {
                 return Ok(());
             }
             Update::Closed(_) => return Ok(()),

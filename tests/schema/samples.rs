@@ -3,9 +3,9 @@
 use std::{sync::Arc, time::Duration};
 
 use omni_agent::{
-    agent::{Accepted, Failure, Next, Prompt, PromptState, RunOutcome},
+    agent::{Accepted, Event, Failure, Next, Prompt, PromptState, RunOutcome},
     manager::{Activity, ManagerCommand, Presence},
-    message::{Purpose, RequestEnd, Timestamp, ToolResult, ToolUse, Usage, UsageRow, UsageSum},
+    message::{Purpose, RequestEnd, Timestamp, ToolResult, ToolUse, TurnId, Usage, UsageRow, UsageSum},
     provider::{Options, OutputSchema, StopReason, ThinkingMode, UnsupportedAttachment},
     session::{SavedPart, SessionAnswer, SessionCommand, SessionEvent, StoreReport},
     store::{ConversationId, Filter, Found, Hit, Labels, Listing, Owner, Page, Summary, Version},
@@ -204,6 +204,11 @@ fn rare_events_fit_the_schema() {
         UsageRow::new(RequestEnd::Lost, Usage::default().with_cost(0.25)).with_purpose(Purpose::Summary);
     for event in [
         SessionEvent::ModelFallback { saved: "old".into(), fallback: "new".into() },
+        SessionEvent::Agent(Arc::new(Event::Resumed {
+            turn: TurnId::default(),
+            lives: 2,
+            uncertain: vec!["call-1".into()],
+        })),
         SessionEvent::Usage(Arc::new(row.with_at(Timestamp::now()).with_step(3))),
         SessionEvent::Store(StoreReport::Failed {
             what: SavedPart::Record,

@@ -1,11 +1,11 @@
 //! 100,000 conversations in one store: creating, listing 50 at a time, opening and deleting them.
 //!
-//! Each conversation has a title and a turn. Operations on all conversations run concurrently, as in an application
-//! with many users. The figure of such an operation is the wall time divided by the number of conversations. Lists and
-//! loads run one after another, and their figures are medians. Files and databases are in the cache. On the file
-//! system, a list updates the summaries that commits have made outdated. Lists are therefore measured with 1 % and with
-//! all of the summaries outdated. Conversations are created without waiting for the disk, if the store supports this.
-//! Lists, loads and deletions use the default settings.
+//! Each conversation has a title and a turn. Creating, committing and deleting handle every conversation, many at once,
+//! as in an application with many users. Their figure is the wall time divided by the number of conversations. Listing
+//! and opening run one after another. Their figure is the median, and the first list has its own row. Files and
+//! databases are in the cache. On the file system, a list updates the summaries that commits have made outdated, so
+//! lists are measured with 1 % and with all of the summaries outdated. Creating and committing do not wait for the
+//! disk, if the store supports this. Everything else uses the default settings.
 #![allow(clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
 
 #[cfg(any(feature = "sqlite", feature = "postgres"))]

@@ -158,8 +158,8 @@ pub(crate) fn streamed(format: Format, events: &[String], size: Option<usize>) -
 /// The final text of the answers of [`runs`].
 pub(crate) const ANSWER: &str = "It is 18 degrees in Paris.";
 
-/// Returns answers in the format that the path names. The answer to a question is a call of the tool `weather`. The
-/// answer to the result of this call is a text.
+/// Returns a function that answers requests in the format that the request's path names. It answers a question with a
+/// call of the tool `weather`, and the result of this call with a text.
 pub(crate) fn runs() -> Box<Answer> {
     let pieces: Vec<&str> = ANSWER.split_inclusive(' ').collect();
     let input = [r#"{"ci"#, r#"ty": "#, r#""Paris"}"#];

@@ -43,7 +43,8 @@ use tower::ServiceExt;
 
 const DELTAS: usize = 1000;
 
-/// A provider that streams `DELTAS` deltas. It waits until the readers have received each of them.
+/// A provider that streams `DELTAS` deltas. Before each delta, it yields, so that the readers receive the previous delta
+/// first.
 struct Words;
 
 #[async_trait]

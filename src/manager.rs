@@ -607,7 +607,7 @@ impl Manager {
 /// A handle that does not keep the manager alive.
 struct WeakManager(Weak<Inner>);
 
-/// A pending request for a position in the stream of events.
+/// A future that returns the point in the stream of events at which a subscription begins.
 type Attaching = Pin<
     Box<dyn Future<Output = Result<Attachment<ManagerSnapshot, ManagerEvent>, End<ManagerSnapshot>>> + Send>,
 >;

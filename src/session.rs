@@ -718,7 +718,7 @@ impl Source<SessionSnapshot, SessionEvent> for WeakSession {
     }
 }
 
-/// A pending request for a position in the stream of events.
+/// A future that returns the point in the stream of events at which a subscription begins.
 type Attaching = Pin<
     Box<dyn Future<Output = Result<Attachment<SessionSnapshot, SessionEvent>, End<SessionSnapshot>>> + Send>,
 >;

@@ -110,7 +110,7 @@ impl Catalogue {
     }
 
     /// Reads the text of a file in the shape of <https://models.dev/api.json>. Providers that have a different name in
-    /// the file are renamed to the names that this crate uses. A fact whose member is missing counts as unknown.
+    /// the file are renamed to the names that this crate uses. If a member is missing, the fact counts as unknown.
     /// Members that this crate does not know are ignored. Invalid entries are returned as errors, next to the
     /// catalogue.
     ///

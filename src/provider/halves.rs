@@ -131,7 +131,7 @@ impl Halves {
         }
     }
 
-    /// Returns the error with U+FFFD instead of each mark.
+    /// Returns the error with each mark of a half replaced by U+FFFD.
     pub(in crate::provider) fn resolve_error(&self, mut error: ProviderError) -> ProviderError {
         if self.found {
             resolve_text(&mut error.message);

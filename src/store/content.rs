@@ -362,7 +362,8 @@ impl Stored {
     }
 }
 
-/// Returns the ledger's row for a node whose writer does not record usage itself.
+/// Returns the ledger's row for a node of a commit that has no usage rows of its own. Returns `None` if the node has no
+/// usage.
 fn usage_of(node: &Node) -> Option<UsageRow> {
     let usage = *node.usage()?;
     Some(UsageRow::new(RequestEnd::Answered, usage).with_at(node.message().timestamp))

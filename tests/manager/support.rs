@@ -26,7 +26,7 @@ pub(crate) async fn in_time<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_hours(1), future).await.expect("nothing came")
 }
 
-/// Runs everything that can run before time advances.
+/// Lets all tasks run until each of them waits for time or for an event. Advances the paused clock by 1 ms.
 pub(crate) async fn settle() {
     tokio::time::sleep(Duration::from_millis(1)).await;
 }

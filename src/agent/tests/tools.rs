@@ -1,4 +1,5 @@
-//! The agent provides its tools with context, extensions, progress reports and time limits.
+//! What an agent gives its tools (a context and extensions), and how it handles their progress reports, time limits and
+//! results.
 
 use std::time::Duration;
 

@@ -37,9 +37,9 @@ const NAME: &str = "anthropic_messages";
 /// # Data that only the service understands
 ///
 /// Signatures carry two kinds of data that only this service understands and that have to be sent back to it. The first
-/// kind is the citations of a text, one JSON value per line. The second kind is the caller of a tool use, if a server
-/// tool made the use. All other private data, such as the uses of tools that the service runs itself, becomes provider
-/// items.
+/// kind is the citations of a text, one JSON value per line. The second kind is the `caller` of a tool use that a
+/// server tool requested. All other private data, such as the uses of tools that the service runs itself, becomes
+/// provider items.
 ///
 /// # Thinking
 ///

@@ -119,7 +119,7 @@ fn columns(row: &Row, at: usize) -> Result<ReadTurn, Fault> {
     })
 }
 
-/// Returns the error for rows that the database can't return as JSON.
+/// Returns the error for approvals or pending messages whose JSON from the database can't be read.
 fn damaged(problem: String) -> StoreError {
     StoreError::damaged("the turn in flight", problem)
 }

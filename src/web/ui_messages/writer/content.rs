@@ -10,7 +10,7 @@ use crate::{
     },
 };
 
-/// Returns the parts of a user message. Results of tools are not part of it.
+/// Returns the parts of a user message, without its tool results.
 pub(in crate::web::ui_messages) fn user_parts(message: &Message, settings: &Settings) -> Vec<Value> {
     let parts = message.content.iter().enumerate().filter_map(|(index, block)| match block {
         Content::Text(text) => Some(json!({ "type": "text", "text": text.text })),

@@ -32,7 +32,12 @@ mod tool;
 #[path = "chat/trace.rs"]
 mod trace;
 
-use std::{collections::VecDeque, error::Error, process::ExitCode, sync::Arc};
+use std::{
+    collections::{HashSet, VecDeque},
+    error::Error,
+    process::ExitCode,
+    sync::Arc,
+};
 
 use conversation::Conversation;
 use omni_agent::{
@@ -75,6 +80,7 @@ async fn chat() -> Result<(), Box<dyn Error>> {
         user: std::env::var("USER").unwrap_or_else(|_| "user".to_owned()),
         runs: 0,
         waiting: VecDeque::new(),
+        questions: HashSet::new(),
         question: None,
         unanswered: None,
         failed: None,
@@ -104,6 +110,8 @@ struct Chat {
     /// The tool uses that wait for decisions, and the questions of running tools. The user is asked about the first of
     /// them.
     waiting: VecDeque<Pause>,
+    /// The ids of the questions that running tools have asked in this run.
+    questions: HashSet<ToolUseId>,
     /// The question of a running tool that the user is answering.
     question: Option<Question>,
     /// The last prompt that was cancelled or failed before it had a response.
@@ -159,6 +167,8 @@ impl Chat {
                     Some(Update::Resync(snapshot)) => {
                         self.runs = u32::from(snapshot.agent.status != Status::Idle);
                         self.waiting = snapshot.agent.pauses.iter().cloned().collect();
+                        let questions = self.waiting.iter().filter(|pause| pause.asked_by.is_some());
+                        self.questions = questions.map(|pause| pause.tool_use.id.clone()).collect();
                         self.question = None;
                         self.printer.note("[some output was skipped]");
                         self.show_prompt();
@@ -210,7 +220,10 @@ impl Chat {
                 let Pause { tool_use, reason, .. } = &**pause;
                 // The question is shown as JSON, so that control characters from the model cannot hide the question.
                 let shown = match &pause.asked_by {
-                    Some(_) => question::shown(pause),
+                    Some(_) => {
+                        self.questions.insert(tool_use.id.clone());
+                        question::shown(pause)
+                    }
                     None => format!("{} {} waits: {reason}", tool_use.name, tool_use.input),
                 };
                 self.printer.line(&shown);
@@ -225,7 +238,8 @@ impl Chat {
             }
             Event::Decided(decided) => {
                 self.no_longer_waits(&decided.tool_use_id);
-                self.printer.note(&decision_line(decided));
+                let is_question = self.questions.remove(&decided.tool_use_id);
+                self.printer.note(&decision_line(decided, is_question));
                 return self.show_prompt();
             }
             Event::Withdrawn { tool_use_id } => {
@@ -267,6 +281,7 @@ impl Chat {
         self.runs = self.runs.saturating_sub(1);
         self.waiting.clear();
         self.question = None;
+        self.questions.clear();
         self.show_prompt();
     }
 
@@ -362,9 +377,12 @@ fn text_of(prompt: &Prompt) -> String {
     prompt.content.0.iter().filter_map(|block| block.as_text()).collect()
 }
 
-/// Returns a line that states who made which decision.
-fn decision_line(decided: &Decided) -> String {
+/// Returns a line that states who made which decision. `is_question` states whether it is the answer to a question of a
+/// running tool.
+fn decision_line(decided: &Decided, is_question: bool) -> String {
     let what = match &decided.decision {
+        Decision::Execute | Decision::ExecuteWith(_) if is_question => "answered",
+        Decision::Reject(_) if is_question => "declined",
         Decision::Execute => "allowed",
         Decision::ExecuteWith(_) => "allowed with another input",
         Decision::Reject(_) => "rejected",

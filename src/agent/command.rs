@@ -35,7 +35,7 @@ pub(crate) enum InFlight {
     Discard,
 }
 
-/// The reply that contains a position in the stream of events.
+/// The reply to a subscriber: the point in the stream of events at which its subscription begins.
 pub(super) type AttachmentReply = Reply<Attachment<Snapshot, Event>>;
 
 /// A command of the history's owner, which replaces the history or starts a run on another history.

@@ -206,7 +206,7 @@ impl Core {
         }
     }
 
-    /// Records the turn in flight. From now on, the turn is recorded.
+    /// Records the turn in flight, and records its later changes too.
     pub(super) fn record_turn(&mut self, cx: &mut Context<'_>) {
         match &mut self.phase {
             Phase::InTurn { turn, .. } => turn.recorded = true,
@@ -216,7 +216,7 @@ impl Core {
         self.record_now(cx);
     }
 
-    /// Records the run in flight, if it is recorded.
+    /// Records the current state, if the run in flight is a recorded run.
     pub(super) fn record_now(&mut self, cx: &mut Context<'_>) {
         if self.phase.is_recorded() {
             cx.push(Effect::Record);
@@ -329,7 +329,8 @@ impl Core {
         }
     }
 
-    /// Called when the request has its permit. A request that must not be repeated is sent when that is stored.
+    /// Called when the request has its permit. If the request must not be repeated, it is sent after a record that says
+    /// so is stored.
     pub(super) fn admitted(&mut self, op: Op, cx: &mut Context<'_>) {
         if let Some((turn, Stage::Streaming { .. })) = self.phase.awaited(op) {
             turn.request.sent = true;
@@ -377,7 +378,8 @@ impl Core {
 
     /// Emits the event that ends a run. If the run is `recorded`, its end is recorded too.
     fn end_run(&mut self, event: Event, recorded: bool, cx: &mut Context<'_>) {
-        // The outcome of a known prompt is recorded too, so that it can be asked for in a later life.
+        // If a prompt of the run has an id of the application, the outcome is recorded in any case, so that a later
+        // life can report it.
         let recorded = recorded || (cx.records > Durable::Turns && self.known.is_in_flight());
         self.last_run = RunEnd::of(&event).map(Arc::new);
         if let Some(end) = &self.last_run {

@@ -1,5 +1,5 @@
-//! The phases of an agent, as data: they contain no clock, no channel and no trait object. The `bare` file of the core
-//! writes them down.
+//! The phases of an agent, as data: they contain no clock, no channel and no trait object. `core/bare.rs` converts them
+//! to and from their recorded form.
 
 mod turn;
 
@@ -64,7 +64,7 @@ pub(crate) enum Stage {
     Recovering(Box<Recovering>),
 }
 
-/// A stage that a record has shown.
+/// The stage at which a recorded turn continues after a restart.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Recovering {
     pub(crate) stage: Stage,

@@ -382,8 +382,8 @@ impl Task {
         }
     }
 
-    /// Returns a position in the stream of events. The position is `after` if all events after it are still buffered,
-    /// otherwise the current position.
+    /// Returns the point in the stream of events at which a subscription begins: `after` if all events after it are
+    /// still buffered, otherwise the last event.
     fn attach(&mut self, after: Option<EventId>) -> Attachment<Snapshot, Event> {
         let limits = self.setup.feed_limits;
         if let Some(attachment) = after.and_then(|after| self.feed.replay(limits, after)) {

@@ -77,7 +77,7 @@ impl From<&Approval> for Position {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Decided {
-    /// The conversation is open here, and its session has the decision.
+    /// The conversation is open in this manager, and its session has the decision.
     InSession,
     /// The conversation is not open, and the store has the decision. The turn continues when the conversation is opened
     /// the next time.
@@ -117,10 +117,11 @@ impl Manager {
     /// system that decided, with at most 256 bytes. An application that performs a decision for a user must first check
     /// that the conversation belongs to this user.
     ///
-    /// If the conversation is open here, its session gets the decision. Otherwise, the decision is stored without
-    /// loading the conversation, and it takes effect when the conversation is opened the next time. A manager with a
-    /// [starter](super::ManagerBuilder::starter) opens it after the last decision. Each tool use accepts one decision.
-    /// If the time limit of the tool use has passed, the decision for the end of the time limit applies instead.
+    /// If the conversation is open in this manager, its session gets the decision. Otherwise, the decision is stored
+    /// without loading the conversation, and it takes effect when the conversation is opened the next time. A manager
+    /// with a [starter](super::ManagerBuilder::starter) opens it after the last decision. Each tool use accepts one
+    /// decision. If the time limit of the tool use has passed, the decision for the end of the time limit applies
+    /// instead.
     ///
     /// # Errors
     ///
@@ -148,7 +149,8 @@ impl Manager {
     /// Returns the recorded turns that nobody works on, oldest first: their conversations are not open, and they need
     /// more than decisions, or the time limit of an approval has passed.
     ///
-    /// A page may contain fewer turns than its limit, because turns that are open here are left out.
+    /// A page may contain fewer turns than its limit, because turns of conversations that are open in this manager are
+    /// left out.
     ///
     /// # Errors
     ///
@@ -156,7 +158,7 @@ impl Manager {
     pub async fn left(&self, filter: &Filter, page: Page) -> Result<Vec<TurnSummary>, ManagerError> {
         let mut left = self.0.store.turns(Turns::Left, filter, page).await?;
         let registry = self.0.registry();
-        // A store without owners does not know that a conversation is open.
+        // A store without owners does not know which conversations are open, so remove the open ones here.
         left.retain(|turn| registry.look(&turn.id).is_none());
         Ok(left)
     }
@@ -200,7 +202,7 @@ impl Inner {
         }
     }
 
-    /// Decides on a tool use of a conversation that is not open here.
+    /// Decides on a tool use of a conversation that is not open in this manager.
     async fn decide_stored(
         &self,
         id: &ApprovalId,
@@ -243,8 +245,8 @@ impl Inner {
         if has_limit { self.store.now().await } else { Ok(Timestamp::now()) }
     }
 
-    /// Writes a record of a turn whose conversation nobody has open. The version excludes that the turn has changed
-    /// since it was read.
+    /// Writes a record of a turn whose conversation nobody has open. If the turn has changed since it was read, the
+    /// version of the write makes the store reject the write.
     pub(super) async fn record(
         &self,
         turn: &StoredTurn,

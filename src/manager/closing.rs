@@ -32,7 +32,7 @@ impl From<Description> for StateChange {
     }
 }
 
-/// What happens to turns in flight when all sessions end.
+/// The treatment of turns in flight when all sessions end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ending {
     /// They are interrupted.

@@ -106,7 +106,7 @@ pub(super) struct Recovery {
     sweep: Sweep,
     /// Whether the task of the sweep was started.
     is_sweeping: AtomicBool,
-    /// The clock of the process counts from here.
+    /// The start of the process's clock, which times the attempts.
     begun: Instant,
     attempts: Mutex<Attempts>,
     /// Ends the task of the sweep when the manager is dropped.
@@ -199,7 +199,7 @@ impl Manager {
     }
 }
 
-/// What became of one turn.
+/// The outcome of a sweep for one turn.
 enum Outcome {
     Opened,
     /// Somebody else works on the turn, or it needs nothing but decisions.
@@ -255,8 +255,8 @@ impl Inner {
         })
     }
 
-    /// Goes through the turns that nobody works on, from this position on. Returns the position at which to continue,
-    /// or `None` at the end of the list.
+    /// Goes through the turns that nobody works on, beginning after the position `after`. Returns the position at which
+    /// to continue, or `None` at the end of the list.
     async fn look_through(
         self: &Arc<Self>,
         starter: &Arc<Starter>,
@@ -307,7 +307,7 @@ impl Inner {
         Ok(next)
     }
 
-    /// Waits for one turn, and notes what became of it.
+    /// Waits for the outcome of one turn, and notes it.
     async fn settle(
         &self,
         tasks: &mut JoinSet<(TurnSummary, Outcome)>,

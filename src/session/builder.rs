@@ -193,8 +193,8 @@ impl SessionBuilder {
     /// process, its turn in flight continues as [`recover`](Self::recover) states. A turn that was recorded is recorded
     /// until its end, even if the conversation is opened with a lower level.
     ///
-    /// With [`Durable::InFlight`], the operations that change a run succeed only after the change is stored, such as
-    /// [`prompt`](Session::prompt), [`resume`](Session::resume) and [`regenerate`](Session::regenerate).
+    /// With [`Durable::InFlight`], operations that change a run, such as [`prompt`](Session::prompt),
+    /// [`resume`](Session::resume) and [`regenerate`](Session::regenerate), succeed only after the change is stored.
     pub fn durable(mut self, level: Durable) -> Self {
         Arc::make_mut(&mut self.setup).durable = level;
         self
@@ -468,7 +468,7 @@ struct Starting {
     tenure: Option<Tenure>,
     /// The number of this life of the session.
     life: u64,
-    /// The last event of the life before, if readers of that event can continue without a snapshot.
+    /// The last event of the life before, if a reader that has seen this event can continue without a snapshot.
     mark: Option<EventId>,
     /// The status of the agent.
     status: Status,

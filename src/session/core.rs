@@ -215,7 +215,7 @@ impl Core {
     }
 
     /// Processes the agent's next event, or a record without an event. `config` is the configuration at that event, and
-    /// `record` is the turn in flight after it, if it has to be stored.
+    /// `record` is the turn in flight after that event, if the turn has to be stored.
     pub(super) fn delivered(
         &mut self,
         event: Option<&Numbered<Event>>,
@@ -232,7 +232,7 @@ impl Core {
             self.recorded(record, config);
         }
         if is_due {
-            // The change after an event and the record of the turn after it are one write.
+            // The change by an event, and the record of the turn after this event, go into one write.
             self.save(env, effects);
         }
     }

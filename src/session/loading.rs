@@ -47,7 +47,8 @@ impl Recovered {
     ) -> Result<Self, SessionError> {
         let Some(turn) = turn else { return Ok(Self::None) };
         if !turn.is_on(tree.head()) {
-            // A process of an older version, which knows no turns in flight, has continued the conversation.
+            // A process with an older version of this crate, which ignores stored turns in flight, has continued the
+            // conversation.
             tracing::warn!(%id, turn = %turn.record.turn, "a turn in flight is dropped, because messages were added after it");
             return Ok(Self::None);
         }

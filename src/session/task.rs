@@ -137,7 +137,7 @@ pub(super) struct Task {
     /// The session's ownership of the conversation, if the store supports owners.
     pub(super) tenure: Option<Tenure>,
     pub(super) feed: Feed<SessionEvent>,
-    /// The last event of the life before. Readers of this event continue without a snapshot.
+    /// The last event of the life before. A reader that has seen this event continues without a snapshot.
     pub(super) mark: Option<Box<EventId>>,
     pub(super) shared: Arc<SessionShared>,
     /// The attempts at the write in flight.
@@ -188,7 +188,7 @@ pub(super) struct Flush {
 pub(super) enum HeldReply {
     /// The reply to a call of `flush`.
     Flushed(Reply<()>),
-    /// The reply to a call that has started a run. The turn in flight has to be stored before it.
+    /// The reply to a call that has started a run. The turn in flight has to be stored before the reply is sent.
     Begun(Reply<CommandResult<Option<PendingResponse>>>, Option<PendingResponse>),
 }
 

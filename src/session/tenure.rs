@@ -97,7 +97,8 @@ impl Tenure {
         Arc::clone(&self.held)
     }
 
-    /// Returns the epoch with which the conversation is owned. It has none any more if it is lost.
+    /// Returns the epoch with which the conversation is owned. After the conversation is lost, returns the default
+    /// epoch.
     pub(super) fn epoch(&self) -> Epoch {
         self.held.lease().map(|lease| lease.epoch).unwrap_or_default()
     }

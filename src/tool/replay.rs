@@ -1,6 +1,6 @@
 use serde::{Deserialize, Serialize};
 
-/// What a repetition of a tool call, or of a request to a provider, may do.
+/// Whether a tool call, or a request to a provider, may be repeated after a crash.
 ///
 /// The declaration counts only if a process ends while the call runs and its turn continues later. The default of tools
 /// is [`Never`](Self::Never).

@@ -33,11 +33,11 @@ struct BareCore<'a> {
     staged: Cow<'a, [Arc<Prompt>]>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     turn: Option<Cow<'a, Turn>>,
-    /// The name of the model of the turn's prompt, if the prompt has one.
+    /// The name of the model that the turn's prompt selects, if it selects one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     model: Option<Cow<'a, str>>,
     stage: BareStage,
-    /// The decisions that a store has added while no process had the conversation open.
+    /// The decisions that were stored while no process had the conversation open.
     #[serde(default, skip_serializing_if = "<[_]>::is_empty")]
     decided: Cow<'a, [Decided]>,
 }
@@ -45,7 +45,7 @@ struct BareCore<'a> {
 #[derive(Serialize, Deserialize)]
 #[serde(tag = "stage", rename_all = "snake_case")]
 enum BareStage {
-    /// The next turn of the run has not begun. There is no turn.
+    /// Between two turns of a run: one turn has ended, and the next one has not begun.
     Between(Box<Between>),
     Preparing,
     Streaming,
@@ -64,7 +64,8 @@ enum BareStage {
         output: Option<Value>,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         output_error: Option<String>,
-        /// The places of the tool uses that are left to the application. The others are decided.
+        /// The positions of the tool uses that are left to the application. All other tool uses of the step are
+        /// decided.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         open: Vec<u32>,
     },
@@ -276,12 +277,13 @@ fn waiting(phase: &Phase) -> Vec<Waiting> {
 
 // ---- reading ----
 
-/// A problem with a record.
+/// A description of the problem that makes a record unreadable.
 type Damage = String;
 
 impl Core {
-    /// Reads the sum of a turn's records. The result waits for [`take_up`](Core::take_up). `history` is the history to
-    /// which the turn's messages are added. `fallback` is the history that is restored if the run commits no turn.
+    /// Reads the sum of a turn's records. The restored core does nothing before [`take_up`](Core::take_up) is called.
+    /// `history` is the history to which the turn's messages are added. `fallback` is the history that is restored if
+    /// the run commits no turn.
     pub(in crate::agent) fn restore(
         record: TurnRecord,
         history: History,
@@ -315,7 +317,7 @@ fn restore(record: TurnRecord, history: History, fallback: Option<History>) -> R
     core.phase = match (bare.turn, bare.stage) {
         (None, BareStage::Between(mut between)) => {
             (between.turn, between.recorded) = (record.turn, true);
-            // `op` is the number of no operation, until `handle_recovery` is called.
+            // No operation has the number 0. The real number is set when `handle_recovery` is called.
             Phase::Noticing { op: 0, begun: true, then: AfterEvent::Continue(between) }
         }
         (None, _) | (Some(_), BareStage::Between(_)) => {
@@ -398,7 +400,7 @@ fn restored_answers(answers: Vec<BareAnswer>, uses: &[ToolUse], turn: TurnId) ->
     Ok(answers.into_iter().zip(uses).map(restored).collect())
 }
 
-/// Returns the slots, and the results of those that are reviewed.
+/// Returns all slots, and the results of the slots that are already reviewed.
 fn restored_slots(
     slots: Vec<BareSlot>,
     uses: impl Iterator<Item = ToolUse>,

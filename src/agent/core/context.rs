@@ -46,7 +46,8 @@ impl Context<'_> {
         self.effects.push(effect);
     }
 
-    /// Performs an effect, if `recorded` is set only after the state is recorded and stored.
+    /// Performs an effect. If `recorded` is set, records the state first, and holds the effect until this record is
+    /// stored.
     pub(super) fn gate(&mut self, recorded: bool, effect: Effect) {
         if recorded {
             self.push(Effect::Record);
@@ -54,12 +55,12 @@ impl Context<'_> {
         self.hold_back(recorded, effect);
     }
 
-    /// Performs an effect, if `recorded` is set only after the last record is stored.
+    /// Performs an effect. If `recorded` is set, holds the effect until the last record is stored.
     pub(super) fn hold_back(&mut self, recorded: bool, effect: Effect) {
         self.push(if recorded { Effect::Held(Box::new(effect)) } else { effect });
     }
 
-    /// Records the state within a short time, if `recorded` is set.
+    /// If `recorded` is set, requests a record of the state within a short time.
     pub(super) fn record_soon(&mut self, recorded: bool) {
         if recorded {
             self.push(Effect::RecordSoon);
@@ -82,13 +83,14 @@ pub(in crate::agent) enum Effect {
     Abort,
     /// Drop the running callback, if there is one.
     DropCall,
-    /// Record the state after this input. The next event of the input carries the record.
+    /// Record the state that results from this input. The next event of the input carries the record.
     Record,
-    /// Record the state after a short time, unless it is recorded before. Nothing waits for this record.
+    /// Record the state within a short time, unless another effect records it earlier. Nothing waits for this record.
     RecordSoon,
     /// Perform this effect when the last record is stored. `Abort` drops it.
     Held(Box<Effect>),
-    /// Report to the core with this operation number. This effect is always held.
+    /// Report to the core that a record is stored, with this operation number. This effect is always inside
+    /// [`Held`](Self::Held).
     Return(Op),
     /// Ask for a permit for the prepared request, and connect. Deltas are reported to the core with this operation
     /// number.
@@ -107,7 +109,7 @@ pub(in crate::agent) enum Effect {
     Delay(Op, Duration),
     /// Report to the core when the turn's time limit, which starts now, has passed. `None` removes the limit.
     Watch(Option<Duration>),
-    /// Like `Watch`, for a turn that has already taken this time.
+    /// Like `Watch`, for a turn that has already taken the time `spent`.
     WatchOn { limit: Duration, spent: Duration },
     /// Pause the turn's time limit while a decision is pending (`true`), or let it continue (`false`).
     FreezeWatch(bool),

@@ -29,7 +29,7 @@ impl Waited {
         &self.0[self.0.len().saturating_sub(count)..]
     }
 
-    /// Returns the ids of a recorded turn.
+    /// Restores the ids of a recorded turn.
     pub(super) fn restored(mut ids: Vec<ToolUseId>) -> Self {
         ids.drain(..ids.len().saturating_sub(MAX_WAITED));
         Self(ids)

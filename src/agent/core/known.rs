@@ -17,12 +17,12 @@ impl KnownPrompts {
         self.0.iter().find(|(other, _)| other == id).map(|(_, state)| state)
     }
 
-    /// Returns the prompts as a record contains them.
+    /// Returns the prompts in the form in which a record contains them.
     pub(super) fn record(&self) -> Vec<KnownPrompt> {
         self.0.iter().map(|(id, state)| KnownPrompt::new(id.clone(), state.clone())).collect()
     }
 
-    /// Returns the prompts of a record.
+    /// Restores the prompts from a record.
     pub(super) fn restored(prompts: &[KnownPrompt]) -> Self {
         let mut known = Self::default();
         for prompt in prompts {
@@ -31,7 +31,7 @@ impl KnownPrompts {
         known
     }
 
-    /// Returns whether a prompt of the run in flight is known.
+    /// Returns whether a known prompt belongs to the run in flight.
     pub(super) fn is_in_flight(&self) -> bool {
         self.0.iter().any(|(_, state)| *state == PromptState::InFlight)
     }

@@ -88,7 +88,8 @@ impl Core {
             && recovering.pauses().any(|pause| pause.tool_use.id == resume.tool_use)
             && resume.turn.is_none_or(|given| given == turn.id)
         {
-            // The pause is known already, and is reported again soon. The decision is applied then.
+            // The pause was restored from the record, but is not reported again yet. The decision is applied when it is
+            // reported.
             let decided = decided(turn, resume.tool_use, resume.decision, cx);
             recovering.decided.push(Decided { by: resume.by, ..decided });
             cx.push(Effect::Record);
@@ -173,8 +174,8 @@ impl Core {
     }
 }
 
-/// Answers the provider's question. If the answer allows a tool to run, it is sent when that is stored, because the
-/// request must not be repeated then.
+/// Answers the provider's question. An answer that allows a tool to run is sent after the state is stored, because the
+/// request must not be repeated from then on.
 pub(super) fn answer_provider(turn: &mut Turn, decision: Decision, cx: &mut Context<'_>) {
     let runs = matches!(decision, Decision::Execute | Decision::ExecuteWith(_));
     turn.request.ran_tool |= runs;

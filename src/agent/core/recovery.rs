@@ -212,7 +212,7 @@ impl Core {
         if !reported.is_empty() {
             cx.push(Effect::Record);
         } else if !calls.is_empty() {
-            // The record at which the tools started before still applies.
+            // The record before the first start of these tools still applies, so no new record is needed.
             let op = self.enter(turn, Stage::Executing { slots, questions: Vec::new() });
             return cx.hold_back(true, Effect::RunTools(op, calls));
         }
@@ -276,7 +276,7 @@ fn lose_request(turn: &Turn, cx: &mut Context<'_>) {
     cx.emit(Event::Usage(Box::new(row)));
 }
 
-/// Returns the answer about a tool use of a step of which at least one tool use waits for a decision again.
+/// Returns the answer about one tool use, in a step in which at least one tool use has to wait for a decision again.
 fn answer_again(slot: &Slot, uncertain: Option<&UncertainUse>, turn: &Turn) -> Answer {
     if let Some(result) = &slot.result {
         return Answer::Decided(Decision::Provide(result.clone()));
@@ -299,7 +299,7 @@ fn answer_again(slot: &Slot, uncertain: Option<&UncertainUse>, turn: &Turn) -> A
     }
 }
 
-/// Emits the tools of a step as subscribers see them before the results.
+/// Emits again the start and the end of each tool of a step, which subscribers expect before the results.
 fn emit_runs(slots: &[Slot], cx: &mut Context<'_>) {
     for slot in slots.iter().filter(|slot| slot.runs) {
         let tool_use_id = slot.tool_use.id.clone();

@@ -110,7 +110,8 @@ impl Core {
         {
             return self.ask_again(turn, message, usage, problem, cx);
         }
-        // The next requests build on this response, so earlier corrections are obsolete.
+        // The next requests build on this response, so the earlier responses that did not match the output schema are
+        // no longer sent.
         turn.corrections.forget();
         for index in open {
             cx.effects.extend(

@@ -214,8 +214,8 @@ impl Working {
         Self { all, committed: committed.len(), recorded }
     }
 
-    /// Returns the number of pending messages that the last record contains, and the other ones. All are then contained
-    /// in the last record.
+    /// Returns the number of pending messages that the last record contains, and the pending messages that it does not
+    /// contain. Afterwards, all of them count as recorded.
     pub(crate) fn record(&mut self) -> (usize, Vec<Arc<Message>>) {
         let pending = self.pending_len();
         let keep = std::mem::replace(&mut self.recorded, pending);

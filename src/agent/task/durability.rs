@@ -1,4 +1,4 @@
-//! The records of the turn in flight: making them, and holding back what waits for them.
+//! Makes the records of the turn in flight, and holds back the effects and replies that wait for them.
 
 use std::{
     collections::VecDeque,

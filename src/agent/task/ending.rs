@@ -123,7 +123,8 @@ impl Task {
 }
 
 impl Task {
-    /// Sends the remaining events from a separate task, which waits while the channel is full.
+    /// Sends the events that still wait for the commit channel from a separate task, which waits while the channel is
+    /// full.
     fn hand_over_outbox(&mut self) {
         if let Some(commit) = self.commit.take().filter(|commit| !commit.outbox.is_empty()) {
             let Commit { mut sink, outbox } = *commit;

@@ -72,7 +72,8 @@ impl Task {
         self.admitted(op);
     }
 
-    /// Connects to the provider. If the agent makes records, the core may hold this back.
+    /// Connects to the provider. If the agent makes records, the core may delay the connection until a record is
+    /// stored.
     fn admitted(&mut self, op: Op) {
         if self.durability.is_some() {
             self.step(|core, cx| core.admitted(op, cx));

@@ -263,7 +263,7 @@ impl Task {
             return Poll::Pending;
         };
         let op = *op;
-        // An answer that is held back belongs to the last question.
+        // If an effect is held back, it is the answer to the last question, so this question is not finished.
         if !self.core.can_be_asked() || work.held.is_some() {
             return Poll::Pending;
         }

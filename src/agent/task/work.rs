@@ -137,7 +137,7 @@ impl Work {
     /// Ends the request in flight and drops its permit.
     pub(super) fn end_stream(&mut self) {
         drop_contained(self.stream.take());
-        // The answer to a question of the stream.
+        // An effect that is still held back can only be an answer to a question of this stream.
         self.held = None;
         (self.questions, self.question) = (None, None);
         self.give_permit_back();

@@ -126,7 +126,7 @@ impl Life {
         self.works.store(false, Ordering::SeqCst);
     }
 
-    /// Ends the process without a trace.
+    /// Ends the process as a crash does: nothing else is written or reported.
     async fn kill(self) -> Shelf {
         self.cut();
         let _ = answered(self.agent.stop_discarding(std::time::Duration::ZERO)).await;

@@ -14,7 +14,8 @@ const FIRST_DELAY: Duration = Duration::from_secs(1);
 const LONGEST_BETWEEN_LIVES: Duration = Duration::from_mins(1);
 /// The longest delay after failed attempts.
 const LONGEST_BETWEEN_FAILURES: Duration = Duration::from_mins(10);
-/// The maximum number of failures that are remembered. Without the oldest ones, some turns are tried too early.
+/// The maximum number of failures that are remembered. If this number is exceeded, some failures are forgotten, and
+/// their turns may be tried too early.
 const MOST_FAILURES: usize = 4096;
 
 /// What to do with a turn that nobody works on.

@@ -11,10 +11,10 @@ use crate::{
 /// The recorded turn in flight, and the records for which the agent waits.
 #[derive(Debug, Default)]
 pub(super) struct Flight {
-    /// The last record of the turn in flight, without its messages and results: it keeps them all.
+    /// The last record of the turn in flight, without its messages and results. Its `keep` counts all of them.
     last: Option<TurnRecord>,
-    /// The numbers of the records that are not stored yet, each with the value of the counter of changes up to which the
-    /// changes must be stored.
+    /// The records that are not stored yet, as pairs: the number of the record, and the number of the last change that
+    /// must be stored before the record counts as stored.
     due: VecDeque<(u64, u64)>,
     /// Whether the turn is left to the next owner of the conversation.
     is_left: bool,
@@ -89,7 +89,8 @@ impl Core {
         self.flight.as_ref().is_some_and(|flight| flight.is_left)
     }
 
-    /// Returns the end of a run as it is stored.
+    /// Returns the form in which the end of a run is stored: the end of a turn with too many restarts is stored as
+    /// abandoned.
     pub(super) fn stored_end(&self, mut end: RunEnd) -> RunEnd {
         let last = self.flight.as_ref().and_then(|flight| flight.last.as_ref());
         if last.is_some_and(|last| last.lives > MAX_LIVES) {
@@ -142,7 +143,7 @@ impl Core {
     }
 }
 
-/// Returns the same record as the last of its turn: it keeps all messages and results, and adds nothing.
+/// Returns a record that changes nothing after `record`: it keeps all messages and results, and adds none.
 fn kept(record: &TurnRecord) -> TurnRecord {
     let added = u32::try_from(record.append.len()).unwrap_or(u32::MAX);
     let mut kept = record.clone();

@@ -157,7 +157,7 @@ impl Task {
             let released = writing::contained(Span::none(), async move {
                 store.release_at(&id, &Lease::unlimited(), mark).await
             });
-            // Without the mark, readers get a snapshot.
+            // A failure is ignored: the mark is then missing, and readers get a snapshot.
             let _ = released.await;
         }
     }
@@ -169,7 +169,7 @@ impl Task {
             return None;
         }
         let (store, id) = (Arc::clone(&self.store), self.shared.id.clone());
-        // Another writer may have renamed the conversation.
+        // Another writer may have renamed the conversation, so compare the versions.
         let stored = writing::contained(Span::none(), async move { store.summary(&id).await }).await.ok()?;
         let last = self.feed.last();
         let continued = self.mark.as_ref().filter(|_| last.number == 0);

@@ -39,7 +39,7 @@ impl Task {
         if !is_kept || self.owner.record_now().await.is_err() || self.catch_up().await.is_err() {
             return false;
         }
-        // The record may follow the last event.
+        // The record may come after the last event, in a delivery without an event.
         while let Some(Some(delivery)) = self.deliveries.next().now_or_never() {
             self.take(delivery);
         }

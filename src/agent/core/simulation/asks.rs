@@ -42,7 +42,8 @@ impl Asks {
     ) -> Check {
         let turns = self.waiting.take().ok_or("a response without an ask")?;
         ensure!(over, "a response before the run is over");
-        // If an interrupted run has nothing to keep from its last turn, it keeps the turns before that turn.
+        // If an interrupt keeps nothing of the last turn, the caller still gets the response of the turns before it, if
+        // there are any.
         let discarded = self.discarded.take().filter(|_| !interrupting || turns.is_empty());
         match (answer, discarded) {
             (Err(AgentError::Cancelled(told) | AgentError::Failed(_, told)), Some(discarded)) => {

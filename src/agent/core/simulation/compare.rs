@@ -129,7 +129,7 @@ fn forget_slots(stage: &mut Stage) {
 }
 
 impl Core {
-    /// Takes over from `lost` what a record does not contain.
+    /// Copies the parts of the state that a record does not contain from `lost`, the core before the restart.
     fn keep_lost(&mut self, lost: &Self, config: &Config) -> Check {
         (self.notices, self.emitted_status, self.step) = (lost.notices, lost.emitted_status, lost.step);
         self.last_run.clone_from(&lost.last_run);

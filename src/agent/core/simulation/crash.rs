@@ -1,7 +1,8 @@
 //! A simulator of crashes. A seeded world plays the shell, the store, the callbacks, the provider and the tools. The
 //! process may end between any two effects, and before or after any write. The next life continues with what is stored.
 //!
-//! - `cargo test --lib crashes` runs 20,000 schedules. `OMNI_SCHEDULES` and `OMNI_SEED` work as in the other simulation.
+//! - `cargo test --lib crashes` runs 20,000 schedules. `OMNI_SCHEDULES` and `OMNI_SEED` work as in the simulation
+//!   without crashes.
 //!
 //! The model, the callbacks and the tools answer as a script says, so that a recovered run must end as an undisturbed one.
 
@@ -89,13 +90,13 @@ impl Script {
         }
     }
 
-    /// Returns the response to a conversation with this number of responses.
+    /// Returns the model's next step in a conversation that already contains this number of responses.
     fn said(&self, responses: usize) -> Said {
         self.steps.get(responses).cloned().unwrap_or(Said::Text)
     }
 }
 
-/// What outlives a process.
+/// The data that outlives a process.
 #[derive(Default)]
 struct Disk {
     history: History,

@@ -87,8 +87,8 @@ impl Model {
         };
         let limited = self.input == Input::Ignored && self.queue.staged.is_empty();
         let expected = if limited { StopReason::MaxSteps } else { own };
-        // A callback may have raised the limit of requests after the turn had reached it, so an earlier moment counts
-        // too.
+        // A callback may have raised the limit of requests after the turn had reached it, so it also counts if the
+        // limit was reached earlier.
         let met = self.met || self.limit == Some(self.step);
         let fits = *reason == expected && (expected != StopReason::MaxSteps || met);
         ensure!(fits, "a turn at {:?} ends as {reason} after a step that ended as {step}", turn.place);

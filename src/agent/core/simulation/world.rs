@@ -310,7 +310,8 @@ impl World {
             Effect::Held(effect) => {
                 ensure!(self.held.is_none(), "{effect:?} overlaps {:?}", self.held);
                 match *effect {
-                    // The state of the core does not show these effects.
+                    // These two effects are never held here: the comparison with the core's state can't see them while
+                    // they wait.
                     hidden @ (Effect::Resolve(_) | Effect::Answer(_)) => self.perform(hidden)?,
                     effect if self.rng.percent(50) => self.perform(effect)?,
                     effect => self.held = Some(effect),

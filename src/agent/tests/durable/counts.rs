@@ -49,12 +49,12 @@ async fn run_at_approvals_makes_records_from_its_first_pause_on() {
     assert_eq!(life.shelf.records(), 1);
     life.agent.resume("t1", crate::tool::Decision::Execute).await.unwrap();
     settle().await;
-    // The decision with the start of the tool, the result, and the next pause.
+    // Three more records: the decision with the start of the tool, the result, and the next pause.
     assert_eq!(life.shelf.records(), 4);
     let waiting = life.shelf.contents().turn.unwrap().waiting;
     life.agent.resume(waiting[0].tool_use.id.clone(), crate::tool::Decision::Execute).await.unwrap();
     life.idle().await;
-    // The decision with the start of the tool, the result, and the commit.
+    // Three more records: the decision with the start of the tool, the result, and the commit.
     assert_eq!(life.shelf.records(), 7);
 }
 

@@ -11,7 +11,7 @@ async fn prompt_replies_after_the_turn_is_stored() {
     let life = Life::begin(scripted([step]).1, Durable::InFlight, &Shelf::default()).await;
     life.cut();
     unanswered(life.agent.prompt("Hi")).await;
-    // The request goes out meanwhile.
+    // The request is sent although the prompt's record is not stored.
     answered(gate.reached()).await;
     life.owner.written(1);
     let again = life.agent.prompt(crate::agent::Prompt::new("More"));

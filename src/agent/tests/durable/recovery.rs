@@ -50,14 +50,15 @@ impl AgentCallbacks for Hanging {
     }
 }
 
-/// Runs a conversation until one of its callbacks hangs, waits until that is recorded, and kills the process.
+/// Runs a conversation until one of its callbacks hangs, waits until the state at this callback is recorded, and kills
+/// the process.
 async fn killed_in(at: &'static str, steps: impl IntoIterator<Item = Step>, tool: impl Tool) -> Shelf {
     let gate = Gate::new();
     let builder = acting(steps, tool).1.callbacks(Hanging { at, gate: gate.clone() });
     let life = Life::begin(builder, Durable::InFlight, &Shelf::default()).await;
     life.agent.prompt("Hi").await.unwrap();
     answered(gate.reached()).await;
-    // What nothing waits for is recorded a moment later.
+    // A change for which nothing waits is recorded a moment later.
     tokio::time::advance(std::time::Duration::from_millis(60)).await;
     settle().await;
     life.kill().await
@@ -141,7 +142,8 @@ async fn tool_that_may_run_again_runs_again_with_its_key_and_input() {
 
 #[tokio::test(start_paused = true)]
 async fn tool_that_must_not_run_twice_is_reported_as_uncertain() {
-    // The stricter declaration counts: the one at the start, or the one now. A tool that is gone counts as `Never`.
+    // The stricter declaration counts: the one at the start of the call, or the current one. A tool that is gone counts
+    // as `Never`.
     for (before, after) in
         [(Replay::Never, Replay::Never), (Replay::Never, Replay::Safe), (Replay::Safe, Replay::Never)]
     {

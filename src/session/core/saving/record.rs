@@ -48,8 +48,8 @@ impl Record {
         Self { end: LastRun::Ended(end), ..Self::default() }
     }
 
-    /// Adds this data to a commit. A commit either ends a run or records a turn. If it does the former, returns the turn
-    /// for the next commit.
+    /// Adds this data to a commit. A commit either ends a run or records a turn. If this commit ends a run, returns the
+    /// turn, which belongs in the next commit.
     pub(super) fn join(self: Box<Self>, commit: &mut Commit) -> Option<Box<Self>> {
         let Self { rows, end, turn } = *self;
         match &mut commit.usage {
@@ -148,7 +148,7 @@ impl Core {
         self.record(Record { rows, end: end.map_or(LastRun::Complete, LastRun::Ended), turn: None });
     }
 
-    /// Takes the rows of the turn in flight that are not due to be stored yet.
+    /// Takes the rows of the turn in flight that would otherwise be stored later, with its commit.
     pub(in crate::session::core) fn take_rows(&mut self) -> Vec<UsageRow> {
         self.spending.take().map(|spending| spending.0).unwrap_or_default()
     }

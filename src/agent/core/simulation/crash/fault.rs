@@ -1,4 +1,4 @@
-//! Deliberate faults. Each must be noticed.
+//! Deliberate faults. The simulator must detect each of them.
 
 use super::World;
 use crate::actor::simulation::Simulated;
@@ -11,7 +11,7 @@ pub(super) enum Fault {
     RecordKept,
     /// A record's number of kept messages is ignored.
     KeepIgnored,
-    /// A record does not replace that of an earlier turn.
+    /// A record does not replace the record of an earlier turn.
     OlderTurnKept,
     /// A repeated call has another idempotency key.
     KeyChanged,

@@ -23,7 +23,7 @@ use crate::{
 /// How the next write changes the stored turn.
 #[derive(Default)]
 enum Change {
-    /// The turn stays, unless the write commits messages.
+    /// The stored turn stays, unless the write commits messages.
     #[default]
     None,
     Record(Box<TurnRecord>),

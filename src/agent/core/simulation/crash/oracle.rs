@@ -18,7 +18,7 @@ use crate::{
 pub(super) struct Oracle {
     /// The calls of each key: their number, and the input of the first one.
     calls: HashMap<Arc<str>, (usize, Value)>,
-    /// The number of calls that persons have allowed in addition, by key.
+    /// The number of additional calls that persons have allowed, by key.
     allowed: HashMap<String, usize>,
     /// The requests that must not be repeated.
     requests: HashSet<(TurnId, u32)>,

@@ -445,8 +445,8 @@ impl Manager {
     /// - [`ManagerError::OpenElsewhere`].
     /// - [`SessionError::LongTitle`](crate::session::SessionError::LongTitle) if the title has more than 1,024 bytes.
     /// - [`StoreError::NotFound`](crate::store::StoreError::NotFound), or another error of the store.
-    /// - [`ManagerError::ChangeUnsaved`] if a session that is open here could not store the title within the [close
-    ///   timeout](ManagerBuilder::close_timeout). The session keeps the title and stores it later.
+    /// - [`ManagerError::ChangeUnsaved`] if a session that is open in this manager could not store the title within the
+    ///   [close timeout](ManagerBuilder::close_timeout). The session keeps the title and stores it later.
     ///
     /// # Cancel safety
     ///

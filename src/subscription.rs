@@ -288,8 +288,8 @@ type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// Gives a subscription access to its actor without keeping the actor alive.
 pub(crate) trait Source<S, E>: Send + Sync {
-    /// Returns a new position in the stream. If the events that follow `after` are still buffered, the position is
-    /// directly after `after`. Otherwise the position includes a snapshot.
+    /// Returns the beginning of a subscription. If the events that follow `after` are still buffered, the subscription
+    /// begins directly after `after`. Otherwise, it begins with a snapshot.
     ///
     /// # Errors
     ///
@@ -297,9 +297,9 @@ pub(crate) trait Source<S, E>: Send + Sync {
     fn attach(&self, after: Option<EventId>) -> BoxFuture<Result<Attachment<S, E>, End<S>>>;
 }
 
-/// A position in an actor's event stream.
+/// The beginning of a subscription: a point in an actor's stream of events, and the events that follow it.
 pub(crate) struct Attachment<S, E> {
-    /// The snapshot at this position. `None` if the backlog contains all events that the reader missed.
+    /// The snapshot at this point. `None` if the backlog contains all events that the reader missed.
     pub(crate) snapshot: Option<Arc<S>>,
     /// The id of the last event before the backlog.
     pub(crate) last: EventId,
@@ -366,8 +366,8 @@ type Waiting<S, E> = ReusableBoxFuture<'static, (Reader<S, E>, Option<Update<S, 
 
 enum ReaderState<E> {
     Live(broadcast::Receiver<Numbered<E>>),
-    /// The reader has lost its position and must request a new one. If `replay` is set, it requests the position after
-    /// the last event, otherwise a position with a snapshot.
+    /// The reader has lost its place in the stream and must attach to the actor again. If `replay` is set, it asks to
+    /// continue after the last event, otherwise it asks for a snapshot.
     Lost {
         replay: bool,
     },
@@ -465,8 +465,8 @@ impl<S, E: Send + Sync + 'static> Reader<S, E> {
                         return Some(Update::Event(event));
                     }
                     Err(RecvError::Lagged(_)) => self.state = ReaderState::Lost { replay: false },
-                    // Either the actor has ended, or the channel was replaced. A new position must be requested from
-                    // the actor to find out.
+                    // Either the actor has ended, or the channel was replaced. The reader attaches to the actor again
+                    // to find out.
                     Err(RecvError::Closed) => self.state = ReaderState::Lost { replay: true },
                 },
                 ReaderState::Lost { replay } => {
@@ -591,7 +591,7 @@ impl<E: Send + Sync + 'static> Feed<E> {
         self.live = None;
     }
 
-    /// Returns the current position in the stream, with this snapshot of the current state.
+    /// Returns the beginning of a subscription after the last event, with this snapshot of the current state.
     pub(crate) fn join<S>(&mut self, limits: FeedLimits, snapshot: S) -> Attachment<S, E> {
         let live = self.live.get_or_insert_with(|| Box::new(Live::new(limits)));
         Attachment {
@@ -602,7 +602,8 @@ impl<E: Send + Sync + 'static> Feed<E> {
         }
     }
 
-    /// Returns the position directly after `after`, if all events that follow `after` are still buffered.
+    /// Returns the beginning of a subscription directly after `after`, if all events that follow `after` are still
+    /// buffered.
     pub(crate) fn replay<S>(&mut self, limits: FeedLimits, after: EventId) -> Option<Attachment<S, E>> {
         if after.life != self.last.life {
             return None;

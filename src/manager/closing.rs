@@ -169,8 +169,9 @@ impl Inner {
         deleted
     }
 
-    /// Sets the title or the labels of a conversation that is not open here. If the conversation is open elsewhere and
-    /// the store has owners, this fails. If the store has no owners, the other session adopts the title or the labels.
+    /// Sets the title or the labels of a conversation that is not open in this manager. If another manager or process
+    /// has the conversation open, there are two cases: if the store supports owners, the operation fails. Otherwise,
+    /// the other session adopts the title or the labels.
     async fn describe_stored(&self, id: &ConversationId, change: StateChange) -> Result<(), StoreError> {
         let lease = self.store.acquire(id, &self.owner).await?;
         let described = self.describe_under(&lease, id, change).await;

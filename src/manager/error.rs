@@ -22,7 +22,7 @@ pub enum ManagerError {
         id: ConversationId,
     },
     /// The conversation is open in another process or another manager. Use it there. If that process has died, the
-    /// conversation can be opened here after its lease expires.
+    /// conversation can be opened in this manager after its lease expires.
     #[error(
         "conversation {id} is open elsewhere, owned by {owner}; use it there, or wait until its lease expires"
     )]

@@ -418,8 +418,8 @@ impl Registry {
         }
     }
 
-    /// Returns a position in the stream of events. The position is directly after `after` if all later events are still
-    /// in memory. Otherwise, it is at the current event.
+    /// Returns the point in the stream of events at which a subscription begins: directly after `after` if all later
+    /// events are still in memory, otherwise at the current event.
     pub(super) fn attach(
         &mut self,
         after: Option<EventId>,

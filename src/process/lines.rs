@@ -37,7 +37,7 @@ pub(crate) struct BoundedLines<R> {
     inner: R,
     length: usize,
     longest: usize,
-    /// Called with the error before the reader fails, because the transport only logs it.
+    /// Called with the error before the reader fails, because the transport only logs the error.
     failed: Box<dyn Fn(&io::Error) + Send>,
 }
 

@@ -24,7 +24,7 @@ pub(super) struct Stop {
     pub(super) reply: Reply<CommandResult<()>>,
 }
 
-/// The sender of the reply to a subscriber: the subscriber's position in the stream of events.
+/// The sender of the reply to a subscriber: the point in the stream of events at which the subscription begins.
 pub(super) type AttachmentReply = Reply<Attachment<SessionSnapshot, SessionEvent>>;
 
 /// The changes that are not in the store.

@@ -107,9 +107,8 @@ impl ToolContext {
 
     /// Returns the idempotency key of this call, for services that use such a key to detect repeated requests.
     ///
-    /// Each call of the agent has a different key, but if a call were repeated, the repetition would have the same key.
-    /// Today nothing repeats a call: if the process ends, its calls in flight end too, and a call in a later turn or
-    /// step has a new key.
+    /// Each call of the agent has a different key. If a turn continues after a restart and repeats a call, the
+    /// repetition has the same key. See [`Replay::Keyed`](super::Replay::Keyed).
     pub fn idempotency_key(&self) -> &str {
         &self.idempotency_key
     }

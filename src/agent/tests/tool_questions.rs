@@ -18,7 +18,7 @@ use super::{
 
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// A tool that asks as many questions at once as its input names, and returns the answers.
+/// A tool that asks several questions at once, and returns the answers. Its input is the number of questions.
 fn asking(name: &'static str) -> impl Tool {
     tool_fn(name, "Asks.", |input: Value, context: ToolContext| async move {
         let count = input["questions"].as_u64().unwrap_or(1);

@@ -212,8 +212,8 @@ impl Task {
         if is_mark { EventId { number: 0, ..self.feed.last() } } else { after }
     }
 
-    /// Returns a position in the stream of events. The position is directly after `after` if all later events are still
-    /// in memory. Otherwise, it is at the current event.
+    /// Returns the point in the stream of events at which a subscription begins: directly after `after` if all later
+    /// events are still in memory, otherwise at the current event.
     async fn attach(
         &mut self,
         after: Option<EventId>,

@@ -14,7 +14,7 @@ use crate::{
 /// The minimum time that a new session stays open, so that the code that started it can subscribe.
 const TIME_TO_SUBSCRIBE: Duration = Duration::from_millis(20);
 
-/// The future that waits until an idle agent has no more input to process.
+/// The future that waits until an idle agent has processed its queued application events.
 pub(in crate::session) type Settling = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 impl Task {

@@ -78,8 +78,8 @@ impl Core {
         }
     }
 
-    /// Adopts the title that another writer has stored. A title that was set by hand and is not stored yet is kept. A
-    /// generated title is always replaced.
+    /// Adopts the title that another writer has stored. If this session's title was set by hand and is not stored yet,
+    /// the session keeps it. A generated title is always replaced.
     fn take_title(&mut self, title: Option<Arc<str>>, effects: &mut Effects) {
         let is_stored = self.title == self.saver.title;
         let gives_way = self.is_title_generated && title.is_some();
@@ -91,7 +91,8 @@ impl Core {
         }
     }
 
-    /// Adopts the labels that another writer has stored. Labels that were set here and are not stored yet are kept.
+    /// Adopts the labels that another writer has stored. Labels that this session has set and that are not stored yet
+    /// are kept.
     fn take_labels(&mut self, labels: Labels, effects: &mut Effects) {
         let is_stored = self.labels == self.saver.labels;
         self.saver.labels.clone_from(&labels);

@@ -13,7 +13,7 @@ use crate::{
     store::{Commit, TurnChange, TurnRecord},
 };
 
-/// Data that is due to be stored next to the tree and the state.
+/// Data that is due to be stored in addition to the tree and the state.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(in crate::session) struct Record {
     rows: Vec<UsageRow>,

@@ -542,7 +542,7 @@ impl Session {
     /// The errors of [`stop`](Self::stop).
     pub(crate) async fn hand_over(&self, grace: Duration, limit: Duration) -> Result<(), SessionError> {
         self.drain();
-        // After the grace, or an error because the session has ended, the end follows in any case.
+        // The result is ignored: the session is ended in any case, after it rests or after the grace.
         let _ = tokio::time::timeout(grace, self.rest()).await;
         let stop = |reply| Command::HandOver(Stop { deadline: limit, in_flight: InFlight::Keep, reply });
         match self.call(stop).await {

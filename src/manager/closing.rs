@@ -222,7 +222,7 @@ impl Inner {
             }
             self.titled(session).await;
         };
-        // Turns are saved while the title is generated, so only the title needs this time.
+        // Wait only for the title, because turns are saved while the title is generated.
         let _ = timeout(limit.saturating_sub(limit / SHARE_FOR_STOPPING), titled).await;
         session.end_within(limit.saturating_sub(begun.elapsed()), in_flight).await
     }

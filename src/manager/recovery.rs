@@ -321,7 +321,8 @@ impl Inner {
             }
             Some(Ok((turn, Outcome::Failed(error)))) => {
                 attempts.failed(&turn, self.recovery.begun.elapsed());
-                // A process with a newer version of this crate continues such a turn.
+                // Do not report a turn that a newer version of this crate has recorded: a process with that version
+                // continues it.
                 if !matches!(error, ManagerError::Session(SessionError::NewerTurn { .. })) {
                     self.report_failure(&turn.id, &error);
                 }
@@ -364,7 +365,7 @@ impl Inner {
         turn: &TurnSummary,
     ) -> Result<Outcome, ManagerError> {
         let (id, shared, asked) = (turn.id.clone(), Arc::clone(starter), turn.clone());
-        // A task contains a panic of the application's function.
+        // The application's function runs in a task, so that its panic ends only this task.
         let options = tokio::spawn(async move { shared(&asked) }.in_current_span()).await;
         let Some(options) =
             options.map_err(|error| ManagerError::CutOff { id: id.clone(), reason: error.to_string() })?

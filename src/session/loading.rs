@@ -79,7 +79,7 @@ impl LoadedTurn {
         if let Some(problem) = turn.damage.clone() {
             return Err(SessionError::DamagedTurn { problem });
         }
-        // A turn that only waited has attempted nothing, and a turn that was handed over did not break off.
+        // A restart is counted only if the turn broke off. A turn that only waited, or that was handed over, did not.
         let is_counted = !turn.record.orderly
             && !matches!(in_flight.stage(), RecordedStage::Paused | RecordedStage::Delaying);
         let lives = turn.record.lives.saturating_add(is_counted.into());

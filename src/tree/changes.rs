@@ -73,8 +73,8 @@ impl Tree {
         };
         self.links.differing(&earlier.links, &mut |first, now, before| {
             for (index, (now, before)) in now.iter().zip(before).enumerate() {
-                // If the node already had children, a cursor may be stored for it. A new child does not replace the
-                // stored cursor.
+                // If the node already had children, a cursor may be stored for it, which a new child does not replace.
+                // So list the cursor of such a node whenever the cursor or the newest child has changed.
                 let unlike = (now.cursor, now.newest) != (before.cursor, before.newest);
                 if unlike && (before.newest.is_some() || now.cursor != now.newest) {
                     tell(first + index, now);

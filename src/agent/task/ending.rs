@@ -32,7 +32,8 @@ impl Task {
         stop: Option<Box<Stop>>,
     ) {
         let leaves_turn = stop.is_none() && self.is_parked();
-        // If the agent is idle, the call returns an error, because no turn is in flight. Ignore this error.
+        // If the agent is idle, the interrupt or the cancel returns an error, because no turn is in flight. Ignore this
+        // error.
         let _ = match stop.as_ref().map(|stop| stop.in_flight).unwrap_or_default() {
             _ if leaves_turn => Ok(()),
             InFlight::Keep => self.interrupt(),
@@ -60,7 +61,8 @@ impl Task {
         let mut deadline = Box::pin(sleep(limit));
         let mut waiting: Vec<Box<Stop>> = stop.into_iter().collect();
         let active_calls = self.active_calls.take().unwrap_or_default();
-        // The parts run concurrently. A part that hangs therefore does not prevent the others from running.
+        // The parts of the end run concurrently, so that a part that hangs does not prevent the other parts from
+        // running.
         let mut orderly = Box::pin(async {
             tokio::join!(
                 active_calls.all_ended(),
@@ -92,8 +94,8 @@ impl Task {
                 return Poll::Ready(true);
             }
             std::task::ready!(deadline.as_mut().poll(cx));
-            // Aborted tools that await something are dropped when the runtime next polls them. This requires no waiting
-            // time, only one round of the runtime.
+            // Aborted tools that await something are dropped when the runtime next polls them. So even after the
+            // deadline, give the runtime one round.
             let round = round.get_or_insert_with(OwnWake::begin);
             round.poll(cx).map(|()| orderly.as_mut().poll(cx).is_ready())
         })

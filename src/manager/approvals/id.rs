@@ -71,7 +71,7 @@ impl FromStr for ApprovalId {
             turn: turn.parse().map_err(|_| invalid())?,
             tool_use: unescaped(tool_use).ok_or_else(invalid)?.into(),
         };
-        // Each id has exactly one text.
+        // Refuse other spellings, so that each id has exactly one text.
         if id.to_string() == text { Ok(id) } else { Err(invalid()) }
     }
 }

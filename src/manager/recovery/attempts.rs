@@ -58,7 +58,7 @@ impl Attempts {
         if has_expired {
             return Verdict::Expire;
         }
-        // A turn that was handed over was not interrupted by a crash.
+        // A turn that was handed over was not interrupted by a crash, so it continues without a delay.
         let delay = if turn.orderly { Duration::ZERO } else { delay(turn.lives, LONGEST_BETWEEN_LIVES) };
         if turn.recorded.after(delay) > now { Verdict::Wait } else { Verdict::Open }
     }

@@ -151,8 +151,8 @@ impl Registry {
         }
         while self.making_room < self.line.len() {
             let Some(id) = self.next_prospect() else { return };
-            // The last opening in line is tried first, because it has just joined and usually asks no session yet. Some
-            // opening always asks no session, because fewer sessions are making room than openings are waiting.
+            // The last opening in line is tried first, because it has just joined and usually asks no session yet. At
+            // least one opening asks no session, because fewer sessions are making room than openings are waiting.
             let free = self.line.iter_mut().next_back().filter(|(_, opening)| opening.asking.is_none());
             let free = match free {
                 Some((number, _)) => Some(*number),

@@ -54,7 +54,8 @@ impl Core {
 
     /// Releases the agent's effects and replies that wait for records, if these records are stored.
     pub(super) fn report_written(&mut self, effects: &mut Effects) {
-        // A lost conversation has another owner, who continues the turn.
+        // If the conversation is lost, its new owner continues the turn, so this agent must not perform the effects
+        // that wait.
         if self.is_lost() {
             return;
         }

@@ -104,7 +104,7 @@ impl Task {
                 let begun = self.begin(start, wait, caller).await;
                 match settled(begun)? {
                     Ok(answer) if self.shared.setup.durable == Durable::InFlight => {
-                        // The record of the turn has to arrive first.
+                        // The agent's record of the turn has to arrive before the reply can wait until it is stored.
                         self.catch_up().await?;
                         let reply = HeldReply::Begun(reply, answer);
                         self.flushes.push(Flush { wanted: self.core.wanted(), until: None, reply });

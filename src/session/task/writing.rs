@@ -94,7 +94,7 @@ impl Task {
             (None, _) => Ownership::Free,
         };
         let attempts = self.attempts.get_or_insert_default();
-        // Other writes contain no turns, so they have no span.
+        // Only commits contain turns, so other writes have no span.
         let span = if matches!(*job, Job::Commit(..)) { attempts.traces.begin() } else { None };
         let span = span.cloned().unwrap_or_else(Span::none);
         let write = contained(span, async move { perform(&store, &id, &job, ownership).await });

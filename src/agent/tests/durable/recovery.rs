@@ -181,7 +181,7 @@ async fn uncertain_tool_that_asks_waits_for_a_decision() {
         assert_eq!(life.agent.status().await.unwrap(), Status::Paused);
         let waiting = life.shelf.contents().turn.unwrap().waiting;
         assert!(waiting[0].reason.get("uncertain").is_some());
-        // A second restart leaves the question as it is.
+        // After a second restart, the same tool use still waits.
         let shelf = life.kill().await;
         let builder = acting([Step::text("Done.")], calls.tool(Replay::Never)).1;
         let life = Life::begin(builder, Durable::InFlight, &shelf).await;
@@ -355,7 +355,7 @@ async fn record_that_cannot_be_read_is_refused() {
         let damaged = TurnRecord { core: core.into(), ..turn.clone() };
         assert!(matches!(read(damaged), Err(UnreadableTurn::Damaged(_))), "{core}");
     }
-    // Each member of a record may be wrong.
+    // A record is refused whichever of its members is wrong.
     let lost = TurnRecord { append: Vec::new(), ..turn.clone() };
     assert!(matches!(read(lost), Err(UnreadableTurn::Damaged(_))));
     let value: Value = serde_json::from_str(&turn.core).unwrap();

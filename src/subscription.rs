@@ -586,7 +586,7 @@ impl<E: Send + Sync + 'static> Feed<E> {
         }
     }
 
-    /// Closes the channel. The subscribers then get the end of the actor from the actor.
+    /// Closes the channel. The subscribers then attach to the actor again, and get its end.
     pub(crate) fn close(&mut self) {
         self.live = None;
     }

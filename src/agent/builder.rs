@@ -286,7 +286,7 @@ impl AgentBuilder {
         self
     }
 
-    /// Sets how the last run ended before the agent was started this time.
+    /// Sets the end of the conversation's last run, which an earlier agent of the conversation has performed.
     pub(crate) fn last_run(mut self, end: Option<RunEnd>) -> Self {
         self.last_run = end;
         self

@@ -193,7 +193,7 @@ pub(crate) enum RecordedSlot {
 }
 
 impl Slot {
-    /// Returns whether the slot has a result of a tool that must not run twice.
+    /// Returns whether the slot has the result of a tool that is not declared as [`Replay::Safe`].
     pub(crate) fn is_unsafe_result(&self) -> bool {
         self.runs && self.replay != Replay::Safe && self.result.is_some()
     }

@@ -160,7 +160,7 @@ enum Exit {
 }
 
 impl Task {
-    /// Sets how the last run ended before the agent was started this time.
+    /// Sets the end of the conversation's last run, which an earlier agent of the conversation has performed.
     pub(super) fn set_last_run(&mut self, end: Option<RunEnd>) {
         self.core.set_last_run(end);
     }

@@ -50,7 +50,7 @@ impl Limits {
         Some(Arc::new(Gate { tenant, turns, inner: Arc::downgrade(inner), id: id.clone(), key }))
     }
 
-    /// Returns whether this many sessions could start a request at once.
+    /// Returns whether one more session could start a request at once, in addition to this many sessions.
     pub(super) fn has_room(&self, sessions: usize) -> bool {
         self.turns.as_ref().is_none_or(|turns| turns.available_permits() > sessions)
     }

@@ -81,7 +81,7 @@ impl OpenOptions {
         self
     }
 
-    /// Adds labels to those of a new conversation.
+    /// Adds labels to the labels that a new conversation gets.
     #[cfg(any(feature = "acp", feature = "mcp-server", feature = "web"))]
     pub(crate) fn add_labels(mut self, more: &Labels) -> Result<Self, crate::store::LabelError> {
         self.labels = Labels::new(self.labels.iter().chain(more.iter()))?;

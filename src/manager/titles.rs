@@ -60,7 +60,7 @@ impl Titles {
         matches!(self, Self::Off)
     }
 
-    /// Generates a title for a conversation. Returns `None` if no title can be made.
+    /// Generates a title for a conversation. The title is `None` if none can be made.
     pub(super) async fn make(&self, history: &History) -> Made {
         let title = match self {
             Self::Off => Ok(None),

@@ -206,11 +206,11 @@ enum Form {
 
 /// The length of a turn's id in the text of a message id that an agent has made.
 const TURN: usize = 22;
-/// The maximum length of a made id: the turn's id, a hyphen and ten digits.
+/// The maximum length of an id that an agent has made: the turn's id, a hyphen and ten digits.
 const LONGEST: usize = TURN + 11;
 
 impl Form {
-    /// Reads a made id: the turn's id in base64url, a hyphen and a decimal number.
+    /// Reads an id that an agent has made: the turn's id in base64url, a hyphen and a decimal number.
     fn made(text: &str) -> Option<Self> {
         let (turn, number) = text.split_at_checked(TURN)?;
         let number = number.strip_prefix('-')?;

@@ -232,7 +232,7 @@ impl Core {
         cx: &mut Context<'_>,
     ) {
         if let Some(result) = slots.get(reviewed.len()).and_then(|slot| slot.result.clone()) {
-            // The results of tools that must not run twice are reported after they are stored.
+            // If a tool is not declared as safe to run twice, results are reported only after they are stored.
             let is_held = turn.recorded && reviewed.is_empty() && slots.iter().any(Slot::is_unsafe_result);
             let op = self.enter(turn, Stage::Reviewing { slots, reviewed });
             cx.hold_back(is_held, Effect::Call(op, Call::HandleToolResult(Box::new(result))));

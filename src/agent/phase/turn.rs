@@ -52,7 +52,7 @@ impl Asked {
         self.turns.push(Arc::clone(response));
     }
 
-    /// Returns the last turn's response, extended to the messages and the usage of all turns. Returns `None` before the
+    /// Returns the last turn's response, but with the messages and the usage of all turns. Returns `None` before the
     /// first turn is complete.
     pub(crate) fn response(&self) -> Option<Arc<Response>> {
         Some(match &*self.turns {
@@ -206,7 +206,7 @@ impl Working {
         Self { all: committed.clone(), committed: committed.len(), recorded: 0 }
     }
 
-    /// Returns the messages of a recorded turn after the committed history.
+    /// Restores the messages of a recorded turn, which follow the committed history.
     pub(crate) fn restored(committed: &History, pending: Vec<Arc<Message>>) -> Self {
         let recorded = pending.len();
         let mut all = committed.clone();

@@ -252,7 +252,7 @@ impl From<AgentError> for Over {
     }
 }
 
-/// Separates the error that the agent has ended from all other outcomes of a change of the path.
+/// Returns `Over` if the agent has ended. Passes on all other outcomes of a change of the path.
 fn settled<T>(moved: CommandResult<T>) -> Result<CommandResult<T>, Over> {
     match moved {
         Err(SessionError::Ended(_)) => Err(Over::AgentEnded),

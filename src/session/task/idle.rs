@@ -18,8 +18,9 @@ const TIME_TO_SUBSCRIBE: Duration = Duration::from_millis(20);
 pub(in crate::session) type Settling = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 impl Task {
-    /// Restarts the time of the idle shutdown, if there is no controller and the agent is idle. Called when the session
-    /// starts, when its last controller is dropped and when its agent becomes idle.
+    /// Restarts the time of the idle shutdown, if there is no controller, and the agent is idle or waits for decisions
+    /// about a recorded turn. Called when the session starts, when its last controller is dropped, and when its agent
+    /// becomes idle or pauses.
     pub(super) fn consider_idle_shutdown(&mut self) {
         if let Some(wait) = self.shared.setup.idle_shutdown
             && self.core.is_at_rest()

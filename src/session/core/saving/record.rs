@@ -38,12 +38,12 @@ impl Record {
         self.rows.is_empty() && !self.has_end() && self.turn.is_none()
     }
 
-    /// Returns the turn in flight, with the rows of its requests.
+    /// Returns a record that contains only the turn in flight and the rows of its requests.
     pub(in crate::session::core) fn of_turn(rows: Vec<UsageRow>, turn: TurnRecord) -> Self {
         Self { rows, end: LastRun::Keep, turn: Some(turn) }
     }
 
-    /// Returns the end of a run.
+    /// Returns a record that contains only the end of a run.
     pub(in crate::session::core) fn of_end(end: RunEnd) -> Self {
         Self { end: LastRun::Ended(end), ..Self::default() }
     }

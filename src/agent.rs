@@ -69,7 +69,7 @@
 //! | type | contents | purpose |
 //! | --- | --- | --- |
 //! | [`Config`] | model, system prompt, tools, options, limits | the settings in force, with the live model and tools |
-//! | [`State`] | configuration, history, status, step, extensions | what a callback sees; it may edit the configuration |
+//! | [`State`] | configuration, history, status, step, extensions | a callback's view; the callback may edit the configuration |
 //! | [`StateEdit`] | configuration and history | the copy that `init` and [`Agent::set_state`] edit |
 //! | [`StateView`] | configuration and history as data | sent in events and snapshots, serialisable |
 //! | [`Snapshot`] | a `StateView` and everything in flight | the complete state at one event, for subscribers |

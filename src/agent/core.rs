@@ -6,8 +6,8 @@
 //! | --- | --- | --- |
 //! | a prompt, also of `ask`; the withdrawal of a staged prompt | `prompt`, `unstage` | `queue` |
 //! | a decision about a tool use that waits, or the end of its time limit | `resume`, `pause_expired` | `pauses` |
-//! | a changed limit, model or history | `set_max_steps`, `set_model`, `set_history` | this one |
-//! | `prepare_step` has returned, or the request has its permit | `prepared`, `admitted` | this one |
+//! | a changed limit, model or history | `set_max_steps`, `set_model`, `set_history` | `core` |
+//! | `prepare_step` has returned, or the request has its permit | `prepared`, `admitted` | `core` |
 //! | cancel, interrupt | `cancel`, `interrupt` | `ending` |
 //! | the turn's time limit, or the end of a delay | `time_over`, `delay_over` | `ending` |
 //! | `handle_turn` or `handle_error` has returned | `turn_decided`, `error_decided` | `ending` |
@@ -329,8 +329,8 @@ impl Core {
         }
     }
 
-    /// Called when the request has its permit. If the request must not be repeated, it is sent after a record that says
-    /// so is stored.
+    /// Called when the request has its permit. If the request must not be repeated, it is sent after a record of the
+    /// permit is stored.
     pub(super) fn admitted(&mut self, op: Op, cx: &mut Context<'_>) {
         if let Some((turn, Stage::Streaming { .. })) = self.phase.awaited(op) {
             turn.request.sent = true;

@@ -13,8 +13,8 @@
 //!   [`Manager::create`] return an [`OpenedSession`]: the [`Session`] and a subscription to its events.
 //! - [`Manager::subscribe`] returns a [`ManagerSnapshot`] and the [`ManagerEvent`]s that follow it. The events report
 //!   sessions that open, close, change their status or get titles.
-//! - [`Manager::pending_approvals`] lists the tool uses that wait for decisions, and [`Manager::decide`] decides on them,
-//!   without opening their conversations.
+//! - [`Manager::pending_approvals`] lists the tool uses that wait for decisions, and [`Manager::decide`] decides on
+//!   them, without opening their conversations.
 //! - [`ManagerBuilder::starter`] sets how conversations are opened without a caller, so that a turn continues after its
 //!   process has crashed.
 //! - [`ManagerError`] is the error type of a manager's operations.

@@ -428,10 +428,10 @@ impl Session {
     ///
     /// Missed events are replayed if they are still in memory. Otherwise, the first update is a resync.
     ///
-    /// The reader may have seen the event in an earlier life of the session, even in another process. If it was the last
-    /// event of that life, if everything was saved, and if nobody has written to the conversation since, the reader has
-    /// missed nothing and needs no resync. The exceptions are that the session could not notice its end, for example
-    /// because its process was killed, and that it was opened with other settings than those in the store.
+    /// The reader may have seen the event in an earlier life of the session, even in another process. If it was the
+    /// last event of that life, if everything was saved, and if nobody has written to the conversation since, the
+    /// reader has missed nothing and needs no resync. The exceptions are that the session could not notice its end, for
+    /// example because its process was killed, and that it was opened with other settings than those in the store.
     ///
     /// # Errors
     ///
@@ -532,8 +532,9 @@ impl Session {
     }
 
     /// Ends the session within the limit, and leaves its turn in flight to the next owner of the conversation. The turn
-    /// gets the grace to reach a point at which nothing is interrupted: the end of the run, or a pause. After the grace,
-    /// its requests and tools are aborted, and the next owner treats them as after a crash. New prompts are refused.
+    /// gets the grace to reach a point at which nothing is interrupted: the end of the run, or a pause. After the
+    /// grace, its requests and tools are aborted, and the next owner treats them as after a crash. New prompts are
+    /// refused.
     ///
     /// A turn that is not recorded is interrupted, as by [`stop`](Self::stop).
     ///

@@ -81,13 +81,13 @@ pub trait AgentCallbacks: Send + 'static {
         Ok(())
     }
 
-    /// Called when a turn in flight continues in another process than the one that has begun it, before anything else of
-    /// the turn. The callback may change the treatment of the tool uses whose outcome is not known.
+    /// Called when a turn in flight continues in another process than the one that has begun it, before anything else
+    /// of the turn. The callback may change the treatment of the tool uses whose outcome is not known.
     ///
     /// By default, the decision is the one that was set with [`Recover`](super::Recover).
     ///
-    /// All other callbacks run at least once: if a process ended before the outcome of a callback was stored, the callback
-    /// is called again.
+    /// All other callbacks run at least once: if a process ended before the outcome of a callback was stored, the
+    /// callback is called again.
     async fn handle_recovery(&mut self, recovery: &mut Recovery, state: &mut State) -> RecoveryDecision {
         let _ = state;
         recovery.decision

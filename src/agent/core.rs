@@ -248,8 +248,8 @@ impl Core {
         Ok(())
     }
 
-    /// Starts a turn with `message` after `step` requests have been made for the same prompt. If an earlier turn of the run
-    /// was recorded, this turn is `recorded` too, because it replaces the record of the earlier turn.
+    /// Starts a turn with `message` after `step` requests have been made for the same prompt. If an earlier turn of the
+    /// run was recorded, this turn is `recorded` too, because it replaces the record of the earlier turn.
     fn begin_turn(
         &mut self,
         id: TurnId,
@@ -310,8 +310,8 @@ impl Core {
         cx.push(Effect::Call(op, Call::PrepareStep));
     }
 
-    /// Called when `prepare_step` has returned. The shell holds the request, which goes to `model`. The response to this
-    /// request must match `wanted`. `replay` is the declaration of the request's provider.
+    /// Called when `prepare_step` has returned. The shell holds the request, which goes to `model`. The response to
+    /// this request must match `wanted`. `replay` is the declaration of the request's provider.
     pub(super) fn prepared(
         &mut self,
         op: Op,
@@ -329,8 +329,8 @@ impl Core {
         }
     }
 
-    /// Called when the request has its permit. If the request must not be repeated, it is sent after a record of the
-    /// permit is stored.
+    /// Called when the request has its permit. If the request must not be repeated, its sending is recorded first, and
+    /// it is sent when the record is stored.
     pub(super) fn admitted(&mut self, op: Op, cx: &mut Context<'_>) {
         if let Some((turn, Stage::Streaming { .. })) = self.phase.awaited(op) {
             turn.request.sent = true;

@@ -203,8 +203,8 @@ pub(super) struct RecoveryFacts {
 }
 
 impl TurnInFlight {
-    /// Reads the sum of a turn's records. `history` is the history to which the turn's messages are added. `fallback` is
-    /// the history that is restored if the run commits no turn.
+    /// Reads the sum of a turn's records. `history` is the history to which the turn's messages are added. `fallback`
+    /// is the history that is restored if the run commits no turn.
     ///
     /// # Errors
     ///

@@ -236,13 +236,13 @@ pub enum Event {
         /// The reason.
         reason: UnstageReason,
     },
-    /// A request is complete. The response contains the user messages that caused the request, and the assistant message.
-    /// The user messages are the prompt, or the results of tools and the prompts that joined the turn after them. The
-    /// response's usage is that of this request.
+    /// A request is complete. The response contains the user messages that caused the request, and the assistant
+    /// message. The user messages are the prompt, or the results of tools and the prompts that joined the turn after
+    /// them. The response's usage is that of this request.
     Step(Arc<Response>),
-    /// A request has ended without a `Step`, and its usage is known. Such a request was repeated, interrupted, cancelled,
-    /// or has failed. The event comes before the `Retry` or before the run's last event. The usage of a turn is the sum of
-    /// the usage in these events and in the turn's `Step` events.
+    /// A request has ended without a `Step`, and its usage is known. Such a request was repeated, interrupted,
+    /// cancelled, or has failed. The event comes before the `Retry` or before the run's last event. The usage of a turn
+    /// is the sum of the usage in these events and in the turn's `Step` events.
     Usage(Box<UsageRow>),
     /// A turn is complete and committed.
     Turn(TurnOutcome),
@@ -255,8 +255,8 @@ pub enum Event {
         tool_use_id: ToolUseId,
     },
     /// The turn in flight continues after the end of the process that had run it. The event comes before
-    /// [`handle_recovery`](super::AgentCallbacks::handle_recovery). A response that was being streamed is void. The tools
-    /// and the pauses that continue are emitted again.
+    /// [`handle_recovery`](super::AgentCallbacks::handle_recovery). A response that was being streamed is void. The
+    /// tools and the pauses that continue are emitted again.
     Resumed {
         /// The id of the turn.
         turn: TurnId,

@@ -111,9 +111,8 @@ impl HistoryOwner {
     }
 
     /// Ends the agent if nothing is in progress, no prompt and no application event is queued, and all emitted events
-    /// are delivered. Also ends the agent if it is paused and its turn in flight is stored. The turn then stays in flight.
-    /// Returns whether the agent ends. If `at` is given, the agent ends only if `at` is the last emitted
-    /// event.
+    /// are delivered. Also ends the agent if it is paused and its turn in flight is stored. The turn then stays in
+    /// flight. Returns whether the agent ends. If `at` is given, the agent ends only if `at` is the last emitted event.
     ///
     /// # Errors
     ///

@@ -16,7 +16,8 @@ use crate::{
 /// A record of the turn in flight: one write of its state to a store.
 ///
 /// A record contains only what is new since the last record of the same turn: new messages and new results of tools. A
-/// [`StoredTurn`](crate::store::StoredTurn) is the sum of these records. All other members replace those of earlier records.
+/// [`StoredTurn`](crate::store::StoredTurn) is the sum of these records. All other members replace those of earlier
+/// records.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct TurnRecord {

@@ -97,8 +97,8 @@ impl Manager {
     ///
     /// # Errors
     ///
-    /// The error of the store. [`StoreError::Unsupported`] if the store does not keep turns, or if there is a filter and
-    /// the store does not support labels.
+    /// The error of the store. [`StoreError::Unsupported`] if the store does not keep turns, or if there is a filter
+    /// and the store does not support labels.
     pub async fn pending_approvals(
         &self,
         filter: &Filter,
@@ -129,8 +129,8 @@ impl Manager {
     ///   its time limit has passed, or its turn has ended.
     /// - [`ManagerError::OpenElsewhere`] if the conversation is open in another process. Decide there.
     /// - [`AgentError::LongName`] if the name is too long.
-    /// - [`StoreError::NotFound`], or another error of the store. If the outcome of a write is unknown, the decision may
-    ///   have been stored. A repetition then fails with [`ManagerError::StaleApproval`].
+    /// - [`StoreError::NotFound`], or another error of the store. If the outcome of a write is unknown, the decision
+    ///   may have been stored. A repetition then fails with [`ManagerError::StaleApproval`].
     ///
     /// # Cancel safety
     ///

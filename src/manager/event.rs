@@ -169,8 +169,8 @@ pub enum ManagerEvent {
         /// The conversation's id.
         id: ConversationId,
     },
-    /// The recorded turn in flight of a conversation was not continued, because opening the conversation without a caller
-    /// has failed. The manager tries again later.
+    /// The recorded turn in flight of a conversation was not continued, because opening the conversation without a
+    /// caller has failed. The manager tries again later.
     NotRecovered {
         /// The conversation's id.
         id: ConversationId,

@@ -166,8 +166,8 @@ impl ManagerBuilder {
     /// [`Sweep::default`].
     ///
     /// The first sweep begins with the first operation of the manager. A sweep opens the oldest turns first. It leaves
-    /// places for [open sessions](Self::max_open) and [requests](Self::max_turns) to others if none is free, and it waits
-    /// longer after each restart without progress and after each failure. A conversation that cannot be opened is
+    /// places for [open sessions](Self::max_open) and [requests](Self::max_turns) to others if none is free, and it
+    /// waits longer after each restart without progress and after each failure. A conversation that cannot be opened is
     /// reported as [`ManagerEvent::NotRecovered`](super::ManagerEvent::NotRecovered).
     pub fn sweep(mut self, sweep: Sweep) -> Self {
         self.recovery.sweep = sweep;
@@ -381,8 +381,8 @@ impl Inner {
         }
     }
 
-    /// Opens a conversation whose turn was decided on in the store, if the manager has a starter and the turn needs more
-    /// than decisions.
+    /// Opens a conversation whose turn was decided on in the store, if the manager has a starter and the turn needs
+    /// more than decisions.
     pub(super) fn continue_decided(self: &Arc<Self>, id: &ConversationId) {
         let Some(starter) = self.recovery.starter.clone() else { return };
         let (inner, id) = (Arc::clone(self), id.clone());

@@ -31,9 +31,9 @@ impl Manager {
     /// conversations, for example when a new version of a service is deployed.
     ///
     /// In a session above [`Durable::Turns`](crate::agent::Durable::Turns), a run gets the grace period to end or to
-    /// pause. After it, the session records its turn and ends its requests and tools. Another manager continues the turn
-    /// when it opens the conversation, for instance in its next [sweep](super::ManagerBuilder::sweep). The restart does
-    /// not count as a crash. The runs of other sessions are interrupted, as by `shutdown`.
+    /// pause. After it, the session records its turn and ends its requests and tools. Another manager continues the
+    /// turn when it opens the conversation, for instance in its next [sweep](super::ManagerBuilder::sweep). The restart
+    /// does not count as a crash. The runs of other sessions are interrupted, as by `shutdown`.
     ///
     /// # Errors
     ///

@@ -76,7 +76,8 @@ text_id! {
     ToolUseId
 }
 
-/// The id of a node in a [`Tree`](crate::tree::Tree): 1, 2, 3… in the order of the pushes. It is serialized as this number.
+/// The id of a node in a [`Tree`](crate::tree::Tree): 1, 2, 3… in the order of the pushes. It is serialized as this
+/// number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[cfg_attr(
     feature = "schema",

@@ -149,7 +149,8 @@ fn misplaced(role: Role, block: &Content) -> Option<&'static str> {
     }
 }
 
-/// Returns `message` without the blocks that are invalid regardless of the other messages, or `None` if no block remains.
+/// Returns `message` without the blocks that are invalid regardless of the other messages, or `None` if no block
+/// remains.
 fn without_misplaced(message: &Arc<Message>) -> Option<Arc<Message>> {
     let mut seen = HashSet::new();
     retain(message, |block| {

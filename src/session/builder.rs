@@ -237,7 +237,8 @@ impl SessionBuilder {
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`AgentBuilder::start`], [`SessionError::InitialHistory`] and [`SessionError::NotDurable`].
+    /// Returns the errors of [`AgentBuilder::start`], [`SessionError::InitialHistory`] and
+    /// [`SessionError::NotDurable`].
     ///
     /// # Cancel safety
     ///

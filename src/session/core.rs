@@ -351,8 +351,8 @@ impl Core {
         self.saver.state_changed(&self.state_now());
     }
 
-    /// Processes the end of the agent, which may have emitted no event about the outcome of its last run. If the turn is
-    /// recorded, it stays in flight, with its branch.
+    /// Processes the end of the agent, which may have emitted no event about the outcome of its last run. If the turn
+    /// is recorded, it stays in flight, with its branch.
     pub(super) fn agent_ended(&mut self, effects: &mut Effects) {
         self.moving = None;
         if !self.is_recorded() {

@@ -23,8 +23,8 @@ pub struct Changes {
     pub head: Option<NodeId>,
     /// Whether the head differs from the earlier head.
     pub moved: bool,
-    /// The cursors that changed, each as a node and its chosen child. If a node has no cursor, its newest child counts as
-    /// chosen. Such children are not listed, so this list is empty after an ordinary turn.
+    /// The cursors that changed, each as a node and its chosen child. If a node has no cursor, its newest child counts
+    /// as chosen. Such children are not listed, so this list is empty after an ordinary turn.
     pub cursors: Vec<(NodeId, NodeId)>,
 }
 
@@ -94,8 +94,8 @@ impl Tree {
         })
     }
 
-    /// Applies changes that [`changes_since`](Self::changes_since) returned for another copy of this tree. O(changes), or
-    /// O(depth) if the path moved to another branch.
+    /// Applies changes that [`changes_since`](Self::changes_since) returned for another copy of this tree. O(changes),
+    /// or O(depth) if the path moved to another branch.
     ///
     /// # Errors
     ///

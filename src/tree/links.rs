@@ -70,8 +70,8 @@ impl Ids {
         Self { runs: (!runs.is_empty()).then(|| runs.into()) }
     }
 
-    /// Returns the same lookup with this id for the next node. `least` is the lowest possible id, and `len` is the number
-    /// of nodes. A gap before the next node is an empty run at the end.
+    /// Returns the same lookup with this id for the next node. `least` is the lowest possible id, and `len` is the
+    /// number of nodes. A gap before the next node is an empty run at the end.
     pub(super) fn with_next(&self, next: NodeId, least: NodeId, len: usize) -> Self {
         let runs = self.runs.iter().flat_map(|runs| runs.iter().copied()).filter(|run| run.index < len);
         let next = (next != least).then_some(Run { first: next, index: len });

@@ -1,5 +1,5 @@
-//! The core in the form in which it is recorded. Everything that is stored elsewhere is left out: the committed history,
-//! the pending messages with their tool uses, the results of tools, and the ids of prompts.
+//! The core in the form in which it is recorded. Everything that is stored elsewhere is left out: the committed
+//! history, the pending messages with their tool uses, the results of tools, and the ids of prompts.
 
 use std::{borrow::Cow, sync::Arc, time::Duration};
 

@@ -120,8 +120,8 @@ impl Core {
         }
     }
 
-    /// Applies the decision about a tool use that was stored while no process had the conversation open. Does nothing if
-    /// the tool use does not wait any more.
+    /// Applies the decision about a tool use that was stored while no process had the conversation open. Does nothing
+    /// if the tool use does not wait any more.
     pub(super) fn apply_decided(&mut self, decided: Decided, cx: &mut Context<'_>) {
         let Decided { turn, tool_use_id: tool_use, decision, by, expired, at } = decided;
         if self.phase.pauses().any(|pause| pause.tool_use.id == tool_use && pause.turn == turn) {

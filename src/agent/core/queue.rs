@@ -19,9 +19,9 @@ impl Core {
         self.accept(prompt, ask, cx.max_staged, cx)
     }
 
-    /// Accepts a prompt that `handle_event` returned. Such a prompt has no sender that could get an error. Therefore, the
-    /// queue has room for one such prompt beyond its limit. One is enough, because the next application event is handled
-    /// only after the queue is empty.
+    /// Accepts a prompt that `handle_event` returned. Such a prompt has no sender that could get an error. Therefore,
+    /// the queue has room for one such prompt beyond its limit. One is enough, because the next application event is
+    /// handled only after the queue is empty.
     pub(super) fn prompt_from_event(
         &mut self,
         prompt: Prompt,

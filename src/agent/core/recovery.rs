@@ -20,8 +20,8 @@ use crate::{
 const UNCERTAIN: &str = "Interrupted by a restart. It is not known whether the tool took effect.";
 
 impl Core {
-    /// Starts the continuation of a recorded turn, and asks `handle_recovery`. A turn that was restarted too often without
-    /// progress is interrupted.
+    /// Starts the continuation of a recorded turn, and asks `handle_recovery`. A turn that was restarted too often
+    /// without progress is interrupted.
     pub(in crate::agent) fn take_up(&mut self, facts: &RecoveryFacts, cx: &mut Context<'_>) {
         let Some(recovery) = self.recovery(facts, cx.tools) else { return };
         let uncertain = recovery.uncertain.iter().filter(|own| own.replay == Replay::Never);
@@ -73,8 +73,8 @@ impl Core {
         Some(Recovery { turn, stage, age: facts.age, lives, pending, uncertain, decision })
     }
 
-    /// Called when `handle_recovery` has returned. `provider` is the declaration of the provider to which the next request
-    /// would go.
+    /// Called when `handle_recovery` has returned. `provider` is the declaration of the provider to which the next
+    /// request would go.
     pub(in crate::agent) fn recovered(
         &mut self,
         op: Op,

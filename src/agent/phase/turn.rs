@@ -99,8 +99,8 @@ pub(crate) struct Turn {
     /// Whether the service enforced the output schema for the last response.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) output_enforced: bool,
-    /// The prompts that have joined the turn for the current step. A response to the step answers them, but a repetition
-    /// of the step discards that response.
+    /// The prompts that have joined the turn for the current step. A response to the step answers them, but a
+    /// repetition of the step discards that response.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) joined: Vec<Arc<Prompt>>,
     /// The number from which the next message id is made. Retries do not reset it. The number 0 is reserved for the

@@ -145,8 +145,8 @@ impl Task {
         }
     }
 
-    /// Performs the effect that is held back if its record is stored, and records changes whose time has come. Pending if
-    /// there is nothing to do.
+    /// Performs the effect that is held back if its record is stored, and records changes whose time has come. Pending
+    /// if there is nothing to do.
     pub(super) fn poll_records(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let Some(durability) = &mut self.durability else { return Poll::Pending };
         let written = durability.written.number();

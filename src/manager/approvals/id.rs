@@ -40,8 +40,8 @@ impl ApprovalId {
     }
 }
 
-/// Writes the turn, the tool use and the conversation, separated by dots. Only the conversation may contain dots. In the
-/// tool use, a byte that is not a letter, a digit, `-` or `_` is written as `~` and two hexadecimal digits.
+/// Writes the turn, the tool use and the conversation, separated by dots. Only the conversation may contain dots. In
+/// the tool use, a byte that is not a letter, a digit, `-` or `_` is written as `~` and two hexadecimal digits.
 impl fmt::Display for ApprovalId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.", self.turn)?;

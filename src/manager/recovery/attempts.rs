@@ -23,8 +23,8 @@ const MOST_FAILURES: usize = 4096;
 pub(super) enum Verdict {
     /// Nothing now: the last attempt was too recent.
     Wait,
-    /// Apply the decisions for the time limits that have passed. Then open the conversation, if the turn needs more than
-    /// decisions.
+    /// Apply the decisions for the time limits that have passed. Then open the conversation, if the turn needs more
+    /// than decisions.
     Expire,
     /// Open the conversation.
     Open,
@@ -45,8 +45,8 @@ struct Failures {
 }
 
 impl Attempts {
-    /// Returns what to do with a turn. `now` is the time by the store's clock, and `at` is the time by a clock that runs
-    /// only while the process does.
+    /// Returns what to do with a turn. `now` is the time by the store's clock, and `at` is the time by a clock that
+    /// runs only while the process does.
     pub(super) fn verdict(&self, turn: &TurnSummary, now: Timestamp, at: Duration) -> Verdict {
         let failures = self.failures.get(&turn.id).filter(|failures| failures.turn == turn.turn);
         if failures.is_some_and(|failures| at < failures.next) {

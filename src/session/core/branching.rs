@@ -96,7 +96,7 @@ impl Core {
 
     fn history_to(&self, id: NodeId) -> History {
         let mut tree = self.tree.clone();
-        // The clone is navigated, and not built anew, so that its history shares messages with the current history.
+        // A clone of the tree is navigated, so that its history shares messages with the current history.
         tree.navigate(id).expect("the node was looked up");
         tree.history().clone()
     }

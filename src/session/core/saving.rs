@@ -152,8 +152,8 @@ impl Saver {
         self.record.as_ref().is_some_and(|record| !record.is_empty())
     }
 
-    /// Adds the usage, the end of a run and the turn in flight to a commit. Returns the value of the counter of changes up
-    /// to which all changes are stored after the commit.
+    /// Adds the usage, the end of a run and the turn in flight to a commit. Returns the value of the counter of changes
+    /// up to which all changes are stored after the commit.
     fn join_record(&mut self, commit: &mut Commit) -> u64 {
         self.record = self.record.take().and_then(|record| record.join(commit));
         if self.record.is_some() { self.safe } else { self.wanted }

@@ -143,8 +143,8 @@ impl Task {
         }
     }
 
-    /// Releases the conversation before its lease expires, so that it can be opened elsewhere, and records the last event
-    /// of the feed.
+    /// Releases the conversation before its lease expires, so that it can be opened elsewhere, and records the last
+    /// event of the feed.
     async fn release(&mut self) {
         if self.core.leaves_turn() {
             self.mark_handed_over().await;

@@ -56,8 +56,8 @@ impl Task {
         !self.core.is_lost()
     }
 
-    /// Marks the stored turn as handed over, so that the next owner does not count a restart. If this fails, the restart
-    /// is counted.
+    /// Marks the stored turn as handed over, so that the next owner does not count a restart. If this fails, the
+    /// restart is counted.
     pub(super) async fn mark_handed_over(&mut self) {
         let Some((write, commit)) = self.core.handed_over() else { return };
         let (store, id) = (Arc::clone(&self.store), self.shared.id.clone());

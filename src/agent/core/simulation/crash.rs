@@ -4,7 +4,8 @@
 //! - `cargo test --lib crashes` runs 20,000 schedules. `OMNI_SCHEDULES` and `OMNI_SEED` work as in the simulation
 //!   without crashes.
 //!
-//! The model, the callbacks and the tools answer as a script says, so that a recovered run must end as an undisturbed one.
+//! The model, the callbacks and the tools answer as a script says, so that a recovered run must end as an undisturbed
+//! one.
 
 mod fault;
 mod life;

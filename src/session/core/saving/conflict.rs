@@ -79,7 +79,7 @@ impl Core {
     }
 
     /// Adopts the title that another writer has stored. If this session's title was set by hand and is not stored yet,
-    /// the session keeps it. A generated title is always replaced.
+    /// the session keeps it. A generated title is replaced if the other writer has set a title.
     fn take_title(&mut self, title: Option<Arc<str>>, effects: &mut Effects) {
         let is_stored = self.title == self.saver.title;
         let gives_way = self.is_title_generated && title.is_some();

@@ -222,7 +222,8 @@ impl World {
     }
 }
 
-/// Checks that the core's reply equals the reply of the reference model. Returns the reply, or `None` if it is an error.
+/// Checks that the core's reply equals the reply of the reference model. Returns the reply, or `None` if it is an
+/// error.
 fn same<T: PartialEq + std::fmt::Debug>(
     expected: Result<T, SessionError>,
     given: Result<T, SessionError>,

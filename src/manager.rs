@@ -184,7 +184,7 @@ pub struct ManagerBuilder {
     recovery: RecoverySettings,
 }
 
-/// Wraps a store, so that types that contain a store can derive `Debug`.
+/// A wrapper around a store, with which types that contain a store can derive `Debug`.
 struct Debugless(Arc<dyn Store>);
 
 impl fmt::Debug for Debugless {

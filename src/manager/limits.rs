@@ -68,7 +68,7 @@ impl Limits {
     }
 }
 
-/// Admits the requests of one session.
+/// The admission for the requests of one session.
 struct Gate {
     tenant: Option<Arc<Semaphore>>,
     turns: Option<Arc<Semaphore>>,
@@ -101,7 +101,7 @@ impl Admission for Gate {
     }
 }
 
-/// Reports that a run is waiting, until this value is dropped.
+/// A guard that reports a run as waiting, from `enter` until the guard is dropped.
 struct Queue {
     inner: Weak<Inner>,
     id: ConversationId,

@@ -84,7 +84,8 @@ pub struct Recovered {
     pub failed: Vec<(ConversationId, ManagerError)>,
 }
 
-/// Returns the options for opening the conversation of a turn. `None` if this manager should not open it.
+/// A function that returns the options for opening the conversation of a turn, or `None` if this manager should not
+/// open it.
 type Starter = dyn Fn(&TurnSummary) -> Option<OpenOptions> + Send + Sync;
 
 /// How a builder's manager recovers turns.

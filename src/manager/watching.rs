@@ -114,7 +114,7 @@ impl Inner {
     }
 }
 
-/// Marks that a title is being generated. The mark is removed when this is dropped.
+/// A guard that marks a title as being generated until the guard is dropped.
 struct Titling {
     inner: Arc<Inner>,
     id: ConversationId,

@@ -85,7 +85,7 @@ struct CallQuestions {
     waker: Option<Waker>,
 }
 
-/// Stops the clock until this value is dropped.
+/// A guard that stops the clock until the guard is dropped.
 struct Stopped<'a>(&'a CallClock);
 
 impl CallClock {

@@ -38,7 +38,7 @@ impl Links {
     }
 }
 
-/// Finds the index of an id. If the ids have no gaps, this needs no memory. Otherwise each gap needs some memory.
+/// A lookup of the index of an id. If the ids have no gaps, this needs no memory. Otherwise each gap needs some memory.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Ids {
     /// The runs of consecutive ids, or `None` if the ids begin at 1 and have no gaps.

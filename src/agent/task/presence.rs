@@ -13,7 +13,7 @@ pub(super) struct ActiveCalls {
     ended: Signal,
 }
 
-/// Keeps a call in the list until this value is dropped. Dropping it is the last action of the call's task.
+/// A guard that keeps a call in the list until the guard is dropped, which is the last action of the call's task.
 pub(super) struct Presence {
     call: Arc<ToolCall>,
     all: Arc<ActiveCalls>,

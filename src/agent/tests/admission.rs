@@ -40,7 +40,7 @@ struct Turnstile {
     waiting: Arc<AtomicUsize>,
 }
 
-/// Represents one waiting request. Dropping it decrements the counter.
+/// A request that waits for a permit. The counter of waiting requests is decremented when this value is dropped.
 struct Waits(Arc<AtomicUsize>);
 
 impl Drop for Waits {

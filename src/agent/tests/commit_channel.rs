@@ -227,7 +227,7 @@ async fn turn_callback_edited_delivery_has_the_configuration_with_the_edit() {
     }
 }
 
-/// Counts the calls of `terminate`.
+/// Callbacks that count the calls of `terminate`.
 #[derive(Clone, Default)]
 struct Terminating(Arc<AtomicUsize>);
 

@@ -12,7 +12,7 @@ use async_trait::async_trait;
 
 type Heard = Arc<Mutex<Vec<Vec<String>>>>;
 
-/// Answers from a script, and records the committed messages.
+/// A provider that answers from a script, and records the committed messages.
 struct Listening {
     script: ScriptedProvider,
     heard: Heard,
@@ -40,7 +40,7 @@ impl Provider for Listening {
     }
 }
 
-/// Panics when the answer is `Two.`.
+/// Callbacks whose `handle_turn` panics when the answer is `Two.`.
 struct Fragile;
 
 #[async_trait]

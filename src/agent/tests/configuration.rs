@@ -17,7 +17,7 @@ use super::{
     support::{names, run_events, scripted},
 };
 
-/// Appends the name of each callback to the system prompt.
+/// Callbacks that append their names to the system prompt.
 struct Tracing;
 
 fn append(state: &mut State, name: &str) {
@@ -74,7 +74,7 @@ async fn callbacks_edit_configuration_next_request_has_it_and_no_state_event() {
     );
 }
 
-/// Switches to another model in `prepare_step`, once.
+/// Callbacks whose `prepare_step` switches to another model, once.
 struct Turncoat(Option<crate::provider::Model>);
 
 #[async_trait]

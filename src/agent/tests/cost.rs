@@ -148,7 +148,7 @@ async fn response_that_is_asked_for_again_has_a_void_row() {
     assert_eq!(super::hooks::stopped(&events).usage, input(3));
 }
 
-/// Sends each request to a different model of the same provider.
+/// Callbacks that send each request to a different model of the same provider.
 struct Reroutes;
 
 #[async_trait::async_trait]

@@ -281,7 +281,7 @@ async fn interrupt_nothing_to_keep_is_a_cancel() {
     }
 }
 
-/// Counts the calls of all callbacks except `prepare_step`.
+/// Callbacks that count all their calls except those of `prepare_step`.
 #[derive(Clone, Default)]
 struct Counting(Arc<AtomicUsize>);
 
@@ -430,7 +430,7 @@ async fn cancel_and_interrupt_idle_error_and_no_event() {
     assert_eq!(ready_events(&mut events).await, []);
 }
 
-/// Pauses on every question of the service.
+/// Callbacks that pause on every question of the service.
 struct Deferring;
 
 #[async_trait]
@@ -467,7 +467,7 @@ async fn interrupt_or_cancel_while_paused_on_a_providers_question_ends_the_run()
 
 #[tokio::test(start_paused = true)]
 async fn cancel_between_two_turns_second_discarded_first_kept() {
-    /// Continues once, and hangs before the second turn's request.
+    /// Callbacks that continue once, and hang before the second turn's request.
     struct Twice(Gate, usize);
 
     #[async_trait]

@@ -25,7 +25,7 @@ use super::{
     support::{run_events, scripted},
 };
 
-/// Records the calls of `terminate`. If it has a gate, `terminate` waits there.
+/// Callbacks that record the calls of `terminate`. If there is a gate, `terminate` waits at the gate.
 #[derive(Clone, Default)]
 struct Terminating {
     calls: Arc<Mutex<Vec<(EndReason, Status, usize)>>>,
@@ -192,7 +192,7 @@ async fn operations_while_terminate_runs_return_stopped() {
     assert_eq!(closed(&mut early).await.0, EndReason::Stopped);
 }
 
-/// Stops its own agent from a callback.
+/// Callbacks that stop their own agent.
 struct Quitting(At);
 
 #[async_trait]
@@ -255,7 +255,8 @@ async fn stop_from_a_tool_agent_ends_and_tool_dropped() {
     assert!(dropped.load(Ordering::SeqCst));
 }
 
-/// Uses its agent from callbacks: records whether `init` finds the agent, and whether a callback can query it.
+/// Callbacks that use their own agent: they record whether `init` finds the agent, and whether a later callback can
+/// query it.
 #[derive(Clone, Default)]
 struct Inward {
     init: Arc<AtomicBool>,

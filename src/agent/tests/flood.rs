@@ -17,7 +17,8 @@ use tokio::sync::mpsc;
 const CHUNKS: usize = 200;
 const DELTAS_IN_A_CHUNK: usize = 50;
 
-/// Answers like an endpoint whose connection runs in its own task: chunk by chunk, with many deltas per chunk.
+/// A provider that answers like an endpoint whose connection runs in its own task: chunk by chunk, with many deltas per
+/// chunk.
 struct Chunked;
 
 #[async_trait]

@@ -21,7 +21,7 @@ use super::{
     support::{apply, ends_run, run_events, scripted},
 };
 
-/// Pauses on the tool `ask`, retries after a failure, continues once, and delays every callback.
+/// Callbacks that pause on the tool `ask`, retry after a failure, continue once, and take some time in every method.
 struct Rich {
     continued: bool,
 }

@@ -43,7 +43,7 @@ async fn status_called_hundreds_of_times_without_room_all_answered() {
     assert!(answers.iter().all(Result::is_ok));
 }
 
-/// Streams deltas without end. Each delta is ready immediately.
+/// A provider that streams deltas without end. Each delta is ready immediately.
 struct Endless;
 
 #[async_trait]
@@ -71,7 +71,7 @@ async fn cancel_of_an_always_ready_stream_succeeds() {
     }
 }
 
-/// Continues up to a limit that no test should reach, and counts the turns.
+/// Callbacks that continue up to a limit that no test should reach, and count the turns.
 struct Continuing(Arc<AtomicUsize>);
 
 #[async_trait]
@@ -85,7 +85,7 @@ impl AgentCallbacks for Continuing {
     }
 }
 
-/// Answers immediately with only a stop reason.
+/// A provider that answers immediately with only a stop reason.
 struct Instant;
 
 #[async_trait]
@@ -176,7 +176,7 @@ async fn turn_timeout_during_a_flood_of_status_queries_fires() {
     flood.iter().for_each(tokio::task::JoinHandle::abort);
 }
 
-/// Records the numbers that arrive as events.
+/// Callbacks that record the numbers that arrive as events.
 struct Listener(Arc<Mutex<Vec<u32>>>);
 
 #[async_trait]

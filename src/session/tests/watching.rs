@@ -24,7 +24,7 @@ use super::{
 
 const AFTER: Duration = Duration::from_mins(1);
 
-/// Records the notices that it receives.
+/// A watcher that records the notices that it receives.
 #[derive(Clone, Default)]
 struct Notes(Arc<Mutex<Vec<String>>>);
 

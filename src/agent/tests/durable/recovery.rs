@@ -296,7 +296,7 @@ async fn recovery_decisions_end_the_run() {
     }
 }
 
-/// Records what `handle_recovery` sees.
+/// Callbacks that record each [`Recovery`], and choose to ask about each tool use whose outcome is not known.
 struct Seeing(Arc<Mutex<Vec<Recovery>>>);
 
 #[async_trait]

@@ -115,12 +115,12 @@ pub(crate) struct Turn {
     /// The number of tool uses that have waited for decisions.
     #[serde(skip)]
     pub(crate) waited: usize,
-    /// The progress of the request, if the turn is recorded.
+    /// The facts about the last request that decide whether it may be repeated, if the turn is recorded.
     #[serde(default)]
     pub(crate) request: SentRequest,
 }
 
-/// The progress of a request that must perhaps not be repeated.
+/// The facts that decide whether a request may be repeated after a restart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SentRequest {
     /// The declaration of the request's provider.

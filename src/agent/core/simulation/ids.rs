@@ -20,7 +20,7 @@ pub(super) struct Ids {
 }
 
 impl Ids {
-    /// Checks that an id was never used before.
+    /// Records an id, and checks that it was never used before.
     fn make(&mut self, id: &MessageId) -> Check {
         ensure!(self.made.insert(id.clone()), "{id} is used twice");
         Ok(())

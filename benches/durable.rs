@@ -1,10 +1,10 @@
 //! 100,000 approvals that wait in one database: listing 50 at a time, and deciding.
 //!
 //! Each approval is the tool use of a turn in flight in its own conversation, and each of 1,000 users has 100 of them.
-//! Lists run one after another, as `Manager::pending_approvals` reads them, and their figures are medians. A list with
-//! `after` continues from the middle. Decisions are those of `Manager::decide` about conversations that are not open,
-//! with the default durability. The databases are in the cache. They are filled without waiting for the disk, if the
-//! store supports this.
+//! Each figure for a list is the median of calls of `Manager::pending_approvals`, one after another. The list "from the
+//! middle" continues after the middle one of all approvals. The decisions are calls of `Manager::decide` about
+//! conversations that are not open, and each write waits for the disk, as by default. The databases are small enough
+//! for the operating system's cache. While they are filled, writes do not wait for the disk if the store supports this.
 #![allow(clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
 
 #[cfg(any(feature = "sqlite", feature = "postgres"))]

@@ -1,5 +1,5 @@
-//! A turn that survives its process. One process starts a turn and is killed. Another one decides about the approval
-//! that the turn waits for. A third one continues the turn.
+//! A turn that survives its process. One process starts a turn and is killed. Another process decides about the
+//! approval for which the turn waits. A third process continues the turn.
 //!
 //! ```sh
 //! durable() { cargo run --quiet --example durable --features sqlite,test-util -- "$@"; }
@@ -10,9 +10,9 @@
 //! ```
 //!
 //! While `start` is running, the conversation belongs to it, and `approve` in another terminal is refused. After
-//! `kill -9`, the conversation is free as soon as its lease has expired, which takes five seconds here. To see a tool
-//! survive too, kill `work` while it sends the money, and start it again: the ledger has the payment once, because the
-//! tool recognises the repetition by its key.
+//! `kill -9`, the conversation is free as soon as its lease has expired, which takes five seconds here. To see that a
+//! killed tool runs again, kill `work` while it sends the money, and start `work` again. The ledger then contains the
+//! payment only once, because the tool recognises the repeated call by its idempotency key.
 //!
 //! The model is scripted, so that the program needs no API key. In your own crate, pass the model's name instead:
 //! `Agent::builder().model("anthropic:claude-opus-5")`.
@@ -83,7 +83,7 @@ fn options() -> manager::OpenOptions {
     manager::OpenOptions::new(agent).durable(Durable::InFlight)
 }
 
-/// A model that uses the tool once, and then answers with the tool's result.
+/// A model that uses the tool `send_money` once, and then answers with the tool's result.
 fn model() -> omni_agent::provider::Model {
     let provider = ScriptedProvider::from_fn(|request| {
         let result = request.history.last().and_then(|message| message.tool_results().next().cloned());
@@ -134,7 +134,7 @@ async fn start() -> Result<(), Box<dyn Error>> {
 async fn follow(session: &Session) -> Result<(), Box<dyn Error>> {
     let mut updates = session.subscribe(Mode::Observer).await?;
     let id = session.id();
-    // The snapshot contains what has happened before this subscription.
+    // The snapshot contains everything that happened before this subscription began.
     if let Some(snapshot) = updates.snapshot() {
         for pause in &snapshot.agent.pauses {
             println!("  {id}: {} waits for a decision", pause.tool_use.name);

@@ -55,7 +55,7 @@
 //! | `GET C` | the [snapshot](crate::session::SessionSnapshot) |
 //! | `PATCH C`, `DELETE C` | changes `title` or `model`; deletes the conversation |
 //! | `POST C/commands` | runs a [`SessionCommand`](crate::session::SessionCommand) |
-//! | `POST C/decisions` | decides on a tool use, also if the conversation is not open |
+//! | `POST C/decisions` | decides on a tool use, even if the conversation is not open |
 //! | `GET C/usage?limit=&after=` | the usage ledger, newest first |
 //! | `GET C/files/{message}/{block}` | the bytes of an attachment |
 //! | `GET C/events` | a stream of the conversation's updates |

@@ -137,7 +137,7 @@ pub(crate) struct WaitingToolUse {
     pub(super) conversation: ConversationId,
     /// The id of the turn that is paused.
     pub(super) turn: TurnId,
-    /// The tool use, with the input with which the decision `execute` runs the tool.
+    /// The tool use. The decision `execute` runs the tool with the input of this tool use.
     pub(super) tool_use: ToolUse,
     /// The reason for the pause.
     pub(super) reason: Value,
@@ -153,9 +153,9 @@ pub(crate) struct WaitingToolUse {
 #[derive(Debug, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub(crate) struct ApprovalPage {
-    /// The tool uses, those of the turn that waits for the longest time first.
+    /// The tool uses. The first ones belong to the turn that has waited longest.
     pub(super) items: Vec<WaitingToolUse>,
-    /// The `after` of the next page. `None` on the last page.
+    /// The value of `after` for the request of the next page. `None` on the last page.
     pub(super) next: Option<String>,
 }
 
@@ -169,7 +169,8 @@ pub(crate) struct RowsPage {
     pub(super) next: Option<usize>,
 }
 
-/// Returns the text of a position in a list: the time by which the list is sorted, and the id.
+/// Returns the value of `next` after this entry of a list: the time by which the list is sorted, and the conversation's
+/// id.
 pub(super) fn position_text(last: &Position) -> String {
     format!("{}.{}", last.updated.0, last.id)
 }

@@ -37,8 +37,8 @@ fn stale(result: &Result<Decided, ManagerError>) -> &[ToolUseId] {
     }
 }
 
-/// Returns the decisions in the state of the agent: the tool use, the decision, who decided, and whether a time limit
-/// had passed.
+/// Returns the decisions in the turn's record. Each is an array of the tool use's id, the decision, the person who
+/// decided, and whether a time limit had passed.
 fn decided(turn: &StoredTurn) -> Value {
     let core: Value = serde_json::from_str(&turn.record.core).unwrap();
     assert_eq!((&core["phase"], &core["step"]), (&json!("paused"), &json!(3)), "the rest is unchanged");
@@ -56,7 +56,7 @@ async fn pending_approvals_lists_the_oldest_first_for_its_user_only() {
         let store = &place.store;
         leave(&**store, "first", "ann", paused(vec![waiting("1"), waiting("2")])).await;
         leave(&**store, "other", "ben", paused(vec![waiting("1")])).await;
-        // The next one waits since a later millisecond.
+        // The next approval must be at least one millisecond younger, so that the order of the list is certain.
         let begun = store.now().await.unwrap();
         while store.now().await.unwrap() <= begun {
             tokio::task::yield_now().await;
@@ -128,7 +128,8 @@ async fn decide_by_two_at_once_succeeds_once() {
         let won = results.iter().filter(|result| result.is_ok()).count();
         assert_eq!(won, 1, "{results:?}");
         for lost in results.iter().filter_map(|result| result.as_ref().err()) {
-            // The loser comes after the winner, or at the same moment.
+            // The losing manager finds that the approval is decided already, or that the other manager is writing at
+            // the same time.
             let is_expected =
                 matches!(lost, ManagerError::StaleApproval { .. } | ManagerError::OpenElsewhere { .. });
             assert!(is_expected, "{lost:?}");

@@ -30,7 +30,8 @@ fn limit() -> impl Strategy<Value = Limit> {
     ]
 }
 
-/// A decision: whether it names the turn in flight, the tool use, the input, and which of two managers decides.
+/// A decision: whether it names the turn in flight, the number of the tool use, the new input, and which of two
+/// managers decides.
 type Attempt = (bool, usize, u8, bool);
 
 fn attempts() -> impl Strategy<Value = Vec<Attempt>> {

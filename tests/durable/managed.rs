@@ -20,7 +20,8 @@ use serde_json::{Value, json};
 
 use crate::stores::{id, stores};
 
-/// An agent that uses the tool `send` once, after an approval, and then answers. It can start any number of times.
+/// An agent that uses the tool `send` once, after an approval, and then answers. Any number of agents can be built from
+/// its options, and they share one counter.
 #[derive(Clone, Default)]
 struct Sender {
     sent: Arc<AtomicUsize>,
@@ -50,7 +51,8 @@ impl Sender {
     }
 }
 
-/// Returns a manager whose owner has the same name in each life, so that no lease has to expire.
+/// Returns a builder of a manager that always has the same owner's name. So a manager can take over the conversations
+/// of an earlier one before their leases expire.
 fn manager(store: &Arc<dyn Store>) -> ManagerBuilder {
     Manager::builder(Arc::clone(store)).owner(Owner::new("worker")).sweep(Sweep::off())
 }
@@ -76,7 +78,7 @@ async fn last_text(session: &Session) -> String {
     session.tree().await.unwrap().history().last().unwrap().text()
 }
 
-/// Runs work in a runtime that then dies with everything that runs in it.
+/// Runs `work` in a new runtime, and then ends the runtime with all its tasks, as if a process had died.
 fn in_a_life<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> T {
     let life = || {
         let runtime =
@@ -96,13 +98,13 @@ async fn approval_of_a_process_that_died_is_decided_and_the_turn_finishes() {
         let approval = in_a_life(async move {
             let manager = manager(&first).build();
             let approval = paused(&manager, &of_first).await;
-            // The process dies with its manager.
+            // The manager is never dropped, because a process that dies runs no destructors.
             std::mem::forget(manager);
             approval
         });
         assert_eq!((approval.tool_use.name.as_str(), sender.sent()), ("send", 0));
 
-        // Another process decides, and does not know how to open the conversation.
+        // Another process decides. It has no starter, so it cannot open the conversation.
         let other = manager(&store).build();
         let decided = other.decide(&approval.id, Decision::Execute, Some("ann")).await.unwrap();
         assert_eq!(decided, Decided::InStore);

@@ -1,4 +1,4 @@
-//! The stores that keep turns, and turns in them that no process has open.
+//! The stores that keep turns, and functions that store turns which no process has open.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use omni_agent::{
 };
 use serde_json::json;
 
-/// A store of one kind, and the folder that is removed when this is dropped.
+/// A store of one kind, and its folder, which is removed when this value is dropped.
 pub(crate) struct Place {
     pub(crate) store: Arc<dyn Store>,
     folder: Option<std::path::PathBuf>,
@@ -89,7 +89,7 @@ pub(crate) fn paused(waiting: Vec<Waiting>) -> TurnRecord {
         .with_waiting(waiting)
 }
 
-/// Stores a conversation of a user with two messages and this turn in flight.
+/// Stores a conversation of this user, with two messages and this turn in flight.
 pub(crate) async fn leave(store: &dyn Store, name: &str, user: &str, record: TurnRecord) {
     let labels = Labels::new([("user", user)]).unwrap();
     let state = StoredState::default().with_labels(labels);

@@ -27,7 +27,7 @@ fn options() -> OpenOptions {
     OpenOptions::new(agent()).recover(Recover::default().with_decision(RecoveryDecision::Discard))
 }
 
-/// Returns a record of a turn that needs more than decisions.
+/// Returns a record of a turn that waits for no decision, so the sweep opens its conversation.
 fn running() -> TurnRecord {
     TurnRecord::new(1, turn_id(7), r#"{"phase":"preparing"}"#)
         .with_head(NodeId::new(2))

@@ -347,7 +347,8 @@ async fn updates_of_sessions_fit_the_schema() {
     let session = UPDATES.tags("SessionEvent").into_iter().filter(|tag| tag != "agent");
     let update = UPDATES.tags("SessionUpdate").into_iter().filter(|tag| tag != "event");
     let all: BTreeSet<_> = agent.chain(session).chain(update).collect();
-    // No model is missing here, and no turn is left by another process. `samples.rs` checks these events.
+    // This test emits neither the event of an unavailable model nor that of a turn which could not be recovered.
+    // `samples.rs` checks these events.
     let elsewhere = |kind: &&String| *kind == "model_fallback" || *kind == "agent.resumed";
     let unseen: Vec<_> = all.difference(&seen).filter(|kind| !elsewhere(kind)).collect();
     assert!(unseen.is_empty(), "no run has emitted {unseen:?}");

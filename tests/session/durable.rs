@@ -28,7 +28,7 @@ fn id() -> ConversationId {
     ConversationId::new("talk").unwrap()
 }
 
-/// A store that outlives processes, and counters of what happened outside.
+/// A store that outlives processes, and a counter of the tool calls in all processes.
 #[derive(Clone)]
 struct World {
     store: Arc<dyn Store>,
@@ -71,7 +71,7 @@ impl World {
         self.agent_at(&ScriptedProvider::new(steps), None)
     }
 
-    /// Like [`agent`](Self::agent). The tool waits at the gate.
+    /// As [`agent`](Self::agent), but the tool waits until the gate opens.
     fn agent_at(&self, provider: &ScriptedProvider, gate: Option<&Gate>) -> AgentBuilder {
         let (calls, gate) = (Arc::clone(&self.sent), gate.cloned());
         let letter = tool_fn("send", "Sends a letter.", move |_: Value, _| {
@@ -251,7 +251,7 @@ fn paused_session_sleeps_and_leaves_its_turn() {
         paused(&session).await;
         let weak = session.downgrade();
         drop(session);
-        // The runtime still has a handle, so this does not end the session.
+        // `World::process` holds another handle, so dropping this one does not end the session.
         assert!(weak.upgrade().is_some());
     });
     assert_eq!(world.turn().unwrap().record.waiting.len(), 1);
@@ -288,7 +288,7 @@ fn stopped_session_interrupts_its_turn_and_records_the_end() {
 
 #[test]
 fn writes_of_a_turn_are_counted_exactly() {
-    // Each write raises the version by one. A conversation begins with its creation.
+    // Each write raises the conversation's version by one, so the difference of two versions is the number of writes.
     let writes = |level, script: Vec<Step>| {
         let world = World::new(level);
         world.process(world.agent(script), async |session| {

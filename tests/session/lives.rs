@@ -1,4 +1,4 @@
-//! The lives of a conversation, and readers that continue in a later one.
+//! The lives of a conversation, and readers that continue in a later life.
 
 use std::{sync::Arc, time::Duration};
 
@@ -37,7 +37,7 @@ impl Place {
         [Self { store: Arc::new(MemoryStore::new()), leases: None }, Self::leasing()]
     }
 
-    /// Ends a session, and waits until its conversation is released.
+    /// Ends a session. If the store has leases, waits until the conversation's lease is released.
     async fn stop(&self, session: &Session) {
         in_time(session.stop(SOON)).await.unwrap();
         if let Some(leases) = &self.leases {
@@ -50,7 +50,8 @@ impl Place {
     }
 }
 
-/// Starts a conversation with one turn, and ends the session. Returns it with a reader's view of its end.
+/// Starts a conversation with one turn, and ends the session. Returns the session, and the snapshot of a reader that
+/// has read all its events.
 async fn ended(place: &Place) -> (Session, SessionSnapshot) {
     let session = Session::builder(Arc::clone(&place.store)).agent(agent()).create().await.unwrap();
     let mut events = answered(session.subscribe(Mode::Observer)).await.unwrap();
@@ -65,7 +66,7 @@ async fn ended(place: &Place) -> (Session, SessionSnapshot) {
     (session, view)
 }
 
-/// Returns whether a reader of this event needs a snapshot first.
+/// Returns whether a reader that resumes after this event first gets a resync.
 async fn resyncs(session: &Session, after: EventId) -> bool {
     let mut events = answered(session.resume_from(after, Mode::Observer)).await.unwrap();
     session.ask("Q").await.unwrap();

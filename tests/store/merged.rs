@@ -17,11 +17,12 @@ use serde_json::json;
 enum Step {
     /// Messages were added.
     Adds(u8),
-    /// The last messages were removed, at least one of those that an earlier record has stored. Others may follow.
+    /// The last messages were removed (the first number counts them), and then messages were added (the second number).
+    /// At least one removed message was saved before.
     Removes(u8, u8),
     /// Tools of the last message have results, each reviewed or not.
     Settles(BTreeMap<u8, bool>),
-    /// A tool use waits, or one that waits was decided on.
+    /// `true`: one more tool use waits. `false`: a decision was made about the last tool use that waits.
     Waits(bool),
     /// Another turn is in flight.
     Another,
@@ -42,7 +43,7 @@ fn step() -> impl Strategy<Value = Step> {
 struct Turn {
     id: u128,
     messages: u32,
-    /// The number of messages at the last record whose successors may be removed.
+    /// The number of messages that are saved. `Step::Removes` removes at least one of them.
     stored: u32,
     waiting: Vec<Waiting>,
     records: u32,

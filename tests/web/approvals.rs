@@ -16,7 +16,7 @@ fn app(store: &MemoryStore) -> App {
     App::over(Manager::builder(store.clone()).titles(Titles::Off).build(), [], |web| web)
 }
 
-/// Creates a conversation of this user that is not open, and whose turn waits for decisions about these tool uses.
+/// Stores a conversation of this user which is not open, and whose turn waits for decisions about these tool uses.
 async fn paused(app: &App, store: &MemoryStore, user: &str, waiting: &[&str]) -> String {
     let id = app.create(user).await;
     let conversation = ConversationId::new(&id).unwrap();
@@ -38,7 +38,7 @@ fn decision(tool_use: &str) -> Value {
     json!({ "turn": TURN, "tool_use": tool_use, "decision": "execute" })
 }
 
-/// Returns the conversation and the tool use of each entry.
+/// Returns the ids of the conversation and of the tool use in each entry.
 fn entries(page: &Value) -> Vec<(&str, &str)> {
     let items = page["items"].as_array().unwrap().iter();
     items

@@ -6,8 +6,8 @@ use super::{PendingApproval, StoredTurn, TurnRecord, Waiting};
 use crate::{agent::Decided, message::Timestamp, store::json};
 
 /// The member of [`TurnRecord::core`] with the decisions that were made while no process had the conversation open, in
-/// their order. The agent applies them when it continues the turn, and then records its state without them. The member
-/// has the same meaning in every format.
+/// their order. The agent applies these decisions when it continues the turn, and then records its state without this
+/// member. The member has the same meaning in every version of the record's format.
 const DECIDED: &str = "decided";
 
 /// The reason why a decision does not apply to a stored turn.
@@ -15,15 +15,16 @@ const DECIDED: &str = "decided";
 pub(crate) enum Undecidable {
     /// The tool use does not wait for a decision: it was already decided, or it belongs to another turn.
     Stale,
-    /// The time limit of the tool use has passed. The record applies the decisions for the ends of all time limits
-    /// that have passed.
+    /// The time limit of the tool use has passed, so the decision for the end of the time limit applies instead. The
+    /// contained record includes such decisions for all time limits that have passed.
     Expired(Box<TurnRecord>),
     /// The turn can't be read.
     Damaged(String),
 }
 
 impl StoredTurn {
-    /// Returns the record that applies this decision, whose time is the present by the store's clock.
+    /// Returns a record of the turn that includes this decision. The field `at` of the decision must be the current
+    /// time of the store's clock.
     pub(crate) fn decide(&self, decided: Decided) -> Result<TurnRecord, Undecidable> {
         if let Some(problem) = &self.damage {
             return Err(Undecidable::Damaged(problem.clone()));
@@ -45,8 +46,8 @@ impl StoredTurn {
         }
     }
 
-    /// Returns the record that applies the decisions for all time limits that have passed, if any has. Fails with the
-    /// problem if the turn can't be read.
+    /// Returns a record of the turn that includes the expiry decisions for all time limits that have passed, or `None`
+    /// if no time limit has passed. If the turn can't be read, the error describes the problem.
     pub(crate) fn expire(&self, now: Timestamp) -> Result<Option<TurnRecord>, String> {
         if let Some(problem) = &self.damage {
             return Err(problem.clone());

@@ -86,7 +86,7 @@ impl PendingApproval {
         Self { waiting, since, expires }
     }
 
-    /// Returns whether the time limit has passed at this time.
+    /// Returns whether the time limit has passed at the time `now`.
     pub(in crate::store) fn has_expired(&self, now: Timestamp) -> bool {
         self.expires.is_some_and(|expires| expires <= now)
     }

@@ -154,7 +154,7 @@ async fn thinking_with_a_forced_tool_is_reported_if_the_model_drops_it() {
     assert_eq!((choice, reasoning), (json!("required"), json!({"effort": "high"})));
     assert_eq!(
         warnings,
-        ["`thinking` has no effect: Anthropic's models do not think here while a tool is forced"]
+        ["`thinking` has no effect: at this service, Anthropic's models do not think while a tool is forced"]
     );
     for (model, mode, choice) in [
         (CLAUDE, ThinkingMode::Off, required()),

@@ -35,7 +35,8 @@ pub(super) fn effort(
             // `xhigh` is OpenAI's word for the highest effort, so its use for `Effort::Max` causes no warning.
             if word != asked && !(effort == Effort::Max && word == "xhigh") {
                 warnings.push(format!(
-                    "`thinking` is changed from effort {asked} to {word}: {asked} is not available here"
+                    "`thinking` is changed from effort {asked} to {word}: \
+                     the service has no effort {asked} for this model"
                 ));
             }
             Some(word)
@@ -43,7 +44,8 @@ pub(super) fn effort(
         ThinkingMode::Budget(budget) => {
             let word = words.word(nearest(budget));
             warnings.push(format!(
-                "`thinking` is changed from a budget of {budget} tokens to effort {word}: budgets are not available here"
+                "`thinking` is changed from a budget of {budget} tokens to effort {word}: \
+                 the service accepts no budget for this model"
             ));
             Some(word)
         }
@@ -62,7 +64,9 @@ pub(super) fn sampling(
             None => {}
             // Every model accepts the default value 1, so it causes no warning.
             Some(Some(number)) if !taken && number.as_f64() != Some(1.0) => {
-                warnings.push(format!("`{key}` is ignored: this model does not support it here"));
+                warnings.push(format!(
+                    "`{key}` is ignored: for this request, the model accepts only the default value"
+                ));
             }
             Some(Some(number)) => {
                 body.insert(key.to_owned(), Value::Number(number));

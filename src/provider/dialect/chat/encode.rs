@@ -117,7 +117,7 @@ impl Encoder<'_> {
         let choice = match choice {
             None => return,
             Some(ToolChoice::Required | ToolChoice::Tool(_)) if choices != ToolChoices::All => {
-                self.warn("`tool_choice` is set to auto: a tool cannot be forced here");
+                self.warn("`tool_choice` is set to auto: the service cannot force a tool in this request");
                 Value::from("auto")
             }
             Some(ToolChoice::Auto) => Value::from("auto"),

@@ -99,7 +99,8 @@ impl Encoder<'_> {
                 let tools = !self.request.tools.is_empty();
                 if on && demanded && tools && !self.chat.thinking_beside_forced_tools {
                     self.warn(
-                        "`thinking` has no effect: Anthropic's models do not think here while a tool is forced",
+                        "`thinking` has no effect: \
+                         at this service, Anthropic's models do not think while a tool is forced",
                     );
                 }
             }

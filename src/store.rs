@@ -1,4 +1,4 @@
-//! Stores keep conversations between runs of a program.
+//! Stores keep conversations while no program has them open.
 //!
 //! A [`Store`] keeps conversations by [`ConversationId`]. Each conversation has a [`StoredState`] (its model, system
 //! prompt, options and title), the nodes of its tree, its head and its cursors. The crate contains these stores:
@@ -423,8 +423,8 @@ pub trait Store: Send + Sync + 'static {
     /// Returns whether the store keeps records of turns in flight ([`Commit::with_turn`]), which it returns as
     /// [`Stored::turn`]. If it does not, sessions write no records.
     ///
-    /// A store that keeps records must have [leases](Store::acquire), or be used by one process at a time. Otherwise two
-    /// processes would continue the same turn.
+    /// A store that keeps records must have [leases](Store::acquire), or be used by one process at a time. Otherwise
+    /// two processes would continue the same turn.
     fn keeps_turns(&self) -> bool {
         false
     }
@@ -444,9 +444,9 @@ pub trait Store: Send + Sync + 'static {
 
     /// Lists turns in flight of the conversations that match a filter, oldest first, then by the conversation's id.
     ///
-    /// The age of a turn is the time of its first record. In the list of [waiting](Turns::Waiting) turns, it is the time
-    /// since which the oldest open approval waits. Pages begin [after](Page::after) the last [`TurnSummary`] of the page
-    /// before.
+    /// The age of a turn is the time of its first record. In the list of [waiting](Turns::Waiting) turns, it is the
+    /// time since which the oldest open approval waits. Pages begin [after](Page::after) the last [`TurnSummary`] of
+    /// the page before.
     ///
     /// # Errors
     ///
@@ -542,8 +542,8 @@ pub trait Store: Send + Sync + 'static {
     }
 
     /// Ends a lease in the same way as [`release`](Store::release), and records the last event of the session's feed
-    /// that changed anything. [`Stored::mark`] returns it until the next write. If the lease is no longer valid, nothing
-    /// is recorded.
+    /// that changed anything. [`Stored::mark`] returns it until the next write. If the lease is no longer valid,
+    /// nothing is recorded.
     ///
     /// The default implementation does not record the event.
     ///

@@ -247,7 +247,8 @@ pub struct Stored {
     pub cursors: BTreeMap<NodeId, NodeId>,
     /// All nodes, in the order in which they were committed.
     pub nodes: Vec<Node>,
-    /// The id of the next node. `None` unless nodes with higher ids than the last remaining node were erased.
+    /// The id of the next node, if nodes with higher ids than the last remaining node were erased. Otherwise `None`,
+    /// because the next id is one more than the last node's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next: Option<NodeId>,
     /// The sum of the usage ledger.
@@ -289,7 +290,7 @@ impl Stored {
         }
     }
 
-    /// Applies a commit, and counts [`updated`](Self::updated) as its time. Stores that keep records of turns use
+    /// Applies a commit that was written at the time [`updated`](Self::updated). Stores that keep records of turns use
     /// [`commit_at`](Self::commit_at).
     pub fn commit(&mut self, commit: Commit) {
         self.commit_at(commit, self.updated);
@@ -362,8 +363,8 @@ impl Stored {
     }
 }
 
-/// Returns the ledger's row for a node of a commit that has no usage rows of its own. Returns `None` if the node has no
-/// usage.
+/// Returns the ledger's row for a node of a commit whose [`usage`](Commit::usage) is `None`. Returns `None` if the node
+/// has no usage.
 fn usage_of(node: &Node) -> Option<UsageRow> {
     let usage = *node.usage()?;
     Some(UsageRow::new(RequestEnd::Answered, usage).with_at(node.message().timestamp))

@@ -27,7 +27,8 @@ struct Document {
     format_version: u64,
     id: ConversationId,
     conversation: Stored,
-    /// The usage ledger, oldest row first, if it does not consist of one row for each node with usage.
+    /// The usage ledger, oldest row first. `None` if it consists of one row for each node with usage, because the nodes
+    /// then contain all of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     usage: Option<Vec<UsageRow>>,
 }

@@ -61,9 +61,10 @@
 //! statement changes no row, a second statement finds the reason. If `synchronous_commit` is `off`, the store sets it
 //! to `on`, so an acknowledged write is on the server's disk.
 //!
-//! A delete or an [erasure](Store::erase) removes the rows. The bytes of the rows stay in the server's files until `VACUUM`
-//! and later writes have replaced them, and the words stay in the indexes for searches. `VACUUM FULL` of `nodes`,
-//! `conversations`, `runs` and `pending` removes both at once, and locks each table meanwhile. The bytes also stay in its write-ahead log, replicas and backups as long as the server keeps those.
+//! A delete or an [erasure](Store::erase) removes the rows. The bytes of the rows stay in the server's files until
+//! `VACUUM` and later writes have replaced them, and the words stay in the indexes for searches. `VACUUM FULL` of
+//! `nodes`, `conversations`, `runs` and `pending` removes both at once, and locks each table meanwhile. The bytes also
+//! stay in the server's write-ahead log, replicas and backups as long as these are kept.
 //!
 //! # Searches
 //!
@@ -232,7 +233,7 @@ impl PostgresStoreBuilder {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future may leave a complete schema.
+    /// If the future is dropped, the schema may have been created or updated.
     pub async fn open(self) -> Result<PostgresStore, StoreError> {
         let Self { url, schema, certificates, limits } = self;
         sql::check_schema(&schema)?;
@@ -282,7 +283,7 @@ impl PostgresStore {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future may leave a complete schema.
+    /// If the future is dropped, the schema may have been created or updated.
     pub async fn open(url: impl Into<String>) -> Result<Self, StoreError> {
         Self::builder(url).open().await
     }

@@ -34,8 +34,8 @@ pub(super) struct Change {
     pub(super) usage: Vec<UsageRow>,
     pub(super) run: Option<RunRow>,
     pub(super) turn: TurnRow,
-    /// Whether the write only records usage, the turn in flight or the end of a run. It does not change the time of the last write, unless
-    /// it moves the head.
+    /// Whether the write only records usage, the turn in flight or the end of a run. Such a write does not change the
+    /// time of the last write, unless it moves the head.
     pub(super) is_record: bool,
 }
 
@@ -43,9 +43,9 @@ pub(super) struct Change {
 pub(super) struct RunRow {
     /// The id of the turn, in its text form.
     pub(super) turn: Option<String>,
-    /// The [`RunEnd`] as JSON, without its known prompts and its mark.
+    /// The [`RunEnd`] as JSON, without its prompts and its mark.
     pub(super) ending: String,
-    /// The known prompts as JSON.
+    /// The prompts in the [`RunEnd`], as JSON.
     pub(super) prompts: Option<String>,
 }
 
@@ -199,8 +199,7 @@ impl Origin<'_> {
         Ok(StoredState { title, labels, ..state })
     }
 
-    /// Parses the end of the last run and its known prompts. The queries return no end if a turn was committed after
-    /// the run.
+    /// Parses the end of the last run and its prompts. The queries return no end if a turn was committed after the run.
     pub(super) fn last_run(
         &self,
         ending: Option<&str>,

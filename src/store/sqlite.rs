@@ -78,11 +78,12 @@
 //! next to the file in the meantime, the index has the file's old permissions. Delete such an index before you open the
 //! store again, while no process has the file open.
 //!
-//! The store also reads the write-ahead log of such a file. If the log's index (`-shm`) is missing, SQLite needs
+//! The store also reads the write-ahead log of a read-only file. If the log's index (`-shm`) is missing, SQLite needs
 //! permission to create it in the folder. Without this permission, opening the store fails with [`StoreError::Denied`].
 //!
-//! If such a file has neither a log nor an index, the store creates no files and locks nothing. If another process
-//! writes to the file later, reads fail with [`StoreError::Unreachable`] until the store is opened again.
+//! If a read-only file has neither a write-ahead log nor an index, the store creates no files and locks nothing. If
+//! another process writes to the file later, reads fail with [`StoreError::Unreachable`] until the store is opened
+//! again.
 //!
 //! # Searches
 //!

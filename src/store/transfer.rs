@@ -93,8 +93,8 @@ impl CopyOptions {
 /// Copies all conversations from one store to another.
 ///
 /// A copy contains the usage ledger, if both stores keep one, and the end of the last run. Turns in flight are left
-/// behind, because two places could continue them ([`CopyOptions`] changes that). The sums of deleted conversations stay
-/// in the original store.
+/// behind, because otherwise two processes could continue them, one in each store ([`CopyOptions`] changes that). The
+/// sums of deleted conversations stay in the original store.
 ///
 /// Conversations are copied one at a time, the oldest first, so that a list of the copies has the same order as a list
 /// of the originals. Nothing is overwritten. A conversation that an earlier call has copied is skipped, so calling this

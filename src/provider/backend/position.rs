@@ -161,8 +161,9 @@ pub(super) fn route(
     }
     let Some(position) = &conversation.position else {
         return Ok(match live {
-            // A session that has already received the responses of other models must not receive them again, so a new
-            // session is started instead.
+            // Without a stored position, the session in use can continue only if none of its responses was kept. In
+            // addition, it must not have received the responses of other models before, because they would be sent
+            // again.
             Some(heard) if heard.kept == 0 && (foreign == 0 || heard.given == 0) => Route::Stay(heard.given),
             _ => Route::Start,
         });

@@ -72,7 +72,8 @@ async fn ids(store: &dyn Store, which: Turns) -> Vec<String> {
     turns.into_iter().map(|turn| turn.id.to_string()).collect()
 }
 
-/// Waits until a new record has a later time. No timer is used, because a store may run on a runtime without one.
+/// Waits until the clock has advanced, so that the next record has a later time. No timer is used, because a store may
+/// run on a runtime without one.
 async fn tick() {
     let begun = Instant::now();
     while begun.elapsed() < Duration::from_millis(3) {

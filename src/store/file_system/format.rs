@@ -31,7 +31,7 @@ pub(super) struct Header {
     pub(super) compactions: u64,
 }
 
-/// The members that identify the format version in the first line of any version.
+/// The members of the first line that name the format and its version. The first lines of all versions have them.
 #[derive(Deserialize)]
 struct AnyHeader {
     format: String,
@@ -221,7 +221,8 @@ pub(super) struct Compacted {
     pub(super) state: StoredState,
     pub(super) head: Option<NodeId>,
     pub(super) cursors: Vec<(NodeId, NodeId)>,
-    /// The id of the next node. `None` unless nodes with higher ids than the last remaining node were erased.
+    /// The id of the next node, if nodes with higher ids than the last remaining node were erased. Otherwise `None`,
+    /// because the next id is one more than the last node's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) next: Option<NodeId>,
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -62,8 +62,8 @@ pub(super) fn record(line: &[u8], at: u64) -> Result<&[u8], Fault> {
 const SECTOR: u64 = 512;
 
 /// Returns whether the zero bytes in a line may result from a power failure. JSON contains no zero bytes. Space that
-/// was allocated to the file and never filled contains only zero bytes, and is either whole sectors or the line's part
-/// of a sector. Any other zero byte is damage.
+/// was allocated to the file but never filled contains only zero bytes. It consists of whole sectors, or of the part of
+/// a sector that belongs to the line. Any other zero byte is damage.
 fn never_filled(line: &[u8], at: u64) -> bool {
     let edge = |place: usize| place == 0 || place == line.len() || (at + place as u64).is_multiple_of(SECTOR);
     let mut found = false;

@@ -73,7 +73,7 @@ fn recorded(
     let mut record = record.clone();
     record.normalise();
     let waiting = record.waiting_count();
-    // Approvals that were already open keep their age. A turn without an earlier record has none.
+    // Approvals that were already open keep their age. A turn without an earlier record has no open approvals.
     let open = if before.is_some() { open } else { Some(Vec::new()) };
     let approvals = if waiting == 0 {
         Some(Vec::new())

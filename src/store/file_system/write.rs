@@ -133,8 +133,8 @@ pub(super) fn change(
         turn: turn.stamped,
     };
     let line = Record::new(stamp, change).encode(place.id())?;
-    // The saved summary, if its title and labels are those of the last line. Parts that the write does not change are
-    // copied from this summary.
+    // The saved summary, if its title and labels are those at the end of the log. Parts that the write does not change
+    // are copied from this summary.
     let saved = || summary::read(place).filter(|saved| saved.has_tags_of(&tail.stamp));
     let tags = match tags {
         Some(tags) => tags.after(|| Some(saved()?.tags())),

@@ -124,8 +124,8 @@ impl RecordRow {
     }
 }
 
-/// Returns the key of a tool use. It is the id as JSON, because a database's text may not contain U+0000. Long ids, which
-/// an index can't contain, are replaced by a digest.
+/// Returns the key of a tool use. It is the id as JSON, because a database's text may not contain U+0000. Long ids,
+/// which an index can't contain, are replaced by a digest.
 fn key_of(tool_use: &str) -> String {
     const LONGEST: usize = 500;
 
@@ -242,8 +242,8 @@ fn parse<T: DeserializeOwned>(text: &str, what: &str) -> Result<T, String> {
     json::parse(text).map_err(|problem| format!("{what}: {problem}"))
 }
 
-/// Returns the number of open approvals in the form of summaries, from the count in a row. `None` if no turn is in
-/// flight.
+/// Returns whether a turn is in flight, and the number of its open approvals. `waiting` is this number as read from a
+/// row, or `None` if no turn is in flight.
 pub(in crate::store) fn in_flight(waiting: Option<i64>) -> (bool, u32) {
     (waiting.is_some(), u32::try_from(waiting.unwrap_or(0)).unwrap_or(u32::MAX))
 }

@@ -18,8 +18,8 @@ use crate::{
 pub struct StoredTurn {
     /// The version of the conversation, on which the next write builds.
     pub version: Version,
-    /// The record. It keeps no messages of earlier records: [`append`](TurnRecord::append) and
-    /// [`results`](TurnRecord::results) contain everything.
+    /// The sum of the records, as one record. Its [`append`](TurnRecord::append) and [`results`](TurnRecord::results)
+    /// contain all messages and results, and its [`keep`](TurnRecord::keep) is 0.
     pub record: TurnRecord,
     /// The time of the first record of the turn.
     pub since: Timestamp,
@@ -56,8 +56,8 @@ impl StoredTurn {
         Self { version, record, since, recorded: now, waiting_since, damage }
     }
 
-    /// Reads a turn of any kind. A turn that this version can't read must not prevent the conversation from being read, so
-    /// it becomes a damaged turn.
+    /// Reads a turn of any kind. A turn that this version can't read must not prevent the conversation from being read,
+    /// so it becomes a damaged turn.
     pub(in crate::store) fn deserialize_any<'de, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<Option<Box<Self>>, D::Error> {

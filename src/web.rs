@@ -37,8 +37,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! The guide on [web services](crate::guides::web_services) shows the rest: access, limits, front ends, and the end of the
-//! server.
+//! The guide on [web services](crate::guides::web_services) shows the rest: access, limits, front ends, and the end of
+//! the server.
 //!
 //! # Routes
 //!
@@ -69,15 +69,15 @@
 //! contains a snapshot. The `id` of an event names the positions of all conversations of the stream. A client that
 //! sends it back as `last-event-id` gets the events that it has missed, or a new `resync`. Deltas of texts, thinking
 //! and tool inputs have no `id`, so they may be sent again after a reconnect. A client skips every update whose id it
-//! has applied already. The event `list` contains `{update}`, an update of the list. The first update of the list is
-//! always a `resync`. The event `refused` has `{conversation, problem}` if a conversation cannot be opened or is no
-//! longer permitted. The event `ending` announces
-//! the end of the stream. Leaving a stream never stops a run.
+//! has applied already. The event `list` contains `{update}`, an update of the list of conversations. The first update
+//! of the list is always a `resync`. The event `refused` has `{conversation, problem}` if a conversation cannot be
+//! opened or is no longer permitted. The event `ending` announces the end of the stream. Leaving a stream never stops a
+//! run.
 //!
 //! # Security
 //!
-//! - Requests of other sites are refused: see [`WebBuilder::allow_origins`]. A body must have the content type
-//!   `application/json`, which an HTML form cannot send. The crate sets no cookie.
+//! - Requests from the pages of other sites are refused: see [`WebBuilder::allow_origins`]. A body must have the
+//!   content type `application/json`, which an HTML form cannot send. The crate sets no cookie.
 //! - A client chooses the content of prompts and one of the [permitted models](WebBuilder::models). It cannot set
 //!   options, limits, the system prompt or tools.
 //! - The [`View`] removes the system prompt, schemas, signatures and data of providers from everything that is sent.
@@ -381,7 +381,7 @@ impl WebBuilder {
         self
     }
 
-    /// Returns the router's state.
+    /// Returns the [`Web`], which creates the routers.
     pub fn build(self) -> Web {
         Web(Arc::new(self.0))
     }

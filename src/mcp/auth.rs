@@ -104,7 +104,7 @@ impl<T: TokenStore + ?Sized> TokenStore for Arc<T> {
     }
 }
 
-/// The application's store, as the protocol's library uses it.
+/// Makes the application's store usable for the library that implements the protocol.
 struct StoreAdapter(Arc<dyn TokenStore>);
 
 impl StoreAdapter {

@@ -346,7 +346,7 @@ impl Drop for Route {
     }
 }
 
-/// Returns the text of a failed handshake, without rmcp's words for its own types.
+/// Returns the text of a failed handshake, without the names of rmcp's own types.
 pub(super) fn reason(error: &ClientInitializeError) -> String {
     let text = match error {
         ClientInitializeError::LegacyFallbackFailed { fallback, .. } => return reason(fallback),

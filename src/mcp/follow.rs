@@ -88,7 +88,7 @@ async fn adopt_changes(
     }
 }
 
-/// The tools that the server has offered and that are still in use, identified by their addresses.
+/// The tools that the server has offered and that are still in use, identified by their addresses in memory.
 struct Known {
     addresses: BTreeSet<usize>,
     /// The tools themselves. While they are alive, no other tool can get one of the addresses.

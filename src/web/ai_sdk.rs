@@ -94,8 +94,8 @@ async fn post(mut call: Call) -> Result<Response, Problem> {
         let ended = match (answer, &follow) {
             (SessionAnswer::Prompt(Accepted::Known { state }), Follow::Prompt(id)) => match state {
                 PromptState::Ended { outcome } => Follow::Ended(id.clone(), outcome),
-                // The stream waits for the prompt's message, which is still to come in the events: it was not added
-                // yet, or only after the subscription's snapshot.
+                // The snapshot does not contain the prompt's message, so a later event adds the message. The stream
+                // waits for this event.
                 PromptState::Staged | PromptState::InFlight => continue,
             },
             _ => continue,

@@ -335,7 +335,7 @@ impl Feed {
                 }
             }
             ManagerEvent::Deleted { id } => self.shown.remove(id),
-            // The reason is for the operator.
+            // This event contains the reason of a failure, which only an operator may see.
             ManagerEvent::NotRecovered { .. } => false,
             ManagerEvent::Waiting { id }
             | ManagerEvent::GivenUp { id }

@@ -175,7 +175,8 @@ impl Problem {
             .with_member("waiting", waiting)
     }
 
-    /// Returns a problem without its cause, which is logged under the incident's id.
+    /// Returns the problem for an unexpected error. The error itself is only logged, together with the id of the
+    /// incident that the client gets.
     pub(super) fn internal(error: &(dyn std::error::Error + 'static)) -> Self {
         let incident = format!("{:016x}", rand::random::<u64>());
         tracing::error!(incident, error = error_chain(error), "a request failed");

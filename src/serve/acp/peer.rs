@@ -97,7 +97,7 @@ pub(super) struct Gone;
 /// Sends messages to the client.
 pub(super) struct Peer {
     lines: mpsc::Sender<String>,
-    /// Our requests that wait for an answer, by id.
+    /// The requests to the client that wait for an answer, by id.
     asked: Mutex<HashMap<u64, oneshot::Sender<Result<Value, String>>>>,
     last: AtomicU64,
 }

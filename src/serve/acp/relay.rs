@@ -255,7 +255,7 @@ impl Relay {
     }
 
     async fn used(&self, state: &State, context: u64) -> Result<(), Gone> {
-        // The protocol's usage update requires the size of the context window, so an unknown size means that none is
+        // The protocol's usage update requires the size of the context window, so if the size is unknown, no update is
         // sent.
         let Some(size) = state.window else { return Ok(()) };
         let cost = (state.used + state.turn).cost.map(|amount| Cost::new(amount, "USD"));

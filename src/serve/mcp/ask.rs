@@ -96,7 +96,7 @@ impl<'a> Ask<'a> {
                     let followed = FollowedPrompt::new(id_of_prompt);
                     return Ok(RunningCall::new(self, session, events, followed));
                 }
-                // The session was closed at the same moment.
+                // The session was closed after it was opened here, so open it again.
                 Err(SessionError::Ended(_)) if retries > 0 => retries -= 1,
                 Err(error) => return Err(error_chain(&error)),
             }

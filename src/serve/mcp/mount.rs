@@ -130,7 +130,7 @@ impl Mount {
         let mut sessions = LocalSessionManager::default();
         sessions.session_config.keep_alive = Some(KEEP_ALIVE);
         let sessions = Arc::new(sessions);
-        // The guard of the web layer checks hosts and origins.
+        // The guard of the web layer checks hosts and origins, so the check of hosts in rmcp is disabled.
         let config = StreamableHttpServerConfig::default()
             .disable_allowed_hosts()
             .with_max_request_body_bytes(web.limits().command_body)

@@ -75,7 +75,7 @@ fn approval(pause: &Pause) -> String {
     let (tool, input) = (&pause.tool_use.name, pause.tool_use.input.to_string());
     let why = match &pause.reason {
         Value::Null => String::new(),
-        // The question already says this.
+        // The text of the question already states that the tool needs approval.
         Value::String(text) if text == "needs approval" => String::new(),
         Value::String(text) => format!(" Reason: {}", clip(text, LONGEST)),
         other => format!(" Reason: {}", clip(&other.to_string(), LONGEST)),

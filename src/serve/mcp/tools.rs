@@ -49,7 +49,7 @@ pub(super) struct AskOutput {
 struct ListInput {
     /// The greatest number of conversations: 20 by default, 100 at most.
     limit: Option<usize>,
-    /// The `next` of the previous answer.
+    /// The value of `next` in the previous answer.
     after: Option<String>,
 }
 
@@ -57,7 +57,7 @@ struct ListInput {
 struct ListOutput {
     /// The conversations, most recently written first.
     conversations: Vec<Item>,
-    /// The `after` of the next page. Absent on the last page.
+    /// The value of `after` for the next page. Absent on the last page.
     #[serde(skip_serializing_if = "Option::is_none")]
     next: Option<String>,
 }

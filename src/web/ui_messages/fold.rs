@@ -4,11 +4,11 @@ use serde_json::{Map, Value, json};
 
 use super::Frame;
 
-/// The parts of an assistant's message, and the places of its open parts.
+/// The parts of an assistant's message, and the indices of its open parts.
 #[derive(Debug, Default)]
 pub(super) struct Fold {
     pub(super) parts: Vec<Value>,
-    /// The ids and places of the parts of text that are open.
+    /// The id and the index of each part of text that is open.
     pub(super) open: Vec<(String, usize)>,
 }
 
@@ -64,7 +64,7 @@ impl Fold {
         }
     }
 
-    /// Returns the place of the first part of the current step.
+    /// Returns the index of the first part of the current step.
     fn step(&self) -> usize {
         self.parts.iter().rposition(|part| part["type"] == "step-start").map_or(0, |place| place + 1)
     }

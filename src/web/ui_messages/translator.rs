@@ -391,7 +391,7 @@ impl Translator {
         self.phase = Phase::Running;
     }
 
-    /// Writes the results in a user message, unless events have brought them.
+    /// Writes the results in a user message, unless earlier events contained them.
     fn results(&mut self, message: &Message) {
         write_results(&mut self.writer, message);
         self.writer.step_over();
@@ -474,7 +474,7 @@ impl Translator {
     }
 }
 
-/// Writes the results in a message, unless events have brought them.
+/// Writes the results in a message, unless earlier events contained them.
 fn write_results(writer: &mut Writer, message: &Message) {
     for (index, block) in message.content.iter().enumerate() {
         if let Content::ToolResult(result) = block {
@@ -492,8 +492,8 @@ pub(super) fn replay_messages<'a>(writer: &mut Writer, messages: impl Iterator<I
             writer.step_start(step, message.id.clone());
             message.content.iter().enumerate().for_each(|(index, block)| writer.block(index, block));
             writer.step_end();
-            // Some results may have been decided when the step left its other tool uses open. The tool uses contain
-            // these results.
+            // If a step ended while some tool uses were open, its other tool uses contain their results, because no
+            // message contains them yet.
             let decided = message.tool_uses().filter_map(|tool_use| tool_use.decided.as_deref());
             decided.for_each(|result| writer.result(result, None));
         } else {

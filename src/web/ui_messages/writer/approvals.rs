@@ -56,7 +56,7 @@ impl Writer {
     }
 
     /// Asks for the decisions of a pause. Level 7 gets an automatic request and response for each other use of the
-    /// step, because its clients send decisions when every use of the step has one.
+    /// step, because a client of level 7 sends its decisions only when every tool use of the step has a decision.
     pub(in crate::web::ui_messages) fn pauses(&mut self, pauses: &[Pause]) {
         for pause in pauses {
             let ToolUse { id, name, input, .. } = &pause.tool_use;

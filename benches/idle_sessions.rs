@@ -4,8 +4,9 @@
 //! resident memory. The messages of the first turn are measured separately. The store keeps nothing, so it adds no
 //! memory.
 //!
-//! The second part measures sessions of a manager. It runs in a separate process, so that the heap again has no holes.
-//! There are no handles and no subscribers. After its turn, each session has a title and waits for its idle shutdown.
+//! The second part measures sessions of a manager. It runs in a separate process, so that its heap has no holes that
+//! the first part has left. There are no handles and no subscribers. After its turn, each session has a title and waits
+//! for its idle shutdown.
 //!
 //! The last part measures the CPU time that a manager's shutdown needs per idle session. It does this with 1,000 and
 //! with 100,000 sessions, each in a separate process. `cargo bench --bench idle_sessions -- --shutdown` runs only this

@@ -125,7 +125,7 @@ async fn use_server(
     let client = client.connect().await?;
     let found = client.tools().await?;
     let names = found.tools.iter().map(|tool| {
-        // The server itself says this, so every use needs an approval nevertheless.
+        // This hint comes from the server and may be wrong, so every use needs an approval nevertheless.
         let reads = found.hints.get(tool.name()).is_some_and(|hints| hints.read_only == Some(true));
         format!("{}{}", tool.name(), if reads { " (only reads)" } else { "" })
     });

@@ -174,7 +174,7 @@ impl Table {
         for row in &self.rows {
             let title = first_words(row.title.as_deref().unwrap_or("—"), 30);
             let doing = first_words(&row.doing, 38);
-            // The streamed text is shortened to the columns that are left of 80.
+            // The streamed text is shortened, so that the row has at most 80 columns.
             let room = 38_usize.saturating_sub(doing.chars().count().max(8) + 1);
             let from = row.words.char_indices().rev().nth(room.saturating_sub(1)).map_or(0, |(at, _)| at);
             let words = if room > 0 { dim(&first_words(&row.words[from..], room)) } else { String::new() };

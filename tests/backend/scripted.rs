@@ -39,7 +39,7 @@ pub(crate) enum Act {
 /// A step of a turn. The steps run in order.
 pub(crate) enum Step {
     Event(BackendEvent),
-    /// Sends all prompts that the session received so far.
+    /// Sends a text that contains all prompts that the session remembers.
     Recall,
     Ask(ToolUse, Vec<PermissionOption>),
     /// Requests a permission, and continues without waiting for the answer.

@@ -30,8 +30,8 @@ pub(crate) struct Live {
 enum Source {
     /// The servers, with the base URL of each.
     Servers { chat: String, tools: String, recording: bool },
-    /// The folder with recordings of the replays. A replay is recorded again, and the new recording must equal the
-    /// replayed one.
+    /// The recordings in the repository. Each replay is recorded again into this folder, and the new recording must
+    /// equal the replayed one.
     Recordings(PathBuf),
 }
 

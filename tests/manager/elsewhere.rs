@@ -94,7 +94,7 @@ async fn manager_restarted_with_its_owner_name_takes_over_its_conversations_imme
     let talk = created(&manager(&store, "one"), "talk").await;
     within(talk.session.ask("One")).await.unwrap();
     within(talk.session.flush(secs(30))).await.unwrap();
-    // Simulates a crash of the first manager. The store still regards that manager as the owner.
+    // A new manager with the same owner name, as after a crash of the first manager, whose lease is still valid.
     let again = manager(&store, "one");
     let opened = within(again.open(&id("talk"), parrot())).await.unwrap();
     assert_eq!(opened.session.tree().await.unwrap().len(), 2);

@@ -224,7 +224,7 @@ async fn no_tool_holds_a_place_openings_keep_waiting() {
     let (builder, _) = limited(1, &["x"]).await;
     let manager = builder.build();
     let person = manager.create_with_id(&id("person"), parrot()).await.unwrap();
-    // The user's session is not running a tool at the moment.
+    // No tool of this session runs while the opening waits, so the opening waits until the controller is dropped.
     person.session.ask("Hi").await.unwrap();
     let opening = opening(&manager, "x", parrot());
     tokio::time::sleep(secs(3000)).await;

@@ -206,7 +206,7 @@ pub(crate) async fn not_yet<T>(future: &mut (impl Future<Output = T> + Unpin)) {
     assert!(tokio::time::timeout(secs(60), future).await.is_err(), "the future should have waited");
 }
 
-/// Lets all ready tasks run.
+/// Lets all tasks run until each of them waits for time or for an event. Advances the paused clock by 1 ms.
 pub(crate) async fn settle() {
     tokio::time::sleep(Duration::from_millis(1)).await;
 }

@@ -73,7 +73,7 @@ async fn one_opening_waits_and_loads_slowly_only_one_session_is_put_to_sleep() {
     in_time(gate.reached()).await;
     tokio::time::sleep(secs(60)).await;
     assert_eq!(open_ids(&manager), ["b", "c"]);
-    // While one session was already asked to sleep, activity in a second session does not put that session to sleep.
+    // The opening of `d` already has the place of `a`, so activity in `b` does not put `b` to sleep.
     manager.get(&id("b")).unwrap().ask("Hi").await.unwrap();
     tokio::time::sleep(secs(60)).await;
     assert_eq!(open_ids(&manager), ["b", "c"]);

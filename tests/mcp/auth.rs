@@ -160,7 +160,7 @@ fn url(server: &Shared) -> String {
     format!("{}/mcp", server.lock().unwrap().url)
 }
 
-/// The tokens in memory. A store that is broken fails.
+/// A token store in memory. If `is_broken` is set, its operations fail.
 #[derive(Default)]
 struct Kept {
     tokens: Mutex<Option<Tokens>>,

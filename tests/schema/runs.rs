@@ -92,7 +92,8 @@ fn scripted(steps: impl IntoIterator<Item = Step>) -> AgentBuilder {
     Agent::builder().model(ScriptedProvider::new(steps).model()).tool(look).tool(delete.needs_approval())
 }
 
-/// One answer with blocks of every kind, options of every kind, and a prompt with an id and data.
+/// Runs one answer with blocks of every kind, options of every kind, and a prompt with an id and data. This function
+/// and the following ones return the kinds of the updates that they have checked.
 async fn rich_answer() -> BTreeSet<String> {
     let image = Attachment::url("image/png", "https://example.com/a.png").named("a.png");
     let item = ProviderItem::new("scripted", json!({ "kind": "search" }));

@@ -91,7 +91,7 @@ impl World {
         self.sent.load(Ordering::SeqCst)
     }
 
-    /// Returns the stored turn in flight. Nothing else uses the store now.
+    /// Returns the stored turn in flight. Called only while no process runs.
     fn turn(&self) -> Option<StoredTurn> {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         runtime.block_on(self.store.turn(&id())).unwrap()

@@ -187,7 +187,7 @@ async fn erase_leaves_no_text_in_a_sqlite_file() {
     let builder = SqliteStore::builder(folder.join("a.sqlite")).durability(Durability::Process);
     let store = builder.search(true).open().await.unwrap();
     let agent = scripted([Step::text("A1"), Step::text("zzsecret answer"), crate::support::failing()]);
-    // The store stays open. If it were closed, it would remove files while they are read.
+    // The store stays open, because closing it would remove files that this test searches.
     let session = Session::builder(store.clone()).agent(agent).create().await.unwrap();
     session.ask("Q1").await.unwrap();
     session.ask("zzsecret question").await.unwrap();

@@ -120,7 +120,7 @@ impl Watched {
         let json = serde_json::to_string(&*numbered.event).unwrap();
         let read: SessionEvent = serde_json::from_str(&json).unwrap();
         if matches!(numbered.event.agent(), Some(Event::Staged { .. })) {
-            // The model and the secrets of a prompt are never serialised.
+            // Compare the JSON, because the model and the secrets of a prompt are never serialised.
             assert_eq!(serde_json::to_string(&read).unwrap(), json);
         } else {
             assert_eq!(read, *numbered.event, "{json}");

@@ -104,7 +104,7 @@ async fn delete_and_erase_leave_no_words_in_the_index() {
     };
     assert_eq!((terms("zzzkept"), terms("zzztitle")), (1, 1));
     assert_eq!((terms("zzzerased"), terms("zzzsecretofb")), (0, 0));
-    // The store stays open. If it were closed, it would remove files while they are read.
+    // The store stays open, because closing it would remove files that this test searches.
     for name in folder.names() {
         let bytes = fs::read(folder.path().join(&name)).unwrap();
         for text in ["zzzerased", "zzzsecretofb"] {

@@ -92,7 +92,7 @@ impl Convention {
     }
 }
 
-/// The providers with another name in the conventions: the name in this crate, and the well-known name.
+/// The providers that the conventions call by another name: the name in this crate, and the well-known name.
 const PROVIDERS: &[(&str, &str)] =
     &[("alibaba", "alibaba_cloud"), ("google", "gcp.gemini"), ("moonshot", "moonshot_ai"), ("zai", "z_ai")];
 

@@ -199,8 +199,8 @@ impl<'a> NewTags<'a> {
         Self { title: Some(&state.title), labels: Some(&state.labels) }
     }
 
-    /// Returns the tags after the change. `before` returns the tags before the change. It is called only if the change
-    /// leaves some tags as they are. Returns `None` if these tags are not known.
+    /// Returns the tags after the change. `before` returns the tags before the change, or `None` if they are not known.
+    /// It is called only if the change keeps some of these tags. If it returns `None`, so does this method.
     pub(super) fn after(self, before: impl FnOnce() -> Option<Tags>) -> Option<Tags> {
         match self {
             Self { title: Some(title), labels: Some(labels) } => {

@@ -167,7 +167,7 @@ impl RunStream {
     }
 
     /// Processes a snapshot that is at least as new as the last event, and returns the frames to send. If the run is
-    /// still paused, they end the stream.
+    /// still paused, these frames end the stream.
     pub(crate) fn pause(&mut self, view: &SessionSnapshot) -> Vec<Frame> {
         if self.phase == Phase::Paused && !view.agent.pauses.is_empty() {
             self.view.clone_from(view);

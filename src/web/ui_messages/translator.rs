@@ -253,7 +253,7 @@ impl Translator {
         }
     }
 
-    /// Processes an event before the message of the prompt.
+    /// Processes an event while the translator waits for the message of the prompt.
     fn await_prompt(&mut self, event: &Event) {
         let Phase::Waiting(wanted) = &self.phase else { return };
         let is_wanted = |id: Option<&MessageId>| match wanted {

@@ -54,6 +54,23 @@ pub(crate) fn without_history(mut snapshot: SessionSnapshot) -> SessionSnapshot 
     snapshot
 }
 
+/// Asserts that the client has the state of the conversation.
+///
+/// A client that has seen everything before an orderly end gets no snapshot of the next life. So it may still have the
+/// positions, the step and the end of the last run of the life before, without which a new life begins.
+pub(crate) async fn assert_current(client: &Client, app: &App, id: &str) {
+    let (mut state, now) = (client.state(), now(app, id).await);
+    if state.agent.last.life != now.agent.last.life {
+        (state.agent.last, state.agent.run, state.agent.step) =
+            (now.agent.last, now.agent.run, now.agent.step);
+        state.agent.last_run = state.agent.last_run.filter(|_| now.agent.last_run.is_some());
+    }
+    if state.last.life < now.last.life && now.last.number == 0 {
+        state.last = now.last;
+    }
+    assert_eq!(state, now);
+}
+
 pub(crate) async fn now(app: &App, id: &str) -> SessionSnapshot {
     let text = app.get("ann", &format!("/agent/conversations/{id}")).await.text;
     without_history(serde_json::from_str(&text).unwrap())
@@ -98,7 +115,7 @@ async fn stream_begins_with_a_snapshot_and_its_updates_make_the_current_state() 
     for frame in &frames {
         client.take(frame);
     }
-    assert_eq!(client.state(), now(&app, &id).await);
+    assert_current(&client, &app, &id).await;
     let delta = |frame: &&Frame| frame.data["update"]["event"]["event"]["type"] == "text_delta";
     assert!(frames.iter().filter(delta).all(|frame| frame.id.is_none()), "deltas have no id");
     assert!(frames.iter().filter(|frame| !delta(frame)).any(|frame| frame.id.is_some()));
@@ -128,13 +145,36 @@ async fn stream_that_is_cut_after_any_frame_and_resumed_loses_nothing() {
             client.take(&frame);
         }
     }
-    // Close the conversation. As after a restart of the server, its position is then unknown, so the client gets a
-    // snapshot.
-    app.manager.close(&ConversationId::new(&id).unwrap()).await.unwrap();
-    let mut client = Client { position: frames.last().unwrap().id.clone(), ..Client::default() };
-    let mut resumed = app.stream("ann", &path, client.position.as_deref()).await;
-    client.take(&resumed.next().await.unwrap());
-    assert_eq!(client.state().tree, expected.tree);
+}
+
+#[tokio::test(start_paused = true)]
+async fn stream_resumed_after_an_orderly_close_needs_a_snapshot_only_if_something_was_missed() {
+    for missed in [false, true] {
+        let app = App::new(script());
+        let id = app.create("ann").await;
+        let path = format!("/agent/conversations/{id}/events");
+        let mut stream = app.stream("ann", &path, None).await;
+        let mut client = Client::default();
+        client.take(&stream.next().await.unwrap());
+        let mut frames = run(&app, &id, &mut stream).await;
+        if missed {
+            let saved = frames.iter().position(|frame| frame.data["update"]["event"]["outcome"] == "saved");
+            frames.truncate(saved.unwrap());
+        }
+        frames.iter().for_each(|frame| client.take(frame));
+        app.manager.close(&ConversationId::new(&id).unwrap()).await.unwrap();
+
+        let mut resumed = app.stream("ann", &path, client.position.as_deref()).await;
+        let titled = json!({ "type": "title", "title": "Facts" });
+        app.post("ann", &format!("/agent/conversations/{id}/commands"), titled).await;
+        let is_titled = |frame: &Frame| frame.data["update"]["event"]["title"] == "Facts";
+        let frames = resumed.until(is_titled).await;
+        let resyncs = frames.iter().filter(|frame| frame.data["update"]["type"] == "resync").count();
+        assert_eq!(resyncs, usize::from(missed));
+        frames.iter().for_each(|frame| client.take(frame));
+        assert_eq!(client.state().tree, now(&app, &id).await.tree);
+        assert_eq!(client.state().title.as_deref(), Some("Facts"));
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -172,8 +212,8 @@ async fn page_stream_carries_the_list_and_several_conversations() {
     take(first, &mut clients);
     let second = stream.until(is_done(if was_a { &b } else { &a })).await;
     let position = take(second, &mut clients).unwrap();
-    assert_eq!(clients[0].state(), now(&app, &a).await);
-    assert_eq!(clients[1].state(), now(&app, &b).await);
+    assert_current(&clients[0], &app, &a).await;
+    assert_current(&clients[1], &app, &b).await;
     assert!(position.contains(&a) && position.contains(&b), "{position}");
 
     app.manager.rename(&ConversationId::new(&a).unwrap(), Some("Renamed")).await.unwrap();

@@ -11,7 +11,7 @@ use proptest::{
 use serde_json::{Value, json};
 
 use crate::{
-    streams::{Client, now},
+    streams::{Client, assert_current},
     support::{App, Frame, prompt},
 };
 
@@ -161,7 +161,7 @@ async fn check(actions: &[Action]) {
     page.cut().await;
     while page.read(1000).await > 0 {}
     for (client, id) in page.clients.iter().zip(&page.ids) {
-        assert_eq!(client.state(), now(&app, id).await);
+        assert_current(client, &app, id).await;
     }
 }
 

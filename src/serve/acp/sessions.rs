@@ -35,7 +35,7 @@ use crate::{
     session::Mode,
     store::{ConversationId, Filter, Labels, Page, Position},
     sync::lock,
-    text::clip,
+    text::start,
 };
 
 /// The maximum number of sessions of one connection.
@@ -47,7 +47,7 @@ const PAGE: usize = 50;
 /// How long a list waits until the last turns of the client's sessions are saved.
 const SOON: Duration = Duration::from_secs(1);
 
-/// The maximum length of a client's name.
+/// The maximum length of a client's name, in bytes.
 const MAX_NAME: usize = 256;
 
 /// Returns the error for a conversation that the manager refuses to open, close or delete.
@@ -63,7 +63,7 @@ impl Server {
     pub(super) fn initialize(&self, request: InitializeRequest) -> Result<Value, Error> {
         let session = request.client_capabilities.session;
         *lock(&self.client) = Client {
-            name: request.client_info.map(|client| clip(&client.name, MAX_NAME).into()),
+            name: request.client_info.map(|client| start(&client.name, MAX_NAME).into()),
             notices: session.is_some_and(|session| session.notices.is_some()),
         };
         let takes = |media_type| self.settings.takes(media_type);

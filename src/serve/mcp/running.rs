@@ -24,7 +24,7 @@ use crate::{
     message::ToolUseId,
     session::{Session, SessionCommand, SessionEvent, SessionSnapshot, SessionSubscription},
     subscription::Update,
-    text::clip,
+    text::start,
     tool::Decision,
 };
 
@@ -202,8 +202,7 @@ impl<'a> RunningCall<'a> {
         // The pause is over only when its event arrives. Until then, the client is not asked about it again.
         self.asked.entry(pause.tool_use.id.clone()).or_default();
         let client = self.ask.context.client_info();
-        let by =
-            self.ask.host.decider(client.as_ref().map(|client| clip(&client.name, LONGEST_NAME)).as_deref());
+        let by = self.ask.host.decider(client.as_ref().map(|client| start(&client.name, LONGEST_NAME)));
         let tool_use_id = pause.tool_use.id.clone();
         let command = SessionCommand::Resume { tool_use_id, turn: Some(pause.turn), decision };
         if let Err(error) = self.session.perform(command, by.as_deref()).await {

@@ -44,6 +44,17 @@ async fn garbage_is_answered_and_the_session_continues() {
 }
 
 #[tokio::test]
+async fn client_with_a_long_name_decides() {
+    let mut window = Window::named(served(manager()), &"x".repeat(300)).await;
+    let session = window.create().await;
+    let prompt = window.prompt(&session, "Delete").await;
+    let question = window.question().await;
+    window.decide(&question, "allow").await;
+    assert_eq!(window.answer(prompt).await.unwrap()["stopReason"], "end_turn");
+    assert_eq!(window.texts("agent_message_chunk"), "Deleted.");
+}
+
+#[tokio::test]
 async fn client_that_writes_only_garbage_is_disconnected() {
     let mut window = Window::open(&manager()).await;
     let mut answers = 0;

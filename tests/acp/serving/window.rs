@@ -33,9 +33,14 @@ impl Window {
     }
 
     pub async fn of(agent: AcpAgent) -> Self {
+        Self::named(agent, "window").await
+    }
+
+    /// Opens a window of a client with this name.
+    pub async fn named(agent: AcpAgent, name: &str) -> Self {
         let mut window = Self::connected(agent, 64 * 1024);
         let capabilities = json!({ "session": { "notices": {} } });
-        let client = json!({ "name": "window", "version": "1" });
+        let client = json!({ "name": name, "version": "1" });
         let asked = json!({ "protocolVersion": 1, "clientCapabilities": capabilities, "clientInfo": client });
         let initialized = window.request("initialize", asked).await.unwrap();
         assert_eq!(initialized["protocolVersion"], 1);

@@ -51,12 +51,18 @@ pub struct Seen {
 pub struct Person {
     answers: Answers,
     version: ProtocolVersion,
+    /// The name of the client's program.
+    name: String,
     pub seen: Arc<Seen>,
 }
 
 impl Person {
     pub fn new(version: ProtocolVersion, answers: Answers) -> Self {
-        Self { answers, version, seen: Arc::default() }
+        Self { answers, version, name: "person".to_owned(), seen: Arc::default() }
+    }
+
+    pub fn named(self, name: String) -> Self {
+        Self { name, ..self }
     }
 
     pub fn lifecycle(&self) -> ClientLifecycleMode {
@@ -74,7 +80,7 @@ impl ClientHandler for Person {
             Answers::Nobody => ClientCapabilities::default(),
             _ => ClientCapabilities::builder().enable_elicitation().build(),
         };
-        ClientConfig::new(capabilities, Implementation::new("person", "1.0.0"))
+        ClientConfig::new(capabilities, Implementation::new(&*self.name, "1.0.0"))
             .with_protocol_version(self.version.clone())
     }
 

@@ -35,6 +35,15 @@ async fn approvals_are_asked_of_the_clients_user() {
 }
 
 #[tokio::test]
+async fn client_with_a_long_name_decides() {
+    for version in [OLD, NEW] {
+        let person = Person::new(version, Answers::Accept(None)).named("x".repeat(300));
+        let (client, _serving) = connect(&manager(), person).await;
+        assert_eq!(ask(&client, "Delete").await["answer"], "gone");
+    }
+}
+
+#[tokio::test]
 async fn form_of_a_running_tool_keeps_its_fields() {
     for version in [OLD, NEW] {
         let person = Person::new(version, Answers::Accept(Some(json!({ "name": "Ann" }))));

@@ -33,7 +33,8 @@
 //! - **Processes.** A program runs in its own process group. The program ends when the client and all its tools are
 //!   dropped, when [`McpClient::close`] is called, or when the runtime shuts down.
 //! - **Trust.** Descriptions, annotations and results come from the server. The client does not trust them:
-//!   [`McpBuilder::allow`] and [`McpBuilder::approve`] decide what a model can use.
+//!   [`McpBuilder::allow`] and [`McpBuilder::approve`] decide what a model can use. [`McpBuilder::trust_hints`] lets
+//!   the annotations decide which calls a durable turn may repeat after a crash.
 //! - **Questions.** A question of a server (elicitation) becomes [`ToolContext::ask`](crate::ToolContext::ask), so the
 //!   agent pauses until a person answers. Outside an agent, questions are declined.
 //! - **Tasks.** If a server answers a call with a task, the client waits for its result. Dropping the call cancels the
@@ -94,7 +95,7 @@ pub struct McpTools {
 /// The hints of a server about one of its tools, which the protocol calls annotations.
 ///
 /// The hints come from the server and are not checked. Show them to a person, but do not base decisions of the
-/// application on them.
+/// application on them unless it trusts the server: see [`McpBuilder::trust_hints`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ToolHints {

@@ -162,6 +162,17 @@ impl McpBuilder {
         self
     }
 
+    /// Trusts the hints of the server about repeated calls. A tool then declares [`Replay::Safe`] if its hint
+    /// `read_only` or `idempotent` is true: see [`ToolHints`](super::ToolHints). By default, every tool declares
+    /// [`Replay::Never`], because a wrong hint would let a call of a process that ended take effect twice.
+    ///
+    /// [`Replay::Safe`]: crate::tool::Replay::Safe
+    /// [`Replay::Never`]: crate::tool::Replay::Never
+    pub fn trust_hints(mut self) -> Self {
+        self.selection.trusts_hints = true;
+        self
+    }
+
     /// Connects to the server.
     ///
     /// # Errors

@@ -62,4 +62,6 @@ pub(super) struct Selection {
     pub(super) renamed: BTreeMap<String, String>,
     pub(super) approved: BTreeSet<String>,
     pub(super) approve_all: bool,
+    /// Whether the hints of the server decide whether a call may be repeated.
+    pub(super) trusts_hints: bool,
 }

@@ -20,7 +20,7 @@ use super::{
 use crate::{
     sync::lock,
     text::clip,
-    tool::{Schema, Tool, ToolContext, ToolError, ToolOutput, ToolSet},
+    tool::{Replay, Schema, Tool, ToolContext, ToolError, ToolOutput, ToolSet},
 };
 
 /// The time by which the agent's limit exceeds the client's own limit. The client's limit then applies first, and its
@@ -35,6 +35,7 @@ struct McpTool {
     description: String,
     schema: Schema,
     approval: bool,
+    replay: Replay,
 }
 
 #[async_trait]
@@ -57,6 +58,10 @@ impl Tool for McpTool {
 
     fn requires_approval(&self) -> bool {
         self.approval
+    }
+
+    fn replay(&self) -> Replay {
+        self.replay
     }
 
     async fn call(&self, input: Value, context: ToolContext) -> Result<ToolOutput, ToolError> {
@@ -152,6 +157,11 @@ fn tool_hints(tool: &WireTool) -> Option<ToolHints> {
 fn made_tool(server: &Arc<Server>, tool: &WireTool, name: String, schema: Schema) -> McpTool {
     let selection = &server.settings().selection;
     let about = tool.description.as_deref().or(tool.title.as_deref()).unwrap_or_default();
+    let is_safe = tool.annotations.as_ref().is_some_and(|hints| {
+        // The protocol has no keys for repeated calls, so no tool is `Replay::Keyed`.
+        hints.read_only_hint == Some(true) || hints.idempotent_hint == Some(true)
+    });
+    let replay = if selection.trusts_hints && is_safe { Replay::Safe } else { Replay::Never };
     McpTool {
         server: Arc::clone(server),
         remote: tool.name.to_string(),
@@ -159,5 +169,6 @@ fn made_tool(server: &Arc<Server>, tool: &WireTool, name: String, schema: Schema
         description: clip(about, LONGEST).into_owned(),
         schema,
         approval: selection.approve_all || selection.approved.contains(&*tool.name),
+        replay,
     }
 }

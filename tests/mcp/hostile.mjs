@@ -1,6 +1,6 @@
 // A server of the Model Context Protocol without dependencies. Its tools misbehave. It uses standard input and output, or
 // HTTP if PORT is set.
-import { appendFileSync } from "node:fs";
+import { appendFileSync, readFileSync } from "node:fs";
 import { spawn } from "node:child_process";
 import { createServer } from "node:http";
 import { createInterface } from "node:readline";
@@ -21,9 +21,12 @@ let names = [
 if (port) names.push("too_huge_json", "endless_event", "endless_json", "endless_comments", "cut", "no_headers", "status");
 const schema = { type: "object", properties: { text: { type: "string" } } };
 
+const hints = { read: { readOnlyHint: true }, put: { readOnlyHint: false, idempotentHint: true }, send: { readOnlyHint: false } };
+
 function list() {
+  if (like === "hints") names = Object.keys(hints);
   if (like === "many_tools") names = Array.from({ length: 1000 }, (_, count) => `tool_${count}`);
-  const tools = names.map((name) => ({ name, description: name === "echo" ? "x".repeat(9000) : name, inputSchema: schema }));
+  const tools = names.map((name) => ({ name, description: name === "echo" ? "x".repeat(9000) : name, inputSchema: schema, annotations: hints[name] }));
   if (like === "odd_list") {
     tools.push({ name: "bad schema", inputSchema: { type: "object", properties: { a: { type: "nonsense" } } } });
     tools.push({ name: "not object", inputSchema: { type: "string" } });
@@ -74,6 +77,12 @@ async function call(id, params, send, response) {
       process.stderr.write(`token ${process.env.TOKEN}\n`);
       await sleep(50);
       return process.exit(4);
+    // The first call of each of these tools is never answered.
+    case "read": case "put": case "send": {
+      const isFirst = !readFileSync(log, "utf8").includes(`called ${params.name}\n`);
+      note(`called ${params.name}`);
+      return isFirst ? undefined : answer(text(`${params.name} is done`));
+    }
     case "deaf": process.stdin.pause(); setInterval(() => {}, 1000); return;
   }
 }

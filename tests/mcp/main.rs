@@ -9,6 +9,7 @@ mod auth;
 mod calls;
 #[cfg(feature = "web")]
 mod credentials;
+mod durable;
 mod endings;
 mod generations;
 mod hostile_http;

@@ -7,7 +7,11 @@ use rmcp::{
 };
 use serde_json::{Value, json};
 
-use crate::{agent::Pause, text::clip, tool::Decision};
+use crate::{
+    agent::Pause,
+    text::{clip, start},
+    tool::Decision,
+};
 
 /// The maximum length of an input or a text in a question, in bytes.
 const LONGEST: usize = 4096;
@@ -80,7 +84,16 @@ fn approval(pause: &Pause) -> String {
         Value::String(text) => format!(" Reason: {}", clip(text, LONGEST)),
         other => format!(" Reason: {}", clip(&other.to_string(), LONGEST)),
     };
-    format!("Allow the tool {tool} with this input? {}{why}", clip(&input, LONGEST))
+    let shown = start(&input, LONGEST);
+    if shown.len() == input.len() {
+        return format!("Allow the tool {tool} with this input? {input}{why}");
+    }
+    let length = input.len();
+    format!(
+        "Allow the tool {tool} with an input of {length} bytes, of which only the first {} bytes are shown here? \
+         {shown}…{why}",
+        shown.len(),
+    )
 }
 
 /// Returns the decision that the answer to a question means.

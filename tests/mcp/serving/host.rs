@@ -97,8 +97,9 @@ fn answer(request: &Request) -> Step {
             .then_tool_use("call-1", "delete", json!({ "file": "x" }))
             .then_tool_use("call-2", "delete", json!({ "file": "y" }))
             .stop(),
+        "Delete much" if !begun => Step::tool_use("call-1", "delete", json!({ "file": "x".repeat(5000) })),
         "Ask" if !begun => Step::tool_use("call-1", "form", json!({})),
-        "Delete" | "Delete both" | "Ask" => {
+        "Delete" | "Delete both" | "Delete much" | "Ask" => {
             Step::text(results.iter().map(ToolResult::text).collect::<Vec<_>>().join(", "))
         }
         "Count" => Step::text(messages.len().to_string()),

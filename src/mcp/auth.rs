@@ -5,13 +5,14 @@ use std::{error::Error, fmt, sync::Arc, time::Duration};
 use async_trait::async_trait;
 use reqwest::{Client, Request, Url};
 use rmcp::transport::auth::{
-    AuthClient, AuthError, AuthorizationManager, AuthorizationRequest, AuthorizationSession, CredentialStore,
-    OAuthHttpClient, OAuthHttpClientFuture, OAuthHttpRequest, StoredCredentials,
+    AuthClient, AuthError, AuthorizationManager, AuthorizationRequest, AuthorizationSession,
+    CredentialRefreshGuard, CredentialStore, OAuthHttpClient, OAuthHttpClientFuture, OAuthHttpRequest,
+    StoredCredentials,
 };
 use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 
-use super::McpError;
+use super::{McpError, secret::Secrets};
 use crate::{error_chain, provider::http::shared_client};
 
 type BoxError = Box<dyn Error + Send + Sync>;
@@ -38,7 +39,8 @@ impl fmt::Debug for Tokens {
 ///
 /// The client reads the tokens before each request, and saves them when it has renewed them. A server may accept each
 /// renewal only once. So if several clients use the same tokens at the same time, `save` and `load` must use the same
-/// place.
+/// place, and [`lock`](Self::lock) must keep the clients from renewing at the same time. Clones of an
+/// [`McpClient`](super::McpClient) share its connection, so they need no lock.
 ///
 /// ```
 /// use std::sync::Mutex;
@@ -87,6 +89,21 @@ pub trait TokenStore: Send + Sync + 'static {
     ///
     /// Fails if the tokens can't be removed.
     async fn clear(&self) -> Result<(), BoxError>;
+
+    /// Waits until no other client renews these tokens, and returns a guard. The client drops the guard when the renewed
+    /// tokens are saved. Meanwhile it calls `load` and `save`, which must not wait for the guard.
+    ///
+    /// By default, the guard excludes nobody. Implement this method if several clients use the same tokens at the same
+    /// time: with a mutex for clients of one process, or with a lock of the database for several processes. Otherwise,
+    /// two clients may send the same renewal. A server that accepts each renewal once then refuses one of the clients, and
+    /// some servers end the login.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the lock can't be used. The request of the client then fails with this error's text.
+    async fn lock(&self) -> Result<Box<dyn Send>, BoxError> {
+        Ok(Box::new(()))
+    }
 }
 
 #[async_trait]
@@ -102,12 +119,27 @@ impl<T: TokenStore + ?Sized> TokenStore for Arc<T> {
     async fn clear(&self) -> Result<(), BoxError> {
         (**self).clear().await
     }
+
+    async fn lock(&self) -> Result<Box<dyn Send>, BoxError> {
+        (**self).lock().await
+    }
 }
 
 /// Makes the application's store usable for the library that implements the protocol.
-struct StoreAdapter(Arc<dyn TokenStore>);
+struct StoreAdapter {
+    store: Arc<dyn TokenStore>,
+    /// The secrets of the client, to which the tokens are added.
+    secrets: Secrets,
+}
 
 impl StoreAdapter {
+    /// Adds the tokens to the secrets that texts must not contain.
+    fn remember(&self, credentials: &StoredCredentials) {
+        let tokens = serde_json::to_value(&credentials.token_response).unwrap_or_default();
+        let values = ["access_token", "refresh_token", "id_token"].map(|name| tokens[name].as_str());
+        self.secrets.add_tokens(values.into_iter().flatten());
+    }
+
     #[expect(clippy::needless_pass_by_value, reason = "used with `map_err`")]
     fn failed(error: BoxError) -> AuthError {
         AuthError::CredentialStoreError(error_chain(&*error))
@@ -117,24 +149,40 @@ impl StoreAdapter {
 #[async_trait]
 impl CredentialStore for StoreAdapter {
     async fn load(&self) -> Result<Option<StoredCredentials>, AuthError> {
-        Ok(self.0.load().await.map_err(Self::failed)?.map(|tokens| tokens.0))
+        let loaded = self.store.load().await.map_err(Self::failed)?.map(|tokens| tokens.0);
+        if let Some(credentials) = &loaded {
+            self.remember(credentials);
+        }
+        Ok(loaded)
     }
 
     async fn save(&self, credentials: StoredCredentials) -> Result<(), AuthError> {
-        self.0.save(Tokens(credentials)).await.map_err(Self::failed)
+        self.remember(&credentials);
+        self.store.save(Tokens(credentials)).await.map_err(Self::failed)
     }
 
     async fn clear(&self) -> Result<(), AuthError> {
-        self.0.clear().await.map_err(Self::failed)
+        self.store.clear().await.map_err(Self::failed)
+    }
+
+    async fn acquire_refresh_guard(&self) -> Result<Option<CredentialRefreshGuard>, AuthError> {
+        self.store.lock().await.map(|guard| Some(CredentialRefreshGuard::new(guard))).map_err(Self::failed)
     }
 }
 
 /// The settings of a login, created by [`McpLogin::builder`].
-#[derive(Debug)]
 #[must_use = "a login starts with `begin`"]
 pub struct McpLoginBuilder {
-    server: String,
+    /// The URL of the server, which may contain secrets.
+    url: String,
     request: AuthorizationRequest,
+}
+
+/// Shows only the server, because the rest of its URL may contain secrets.
+impl fmt::Debug for McpLoginBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("McpLoginBuilder").field("server", &shown(&self.url)).finish_non_exhaustive()
+    }
 }
 
 /// A login that has begun. The user opens [`url`](Self::url) in a browser. The server then redirects the browser to the
@@ -163,8 +211,36 @@ pub struct McpLoginBuilder {
 /// The login uses a proof key (PKCE), which exists only in this value. So the value must live until the browser
 /// returns.
 pub struct McpLogin {
-    server: String,
+    server: LoginServer,
     session: AuthorizationSession,
+}
+
+/// The server of a login, as errors show it.
+struct LoginServer {
+    /// The URL without user, query and fragment.
+    shown: String,
+    secrets: Secrets,
+}
+
+impl LoginServer {
+    fn failed(&self, reason: String) -> McpError {
+        McpError::LoginFailed { server: self.shown.clone(), reason: self.secrets.removed(reason) }
+    }
+
+    fn timed_out(&self) -> McpError {
+        McpError::TimedOut { server: self.shown.clone(), limit: LIMIT }
+    }
+}
+
+/// Returns the URL without user, query and fragment.
+fn shown(url: &str) -> String {
+    let Ok(mut url) = Url::parse(url) else { return "an invalid URL".to_owned() };
+    // These fail only for a URL without a host, which has no user.
+    let _ = url.set_username("");
+    let _ = url.set_password(None);
+    url.set_query(None);
+    url.set_fragment(None);
+    url.into()
 }
 
 impl McpLogin {
@@ -178,7 +254,7 @@ impl McpLogin {
             .with_initial_scope_selection()
             .with_application_type(if is_local { "native" } else { "web" })
             .with_client_name(env!("CARGO_PKG_NAME"));
-        McpLoginBuilder { server: server.into(), request }
+        McpLoginBuilder { url: server.into(), request }
     }
 
     /// Returns the address that the user opens in a browser.
@@ -198,17 +274,18 @@ impl McpLogin {
     ///
     /// If the future is dropped, begin another login.
     pub async fn finish(&self, redirect: &str) -> Result<(), McpError> {
-        let failed = |reason: String| McpError::LoginFailed { server: self.server.clone(), reason };
         if let Some(reason) = refusal(redirect) {
-            return Err(failed(reason));
+            return Err(self.server.failed(reason));
         }
         match timeout(LIMIT, self.session.handle_callback_url(redirect)).await {
             Ok(Ok(_)) => Ok(()),
-            Ok(Err(AuthError::InternalError(text))) if text.contains("state not found") => Err(failed(
-                "the address belongs to another login, or to one that was already finished".to_owned(),
-            )),
-            Ok(Err(error)) => Err(failed(error_chain(&error))),
-            Err(_) => Err(McpError::TimedOut { server: self.server.clone(), limit: LIMIT }),
+            Ok(Err(AuthError::InternalError(text))) if text.contains("state not found") => {
+                Err(self.server.failed(
+                    "the address belongs to another login, or to one that was already finished".to_owned(),
+                ))
+            }
+            Ok(Err(error)) => Err(self.server.failed(error_chain(&error))),
+            Err(_) => Err(self.server.timed_out()),
         }
     }
 }
@@ -216,7 +293,7 @@ impl McpLogin {
 /// Shows only the server, because the address contains a secret.
 impl fmt::Debug for McpLogin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("McpLogin").field("server", &self.server).finish_non_exhaustive()
+        f.debug_struct("McpLogin").field("server", &self.server.shown).finish_non_exhaustive()
     }
 }
 
@@ -269,20 +346,19 @@ impl McpLoginBuilder {
     ///
     /// Panics outside a tokio runtime with IO and time enabled.
     pub async fn begin(self, store: impl TokenStore) -> Result<McpLogin, McpError> {
-        let Self { server, request } = self;
-        let failed =
-            |error: &AuthError| McpError::LoginFailed { server: server.clone(), reason: error_chain(error) };
+        let Self { url, request } = self;
+        let server = LoginServer { shown: shown(&url), secrets: Secrets::new(Secrets::in_url(&url)) };
         let begun = async {
-            let mut manager = manager(&server, Arc::new(store)).await.map_err(|error| failed(&error))?;
-            let found = manager.resolve_metadata().await.map_err(|error| failed(&error))?;
+            let mut manager = manager(&url, Arc::new(store), &server.secrets).await?;
+            let found = manager.resolve_metadata().await?;
             manager.set_metadata(found.metadata);
-            AuthorizationSession::new(manager, request).await.map_err(|(_, error)| failed(&error))
+            AuthorizationSession::new(manager, request).await.map_err(|(_, error)| error)
         };
-        let limit = LIMIT;
-        let session = timeout(limit, begun)
-            .await
-            .map_err(|_| McpError::TimedOut { server: server.clone(), limit })??;
-        Ok(McpLogin { server, session })
+        match timeout(LIMIT, begun).await {
+            Ok(Ok(session)) => Ok(McpLogin { server, session }),
+            Ok(Err(error)) => Err(server.failed(error_chain(&error))),
+            Err(_) => Err(server.timed_out()),
+        }
     }
 }
 
@@ -291,21 +367,26 @@ pub(super) async fn authorized<C>(
     client: C,
     url: &str,
     store: &Arc<dyn TokenStore>,
+    secrets: &Secrets,
 ) -> Result<AuthClient<C>, AuthError> {
-    let mut manager = manager(url, Arc::clone(store)).await?;
+    let mut manager = manager(url, Arc::clone(store), secrets).await?;
     // Without tokens, the server refuses the first request.
     manager.initialize_from_store().await?;
     Ok(AuthClient::new(client, manager))
 }
 
-async fn manager(url: &str, store: Arc<dyn TokenStore>) -> Result<AuthorizationManager, AuthError> {
+async fn manager(
+    url: &str,
+    store: Arc<dyn TokenStore>,
+    secrets: &Secrets,
+) -> Result<AuthorizationManager, AuthError> {
     let invalid = |error: &dyn fmt::Display| AuthError::InternalError(format!("the URL is invalid: {error}"));
     let server = Url::parse(url).map_err(|error| invalid(&error))?;
     let client =
         shared_client(&server, LIMIT).map_err(|error| AuthError::InternalError(error_chain(&error)))?;
     let mut manager =
         AuthorizationManager::new_with_oauth_http_client(url, Arc::new(Exchanges(client))).await?;
-    manager.set_credential_store(StoreAdapter(store));
+    manager.set_credential_store(StoreAdapter { store, secrets: secrets.clone() });
     Ok(manager)
 }
 

@@ -210,12 +210,7 @@ impl McpBuilder {
             }
             Transport::Http(target) => {
                 let headers = target.headers.iter().map(|(_, value)| value.clone());
-                let query = target.url.split_once('?').map(|(_, query)| query.to_owned());
-                let user = target
-                    .url
-                    .split_once("://")
-                    .and_then(|(_, rest)| Some(rest.split_once('@')?.0.to_owned()));
-                Secrets::new(headers.chain(query).chain(user))
+                Secrets::new(headers.chain(Secrets::in_url(&target.url)))
             }
         };
         let settings = Settings {

@@ -307,7 +307,8 @@ async fn over_http(
     let (client, config, observed) = http::client(target, settings)?;
     #[cfg(feature = "mcp-auth")]
     if let Some(store) = &target.tokens {
-        let authorized = timeout(limit, super::auth::authorized(client, &target.url, store)).await;
+        let authorized =
+            timeout(limit, super::auth::authorized(client, &target.url, store, &settings.secrets)).await;
         let client = authorized
             .map_err(|_| settings.timed_out(limit))?
             .map_err(|error| settings.unreachable(crate::error_chain(&error)))?;

@@ -42,7 +42,7 @@ pub enum McpError {
     #[cfg(feature = "mcp-auth")]
     #[error("the login at the MCP server {server:?} failed: {reason}; begin another login")]
     LoginFailed {
-        /// The URL of the server.
+        /// The URL of the server, without user, query and fragment.
         server: String,
         /// The reason.
         reason: String,

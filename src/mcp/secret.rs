@@ -1,13 +1,28 @@
 //! Removes secrets from texts that reach a model, a log or an error.
 
-use std::{fmt, sync::Arc};
+use std::{
+    collections::VecDeque,
+    fmt,
+    sync::{Arc, Mutex},
+};
+
+use reqwest::Url;
+
+use crate::sync::lock;
 
 /// The minimum length of a secret in bytes. Shorter values are not replaced, because they occur in ordinary words.
 const SHORTEST: usize = 4;
 
-/// The values of environment variables, headers and URL queries.
+/// The number of tokens that are known. Each login and each renewal brings up to two tokens.
+const MOST_TOKENS: usize = 16;
+
+/// The values of environment variables, headers and parts of URLs, and the tokens of a login. Clones share the tokens.
 #[derive(Clone, Default)]
-pub(super) struct Secrets(Arc<[String]>);
+pub(super) struct Secrets {
+    values: Arc<[String]>,
+    /// The last tokens, oldest first.
+    tokens: Arc<Mutex<VecDeque<String>>>,
+}
 
 impl Secrets {
     pub(super) fn new(values: impl IntoIterator<Item = String>) -> Self {
@@ -19,12 +34,33 @@ impl Secrets {
         let mut values: Vec<_> = values.into_iter().flat_map(parts).flatten().collect();
         values.retain(|value| value.len() >= SHORTEST);
         values.sort_by_key(|value| std::cmp::Reverse(value.len()));
-        Self(values.into())
+        Self { values: values.into(), tokens: Arc::default() }
+    }
+
+    /// Returns the parts of a URL that are secrets. If the URL is invalid, the whole text is a secret.
+    pub(super) fn in_url(url: &str) -> Vec<String> {
+        let Ok(parsed) = Url::parse(url) else { return vec![url.to_owned()] };
+        let parts = [Some(parsed.username()), parsed.password(), parsed.query(), parsed.fragment()];
+        parts.into_iter().flatten().map(str::to_owned).collect()
+    }
+
+    /// Adds tokens, which change when they are renewed.
+    #[cfg(feature = "mcp-auth")]
+    pub(super) fn add_tokens<'a>(&self, tokens: impl IntoIterator<Item = &'a str>) {
+        let mut known = lock(&self.tokens);
+        for token in tokens.into_iter().filter(|token| token.len() >= SHORTEST) {
+            if !known.iter().any(|known| known == token) {
+                known.push_back(token.to_owned());
+            }
+        }
+        let excess = known.len().saturating_sub(MOST_TOKENS);
+        known.drain(..excess);
     }
 
     /// Returns the text with each secret replaced.
     pub(super) fn removed(&self, text: String) -> String {
-        self.0.iter().fold(text, |text, secret| {
+        let tokens = lock(&self.tokens);
+        self.values.iter().chain(&*tokens).fold(text, |text, secret| {
             if text.contains(&**secret) { text.replace(&**secret, "[secret]") } else { text }
         })
     }
@@ -32,7 +68,7 @@ impl Secrets {
 
 impl fmt::Debug for Secrets {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} secrets", self.0.len())
+        write!(f, "{} secrets", self.values.len())
     }
 }
 

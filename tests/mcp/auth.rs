@@ -8,7 +8,7 @@ use std::{
 use axum::{
     Json, Router,
     extract::{OriginalUri, Query, State},
-    http::{HeaderValue, StatusCode, request::Parts},
+    http::{HeaderMap, HeaderValue, StatusCode, request::Parts},
     response::{IntoResponse, Response},
     routing::{get, post},
 };
@@ -51,6 +51,8 @@ struct Behaviour {
     life: Option<u64>,
     refuses_registration: bool,
     refuses_renewal: bool,
+    /// Whether a renewal leaves the earlier tokens valid.
+    keeps_tokens: bool,
 }
 
 type Shared = Arc<Mutex<Behaviour>>;
@@ -91,7 +93,10 @@ async fn token(State(server): State<Shared>, body: String) -> Response {
     }
     server.issued += 1;
     let number = server.issued;
-    server.valid = [format!("secret-{number}")].into();
+    if !server.keeps_tokens {
+        server.valid.clear();
+    }
+    server.valid.insert(format!("secret-{number}"));
     let mut tokens = json!({
         "access_token": format!("secret-{number}"), "refresh_token": format!("renew-{number}"),
         "token_type": "Bearer",
@@ -114,6 +119,26 @@ async fn metadata(State(server): State<Shared>, OriginalUri(uri): OriginalUri) -
             "grant_types_supported": ["authorization_code", "refresh_token"],
         })
     })
+}
+
+/// A server whose only answer to a request for its tools contains the token of the request.
+async fn echo(headers: HeaderMap, Json(request): Json<Value>) -> Response {
+    let id = &request["id"];
+    let answer = match request["method"].as_str() {
+        Some("initialize") => {
+            let server = json!({ "name": "echo", "version": "1" });
+            let result = json!({
+                "protocolVersion": "2025-06-18", "capabilities": { "tools": {} }, "serverInfo": server,
+            });
+            json!({ "jsonrpc": "2.0", "id": id, "result": result })
+        }
+        Some("tools/list") => {
+            let text = format!("not for {}", headers["authorization"].to_str().unwrap());
+            json!({ "jsonrpc": "2.0", "id": id, "error": { "code": -32603, "message": text } })
+        }
+        _ => return StatusCode::ACCEPTED.into_response(),
+    };
+    Json(answer).into_response()
 }
 
 /// Accepts the tokens that the authorization server has issued last.
@@ -150,6 +175,7 @@ async fn start(behaviour: Behaviour) -> Shared {
         .route("/.well-known/oauth-protected-resource/mcp", get(metadata))
         .route("/.well-known/oauth-authorization-server", get(metadata))
         .with_state(Arc::clone(&server))
+        .route("/echo", post(echo).get(async || StatusCode::METHOD_NOT_ALLOWED))
         .nest("/mcp", router(&web, ServerInfo::new("served", "1.0.0")));
     let listener = tokio::net::TcpListener::bind(&address).await.unwrap();
     tokio::spawn(async move { axum::serve(listener, app).await });
@@ -165,6 +191,7 @@ fn url(server: &Shared) -> String {
 struct Kept {
     tokens: Mutex<Option<Tokens>>,
     is_broken: Mutex<bool>,
+    renewing: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl Kept {
@@ -189,6 +216,11 @@ impl TokenStore for Kept {
     async fn clear(&self) -> Result<(), BoxError> {
         *self.tokens.lock().unwrap() = None;
         Ok(())
+    }
+
+    async fn lock(&self) -> Result<Box<dyn Send>, BoxError> {
+        self.check()?;
+        Ok(Box::new(Arc::clone(&self.renewing).lock_owned().await))
     }
 }
 
@@ -266,6 +298,46 @@ async fn token_that_the_server_rejects_is_renewed_once() {
     server.lock().unwrap().valid.clear();
     assert!(ask(&client).await.starts_with("You said: Hello"));
     assert_eq!(grants(&server), ["authorization_code", "refresh_token"]);
+}
+
+#[tokio::test]
+async fn clients_that_renew_the_same_tokens_at_the_same_time_take_turns() {
+    let behaviour = Behaviour { life: Some(0), keeps_tokens: true, ..Behaviour::default() };
+    let server = start(behaviour).await;
+    let store = logged_in(&server).await;
+    server.lock().unwrap().life = Some(3600);
+    let (one, two) = tokio::join!(connect(&server, &store), connect(&server, &store));
+    for client in [one.unwrap(), two.unwrap()] {
+        assert!(ask(&client).await.starts_with("You said: Hello"));
+    }
+}
+
+#[tokio::test]
+async fn tokens_do_not_appear_in_the_errors_of_a_client() {
+    let server = start(Behaviour { life: Some(0), ..Behaviour::default() }).await;
+    let store = logged_in(&server).await;
+    server.lock().unwrap().life = Some(3600);
+    let echo = McpClient::http(url(&server).replace("/mcp", "/echo")).version("2025-06-18");
+    let client = soon(echo.tokens(Arc::clone(&store)).connect()).await.unwrap();
+    // The token was renewed after the client was made.
+    let error = soon(client.tools()).await.unwrap_err().to_string();
+    assert!(error.contains("not for Bearer [secret]") && !error.contains("secret-"), "{error}");
+}
+
+#[tokio::test]
+async fn login_shows_no_secrets_of_the_servers_url() {
+    for url in ["http://user:hunter2-a@127.0.0.1:9/mcp?key=hunter2-b#hunter2-c", "hunter2 is no URL"] {
+        let login = McpLogin::builder(url, CALLBACK);
+        assert!(!format!("{login:?}").contains("hunter2"), "{login:?}");
+        let error = soon(login.begin(Arc::<Kept>::default())).await.unwrap_err();
+        assert!(!format!("{error} {error:?}").contains("hunter2"), "{error} {error:?}");
+    }
+    let server = start(Behaviour::default()).await;
+    let url = format!("{}?key=hunter2-hunter2", url(&server));
+    let login = soon(McpLogin::builder(url, CALLBACK).begin(Arc::<Kept>::default())).await.unwrap();
+    let error = soon(login.finish(CALLBACK)).await.unwrap_err();
+    let shown = format!("{login:?} {error} {error:?}");
+    assert!(shown.contains("127.0.0.1") && !shown.contains("hunter2"), "{shown}");
 }
 
 #[tokio::test]

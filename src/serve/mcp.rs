@@ -42,14 +42,16 @@
 //! - **Approvals.** Each tool use of the prompt's own turn that waits for a decision is a question to the client's user
 //!   (elicitation). A client of version 2026-07-28 gets all questions in the result of the call, and calls again with
 //!   the answers. If the client does not call again, the agent stays paused. An older client is asked during the call.
-//!   If another client decides first, the question is withdrawn. If a client can't ask its user, the tool uses are
-//!   rejected. Questions of running tools are passed on in the same way. A form of another MCP server keeps its fields.
+//!   If another client decides first, the question is withdrawn. If a client can't ask its user, or if an older client
+//!   does not answer within an hour, the tool uses are rejected. Questions of running tools are passed on in the same
+//!   way. A form of another MCP server keeps its fields.
 //! - **Cancellation.** If the client cancels a call or is gone, a staged prompt is withdrawn, and a run that has begun
 //!   is interrupted. The interrupted run keeps its completed steps. Over HTTP, a client of version 2026-07-28 cancels a
-//!   call when it closes the connection. For an older client, the call continues, and the client reads the result when
-//!   it connects again.
-//! - **Limits.** A message over a pipe may be up to 16 MiB long. A client can have 64 calls at the same time. `read`
-//!   returns up to 256 KiB of text.
+//!   call when it closes the connection. For an older client, the call continues. The client can receive the result on a
+//!   new connection only while the call runs. Later, `read` shows the answer.
+//! - **Limits.** A message over a pipe may be up to 16 MiB long. A client can have 64 calls at the same time, and `stop`
+//!   does not count. `read` returns up to 256 KiB of text. A question shows up to 4 KiB of a tool's input, and names the
+//!   length of a longer input.
 //!
 //! Prompts, resources, tasks and the older SSE transport are not offered.
 

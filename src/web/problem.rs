@@ -117,7 +117,7 @@ impl Problem {
 
     /// Returns the problem for an unknown or forbidden conversation. It is the same in both cases, so that a client
     /// can't tell whether the conversation exists.
-    pub(super) fn not_found() -> Self {
+    pub(crate) fn not_found() -> Self {
         Self::new(StatusCode::NOT_FOUND, "not-found", "There is no such conversation.")
     }
 
@@ -129,7 +129,7 @@ impl Problem {
         Self::new(StatusCode::FORBIDDEN, "forbidden", "This action is not allowed.").with_detail(detail)
     }
 
-    pub(super) fn not_permitted() -> Self {
+    pub(crate) fn not_permitted() -> Self {
         Self::forbidden("The conversation may be read, but this action is not permitted.")
     }
 

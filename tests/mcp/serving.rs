@@ -1,5 +1,7 @@
 //! A manager that is served to clients of the Model Context Protocol.
 
+#[cfg(feature = "web")]
+mod access;
 mod calls;
 mod endings;
 pub mod host;

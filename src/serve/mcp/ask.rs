@@ -14,16 +14,15 @@ use tokio_util::sync::CancellationToken;
 use super::{
     answer::blocks,
     followed::{Change, FollowedPrompt, PromptEnd},
-    host::{Host, Purpose, Refusal},
+    host::{self, Host, Purpose, Refusal},
     running::{Outcome, RunningCall},
     tools::{AskInput, AskOutput, id, input},
 };
 use crate::{
     agent::{Prompt, PromptId},
     error_chain,
-    manager::OpenedSession,
     message::TurnId,
-    session::{Session, SessionError, SessionSubscription},
+    session::SessionError,
     store::ConversationId,
 };
 
@@ -71,6 +70,7 @@ impl<'a> Ask<'a> {
                 call.withdraw().await;
                 Err("the call was cancelled".to_owned())
             }
+            Outcome::Refused(why) => Err(why),
             Outcome::Draining => Err(format!(
                 "the server is about to stop; later, read the conversation {conversation} for the answer"
             )),
@@ -85,11 +85,10 @@ impl<'a> Ask<'a> {
         let conversation = input.conversation.as_deref().map(id).transpose()?;
         let mut retries = 1;
         loop {
-            let opened = match &conversation {
-                Some(id) => self.host.open(id, Purpose::Prompt).await?,
-                None => self.host.create().await?,
+            let (session, events) = match &conversation {
+                Some(id) => host::open(self.host, id, Purpose::Prompt).await?,
+                None => host::parts(self.host.create().await?)?,
             };
-            let (session, events) = parts(opened)?;
             let prompt = Prompt::new(input.prompt.as_str()).with_id(id_of_prompt.clone());
             match session.prompt(prompt).await {
                 Ok(_) => {
@@ -108,7 +107,7 @@ impl<'a> Ask<'a> {
         let state: CallState = serde_json::from_str(state).map_err(|_| {
             "the request state is invalid; send it back unchanged, or call again without it".to_owned()
         })?;
-        let (session, events) = parts(self.host.open(&state.conversation, Purpose::Decide).await?)?;
+        let (session, events) = host::open(self.host, &state.conversation, Purpose::Prompt).await?;
         let mut followed = FollowedPrompt::new(state.prompt);
         let ended = events.snapshot().and_then(|snapshot| followed.snapshot(snapshot));
         if let Some(Change::Ended(end)) = ended {
@@ -126,11 +125,6 @@ impl<'a> Ask<'a> {
 enum Rejoined<'a> {
     Ended(ConversationId, PromptEnd),
     Runs(Box<RunningCall<'a>>),
-}
-
-fn parts(opened: OpenedSession) -> Result<(Session, SessionSubscription), Refusal> {
-    let OpenedSession { session, subscription, .. } = opened;
-    Ok((session, subscription.ok_or("the session has no subscription")?))
 }
 
 /// Returns the result of a prompt that has ended.

@@ -50,7 +50,8 @@ impl Handler {
         request: CallToolRequestParams,
         context: &RequestContext<RoleServer>,
     ) -> Result<CallToolResponse, Refusal> {
-        let _permit = host.permit()?;
+        // A client must be able to stop its runs, even if no further call is allowed.
+        let _permit = if request.name == "stop" { None } else { Some(host.permit()?) };
         let operation: BoxFuture<'_, Result<CallToolResult, Refusal>> = match &*request.name {
             "ask" => {
                 let prompt = format!("{}{}", self.own, self.sent.fetch_add(1, Ordering::Relaxed));

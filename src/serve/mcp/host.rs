@@ -11,7 +11,7 @@ use crate::{
     error_chain,
     manager::{Listed, Manager, ManagerError, OpenOptions, OpenedSession},
     panics::contained,
-    session::{Mode, Session},
+    session::{Mode, Session, SessionSubscription},
     store::{ConversationId, Filter, Labels, Page},
 };
 
@@ -26,6 +26,8 @@ pub(super) type Refusal = String;
 pub(super) enum Purpose {
     Read,
     Prompt,
+    /// Follows a prompt until it is answered.
+    Follow,
     Decide,
     Stop,
 }
@@ -54,11 +56,30 @@ pub(super) trait Host: Send + Sync {
     /// Returns whether the client may see a conversation with these labels in the list.
     fn may_list(&self, labels: &Labels) -> bool;
 
-    /// Returns whether the client may decide about tools of a conversation with these labels.
-    fn may_decide(&self, labels: &Labels) -> bool;
+    /// Checks whether the client may use a conversation with these labels for this purpose.
+    fn check(&self, purpose: Purpose, labels: &Labels) -> Result<(), Refusal>;
 
     /// Returns the token that is cancelled when the server is about to stop.
     fn draining(&self) -> CancellationToken;
+}
+
+/// Opens a conversation for this purpose. The labels of the snapshot are checked too, because they may have changed
+/// while the conversation was opened.
+pub(super) async fn open(
+    host: &dyn Host,
+    id: &ConversationId,
+    purpose: Purpose,
+) -> Result<(Session, SessionSubscription), Refusal> {
+    let (session, events) = parts(host.open(id, purpose).await?)?;
+    let snapshot = events.snapshot().ok_or("the conversation has no snapshot")?;
+    host.check(purpose, &snapshot.labels)?;
+    Ok((session, events))
+}
+
+/// Returns the session and the subscription of an opened conversation.
+pub(super) fn parts(opened: OpenedSession) -> Result<(Session, SessionSubscription), Refusal> {
+    let OpenedSession { session, subscription, .. } = opened;
+    Ok((session, subscription.ok_or("the session has no subscription")?))
 }
 
 /// The error for a conversation that does not exist, or that the client may not use.
@@ -87,15 +108,12 @@ impl Local {
         Ok(options.subscribe(Some(Mode::Controller)))
     }
 
-    async fn check(&self, id: &ConversationId) -> Result<(), Refusal> {
-        let filter = Filter::with(self.labels.clone());
-        if filter.is_empty()
-            || filter.matches(&self.manager.labels_of(id).await.map_err(|error| refused(&error))?)
-        {
-            Ok(())
-        } else {
-            Err(unknown())
+    async fn known(&self, id: &ConversationId, purpose: Purpose) -> Result<(), Refusal> {
+        // Without labels, the store need not support labels.
+        if self.labels.is_empty() {
+            return Ok(());
         }
+        self.check(purpose, &self.manager.labels_of(id).await.map_err(|error| refused(&error))?)
     }
 }
 
@@ -120,13 +138,13 @@ impl Host for Local {
         self.manager.create(self.options(None).await?).await.map_err(|error| refused(&error))
     }
 
-    async fn open(&self, id: &ConversationId, _: Purpose) -> Result<OpenedSession, Refusal> {
-        self.check(id).await?;
+    async fn open(&self, id: &ConversationId, purpose: Purpose) -> Result<OpenedSession, Refusal> {
+        self.known(id, purpose).await?;
         self.manager.open(id, self.options(Some(id)).await?).await.map_err(|error| refused(&error))
     }
 
-    async fn running(&self, id: &ConversationId, _: Purpose) -> Result<Option<Session>, Refusal> {
-        self.check(id).await?;
+    async fn running(&self, id: &ConversationId, purpose: Purpose) -> Result<Option<Session>, Refusal> {
+        self.known(id, purpose).await?;
         Ok(self.manager.get(id))
     }
 
@@ -138,8 +156,9 @@ impl Host for Local {
         true
     }
 
-    fn may_decide(&self, _: &Labels) -> bool {
-        true
+    fn check(&self, _: Purpose, labels: &Labels) -> Result<(), Refusal> {
+        let is_own = Filter::with(self.labels.clone()).matches(labels);
+        if is_own { Ok(()) } else { Err(unknown()) }
     }
 
     fn draining(&self) -> CancellationToken {

@@ -42,7 +42,8 @@ use crate::{
 
 const SESSION: &str = "mcp-session-id";
 
-/// The time without messages after which a protocol session ends. A running call reports progress more often than that.
+/// The time without messages after which a protocol session and its calls end. If the client wants reports of progress,
+/// a running call sends them more often than that.
 const KEEP_ALIVE: Duration = Duration::from_hours(1);
 
 /// Returns a router with the path `/`, which serves the conversations of a [`Web`] over the transport that the protocol
@@ -77,9 +78,14 @@ const KEEP_ALIVE: Duration = Duration::from_hours(1);
 /// ```
 ///
 /// - The [`Action`](crate::web::Action)s that a principal is permitted decide which conversations it sees and what it
-///   may do with them. A conversation that it may not read looks like one that does not exist.
-/// - A call counts as a stream: see [`WebLimits`](crate::web::WebLimits). A principal has at most as many protocol
-///   sessions as streams. A new session ends the oldest one. Only clients of versions before 2026-07-28 have sessions.
+///   may do with them. A conversation that it may not read looks like one that does not exist. `ask` needs the actions
+///   `Read`, `Watch` and `Prompt`, and also `Create` for a new conversation. If the labels of the conversation change,
+///   the permissions are checked again: a call whose client may no longer watch ends, and its run continues. Without
+///   `Decide`, the client is not asked about tool uses.
+/// - A call counts as a stream, unless it calls `stop`: see [`WebLimits`](crate::web::WebLimits). A principal has at most
+///   as many protocol sessions as streams. A new session ends the oldest one. Only clients of versions before 2026-07-28
+///   have sessions. A session ends after an hour without messages, and its calls are then cancelled. So a client with
+///   long calls should ask for progress.
 /// - After [`Web::drain`](crate::web::Web::drain), calls that wait end with an error, and their runs continue.
 pub fn router(web: &Web, info: ServerInfo) -> Router {
     let mount = Arc::new(Mount::new(web.clone(), info));
@@ -225,18 +231,30 @@ impl OfPrincipal {
         texts.collect::<Vec<_>>().join(" ")
     }
 
-    async fn permitted(
-        &self,
-        id: &ConversationId,
-        purpose: Purpose,
-    ) -> Result<(ConversationId, Labels), Problem> {
-        let action = match purpose {
-            Purpose::Read => Action::Read,
-            Purpose::Prompt => Action::Prompt,
-            Purpose::Decide => Action::Decide,
-            Purpose::Stop => Action::Stop,
+    /// Returns the labels of a conversation, if the principal may use it for this purpose.
+    async fn permitted(&self, id: &ConversationId, purpose: Purpose) -> Result<Labels, Problem> {
+        let (_, labels) = self.web.permitted(&self.principal, id.clone(), Action::Read).await?;
+        self.permits(purpose, &labels)?;
+        Ok(labels)
+    }
+
+    fn permits(&self, purpose: Purpose, labels: &Labels) -> Result<(), Problem> {
+        let actions: &[Action] = match purpose {
+            Purpose::Read => &[],
+            // A client that sends a prompt also gets its answer.
+            Purpose::Prompt => &[Action::Prompt, Action::Watch],
+            Purpose::Follow => &[Action::Watch],
+            Purpose::Decide => &[Action::Decide],
+            Purpose::Stop => &[Action::Stop],
         };
-        self.web.permitted(&self.principal, id.clone(), action).await
+        let may = |action: &Action| self.web.permits(&self.principal, *action, labels);
+        if !may(&Action::Read) {
+            Err(Problem::not_found())
+        } else if actions.iter().all(may) {
+            Ok(())
+        } else {
+            Err(Problem::not_permitted())
+        }
     }
 }
 
@@ -252,15 +270,17 @@ impl Host for OfPrincipal {
     }
 
     async fn create(&self) -> Result<OpenedSession, Refusal> {
+        // A new conversation begins with a prompt, and has the labels of its principal.
+        self.check(Purpose::Prompt, self.principal.labels())?;
         let (new, mode) = (NewConversation::default(), Some(Mode::Controller));
         self.web.create(&self.principal, new, mode).await.map_err(|problem| self.refused(problem))
     }
 
     async fn open(&self, id: &ConversationId, purpose: Purpose) -> Result<OpenedSession, Refusal> {
         let opened = async {
-            let (id, labels) = self.permitted(id, purpose).await?;
+            let labels = self.permitted(id, purpose).await?;
             let mode = if purpose == Purpose::Read { Mode::Observer } else { Mode::Controller };
-            self.web.open(&self.principal, &id, &labels, Some(mode)).await
+            self.web.open(&self.principal, id, &labels, Some(mode)).await
         };
         opened.await.map_err(|problem| self.refused(problem))
     }
@@ -279,8 +299,8 @@ impl Host for OfPrincipal {
         self.web.may_list(&self.principal, labels)
     }
 
-    fn may_decide(&self, labels: &Labels) -> bool {
-        self.web.permits(&self.principal, Action::Decide, labels)
+    fn check(&self, purpose: Purpose, labels: &Labels) -> Result<(), Refusal> {
+        self.permits(purpose, labels).map_err(|problem| self.refused(problem))
     }
 
     fn draining(&self) -> CancellationToken {

@@ -11,18 +11,20 @@ use rmcp::{
     },
     service::{Peer, PeerRequestOptions},
 };
-use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::{
     ask::Ask,
     followed::{Change, FollowedPrompt, PromptEnd},
+    host::{Purpose, Refusal},
     question::{Asks, decision, question},
 };
 use crate::{
     agent::Pause,
     message::ToolUseId,
     session::{Session, SessionCommand, SessionEvent, SessionSnapshot, SessionSubscription},
+    store::Labels,
     subscription::Update,
     text::start,
     tool::Decision,
@@ -34,6 +36,9 @@ const NEWS: Duration = Duration::from_secs(15);
 /// How long to wait for a client that does not read, and for a session that is interrupted.
 const SOON: Duration = Duration::from_secs(5);
 
+/// How long to wait for the answer to a question. A client over HTTP may be gone without a sign.
+const LONGEST_QUESTION: Duration = Duration::from_hours(1);
+
 /// The maximum length of the name of a client's program, in bytes.
 const LONGEST_NAME: usize = 256;
 
@@ -42,10 +47,22 @@ pub(super) enum Outcome {
     Ended(PromptEnd),
     /// The client must answer these questions.
     Asks(InputRequests),
+    /// The client may no longer follow the prompt.
+    Refused(Refusal),
     /// Nobody reads the result.
     Abandoned,
     /// The server is about to stop.
     Draining,
+}
+
+/// An update of the session. `None` if the subscription has ended.
+type SessionUpdate = Option<Update<SessionSnapshot, SessionEvent>>;
+
+/// The progress of a call that an update shows.
+enum Progress {
+    /// A tool with this name began to run.
+    Runs(String),
+    Over(Outcome),
 }
 
 pub(super) struct RunningCall<'a> {
@@ -55,10 +72,10 @@ pub(super) struct RunningCall<'a> {
     pub(super) followed: FollowedPrompt,
     /// The pauses about which the client was asked. Cancelling a token withdraws the question.
     asked: HashMap<ToolUseId, CancellationToken>,
-    /// The questions that were sent during this call, each with its answer.
-    questions: FuturesUnordered<BoxFuture<'static, (Pause, Decision)>>,
+    /// The questions that were sent during this call. A question that was withdrawn has no decision.
+    questions: FuturesUnordered<BoxFuture<'static, (Pause, Option<Decision>)>>,
     reports: u32,
-    /// Whether the client may decide about tools of the conversation.
+    /// Whether the client may decide about tools of the conversation. This may change with the conversation's labels.
     decides: bool,
 }
 
@@ -70,7 +87,9 @@ impl<'a> RunningCall<'a> {
         followed: FollowedPrompt,
     ) -> Self {
         let (asked, questions) = (HashMap::new(), FuturesUnordered::new());
-        let decides = events.snapshot().is_some_and(|snapshot| ask.host.may_decide(&snapshot.labels));
+        let decides = events
+            .snapshot()
+            .is_some_and(|snapshot| ask.host.check(Purpose::Decide, &snapshot.labels).is_ok());
         Self { ask, session, events, followed, asked, questions, reports: 0, decides }
     }
 
@@ -99,10 +118,14 @@ impl<'a> RunningCall<'a> {
                 () = self.ask.gone.cancelled() => return Outcome::Abandoned,
                 () = draining.cancelled() => return Outcome::Draining,
                 () = self.ask.context.ct.cancelled() => return Outcome::Abandoned,
-                Some((pause, decision)) = self.questions.next() => self.decide(&pause, decision).await,
+                Some((pause, decision)) = self.questions.next() => {
+                    if let Some(decision) = decision {
+                        self.decide(&pause, decision).await;
+                    }
+                }
                 update = self.events.next() => {
-                    if let Some(end) = self.updates(update).await {
-                        return Outcome::Ended(end);
+                    if let Some(outcome) = self.updates(update).await {
+                        return outcome;
                     }
                 }
                 _ = news.tick() => self.report("The agent is working.".to_owned()).await,
@@ -112,44 +135,59 @@ impl<'a> RunningCall<'a> {
 
     /// Processes an update and all others that are ready. The pauses of a step arrive one after the other, so the
     /// client is then asked about all of them together.
-    async fn updates(&mut self, first: Option<Update<SessionSnapshot, SessionEvent>>) -> Option<PromptEnd> {
+    async fn updates(&mut self, first: SessionUpdate) -> Option<Outcome> {
         let mut next = Some(first);
         while let Some(update) = next {
-            let change = match update {
-                Some(Update::Event(numbered)) => match &*numbered.event {
-                    SessionEvent::Agent(event) => self.followed.event(event),
-                    _ => None,
-                },
-                Some(Update::Resync(snapshot)) => self.followed.snapshot(&snapshot),
-                Some(Update::Closed(end)) => {
-                    let last = end.snapshot.as_ref().and_then(|snapshot| self.followed.snapshot(snapshot));
-                    return Some(match last {
-                        Some(Change::Ended(end)) => end,
-                        _ => PromptEnd::Unanswered(format!("the session has ended: {}", end.reason)),
-                    });
-                }
-                None => return Some(PromptEnd::Unanswered("the session has ended".to_owned())),
-            };
-            match change {
-                Some(Change::Ended(end)) => return Some(end),
-                Some(Change::Runs(tool)) => self.report(format!("Running {tool}")).await,
-                Some(Change::Pauses) | None => {}
+            match self.update(update) {
+                Some(Progress::Over(outcome)) => return Some(outcome),
+                Some(Progress::Runs(tool)) => self.report(format!("Running {tool}")).await,
+                None => {}
             }
             next = self.events.next().now_or_never();
         }
         None
     }
 
-    /// Asks the client about new pauses, and withdraws the questions about pauses that have ended. If the client can
+    /// Processes an update.
+    fn update(&mut self, update: SessionUpdate) -> Option<Progress> {
+        if let Some(labels) = update.as_ref().and_then(new_labels) {
+            if let Err(why) = self.ask.host.check(Purpose::Follow, labels) {
+                return Some(Progress::Over(Outcome::Refused(why)));
+            }
+            self.decides = self.ask.host.check(Purpose::Decide, labels).is_ok();
+        }
+        let unanswered = |why| Some(Change::Ended(PromptEnd::Unanswered(why)));
+        let change = match update {
+            Some(Update::Event(numbered)) => match &*numbered.event {
+                SessionEvent::Agent(event) => self.followed.event(event),
+                _ => None,
+            },
+            Some(Update::Resync(snapshot)) => self.followed.snapshot(&snapshot),
+            Some(Update::Closed(end)) => {
+                match end.snapshot.as_ref().and_then(|snapshot| self.followed.snapshot(snapshot)) {
+                    Some(Change::Ended(end)) => Some(Change::Ended(end)),
+                    _ => unanswered(format!("the session has ended: {}", end.reason)),
+                }
+            }
+            None => unanswered("the session has ended".to_owned()),
+        };
+        match change? {
+            Change::Ended(end) => Some(Progress::Over(Outcome::Ended(end))),
+            Change::Runs(tool) => Some(Progress::Runs(tool)),
+            Change::Pauses => None,
+        }
+    }
+
+    /// Asks the client about new pauses, and withdraws the questions that it can't answer any more. If the client can
     /// only be asked in the result of the call, returns the questions instead.
     async fn ask_about_pauses(&mut self) -> Option<InputRequests> {
         let pauses = self.followed.pauses().to_vec();
         self.asked.retain(|id, withdrawn| {
-            let waits = pauses.iter().any(|pause| pause.tool_use.id == *id);
-            if !waits {
+            let is_open = self.decides && pauses.iter().any(|pause| pause.tool_use.id == *id);
+            if !is_open {
                 withdrawn.cancel();
             }
-            waits
+            is_open
         });
         if !self.decides {
             return None;
@@ -178,10 +216,10 @@ impl<'a> RunningCall<'a> {
                     let withdrawn = self.asked.entry(pause.tool_use.id.clone()).or_default().clone();
                     let peer = self.ask.context.peer.clone();
                     self.questions.push(Box::pin(async move {
-                        let decided = match asked(&peer, question, &withdrawn).await {
+                        let decided = asked(&peer, question, &withdrawn).await.map(|answer| match answer {
                             Ok(answer) => decision(&pause, answer),
                             Err(why) => Decision::reject(format!("The user can't be asked: {why}.")),
-                        };
+                        });
                         (pause, decided)
                     }));
                 }
@@ -197,8 +235,11 @@ impl<'a> RunningCall<'a> {
         while !self.ask.gone.is_cancelled() && self.questions.next().await.is_some() {}
     }
 
-    /// Sends the decision about a pause to the session.
+    /// Sends the decision about a pause to the session, if the client may decide.
     async fn decide(&mut self, pause: &Pause, decision: Decision) {
+        if !self.decides {
+            return;
+        }
         // The pause is over only when its event arrives. Until then, the client is not asked about it again.
         self.asked.entry(pause.tool_use.id.clone()).or_default();
         let client = self.ask.context.client_info();
@@ -221,40 +262,66 @@ impl<'a> RunningCall<'a> {
     }
 
     /// Withdraws the prompt, because nobody waits for its answer. If its turn has begun, the run is interrupted.
-    pub(super) async fn withdraw(self) {
+    pub(super) async fn withdraw(mut self) {
         let withdrawn = async {
-            let waits = self.followed.turn().is_none();
-            if waits && self.session.unstage(self.followed.id().clone()).await.is_ok() {
-                return Ok(());
+            loop {
+                // If the prompt's run is over, the session may be working for another client. When the snapshot
+                // arrives, all events before it have arrived.
+                self.session.snapshot().await?;
+                while let Some(update) = self.events.next().now_or_never() {
+                    if let Some(Progress::Over(_)) = self.update(update) {
+                        return Ok(());
+                    }
+                }
+                if self.followed.turn().is_some() {
+                    return self.session.interrupt().await;
+                }
+                // This fails if the prompt's turn has begun in the meantime.
+                if self.session.unstage(self.followed.id().clone()).await.is_ok() {
+                    return Ok(());
+                }
             }
-            self.session.interrupt().await
         };
         let withdrawn = timeout(SOON, withdrawn).await;
         tracing::debug!(?withdrawn, "a call of an MCP client was abandoned");
     }
 }
 
-/// Sends a question to the client, and waits for the answer or until the question is withdrawn.
+/// Returns the labels of the conversation, if this update may have changed them.
+fn new_labels(update: &Update<SessionSnapshot, SessionEvent>) -> Option<&Labels> {
+    match update {
+        Update::Event(numbered) => match &*numbered.event {
+            SessionEvent::Labels { labels } => Some(labels),
+            _ => None,
+        },
+        Update::Resync(snapshot) => Some(&snapshot.labels),
+        Update::Closed(end) => end.snapshot.as_ref().map(|snapshot| &snapshot.labels),
+    }
+}
+
+/// Sends a question to the client, and waits for the answer. Returns `None` if the question was withdrawn.
 async fn asked(
     peer: &Peer<RoleServer>,
     question: ElicitRequestParams,
     withdrawn: &CancellationToken,
-) -> Result<ElicitResult, String> {
+) -> Option<Result<ElicitResult, String>> {
     let request = ServerRequest::ElicitRequest(ElicitRequest::new(question));
     let sent = peer.send_cancellable_request(request, PeerRequestOptions::no_options()).await;
-    let mut handle = sent.map_err(|error| error.to_string())?;
-    tokio::select! {
+    let mut handle = match sent {
+        Ok(handle) => handle,
+        Err(error) => return Some(Err(error.to_string())),
+    };
+    let (why, is_late) = tokio::select! {
         biased;
-        answer = &mut handle.rx => match answer {
+        answer = &mut handle.rx => return Some(match answer {
             Ok(Ok(ClientResult::ElicitResult(answer))) => Ok(answer),
             Ok(Ok(_)) => Err("its answer is invalid".to_owned()),
             Ok(Err(error)) => Err(error.to_string()),
             Err(_) => Err("it is gone".to_owned()),
-        },
-        () = withdrawn.cancelled() => {
-            let why = "the question is no longer open".to_owned();
-            let _ = timeout(SOON, handle.cancel(Some(why.clone()))).await;
-            Err(why)
-        }
-    }
+        }),
+        () = withdrawn.cancelled() => ("the question is no longer open", false),
+        () = sleep(LONGEST_QUESTION) => ("there was no answer within an hour", true),
+    };
+    let _ = timeout(SOON, handle.cancel(Some(why.to_owned()))).await;
+    is_late.then(|| Err(why.to_owned()))
 }

@@ -7,7 +7,7 @@ use schemars::{JsonSchema, Schema, generate::SchemaSettings, transform::Recursiv
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
-use super::host::{Host, Purpose, Refusal};
+use super::host::{self, Host, Purpose, Refusal};
 use crate::{
     agent::Status,
     error_chain,
@@ -198,9 +198,8 @@ pub(super) async fn list(host: &dyn Host, arguments: JsonObject) -> Result<CallT
 
 pub(super) async fn read(host: &dyn Host, arguments: JsonObject) -> Result<CallToolResult, Refusal> {
     let ReadInput { conversation, last } = input(arguments)?;
-    let opened = host.open(&id(&conversation)?, Purpose::Read).await?;
-    let snapshot = opened.subscription.as_ref().and_then(|subscription| subscription.snapshot());
-    let snapshot = snapshot.ok_or("the conversation has no snapshot")?;
+    let (_session, events) = host::open(host, &id(&conversation)?, Purpose::Read).await?;
+    let snapshot = events.snapshot().ok_or("the conversation has no snapshot")?;
     Ok(output(&shown(snapshot, last.unwrap_or(20).clamp(1, MOST))))
 }
 

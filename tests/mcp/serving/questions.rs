@@ -44,6 +44,27 @@ async fn client_with_a_long_name_decides() {
 }
 
 #[tokio::test]
+async fn question_about_a_long_input_says_that_it_is_cut() {
+    let person = Person::new(OLD, Answers::Decline);
+    let (client, _serving) = connect(&manager(), person.clone()).await;
+    ask(&client, "Delete much").await;
+    let question = person.seen.questions.lock().unwrap().pop().unwrap();
+    let expected = "Allow the tool delete with an input of 5011 bytes, of which only the first 4096 bytes are shown \
+                    here? {\"file\":\"xxx";
+    assert!(question.starts_with(expected) && question.ends_with("xxx…"), "{question}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn question_without_an_answer_is_withdrawn_after_an_hour() {
+    let person = Person::new(OLD, Answers::Never);
+    let (client, _serving) = connect(&manager(), person.clone()).await;
+    let result = client.call_tool(params("ask", json!({ "prompt": "Delete" }))).await.unwrap();
+    let expected = "The user can't be asked: there was no answer within an hour.";
+    assert_eq!(done(&result)["answer"], expected);
+    until(&person, |seen| *seen.withdrawn.lock().unwrap() == 1).await;
+}
+
+#[tokio::test]
 async fn form_of_a_running_tool_keeps_its_fields() {
     for version in [OLD, NEW] {
         let person = Person::new(version, Answers::Accept(Some(json!({ "name": "Ann" }))));

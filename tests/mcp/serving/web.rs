@@ -16,7 +16,7 @@ use omni_agent::{
     serve::mcp::{ServerInfo, router},
     store::Labels,
     tool::{Decision, ToolLimits},
-    web::{Access, Action, Challenge, Principal, Problem, StartRequest, Web, WebBuilder, WebLimits},
+    web::{Access, Action, Agents, Challenge, Principal, Problem, StartRequest, Web, WebBuilder, WebLimits},
 };
 use serde_json::{Value, json};
 use tower::ServiceExt;
@@ -30,7 +30,9 @@ use crate::{
     support::{free_port, set, soon},
 };
 
-/// Users are known by the header `x-user`. `reader` may only read Ann's conversations.
+/// Users are known by the header `x-user`. The conversations of `reader`, `prompter` and `decider` are Ann's. `reader` may
+/// only read them, `prompter` may not decide, and `decider` may not send prompts. A conversation with the
+/// label `locked` accepts no decisions.
 struct Users;
 
 #[async_trait]
@@ -38,30 +40,39 @@ impl Access for Users {
     async fn principal(&self, request: &Parts) -> Result<Principal, Challenge> {
         let user = request.headers.get("x-user").and_then(|user| user.to_str().ok());
         let user = user.ok_or_else(Challenge::bearer)?;
-        let owner = if user == "reader" { "ann" } else { user };
+        let owner = if matches!(user, "reader" | "prompter" | "decider") { "ann" } else { user };
         Ok(Principal::new(user, Labels::new([("user", owner)]).unwrap()).unwrap())
     }
 
     fn permits(&self, principal: &Principal, action: Action, labels: &Labels) -> bool {
-        let may_act = principal.name() != "reader" || matches!(action, Action::Read | Action::List);
-        principal.owns(labels) && may_act
+        let may_act = match principal.name() {
+            "reader" => matches!(action, Action::Read | Action::List),
+            "prompter" => action != Action::Decide,
+            "decider" => action != Action::Prompt,
+            _ => true,
+        };
+        let is_locked = action == Action::Decide && labels.get("locked").is_some();
+        principal.owns(labels) && may_act && !is_locked
     }
 }
 
-struct App {
-    manager: Manager,
-    web: Web,
+pub struct App {
+    pub manager: Manager,
+    pub web: Web,
     router: Router,
 }
 
 impl App {
-    fn new() -> Self {
+    pub fn new() -> Self {
         Self::with(|web| web)
     }
 
-    fn with(set_up: impl FnOnce(WebBuilder) -> WebBuilder) -> Self {
-        let manager = manager();
+    pub fn with(set_up: impl FnOnce(WebBuilder) -> WebBuilder) -> Self {
         let agents = |_: &Principal, _: &StartRequest| Ok::<_, Problem>(OpenOptions::new(agent()));
+        Self::of(manager(), agents, set_up)
+    }
+
+    pub fn of(manager: Manager, agents: impl Agents, set_up: impl FnOnce(WebBuilder) -> WebBuilder) -> Self {
         let web = set_up(Web::builder(manager.clone(), Users, agents)).build();
         let router = Router::new().nest("/mcp", router(&web, ServerInfo::new("served", "1.0.0")));
         Self { manager, web, router }
@@ -76,7 +87,7 @@ impl App {
         format!("http://{address}/mcp")
     }
 
-    async fn send(&self, method: Method, headers: &[(&str, &str)], body: &Value) -> Response<Body> {
+    pub async fn send(&self, method: Method, headers: &[(&str, &str)], body: &Value) -> Response<Body> {
         let mut request = Request::builder().method(method).uri("/mcp").header("host", "it");
         request = request.header("content-type", "application/json");
         request = request.header("accept", "application/json, text/event-stream");
@@ -88,7 +99,7 @@ impl App {
     }
 
     /// Begins a protocol session of an older version, and returns its id.
-    async fn session(&self, user: &str) -> String {
+    pub async fn session(&self, user: &str) -> String {
         let response = self.send(Method::POST, &[("x-user", user)], &initialize()).await;
         assert_eq!(response.status(), StatusCode::OK);
         let id = response.headers()["mcp-session-id"].to_str().unwrap().to_owned();
@@ -99,7 +110,7 @@ impl App {
     }
 
     /// Calls a tool in a protocol session, and returns its result.
-    async fn call(&self, user: &str, session: &str, tool: &str, arguments: Value) -> Value {
+    pub async fn call(&self, user: &str, session: &str, tool: &str, arguments: Value) -> Value {
         let headers = [("x-user", user), ("mcp-session-id", session)];
         let params = json!({ "name": tool, "arguments": arguments });
         let request = json!({ "jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": params });
@@ -107,14 +118,14 @@ impl App {
     }
 }
 
-fn initialize() -> Value {
+pub fn initialize() -> Value {
     let client = json!({ "name": "raw", "version": "1" });
     let params = json!({ "protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": client });
     json!({ "jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params })
 }
 
 /// A call of version 2026-07-28.
-fn new_call(tool: &str, arguments: Value) -> Value {
+pub fn new_call(tool: &str, arguments: Value) -> Value {
     let client = json!({ "name": "raw", "version": "1" });
     let meta = json!({
         "io.modelcontextprotocol/protocolVersion": "2026-07-28",
@@ -126,7 +137,7 @@ fn new_call(tool: &str, arguments: Value) -> Value {
     json!({ "jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": params })
 }
 
-fn new_headers<'a>(user: &'a str, tool: &'a str) -> [(&'a str, &'a str); 4] {
+pub fn new_headers<'a>(user: &'a str, tool: &'a str) -> [(&'a str, &'a str); 4] {
     [
         ("x-user", user),
         ("mcp-protocol-version", "2026-07-28"),
@@ -136,7 +147,7 @@ fn new_headers<'a>(user: &'a str, tool: &'a str) -> [(&'a str, &'a str); 4] {
 }
 
 /// Reads the last message of a response.
-async fn message(response: Response<Body>) -> Value {
+pub async fn message(response: Response<Body>) -> Value {
     assert_eq!(response.status(), StatusCode::OK);
     let text = soon(to_bytes(response.into_body(), 1 << 20)).await.unwrap();
     let text = String::from_utf8(text.to_vec()).unwrap();

@@ -1,0 +1,197 @@
+//! The permissions of a principal over HTTP, and their changes during a call.
+
+use axum::{
+    body::{Body, BodyDataStream},
+    http::{Method, Response, StatusCode},
+};
+use futures_util::StreamExt;
+use omni_agent::{
+    agent::Status,
+    async_trait,
+    manager::{Manager, OpenOptions},
+    store::Labels,
+    web::{Agents, Principal, Problem, StartRequest, WebLimits},
+};
+use serde_json::{Value, json};
+
+use super::{
+    host::{agent, manager, reached},
+    web::{App, initialize, message, new_call, new_headers},
+};
+use crate::support::soon;
+
+fn labels<const N: usize>(labels: [(&str, &str); N]) -> Labels {
+    Labels::new(labels).unwrap()
+}
+
+fn text(result: &Value) -> &str {
+    result["content"][0]["text"].as_str().unwrap()
+}
+
+/// The messages of a response that arrive one after the other.
+struct Messages {
+    body: BodyDataStream,
+    read: String,
+}
+
+impl Messages {
+    fn of(response: Response<Body>) -> Self {
+        assert_eq!(response.status(), StatusCode::OK);
+        Self { body: response.into_body().into_data_stream(), read: String::new() }
+    }
+
+    /// Returns the next message with this method.
+    async fn next(&mut self, method: &str) -> Value {
+        loop {
+            while let Some(end) = self.read.find('\n') {
+                let line: String = self.read.drain(..=end).collect();
+                let message = line.strip_prefix("data:").and_then(|data| serde_json::from_str(data).ok());
+                if let Some(message) = message.filter(|message: &Value| message["method"] == method) {
+                    return message;
+                }
+            }
+            let piece = self.body.next().await.expect("the stream has not ended").unwrap();
+            self.read.push_str(std::str::from_utf8(&piece).unwrap());
+        }
+    }
+}
+
+/// Returns the headers of a call in a protocol session of Ann.
+fn in_session(session: &str) -> [(&str, &str); 2] {
+    [("x-user", "ann"), ("mcp-session-id", session)]
+}
+
+/// Returns a call of `ask` in a protocol session.
+fn old_ask(prompt: &str) -> Value {
+    // `App::call` uses the id 2.
+    let params = json!({ "name": "ask", "arguments": { "prompt": prompt } });
+    json!({ "jsonrpc": "2.0", "id": 3, "method": "tools/call", "params": params })
+}
+
+/// Returns a call of `ask` of version 2026-07-28, whose client can ask its user and wants reports.
+fn asks(prompt: &str) -> Value {
+    let mut call = new_call("ask", json!({ "prompt": prompt }));
+    call["params"]["_meta"]["io.modelcontextprotocol/clientCapabilities"] =
+        json!({ "elicitation": { "form": {} } });
+    call["params"]["_meta"]["progressToken"] = json!(1);
+    call
+}
+
+#[tokio::test]
+async fn call_whose_conversation_goes_to_another_user_ends_and_its_run_goes_on() {
+    let app = App::new();
+    let session = app.session("ann").await;
+    let call = old_ask("Go on for ever");
+    let calling = app.send(Method::POST, &in_session(&session), &call).await;
+    let running = reached(&app.manager, |agent| !agent.partial.is_empty()).await;
+    running.set_labels(labels([("user", "ben")])).await.unwrap();
+    let refused = message(calling).await["result"].take();
+    assert_eq!((text(&refused), &refused["isError"]), ("There is no such conversation.", &json!(true)));
+    assert_eq!(running.status().await.unwrap(), Status::Busy);
+    running.interrupt().await.unwrap();
+}
+
+#[tokio::test]
+async fn question_is_withdrawn_while_its_client_may_not_decide() {
+    let app = App::new();
+    let mut first = initialize();
+    first["params"]["capabilities"] = json!({ "elicitation": {} });
+    let created = app.send(Method::POST, &[("x-user", "ann")], &first).await;
+    let session = created.headers()["mcp-session-id"].to_str().unwrap().to_owned();
+    let headers = in_session(&session);
+    let initialized = json!({ "jsonrpc": "2.0", "method": "notifications/initialized" });
+    app.send(Method::POST, &headers, &initialized).await;
+
+    let call = old_ask("Delete");
+    // Questions arrive on the stream of the call, and withdrawals on the stream that belongs to no call.
+    let mut others = Messages::of(app.send(Method::GET, &headers, &Value::Null).await);
+    let mut messages = Messages::of(app.send(Method::POST, &headers, &call).await);
+    let question = soon(messages.next("elicitation/create")).await;
+    let running = reached(&app.manager, |agent| agent.status == Status::Paused).await;
+    running.set_labels(labels([("user", "ann"), ("locked", "yes")])).await.unwrap();
+    let withdrawn = soon(others.next("notifications/cancelled")).await;
+    assert_eq!(withdrawn["params"]["requestId"], question["id"]);
+    let paused = running.snapshot().await.unwrap().agent;
+    assert_eq!((paused.status, paused.pauses.len()), (Status::Paused, 1), "nobody has decided");
+
+    running.set_labels(labels([("user", "ann")])).await.unwrap();
+    let again = soon(messages.next("elicitation/create")).await;
+    let accepted = json!({ "jsonrpc": "2.0", "id": again["id"], "result": { "action": "accept" } });
+    app.send(Method::POST, &headers, &accepted).await;
+    soon(running.wait_until_idle()).await.unwrap();
+    assert_eq!(running.tree().await.unwrap().history().last().unwrap().text(), "gone");
+}
+
+/// Gives each conversation to Ben while it is opened.
+struct GivesAway(Manager);
+
+#[async_trait]
+impl Agents for GivesAway {
+    async fn start(&self, _: &Principal, request: &StartRequest) -> Result<OpenOptions, Problem> {
+        if let Some(id) = &request.conversation {
+            self.0.set_labels(id, labels([("user", "ben")])).await.unwrap();
+        }
+        Ok(OpenOptions::new(agent()))
+    }
+}
+
+#[tokio::test]
+async fn conversation_that_goes_to_another_user_while_it_is_opened_is_not_shown() {
+    for tool in ["read", "ask"] {
+        let manager = manager();
+        let app = App::of(manager.clone(), GivesAway(manager), |web| web);
+        let session = app.session("ann").await;
+        let asked = app.call("ann", &session, "ask", json!({ "prompt": "Hello" })).await;
+        let mut arguments = json!({ "conversation": asked["structuredContent"]["conversation"] });
+        if tool == "ask" {
+            arguments["prompt"] = "Hello".into();
+        }
+        let refused = app.call("ann", &session, tool, arguments).await;
+        assert_eq!(text(&refused), "There is no such conversation.", "{tool}");
+        let session = reached(&app.manager, |_| true).await;
+        assert_eq!(session.tree().await.unwrap().history().len(), 2, "{tool}");
+    }
+}
+
+#[tokio::test]
+async fn principal_that_may_not_prompt_begins_no_conversation() {
+    let app = App::new();
+    let session = app.session("decider").await;
+    let refused = app.call("decider", &session, "ask", json!({ "prompt": "Hello" })).await;
+    assert!(text(&refused).contains("this action is not permitted"), "{refused}");
+    assert!(app.manager.list_open().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn call_with_answers_needs_the_permissions_to_prompt_and_to_decide() {
+    let app = App::new();
+    let send = async |user: &str, call: &Value| app.send(Method::POST, &new_headers(user, "ask"), call).await;
+    let asked = message(send("ann", &asks("Delete")).await).await["result"].take();
+    assert_eq!(asked["resultType"], "input_required", "{asked}");
+    let mut again = asks("Delete");
+    again["params"]["requestState"] = asked["requestState"].clone();
+    again["params"]["inputResponses"] = json!({ "call-1": { "action": "accept" } });
+
+    let refused = message(send("decider", &again).await).await["result"].take();
+    assert!(text(&refused).contains("this action is not permitted"), "{refused}");
+    // The call of a principal that may not decide waits until somebody else decides.
+    let mut messages = Messages::of(send("prompter", &again).await);
+    messages.next("notifications/progress").await;
+    let session = reached(&app.manager, |agent| agent.pauses.len() == 1).await;
+    assert_eq!(session.status().await.unwrap(), Status::Paused);
+}
+
+#[tokio::test]
+async fn run_is_stopped_although_no_further_call_is_allowed() {
+    let app = App::with(|web| web.limits(WebLimits::default().with_streams_per_principal(1)));
+    let session = app.session("ann").await;
+    let call = old_ask("Go on for ever");
+    let calling = app.send(Method::POST, &in_session(&session), &call).await;
+    let running = reached(&app.manager, |agent| !agent.partial.is_empty()).await;
+    let conversation = json!({ "conversation": running.id() });
+    let refused = app.call("ann", &session, "read", conversation.clone()).await;
+    assert!(text(&refused).contains("Too many streams are open"), "{refused}");
+    let stopped = app.call("ann", &session, "stop", conversation).await;
+    assert_eq!(stopped["structuredContent"], json!({ "stopped": true }));
+    assert!(text(&message(calling).await["result"]).starts_with("And on"));
+}

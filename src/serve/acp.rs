@@ -41,6 +41,10 @@
 //!   are asked at once. If another client decides first, the question is withdrawn.
 //! - **The end.** If the editor closes the connection or ends, the runs of its prompts are interrupted. They keep their
 //!   completed steps, and other clients of the same manager can continue the conversations.
+//! - **The death of the process.** If the options of `start` make turns [durable](crate::manager::OpenOptions::durable),
+//!   a session that is loaded or resumed by the next process continues its turn. The client gets the turn's messages and
+//!   the rest of the turn as updates, and is asked again about open tool uses. See
+//!   [Serving an agent to other programs](crate::guides::serving).
 //! - **MCP servers.** With feature `mcp`, the servers of the editor's settings are connected, and each use of their
 //!   tools waits for an approval, unless the agent's callbacks decide otherwise. If a server can't be used, the session
 //!   is refused with an error. Without the feature, a session that names an MCP server is refused.

@@ -3,6 +3,7 @@
 
 mod clients;
 mod conformance;
+mod durable;
 mod host;
 mod hostile;
 mod sessions;

@@ -25,25 +25,27 @@ use omni_agent::{
 use serde::Deserialize;
 use serde_json::json;
 
+use super::durable::Actor;
 use crate::agent::FOLDER;
 
 /// Starts the served agent without the output of the test harness: the original standard output becomes the standard
 /// error, and the original standard error becomes descriptor 3.
 pub const SCRIPT: &str = "exec 3>&2 2>&1 >/dev/null; exec \"$0\" \"$@\"";
 
-/// The variable that makes this process the served agent.
+/// The variable that makes this process the served agent. Its value [`DURABLE`] makes the turns of the agent durable.
 pub const SERVED: &str = "OMNI_ACP_SERVED";
+pub const DURABLE: &str = "durable";
 
 #[tokio::test]
 async fn manager_is_served() {
-    if env::var(SERVED).is_ok() {
-        serve(&PathBuf::from(env::var(FOLDER).unwrap())).await;
+    if let Ok(kind) = env::var(SERVED) {
+        serve(&PathBuf::from(env::var(FOLDER).unwrap()), kind == DURABLE).await;
         // The process exits here, so that the test harness writes nothing.
         std::process::exit(0);
     }
 }
 
-async fn serve(folder: &Path) {
+async fn serve(folder: &Path, is_durable: bool) {
     let mut pids = File::options().create(true).append(true).open(folder.join("pids")).unwrap();
     pids.write_all(format!("{}\n", std::process::id()).as_bytes()).unwrap();
     // The standard output of this process is that of the harness. The script has made the original standard output the
@@ -52,8 +54,10 @@ async fn serve(folder: &Path) {
     let errors = File::options().write(true).open("/dev/fd/3");
     let nowhere = || File::options().write(true).open("/dev/null").unwrap();
     rustix::stdio::dup2_stderr(errors.unwrap_or_else(|_| nowhere())).unwrap();
-    let manager = Manager::builder(store(folder).await).registry(registry()).build();
-    let served = served(manager.clone()).stdio().await;
+    let store = if is_durable { exclusive_store(folder).await } else { store(folder).await };
+    let manager = Manager::builder(store).registry(registry()).build();
+    let agent = if is_durable { Actor::of(folder).served(&manager) } else { served(manager.clone()) };
+    let served = agent.stdio().await;
     if let Err(error) = &served {
         eprintln!("the agent failed: {error}");
     }
@@ -63,6 +67,12 @@ async fn serve(folder: &Path) {
 
 pub async fn store(folder: &Path) -> Arc<dyn Store> {
     Arc::new(FileSystemStore::open(folder.join("conversations")).await.unwrap())
+}
+
+/// Returns a store that keeps turns in flight, and that only one process can open.
+async fn exclusive_store(folder: &Path) -> Arc<dyn Store> {
+    let store = FileSystemStore::builder(folder.join("conversations")).exclusive();
+    Arc::new(store.open().await.unwrap())
 }
 
 /// Returns a registry with two models.

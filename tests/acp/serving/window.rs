@@ -8,7 +8,8 @@ use omni_agent::{
 };
 use serde_json::{Value, json};
 use tokio::{
-    io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream, ReadHalf, WriteHalf, duplex, split},
+    io::{AsyncBufReadExt, AsyncRead, AsyncWrite, AsyncWriteExt, BufReader, Lines, duplex, split},
+    process::Child,
     task::JoinHandle,
 };
 
@@ -16,8 +17,8 @@ use super::host::served;
 use crate::support::soon;
 
 pub struct Window {
-    pub input: WriteHalf<DuplexStream>,
-    output: tokio::io::Lines<BufReader<ReadHalf<DuplexStream>>>,
+    pub input: Box<dyn AsyncWrite + Send + Unpin>,
+    output: Lines<BufReader<Box<dyn AsyncRead + Send + Unpin>>>,
     /// Messages that were read while another one was expected.
     unread: VecDeque<Value>,
     last: u64,
@@ -39,12 +40,28 @@ impl Window {
     /// Opens a window of a client with this name.
     pub async fn named(agent: AcpAgent, name: &str) -> Self {
         let mut window = Self::connected(agent, 64 * 1024);
+        window.initialize(name).await;
+        window
+    }
+
+    /// Opens a window of an agent that is a process. The output of the process must be a pipe.
+    pub async fn of_process(mut process: Child) -> Self {
+        let (input, output) = (process.stdin.take().unwrap(), process.stdout.take().unwrap());
+        let served = tokio::spawn(async move {
+            process.wait().await.unwrap();
+            Ok(())
+        });
+        let mut window = Self::on(input, output, served);
+        window.initialize("window").await;
+        window
+    }
+
+    async fn initialize(&mut self, name: &str) {
         let capabilities = json!({ "session": { "notices": {} } });
         let client = json!({ "name": name, "version": "1" });
         let asked = json!({ "protocolVersion": 1, "clientCapabilities": capabilities, "clientInfo": client });
-        let initialized = window.request("initialize", asked).await.unwrap();
+        let initialized = self.request("initialize", asked).await.unwrap();
         assert_eq!(initialized["protocolVersion"], 1);
-        window
     }
 
     /// Connects to an agent, with a buffer of this many bytes in each direction.
@@ -56,8 +73,17 @@ impl Window {
             let (input, output) = split(theirs);
             agent.serve(input, output).await
         });
+        Self::on(input, output, served)
+    }
+
+    fn on(
+        input: impl AsyncWrite + Send + Unpin + 'static,
+        output: impl AsyncRead + Send + Unpin + 'static,
+        served: JoinHandle<Result<(), AcpError>>,
+    ) -> Self {
+        let output: Box<dyn AsyncRead + Send + Unpin> = Box::new(output);
         let output = BufReader::new(output).lines();
-        Self { input, output, unread: VecDeque::new(), last: 0, chunks: 0, served }
+        Self { input: Box::new(input), output, unread: VecDeque::new(), last: 0, chunks: 0, served }
     }
 
     pub async fn write(&mut self, line: &str) {

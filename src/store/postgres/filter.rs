@@ -165,7 +165,7 @@ fn page(schema: &str, candidates: Candidates<'_>, filter: &Filter, page: &Page) 
         Candidates::Listed(examined) => examined.map(|examined| query.param(examined)),
     };
     // The planner uses the index only if the limit is next to the condition.
-    let part = |range: &str, order: &str, last: &str| match &examined {
+    let part = |examined: Option<&String>, range: &str, order: &str, last: &str| match examined {
         Some(examined) => format!(
             "SELECT * FROM ({all} WHERE {range} ORDER BY {order} LIMIT {examined}) AS conversations
              WHERE {matches} ORDER BY {order} {last}"
@@ -175,11 +175,13 @@ fn page(schema: &str, candidates: Candidates<'_>, filter: &Filter, page: &Page) 
     // With a position, each part reads one range of the index, as for a list without a filter.
     query.sql = if let Some((updated, id)) = position {
         let both = format!("LIMIT {}", query.param(count(page.limit).saturating_add(count(page.offset))));
-        let same = part(&format!("updated = {updated} AND id > {id}"), "id", &both);
-        let earlier = part(&format!("updated < {updated}"), "updated DESC, id", &both);
+        // All conversations with the time of the position are examined. Otherwise earlier ones could fill the page, and
+        // the rest would be skipped.
+        let same = part(None, &format!("updated = {updated} AND id > {id}"), "id", &both);
+        let earlier = part(examined.as_ref(), &format!("updated < {updated}"), "updated DESC, id", &both);
         format!("({same}) UNION ALL ({earlier}) {end}")
     } else {
-        part("true", "updated DESC, id", &format!("LIMIT {limit} OFFSET {offset}"))
+        part(examined.as_ref(), "true", "updated DESC, id", &format!("LIMIT {limit} OFFSET {offset}"))
     };
     query
 }

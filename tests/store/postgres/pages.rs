@@ -107,3 +107,32 @@ async fn pages_of_a_label_that_only_old_conversations_have_are_complete() {
         assert_eq!(ids, expected[5500..5550], "{label} {value}");
     }
 }
+
+/// Inserts 12,000 conversations, the latest 6,000 of which were updated at the same time. All have the label except the
+/// conversations from 101 to 5,500 of this time.
+const SIMULTANEOUS: &str = "
+INSERT INTO {schema}.conversations (id, version, created, updated, state, epoch)
+SELECT 'c' || lpad(n::text, 5, '0'), 1, to_timestamp(1), to_timestamp(20000 - GREATEST(n, 6000)), '{}', 1
+FROM generate_series(1, 12000) AS n;
+INSERT INTO {schema}.labels
+SELECT key, 'kind', 'wanted' FROM {schema}.conversations WHERE key NOT BETWEEN 101 AND 5500;
+ANALYZE {schema}.conversations, {schema}.labels";
+
+#[tokio::test]
+async fn pages_of_a_label_among_many_conversations_of_one_time_are_complete() {
+    let Some(url) = url() else { return };
+    let store = fresh(url).open().await.unwrap();
+    let fill = SIMULTANEOUS.replace("{schema}", &schema(&store));
+    raw(url).await.batch_execute(&fill).await.unwrap();
+    let filter = Filter::with(Labels::new([("kind", "wanted")]).unwrap());
+    let expected: Vec<_> = (1..=100).chain(5501..=12_000).map(|n| format!("c{n:05}")).collect();
+    let mut page = Page::first(100);
+    let mut found = Vec::new();
+    loop {
+        let listed = store.list_where(&filter, page.clone()).await.unwrap();
+        let Some(last) = listed.last() else { break };
+        page = page.after(last);
+        found.extend(listed.into_iter().map(|summary| summary.id.to_string()));
+    }
+    assert_eq!(found, expected);
+}

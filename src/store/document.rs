@@ -175,9 +175,9 @@ fn read(text: &str) -> Result<Document, StoreError> {
         return Err(StoreError::UnknownFormat { place: PLACE.to_owned(), found, known });
     }
     let document: Document = json::parse(text).map_err(damaged)?;
-    let Stored { nodes, head, cursors, .. } = &document.conversation;
-    let tree =
-        Tree::hydrate(nodes.clone(), *head, cursors.clone()).map_err(|error| damaged(error.to_string()))?;
+    let Stored { nodes, head, cursors, next, .. } = &document.conversation;
+    let tree = Tree::restored(nodes.clone(), *head, cursors.clone(), *next)
+        .map_err(|error| damaged(error.to_string()))?;
     check_law(&tree).map_err(damaged)?;
     Ok(document)
 }

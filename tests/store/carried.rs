@@ -149,3 +149,18 @@ async fn import_with_an_unreadable_turn_keeps_the_rest() {
     equal(&from, &to).await;
     assert_eq!(to.turn(&id("a")).await.unwrap(), None);
 }
+
+#[tokio::test]
+async fn import_with_an_invalid_next_id_is_damaged_and_writes_nothing() {
+    let from = MemoryStore::new();
+    create_with_everything(&from).await;
+    let text = export_json(&from, &id("a")).await.unwrap();
+    let mut document: serde_json::Value = serde_json::from_str(&text).unwrap();
+    document["conversation"]["next"] = json!(u64::MAX);
+    let text = document.to_string();
+    let to = MemoryStore::new();
+    for imported in [import_json(&to, &text, None).await, import_json_with_settings(&to, &text, None).await] {
+        assert!(matches!(imported, Err(StoreError::Damaged { .. })), "{imported:?}");
+    }
+    assert!(!to.exists(&id("a")).await.unwrap());
+}

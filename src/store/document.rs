@@ -66,11 +66,13 @@ pub async fn export_json(store: &dyn Store, id: &ConversationId) -> Result<Strin
 ///
 /// The document may come from an untrusted source. Its settings (model, system prompt, options with their extra members
 /// and backend settings, limits) would take effect in the next request, so they are ignored. Instead, the conversation
-/// has the settings with which it is opened. The prompts that the last run did not use are ignored too.
-/// [`import_json_with_settings`] imports the settings too. Messages keep their provider data, such as signatures and
+/// has the settings with which it is opened. The settings of the prompts that the last run did not use are ignored too.
+/// [`import_json_with_settings`] imports all settings. Messages keep their provider data, such as signatures and
 /// the session id of a coding agent.
 ///
-/// The usage ledger and the end of the last run are imported. A turn in flight is not.
+/// The usage ledger and the end of the last run are imported, with the ids of its known prompts. So a prompt that the
+/// original has accepted is known in the copy too. A turn in flight is not imported, nor is the last event of the feed,
+/// because the events belong to the sessions of the original.
 ///
 /// The import overwrites nothing. If the conversation has not been continued, importing the same document again does
 /// nothing.

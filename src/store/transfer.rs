@@ -2,6 +2,7 @@
 //!
 //! A copy contains the nodes, head, cursors, state and usage ledger of a conversation, the end of its last run, and the
 //! id of its next node. It contains neither the history of writes nor the times, because the target store sets its own.
+//! It contains no mark either, because a mark is an event of the original's feed.
 
 use std::time::{Duration, Instant};
 
@@ -266,7 +267,7 @@ impl Portable {
     /// Returns the record of the turn in flight, if the options ask for a copy of it.
     fn turn(&self, options: CopyOptions) -> Option<TurnRecord> {
         let turn = self.stored.turn.as_ref().filter(|turn| options.turns && turn.damage.is_none())?;
-        Some(turn.record.clone())
+        Some(TurnRecord { mark: None, ..turn.record.clone() })
     }
 }
 
@@ -274,9 +275,12 @@ impl Portable {
 pub(super) async fn put(
     to: &dyn Store,
     id: &ConversationId,
-    portable: Portable,
+    mut portable: Portable,
     options: CopyOptions,
 ) -> Result<bool, StoreError> {
+    if let Some(end) = &mut portable.stored.last_run {
+        end.mark = None;
+    }
     let (turn, next) = (portable.turn(options), portable.next().filter(|_| to.erases()));
     let Writes { create, portions, last, more } = Writes::of(id, &portable, turn.as_ref())?;
     let Portable { stored: Stored { state, head, cursors, nodes, last_run, .. }, usage } = portable;

@@ -2,13 +2,14 @@
 //! node, and turns in flight.
 
 use omni_agent::{
-    agent::{Prompt, RunEnd, RunOutcome},
+    agent::{KnownPrompt, Prompt, PromptState, RunEnd, RunOutcome},
     message::{Message, RequestEnd, Timestamp, Usage, UsageRow},
     provider::Options,
     store::{
         Commit, CopyOptions, MemoryStore, Page, Store, StoreError, TurnRecord, Waiting, Write, copy_one,
         export_json, import_json, import_json_with_settings,
     },
+    subscription::EventId,
     tree::{Erased, Node},
 };
 use serde_json::json;
@@ -163,4 +164,35 @@ async fn import_with_an_invalid_next_id_is_damaged_and_writes_nothing() {
         assert!(matches!(imported, Err(StoreError::Damaged { .. })), "{imported:?}");
     }
     assert!(!to.exists(&id("a")).await.unwrap());
+}
+
+#[tokio::test]
+async fn import_drops_marks_and_keeps_known_prompts() {
+    let from = MemoryStore::new();
+    create_with_everything(&from).await;
+    begin_turn(&from).await;
+    let text = export_json(&from, &id("a")).await.unwrap();
+    let mut document: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let mark = json!(EventId::new(7, 12));
+    let known = KnownPrompt::new("p", PromptState::Ended { outcome: RunOutcome::Cancelled });
+    let conversation = &mut document["conversation"];
+    conversation["last_run"]["mark"] = mark.clone();
+    conversation["last_run"]["prompts"] = json!([known]);
+    conversation["turn"]["record"]["mark"] = mark.clone();
+    conversation["mark"] = mark;
+    let text = document.to_string();
+    for options in [None, Some(false), Some(true)] {
+        let to = MemoryStore::new();
+        match options {
+            None => import_json(&to, &text, None).await.unwrap(),
+            Some(turns) => {
+                let options = CopyOptions::default().with_turns(turns);
+                options.import_json_with_settings(&to, &text, None).await.unwrap()
+            }
+        };
+        let stored = to.load(&id("a")).await.unwrap();
+        assert_eq!(stored.mark, None, "{options:?}: the mark belongs to the feed of the original");
+        assert_eq!(stored.last_run.unwrap().prompts, std::slice::from_ref(&known), "{options:?}");
+        assert_eq!(stored.turn.is_some(), options == Some(true));
+    }
 }

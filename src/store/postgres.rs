@@ -63,8 +63,8 @@
 //!
 //! A delete or an [erasure](Store::erase) removes the rows. The bytes of the rows stay in the server's files until
 //! `VACUUM` and later writes have replaced them, and the words stay in the indexes for searches. `VACUUM FULL` of
-//! `nodes`, `conversations`, `runs` and `pending` removes both at once, and locks each table meanwhile. The bytes also
-//! stay in the server's write-ahead log, replicas and backups as long as these are kept.
+//! `nodes`, `conversations`, `runs`, `turns`, `approvals` and `pending` removes both at once, and locks each table
+//! meanwhile. The bytes also stay in the server's write-ahead log, replicas and backups as long as these are kept.
 //!
 //! # Searches
 //!

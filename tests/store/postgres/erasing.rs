@@ -4,8 +4,8 @@ use std::{fs, path::Path};
 
 use omni_agent::{
     agent::{RunEnd, RunOutcome},
-    message::Message,
-    store::{Commit, Filter, Page, Query, Store, Write},
+    message::{Message, ToolUse},
+    store::{Commit, Filter, Page, Query, Store, TurnRecord, Waiting, Write},
     tree::Erased,
 };
 use serde_json::json;
@@ -44,6 +44,14 @@ async fn erased_text_is_gone_from_tables_and_indexes_after_vacuum_full() {
     let end = RunEnd::new(RunOutcome::Cancelled).with_unanswered(vec![Message::user(word).into()]);
     let failed = Commit::new(Some(node(2))).with_usage([]).with_run_end(end);
     let version = store.commit(&id("a"), &Write::on(version), &failed).await.unwrap();
+    let tool_use = ToolUse::new("1", "send", json!({ "text": word }));
+    let turn = "00112233445566778899aabbccddeeff".parse().unwrap();
+    let record = TurnRecord::new(1, turn, json!({ "core": word }).to_string())
+        .with_head(node(2))
+        .with_append(vec![Message::user(word).into()])
+        .with_waiting(vec![Waiting::new(tool_use)]);
+    let in_flight = Commit::new(Some(node(2))).with_usage([]).with_turn(record);
+    let version = store.commit(&id("a"), &Write::on(version), &in_flight).await.unwrap();
 
     let client = raw(&server.url()).await;
     let data: String = client.query_one("SHOW data_directory", &[]).await.unwrap().get(0);
@@ -56,7 +64,7 @@ async fn erased_text_is_gone_from_tables_and_indexes_after_vacuum_full() {
     let query: Query = word.parse().unwrap();
     let found = store.search(&Filter::default(), &query, Page::default()).await.unwrap();
     assert!(found.hits.is_empty(), "searches find nothing at once");
-    for table in ["nodes", "conversations", "runs"] {
+    for table in ["nodes", "conversations", "runs", "turns", "approvals", "pending"] {
         let table = format!("{}.{table}", schema(&store));
         client.batch_execute(&format!("VACUUM FULL {table}")).await.unwrap();
     }

@@ -2,7 +2,9 @@
 
 use std::fs;
 
-use omni_agent::store::{Page, Store, StoreError, StoredState, Version, Write, WriteId};
+use omni_agent::store::{
+    Commit, Filter, Page, Store, StoreError, StoredState, TurnRecord, Turns, Version, Write, WriteId,
+};
 use serde_json::json;
 
 use crate::support::{Folder, create, id, says};
@@ -206,6 +208,41 @@ async fn list_with_an_unreadable_log_reports_it_and_shows_the_others() {
     }
     assert_eq!(damage("folder"), None, "a folder is not a log");
     assert!(store.load(&id("unreadable")).await.is_err());
+}
+
+/// Such a log still has the length that its summary names, so the list of conversations does not read the log.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn turns_with_a_log_that_became_unreadable_lists_the_others() {
+    let folder = Folder::new();
+    let store = folder.quick_store().await;
+    for name in ["sound", "unreadable", "later"] {
+        let version = create(&store, &id(name)).await;
+        let turn = "00112233445566778899aabbccddeeff".parse().unwrap();
+        let commit = Commit::new(None).with_turn(TurnRecord::new(1, turn, "{}"));
+        store.commit(&id(name), &Write::on(version), &commit).await.unwrap();
+    }
+    store.list(Page::default()).await.expect("the list updates all summaries");
+    let later = fs::read_to_string(folder.log(&id("later"))).unwrap();
+    let header = later.lines().next().unwrap();
+    let record = header.split_once("\"record\":").unwrap().1.strip_suffix('}').unwrap();
+    let newer = record.replace("\"format_version\":2", "\"format_version\":9");
+    fs::write(folder.log(&id("later")), later.replace(&format!("{header}\n"), &line(&newer))).unwrap();
+    let log = folder.log(&id("unreadable"));
+    let len = fs::metadata(&log).unwrap().len();
+    let summary = fs::read_to_string(folder.summary(&id("unreadable"))).unwrap();
+    let (known, empty) = (format!("\"log\":{len}"), "\"log\":0");
+    assert!(summary.contains(&known), "{summary}");
+    fs::write(folder.summary(&id("unreadable")), summary.replace(&known, empty)).unwrap();
+    fs::remove_file(&log).unwrap();
+    // A read of this file at an unmapped address fails with an input/output error.
+    std::os::unix::fs::symlink("/proc/self/mem", &log).unwrap();
+    for name in ["unreadable", "later"] {
+        assert!(store.summary(&id(name)).await.unwrap().in_flight, "{name}: the log was not read");
+        assert!(store.load(&id(name)).await.is_err(), "{name}");
+    }
+    let turns = store.turns(Turns::All, &Filter::default(), Page::default()).await.unwrap();
+    assert_eq!(turns.iter().map(|turn| turn.id.as_str()).collect::<Vec<_>>(), ["sound"]);
 }
 
 /// Only regular files are conversations. If the store opened other kinds of files, some of them would block it forever.

@@ -278,7 +278,7 @@ pub(super) fn summarise_all(
 /// Returns the description of the problem if the problem concerns only this conversation. Returns `None` for a lack of
 /// descriptors or memory. Also returns `None` for a problem with the folder, because such a problem is reported as a
 /// separate error.
-fn problem(place: &ConversationFolder<'_>, error: &StoreError) -> Option<String> {
+pub(super) fn problem(place: &ConversationFolder<'_>, error: &StoreError) -> Option<String> {
     // These errors have no stable kind in the standard library: too many open files, either in this process or in the
     // system.
     const OF_ALL: [i32; 2] = if cfg!(unix) { [24, 23] } else { [4, 4] };

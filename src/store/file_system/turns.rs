@@ -147,16 +147,21 @@ pub(super) fn list(
             summaries.iter().filter(|summary| summary.in_flight && filter.matches(&summary.labels));
         let entries = summaries.map(|summary| {
             let place = ConversationFolder::new(folder, &summary.id);
-            log::read_log(&place, |log| entry(log, summary))
-        });
-        let entries = entries.filter_map(|entry| match entry {
-            // The log was damaged or deleted meanwhile, so leave the conversation out. A call that loads the
-            // conversation reports the damage.
-            Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }) => None,
-            entry => entry.transpose(),
+            match log::read_log(&place, |log| entry(log, summary)) {
+                // The log can't be read or was deleted meanwhile, so leave the conversation out. A call that loads the
+                // conversation reports the problem.
+                Err(
+                    StoreError::Damaged { .. }
+                    | StoreError::UnknownFormat { .. }
+                    | StoreError::NotFound { .. },
+                ) => Ok(None),
+                Err(error) if summary::problem(&place, &error).is_some() => Ok(None),
+                entry => entry,
+            }
         });
         entries.collect()
     })?;
+        let entries = entries.filter_map(Result::transpose);
     let listed = all.into_iter().filter_map(|entry| entry.listed(which, now));
     Ok(TurnSummary::page(listed.collect(), page))
 }

@@ -295,8 +295,8 @@ impl Store for MemoryStore {
         _lease: &Lease,
         mark: Option<EventId>,
     ) -> Result<(), StoreError> {
-        if let Some(conversation) = self.lock().conversations.get_mut(id) {
-            conversation.stored.mark = mark;
+        if let (Some(mark), Some(conversation)) = (mark, self.lock().conversations.get_mut(id)) {
+            conversation.stored.mark = Some(mark);
         }
         Ok(())
     }

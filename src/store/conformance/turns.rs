@@ -206,6 +206,27 @@ pub(super) async fn turn_ends_with_its_run_with_nodes_or_with_a_move(
     CheckOutcome::Made
 }
 
+pub(super) async fn record_on_another_head_begins_the_turn_again(
+    subject: &dyn StoreUnderTest,
+) -> CheckOutcome {
+    let Some(store) = keeping(subject) else { return CheckOutcome::Skipped };
+    let id = conversation("a");
+    let waits =
+        |head: Option<NodeId>| record(1).with_head(head).with_waiting(vec![Waiting::new(tool_use("use"))]);
+    let version = committed(&*store, &id, created(&*store, &id).await, &recorded(waits(None))).await;
+    let before = turn_of(&*store, &id).await.expect("a turn is in flight");
+    tick().await;
+    let commit = turn(1, 2).with_turn(waits(NodeId::new(2)));
+    committed(&*store, &id, version, &commit).await;
+    let after = turn_of(&*store, &id).await.expect("a turn is in flight");
+    assert!(after.since > before.since && after.since == after.recorded, "{after:?}");
+    assert_eq!(after.waiting_since, [after.since]);
+    let all = listed(&*store, Turns::All, &Filter::default(), Page::default()).await;
+    let approvals: Vec<_> = all[0].approvals.iter().map(|approval| approval.since).collect();
+    assert_eq!((all[0].since, all[0].recorded, approvals), (after.since, after.recorded, vec![after.since]));
+    CheckOutcome::Made
+}
+
 pub(super) async fn turn_stays_when_the_state_changes(subject: &dyn StoreUnderTest) -> CheckOutcome {
     let Some(store) = keeping(subject) else { return CheckOutcome::Skipped };
     let id = conversation("a");

@@ -25,6 +25,7 @@ mod labels;
 mod lists;
 mod names;
 mod ownership;
+mod records;
 mod searches;
 mod states;
 mod turns;
@@ -106,9 +107,11 @@ checks! {
     erasure: erase_removes_nodes_and_their_cursors, erase_of_everything_leaves_an_empty_conversation,
         erase_keeps_the_ledger_and_removes_the_last_run, erase_requires_a_valid_lease;
     turns: turn_in_flight_is_the_sum_of_its_records, record_keeps_the_time_of_the_last_write,
-        turn_ends_with_its_run_with_nodes_or_with_a_move, turn_stays_when_the_state_changes,
+        turn_ends_with_its_run_with_nodes_or_with_a_move, record_on_another_head_begins_the_turn_again,
+        turn_stays_when_the_state_changes,
         approvals_keep_their_age_and_expire, clock_is_that_of_the_records, turns_are_listed_by_age_and_labels, turns_of_an_owner_are_not_left,
-        mark_is_returned_until_the_next_write, turn_is_removed_by_erase_and_delete, records_of_any_content_are_summed_up;
+        mark_is_returned_until_the_next_write, turn_is_removed_by_erase_and_delete;
+    records: records_of_any_content_are_summed_up;
     damage: torn_write_is_dropped_completely, damage_is_reported_with_its_place;
     ownership: lease_excludes_other_owners, expired_lease_can_be_acquired_by_another, renew_all_returns_the_lost_leases,
         lease_of_a_deleted_conversation_is_invalid_for_a_later_one, delete_under_a_lease_requires_a_valid_lease,

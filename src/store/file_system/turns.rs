@@ -51,8 +51,10 @@ pub(super) fn after(
     };
     match commit.turn.as_deref() {
         Some(TurnChange::Record(record)) if record.head == commit.head => {
-            let open = open(&tail.stamp);
-            Ok(recorded(before, open, record, version))
+            let before = before.filter(|before| before.id == record.turn);
+            // A turn on another head is void, so its record begins the turn again.
+            let before = if before.is_some() && log.head(tail)? == commit.head { before } else { None };
+            Ok(recorded(before, open(&tail.stamp), record, version))
         }
         None if before.is_some() && commit.nodes.is_empty() && log.head(tail)? == commit.head => {
             Ok(After { stamped: before, approvals: open(&tail.stamp), asks: false })
@@ -61,14 +63,14 @@ pub(super) fn after(
     }
 }
 
-/// Returns the turn after `record`. `open` contains the open approvals before this record, if they are known.
+/// Returns the turn after `record`. `before` is the same turn before this record. `open` contains its open approvals, if
+/// they are known.
 fn recorded(
     before: Option<StampedTurn>,
     open: Option<Vec<PendingApproval>>,
     record: &TurnRecord,
     version: Version,
 ) -> After {
-    let before = before.filter(|before| before.id == record.turn);
     let recorded = before.map_or_else(Timestamp::now, |before| before.recorded.max(Timestamp::now()));
     let mut record = record.clone();
     record.normalise();
@@ -159,9 +161,9 @@ pub(super) fn list(
                 entry => entry,
             }
         });
+        let entries = entries.filter_map(Result::transpose);
         entries.collect()
     })?;
-        let entries = entries.filter_map(Result::transpose);
     let listed = all.into_iter().filter_map(|entry| entry.listed(which, now));
     Ok(TurnSummary::page(listed.collect(), page))
 }

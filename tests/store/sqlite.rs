@@ -5,6 +5,7 @@ mod erasing;
 mod golden;
 mod hostile;
 mod migration;
+mod pages;
 mod queue;
 #[cfg(unix)]
 mod read_only;

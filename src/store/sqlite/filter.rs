@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use rusqlite::{Connection, ToSql, params, params_from_iter, types::Value};
+use rusqlite::{Connection, OptionalExtension, ToSql, params, params_from_iter, types::Value};
 
 use super::{
     database::{Database, Fault},
@@ -14,7 +14,23 @@ use crate::store::{Filter, Page, Summary, rows::count};
 
 /// If at most this many conversations have a label, all of them are read, and those that match are sorted. Otherwise,
 /// the conversations are read in the order of the list until the page is full.
-const SORTED: i64 = 5000;
+pub(super) const SORTED: i64 = 5000;
+
+/// If the page is not full after about this many conversations, a less frequent label may be faster.
+const WALKED: i64 = 5000;
+
+/// If a page can't be filled from the first conversations of the list, and at most this many conversations have a
+/// label, all of them are read. So a page is found soon, even if all conversations with the label are old.
+const MANY: i64 = 50_000;
+
+/// The conversations from which a query takes a page.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Candidates<'f> {
+    /// All conversations with this label, by its name and its value.
+    Labelled(&'f str, &'f str),
+    /// The conversations in the order of the list. If there is a time, only those that were updated since this time.
+    Listed(Option<i64>),
+}
 
 /// A condition with its parameters.
 #[derive(Default)]
@@ -26,8 +42,13 @@ pub(super) struct Condition {
 impl Condition {
     /// Returns the condition that a conversation matches the filter. `key` is the SQL of the conversation's key.
     pub(super) fn on(key: &str, filter: &Filter) -> Self {
+        Self::on_rest(key, filter, None)
+    }
+
+    /// Like [`on`](Self::on), but the label with the name `known` is not checked again.
+    fn on_rest(key: &str, filter: &Filter, known: Option<&str>) -> Self {
         let mut condition = Self { sql: "true".to_owned(), params: Vec::new() };
-        for (name, value) in filter.labels.iter() {
+        for (name, value) in filter.labels.iter().filter(|(name, _)| Some(*name) != known) {
             let sql = format!(
                 " AND EXISTS (SELECT 1 FROM labels WHERE conversation = {key} AND name = ? AND value = ?)"
             );
@@ -61,12 +82,13 @@ impl Condition {
     }
 }
 
-/// Returns the label of the filter that the fewest conversations have, if at most [`SORTED`] conversations have it.
+/// Returns the label of the filter that the fewest conversations have, if at most `most` conversations have it.
 pub(super) fn rarest<'f>(
     connection: &Connection,
     filter: &'f Filter,
+    most: i64,
 ) -> Result<Option<(&'f str, &'f str)>, Fault> {
-    let mut rarest = (SORTED + 1, None);
+    let mut rarest = (most + 1, None);
     let mut query = connection.prepare_cached(
         "SELECT count(*) FROM (SELECT 1 FROM labels WHERE name = ?1 AND value = ?2 LIMIT ?3)",
     )?;
@@ -79,47 +101,111 @@ pub(super) fn rarest<'f>(
     Ok(rarest.1)
 }
 
+/// Reads a page with the function `read`, from the candidates that are likely to be the fastest.
+pub(super) fn read_page<T>(
+    connection: &Connection,
+    filter: &Filter,
+    page: &Page,
+    read: impl Fn(Candidates<'_>) -> Result<Vec<T>, Fault>,
+) -> Result<Vec<T>, Fault> {
+    if filter.labels.iter().next().is_none() {
+        return read(Candidates::Listed(None));
+    }
+    if let Some((name, value)) = rarest(connection, filter, SORTED)? {
+        return read(Candidates::Labelled(name, value));
+    }
+    let Some(since) = walked_since(connection, page)? else {
+        return read(Candidates::Listed(None));
+    };
+    let first = read(Candidates::Listed(Some(since)))?;
+    if first.len() >= page.limit {
+        return Ok(first);
+    }
+    read(match rarest(connection, filter, MANY)? {
+        Some((name, value)) => Candidates::Labelled(name, value),
+        None => Candidates::Listed(None),
+    })
+}
+
+/// Returns the time of the last of the first [`WALKED`] conversations that the page can contain. Returns `None` if the
+/// list has fewer conversations.
+fn walked_since(connection: &Connection, page: &Page) -> Result<Option<i64>, Fault> {
+    let mut query = connection.prepare_cached(
+        "SELECT updated FROM conversations INDEXED BY conversations_by_update WHERE updated <= ?1
+         ORDER BY updated DESC, id LIMIT 1 OFFSET ?2",
+    )?;
+    let begin = page.after.as_ref().map_or(i64::MAX, |after| millis(after.updated));
+    Ok(query.query_row([begin, WALKED - 1], |row| row.get(0)).optional()?)
+}
+
 /// Returns the query for the keys of the conversations on this page, with its parameters.
-pub(super) fn keys(rarest: Option<(&str, &str)>, filter: &Filter, page: &Page) -> (String, Vec<Value>) {
-    match rarest {
-        Some((name, value)) => {
-            // Without NOT INDEXED, the planner might read the conversations in the order of the list.
-            let source =
-                "NOT INDEXED WHERE key IN (SELECT conversation FROM labels WHERE name = ? AND value = ?) AND";
-            keys_from(source, &[name, value].map(|text| Value::from(text.to_owned())), filter, page)
+pub(super) fn keys(candidates: Candidates<'_>, filter: &Filter, page: &Page) -> (String, Vec<Value>) {
+    match candidates {
+        Candidates::Labelled(name, value) => {
+            let labelled = "SELECT conversation FROM labels WHERE name = ? AND value = ?";
+            let params = [name, value].map(|text| Value::from(text.to_owned()));
+            keys_in(labelled, params.into(), &Condition::on_rest(KEY, filter, Some(name)), page)
         }
-        None => keys_from("INDEXED BY conversations_by_update WHERE", &[], filter, page),
+        Candidates::Listed(since) => keys_since(since, filter, page),
     }
 }
 
 /// Like [`keys`], but returns a query that considers only the conversations whose keys are in the JSON array `keys`.
 pub(super) fn keys_among(keys: String, filter: &Filter, page: &Page) -> (String, Vec<Value>) {
-    keys_from("NOT INDEXED WHERE key IN (SELECT value FROM json_each(?)) AND", &[keys.into()], filter, page)
+    keys_in("SELECT value FROM json_each(?)", vec![keys.into()], &Condition::on(KEY, filter), page)
 }
 
-fn keys_from(source: &str, listed: &[Value], filter: &Filter, page: &Page) -> (String, Vec<Value>) {
-    let Condition { sql: matches, params } = Condition::on("conversations.key", filter);
-    let (mut sql, mut all) = (String::new(), listed.to_vec());
-    let mut part = |condition: &str, bounds: &[Value]| {
+/// The SQL of a conversation's key.
+const KEY: &str = "conversations.key";
+/// The end of the query for the keys on a page.
+const PAGED: &str = " ORDER BY updated DESC, id LIMIT ? OFFSET ?";
+
+fn paged(page: &Page) -> [Value; 2] {
+    [Value::from(count(page.limit)), Value::from(count(page.offset))]
+}
+
+/// Returns a query that reads all conversations whose keys are in `set`, and sorts those that match.
+fn keys_in(set: &str, mut params: Vec<Value>, matches: &Condition, page: &Page) -> (String, Vec<Value>) {
+    // Without NOT INDEXED, the planner might read the conversations in the order of the list.
+    let mut sql = format!("SELECT key, updated, id FROM conversations NOT INDEXED WHERE key IN ({set})");
+    if let Some(after) = &page.after {
+        sql.push_str(" AND updated <= ? AND (updated < ? OR id > ?)");
+        let updated = Value::from(millis(after.updated));
+        params.extend([updated.clone(), updated, after.id.as_str().to_owned().into()]);
+    }
+    let _ = write!(sql, " AND {}{PAGED}", matches.sql);
+    params.extend(matches.params.iter().cloned().chain(paged(page)));
+    (sql, params)
+}
+
+/// Returns a query that reads the conversations in the order of the list, at most until those with the time `since`.
+fn keys_since(since: Option<i64>, filter: &Filter, page: &Page) -> (String, Vec<Value>) {
+    let matches = Condition::on(KEY, filter);
+    let (mut sql, mut params) = (String::new(), Vec::new());
+    let mut part = |range: &str, bounds: &[Value]| {
         if !sql.is_empty() {
             sql.push_str(" UNION ALL ");
-            all.extend(listed.iter().cloned());
         }
-        let _ = write!(sql, "SELECT key, updated, id FROM conversations {source} {condition}{matches}");
-        all.extend(bounds.iter().chain(&params).cloned());
+        let _ = write!(
+            sql,
+            "SELECT key, updated, id FROM conversations INDEXED BY conversations_by_update WHERE {range} AND {}",
+            matches.sql
+        );
+        params.extend(bounds.iter().chain(&matches.params).cloned());
     };
+    let since = Value::from(since.unwrap_or(i64::MIN));
     match &page.after {
         // The query has two parts, so that each part reads one range of the index, as for a list without a filter.
         Some(after) => {
-            let (updated, id) = (millis(after.updated), after.id.as_str().to_owned());
-            part("updated = ? AND id > ? AND ", &[updated.into(), id.into()]);
-            part("updated < ? AND ", &[updated.into()]);
+            let (updated, id) = (Value::from(millis(after.updated)), after.id.as_str().to_owned());
+            part("updated = ? AND id > ?", &[updated.clone(), id.into()]);
+            part("updated < ? AND updated >= ?", &[updated, since]);
         }
-        None => part("", &[]),
+        None => part("updated >= ?", &[since]),
     }
-    sql.push_str(" ORDER BY updated DESC, id LIMIT ? OFFSET ?");
-    all.extend([Value::from(count(page.limit)), Value::from(count(page.offset))]);
-    (sql, all)
+    sql.push_str(PAGED);
+    params.extend(paged(page));
+    (sql, params)
 }
 
 pub(super) fn list(
@@ -132,15 +218,17 @@ pub(super) fn list(
         return read::list(connection, database, page);
     }
     let transaction = connection.transaction()?;
-    let (keys, params) = keys(rarest(&transaction, filter)?, filter, &page);
-    let columns = Row::LISTED;
-    let sql = format!(
-        "SELECT {columns} FROM conversations JOIN (SELECT key AS page_key FROM ({keys})) ON key = page_key
-         ORDER BY updated DESC, id"
-    );
-    let mut query = transaction.prepare_cached(&sql)?;
-    let mut rows = query.query(params_from_iter(params.iter().map(|param| param as &dyn ToSql)))?;
-    read::summaries(&mut rows, database)
+    read_page(&transaction, filter, &page, |candidates| {
+        let (keys, params) = keys(candidates, filter, &page);
+        let columns = Row::LISTED;
+        let sql = format!(
+            "SELECT {columns} FROM conversations JOIN (SELECT key AS page_key FROM ({keys})) ON key = page_key
+             ORDER BY updated DESC, id"
+        );
+        let mut query = transaction.prepare_cached(&sql)?;
+        let mut rows = query.query(params_from_iter(params.iter().map(|param| param as &dyn ToSql)))?;
+        read::summaries(&mut rows, database)
+    })
 }
 
 #[cfg(test)]
@@ -149,13 +237,13 @@ mod tests {
     use crate::store::Labels;
 
     /// Returns the plan of the query for a page.
-    fn plan(rarest: Option<(&str, &str)>, page: &Page) -> Vec<String> {
+    fn plan(candidates: Candidates<'_>, page: &Page) -> Vec<String> {
         let connection = Connection::open_in_memory().unwrap();
         for migration in [include_str!("migrations/1.sql"), include_str!("migrations/2.sql")] {
             connection.execute_batch(migration).unwrap();
         }
         let filter = Filter::with(Labels::new([("tenant", "a")]).unwrap()).without("archived");
-        let (sql, params) = keys(rarest, &filter, page);
+        let (sql, params) = keys(candidates, &filter, page);
         let mut query = connection.prepare(&format!("EXPLAIN QUERY PLAN {sql}")).unwrap();
         let lines = query.query_map(params_from_iter(params), |row| row.get::<_, String>(3)).unwrap();
         lines.map(Result::unwrap).collect()
@@ -167,8 +255,9 @@ mod tests {
             updated: crate::message::Timestamp(1),
             id: crate::store::ConversationId::new("a").unwrap(),
         });
-        for page in [Page::first(50), after] {
-            let plan = plan(None, &page);
+        let pages = [Page::first(50), after];
+        for (page, since) in pages.iter().flat_map(|page| [(page, None), (page, Some(1))]) {
+            let plan = plan(Candidates::Listed(since), page);
             assert!(!plan.iter().any(|line| line.contains("TEMP B-TREE FOR ORDER BY")), "{plan:?}");
             assert!(plan.iter().any(|line| line.contains("conversations_by_update")), "{plan:?}");
         }
@@ -176,7 +265,7 @@ mod tests {
 
     #[test]
     fn keys_of_a_rare_label_are_found_by_its_index() {
-        let plan = plan(Some(("tenant", "a")), &Page::first(50));
+        let plan = plan(Candidates::Labelled("tenant", "a"), &Page::first(50));
         assert!(plan.iter().any(|line| line.contains("labels_by_value")), "{plan:?}");
         assert!(!plan.iter().any(|line| line.starts_with("SCAN conversations")), "{plan:?}");
     }

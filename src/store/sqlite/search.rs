@@ -9,7 +9,8 @@ use rusqlite::{Connection, OptionalExtension, params, params_from_iter};
 
 use super::{
     database::{Database, Fault, begin},
-    filter, read,
+    filter::{self, Candidates},
+    read,
     row::Row,
     workers::Behind,
 };
@@ -124,7 +125,9 @@ pub(super) fn search(
     let query_text = query.to_string();
     let found = match few(&transaction, &query_text)? {
         Some(matches) => sorted(&transaction, filter, &matches, page)?,
-        None => walked(&transaction, filter, &query_text, page)?,
+        None => filter::read_page(&transaction, filter, page, |candidates| {
+            walked(&transaction, candidates, filter, &query_text, page)
+        })?,
     };
     let complete = "SELECT conversation >= last FROM indexing";
     let complete = transaction.query_row(complete, [], |row| row.get(0))?;
@@ -179,12 +182,13 @@ fn sorted(
 /// Examines the matching conversations in the order of the list until the page is full.
 fn walked(
     transaction: &Connection,
+    candidates: Candidates<'_>,
     filter: &Filter,
     query: &str,
     page: &Page,
 ) -> Result<Vec<(i64, Place)>, Fault> {
     let all = Page { limit: usize::MAX, offset: 0, ..page.clone() };
-    let (keys, params) = filter::keys(filter::rarest(transaction, filter)?, filter, &all);
+    let (keys, params) = filter::keys(candidates, filter, &all);
     let mut keys = transaction.prepare_cached(&keys)?;
     let mut keys = keys.query(params_from_iter(params))?;
     let mut texts = transaction.prepare_cached(

@@ -6,7 +6,7 @@ use rusqlite::{Connection, OptionalExtension, params, params_from_iter, types::V
 
 use super::{
     database::{Database, Fault},
-    filter::{Condition, rarest},
+    filter::{Condition, SORTED, rarest},
     row::Row,
     write::millis,
 };
@@ -303,7 +303,7 @@ pub(super) fn list(
 ) -> Result<Vec<TurnSummary>, Fault> {
     let transaction = connection.transaction()?;
     let now = Timestamp::now();
-    let (sql, params) = page_of(which, rarest(&transaction, filter)?, filter, page, now);
+    let (sql, params) = page_of(which, rarest(&transaction, filter, SORTED)?, filter, page, now);
     let mut query = transaction.prepare_cached(&sql)?;
     let found = query.query_map(params_from_iter(params), |row| Ok((row.get(0)?, time(row, 1)?)))?;
     let found: Vec<(i64, Timestamp)> = found.collect::<Result<_, _>>()?;

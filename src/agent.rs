@@ -192,6 +192,8 @@ pub(crate) struct Delivery {
     /// For a message, the settings of the prompt that started the message's turn. `None` if this prompt has no
     /// settings.
     pub(crate) settings: Option<Arc<Prompt>>,
+    /// If the event ends a turn, the known prompts and their states at that moment.
+    pub(crate) prompts: Vec<KnownPrompt>,
     /// If the event commits a turn, the span of the turn's run. Empty if telemetry is off.
     pub(crate) run: Caller,
     /// The state of the turn in flight to store, after the input that has emitted the event.

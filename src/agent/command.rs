@@ -5,8 +5,8 @@ use std::{any::Any, error::Error, sync::Arc, time::Duration};
 use tokio::sync::oneshot;
 
 use super::{
-    Accepted, AgentError, Asker, Event, FirstMessage, Moment, Prompt, PromptId, Snapshot, State, StateEdit,
-    Status, core::Resume,
+    Accepted, AgentError, Asker, Event, FirstMessage, Moment, Prompt, PromptId, PromptState, Snapshot, State,
+    StateEdit, Status, core::Resume,
 };
 use crate::{
     message::History,
@@ -66,6 +66,7 @@ pub(super) enum Command {
     Subscribe(Option<EventId>, AttachmentReply),
     WaitIdle(Reply<()>),
     Moment(Reply<Moment>),
+    PromptState(PromptId, Reply<(EventId, Option<PromptState>)>),
     Change(Option<EventId>, Change, Reply<CommandResult<EventId>>),
     TakeUp(Reply<()>),
     Record(Reply<()>),

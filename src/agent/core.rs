@@ -378,9 +378,6 @@ impl Core {
 
     /// Emits the event that ends a run. If the run is `recorded`, its end is recorded too.
     fn end_run(&mut self, event: Event, recorded: bool, cx: &mut Context<'_>) {
-        // If a prompt of the run has an id of the application, the outcome is recorded in any case, so that a later
-        // life can report it.
-        let recorded = recorded || (cx.records > Durable::Turns && self.known.is_in_flight());
         self.last_run = RunEnd::of(&event).map(Arc::new);
         if let Some(end) = &self.last_run {
             self.known.ended(&end.outcome);
@@ -388,6 +385,7 @@ impl Core {
         if recorded {
             cx.push(Effect::Record);
         }
+        self.deliver_known(cx);
         cx.emit(event);
     }
 

@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc};
 use tokio::sync::oneshot;
 
 use super::{
-    AgentError, Prompt, Response, Snapshot, Status, WeakAgent, Written,
+    AgentError, Prompt, PromptId, PromptState, Response, Snapshot, Status, WeakAgent, Written,
     command::{Change, Command},
 };
 use crate::{
@@ -62,6 +62,19 @@ impl HistoryOwner {
     /// Returns [`AgentError::Stopped`] if the agent has ended.
     pub(crate) async fn moment(&self) -> Result<Moment, AgentError> {
         self.agent.call(Command::Moment).await.map_err(stopped)
+    }
+
+    /// Returns the state of the prompt with this id after the agent's last event, and the id of this event. The state
+    /// is `None` if no such prompt is known.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`AgentError::Stopped`] if the agent has ended.
+    pub(crate) async fn prompt_state(
+        &self,
+        id: &PromptId,
+    ) -> Result<(EventId, Option<PromptState>), AgentError> {
+        self.agent.call(|reply| Command::PromptState(id.clone(), reply)).await.map_err(stopped)
     }
 
     /// Replaces the history, emits a `state` event, and returns the event's id. If `at` is given, the operation

@@ -297,6 +297,7 @@ impl Task {
                 self.report_committed(&event);
                 self.emit(event, run);
             }
+            Effect::Prompts(prompts) => self.work().prompts = prompts,
             Effect::Call(op, call) => {
                 self.wanted = Some(CallbackRequest { op, call });
             }
@@ -376,6 +377,7 @@ impl Task {
                 event: Some(event),
                 config: Arc::clone(&self.config),
                 settings,
+                prompts: self.work.as_mut().map(|work| std::mem::take(&mut work.prompts)).unwrap_or_default(),
                 run,
                 record: self.durability.as_mut().and_then(|durability| durability.take_loose()),
             });

@@ -13,13 +13,13 @@ use super::{
     Guard, Session, SessionError, Watcher, WeakSession, check_title,
     core::{Core, saved},
     life,
-    loading::{LoadedTurn, Recovered},
+    loading::{LoadedTurn, Recovered, closed},
     task::{DELIVERIES, Deliveries, LastWords, SessionShared, Setup, Task, writing::contained},
     tenure::{Keeper, Tenure},
 };
 use crate::{
     actor::{Signal, Termination},
-    agent::{Agent, AgentBuilder, Config, Durable, HistoryOwner, Hold, Moment, Recover, Status},
+    agent::{Agent, AgentBuilder, Config, Durable, HistoryOwner, Hold, Moment, Recover, RunEnd, Status},
     message::Timestamp,
     store::{ConversationId, Labels, Owner, Store, TurnRecord, WriteId},
     subscription::{EventId, Feed, FeedLimits},
@@ -331,21 +331,30 @@ impl SessionBuilder {
         let tree = Tree::restored(stored.nodes, stored.head, stored.cursors, stored.next)?;
         let now = if stored.turn.is_some() { self.store.now().await? } else { Timestamp::default() };
         let recovered = Recovered::of(&id, stored.turn, &tree, self.setup.recover, now)?;
-        self.agent = self.agent.restore(saved(&state)).last_run(stored.last_run);
+        let mut last_run = stored.last_run.map(closed);
         let (history, turn, ended) = match recovered {
             Recovered::None => (tree.history().clone(), None, None),
-            Recovered::Discarded(ended) => (tree.history().clone(), None, Some(ended)),
+            Recovered::Discarded(ended) => {
+                last_run = Some(RunEnd::clone(&ended));
+                (tree.history().clone(), None, Some(ended))
+            }
             Recovered::Turn(turn) => {
                 let LoadedTurn { in_flight, record, history, lives } = *turn;
                 self.agent = self.agent.in_flight(in_flight);
                 (history, Some((record, lives)), None)
             }
         };
-        self.agent = self.agent.history(history);
+        let prompts = match (&turn, &last_run) {
+            (Some((record, _)), _) => record.prompts.clone(),
+            (None, Some(end)) => end.prompts.clone(),
+            (None, None) => Vec::new(),
+        };
+        self.agent = self.agent.restore(saved(&state)).last_run(last_run).history(history);
         let (keeps_usage, used) = (self.store.keeps_usage(), stored.used.usage);
         let loaded = |config, seen| Core::loaded(tree, &state, version, keeps_usage, config, seen);
         let mut starting = self.start(id, loaded).await?;
         starting.core.loaded_usage(used);
+        starting.core.set_prompts(prompts, starting.session.shared.setup.durable > Durable::Turns);
         starting.life = life::next(tenure.as_ref(), mark);
         starting.mark = mark.filter(|_| starting.core.is_as_stored());
         starting.tenure = tenure;
@@ -399,7 +408,8 @@ impl SessionBuilder {
         let (title, labels) = (self.title.take(), std::mem::take(&mut self.labels));
         let keeps_usage = self.store.keeps_usage();
         let core = |config, seen| Core::new(title, labels, keeps_usage, config, seen);
-        let starting = self.start(id.clone(), core).await?;
+        let mut starting = self.start(id.clone(), core).await?;
+        starting.core.set_prompts(Vec::new(), starting.session.shared.setup.durable > Durable::Turns);
         Ok((starting, id))
     }
 

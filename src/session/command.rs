@@ -4,9 +4,9 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::{sync::oneshot, time::Instant};
 
-use super::{Regenerate, SessionError, SessionEvent, SessionSnapshot};
+use super::{PromptOutcome, Regenerate, SessionError, SessionEvent, SessionSnapshot};
 use crate::{
-    agent::{AgentError, InFlight, Prompt, Response},
+    agent::{AgentError, InFlight, Prompt, PromptId, Response},
     message::UsageRow,
     store::Labels,
     subscription::{Attachment, EventId},
@@ -16,6 +16,8 @@ use crate::{
 
 pub(super) type Reply<T> = oneshot::Sender<T>;
 pub(super) type CommandResult<T> = Result<T, SessionError>;
+/// The sender of the reply to a caller that waits for the outcome of a prompt.
+pub(super) type OutcomeReply = Reply<CommandResult<PromptOutcome>>;
 
 /// A command to end the session.
 pub(super) struct Stop {
@@ -79,6 +81,8 @@ pub(super) enum Command {
     /// Waits for everything to be saved, up to the deadline. The deadline is `None` if it is too far away for the
     /// clock.
     Flush(Option<Instant>, Reply<()>),
+    /// Waits for the outcome of a prompt.
+    Outcome(PromptId, OutcomeReply),
     Unsaved(Reply<Option<Unsaved>>),
     Stop(Stop),
     /// Ends the session within the deadline, and leaves its turn in flight to the next owner.

@@ -10,6 +10,7 @@ mod branching;
 #[cfg(any(test, debug_assertions))]
 mod check;
 mod flight;
+mod prompts;
 mod saving;
 #[cfg(test)]
 mod simulation;
@@ -17,12 +18,13 @@ mod simulation;
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use flight::Flight;
+use prompts::Prompts;
 pub(super) use saving::{Found, Job, saved};
 use saving::{Saver, Spending};
 
 use super::{SessionError, SessionEvent, StoreReport};
 use crate::{
-    agent::{Config, Event, Prompt, Record, Response, Status},
+    agent::{Config, Event, Prompt, PromptId, Record, Response, Status},
     message::{History, Message, Role, Usage},
     store::{Labels, StoredState, Version, WriteId},
     subscription::{EventId, Numbered},
@@ -55,6 +57,10 @@ pub(super) enum Effect {
     AtRest,
     /// All records of the agent up to this number are stored.
     Written(u64),
+    /// A turn has ended. Answer the callers that wait for outcomes of prompts.
+    PromptsSettled,
+    /// This staged prompt was withdrawn. Answer the callers that wait for its outcome.
+    PromptWithdrawn(PromptId),
 }
 
 type Effects = Vec<Effect>;
@@ -113,6 +119,8 @@ pub(super) struct Core {
     saver: Saver,
     /// The recorded turn in flight, if the agent records its turns.
     flight: Option<Box<Flight>>,
+    /// The known prompts, if there are any or their outcomes are stored.
+    prompts: Option<Box<Prompts>>,
     /// Whether the store keeps a usage ledger.
     keeps_usage: bool,
     /// The usage of the turn in flight.
@@ -146,6 +154,7 @@ impl Core {
             settings: BTreeMap::new(),
             saver: Saver::new(),
             flight: None,
+            prompts: None,
             keeps_usage,
             spending: None,
             used: None,
@@ -226,7 +235,8 @@ impl Core {
     ) {
         let mut is_due = record.is_some();
         if let Some(Numbered { id, event }) = event {
-            is_due |= self.event(*id, event, config, effects);
+            let continues = record.is_some_and(|record| record.turn.is_some());
+            is_due |= self.event(*id, event, continues, config, effects);
         }
         if let Some(record) = record {
             self.recorded(record, config);
@@ -237,11 +247,13 @@ impl Core {
         }
     }
 
-    /// Processes an event. Returns whether something may have to be saved.
+    /// Processes an event. Returns whether something may have to be saved. `continues` states whether a record of the
+    /// turn in flight after the event is to be stored.
     fn event(
         &mut self,
         id: EventId,
         event: &Arc<Event>,
+        continues: bool,
         config: &Arc<Config>,
         effects: &mut Effects,
     ) -> bool {
@@ -256,8 +268,8 @@ impl Core {
             Event::Step(response) => self.spent_by_step(response),
             Event::Usage(row) => self.spent_by_request(row),
             Event::Turn(outcome) => {
-                self.turn_ended(event);
                 self.commit(outcome.response(), effects);
+                self.turn_ended(event, self.tree.head(), continues, effects);
                 self.adopt(config);
                 return true;
             }
@@ -267,10 +279,11 @@ impl Core {
             }
             Event::Cancelled { .. } | Event::Error { .. } => {
                 self.roll_back(effects);
-                self.turn_ended(event);
+                self.turn_ended(event, None, continues, effects);
                 self.saver.state_changed(&self.state_now());
                 return true;
             }
+            Event::Unstaged { .. } => Self::prompt_unstaged(event, effects),
             Event::Status { status } => {
                 self.status = *status;
                 if self.is_at_rest() {

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use crate::{
-    agent::{AgentError, Status},
+    agent::{AgentError, PromptId, Status},
     provider::ProviderError,
     store::StoreError,
     subscription::EndReason,
@@ -55,6 +55,15 @@ pub enum SessionError {
     Unanswered {
         /// The prompt.
         node: NodeId,
+    },
+    /// No prompt with this id is known, so it has no outcome.
+    #[error(
+        "no prompt with the id {id} is known, because it was not accepted, was returned unused, or is older than the \
+         last 32 prompts with ids; if it was not accepted, send it"
+    )]
+    UnknownPrompt {
+        /// The id that was given to the operation.
+        id: PromptId,
     },
     /// The agent was given a history. A session's messages, new or stored, come only from the store.
     #[error(
@@ -137,10 +146,13 @@ pub(crate) fn check_title(title: Option<&str>) -> Result<(), SessionError> {
 }
 
 impl SessionError {
-    /// Returns whether the conversation is missing from the store or the node is missing from the tree, like HTTP's
-    /// 404.
+    /// Returns whether the conversation is missing from the store, the node is missing from the tree, or the prompt is
+    /// unknown, like HTTP's 404.
     pub fn is_not_found(&self) -> bool {
-        matches!(self, Self::UnknownNode { .. } | Self::Store(StoreError::NotFound { .. }))
+        matches!(
+            self,
+            Self::UnknownNode { .. } | Self::UnknownPrompt { .. } | Self::Store(StoreError::NotFound { .. })
+        )
     }
 
     /// Returns whether the operation failed because a run is active. The operation can be repeated when the session is

@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use super::SessionError;
 use crate::{
-    agent::{RecordedStage, Recover, RecoveryDecision, RunEnd, RunOutcome, TurnInFlight, UnreadableTurn},
+    agent::{
+        PromptState, RecordedStage, Recover, RecoveryDecision, RunEnd, RunOutcome, TurnInFlight,
+        UnreadableTurn,
+    },
     message::{History, Timestamp},
     store::{BranchPoint, ConversationId, PendingApproval, StoredTurn, TurnRecord},
     tree::Tree,
@@ -52,12 +55,13 @@ impl Recovered {
             tracing::warn!(%id, turn = %turn.record.turn, "a turn in flight is dropped, because messages were added after it");
             return Ok(Self::None);
         }
-        let ended = RunEnd::new(RunOutcome::Discarded).with_turn(turn.record.turn);
+        let discarded = RunEnd::new(RunOutcome::Discarded).with_turn(turn.record.turn);
+        let discarded = closed(discarded.with_prompts(turn.record.prompts.clone()));
         match LoadedTurn::read(*turn, tree, recover, now) {
             Ok(turn) => Ok(Self::Turn(Box::new(turn))),
             Err(error) if recover.decision == RecoveryDecision::Discard => {
                 tracing::warn!(%id, %error, "a turn in flight is discarded");
-                Ok(Self::Discarded(Box::new(ended)))
+                Ok(Self::Discarded(Box::new(discarded)))
             }
             Err(error) => Err(error),
         }
@@ -110,4 +114,14 @@ fn base(tree: &Tree, branch: BranchPoint) -> Result<History, SessionError> {
         None => tree.clear(),
     }
     Ok(tree.history().clone())
+}
+
+/// Returns the end of the last run of a loaded conversation that has no turn in flight. If the run has ended with its
+/// process, its prompts are stored as in flight, and its staged prompts were never used.
+pub(super) fn closed(mut end: RunEnd) -> RunEnd {
+    end.prompts.retain(|prompt| prompt.state != PromptState::Staged);
+    for prompt in end.prompts.iter_mut().filter(|prompt| prompt.state == PromptState::InFlight) {
+        prompt.state = PromptState::Ended { outcome: end.outcome.clone() };
+    }
+    end
 }

@@ -5,6 +5,7 @@ mod commands;
 mod ending;
 mod idle;
 mod leaving;
+mod replies;
 pub(super) mod writing;
 
 use std::{
@@ -24,7 +25,7 @@ use tokio::{
 
 use super::{
     Notice, SessionError, SessionEvent, SessionSnapshot, Watcher,
-    command::{Command, CommandResult, PendingResponse, Reply, Stop, Unsaved},
+    command::{Command, Stop, Unsaved},
     core::{Core, Effect, Env},
     event,
     tenure::{Keeper, Tenure},
@@ -156,7 +157,7 @@ pub(super) struct Task {
     pub(super) has_refused_sleep: bool,
     /// The future that waits until the idle agent has processed its application events.
     pub(super) settling: Option<idle::Settling>,
-    pub(super) flushes: Vec<Flush>,
+    pub(super) flushes: Vec<replies::Flush>,
     /// The number of commands that were executed since the last input of another kind.
     pub(super) commands_in_a_row: u8,
     /// The buffer for the effects of the next step. Its memory is kept while the agent is busy.
@@ -173,39 +174,6 @@ impl Drop for LastWords {
         self.0.termination.seal(End { reason: EndReason::Killed, snapshot: None });
         if let (Some(watcher), Some(end)) = (&self.0.watcher, self.0.termination.end()) {
             watcher::notify(&**watcher, Notice::Ended(&end.reason));
-        }
-    }
-}
-
-/// A call that is waiting until everything that was unsaved at its start is in the store.
-pub(super) struct Flush {
-    wanted: u64,
-    until: Option<Instant>,
-    reply: HeldReply,
-}
-
-/// The reply to a call that waits until changes are stored.
-pub(super) enum HeldReply {
-    /// The reply to a call of `flush`.
-    Flushed(Reply<()>),
-    /// The reply to a call that has started a run. The turn in flight has to be stored before the reply is sent.
-    Begun(Reply<CommandResult<Option<PendingResponse>>>, Option<PendingResponse>),
-}
-
-impl HeldReply {
-    /// Returns whether nobody waits for the reply any more.
-    fn is_closed(&self) -> bool {
-        match self {
-            Self::Flushed(reply) => reply.is_closed(),
-            Self::Begun(reply, _) => reply.is_closed(),
-        }
-    }
-
-    /// Sends the reply. An error means that nobody waits for it any more.
-    fn send(self) {
-        match self {
-            Self::Flushed(reply) => drop(reply.send(())),
-            Self::Begun(reply, answer) => drop(reply.send(Ok(answer))),
         }
     }
 }
@@ -334,7 +302,7 @@ impl Task {
 
     /// Processes the agent's next event.
     pub(super) fn take(&mut self, delivery: Delivery) {
-        let Delivery { event, config, settings, run, record } = delivery;
+        let Delivery { event, config, settings, prompts, run, record } = delivery;
         let is_between = event.as_ref().and_then(|event| event::is_between_requests(&event.event));
         if let Some(is_between_requests) = is_between {
             self.shared.is_between_requests.store(is_between_requests, Ordering::Release);
@@ -349,6 +317,9 @@ impl Task {
         self.step(|core, env, effects| {
             if let Some(settings) = settings {
                 core.prompted(&settings);
+            }
+            if !prompts.is_empty() {
+                core.prompts_delivered(prompts);
             }
             core.delivered(event.as_ref(), record.as_deref(), &config, env, effects);
         });
@@ -457,6 +428,8 @@ impl Task {
             Effect::Behind(behind) => self.shared.is_behind.store(behind, Ordering::Release),
             Effect::AtRest => self.consider_idle_shutdown(),
             Effect::Written(number) => self.owner.written(number),
+            Effect::PromptsSettled => self.settle_outcomes(),
+            Effect::PromptWithdrawn(id) => self.refuse_outcomes(&id),
         }
     }
 

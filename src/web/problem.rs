@@ -265,6 +265,7 @@ impl From<SessionError> for Problem {
             SessionError::Busy(status) => Self::conflict("busy", "A run is active.", &error)
                 .with_member("activity", serde_json::to_value(status).unwrap_or_default()),
             SessionError::UnknownNode { .. } => Self::nothing_here("There is no such message."),
+            SessionError::UnknownPrompt { .. } => Self::nothing_here("There is no such prompt."),
             SessionError::NotUser { .. } | SessionError::ToolResults { .. } => {
                 Self::unfit("not-a-prompt", "The message is not a prompt.", &error)
             }

@@ -5,6 +5,7 @@
 mod approvals;
 mod approvals_property;
 mod managed;
+mod prompts;
 mod stores;
 mod sweep;
 

@@ -79,7 +79,7 @@ async fn last_text(session: &Session) -> String {
 }
 
 /// Runs `work` in a new runtime, and then ends the runtime with all its tasks, as if a process had died.
-fn in_a_life<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> T {
+pub(crate) fn in_a_life<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> T {
     let life = || {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();

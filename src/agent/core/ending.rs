@@ -86,6 +86,7 @@ impl Core {
         if recorded {
             cx.push(Effect::Record);
         }
+        self.deliver_known(cx);
         cx.emit(Event::Turn(TurnOutcome::Continue { response }));
         let Turn { origin, step, .. } = *turn;
         let content = next.unwrap_or_default();

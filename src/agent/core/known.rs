@@ -1,6 +1,6 @@
 //! The ids of the most recent prompts. They ensure that a prompt that is sent twice runs once.
 
-use super::rare::RareList;
+use super::{Context, Core, Effect, rare::RareList};
 use crate::agent::{KnownPrompt, PromptId, PromptState, RunOutcome};
 
 /// The maximum number of prompts whose ids are remembered.
@@ -29,11 +29,6 @@ impl KnownPrompts {
             known.add(&prompt.id, prompt.state.clone());
         }
         known
-    }
-
-    /// Returns whether a known prompt belongs to the run in flight.
-    pub(super) fn is_in_flight(&self) -> bool {
-        self.0.iter().any(|(_, state)| *state == PromptState::InFlight)
     }
 
     /// Records a prompt that was accepted. Forgets the oldest prompt that has ended, if too many are known.
@@ -69,6 +64,20 @@ impl KnownPrompts {
             if *state == PromptState::InFlight {
                 *state = PromptState::Ended { outcome: outcome.clone() };
             }
+        }
+    }
+}
+
+impl Core {
+    /// Returns the state of the prompt with this id, if the prompt is known.
+    pub(in crate::agent) fn prompt_state(&self, id: &PromptId) -> Option<&PromptState> {
+        self.known.state(Some(id))
+    }
+
+    /// Delivers the known prompts with the next event, which ends a turn.
+    pub(super) fn deliver_known(&self, cx: &mut Context<'_>) {
+        if !self.known.0.is_empty() {
+            cx.push(Effect::Prompts(self.known.record()));
         }
     }
 }

@@ -97,6 +97,7 @@ impl Task {
                 event: None,
                 config: Arc::clone(&self.config),
                 settings: None,
+                prompts: Vec::new(),
                 run: crate::telemetry::Caller::default(),
                 record: Some(record),
             });

@@ -4,7 +4,7 @@ use std::{collections::VecDeque, sync::Arc};
 
 use super::{Branch, Core, Effect, Effects, saving::Record};
 use crate::{
-    agent::{self, Config, MAX_LIVES, RunEnd, RunOutcome, Status},
+    agent::{self, Config, RunEnd, Status},
     store::{BranchPoint, Commit, TurnRecord, Version, Write},
 };
 
@@ -39,8 +39,7 @@ impl Core {
 
     /// Fills in the parts of a record that the agent does not know.
     fn completed(&self, mut record: TurnRecord) -> TurnRecord {
-        let last = self.flight.as_ref().and_then(|flight| flight.last.as_ref());
-        let last = last.filter(|last| last.turn == record.turn);
+        let last = self.last_record().filter(|last| last.turn == record.turn);
         let is_shorter = last.is_some_and(|last| record.keep < last.keep);
         let has_progressed = is_shorter || !record.append.is_empty() || !record.results.is_empty();
         record.lives = last.filter(|_| !has_progressed).map_or(0, |last| last.lives);
@@ -49,7 +48,13 @@ impl Core {
             .branch
             .as_ref()
             .map(|branch| BranchPoint { base: self.tree.head(), answers: branch.answers });
+        self.complete_prompts(&mut record);
         record
+    }
+
+    /// Returns the last record of the turn in flight.
+    pub(super) fn last_record(&self) -> Option<&TurnRecord> {
+        self.flight.as_ref().and_then(|flight| flight.last.as_ref())
     }
 
     /// Releases the agent's effects and replies that wait for records, if these records are stored.
@@ -67,7 +72,7 @@ impl Core {
 
     /// Returns whether a turn in flight is recorded.
     pub(in crate::session) fn is_recorded(&self) -> bool {
-        self.flight.as_ref().is_some_and(|flight| flight.last.is_some())
+        self.last_record().is_some()
     }
 
     /// Returns whether the session may end without an effect on its conversation: the agent is idle, or it waits for
@@ -88,16 +93,6 @@ impl Core {
     /// Returns whether the turn in flight is left to the next owner of the conversation.
     pub(in crate::session) fn leaves_turn(&self) -> bool {
         self.flight.as_ref().is_some_and(|flight| flight.is_left)
-    }
-
-    /// Returns the form in which the end of a run is stored: the end of a turn with too many restarts is stored as
-    /// abandoned.
-    pub(super) fn stored_end(&self, mut end: RunEnd) -> RunEnd {
-        let last = self.flight.as_ref().and_then(|flight| flight.last.as_ref());
-        if last.is_some_and(|last| last.lives > MAX_LIVES) {
-            end.outcome = RunOutcome::Abandoned;
-        }
-        end
     }
 
     /// Takes over the recorded turn in flight of a loaded conversation.

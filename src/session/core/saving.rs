@@ -367,6 +367,7 @@ impl Core {
         if let Err(error) = self.tree.apply_erased(&erased) {
             unreachable!("the erasure was made from this tree: {error}");
         }
+        self.forget_nodes(&erased);
         self.settings.retain(|node, _| erased.nodes.binary_search(node).is_err());
         let saver = &mut self.saver;
         saver.wanted += 1;

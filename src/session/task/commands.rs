@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use super::{Exit, Flush, HeldReply, Task};
+use super::{
+    Exit, Task,
+    replies::{Flush, HeldReply},
+};
 use crate::{
     agent::{AgentError, Durable, Status},
     session::{
@@ -100,6 +103,7 @@ impl Task {
                 self.step(Core::hurry);
                 self.answer_flushes();
             }
+            Command::Outcome(id, reply) => self.await_outcome(id, reply).await?,
             Command::Begin(start, wait, caller, reply) => {
                 let begun = self.begin(start, wait, caller).await;
                 match settled(begun)? {

@@ -155,14 +155,6 @@ impl Task {
         self.retry = None;
         self.step(Core::retry);
     }
-
-    /// Replies to the flushes whose changes are now saved.
-    pub(super) fn answer_flushes(&mut self) {
-        let core = &self.core;
-        for flush in self.flushes.extract_if(.., |flush| core.is_safe(flush.wanted)) {
-            flush.reply.send();
-        }
-    }
 }
 
 /// Starts a write in a separate task, inside `span`. If the store panics, the write fails with an error.

@@ -11,6 +11,7 @@ use crate::{
         core::{Core, Effect, Effects, Env},
     },
     store::{Commit, TurnChange, TurnRecord},
+    tree::NodeId,
 };
 
 /// Data that is due to be stored in addition to the tree and the state.
@@ -141,10 +142,18 @@ impl Core {
         }
     }
 
-    /// Records the usage of a turn that has ended with this event, and how its run has ended.
-    pub(in crate::session::core) fn turn_ended(&mut self, event: &Event) {
+    /// Records the usage of a turn that has ended with this event, and how its run has ended. `through` is the turn's
+    /// last node, if the turn was committed. `continues` states whether a record of the next turn follows.
+    pub(in crate::session::core) fn turn_ended(
+        &mut self,
+        event: &Event,
+        through: Option<NodeId>,
+        continues: bool,
+        effects: &mut Effects,
+    ) {
         let rows = self.take_rows();
-        let end = RunEnd::of(event).map(|end| self.stored_end(end)).filter(|end| !end.is_complete());
+        self.settle_prompts(through, effects);
+        let end = self.stored_end(event, through, continues);
         self.record(Record { rows, end: end.map_or(LastRun::Complete, LastRun::Ended), turn: None });
     }
 

@@ -458,6 +458,7 @@ impl<'a> Life<'a> {
                 self.tasks = Some((op, calls));
             }
             Effect::Delay(op, _) => self.delay = Some(op),
+            Effect::Prompts(_) => {}
             Effect::Record => self.record(),
             Effect::RecordSoon => self.soon = true,
             Effect::Held(effect) => {

@@ -1,0 +1,131 @@
+//! The known prompts of the conversation: those with an id that the application has chosen. Their outcomes are stored
+//! with the end of their run, so that they can be asked for after a restart.
+
+use super::{Core, Effect, Effects};
+use crate::{
+    agent::{
+        Event, KnownPrompt, MAX_LIVES, PromptId, PromptState, RunEnd, RunOutcome, TurnOutcome, UnstageReason,
+    },
+    store::TurnRecord,
+    tree::{Erased, NodeId},
+};
+
+/// The known prompts of the conversation.
+#[derive(Debug, Default)]
+pub(super) struct Prompts {
+    /// The prompts as they were when the last turn ended, with the latest prompt at the end.
+    list: Vec<KnownPrompt>,
+    /// The prompts that the agent has delivered with the next event, which ends a turn.
+    delivered: Vec<KnownPrompt>,
+    /// Whether the outcomes are stored, even if the turn in flight is not recorded.
+    are_stored: bool,
+}
+
+impl Core {
+    /// Sets the prompts that are known from earlier lives. `are_stored` states whether the outcomes of all later prompts
+    /// are stored.
+    pub(in crate::session) fn set_prompts(&mut self, list: Vec<KnownPrompt>, are_stored: bool) {
+        if are_stored || !list.is_empty() {
+            self.prompts = Some(Box::new(Prompts { list, are_stored, ..Prompts::default() }));
+        }
+    }
+
+    /// Notes the states of the known prompts at the next event, which ends a turn.
+    pub(in crate::session) fn prompts_delivered(&mut self, prompts: Vec<KnownPrompt>) {
+        self.prompts.get_or_insert_default().delivered = prompts;
+    }
+
+    /// Returns the prompt with this id as it was when the last turn ended.
+    pub(in crate::session) fn known_prompt(&self, id: &PromptId) -> Option<&KnownPrompt> {
+        self.known_prompts().iter().find(|known| known.id == *id)
+    }
+
+    fn known_prompts(&self) -> &[KnownPrompt] {
+        self.prompts.as_ref().map_or(&[], |prompts| &prompts.list)
+    }
+
+    /// Updates the known prompts after an event that ends a turn. `through` is the last node of the turn, if the turn was
+    /// committed.
+    pub(super) fn settle_prompts(&mut self, through: Option<NodeId>, effects: &mut Effects) {
+        effects.push(Effect::PromptsSettled);
+        let is_abandoned = self.is_abandoned();
+        let Some(prompts) = &mut self.prompts else { return };
+        let before = std::mem::replace(&mut prompts.list, std::mem::take(&mut prompts.delivered));
+        for prompt in &mut prompts.list {
+            let earlier = before.iter().find(|earlier| earlier.id == prompt.id);
+            if let Some(ended) = earlier.filter(|earlier| has_ended(earlier)) {
+                prompt.clone_from(ended);
+                continue;
+            }
+            let of_turn = through.filter(|_| prompt.state != PromptState::Staged);
+            prompt.through = of_turn.or(earlier.and_then(|earlier| earlier.through));
+            if is_abandoned && has_ended(prompt) {
+                prompt.state = PromptState::Ended { outcome: RunOutcome::Abandoned };
+            }
+        }
+    }
+
+    /// Reports that a staged prompt was withdrawn, if this event states it.
+    pub(super) fn prompt_unstaged(event: &Event, effects: &mut Effects) {
+        if let Event::Unstaged { id, reason: UnstageReason::Withdrawn } = event {
+            effects.push(Effect::PromptWithdrawn(id.clone()));
+        }
+    }
+
+    /// Returns the end of a run as it is stored after this event, which ends a turn. Returns `None` if nothing but the
+    /// nodes has to be stored. `continues` states whether a record of the run's next turn is stored with the event.
+    pub(super) fn stored_end(
+        &self,
+        event: &Event,
+        through: Option<NodeId>,
+        continues: bool,
+    ) -> Option<RunEnd> {
+        let are_stored =
+            self.prompts.as_ref().is_some_and(|prompts| prompts.are_stored) || self.is_recorded();
+        let prompts = if are_stored { self.known_prompts() } else { &[] };
+        let mut end = match event {
+            // If the process dies before the next turn is committed, the run has ended with this turn.
+            Event::Turn(TurnOutcome::Continue { response }) if !continues && !prompts.is_empty() => {
+                let stop_reason = response.stop_reason.clone();
+                let end = RunEnd::new(RunOutcome::Stopped { stop_reason });
+                RunEnd { turn: response.turn, ..end }
+            }
+            event => RunEnd::of(event)?,
+        };
+        if self.is_abandoned() {
+            end.outcome = RunOutcome::Abandoned;
+        }
+        if prompts.is_empty() {
+            return Some(end).filter(|end| !end.is_complete());
+        }
+        (end.prompts, end.through) = (prompts.to_vec(), through);
+        Some(end)
+    }
+
+    /// Returns whether the turn in flight has been restarted too often, so that it is given up.
+    fn is_abandoned(&self) -> bool {
+        self.last_record().is_some_and(|last| last.lives > MAX_LIVES)
+    }
+
+    /// Adds to the record of a turn what the agent does not know about the prompts.
+    pub(super) fn complete_prompts(&self, record: &mut TurnRecord) {
+        for prompt in &mut record.prompts {
+            match self.known_prompt(&prompt.id) {
+                Some(known) if has_ended(known) => prompt.clone_from(known),
+                Some(known) => prompt.through = known.through,
+                None => {}
+            }
+        }
+    }
+
+    /// Removes erased nodes from the known prompts.
+    pub(super) fn forget_nodes(&mut self, erased: &Erased) {
+        for prompt in self.prompts.iter_mut().flat_map(|prompts| &mut prompts.list) {
+            prompt.through.take_if(|node| erased.nodes.binary_search(node).is_ok());
+        }
+    }
+}
+
+fn has_ended(prompt: &KnownPrompt) -> bool {
+    matches!(prompt.state, PromptState::Ended { .. })
+}

@@ -1,0 +1,126 @@
+//! Replies that wait: for changes to be stored, or for the outcome of a prompt.
+
+use tokio::time::Instant;
+
+use super::Task;
+use crate::{
+    agent::{AgentError, Durable, KnownPrompt, PromptId, PromptState},
+    session::{
+        PromptOutcome, SessionError,
+        command::{CommandResult, OutcomeReply, PendingResponse, Reply},
+    },
+};
+
+/// A call that is waiting until everything that was unsaved at its start is in the store.
+pub(in crate::session) struct Flush {
+    /// The value of the counter of changes up to which the changes must be stored before the reply.
+    pub(super) wanted: u64,
+    pub(super) until: Option<Instant>,
+    pub(super) reply: HeldReply,
+}
+
+/// The reply to a call that waits until changes are stored.
+pub(in crate::session) enum HeldReply {
+    /// The reply to a call of `flush`.
+    Flushed(Reply<()>),
+    /// The reply to a call that has started a run. The turn in flight has to be stored before the reply is sent.
+    Begun(Reply<CommandResult<Option<PendingResponse>>>, Option<PendingResponse>),
+    /// The reply to a call that waits for the outcome of a prompt.
+    Outcome(Box<AwaitedOutcome>),
+}
+
+/// The wait for the outcome of a prompt. The outcome is `None` until the prompt's run has ended.
+pub(in crate::session) struct AwaitedOutcome {
+    id: PromptId,
+    outcome: Option<CommandResult<PromptOutcome>>,
+    reply: OutcomeReply,
+}
+
+impl HeldReply {
+    /// Returns whether nobody waits for the reply any more.
+    pub(super) fn is_closed(&self) -> bool {
+        match self {
+            Self::Flushed(reply) => reply.is_closed(),
+            Self::Begun(reply, _) => reply.is_closed(),
+            Self::Outcome(awaited) => awaited.reply.is_closed(),
+        }
+    }
+
+    /// Sends the reply. An error means that nobody waits for it any more.
+    fn send(self) {
+        match self {
+            Self::Flushed(reply) => drop(reply.send(())),
+            Self::Begun(reply, answer) => drop(reply.send(Ok(answer))),
+            Self::Outcome(awaited) => {
+                if let Some(outcome) = awaited.outcome {
+                    let _ = awaited.reply.send(outcome);
+                }
+            }
+        }
+    }
+}
+
+impl Task {
+    /// Replies to the calls whose changes are now saved.
+    pub(super) fn answer_flushes(&mut self) {
+        let core = &self.core;
+        for flush in self.flushes.extract_if(.., |flush| core.is_safe(flush.wanted)) {
+            flush.reply.send();
+        }
+    }
+
+    /// Replies with the outcome of a prompt when the prompt's run has ended.
+    pub(super) async fn await_outcome(
+        &mut self,
+        id: PromptId,
+        reply: OutcomeReply,
+    ) -> Result<(), AgentError> {
+        let (last, state) = self.owner.prompt_state(&id).await?;
+        self.take_until(last).await?;
+        if state.is_none() {
+            let _ = reply.send(Err(SessionError::UnknownPrompt { id }));
+            return Ok(());
+        }
+        self.flushes.retain(|flush| !flush.reply.is_closed());
+        // No number of changes is this great, so the reply waits until the outcome is known.
+        let reply = HeldReply::Outcome(Box::new(AwaitedOutcome { id, outcome: None, reply }));
+        self.flushes.push(Flush { wanted: u64::MAX, until: None, reply });
+        self.find_outcomes(|_| None);
+        Ok(())
+    }
+
+    /// Finds the outcomes of prompts whose runs have ended. A prompt that is not known any more was returned unused.
+    pub(super) fn settle_outcomes(&mut self) {
+        self.find_outcomes(|id| Some(SessionError::UnknownPrompt { id: id.clone() }));
+    }
+
+    /// Replies with an error to all calls that wait for the outcome of this prompt.
+    pub(super) fn refuse_outcomes(&mut self, withdrawn: &PromptId) {
+        self.find_outcomes(|id| (id == withdrawn).then(|| SessionError::UnknownPrompt { id: id.clone() }));
+    }
+
+    /// Finds the outcomes of prompts, and replies with them when they are stored. `missing` returns the error for a
+    /// prompt that is not in the list of known prompts, or `None` if the wait for it continues.
+    fn find_outcomes(&mut self, missing: impl Fn(&PromptId) -> Option<SessionError>) {
+        let is_stored = self.shared.setup.durable > Durable::Turns;
+        let wanted = if is_stored { self.core.wanted() } else { 0 };
+        for flush in &mut self.flushes {
+            let HeldReply::Outcome(awaited) = &mut flush.reply else { continue };
+            if awaited.outcome.is_some() {
+                continue;
+            }
+            let known = self.core.known_prompt(&awaited.id);
+            awaited.outcome = match known.map(|KnownPrompt { state, through, .. }| (state, *through)) {
+                Some((PromptState::Ended { outcome }, through)) => {
+                    Some(Ok(PromptOutcome { outcome: outcome.clone(), through }))
+                }
+                Some(_) => None,
+                None => missing(&awaited.id).map(Err),
+            };
+            if awaited.outcome.is_some() {
+                flush.wanted = wanted;
+            }
+        }
+        self.answer_flushes();
+    }
+}

@@ -113,7 +113,7 @@ pub use callbacks::{AgentCallbacks, ErrorDecision, ToolDecision, TurnDecision};
 pub(crate) use command::InFlight;
 use command::{Command, Reply, Stop};
 pub use durable::{Durable, OnUncertain, RecordedStage, Recover, Recovery, RecoveryDecision, UncertainUse};
-pub(crate) use durable::{MAX_LIVES, Record, TurnInFlight, UnreadableTurn, Written};
+pub(crate) use durable::{MAX_LIVES, RECORD_DELAY, Record, TurnInFlight, UnreadableTurn, Written};
 pub use error::{AgentError, Failure};
 pub use event::{Decided, Event, RunEnd, RunOutcome, Status, TurnOutcome, UnstageReason};
 pub(crate) use owner::{Asker, FirstMessage, HistoryOwner, Moment};

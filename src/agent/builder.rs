@@ -10,8 +10,8 @@ use futures_util::SinkExt;
 use tokio::sync::mpsc;
 
 use super::{
-    Admission, Agent, AgentCallbacks, AgentError, Config, Delivery, Durable, Extras, HistoryOwner, RunEnd,
-    SavedConfig, State, StateEdit, Status, TurnInFlight, WeakAgent, Written,
+    Admission, Agent, AgentCallbacks, AgentError, Config, Delivery, Durable, Extras, HistoryOwner,
+    RECORD_DELAY, RunEnd, SavedConfig, State, StateEdit, Status, TurnInFlight, WeakAgent, Written,
     model_spec::{ModelSpec, choose_model},
     task::{AgentName, AgentShared, Durability, Hold, Outlet, Setup, Task},
 };
@@ -74,6 +74,7 @@ pub struct AgentBuilder {
     admission: Option<Arc<dyn Admission>>,
     hold: Option<Arc<dyn Hold>>,
     records: Durable,
+    record_delay: Duration,
     in_flight: Option<Box<TurnInFlight>>,
 }
 
@@ -103,6 +104,7 @@ impl Default for AgentBuilder {
             admission: None,
             hold: None,
             records: Durable::Turns,
+            record_delay: RECORD_DELAY,
             in_flight: None,
         }
     }
@@ -299,6 +301,12 @@ impl AgentBuilder {
         self
     }
 
+    /// Sets the delay of records for which nothing waits.
+    pub(crate) fn record_delay(mut self, delay: Duration) -> Self {
+        self.record_delay = delay;
+        self
+    }
+
     /// Sets the turn in flight with which the agent starts. The agent is then busy, and waits for
     /// [`HistoryOwner::take_up`].
     pub(crate) fn in_flight(mut self, turn: TurnInFlight) -> Self {
@@ -392,7 +400,7 @@ impl AgentBuilder {
         let mut task =
             Task::new(draft.history, draft.config, setup, weak, Arc::clone(&agent.shared), self.commit);
         if let Some(written) = written {
-            task.keep_records(Durability::new(self.records, written, facts), core);
+            task.keep_records(Durability::new(self.records, self.record_delay, written, facts), core);
         }
         task.set_last_run(self.last_run);
         agent.shared.started.store(true, Ordering::Release);
@@ -422,6 +430,7 @@ async fn init(
         history: draft.history.clone(),
         status: Status::Idle,
         step: 0,
+        turn: None,
         extensions: extensions.clone(),
         agent: weak.clone(),
     };

@@ -26,6 +26,9 @@ use crate::{
 /// The greatest number of restarts without progress. A turn with more is interrupted instead of resumed.
 pub(crate) const MAX_LIVES: u32 = 5;
 
+/// The delay of records for which nothing waits, if the application sets no other delay.
+pub(crate) const RECORD_DELAY: Duration = Duration::from_millis(50);
+
 /// How much of a turn in flight survives the end of its process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{AgentError, Status, WeakAgent, model_spec::ModelSpec};
 use crate::{
-    message::History,
+    message::{History, TurnId},
     provider::{Model, Options, Registry},
     tool::{Extensions, ToolDeclaration, ToolSet},
 };
@@ -203,6 +203,7 @@ pub struct State {
     pub(crate) history: History,
     pub(crate) status: Status,
     pub(crate) step: u32,
+    pub(crate) turn: Option<TurnId>,
     pub(crate) extensions: Extensions,
     pub(crate) agent: WeakAgent,
 }
@@ -231,6 +232,14 @@ impl State {
     /// Returns the number of requests made for the last prompt.
     pub fn step(&self) -> u32 {
         self.step
+    }
+
+    /// Returns the id of the turn in flight. `None` if no turn is in flight.
+    ///
+    /// If a recorded turn continues after a restart, a callback may be called again. The id of the turn and the
+    /// [step](Self::step) are then the same as before.
+    pub fn turn(&self) -> Option<TurnId> {
+        self.turn
     }
 
     /// Returns the values that the application added to the builder.

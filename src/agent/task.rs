@@ -64,11 +64,14 @@ pub(super) struct Setup {
     pub(super) hold: Option<Arc<dyn Hold>>,
 }
 
-/// Decides whether an agent with a conversation may accept a prompt. The session that owns the agent implements this
-/// trait. It is asked before each prompt, whichever handle sends the prompt.
+/// The session that owns an agent with a conversation. It decides whether the agent may accept a prompt, and is asked
+/// before each prompt, whichever handle sends the prompt.
 pub(crate) trait Hold: Send + Sync {
     /// Returns the id of the conversation, for telemetry.
     fn conversation(&self) -> &str;
+
+    /// Returns the epoch with which the session owns the conversation, if it does.
+    fn epoch(&self) -> Option<u64>;
 
     /// Returns the reason why no prompt may be accepted now, if there is one.
     fn reason(&self) -> Option<Arc<dyn Error + Send + Sync>>;
@@ -406,6 +409,7 @@ impl Task {
             history: self.core.history().clone(),
             status: self.core.status(),
             step: self.core.step(),
+            turn: self.core.phase().turn().map(|turn| turn.id),
             extensions: self.setup.extensions.clone(),
             agent: self.weak.clone(),
         }

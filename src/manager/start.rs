@@ -1,7 +1,7 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use crate::{
-    agent::{AgentBuilder, Durable, Recover},
+    agent::{AgentBuilder, Durable, RECORD_DELAY, Recover},
     session::{Mode, Session, SessionBuilder, SessionSubscription},
     store::Labels,
 };
@@ -42,6 +42,7 @@ pub struct OpenOptions {
     idle_shutdown: IdleShutdown,
     durable: Durable,
     recover: Recover,
+    record_delay: Duration,
 }
 
 /// When the session shuts down because it is idle.
@@ -65,6 +66,7 @@ impl OpenOptions {
             idle_shutdown: IdleShutdown::OfManager,
             durable: Durable::default(),
             recover: Recover::default(),
+            record_delay: RECORD_DELAY,
         }
     }
 
@@ -115,6 +117,12 @@ impl OpenOptions {
         self
     }
 
+    /// Sets the delay of records for which nothing waits. Defaults to 50 ms. See [`SessionBuilder::record_delay`].
+    pub fn record_delay(mut self, delay: Duration) -> Self {
+        self.record_delay = delay;
+        self
+    }
+
     /// Sets the mode of the caller's subscription. With `None`, the caller gets no subscription.
     pub fn subscribe(mut self, mode: Option<Mode>) -> Self {
         self.mode = mode;
@@ -126,7 +134,11 @@ impl OpenOptions {
         if let Some(title) = self.title {
             session = session.title(title);
         }
-        session = session.labels(self.labels).durable(self.durable).recover(self.recover);
+        session = session
+            .labels(self.labels)
+            .durable(self.durable)
+            .recover(self.recover)
+            .record_delay(self.record_delay);
         if let IdleShutdown::After(after) = self.idle_shutdown {
             session = session.idle_shutdown_after(after);
         }

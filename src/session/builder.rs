@@ -1,33 +1,27 @@
 use std::{
     fmt,
-    sync::{
-        Arc, LazyLock, OnceLock,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
-    },
+    sync::{Arc, LazyLock},
     time::Duration,
 };
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 
 use super::{
-    Guard, Session, SessionError, Watcher, WeakSession, check_title,
+    Guard, Session, SessionError, Setup, Watcher, check_title,
     core::{Core, saved},
     life,
     loading::{LoadedTurn, Recovered, closed},
-    task::{DELIVERIES, Deliveries, LastWords, SessionShared, Setup, Task, writing::contained},
+    starting::Starting,
+    task::writing::contained,
     tenure::{Keeper, Tenure},
 };
 use crate::{
-    actor::{Signal, Termination},
-    agent::{Agent, AgentBuilder, Config, Durable, HistoryOwner, Hold, Moment, Recover, RunEnd, Status},
+    agent::{Agent, AgentBuilder, Durable, RECORD_DELAY, Recover, RunEnd},
     message::Timestamp,
-    store::{ConversationId, Labels, Owner, Store, TurnRecord, WriteId},
-    subscription::{EventId, Feed, FeedLimits},
+    store::{ConversationId, Labels, Owner, Store, WriteId},
+    subscription::FeedLimits,
     tree::Tree,
 };
-
-/// The capacity of a session's command channel. Tokio allocates the slots of a channel in blocks of this size.
-const COMMANDS: usize = 32;
 
 /// The default settings.
 static DEFAULTS: LazyLock<Arc<Setup>> = LazyLock::new(|| {
@@ -40,6 +34,7 @@ static DEFAULTS: LazyLock<Arc<Setup>> = LazyLock::new(|| {
         end_timeout: Duration::from_secs(30),
         feed_limits: FeedLimits::default(),
         durable: Durable::Turns,
+        record_delay: RECORD_DELAY,
         recover: Recover::default(),
     })
 });
@@ -68,13 +63,13 @@ static DEFAULTS: LazyLock<Arc<Setup>> = LazyLock::new(|| {
 /// ```
 #[must_use = "a builder does nothing before `create`, `create_with_id` or `open`"]
 pub struct SessionBuilder {
-    store: Arc<dyn Store>,
-    agent: AgentBuilder,
-    title: Option<Arc<str>>,
-    labels: Labels,
-    setup: Arc<Setup>,
-    watcher: Option<Arc<dyn Watcher>>,
-    hold: Option<oneshot::Sender<Guard>>,
+    pub(super) store: Arc<dyn Store>,
+    pub(super) agent: AgentBuilder,
+    pub(super) title: Option<Arc<str>>,
+    pub(super) labels: Labels,
+    pub(super) setup: Arc<Setup>,
+    pub(super) watcher: Option<Arc<dyn Watcher>>,
+    pub(super) hold: Option<oneshot::Sender<Guard>>,
 }
 
 impl SessionBuilder {
@@ -196,14 +191,31 @@ impl SessionBuilder {
     /// With [`Durable::InFlight`], operations that change a run, such as [`prompt`](Session::prompt),
     /// [`resume`](Session::resume) and [`regenerate`](Session::regenerate), succeed only after the change is stored.
     pub fn durable(mut self, level: Durable) -> Self {
-        Arc::make_mut(&mut self.setup).durable = level;
+        // The sessions of a manager share their settings as long as they do not change them.
+        if self.setup.durable != level {
+            Arc::make_mut(&mut self.setup).durable = level;
+        }
+        self
+    }
+
+    /// Sets the delay of records for which nothing waits. Defaults to 50 ms.
+    ///
+    /// Such a record contains a change that is made again if it is lost, such as a complete response of the model, or
+    /// the result of a tool that is declared as [`Replay::Safe`](crate::tool::Replay::Safe). If another record is made
+    /// within the delay, it contains the change. So a longer delay saves writes, and a crash repeats more work.
+    pub fn record_delay(mut self, delay: Duration) -> Self {
+        if self.setup.record_delay != delay {
+            Arc::make_mut(&mut self.setup).record_delay = delay;
+        }
         self
     }
 
     /// Sets what happens with a turn in flight when the conversation is opened. By default, the turn continues, and the
     /// model is told about tools whose outcome is not known.
     pub fn recover(mut self, recover: Recover) -> Self {
-        Arc::make_mut(&mut self.setup).recover = recover;
+        if self.setup.recover != recover {
+            Arc::make_mut(&mut self.setup).recover = recover;
+        }
         self
     }
 
@@ -411,135 +423,6 @@ impl SessionBuilder {
         let mut starting = self.start(id.clone(), core).await?;
         starting.core.set_prompts(Vec::new(), starting.session.shared.setup.durable > Durable::Turns);
         Ok((starting, id))
-    }
-
-    /// Starts the agent and prepares the session's channels and shared state.
-    async fn start(
-        self,
-        id: ConversationId,
-        core: impl FnOnce(Arc<Config>, EventId) -> Core,
-    ) -> Result<Starting, SessionError> {
-        let Self { store, agent, setup, watcher, hold, .. } = self;
-        let (commands, receiver) = mpsc::channel(COMMANDS);
-        let (sender, deliveries) = futures_channel::mpsc::channel(DELIVERIES);
-        let shared = Arc::new(SessionShared {
-            id: id.clone(),
-            setup,
-            agent: OnceLock::new(),
-            termination: Termination::default(),
-            started: AtomicBool::new(false),
-            watcher,
-            erases: store.erases(),
-            is_behind: AtomicBool::new(false),
-            is_draining: AtomicBool::new(false),
-            is_between_requests: AtomicBool::new(false),
-            left_unsaved: OnceLock::new(),
-            left_running: OnceLock::new(),
-            controllers: AtomicUsize::new(0),
-            left: Signal::default(),
-        });
-        // The hold checks prompts that reach the agent without a session handle: prompts returned by `handle_event` and
-        // prompts sent through weak handles.
-        let agent = agent.hold(Arc::clone(&shared) as Arc<dyn Hold>).records(shared.setup.durable);
-        let session = Session { commands, shared };
-        if let Some(hold) = hold {
-            // If the receiver is gone, `send` returns the guard, which is dropped here.
-            let _ = hold.send(session.keep()?);
-        }
-        let weak: WeakSession = session.downgrade();
-        let (agent, owner) = agent.extension(id).extension(weak).commit_channel(sender).start_owned().await?;
-        let state = agent.state().await?;
-        let Moment { last: seen, status, .. } = owner.moment().await?;
-        let core = core(Arc::clone(&state.config), seen);
-        Ok(Starting {
-            session,
-            receiver,
-            agent,
-            owner,
-            deliveries,
-            core,
-            store,
-            tenure: None,
-            life: life::FIRST,
-            mark: None,
-            status,
-        })
-    }
-}
-
-/// A session whose task has not been started yet.
-struct Starting {
-    session: Session,
-    receiver: mpsc::Receiver<Box<super::command::Command>>,
-    agent: Agent,
-    owner: HistoryOwner,
-    deliveries: Deliveries,
-    core: Core,
-    store: Arc<dyn Store>,
-    tenure: Option<Tenure>,
-    /// The number of this life of the session.
-    life: u64,
-    /// The last event of the life before, if a reader that has seen this event can continue without a snapshot.
-    mark: Option<EventId>,
-    /// The status of the agent.
-    status: Status,
-}
-
-impl Starting {
-    /// Takes over the turn in flight, and counts this restart in the store. If this fails, ends the agent.
-    async fn take_up(&mut self, record: &TurnRecord, lives: u32) -> Result<(), SessionError> {
-        self.core.take_up(record, self.status);
-        let Some((write, commit)) = self.core.restart(lives) else {
-            return Ok(());
-        };
-        let (store, id) = (Arc::clone(&self.store), self.session.shared.id.clone());
-        let write = match &self.tenure {
-            Some(tenure) => write.under(&tenure.held().lease()?),
-            None => write,
-        };
-        let written =
-            contained(tracing::Span::current(), async move { store.commit(&id, &write, &commit).await });
-        match written.await {
-            Ok(version) => self.core.rewritten(version),
-            Err(error) => {
-                let _ = self.agent.stop(self.session.shared.setup.end_timeout).await;
-                return Err(error.into());
-            }
-        }
-        Ok(())
-    }
-
-    fn run(self) -> Session {
-        let Self { session, receiver, agent, owner, deliveries, core, store, tenure, life, mark, .. } = self;
-        let shared = Arc::clone(&session.shared);
-        // Setting the cell always succeeds, because it is set only here.
-        let _ = shared.agent.set(agent.downgrade());
-        shared.started.store(true, Ordering::Release);
-        let task = Box::new(Task {
-            core,
-            agent,
-            owner,
-            deliveries,
-            store,
-            tenure,
-            feed: Feed::new(life),
-            mark: mark.map(Box::new),
-            _last_words: LastWords(Arc::clone(&shared)),
-            shared,
-            attempts: None,
-            retry: None,
-            ends_by: None,
-            idle: None,
-            is_fresh: true,
-            idle_when_saved: false,
-            has_refused_sleep: false,
-            settling: None,
-            flushes: Vec::new(),
-            commands_in_a_row: 0,
-            effects: Vec::new(),
-        });
-        tokio::spawn(task.run(receiver));
-        session
     }
 }
 

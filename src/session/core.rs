@@ -17,15 +17,17 @@ mod simulation;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use branching::Branch;
+pub(super) use branching::{Base, Move};
 use flight::Flight;
 use prompts::Prompts;
 pub(super) use saving::{Found, Job, saved};
 use saving::{Saver, Spending};
 
-use super::{SessionError, SessionEvent, StoreReport};
+use super::{SessionEvent, StoreReport};
 use crate::{
     agent::{Config, Event, Prompt, PromptId, Record, Response, Status},
-    message::{History, Message, Role, Usage},
+    message::Usage,
     store::{Labels, StoredState, Version, WriteId},
     subscription::{EventId, Numbered},
     tree::{NodeId, Tree},
@@ -64,36 +66,6 @@ pub(super) enum Effect {
 }
 
 type Effects = Vec<Effect>;
-
-/// The change of the path that follows when the session has replaced the agent's history.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) enum Move {
-    /// The path ends at this node, or is empty.
-    To(Option<NodeId>),
-    /// A branch starts below this node, or as a new root.
-    Branch {
-        base: Option<NodeId>,
-        /// The user node that gets another response. If it is `None`, the branch starts with a new user message.
-        answers: Option<NodeId>,
-    },
-}
-
-/// A branch that has no committed messages yet.
-#[derive(Debug)]
-struct Branch {
-    /// The tree as it was before the branch.
-    before: Tree,
-    answers: Option<NodeId>,
-}
-
-/// The starting point of a branch or a move, and the change of the path that follows.
-#[derive(Debug, PartialEq)]
-pub(super) struct Base {
-    /// The messages on the path to the starting point.
-    pub(super) history: History,
-    /// The change of the path that follows.
-    pub(super) then: Move,
-}
 
 /// The state machine of one session.
 #[derive(Debug)]
@@ -318,39 +290,6 @@ impl Core {
         self.emit_tree(&before, effects);
     }
 
-    /// Removes the branch of a run that ended without a commit.
-    fn roll_back(&mut self, effects: &mut Effects) {
-        self.prompted = None;
-        if let Some(branch) = self.branch.take() {
-            let before = std::mem::replace(&mut self.tree, branch.before);
-            self.emit_tree(&before, effects);
-        }
-    }
-
-    /// Changes the tree's path, after the agent has got the history of the new path.
-    fn follow(&mut self, then: &Move, effects: &mut Effects) {
-        let before = self.tree.clone();
-        match *then {
-            Move::To(node) => {
-                self.saver.about_to_change(&before);
-                self.go(node);
-                self.saver.tree_changed(&self.tree, 0);
-            }
-            Move::Branch { base, answers } => {
-                self.go(base);
-                self.branch = Some(Box::new(Branch { before: before.clone(), answers }));
-            }
-        }
-        self.emit_tree(&before, effects);
-    }
-
-    fn go(&mut self, node: Option<NodeId>) {
-        match node {
-            Some(node) => self.tree.navigate(node).expect("nodes are never removed"),
-            None => self.tree.clear(),
-        }
-    }
-
     fn emit_tree(&self, before: &Tree, effects: &mut Effects) {
         let changes = self.tree.changes_since(before).expect("both have the same older nodes");
         effects.push(Effect::Emit(SessionEvent::Tree(Arc::new(changes))));
@@ -375,38 +314,6 @@ impl Core {
     }
 
     // ---- commands ----
-
-    /// Returns the path through `node` to a leaf, or `None` if that path is already the current path.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the node is unknown, or if the path would end at a prompt without an answer.
-    pub(super) fn navigate(&self, node: Option<NodeId>) -> Result<Option<Base>, SessionError> {
-        let mut tree = self.tree.clone();
-        match node {
-            Some(id) => {
-                self.node(id)?;
-                tree.navigate(id).map_err(|_| SessionError::UnknownNode { node: id })?;
-                tree.extend();
-            }
-            None => tree.clear(),
-        }
-        let last = tree.head().and_then(|head| tree.node(head));
-        if let Some(node) = last.filter(|last| is_prompt(last.message())) {
-            return Err(SessionError::Unanswered { node: node.id() });
-        }
-        if tree.head() == self.tree.head() {
-            return Ok(None);
-        }
-        let then = Move::To(tree.head());
-        Ok(Some(Base { history: tree.history().clone(), then }))
-    }
-
-    /// Records that the agent's history was replaced. `with` is the `state` event of this change, which the session has
-    /// not processed yet.
-    pub(super) fn moved(&mut self, with: EventId, then: Move) {
-        self.moving = Some(Box::new((with, then)));
-    }
 
     /// Sets or removes the title.
     pub(super) fn set_title(&mut self, title: Option<Arc<str>>, env: &Env<'_>, effects: &mut Effects) {
@@ -463,11 +370,6 @@ impl Core {
     pub(super) fn report(&self) -> Option<&StoreReport> {
         self.saver.report()
     }
-}
-
-/// Returns whether this message is a prompt, and not the results of tools.
-fn is_prompt(message: &Message) -> bool {
-    message.role == Role::User && message.tool_results().next().is_none()
 }
 
 /// The approximate size of a node in bytes, without its message.

@@ -18,7 +18,7 @@ pub(super) struct LoadedTurn {
     /// The turn, with which the agent starts.
     pub(super) in_flight: TurnInFlight,
     /// The sum of the turn's records.
-    pub(super) record: TurnRecord,
+    pub(super) record: Box<TurnRecord>,
     /// The history to which the turn's messages are added.
     pub(super) history: History,
     /// The number of restarts without progress, with this one.
@@ -96,7 +96,7 @@ impl LoadedTurn {
             });
         let in_flight =
             in_flight.with_lives(lives).with_age(age).with_recover(recover).with_expiries(expiries.collect());
-        Ok(Self { in_flight, record: turn.record, history, lives })
+        Ok(Self { in_flight, record: Box::new(turn.record), history, lives })
     }
 }
 

@@ -9,7 +9,7 @@ use futures_core::Stream;
 use tokio::sync::mpsc;
 
 use super::{
-    SessionError, SessionEvent, SessionSnapshot, WeakSession, command::Command, task::SessionShared,
+    SessionError, SessionEvent, SessionSnapshot, WeakSession, command::Command, shared::SessionShared,
 };
 use crate::{
     actor,

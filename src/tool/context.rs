@@ -48,6 +48,7 @@ pub struct ToolContext {
     progress: Option<mpsc::Sender<(ToolUseId, Value)>>,
     agent: Option<Arc<AgentLink>>,
     extensions: Extensions,
+    epoch: Option<u64>,
 }
 
 impl ToolContext {
@@ -62,12 +63,19 @@ impl ToolContext {
             progress: None,
             agent: None,
             extensions: Extensions::default(),
+            epoch: None,
         }
     }
 
     /// Returns the same context with another idempotency key.
     pub fn with_idempotency_key(mut self, key: impl Into<Arc<str>>) -> Self {
         self.idempotency_key = key.into();
+        self
+    }
+
+    /// Returns the same context with the epoch of an owner of the conversation, or without one.
+    pub fn with_epoch(mut self, epoch: impl Into<Option<u64>>) -> Self {
+        self.epoch = epoch.into();
         self
     }
 
@@ -111,6 +119,19 @@ impl ToolContext {
     /// repetition has the same key. See [`Replay::Keyed`](super::Replay::Keyed).
     pub fn idempotency_key(&self) -> &str {
         &self.idempotency_key
+    }
+
+    /// Returns the epoch of the session that makes the call. The epoch of the conversation increases with each owner, in
+    /// all processes.
+    ///
+    /// A process that was suspended during a call may continue the call after another process has taken the conversation
+    /// over. To reject such a late call, a service remembers the greatest epoch that it has received for the
+    /// conversation, and refuses requests with a lower one.
+    ///
+    /// Returns `None` outside a session, if the store has no leases, and before the conversation is stored for the first
+    /// time.
+    pub fn epoch(&self) -> Option<u64> {
+        self.epoch
     }
 
     /// Waits until the call is cancelled, timed out or dropped. The call's own future is then dropped, so this method

@@ -3,15 +3,20 @@
 //! These tests run in real time. A thread of the crate renews the leases, and Tokio's paused time does not affect this
 //! thread.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use omni_agent::{
     session::{Session, SessionError, StoreReport},
     store::{Commit, ConversationId, Owner, Store, StoreError, Write},
     subscription::{EndReason, Update},
-    testing::Gate,
+    testing::{Gate, Step},
+    tool::{ToolContext, tool_fn},
     tree::Tree,
 };
+use serde_json::{Value, json};
 use tokio::runtime;
 
 use crate::{
@@ -453,4 +458,32 @@ async fn lease_keeper_does_not_keep_a_dropped_store_alive() {
         }
     })
     .await;
+}
+
+#[tokio::test]
+async fn tool_sees_the_epoch_of_its_session_which_increases_with_each_owner() {
+    let store = LeasingStore::new();
+    let epochs = Arc::new(Mutex::new(Vec::new()));
+    let agent = || {
+        let noted = Arc::clone(&epochs);
+        let note = tool_fn("note", "Notes.", move |_: Value, context: ToolContext| {
+            noted.lock().unwrap().push(context.epoch());
+            async { Ok("noted") }
+        });
+        scripted([Step::tool_use("t", "note", json!({})), Step::text("Done")]).tool(note)
+    };
+    // Without an id, the conversation has no owner before its first turn is stored.
+    let session = within(Session::builder(store.as_dyn()).agent(agent()).create()).await.unwrap();
+    within(session.ask("Q")).await.unwrap();
+    within(session.stop(secs(30))).await.unwrap();
+    let of = session.id().clone();
+    for _ in 0..2 {
+        let session = within(Session::builder(store.as_dyn()).agent(agent()).open(of.clone())).await.unwrap();
+        within(session.ask("Q")).await.unwrap();
+        assert_eq!(epochs.lock().unwrap().last().copied().flatten(), Some(store.epoch(&of)));
+        within(session.stop(secs(30))).await.unwrap();
+    }
+    let seen = std::mem::take(&mut *epochs.lock().unwrap());
+    assert!(matches!(seen[..], [None, Some(first), Some(second)] if first < second), "{seen:?}");
+    assert_eq!(ToolContext::detached("t").with_epoch(7).epoch(), Some(7));
 }

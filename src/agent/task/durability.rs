@@ -19,12 +19,11 @@ use crate::agent::{
     phase::Stage,
 };
 
-/// The time after which a change is recorded if nothing waits for the record.
-const SOON: Duration = Duration::from_millis(50);
-
 /// The state of an agent that makes records.
 pub(in crate::agent) struct Durability {
     pub(super) level: Durable,
+    /// The time after which a change is recorded if nothing waits for the record.
+    delay: Duration,
     written: Arc<Written>,
     /// The number of the last record.
     last: u64,
@@ -43,9 +42,15 @@ pub(in crate::agent) struct Durability {
 type HeldReply = Box<dyn FnOnce() + Send>;
 
 impl Durability {
-    pub(in crate::agent) fn new(level: Durable, written: Arc<Written>, facts: Option<RecoveryFacts>) -> Self {
+    pub(in crate::agent) fn new(
+        level: Durable,
+        delay: Duration,
+        written: Arc<Written>,
+        facts: Option<RecoveryFacts>,
+    ) -> Self {
         Self {
             level,
+            delay,
             written,
             last: 0,
             loose: None,
@@ -84,7 +89,8 @@ impl Task {
 
     pub(super) fn record_soon(&mut self) {
         if let Some(durability) = &mut self.durability {
-            durability.soon.get_or_insert_with(|| Box::pin(sleep(SOON)));
+            let delay = durability.delay;
+            durability.soon.get_or_insert_with(|| Box::pin(sleep(delay)));
         }
     }
 

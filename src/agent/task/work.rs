@@ -228,6 +228,7 @@ impl Task {
 
     pub(super) fn run_tools(&mut self, op: Op, calls: Vec<ToolCall>) {
         let setup = Arc::clone(&self.setup);
+        let epoch = setup.hold.as_ref().and_then(|hold| hold.epoch());
         let work = self.work.get_or_insert_default();
         let span = work.span().cloned();
         let (sender, reports) = mpsc::channel(16);
@@ -240,7 +241,8 @@ impl Task {
                 .with_idempotency_key(Arc::clone(&call.idempotency_key))
                 .with_cancellation(tasks.cancellation.clone())
                 .with_agent(AgentLink::new(call.slot, sender.clone()))
-                .with_extensions(setup.extensions.clone());
+                .with_extensions(setup.extensions.clone())
+                .with_epoch(epoch);
             let (tools, setup, own) = (work.tools.clone(), Arc::clone(&setup), Arc::clone(&call));
             let presence = active.enter(&call);
             let running = async move {

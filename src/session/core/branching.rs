@@ -1,14 +1,45 @@
-//! Finds the nodes at which a run may start, for runs that start at another node than the head.
+//! Branches and moves of the path: the nodes at which they may start, and the changes of the tree.
 
 use std::sync::Arc;
 
-use super::{Base, Core, Move};
+use super::{Core, Effects};
 use crate::{
     agent::{FirstMessage, Prompt},
-    message::{History, Role},
+    message::{History, Message, Role},
     session::{Regenerate, SessionError, command::RunStart},
-    tree::{Node, NodeId},
+    subscription::EventId,
+    tree::{Node, NodeId, Tree},
 };
+
+/// The change of the path that follows when the session has replaced the agent's history.
+#[derive(Clone, Debug, PartialEq)]
+pub(in crate::session) enum Move {
+    /// The path ends at this node, or is empty.
+    To(Option<NodeId>),
+    /// A branch starts below this node, or as a new root.
+    Branch {
+        base: Option<NodeId>,
+        /// The user node that gets another response. If it is `None`, the branch starts with a new user message.
+        answers: Option<NodeId>,
+    },
+}
+
+/// A branch that has no committed messages yet.
+#[derive(Debug)]
+pub(super) struct Branch {
+    /// The tree as it was before the branch.
+    pub(super) before: Tree,
+    pub(super) answers: Option<NodeId>,
+}
+
+/// The starting point of a branch or a move, and the change of the path that follows.
+#[derive(Debug, PartialEq)]
+pub(in crate::session) struct Base {
+    /// The messages on the path to the starting point.
+    pub(in crate::session) history: History,
+    /// The change of the path that follows.
+    pub(in crate::session) then: Move,
+}
 
 impl Core {
     /// Returns the place in the tree where a run starts, and the message that starts the run.
@@ -100,4 +131,74 @@ impl Core {
         tree.navigate(id).expect("the node was looked up");
         tree.history().clone()
     }
+
+    /// Returns the path through `node` to a leaf, or `None` if that path is already the current path.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the node is unknown, or if the path would end at a prompt without an answer.
+    pub(in crate::session) fn navigate(&self, node: Option<NodeId>) -> Result<Option<Base>, SessionError> {
+        let mut tree = self.tree.clone();
+        match node {
+            Some(id) => {
+                self.node(id)?;
+                tree.navigate(id).map_err(|_| SessionError::UnknownNode { node: id })?;
+                tree.extend();
+            }
+            None => tree.clear(),
+        }
+        let last = tree.head().and_then(|head| tree.node(head));
+        if let Some(node) = last.filter(|last| is_prompt(last.message())) {
+            return Err(SessionError::Unanswered { node: node.id() });
+        }
+        if tree.head() == self.tree.head() {
+            return Ok(None);
+        }
+        let then = Move::To(tree.head());
+        Ok(Some(Base { history: tree.history().clone(), then }))
+    }
+
+    /// Records that the agent's history was replaced. `with` is the `state` event of this change, which the session has
+    /// not processed yet.
+    pub(in crate::session) fn moved(&mut self, with: EventId, then: Move) {
+        self.moving = Some(Box::new((with, then)));
+    }
+
+    /// Removes the branch of a run that ended without a commit.
+    pub(super) fn roll_back(&mut self, effects: &mut Effects) {
+        self.prompted = None;
+        if let Some(branch) = self.branch.take() {
+            let before = std::mem::replace(&mut self.tree, branch.before);
+            self.emit_tree(&before, effects);
+        }
+    }
+
+    /// Changes the tree's path, after the agent has got the history of the new path.
+    pub(super) fn follow(&mut self, then: &Move, effects: &mut Effects) {
+        let before = self.tree.clone();
+        match *then {
+            Move::To(node) => {
+                self.saver.about_to_change(&before);
+                self.go(node);
+                self.saver.tree_changed(&self.tree, 0);
+            }
+            Move::Branch { base, answers } => {
+                self.go(base);
+                self.branch = Some(Box::new(Branch { before: before.clone(), answers }));
+            }
+        }
+        self.emit_tree(&before, effects);
+    }
+
+    pub(super) fn go(&mut self, node: Option<NodeId>) {
+        match node {
+            Some(node) => self.tree.navigate(node).expect("nodes are never removed"),
+            None => self.tree.clear(),
+        }
+    }
+}
+
+/// Returns whether this message is a prompt, and not the results of tools.
+fn is_prompt(message: &Message) -> bool {
+    message.role == Role::User && message.tool_results().next().is_none()
 }

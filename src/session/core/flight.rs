@@ -2,7 +2,7 @@
 
 use std::{collections::VecDeque, sync::Arc};
 
-use super::{Branch, Core, Effect, Effects, saving::Record};
+use super::{Core, Effect, Effects, branching::Branch, saving::Record};
 use crate::{
     agent::{self, Config, RunEnd, Status},
     store::{BranchPoint, Commit, TurnRecord, Version, Write},

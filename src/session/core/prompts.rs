@@ -22,8 +22,8 @@ pub(super) struct Prompts {
 }
 
 impl Core {
-    /// Sets the prompts that are known from earlier lives. `are_stored` states whether the outcomes of all later prompts
-    /// are stored.
+    /// Sets the prompts that are known from earlier lives. `are_stored` states whether the outcomes of all later
+    /// prompts are stored.
     pub(in crate::session) fn set_prompts(&mut self, list: Vec<KnownPrompt>, are_stored: bool) {
         if are_stored || !list.is_empty() {
             self.prompts = Some(Box::new(Prompts { list, are_stored, ..Prompts::default() }));
@@ -44,8 +44,8 @@ impl Core {
         self.prompts.as_ref().map_or(&[], |prompts| &prompts.list)
     }
 
-    /// Updates the known prompts after an event that ends a turn. `through` is the last node of the turn, if the turn was
-    /// committed.
+    /// Updates the known prompts after an event that ends a turn. `through` is the last node of the turn, if the turn
+    /// was committed.
     pub(super) fn settle_prompts(&mut self, through: Option<NodeId>, effects: &mut Effects) {
         effects.push(Effect::PromptsSettled);
         let is_abandoned = self.is_abandoned();

@@ -130,8 +130,11 @@ impl Task {
         }
         self.end_attempts();
         self.retry = None;
-        if let Ok(WriteOutcome::Done(_, tenure @ Some(_))) = &mut outcome {
-            self.tenure = tenure.take();
+        if let Ok(WriteOutcome::Done(_, tenure)) = &mut outcome
+            && let Some(tenure) = tenure.take()
+        {
+            self.shared.owns(&tenure);
+            self.tenure = Some(tenure);
         }
         self.step(|core, env, effects| match outcome {
             Ok(WriteOutcome::Done(version, _)) => core.written(Ok(version), env, effects),

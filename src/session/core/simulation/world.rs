@@ -367,10 +367,9 @@ impl World {
             Effect::Write(job) => self.ledger.begin(Arc::clone(job), self.left),
             Effect::RetryIn(wait) => self.ledger.retry_in(*wait),
             Effect::Behind(behind) => self.ledger.behind_changed(*behind),
-            Effect::AtRest
-            | Effect::Written(_)
-            | Effect::PromptsSettled
-            | Effect::PromptWithdrawn(_) => Ok(()),
+            Effect::AtRest | Effect::Written(_) | Effect::PromptsSettled | Effect::PromptWithdrawn(_) => {
+                Ok(())
+            }
         }
     }
 

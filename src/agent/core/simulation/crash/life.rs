@@ -458,7 +458,6 @@ impl<'a> Life<'a> {
                 self.tasks = Some((op, calls));
             }
             Effect::Delay(op, _) => self.delay = Some(op),
-            Effect::Prompts(_) => {}
             Effect::Record => self.record(),
             Effect::RecordSoon => self.soon = true,
             Effect::Held(effect) => {
@@ -472,7 +471,8 @@ impl<'a> Life<'a> {
                 let ((), effects) = self.feed(|core, cx| core.paused(op, cx));
                 return self.perform_all(effects);
             }
-            Effect::Watch(_)
+            Effect::Prompts(_)
+            | Effect::Watch(_)
             | Effect::WatchOn { .. }
             | Effect::FreezeWatch(_)
             | Effect::Expire(..)

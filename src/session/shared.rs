@@ -1,0 +1,128 @@
+//! The settings of a session, and the state that its handles share with its task.
+
+use std::{
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use super::{
+    Notice, SessionError, SessionSnapshot, Watcher,
+    command::Unsaved,
+    tenure::{Keeper, Tenure},
+    watcher,
+};
+use crate::{
+    actor::{Signal, Termination},
+    agent::{AgentError, Durable, Hold, Recover, WeakAgent},
+    store::{ConversationId, Owner, WriteId},
+    subscription::{End, EndReason, FeedLimits},
+};
+
+/// The settings of a session. They never change while the session exists.
+#[derive(Debug, Clone)]
+pub(crate) struct Setup {
+    /// The keeper that renews the leases of all sessions of a manager. If it is unset, the session has its own keeper.
+    pub(super) keeper: Option<Arc<Keeper>>,
+    /// The owner of the conversation. If it is unset, each session is a unique owner.
+    pub(super) owner: Option<Arc<Owner>>,
+    pub(super) idle_shutdown: Option<Duration>,
+    pub(super) unsaved_limit: usize,
+    pub(super) write_timeout: Duration,
+    pub(super) end_timeout: Duration,
+    pub(super) feed_limits: FeedLimits,
+    /// How much of a turn in flight survives the end of the process.
+    pub(super) durable: Durable,
+    /// The delay of records for which nothing waits.
+    pub(super) record_delay: Duration,
+    /// The treatment of a turn in flight when the conversation is opened.
+    pub(super) recover: Recover,
+}
+
+impl Setup {
+    pub(super) fn owner(&self) -> Owner {
+        self.owner.as_deref().cloned().unwrap_or_else(Owner::unique)
+    }
+
+    /// Returns the owner for the write that creates the conversation. All attempts at this write have the same owner.
+    pub(super) fn creator(&self, write: WriteId) -> Owner {
+        let unique = || Owner::new(format!("{}-{write}", std::process::id()));
+        self.owner.as_deref().cloned().unwrap_or_else(unique)
+    }
+}
+
+/// The state that handles, guards and subscriptions share with the task. It outlives the task.
+pub(super) struct SessionShared {
+    pub(super) id: ConversationId,
+    pub(super) setup: Arc<Setup>,
+    /// The agent, after it has started. Handles call the agent directly for operations that do not need the session's
+    /// task.
+    pub(super) agent: OnceLock<WeakAgent>,
+    /// The epoch with which the session owns the conversation, or 0 if it has no lease.
+    pub(super) epoch: AtomicU64,
+    pub(super) termination: Termination<SessionSnapshot>,
+    pub(super) started: AtomicBool,
+    pub(super) watcher: Option<Arc<dyn Watcher>>,
+    /// Whether the store can erase messages.
+    pub(super) erases: bool,
+    /// Whether new prompts are refused because the manager is shutting down all sessions.
+    pub(super) is_draining: AtomicBool,
+    /// Whether new prompts are refused because the store is behind.
+    pub(super) is_behind: AtomicBool,
+    /// Whether the model has responded to the run's last request and the next request is not prepared yet.
+    pub(super) is_between_requests: AtomicBool,
+    /// The changes that were not in the store when the session ended, if there were any.
+    pub(super) left_unsaved: OnceLock<Box<Unsaved>>,
+    /// The error that names the tools that were still running when the session ended, if there were any.
+    pub(super) left_running: OnceLock<Box<AgentError>>,
+    pub(super) controllers: AtomicUsize,
+    /// Signals to the task that the last controller was dropped.
+    pub(super) left: Signal,
+}
+
+impl SessionShared {
+    /// Notes that the session has become the owner of the conversation.
+    pub(super) fn owns(&self, tenure: &Tenure) {
+        self.epoch.store(tenure.epoch().0, Ordering::Release);
+    }
+
+    /// Returns the error with which the session refuses new prompts, if it refuses them.
+    pub(super) fn refusal(&self) -> Option<SessionError> {
+        if self.termination.end().is_some() {
+            None
+        } else if self.is_draining.load(Ordering::Acquire) {
+            Some(SessionError::Draining)
+        } else {
+            let is_behind = self.is_behind.load(Ordering::Acquire);
+            is_behind.then(|| SessionError::StoreBehind { limit: self.setup.unsaved_limit })
+        }
+    }
+}
+
+impl Hold for SessionShared {
+    fn conversation(&self) -> &str {
+        self.id.as_str()
+    }
+
+    fn epoch(&self) -> Option<u64> {
+        Some(self.epoch.load(Ordering::Acquire)).filter(|epoch| *epoch > 0)
+    }
+
+    fn reason(&self) -> Option<Arc<dyn std::error::Error + Send + Sync>> {
+        Some(Arc::new(self.refusal()?))
+    }
+}
+
+/// When dropped, records that the task was killed, unless the session has already ended cleanly.
+pub(super) struct LastWords(pub(super) Arc<SessionShared>);
+
+impl Drop for LastWords {
+    fn drop(&mut self) {
+        self.0.termination.seal(End { reason: EndReason::Killed, snapshot: None });
+        if let (Some(watcher), Some(end)) = (&self.0.watcher, self.0.termination.end()) {
+            watcher::notify(&**watcher, Notice::Ended(&end.reason));
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! The start of a session: its agent, its channels, and the take-up of a turn in flight.
+
+use std::sync::{
+    Arc, OnceLock,
+    atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+};
+
+use tokio::sync::mpsc;
+
+use super::{
+    Session, SessionBuilder, SessionError, WeakSession,
+    core::Core,
+    life,
+    shared::{LastWords, SessionShared},
+    task::{DELIVERIES, Deliveries, Task, writing::contained},
+    tenure::Tenure,
+};
+use crate::{
+    actor::{Signal, Termination},
+    agent::{Agent, Config, HistoryOwner, Hold, Moment, Status},
+    store::{ConversationId, Store, TurnRecord},
+    subscription::{EventId, Feed},
+};
+
+/// The capacity of a session's command channel. Tokio allocates the slots of a channel in blocks of this size.
+const COMMANDS: usize = 32;
+
+/// A session whose task has not been started yet.
+pub(super) struct Starting {
+    pub(super) session: Session,
+    receiver: mpsc::Receiver<Box<super::command::Command>>,
+    pub(super) agent: Agent,
+    pub(super) owner: HistoryOwner,
+    deliveries: Deliveries,
+    pub(super) core: Core,
+    store: Arc<dyn Store>,
+    pub(super) tenure: Option<Tenure>,
+    /// The number of this life of the session.
+    pub(super) life: u64,
+    /// The last event of the life before, if a reader that has seen this event can continue without a snapshot.
+    pub(super) mark: Option<EventId>,
+    /// The status of the agent.
+    pub(super) status: Status,
+}
+
+impl Starting {
+    /// Takes over the turn in flight, and counts this restart in the store. If this fails, ends the agent.
+    pub(super) async fn take_up(&mut self, record: &TurnRecord, lives: u32) -> Result<(), SessionError> {
+        self.core.take_up(record, self.status);
+        let Some((write, commit)) = self.core.restart(lives) else {
+            return Ok(());
+        };
+        let (store, id) = (Arc::clone(&self.store), self.session.shared.id.clone());
+        let write = match &self.tenure {
+            Some(tenure) => write.under(&tenure.held().lease()?),
+            None => write,
+        };
+        let written =
+            contained(tracing::Span::current(), async move { store.commit(&id, &write, &commit).await });
+        match written.await {
+            Ok(version) => self.core.rewritten(version),
+            Err(error) => {
+                let _ = self.agent.stop(self.session.shared.setup.end_timeout).await;
+                return Err(error.into());
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn run(self) -> Session {
+        let Self { session, receiver, agent, owner, deliveries, core, store, tenure, life, mark, .. } = self;
+        let shared = Arc::clone(&session.shared);
+        if let Some(tenure) = &tenure {
+            shared.owns(tenure);
+        }
+        // Setting the cell always succeeds, because it is set only here.
+        let _ = shared.agent.set(agent.downgrade());
+        shared.started.store(true, Ordering::Release);
+        let task = Box::new(Task {
+            core,
+            agent,
+            owner,
+            deliveries,
+            store,
+            tenure,
+            feed: Feed::new(life),
+            mark: mark.map(Box::new),
+            _last_words: LastWords(Arc::clone(&shared)),
+            shared,
+            attempts: None,
+            retry: None,
+            ends_by: None,
+            idle: None,
+            is_fresh: true,
+            idle_when_saved: false,
+            has_refused_sleep: false,
+            settling: None,
+            flushes: Vec::new(),
+            commands_in_a_row: 0,
+            effects: Vec::new(),
+        });
+        tokio::spawn(task.run(receiver));
+        session
+    }
+}
+
+impl SessionBuilder {
+    /// Starts the agent and prepares the session's channels and shared state.
+    pub(super) async fn start(
+        self,
+        id: ConversationId,
+        core: impl FnOnce(Arc<Config>, EventId) -> Core,
+    ) -> Result<Starting, SessionError> {
+        let Self { store, agent, setup, watcher, hold, .. } = self;
+        let (commands, receiver) = mpsc::channel(COMMANDS);
+        let (sender, deliveries) = futures_channel::mpsc::channel(DELIVERIES);
+        let shared = Arc::new(SessionShared {
+            id: id.clone(),
+            setup,
+            agent: OnceLock::new(),
+            epoch: AtomicU64::new(0),
+            termination: Termination::default(),
+            started: AtomicBool::new(false),
+            watcher,
+            erases: store.erases(),
+            is_behind: AtomicBool::new(false),
+            is_draining: AtomicBool::new(false),
+            is_between_requests: AtomicBool::new(false),
+            left_unsaved: OnceLock::new(),
+            left_running: OnceLock::new(),
+            controllers: AtomicUsize::new(0),
+            left: Signal::default(),
+        });
+        // The hold checks prompts that reach the agent without a session handle: prompts returned by `handle_event` and
+        // prompts sent through weak handles.
+        let agent = agent
+            .hold(Arc::clone(&shared) as Arc<dyn Hold>)
+            .records(shared.setup.durable)
+            .record_delay(shared.setup.record_delay);
+        let session = Session { commands, shared };
+        if let Some(hold) = hold {
+            // If the receiver is gone, `send` returns the guard, which is dropped here.
+            let _ = hold.send(session.keep()?);
+        }
+        let weak: WeakSession = session.downgrade();
+        let (agent, owner) = agent.extension(id).extension(weak).commit_channel(sender).start_owned().await?;
+        let state = agent.state().await?;
+        let Moment { last: seen, status, .. } = owner.moment().await?;
+        let core = core(Arc::clone(&state.config), seen);
+        Ok(Starting {
+            session,
+            receiver,
+            agent,
+            owner,
+            deliveries,
+            core,
+            store,
+            tenure: None,
+            life: life::FIRST,
+            mark: None,
+            status,
+        })
+    }
+}

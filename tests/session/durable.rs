@@ -2,21 +2,24 @@
 
 use std::{
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
+use async_trait::async_trait;
 use omni_agent::{
     agent::{
-        Accepted, Agent, AgentBuilder, Durable, Recover, RecoveryDecision, RunOutcome, Status, ToolDecision,
+        Accepted, Agent, AgentBuilder, AgentCallbacks, Durable, Recover, Recovery, RecoveryDecision,
+        RunOutcome, State, Status, ToolDecision,
     },
     message::TurnId,
+    provider::Request,
     session::{Mode, Session, SessionBuilder, SessionError},
     store::{Commit, ConversationId, FileSystemStore, MemoryStore, Store, StoredTurn, TurnRecord, Write},
     testing::{Gate, ScriptedProvider, Step},
-    tool::{Decision, tool_fn},
+    tool::{Decision, Replay, Tool, tool_fn},
 };
 use serde_json::{Value, json};
 
@@ -24,26 +27,26 @@ use crate::watch::{Hooks, answered, held, in_time, reached};
 
 const SOON: Duration = Duration::from_secs(5);
 
-fn id() -> ConversationId {
+pub(crate) fn id() -> ConversationId {
     ConversationId::new("talk").unwrap()
 }
 
 /// A store that outlives processes, and a counter of the tool calls in all processes.
 #[derive(Clone)]
-struct World {
-    store: Arc<dyn Store>,
+pub(crate) struct World {
+    pub(crate) store: Arc<dyn Store>,
     /// The number of times that the tool `send` has begun to run.
-    sent: Arc<AtomicUsize>,
-    level: Durable,
+    pub(crate) sent: Arc<AtomicUsize>,
+    pub(crate) level: Durable,
 }
 
 impl World {
-    fn new(level: Durable) -> Self {
+    pub(crate) fn new(level: Durable) -> Self {
         Self { store: Arc::new(MemoryStore::new()), sent: Arc::default(), level }
     }
 
     /// Runs a process with a session of the conversation, until `work` is done. Then the process is killed.
-    fn process<T>(&self, agent: AgentBuilder, work: impl AsyncFnOnce(Session) -> T) -> T {
+    pub(crate) fn process<T>(&self, agent: AgentBuilder, work: impl AsyncFnOnce(Session) -> T) -> T {
         self.process_with(agent, |builder| builder, work)
     }
 
@@ -67,12 +70,12 @@ impl World {
     }
 
     /// Returns an agent with this script and the tool `send`, which counts its calls.
-    fn agent(&self, steps: impl IntoIterator<Item = Step>) -> AgentBuilder {
+    pub(crate) fn agent(&self, steps: impl IntoIterator<Item = Step>) -> AgentBuilder {
         self.agent_at(&ScriptedProvider::new(steps), None)
     }
 
     /// As [`agent`](Self::agent), but the tool waits until the gate opens.
-    fn agent_at(&self, provider: &ScriptedProvider, gate: Option<&Gate>) -> AgentBuilder {
+    pub(crate) fn agent_at(&self, provider: &ScriptedProvider, gate: Option<&Gate>) -> AgentBuilder {
         let (calls, gate) = (Arc::clone(&self.sent), gate.cloned());
         let letter = tool_fn("send", "Sends a letter.", move |_: Value, _| {
             calls.fetch_add(1, Ordering::SeqCst);
@@ -87,39 +90,39 @@ impl World {
         Agent::builder().model(provider.model()).tool(letter)
     }
 
-    fn sent(&self) -> usize {
+    pub(crate) fn sent(&self) -> usize {
         self.sent.load(Ordering::SeqCst)
     }
 
     /// Returns the stored turn in flight. Called only while no process runs.
-    fn turn(&self) -> Option<StoredTurn> {
+    pub(crate) fn turn(&self) -> Option<StoredTurn> {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         runtime.block_on(self.store.turn(&id())).unwrap()
     }
 
-    fn stored(&self) -> omni_agent::store::Stored {
+    pub(crate) fn stored(&self) -> omni_agent::store::Stored {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         runtime.block_on(self.store.load(&id())).unwrap()
     }
 }
 
-fn sends() -> Step {
+pub(crate) fn sends() -> Step {
     Step::tool_use("t", "send", json!({ "to": "ann" }))
 }
 
 /// Returns callbacks that ask before the tool runs.
-fn asking() -> Hooks {
+pub(crate) fn asking() -> Hooks {
     Hooks::new().on_tool_use(|_| ToolDecision::Pause(json!("may I?")))
 }
 
-async fn paused(session: &Session) {
+pub(crate) async fn paused(session: &Session) {
     let mut events = session.subscribe(Mode::Observer).await.unwrap();
     while session.status().await.unwrap() != Status::Paused {
         events.next().await;
     }
 }
 
-fn texts(stored: &omni_agent::store::Stored) -> Vec<String> {
+pub(crate) fn texts(stored: &omni_agent::store::Stored) -> Vec<String> {
     stored.nodes.iter().map(|node| node.message().text()).collect()
 }
 
@@ -392,4 +395,74 @@ fn readers_of_a_paused_session_continue_after_it_slept() {
         let update = in_time(events.next()).await.unwrap();
         assert!(matches!(update, omni_agent::subscription::Update::Event(_)), "{update:?}");
     });
+}
+
+/// Records the turn and the step that `prepare_step` and `handle_recovery` see.
+struct Noting(Arc<Mutex<Vec<Place>>>);
+
+/// A turn and a step.
+type Place = (Option<TurnId>, u32);
+
+#[async_trait]
+impl AgentCallbacks for Noting {
+    async fn prepare_step(&mut self, _: &mut Request, state: &mut State) {
+        self.0.lock().unwrap().push((state.turn(), state.step()));
+    }
+
+    async fn handle_recovery(&mut self, recovery: &mut Recovery, state: &mut State) -> RecoveryDecision {
+        assert_eq!(state.turn(), Some(recovery.turn));
+        RecoveryDecision::Resume
+    }
+}
+
+#[test]
+fn callback_that_is_called_again_sees_the_same_turn_and_step() {
+    let world = World::new(Durable::InFlight);
+    let noted = Arc::new(Mutex::new(Vec::new()));
+    let agent = |step: Step| world.agent([step]).callbacks(Noting(Arc::clone(&noted)));
+    world.process(agent(Step::text("A").hang()), async |session| {
+        session.prompt("Q").await.unwrap();
+        while noted.lock().unwrap().is_empty() {
+            tokio::task::yield_now().await;
+        }
+    });
+    let turn = world.turn().unwrap().record.turn;
+    world.process(agent(Step::text("A")), async |session| {
+        session.wait_until_idle().await.unwrap();
+        assert_eq!(session.state().await.unwrap().turn(), None);
+    });
+    assert_eq!(*noted.lock().unwrap(), [(Some(turn), 1), (Some(turn), 1)]);
+}
+
+#[test]
+fn record_for_which_nothing_waits_is_written_after_the_delay() {
+    for (delay, before, after) in [(None, 49, 2), (Some(Duration::from_secs(10)), 9_999, 2)] {
+        let world = World::new(Durable::InFlight);
+        let gate = Gate::new();
+        let passing = gate.clone();
+        let look = tool_fn("look", "Looks.", move |_: Value, _| {
+            let gate = passing.clone();
+            async move {
+                gate.pass().await;
+                Ok("seen")
+            }
+        });
+        let provider =
+            ScriptedProvider::new([Step::tool_use("t", "look", json!({})), Step::text("Done").hang()]);
+        let agent = Agent::builder().model(provider.model()).tool(look.with_replay(Replay::Safe));
+        let settings = |builder: SessionBuilder| match delay {
+            Some(delay) => builder.record_delay(delay),
+            None => builder,
+        };
+        world.process_with(agent, settings, async |session| {
+            session.prompt("Q").await.unwrap();
+            reached(&gate).await;
+            let version = async || world.store.summary(&id()).await.unwrap().version;
+            let first = version().await;
+            tokio::time::sleep(Duration::from_millis(before)).await;
+            assert_eq!(version().await, first, "the response is not recorded yet");
+            tokio::time::sleep(Duration::from_millis(after)).await;
+            assert!(version().await > first, "the response is recorded");
+        });
+    }
 }

@@ -13,6 +13,7 @@ mod erasing;
 mod fairness;
 mod files;
 mod flushing;
+mod gates;
 mod idle;
 mod joined;
 mod joining;

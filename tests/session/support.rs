@@ -313,6 +313,10 @@ impl Store for ScriptedStore {
         self.perform(id, what, self.0.store.save_state(id, write, change)).await
     }
 
+    fn keeps_turns(&self) -> bool {
+        self.0.store.keeps_turns()
+    }
+
     fn keeps_usage(&self) -> bool {
         self.0.keeps_usage.load(Ordering::Relaxed)
     }

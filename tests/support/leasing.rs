@@ -224,6 +224,10 @@ impl Store for LeasingStore {
         self.0.store.save_state(id, write, change).await
     }
 
+    fn keeps_turns(&self) -> bool {
+        self.0.store.keeps_turns()
+    }
+
     async fn load(&self, id: &ConversationId) -> Result<Stored, StoreError> {
         self.0.store.load(id).await
     }

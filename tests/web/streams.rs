@@ -161,7 +161,9 @@ async fn stream_resumed_after_an_orderly_close_needs_a_snapshot_only_if_somethin
             let saved = frames.iter().position(|frame| frame.data["update"]["event"]["outcome"] == "saved");
             frames.truncate(saved.unwrap());
         }
-        frames.iter().for_each(|frame| client.take(frame));
+        for frame in &frames {
+            client.take(frame);
+        }
         app.manager.close(&ConversationId::new(&id).unwrap()).await.unwrap();
 
         let mut resumed = app.stream("ann", &path, client.position.as_deref()).await;
@@ -171,7 +173,9 @@ async fn stream_resumed_after_an_orderly_close_needs_a_snapshot_only_if_somethin
         let frames = resumed.until(is_titled).await;
         let resyncs = frames.iter().filter(|frame| frame.data["update"]["type"] == "resync").count();
         assert_eq!(resyncs, usize::from(missed));
-        frames.iter().for_each(|frame| client.take(frame));
+        for frame in &frames {
+            client.take(frame);
+        }
         assert_eq!(client.state().tree, now(&app, &id).await.tree);
         assert_eq!(client.state().title.as_deref(), Some("Facts"));
     }

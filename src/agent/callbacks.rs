@@ -141,8 +141,9 @@ pub trait AgentCallbacks: Send + 'static {
     }
 
     /// Called with an application event that was sent with [`notify`](super::Agent::notify). If a turn is active, the
-    /// event waits until the turn ends. If a cancel, an interrupt or a turn's time limit drops the future of this
-    /// callback, the event is dropped too, and a warning is logged.
+    /// event waits until the turn ends. If a prompt starts a turn while this callback runs, the turn's time limit may
+    /// drop the future of the callback, as a cancel or an interrupt may. Then the event is dropped too, and a warning is
+    /// logged.
     ///
     /// If the callback returns a prompt, the prompt starts a run or the next turn. If the application has staged a
     /// prompt in the meantime, the staged prompt is used first, and the returned prompt follows it. If the run ends

@@ -29,7 +29,7 @@ pub enum AgentError {
     StaleResume {
         /// The ids of the tool uses that wait for a decision.
         waiting: Vec<ToolUseId>,
-        /// The id of the tool use in the call.
+        /// The id that was given to `resume`.
         given: ToolUseId,
     },
     /// The name given to `resume_as` is too long.

@@ -133,9 +133,9 @@ impl ManagerBuilder {
     ///
     /// The function gets a recorded turn that nobody works on, with the id and the labels of its conversation, and
     /// returns the options for opening the conversation. If it returns `None`, this manager does not open the
-    /// conversation. With a starter, the manager [sweeps](Self::sweep) the store for such turns, and opens a
-    /// conversation after the last [decision](Manager::decide) about its turn. The conversation is opened without a
-    /// controller, and it ends after the turn like every idle session.
+    /// conversation. With a starter, the manager [sweeps](Self::sweep) the store for such turns. It also opens a
+    /// conversation when a [decision](Manager::decide) was made on each tool use of its turn. The session has no
+    /// controller, so it ends after the turn like every idle session.
     ///
     /// ```
     /// # #[cfg(feature = "test-util")]

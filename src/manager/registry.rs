@@ -203,8 +203,8 @@ impl Registry {
         self.changed(id, key);
     }
 
-    /// Borrows an id from an opening that is waiting in line. Such an opening may wait forever, and it has no open
-    /// session.
+    /// Borrows the id of an opening that waits in line, so that the conversation can be renamed or deleted without
+    /// waiting for the opening, which may wait forever. The opening has no session yet.
     pub(super) fn borrow(&mut self, id: &ConversationId) -> Lent {
         match self.slots.get_mut(id) {
             Some(Slot { loan: Some(loan), .. }) => Lent::Wait(loan.over.clone()),

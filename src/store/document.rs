@@ -122,8 +122,8 @@ pub async fn import_json(
 /// Imports a whole exported conversation, with its model, system prompt, options and limits.
 ///
 /// Use this for documents that you trust, such as your own backups. The options are sent to the service with the next
-/// request, and the settings of a backend may name a folder or allow tools. A turn in flight is not imported, unless
-/// [`CopyOptions`] include it.
+/// request. If the model is a coding agent, its settings in the options may name a folder or allow tools. A turn in
+/// flight is not imported. To import it, use [`CopyOptions::import_json_with_settings`].
 ///
 /// # Errors
 ///

@@ -130,8 +130,9 @@
 //! unless another process acquires the conversation first. Killing the stopped process frees the lock immediately, and
 //! its unfinished write is rolled back.
 //!
-//! A process is affected only if it is stopped within a short period: a write is encoded before its transaction begins,
-//! and the transaction only writes and syncs. If processes are often stopped, use `PostgresStore` (feature `postgres`).
+//! This happens only if the process is stopped during a transaction. Transactions are short: a write is encoded before
+//! its transaction begins, and the transaction only writes and syncs. If processes are often stopped, use
+//! `PostgresStore` (feature `postgres`).
 //!
 //! # Requirements
 //!

@@ -189,7 +189,7 @@ fn encode_thinking_maps_to_the_efforts_of_the_model() {
             assert_eq!(body["reasoning_effort"].as_str().unwrap_or_default(), word, "{model} {mode:?}");
         }
     }
-    // Models that reason do not accept sampling options such as the temperature, which therefore causes a warning.
+    // Models that reason do not accept sampling options, so the temperature causes a warning.
     let mut request = with(Options::default().with_temperature(0.5).with_thinking(Effort::High));
     for (model, effort, warned) in
         [("gpt-5", Some("high"), 1), ("gpt-4o", None, 1), ("new-model", Some("high"), 0)]

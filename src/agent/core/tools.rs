@@ -192,7 +192,8 @@ impl Core {
         response.message = Some(answer);
     }
 
-    /// Stores the result of a tool that has finished, or that a decision has ended.
+    /// Stores the result of a tool. Either the tool has finished, or its question was answered with a result, which ends
+    /// the tool.
     pub(in crate::agent) fn tool_done(
         &mut self,
         op: Op,

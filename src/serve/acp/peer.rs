@@ -1,7 +1,7 @@
-//! The client's end of the connection: JSON-RPC messages, one per line. The implementation of the protocol in
-//! `agent-client-protocol` stores messages without limits, so this module reads and writes them itself. If the queue of
-//! outgoing messages is full, the sender waits. So this module stops reading from a client that does not read the
-//! messages sent to it.
+//! The messages from and to the client: JSON-RPC, one message per line. They are parsed and written here, because the
+//! implementation of the protocol in `agent-client-protocol` would queue them without a limit. If the queue of outgoing
+//! messages is full, the sender waits. The reader of the server sends too, for example errors for requests beyond their
+//! limit, so the server stops reading from a client that does not read.
 
 use std::{
     collections::HashMap,

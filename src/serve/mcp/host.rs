@@ -15,7 +15,7 @@ use crate::{
     store::{ConversationId, Filter, Labels, Page},
 };
 
-/// The maximum number of calls of one client over a pipe at the same time.
+/// The maximum number of concurrent calls of a client that is connected over standard input and output.
 pub(super) const MOST_CALLS: usize = 64;
 
 /// The reason why an operation is refused, in words for the client.

@@ -77,8 +77,9 @@ impl<'r> Columns<'r> {
     }
 }
 
-/// Returns the state of an agent in a form that the database type `text` can contain. JSON text is stored as it is, unless
-/// it is a JSON string or is not JSON.
+/// Returns the state of an agent in a form that the database type `text` can contain. A state that
+/// contains U+0000 is stored as a JSON string. So is a state that begins with a quotation mark, because a reader could
+/// not tell it from such a string. Any other state is stored as it is.
 fn encode_core(core: &str) -> String {
     if core.starts_with('"') || core.contains('\0') {
         return serde_json::Value::from(core).to_string();

@@ -52,7 +52,7 @@ fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
-/// The answer to a request.
+/// The result of the search for the recorded answer to a request.
 pub(super) enum Found {
     Line(Line),
     /// No answer is recorded, so the exchange has to be recorded.

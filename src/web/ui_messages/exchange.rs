@@ -48,8 +48,8 @@ pub(super) fn answer_id(prompt: &str) -> String {
 /// The character between the client's id of a message and the mark of its version.
 const VERSION: char = '~';
 
-/// Returns an id for a new version of a message. A client keeps the id of a message that its user edits, but the prompt
-/// needs an id that was never used. `mark` must be new for each version.
+/// Returns an id for a new version of a message. A client keeps the id of a message that its user edits. But the edited
+/// message becomes a new prompt, whose id must never have been used. `mark` must be new for each version.
 pub(super) fn version_id(id: &str, mark: &str) -> String {
     format!("{}{VERSION}{mark}", base_id(id))
 }

@@ -128,8 +128,8 @@ impl Translator {
         self.writer.take()
     }
 
-    /// Returns the last frames if the session has ended. If there are none, the response is incomplete, and its body
-    /// must fail.
+    /// Called when the session has ended. Returns the last frames if the run had ended before. Otherwise returns no
+    /// frames: the response is incomplete, and its body must fail.
     pub(in crate::web) fn close(&mut self) -> Vec<Frame> {
         self.flush();
         self.writer.take()

@@ -181,7 +181,8 @@ impl MessagesDecoder {
         Ok(())
     }
 
-    /// Stores the provider data about the message and about the end of its response.
+    /// Stores these members as provider data of the message. Returns the reason for which the response has ended, if
+    /// `word` names one.
     fn ending(&mut self, word: &str, members: [(&str, &Option<Value>); 2]) -> Option<StopReason> {
         for (key, value) in members {
             self.data.extend(value.clone().map(|value| (key.to_owned(), value)));

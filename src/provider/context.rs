@@ -46,8 +46,8 @@ enum Decider {
     Agent(Mutex<QuestionQueue>),
 }
 
-/// The questions that wait for an agent. The channel is created with the first question, because few requests ask one,
-/// and a channel per request would be the most expensive part of a short turn.
+/// The questions that wait for an agent. This is a plain queue and not a channel, because few requests ask a question,
+/// and creating a channel for each request would be the most expensive part of a short turn.
 #[derive(Debug, Default)]
 struct QuestionQueue {
     waiting: VecDeque<Question>,
@@ -56,7 +56,8 @@ struct QuestionQueue {
 }
 
 impl QuestionQueue {
-    /// Adds a question, unless the agent's end has been dropped.
+    /// Adds a question, unless [`Questions`] has been dropped. Returns the waker of the agent, if the agent waits for a
+    /// question.
     fn put(&mut self, question: Question) -> Option<Waker> {
         if !self.closed {
             self.waiting.retain(|question| !question.answer.is_closed());
@@ -66,7 +67,8 @@ impl QuestionQueue {
     }
 }
 
-/// The agent's end of a request's context. After it is dropped, questions are answered with a rejection.
+/// The agent's receiver of the questions that a request asks. After it is dropped, questions are answered with a
+/// rejection.
 #[derive(Debug)]
 pub(crate) struct Questions(Arc<Asking>);
 

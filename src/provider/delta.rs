@@ -143,7 +143,7 @@ setters! {
 }
 
 impl MessageDelta {
-    /// Returns the approximate number of bytes of payload.
+    /// Returns the approximate size of the data in bytes.
     pub(super) fn weight(&self) -> usize {
         self.model.as_ref().map_or(0, String::len)
             + self.stop_reason.as_ref().map_or(0, StopReason::weight)

@@ -280,7 +280,8 @@ pub trait Decoder: Send {
     ///
     /// # Errors
     ///
-    /// Returns [`ErrorKind::Truncated`] if the wire format's terminal event was not decoded.
+    /// Returns [`ErrorKind::Truncated`] if the terminal event of the wire format was not decoded and
+    /// [`is_complete`](Decoder::is_complete) returns `false`.
     fn end(&mut self, deltas: &mut Vec<Delta>) -> Result<(), ProviderError>;
 }
 

@@ -22,18 +22,19 @@
 //! ```
 //!
 //! - **Processes.** Each session has its own program. The program starts with the conversation's first prompt. It ends
-//!   when the session ends for any reason: its standard input is closed, and if the program is still running a little
-//!   later, it is killed, on Unix with its process group. On Linux, if the program was killed or failed, the processes
-//!   that it had moved to other groups are killed too. They are found by a variable in their environment,
-//!   `OMNI_AGENT_PROGRAM`. On Unix, if the application itself is killed, a small `sh` that watches the application
-//!   kills the program's process group. In this case, processes in other groups survive.
+//!   when the session ends for any reason: its standard input is closed, and if the program is still running after the
+//!   [stop limit](AcpBackend::with_stop_limit), it is asked to end and then killed, on Unix with its process group. On
+//!   Linux, if the program was killed or failed, the processes that it had moved to other groups are killed too. They
+//!   are found by a variable in their environment, `OMNI_AGENT_PROGRAM`. On Unix, if the application itself is killed,
+//!   a small `sh` that watches the application kills the program's process group. In this case, processes in other
+//!   groups survive.
 //! - **Models.** The model's name is `default` for the agent's own choice, or the name of a model that the agent
 //!   offers.
 //! - **Tools.** A tool use contains the agent's name for the tool, or else the protocol's kind (`read`, `edit`,
 //!   `execute`, …), and the raw input. Each update contains the complete tool call as the protocol defines it. The
 //!   agent's mode, commands and options are statuses.
-//! - **Permissions.** A request for permission is processed as described [above](super). If the agent offers no option
-//!   for the decision, the agent gets the outcome `cancelled`.
+//! - **Permissions.** A request for permission is processed as the documentation of [all backends](super) describes. If
+//!   the agent offers no option for the decision, the agent gets the outcome `cancelled`.
 //! - **Resuming.** A session is resumed if the agent announces `session/resume` or `session/load`; otherwise resuming
 //!   fails with [`BackendError::NotResumable`]. The conversation that the agent repeats when it loads a session is
 //!   discarded.

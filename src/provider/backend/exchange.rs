@@ -129,7 +129,7 @@ struct Exchange {
 }
 
 impl Exchange {
-    /// Returns the next delta, or `None` after an error.
+    /// Returns the next delta, or `None` after the turn has ended, with a result or with an error.
     async fn next(&mut self) -> Option<Result<Delta, BackendError>> {
         for event in 1_u64.. {
             if let Some(delta) = self.ready.pop_front() {
@@ -225,7 +225,7 @@ impl Exchange {
         let limit = self.turn.owner.limits.prompt;
         let updated = call("update", limit, async { session.update(&result).await }).await;
         let position = updated.and_then(|()| self.where_it_is(false));
-        // A session whose position is unknown can't be used further.
+        // If a call panicked or the session has ended, the session can't be used further.
         self.turn.over(position.as_ref().is_err_and(BackendError::is_final));
         let TurnResult { stop_reason, model, warnings, .. } = result;
         let stop_reason = match stop_reason {
@@ -252,7 +252,8 @@ impl Exchange {
     }
 }
 
-/// Passes the backend's request for permission to the agent, and passes the agent's answer to the backend.
+/// Passes the backend's request for permission to the agent, and passes the agent's answer to the backend. Returns the
+/// answer, or `None` if the backend withdrew the request.
 async fn put(
     mut request: PermissionRequest,
     context: RequestContext,

@@ -107,8 +107,8 @@ impl Drop for Ending {
         let Some(session) = self.session.take() else {
             return;
         };
-        // The process may exit as soon as its runtime is gone. Therefore, the thread that drops the session waits for a
-        // short time.
+        // The process may exit as soon as its runtime is gone. Therefore, the thread that drops the session waits until
+        // the session has ended, but at most for the time that `grace` returns.
         let (done, waiter) = mpsc::sync_channel::<()>(1);
         let limit = self.limit;
         let thread = thread::Builder::new().name("backend-terminate".to_owned()).spawn(move || {

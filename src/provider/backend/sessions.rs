@@ -133,7 +133,7 @@ impl Sessions {
         None
     }
 
-    /// Removes a session that has become unusable.
+    /// Removes and returns a session that has become unusable, if it is the session in use.
     pub(super) fn lose(&mut self, session: &Arc<dyn BackendSession>) -> Option<Live> {
         self.live.take_if(|live| live.is(session))
     }

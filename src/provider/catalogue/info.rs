@@ -72,8 +72,9 @@ impl ModelInfo {
     }
 
     /// Returns whether the model accepts a file of this media type. Returns `true` if the accepted types are unknown,
-    /// as for many models. Also returns `true` for every type of text, because the wire format decides about text. A
-    /// model that accepts images counts as accepting PDFs too, because its service shows the pages as images.
+    /// as for many models. Also returns `true` for text and for every other type that has no [`Modality`], because the
+    /// wire format decides about these types. A model that accepts images counts as accepting PDFs too, because its
+    /// service shows the pages as images.
     pub fn takes(&self, media_type: &str) -> bool {
         let (Some(input), Some(modality)) = (&self.input, Modality::of(media_type)) else {
             return true;
@@ -121,7 +122,8 @@ impl Modality {
         Self::ALL.into_iter().find(|modality| modality.as_str() == word)
     }
 
-    /// Returns the kind that a model must accept for a file of this media type, or `None` for text.
+    /// Returns the kind that a model must accept for a file of this media type. Returns `None` for text and for all
+    /// types that are not images, PDFs, audio or video.
     pub fn of(media_type: &str) -> Option<Self> {
         let full = media_type.trim().to_ascii_lowercase();
         let essence = full.split(';').next().unwrap_or_default().trim();

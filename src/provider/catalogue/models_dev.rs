@@ -101,8 +101,8 @@ fn model(provider: &str, id: &str, entry: &Value) -> Result<ModelInfo, String> {
             .map(|traits| traits.map(Arc::new))
             .map_err(|error| entry.bad("traits", &error.to_string()))?,
     };
-    // At every reseller, writing to a cache that is kept for an hour costs twice the input rate:
-    // https://platform.claude.com/docs/en/about-claude/pricing
+    // For Claude models, at Anthropic and at every reseller, writing to a cache that is kept for an hour costs twice
+    // the input rate: https://platform.claude.com/docs/en/about-claude/pricing
     if (provider == "anthropic" || id.contains("claude"))
         && let Some(price) = &mut info.price
     {

@@ -16,8 +16,8 @@ pub(super) fn from_models_dev(provider: &str) -> &str {
     }
 }
 
-/// Splits an id such as `deepseek/deepseek-r1:free` at the colon, if its suffix names a way of serving the model. At
-/// Ollama, the suffix is the model's size, so the id is not split.
+/// Splits an id such as `deepseek/deepseek-r1:free` at its last colon, if it has one. The suffix names a way of serving
+/// the model. At Ollama, the suffix is the model's size, so the id is not split.
 ///
 /// Source: <https://openrouter.ai/docs/guides/routing/model-variants>.
 pub(super) fn variant<'a>(provider: &str, id: &'a str) -> Option<(&'a str, &'a str)> {
@@ -25,7 +25,7 @@ pub(super) fn variant<'a>(provider: &str, id: &'a str) -> Option<(&'a str, &'a s
 }
 
 /// Returns the id without the suffix of a build (`-2025-08-07`, `-20250929`, `@20250929`, `-latest`) and without the
-/// prefix `models/`, which ids in Gemini's lists have.
+/// prefix `models/`, which ids in Gemini's lists have. Returns `None` if the id has neither.
 pub(super) fn base(id: &str) -> Option<&str> {
     let name = id.strip_prefix("models/").unwrap_or(id);
     let name = name.strip_suffix("-latest").unwrap_or_else(|| undated(name));

@@ -1,4 +1,5 @@
-//! Rules that match model ids by family, version and words. They also cover ids that are in no list.
+//! Rules that match model ids by family, version and words. They also match ids of models that the catalogue does not
+//! list.
 
 use serde::Deserialize;
 

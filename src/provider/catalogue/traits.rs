@@ -93,7 +93,7 @@ pub(in crate::provider) enum ThinkingOff {
 pub(in crate::provider) enum MessagesSampling {
     /// The model supports both parameters, with any value. Used for models other than Claude.
     Any,
-    /// Both parameters.
+    /// The model supports both parameters in one request. The temperature must be from 0 to 1.
     Both,
     /// The model supports only one of the two parameters in a request.
     One,
@@ -231,7 +231,8 @@ pub(in crate::provider) struct OllamaTraits {
 }
 
 impl Traits {
-    /// Returns the facts about the model with this id. They come from the first rule that matches the id.
+    /// Returns the facts about the model with this id. They come from the rule that matches the id. If no rule matches,
+    /// they are the facts about unknown models.
     pub(in crate::provider) fn of(id: &str) -> &'static Self {
         let name = id.rsplit('/').next().unwrap_or_default();
         let name = name.strip_prefix("ft:").unwrap_or(name);

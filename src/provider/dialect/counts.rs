@@ -21,7 +21,7 @@ impl<'v> Counts<'v> {
         Self { members: report.as_object(), unreadable: unreadable.then(|| name.to_owned()) }
     }
 
-    /// Returns whether the report is missing.
+    /// Returns whether the report is missing or is not an object.
     pub(super) fn is_empty(&self) -> bool {
         self.members.is_none()
     }

@@ -7,7 +7,7 @@ use crate::provider::{ErrorKind, ProviderError};
 /// The maximum number of calls in one response. Only a broken server sends more.
 pub(super) const MAX_CALLS: usize = 1024;
 
-/// The ids of the calls of one response, for wire formats in which calls arrive complete.
+/// The ids of the calls of one response.
 #[derive(Debug, Default)]
 pub(super) struct CallIds {
     taken: HashSet<String>,
@@ -20,7 +20,7 @@ impl CallIds {
         self.count == 0
     }
 
-    /// Returns the [id](Self::at) of the next call.
+    /// Returns the [id](Self::at) of the next call. Used for wire formats in which calls arrive complete.
     ///
     /// # Errors
     ///

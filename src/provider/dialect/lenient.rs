@@ -156,7 +156,7 @@ impl<'de: 'a, 'a> Visitor<'de> for ScalarVisitor<'a> {
     }
 }
 
-/// Reads strings and null, which are the only cases on the hot path. Skips structures without building them.
+/// Reads a [`Text`]. Structures are skipped without building them.
 struct TextVisitor<'a>(PhantomData<&'a str>);
 
 impl<'de: 'a, 'a> Visitor<'de> for TextVisitor<'a> {
@@ -216,8 +216,8 @@ impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
 }
 
 impl<'de: 'a, 'a> Deserialize<'de> for Arguments<'a> {
-    /// Keeps the JSON unchanged, including repeated keys, at any depth. Arguments that cannot be used do not cause the
-    /// response to fail.
+    /// Keeps the JSON unchanged, including repeated keys, at any depth. Only unpaired halves of surrogate pairs are
+    /// replaced. Arguments that cannot be used do not cause the response to fail.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let json = <&RawValue>::deserialize(deserializer)?.get();
         let text = match json.as_bytes() {

@@ -78,7 +78,8 @@ fn answers_by_tool(request: &Request) -> bool {
     tools_can_be_used && request.options.output().is_some()
 }
 
-/// Adjusts the kind of an error according to its text, because Ollama's errors contain only a text.
+/// Adjusts the kind of an error, and whether it is retryable, according to its text, because Ollama's errors contain
+/// only a text.
 fn refined(mut error: ProviderError) -> ProviderError {
     let message = error.message.to_lowercase();
     if message.contains("does not support") {

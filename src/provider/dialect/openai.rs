@@ -17,7 +17,8 @@ use crate::provider::{Effort, Options, OutputSchema, Request, ThinkingMode};
 /// <https://platform.openai.com/docs/api-reference/chat/create>.
 pub(super) const NAME_LIMIT: usize = 64;
 
-/// Returns the word for the reasoning effort, and warns if it is not exactly the requested effort.
+/// Returns the word for the reasoning effort, and warns if it is not exactly the requested effort. Returns `None` if
+/// thinking is to be turned off and the service has no word for this.
 pub(super) fn effort(
     words: EffortWords,
     mode: ThinkingMode,
@@ -76,7 +77,8 @@ pub(super) fn sampling(
     }
 }
 
-/// Returns the application's labels. Their values have to be strings.
+/// Returns the application's labels. The service accepts only strings as their values, so each other value becomes its
+/// JSON text.
 pub(super) fn labels(metadata: &Map<String, Value>) -> Map<String, Value> {
     let labels = metadata.iter().map(|(key, value)| {
         let text = value.as_str().map_or_else(|| value.to_string(), ToOwned::to_owned);
@@ -118,7 +120,8 @@ pub(super) fn supported(support: OutputSupport, request: &Request) -> OutputSupp
     }
 }
 
-/// Returns how the request's output schema is sent, if it has one.
+/// Returns the form in which a request asks for this output schema. Returns `None` if there is no schema, or, with a
+/// warning, if the schema is sent only in the system prompt.
 pub(super) fn format(
     support: OutputSupport,
     output: Option<&OutputSchema>,

@@ -1,5 +1,5 @@
-//! Decoding of responses to requests with an output schema. No matter how a wire format requests the schema, the
-//! decoded response is a text that contains exactly the requested JSON.
+//! Decoding of responses to requests with an output schema. No matter how a wire format requests the value, the decoded
+//! response contains the value as text.
 
 use crate::provider::{
     BlockStart, Delta, MessageDelta, Part, ProviderError, StopReason,

@@ -1,5 +1,5 @@
 //! The output tool. If a service does not support output schemas, an additional tool is declared, and the request
-//! forces that tool. The input of the tool is the requested value.
+//! forces that tool if the service allows this. The input of the tool is the requested value.
 //!
 //! If the model may use other tools too, the request forces the use of a tool, but not of a specific one. The model
 //! then calls the other tools first, and the output tool last. If a response uses the output tool and other tools, the

@@ -1,10 +1,10 @@
-//! Reads the parts of an agent's response that the protocol's types lack or reject. Performs no I/O.
+//! Reads the parts of an agent's messages that the protocol's types lack or reject. Performs no I/O.
 
 use serde_json::Value;
 
 use crate::{message::Usage, provider::StopReason};
 
-/// Returns the text that an update appends to the response.
+/// Returns the text that an update appends to the response, or `None` if the update appends no text.
 pub(super) fn text(update: &Value) -> Option<&str> {
     let is_answer = update.get("sessionUpdate")? == "agent_message_chunk";
     update.get("content")?.get("text")?.as_str().filter(|_| is_answer)

@@ -34,10 +34,12 @@ use crate::{
     sync::lock,
 };
 
-/// The maximum time between the end of the program and the end of its output, which can occur in either order.
+/// The maximum time between the events that belong to the end of a program: its exit, the end of its output, and the
+/// processing of its last messages. They can occur in any order.
 const SOON: Duration = Duration::from_secs(1);
 
-/// How long a program that wrote something other than a message may take to write its first message.
+/// How long a program that wrote a line that is not a message may take to write the next message. Applies while a
+/// session is being opened.
 const NOISE_GRACE: Duration = Duration::from_secs(5);
 
 /// A connection to a running program. Dropping this kills the program.
@@ -107,8 +109,8 @@ impl Connection {
         limit: Duration,
     ) -> Result<R::Response, Unanswered> {
         let over = |error| match error {
-            // At this point no session exists, so either the program is not an agent, or its arguments or settings are
-            // wrong.
+            // The session is still being opened, so either the program is not an agent, or its arguments or settings
+            // are wrong.
             BackendError::Ended(why) => BackendError::Misconfigured(why),
             other => other,
         };

@@ -76,7 +76,7 @@ fn attached(attachment: &Attachment, can: &PromptCapabilities) -> Result<Content
     })
 }
 
-/// Returns a part of a tool's result.
+/// Converts a part of a tool call's content to a part of the tool's result.
 pub(super) fn block(content: &ToolCallContent) -> ResultBlock {
     let text = match content {
         ToolCallContent::Content(content) => match &content.content {
@@ -92,7 +92,7 @@ pub(super) fn block(content: &ToolCallContent) -> ResultBlock {
     Text::new(text).into()
 }
 
-/// Returns a content block as text.
+/// Returns a content block as text. A block that is not text is represented by its URI or media type.
 pub(super) fn words(block: ContentBlock) -> String {
     match block {
         ContentBlock::Text(text) => text.text,

@@ -29,8 +29,8 @@ pub(super) fn not_resumed(
     id: &SessionId,
     sign_in: &[AuthMethod],
 ) -> BackendError {
-    // The protocol defines only one code for a missing session, and agents describe a missing session in many different
-    // words. Therefore, the text of the error is searched too.
+    // The protocol defines a code for a missing session, but many agents report a missing session with another code.
+    // Therefore, the text of the error is searched for the usual descriptions.
     let text = words(error).to_lowercase();
     let has = |words: &[&str]| words.iter().any(|words| text.contains(words));
     let is_missing = has(&["not found", "no such", "unknown", "not exist", "no session", "invalid session"])

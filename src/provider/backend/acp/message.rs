@@ -1,7 +1,7 @@
 //! Interprets a line of a program's output. Performs no I/O.
 //!
 //! Programs deviate from the protocol in different ways. A line is accepted if it has only one possible meaning. It is
-//! skipped if it can't be any of the expected messages.
+//! skipped if it can't be any of the expected messages. A fragment of a message is an error.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -70,8 +70,8 @@ impl Asked {
 /// Interprets a line.
 pub(super) fn classify(line: &[u8], asked: &mut Asked) -> IncomingLine {
     if !begins_like_a_message(line) {
-        // The program may have written the message after other output on the same line. A log line that quotes a
-        // message looks the same, but processing a response twice does no harm.
+        // The program may have written a message after other output on the same line. A log line that quotes a message
+        // looks the same. Therefore, only a response is accepted here: processing a response twice does no harm.
         let rest = memmem::find(line, b"{\"jsonrpc\"").map_or(&[][..], |at| &line[at..]);
         return match serde_json::from_slice(rest) {
             Ok(Value::Object(object)) if !object.contains_key("method") => {

@@ -61,7 +61,8 @@ struct SessionState {
     late: String,
 }
 
-/// An event, and the budget share of its message. The share is released when the event has been read.
+/// An event, and its message's share of the memory budget; see [`Room`]. The share is released when the event has been
+/// read.
 pub(super) type QueuedEvent = (BackendEvent, Option<Room>);
 
 struct PromptInFlight {
@@ -127,7 +128,8 @@ impl ConnectionState {
             tracing::warn!("{warning}");
             warnings.push(warning);
         }
-        // The channel of events needs no limit, because the budget limits the messages that cause the events.
+        // The channel of events needs no limit, because the memory budget of `traffic` limits the messages that cause
+        // the events.
         let (events, receiver) = mpsc::unbounded_channel();
         state.turns += 1;
         let turn = PromptInFlight {
@@ -297,7 +299,7 @@ impl ConnectionState {
         })
     }
 
-    /// Ends the turn when its prompt is answered.
+    /// Processes the response to a prompt, which ends the turn.
     fn answered(&self, answer: &Result<Value, Error>) {
         let mut state = self.lock();
         if answer

@@ -40,7 +40,8 @@ pub(super) enum Broken {
     Closed,
     #[error("it wrote a message that is longer than the limit of {LONGEST} bytes")]
     TooLong,
-    /// The program wrote only lines that are not messages. The text is the first such line.
+    /// The program wrote too many consecutive lines that are not messages, or no message followed such a line in time.
+    /// The text is the first such line.
     #[error("its output is not the Agent Client Protocol: {0}")]
     Noise(String),
     #[error("it wrote a damaged message: {0}")]
@@ -87,7 +88,8 @@ impl MessagesInFlight {
         lock(&self.inner)
     }
 
-    /// Returns the budget share of the message that the implementation of the protocol is processing at the moment.
+    /// Removes and returns the budget share of the message that the implementation of the protocol is processing at the
+    /// moment.
     pub(super) fn arrived(&self) -> Option<Room> {
         self.lock().arrived.pop_front().map(Arc::new)
     }

@@ -287,8 +287,8 @@ impl Encoder<'_> {
         Ok(value)
     }
 
-    /// Encodes an image, a PDF or a text file in the form that the service supports. Unsupported attachments are
-    /// replaced.
+    /// Encodes an image, a PDF or a text file in the form that the service supports. All other attachments become a
+    /// [`placeholder`], or an error.
     fn attachment(&self, role: Role, attachment: &Attachment) -> Result<Option<Object>, ProviderError> {
         let full = attachment.media_type.to_ascii_lowercase();
         let media_type = full.split(';').next().unwrap_or_default().trim();
@@ -394,7 +394,7 @@ impl ToolUseIds {
     }
 }
 
-/// Replaces all characters other than letters, digits, `_` and `-`.
+/// Replaces all characters other than letters, digits, `_` and `-` with `_`. An empty text becomes `tool_use`.
 fn clean(text: &str) -> String {
     if text.is_empty() {
         return "tool_use".to_owned();

@@ -243,8 +243,8 @@ impl MessagesDecoder {
         Ok(())
     }
 
-    /// Decodes a delta if its own kind or the kind of its block is unknown. A provider item collects such deltas. Other
-    /// blocks ignore them.
+    /// Decodes a delta whose own kind is unknown, or whose block is a provider item. A provider item collects its
+    /// deltas. Other blocks ignore unknown deltas.
     fn unknown_delta(&mut self, index: usize, data: &str) -> Decoded {
         if !matches!(self.blocks[index].kind, OpenKind::Item(_)) {
             return Ok(());

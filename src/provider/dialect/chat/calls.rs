@@ -228,7 +228,8 @@ impl Calls {
         self.sign(at, deltas);
     }
 
-    /// Ends the response. `cut` indicates whether the response ended because of a limit.
+    /// Ends the response, and starts the blocks of the remaining calls. `cut` indicates whether the response ended
+    /// because of a limit. If not, arguments of a call without a name are an error.
     pub(super) fn finish(
         &mut self,
         cut: bool,

@@ -237,7 +237,7 @@ impl<'a> Encoder<'a> {
     }
 }
 
-/// Returns the name of a file. OpenAI rejects a file without a name.
+/// Returns the name of a file. A file without a name gets a default name, because OpenAI rejects a file without one.
 fn file_name(attachment: &Attachment) -> &str {
     attachment.name.as_deref().unwrap_or("document.pdf")
 }
@@ -250,7 +250,8 @@ fn call_id(id: &str) -> Cow<'_, str> {
     Cow::Owned(format!("call_{:016x}", hash(id)))
 }
 
-/// Returns the content as a single string if it consists only of text, because the simplest servers require a string.
+/// Returns the content of a message, or `None` if all parts are blank. Content that consists only of text is returned
+/// as a single string, because the simplest servers require a string.
 fn content(mut parts: Vec<ContentPart<'_>>) -> Option<Value> {
     parts.retain(|part| !matches!(part, ContentPart::Text(text) if text.trim().is_empty()));
     if parts.is_empty() {

@@ -1,5 +1,5 @@
 //! The deviations of individual models at the services that this crate knows. The data is in `models.json`. Its sources
-//! are named in the files of the services.
+//! are named in the modules under `provider::http::services`.
 
 use std::{collections::BTreeMap, sync::LazyLock};
 

@@ -223,7 +223,7 @@ impl<'a> Encoder<'a> {
         }
     }
 
-    /// Encodes a file in the form that the service supports. Unsupported files are replaced.
+    /// Encodes a file in the form that the service supports. Unsupported files become a [`placeholder`], or an error.
     fn attachment(&self, attachment: &Attachment) -> Result<Object, ProviderError> {
         let full = attachment.media_type.to_ascii_lowercase();
         let media_type = match full.split(';').next().unwrap_or_default().trim() {

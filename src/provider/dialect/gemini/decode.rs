@@ -36,10 +36,9 @@ pub(super) struct GeminiDecoder {
     ids: CallIds,
     /// The id of the response.
     id: String,
-    /// The provider data of the message. After each change, the complete data is emitted. The field is `None` before
-    /// the data is first emitted.
+    /// The provider data of the message, which is always emitted as a whole. `None` before the first chunk.
     data: Option<Map<String, Value>>,
-    /// Whether some provider data still has to be emitted at the end.
+    /// Whether `data` has members that are emitted only at the end of the response.
     has_more_data: bool,
     has_model: bool,
     usage: LatestUsage,

@@ -122,7 +122,8 @@ impl Restrictor<'_> {
     }
 }
 
-/// Returns the JSON pointer of a subschema in the rewritten schema. Returns `None` if the subset has no such location.
+/// Converts the JSON pointer of a subschema to the pointer of this subschema in the rewritten schema. Returns `None` if
+/// the subset has no such location.
 fn place(pointer: &str) -> Option<String> {
     let mut place = String::new();
     let mut steps = pointer.split('/').skip(1);

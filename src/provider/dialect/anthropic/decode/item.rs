@@ -38,7 +38,7 @@ impl Item {
         }
     }
 
-    /// Returns the whole item if it changed after its start, and marks it as unchanged.
+    /// Returns the whole item if it changed after its start. Afterwards, this value is empty.
     pub(super) fn take(&mut self) -> Option<Value> {
         if let Ok(input) = serde_json::from_str(&self.input) {
             self.changed = true;

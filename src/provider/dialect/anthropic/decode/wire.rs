@@ -28,8 +28,8 @@ pub(super) fn parse(data: &str) -> Option<Event<'_>> {
 }
 
 impl Event<'_> {
-    /// Returns whether the event contains the input of a tool use as a JSON object. Parsing such an input into a map
-    /// would lose repeated keys.
+    /// Returns whether the event contains, or may contain, the input of a tool use as a JSON object. Parsing such an
+    /// input into a map would lose repeated keys.
     pub(super) fn has_whole_input(&self) -> bool {
         let has_input = |block: &Value| {
             let input = block.get("input").and_then(Value::as_object);

@@ -16,7 +16,9 @@
 //! - [`Snapshot`] and [`Event`] report the state and its changes. [`Agent::subscribe`] returns a snapshot and the
 //!   events that follow it. [`text_deltas`](Subscription::text_deltas) reduces the events to the text of the response.
 //!
-//! All operations work at all times: while the model streams, while tools run, and while a callback waits.
+//! The agent accepts commands at all times: while the model streams, while tools run, and while a callback waits. An
+//! operation that requires an idle agent, such as [`set_state`](Agent::set_state), fails with [`AgentError::Busy`]
+//! during a run.
 //!
 //! # Example
 //!
@@ -144,8 +146,9 @@ use crate::{
 /// When the last handle is dropped, the agent ends in the same way as with [`stop`](Agent::stop): a run in flight is
 /// interrupted, and its completed steps are committed.
 ///
-/// All operations work at all times: while a model streams, while tools run, and while a callback waits for something
-/// that never happens. After the agent's end, all operations return [`AgentError::Stopped`].
+/// The agent accepts commands at all times: while a model streams, while tools run, and while a callback waits for
+/// something that never happens. After the agent's end, its operations return [`AgentError::Stopped`], except
+/// [`stop`](Agent::stop) and [`stop_discarding`](Agent::stop_discarding), which return the result of the end.
 ///
 /// ```
 /// # #[cfg(feature = "test-util")]
@@ -185,7 +188,7 @@ pub struct WeakAgent {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub(crate) struct Delivery {
-    /// The event.
+    /// The event. `None` if only a record is delivered.
     pub(crate) event: Option<Numbered<Event>>,
     /// The configuration that was in force, including changes by callbacks.
     pub(crate) config: Arc<Config>,
@@ -248,8 +251,9 @@ impl Agent {
     /// # Errors
     ///
     /// Returns the errors of [`prompt`](Agent::prompt), except that [`AgentError::Busy`] replaces `ResultsWhileBusy`
-    /// and is returned whenever a run is active. [`AgentError::KnownPrompt`] is returned if the prompt's id is known.
-    /// [`AgentError::Cancelled`] and [`AgentError::Failed`] contain the messages that were discarded.
+    /// and is returned whenever a run is active. Returns [`AgentError::KnownPrompt`] if the prompt's id is known.
+    /// Returns [`AgentError::Cancelled`] or [`AgentError::Failed`] if the run is cancelled or fails. Both errors
+    /// contain the messages that were discarded.
     ///
     /// # Cancel safety
     ///
@@ -312,7 +316,8 @@ impl Agent {
     }
 
     /// Sends the decision about a tool use that waits for one. If several tool uses of a step wait, they can be decided
-    /// in any order. The step's tools run after the last decision.
+    /// in any order. The step's tools run after the last decision. A question of a running tool waits as a tool use
+    /// with its own id, and the decision answers the question: see [`Pause::asked_by`].
     ///
     /// # Errors
     ///

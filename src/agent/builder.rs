@@ -210,9 +210,10 @@ impl AgentBuilder {
     /// Restores a configuration that was [saved](super::Config::saved) earlier.
     ///
     /// The saved model is used if its name can be resolved. Otherwise the model given to the builder is used instead,
-    /// and [`Model::fallback_for`](crate::provider::Model::fallback_for) returns the saved name. If the given model has
-    /// the saved name, the given model is used without a lookup. A saved system prompt, option or limit applies if the
-    /// builder does not set it. The order of the calls does not matter.
+    /// and its [`Model::fallback_for`](crate::provider::Model::fallback_for) returns the saved name. If the given model
+    /// has the saved name, the given model is used without a lookup. The saved system prompt and each saved limit apply
+    /// if the builder does not set them. [`options`](Self::options) states when the saved options apply. The order of
+    /// the calls does not matter.
     pub(crate) fn restore(mut self, saved: SavedConfig) -> Self {
         self.saved = Some(Box::new(saved));
         self
@@ -265,8 +266,8 @@ impl AgentBuilder {
         self
     }
 
-    /// Sets a channel that receives every event, in order. The channel must be bounded, such as that of
-    /// `futures-channel`, or tokio's wrapped in a `PollSender`. While the channel is full, the agent waits, but it
+    /// Sets a channel that receives every event and every record, in order. The channel must be bounded, such as that
+    /// of `futures-channel`, or tokio's wrapped in a `PollSender`. While the channel is full, the agent waits, but it
     /// still serves all operations. If the receiver is dropped, the agent continues without the channel.
     pub(crate) fn commit_channel<S>(mut self, sink: S) -> Self
     where
@@ -282,7 +283,7 @@ impl AgentBuilder {
         self
     }
 
-    /// Sets the check that runs before a prompt is accepted.
+    /// Sets the session that owns the agent. It decides about each prompt whether the agent may accept it.
     pub(crate) fn hold(mut self, hold: Arc<dyn Hold>) -> Self {
         self.hold = Some(hold);
         self

@@ -17,10 +17,10 @@ use crate::{
 /// The agent calls one method at a time, with `&mut self`. The implementing type can therefore hold its own state in
 /// its fields.
 ///
-/// A callback reaches its agent through [`State::agent`]. All operations of the agent work in a callback too, with one
-/// exception. A callback must not use [`ask`](super::Agent::ask) or [`wait_until_idle`](super::Agent::wait_until_idle)
-/// to wait for something that can happen only after the callback has returned, because the callback would wait for
-/// itself. A callback object that stores an [`Agent`](super::Agent) keeps the agent alive.
+/// A callback reaches its agent through [`State::agent`], and may call any operation of the agent, with one exception.
+/// A callback must not use [`ask`](super::Agent::ask) or [`wait_until_idle`](super::Agent::wait_until_idle) to wait for
+/// something that can happen only after the callback has returned, because the callback would wait for itself. A
+/// callback object that stores an [`Agent`](super::Agent) keeps the agent alive.
 ///
 /// ```
 /// # #[cfg(feature = "test-util")]
@@ -63,8 +63,9 @@ use crate::{
 ///
 /// # Panics
 ///
-/// A panic in a callback ends the run with an error event. The history is the same as before the turn, and the agent
-/// remains usable.
+/// If `init` panics, the agent does not start. If `terminate` panics, the panic is only logged. A panic in any other
+/// callback ends the run with an error event. The history is then the same as before the turn, and the agent remains
+/// usable.
 #[async_trait]
 pub trait AgentCallbacks: Send + 'static {
     /// Called when the agent starts. The callback may edit the configuration and the history.
@@ -81,13 +82,14 @@ pub trait AgentCallbacks: Send + 'static {
         Ok(())
     }
 
-    /// Called when a turn in flight continues in another process than the one that has begun it, before anything else
-    /// of the turn. The callback may change the treatment of the tool uses whose outcome is not known.
+    /// Called when a stored turn in flight continues after its conversation was opened again, before anything else of
+    /// the turn. The callback may change the treatment of the tool uses whose outcome is not known. A turn that was
+    /// restarted too often without progress is interrupted instead, without a call of this method.
     ///
     /// By default, the decision is the one that was set with [`Recover`](super::Recover).
     ///
-    /// All other callbacks run at least once: if a process ended before the outcome of a callback was stored, the
-    /// callback is called again.
+    /// The other callbacks of a stored turn are called at least once: if a process ended before the outcome of a
+    /// callback was stored, the callback is called again.
     async fn handle_recovery(&mut self, recovery: &mut Recovery, state: &mut State) -> RecoveryDecision {
         let _ = state;
         recovery.decision
@@ -122,9 +124,9 @@ pub trait AgentCallbacks: Send + 'static {
         result
     }
 
-    /// Called when the model needs no more tools. Also called when no more tools are run because the limit of requests
-    /// is reached or a tool has no handler. The response covers the whole turn. The turn is committed when the callback
-    /// returns.
+    /// Called when the model needs no more tools. Also called when the tools that the model uses are not run, because
+    /// the limit of requests is reached, the response was refused, or a tool has no handler. The response covers the
+    /// whole turn. The turn is committed when the callback returns.
     ///
     /// A staged prompt takes precedence over a continuation. If the limit of requests is reached, a continuation is
     /// ignored.
@@ -147,13 +149,12 @@ pub trait AgentCallbacks: Send + 'static {
     ///
     /// If the callback returns a prompt, the prompt starts a run or the next turn. If the application has staged a
     /// prompt in the meantime, the staged prompt is used first, and the returned prompt follows it. If the run ends
-    /// before the staged prompt is used, the event that hands back the staged prompt contains the contents of both
-    /// prompts, with the options of the staged prompt.
+    /// before both are used, the event that ends the run contains the unused prompts, each with its own settings.
     ///
     /// A returned prompt that cannot be accepted ends the run with an error event. Examples are a blank prompt, and a
-    /// prompt with tool results during a run. No prompt can be accepted while the agent's session refuses prompts
-    /// because too much is unsaved or because the session is shutting down. If the session refuses prompts, the error
-    /// event contains the returned prompt as `staged`.
+    /// prompt with tool results during a run. The session of the agent may also refuse all prompts, because too much is
+    /// unsaved or because the session is shutting down. In this case, the error event contains the returned prompt as
+    /// `staged`.
     async fn handle_event(&mut self, event: Box<dyn Any + Send>, state: &mut State) -> Option<Prompt> {
         let _ = (event, state);
         None

@@ -38,7 +38,7 @@ pub(crate) enum InFlight {
 /// The reply to a subscriber: the point in the stream of events at which its subscription begins.
 pub(super) type AttachmentReply = Reply<Attachment<Snapshot, Event>>;
 
-/// A command of the history's owner, which replaces the history or starts a run on another history.
+/// A change that the history's owner requests: the history is replaced, or a run starts on another history.
 pub(super) enum Change {
     Set(History),
     /// Replaces the history after messages were erased.
@@ -49,6 +49,8 @@ pub(super) enum Change {
 /// An event of the application.
 type AppEvent = Box<dyn Any + Send>;
 
+/// A command of a handle or of the history's owner.
+///
 /// Commands are sent in a box to keep the channel's slots small: tokio allocates the slots in blocks of 32, and even an
 /// idle agent holds one block.
 pub(super) enum Command {

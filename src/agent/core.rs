@@ -303,7 +303,7 @@ impl Core {
         }
     }
 
-    /// Prepares the turn's next request, which is already included in the number of requests.
+    /// Calls `prepare_step` for the turn's next request. The turn's number of requests already includes this request.
     fn prepare(&mut self, mut turn: Box<Turn>, cx: &mut Context<'_>) {
         turn.step_start = turn.working.pending_len();
         let op = self.enter(turn, Stage::Preparing);
@@ -329,8 +329,8 @@ impl Core {
         }
     }
 
-    /// Called when the request has its permit. If the request must not be repeated, its sending is recorded first, and
-    /// it is sent when the record is stored.
+    /// Called when the request has its permit. If the turn is recorded and the request must not be repeated, the
+    /// sending of the request is recorded first, and the request is sent when the record is stored.
     pub(super) fn admitted(&mut self, op: Op, cx: &mut Context<'_>) {
         if let Some((turn, Stage::Streaming { .. })) = self.phase.awaited(op) {
             turn.request.sent = true;
@@ -397,7 +397,7 @@ impl Core {
         }
     }
 
-    /// Leaves the paused status, if the agent is paused.
+    /// Sets the status to busy, and lets the turn's time limit continue.
     fn unpause(&mut self, cx: &mut Context<'_>) {
         self.emit_status(Status::Busy, cx);
         cx.push(Effect::FreezeWatch(false));

@@ -143,7 +143,8 @@ pub struct UncertainUse {
     pub on_uncertain: OnUncertain,
 }
 
-/// A state of the agent that must be stored before gates and replies with this number, or a lower one, are released.
+/// A state of the agent to be stored. The effects and replies that wait for the record's number, or for a lower one,
+/// are released when the state is stored.
 #[derive(Debug)]
 pub(crate) struct Record {
     pub(crate) number: u64,
@@ -176,7 +177,7 @@ impl Written {
     }
 }
 
-/// A record cannot be read.
+/// The reason why a record cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum UnreadableTurn {
     /// A newer version of the crate has written the record.
@@ -211,7 +212,7 @@ impl TurnInFlight {
     ///
     /// # Errors
     ///
-    /// The reason why the record cannot be read.
+    /// Returns the reason why the record cannot be read.
     pub(crate) fn read(
         record: TurnRecord,
         history: &History,
@@ -232,7 +233,8 @@ impl TurnInFlight {
         self
     }
 
-    /// Returns the agent's state, with the model of the turn's prompt, and the facts about the recovery.
+    /// Returns the agent's state and the facts about the recovery. If the turn's prompt selects a model whose name can
+    /// be resolved with `config`, the state contains this model.
     pub(super) fn start(self, config: &Config) -> (Core, RecoveryFacts) {
         let Restored { mut core, model } = self.restored;
         if let Some(name) = model {

@@ -314,7 +314,7 @@ impl From<ToolSetError> for AgentError {
 #[serde(tag = "kind", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Failure {
-    /// The request failed and is not attempted again.
+    /// A request to the model service failed.
     #[error(transparent)]
     Provider {
         /// The error of the request.

@@ -43,8 +43,9 @@ pub enum Status {
 ///    `Status` (busy) comes before the `Decided` or `Withdrawn` of the last question.
 /// 4. `ToolResult` for each tool use, in the order of the tool uses, and then a `Message` with all results.
 ///
-/// `Usage` comes before `Retry`, and before the event that ends a run, if the usage of an incomplete request is known.
-/// `Staged` comes whenever a prompt is staged. `Unstaged` comes directly before the `Message` of the prompt.
+/// `Usage` comes before `Retry`, and before the event that ends a run, if the usage of an incomplete request is known
+/// or the request was lost. `Staged` comes whenever a prompt is staged. `Unstaged` comes directly before the `Message`
+/// of the prompt, or when the prompt is withdrawn.
 ///
 /// A run ends with exactly one of `Turn` (stop), `Cancelled` and `Error`. A `Status` event comes before the event that
 /// reports its cause. `Status` (busy) or `Status` (idle) withdraws all pauses that have no decision yet.
@@ -190,8 +191,8 @@ pub enum Event {
     /// A decision about a tool use was made: by [`resume`](super::Agent::resume), by the time limit of a pause, or by
     /// `handle_tool_use`. If `handle_tool_use` just executes a tool as it is, there is no such event.
     Decided(Box<Decided>),
-    /// A tool is about to run. A tool use without this event is answered without running the tool: by a decision, or
-    /// because the limit of requests is reached.
+    /// A tool is about to run. A tool use without this event gets its result without running the tool, for example from
+    /// a decision, or because the limit of requests is reached.
     ToolStart {
         /// The id of the tool use.
         tool_use_id: ToolUseId,
@@ -241,8 +242,9 @@ pub enum Event {
     /// them. The response's usage is that of this request.
     Step(Arc<Response>),
     /// A request has ended without a `Step`, and its usage is known. Such a request was repeated, interrupted,
-    /// cancelled, or has failed. The event comes before the `Retry` or before the run's last event. The usage of a turn
-    /// is the sum of the usage in these events and in the turn's `Step` events.
+    /// cancelled, or has failed. The event comes before the `Retry` or before the run's last event. If the process
+    /// ended during the request, the usage is not known and the event contains a usage of zero. The usage of a turn is
+    /// the sum of the usage in these events and in the turn's `Step` events.
     Usage(Box<UsageRow>),
     /// A turn is complete and committed.
     Turn(TurnOutcome),
@@ -266,9 +268,9 @@ pub enum Event {
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         uncertain: Vec<ToolUseId>,
     },
-    /// A request is repeated, and its partial response is discarded. The cause is one of three: the retry policy before
-    /// the first content arrived, [`handle_error`](super::AgentCallbacks::handle_error), or a response that does not
-    /// match the output schema.
+    /// A request is repeated, and its partial response is discarded. The cause is one of four: the retry policy before
+    /// the first content arrived, [`handle_error`](super::AgentCallbacks::handle_error), a response that does not match
+    /// the output schema, or the end of the process during the request.
     Retry {
         /// The failure of the repeated request.
         failure: Failure,

@@ -36,7 +36,7 @@ pub(crate) enum FirstMessage {
     Message(Arc<Message>, Prompt),
 }
 
-/// The sender that delivers the response of a run to the caller.
+/// The sender that delivers the response of a run to the caller of `ask`.
 pub(crate) type Asker = oneshot::Sender<Result<Arc<Response>, AgentError>>;
 
 /// The agent's last event and the agent's status.
@@ -110,8 +110,9 @@ impl HistoryOwner {
     ///
     /// Returns the errors of [`set`](Self::set), with [`AgentError::InvalidHistory`] for `base`. For a prompt, also
     /// returns the errors of [`Agent::prompt`](super::Agent::prompt). A message is sent unchanged, so the model can
-    /// respond to the same message again. If the message is not a user message, the operation fails with
-    /// [`AgentError::NotAPrompt`]. The tool results in the message must cover all open tool uses of `base`.
+    /// respond to the same message again. Therefore, the operation fails with [`AgentError::NotAPrompt`] if the message
+    /// is not a user message, and with [`AgentError::InvalidPrompt`] if the tool results in the message do not cover
+    /// all open tool uses of `base`.
     pub(crate) async fn begin(
         &self,
         at: Option<EventId>,
@@ -152,8 +153,8 @@ impl HistoryOwner {
         self.agent.call(Command::TakeUp).await.map_err(stopped)
     }
 
-    /// Records the turn in flight, even if nothing has required a record so far. The record is delivered when the
-    /// operation returns. Does nothing if no turn is in flight, or if the agent makes no records.
+    /// Records the turn in flight, even if nothing has required a record so far. When the operation returns, the record
+    /// is in the queue of the commit channel. Does nothing if no turn is in flight, or if the agent makes no records.
     ///
     /// # Errors
     ///

@@ -58,7 +58,7 @@ pub(crate) enum Stage {
     Concluding { response: Arc<Response> },
     /// `handle_error` runs.
     Failing { failure: Failure, remains: Box<Remains> },
-    /// The step is repeated after a delay, which ends at this time by the system clock.
+    /// The step is repeated after `delay`, which ends at the time `until` of the system clock.
     Delaying { delay: Duration, until: Timestamp },
     /// The turn continues after a restart as soon as `handle_recovery` has returned.
     Recovering(Box<Recovering>),
@@ -175,7 +175,7 @@ pub(crate) struct Slot {
     pub(crate) runs: bool,
     /// The number of the last question that the running tool has asked.
     pub(crate) asked: u32,
-    /// The tool's declaration, if the turn is recorded. Otherwise `Never`.
+    /// The tool's declaration of whether it may run again, if the turn is recorded. Otherwise `Never`.
     pub(crate) replay: Replay,
     /// The result. `None` after the result was reviewed.
     pub(crate) result: Option<ToolResult>,
@@ -204,14 +204,14 @@ impl Slot {
     }
 }
 
-/// The parts of an unfinished step that an interrupt keeps, if they can be kept.
+/// The parts of an unfinished step. An interrupt keeps them where possible.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Remains {
     /// The partial response.
     pub(crate) partial: Option<Box<Fold>>,
-    /// The answers about the first tool uses, if some tool uses have no decision yet.
+    /// The answers given so far, in the order of the tool uses. Empty if the tools have started.
     pub(crate) answers: Vec<Answer>,
-    /// The tool uses and their results. Used only if all tool uses have a decision.
+    /// The tool uses and the results so far. Empty before the tools have started.
     pub(crate) slots: Vec<Slot>,
     /// The reviewed results. Subscribers have seen these results.
     pub(crate) reviewed: Vec<ToolResult>,
@@ -361,7 +361,8 @@ impl Phase {
         }
     }
 
-    /// Returns whether `handle_event` has begun, if the phase waits for `handle_event` with the number `op`.
+    /// If the phase waits for `handle_event` with the number `op`, returns the flag that states whether `handle_event`
+    /// has begun.
     pub(crate) fn event_begun(&mut self, op: Op) -> Option<&mut bool> {
         match self {
             Self::Noticing { op: awaited, begun, .. }
@@ -414,7 +415,7 @@ impl Phase {
 }
 
 impl Recovering {
-    /// Returns the pauses that wait for a decision. They are not reported yet.
+    /// Returns the recorded pauses that wait for a decision. They are not reported again yet.
     pub(crate) fn pauses(&self) -> impl Iterator<Item = &Pause> {
         let tools = match &self.stage {
             Stage::Deciding { tools } if tools.next().is_none() => Some(tools),

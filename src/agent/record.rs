@@ -15,8 +15,8 @@ use crate::{
 
 /// A record of the turn in flight: one write of its state to a store.
 ///
-/// A record contains only what is new since the last record of the same turn: new messages and new results of tools. A
-/// [`StoredTurn`](crate::store::StoredTurn) is the sum of these records. All other members replace those of earlier
+/// A record contains only the messages and the results of tools that are new since the last record of the same turn. A
+/// [`StoredTurn`](crate::store::StoredTurn) is the sum of these records. All other fields replace those of earlier
 /// records.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -28,7 +28,8 @@ pub struct TurnRecord {
     /// The number of restarts since the turn last made progress.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub lives: u32,
-    /// Whether the owner handed the turn over in an orderly way.
+    /// Whether the last owner released the conversation in an orderly way while the turn was in flight. If so, the next
+    /// restart is not counted in [`lives`](Self::lives).
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub orderly: bool,
     /// The head of the conversation on which the turn builds. The record is void if the conversation has another head.
@@ -51,7 +52,8 @@ pub struct TurnRecord {
     /// The tool uses that wait for a decision.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waiting: Vec<Waiting>,
-    /// The last prompts of the conversation that have an id of the application, the latest last.
+    /// The last prompts of the conversation with an id that the application has chosen, with the latest prompt at the
+    /// end.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub prompts: Vec<KnownPrompt>,
     /// The time that the turn has taken so far, without pauses. Stores may round it to microseconds.
@@ -155,7 +157,8 @@ impl TurnRecord {
         !self.waiting.is_empty() && self.waiting.iter().all(|waiting| waiting.survives)
     }
 
-    /// Removes repeated approvals and results, and limits times to those that every store can keep.
+    /// Removes repeated tool uses and repeated results, sorts the results, and limits times to those that every store
+    /// can keep.
     pub(crate) fn normalise(&mut self) {
         /// The maximum duration of a turn or a pause, about 30 years. No real turn or pause takes longer.
         const LONGEST: Duration = Duration::from_secs(1_000_000_000);
@@ -190,8 +193,8 @@ impl TurnRecord {
         self.damage.as_deref()
     }
 
-    /// Reads a record of any kind. A record that this version can't read must not prevent the conversation from being
-    /// read, so it becomes a damaged record.
+    /// Reads a record, whatever its JSON value contains. A record that this version can't read must not prevent the
+    /// conversation from being read, so it becomes a damaged record.
     pub(crate) fn deserialize_any<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let value = Value::deserialize(deserializer)?;
         let turn = value.get("turn").and_then(|turn| TurnId::deserialize(turn).ok()).unwrap_or_default();

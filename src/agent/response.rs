@@ -47,7 +47,8 @@ pub struct Response {
     /// The reason why the step or turn ended.
     pub stop_reason: StopReason,
     /// The usage of the step or turn. A turn's usage includes failed attempts that `handle_error` repeated, if the
-    /// service reported their usage. It also includes responses that were requested again.
+    /// service reported their usage. It also includes responses that were discarded because they did not match the
+    /// output schema.
     pub usage: Usage,
     /// The number of requests made for the prompt so far.
     pub step: u32,
@@ -60,8 +61,8 @@ pub struct Response {
     /// The response as JSON, if an output schema was set and the response matches the schema.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub output: Option<Value>,
-    /// The reason why `output` is missing although an output schema was set. The reason is present only after the
-    /// response has been requested again as often as allowed.
+    /// The reason why `output` is missing although an output schema was set: the response does not match the schema,
+    /// and no other response is requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub output_error: Option<String>,
     /// The tool uses whose results the application must send with the next prompt. Not empty if the turn ended with
@@ -144,7 +145,7 @@ impl Response {
     }
 
     /// Stores the value that was read with the output schema, or the problem with the response. `read` is `None` if no
-    /// schema was set.
+    /// schema was set, or if the response is not final.
     pub(crate) fn set_output(&mut self, read: Option<Result<Value, String>>) {
         match read {
             None => {}

@@ -86,8 +86,8 @@ pub struct Snapshot {
     /// The staged prompts, in the order in which they will be used. Each has an id.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub staged: Vec<Arc<Prompt>>,
-    /// The end of the last run, if a run has ended since the agent's start. It is kept while the next run is active. An
-    /// agent of a loaded session starts with the stored end, if the last run left a prompt without an answer.
+    /// The end of the last run, if a run has ended since the agent's start. It is kept while the next run is active.
+    /// The agent of a loaded session starts with the end that the store contains, if it contains one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_run: Option<Arc<RunEnd>>,
 }
@@ -172,7 +172,7 @@ impl Snapshot {
         self.last = event.id;
     }
 
-    /// Applies an event that has no number.
+    /// Applies an event without changing the id of the last event.
     pub(crate) fn take_in(&mut self, event: &Event) {
         if let Some(end) = RunEnd::of(event) {
             self.last_run = Some(Arc::new(end));

@@ -151,7 +151,8 @@ impl Config {
     }
 }
 
-/// The part of a [`Config`] that can be saved: everything except the tools, the API key and the headers.
+/// The part of a [`Config`] that can be saved: the model's name, the system prompt, the limits, and the options without
+/// the API key and the headers.
 ///
 /// [`Config::saved`] returns this value, and [`AgentBuilder::restore`](super::AgentBuilder::restore) restores it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -289,7 +290,7 @@ impl StateEdit {
     }
 }
 
-/// The configuration and the committed history as data, for events, snapshots and the wire format.
+/// The configuration and the committed history as data, for events, snapshots and stored or sent JSON.
 ///
 /// The serialised form contains no API keys and headers. The [`agent`](super#types-that-hold-state) page compares the
 /// types that hold state.

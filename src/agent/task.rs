@@ -70,7 +70,7 @@ pub(crate) trait Hold: Send + Sync {
     /// Returns the id of the conversation, for telemetry.
     fn conversation(&self) -> &str;
 
-    /// Returns the epoch with which the session owns the conversation, if it does.
+    /// Returns the epoch of the lease with which the session owns the conversation, if it has one.
     fn epoch(&self) -> Option<u64>;
 
     /// Returns the reason why no prompt may be accepted now, if there is one.
@@ -126,7 +126,7 @@ struct CallbackRequest {
 
 /// The provider instance that serves this conversation.
 struct Instance {
-    /// The provider that opened the instance. If there is no instance, this provider itself serves all conversations.
+    /// The provider that opened the instance. If `own` is `None`, this provider itself serves all conversations.
     of: Arc<dyn Provider>,
     /// The instance, if the provider created one.
     own: Option<Arc<dyn Provider>>,
@@ -419,7 +419,7 @@ impl Task {
         self.core.snapshot(self.feed.last(), self.config.view(self.core.history().clone()))
     }
 
-    /// Wakes the callers of `wait_until_idle` if the agent is idle.
+    /// Wakes the callers of `wait_until_idle` if nothing is in progress or queued.
     fn wake_idle_waiters(&mut self) {
         if !self.idle_waiters.is_empty() && self.is_settled() {
             for waiter in self.idle_waiters.drain(..) {

@@ -223,7 +223,8 @@ fn bare_slots(slots: &[Slot], reviewed: usize) -> Vec<BareSlot> {
     slots.iter().enumerate().map(bare).collect()
 }
 
-/// Returns the results that no earlier record contains.
+/// Returns the results that no earlier record contains, and marks them as recorded. While `handle_turn` runs for a turn
+/// that leaves tool uses to the application, returns all decided results each time.
 fn settled(stage: &mut Stage, turn: &Turn) -> Vec<Settled> {
     let (slots, reviewed): (_, &[ToolResult]) = match stage {
         Stage::Executing { slots, .. } => (slots, &[]),

@@ -46,7 +46,7 @@ impl Context<'_> {
         self.effects.push(effect);
     }
 
-    /// Performs an effect. If `recorded` is set, records the state first, and holds the effect until this record is
+    /// Performs an effect. If `recorded` is true, records the state first, and holds the effect until this record is
     /// stored.
     pub(super) fn gate(&mut self, recorded: bool, effect: Effect) {
         if recorded {
@@ -55,12 +55,12 @@ impl Context<'_> {
         self.hold_back(recorded, effect);
     }
 
-    /// Performs an effect. If `recorded` is set, holds the effect until the last record is stored.
+    /// Performs an effect. If `recorded` is true, holds the effect until the last record is stored.
     pub(super) fn hold_back(&mut self, recorded: bool, effect: Effect) {
         self.push(if recorded { Effect::Held(Box::new(effect)) } else { effect });
     }
 
-    /// If `recorded` is set, requests a record of the state within a short time.
+    /// If `recorded` is true, requests a record of the state within a short time.
     pub(super) fn record_soon(&mut self, recorded: bool) {
         if recorded {
             self.push(Effect::RecordSoon);

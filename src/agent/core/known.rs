@@ -31,7 +31,8 @@ impl KnownPrompts {
         known
     }
 
-    /// Records a prompt that was accepted. Forgets the oldest prompt that has ended, if too many are known.
+    /// Records a prompt that was accepted. If too many are known, forgets the oldest prompt that has ended, or the
+    /// oldest prompt if none has ended.
     pub(super) fn add(&mut self, id: &PromptId, state: PromptState) {
         let known = self.0.list();
         known.retain(|(other, _)| other != id);

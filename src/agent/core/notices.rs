@@ -24,7 +24,8 @@ impl Core {
         Ok(())
     }
 
-    /// Called when the run has ended. Starts the next queued application event, if there is one.
+    /// Called when a run has ended, or when `handle_event` has ended without starting a run. Calls `handle_event` for
+    /// the next queued application event, if there is one.
     pub(super) fn settle(&mut self, cx: &mut Context<'_>) {
         if self.notices > 0 {
             self.notice(AfterEvent::Rest, cx);

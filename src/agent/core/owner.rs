@@ -25,8 +25,8 @@ impl Core {
         Ok(())
     }
 
-    /// Replaces the history after messages were erased. The record of how the last run ended is removed, because it may
-    /// contain an erased message.
+    /// Replaces the history after messages were erased. Forgets the outcome of the last run, because it may contain an
+    /// erased message.
     pub(in crate::agent) fn replace_erased(
         &mut self,
         history: History,

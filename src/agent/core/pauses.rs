@@ -120,8 +120,8 @@ impl Core {
         }
     }
 
-    /// Applies the decision about a tool use that was stored while no process had the conversation open. Does nothing
-    /// if the tool use does not wait any more.
+    /// Applies a decision that was stored while no process had the conversation open. Does nothing if the tool use does
+    /// not wait any more.
     pub(super) fn apply_decided(&mut self, decided: Decided, cx: &mut Context<'_>) {
         let Decided { turn, tool_use_id: tool_use, decision, by, expired, at } = decided;
         if self.phase.pauses().any(|pause| pause.tool_use.id == tool_use && pause.turn == turn) {
@@ -174,8 +174,8 @@ impl Core {
     }
 }
 
-/// Answers the provider's question. An answer that allows a tool to run is sent after the state is stored, because the
-/// request must not be repeated from then on.
+/// Answers the provider's question. After an answer that allows a tool to run, the request must not be repeated. If the
+/// turn is recorded, such an answer is sent only when the state with the answer is stored.
 pub(super) fn answer_provider(turn: &mut Turn, decision: Decision, cx: &mut Context<'_>) {
     let runs = matches!(decision, Decision::Execute | Decision::ExecuteWith(_));
     turn.request.ran_tool |= runs;
@@ -183,7 +183,7 @@ pub(super) fn answer_provider(turn: &mut Turn, decision: Decision, cx: &mut Cont
 }
 
 /// Converts the decision of `handle_tool_use` into the answer about the tool use: decided, or waiting. Emits the
-/// decision, unless the tool is simply run.
+/// decision, if there is one, unless it runs the tool as the model requested and no approval was needed.
 pub(super) fn answer(
     decision: ToolDecision,
     tool_use: &ToolUse,

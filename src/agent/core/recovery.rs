@@ -34,7 +34,7 @@ impl Core {
             }
         }
         if facts.lives > MAX_LIVES {
-            // A turn is in flight, so this succeeds.
+            // A run is in flight, so this succeeds.
             let _ = self.interrupt(cx);
             return;
         }

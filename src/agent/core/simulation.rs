@@ -7,8 +7,8 @@
 //!
 //! A schedule consists of some dozens of inputs, which depend only on the schedule's seed. The inputs are commands at
 //! any moment, outcomes of effects (in any order, late or never), and outcomes of operations that have already ended
-//! ("ghosts"). After these inputs, the world becomes friendly: it reports all outcomes and no longer interferes. Then
-//! every operation in progress must end.
+//! ("ghosts"). Sometimes, the core is recorded and read again between two inputs. After these inputs, the world becomes
+//! friendly: it reports all outcomes and no longer interferes. Then every operation in progress must end.
 
 mod asks;
 mod blocks;

@@ -1,4 +1,4 @@
-//! The usage of requests that end without a complete response.
+//! The usage of requests that end without a `Step` event.
 
 use super::Context;
 use crate::{

@@ -97,7 +97,7 @@ impl Core {
         turn.model = model;
         turn.output_enforced = output_enforced;
         // If the limit of requests is reached, no further request continues the response. The step must then not report
-        // a pause, because subscribers expect another request after a pause.
+        // the stop reason `Pause`, because subscribers expect another request after a step with this reason.
         if stop_reason == StopReason::Pause && turn.is_exhausted() && message.tool_uses().next().is_none() {
             stop_reason = StopReason::MaxSteps;
         }

@@ -71,7 +71,8 @@ impl Core {
         }
     }
 
-    /// Called when `handle_tool_use` has decided on all tool uses of the step.
+    /// Called when each tool use of the step has an answer. If some of them wait for decisions, the agent pauses.
+    /// Otherwise, the decisions are carried out.
     pub(super) fn answered_all(&mut self, mut turn: Box<Turn>, tools: Box<Tools>, cx: &mut Context<'_>) {
         if tools.pauses().next().is_some() {
             if cx.records >= Durable::Approvals {
@@ -139,8 +140,8 @@ impl Core {
         self.run_tools(turn, slots, calls, cx);
     }
 
-    /// Runs the tools of a step. If one of them must not run twice, or only with its key, they start when the step is
-    /// stored.
+    /// Runs the tools of a step. If the turn is recorded and one of the tools must not run twice, or only with its key,
+    /// the tools start when the step is stored.
     pub(super) fn run_tools(
         &mut self,
         turn: Box<Turn>,
@@ -233,7 +234,7 @@ impl Core {
         cx: &mut Context<'_>,
     ) {
         if let Some(result) = slots.get(reviewed.len()).and_then(|slot| slot.result.clone()) {
-            // If a tool is not declared as safe to run twice, results are reported only after they are stored.
+            // If a tool is not declared as safe to run twice, the results are reviewed only after they are stored.
             let is_held = turn.recorded && reviewed.is_empty() && slots.iter().any(Slot::is_unsafe_result);
             let op = self.enter(turn, Stage::Reviewing { slots, reviewed });
             cx.hold_back(is_held, Effect::Call(op, Call::HandleToolResult(Box::new(result))));

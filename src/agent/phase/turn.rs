@@ -109,7 +109,7 @@ pub(crate) struct Turn {
     /// The id of the response that was requested and is not a message yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) answer: Option<MessageId>,
-    /// Whether the turn is recorded. If so, its gates stay until it ends.
+    /// Whether the turn is recorded. If so, effects wait for records until the run ends.
     #[serde(skip)]
     pub(crate) recorded: bool,
     /// The number of tool uses that have waited for decisions.

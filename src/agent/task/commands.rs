@@ -107,9 +107,10 @@ impl Task {
         self.step(Core::interrupt)
     }
 
-    /// Returns an error if a run would start while too many events wait for the commit channel. A run in progress may
-    /// continue, because it emits only a few more events. While a run is in progress, the limit for further prompts is
-    /// twice as high. Without this limit, a client could stage and withdraw prompts without end.
+    /// Returns an error if too many events wait for the commit channel. The operation that checks this is then refused,
+    /// because it would emit further events. A run in progress continues, because it waits for room itself. While a run
+    /// is in progress, the limit is twice as high. Without this limit, a client could stage and withdraw prompts
+    /// without end.
     fn ensure_room(&self) -> Result<(), AgentError> {
         let Some(commit) = &self.commit else { return Ok(()) };
         let limit = if self.core.is_at_rest() { MAX_OUTBOX } else { 2 * MAX_OUTBOX };

@@ -33,7 +33,7 @@ pub(in crate::agent) struct Durability {
     is_recorded: bool,
     /// The timer of a record for which nothing waits.
     soon: Option<Pin<Box<Sleep>>>,
-    /// The replies that wait for a record with this number, or a later one.
+    /// The replies that wait, each with the number of the record for which it waits.
     replies: VecDeque<(u64, HeldReply)>,
     /// The facts about the turn with which the agent has started, until it is taken up.
     pub(super) facts: Option<RecoveryFacts>,
@@ -72,7 +72,7 @@ impl Durability {
 }
 
 impl Task {
-    /// Makes a record of the state after the input that is being processed.
+    /// Makes a record of the state after the input that is being processed, unless this input is already recorded.
     pub(super) fn record(&mut self) {
         let Some(durability) = &mut self.durability else { return };
         if std::mem::replace(&mut durability.is_recorded, true) {

@@ -22,8 +22,9 @@ use crate::{
 };
 
 impl Task {
-    /// Interrupts the turn in flight, or cancels the turn if the `stop` command requests that. Then runs `terminate`,
-    /// waits for aborted tools, and makes the last snapshot available.
+    /// Interrupts the turn in flight, or cancels it if the `stop` command requests that. A paused turn whose state is
+    /// stored stays in flight in the store, unless a `stop` command ends the agent. Then makes the last snapshot
+    /// available, runs `terminate`, and waits for aborted tools.
     pub(super) async fn finish(
         mut self,
         callbacks: &mut dyn AgentCallbacks,

@@ -1,5 +1,5 @@
-//! The opening of a request. After `prepare_step`, the request waits for a permit and for the provider's instance. Then
-//! its stream starts.
+//! The opening of a request. After `prepare_step`, the request waits for a permit, for a record if the core requires
+//! one, and for the provider's instance. Then its stream starts.
 
 use std::{
     sync::Arc,
@@ -33,7 +33,7 @@ pub(super) struct Opening {
 
 /// The next thing for which a request waits.
 enum Wait {
-    /// The core's effect that opens the request.
+    /// An effect of the core that opens or connects the request.
     Effect,
     /// A permit to send the request.
     Permit(Op, BoxFuture<'static, Permit>),
@@ -57,7 +57,8 @@ impl Task {
         self.step(|core, cx| core.prepared(op, wanted, named, replay, cx));
     }
 
-    /// Sends the prepared request as soon as it is permitted.
+    /// Waits for a permit for the prepared request, if the agent needs one, and then continues with the sending of the
+    /// request.
     pub(super) fn open(&mut self, op: Op) {
         if let Some(admission) = &self.setup.admission {
             match guard("admission", || admission.admit()) {
@@ -136,7 +137,8 @@ impl Task {
         self.work.as_ref()?.opening.as_ref().map(|opening| Arc::clone(&opening.provider))
     }
 
-    /// Sends the request through an instance of its provider.
+    /// Sends the request through an instance of its provider. Opens the instance first if the agent has none of this
+    /// provider.
     pub(super) fn connect(&mut self, op: Op) {
         let Some(provider) = self.provider() else {
             unreachable!("a request was prepared");

@@ -157,9 +157,9 @@ impl Task {
         }
     }
 
-    /// Returns `Pending`, so that the task sleeps until something wakes it. If another task and this one keep waking
-    /// each other, this task may be polled again before a reader of its events has run. For this case, the loop also
-    /// yields when the feed is flooded.
+    /// Resets the number of inputs, and returns `Pending`, so that the task sleeps until something wakes it. If another
+    /// task and this one keep waking each other, the number never grows, although a reader of this agent's events may
+    /// not have run. For this case, the loop also yields when the feed is flooded.
     fn wait<T>(&mut self) -> Poll<T> {
         self.inputs = 0;
         Poll::Pending
@@ -263,7 +263,8 @@ impl Task {
             return Poll::Pending;
         };
         let op = *op;
-        // If an effect is held back, it is the answer to the last question, so this question is not finished.
+        // If an effect is held back, it is the answer to the previous question, so the previous question is not
+        // finished.
         if !self.core.can_be_asked() || work.held.is_some() {
             return Poll::Pending;
         }

@@ -139,7 +139,7 @@ impl Work {
     /// Ends the request in flight and drops its permit.
     pub(super) fn end_stream(&mut self) {
         drop_contained(self.stream.take());
-        // An effect that is still held back can only be an answer to a question of this stream.
+        // At the end of a stream, an effect that is still held back can only be an answer to a question of this stream.
         self.held = None;
         (self.questions, self.question) = (None, None);
         self.give_permit_back();
@@ -179,6 +179,8 @@ impl Work {
         }
     }
 
+    /// Stops the turn's clock, or lets it continue. When it continues, nothing is paused any more, so the time limits
+    /// of pauses are dropped.
     pub(super) fn freeze_watch(&mut self, freeze: bool) {
         if !freeze {
             self.expiries = None;

@@ -34,7 +34,7 @@ async fn cramped(steps: impl IntoIterator<Item = Step>) -> (Agent, mpsc::Receive
     (echoing(steps).commit_channel(PollSender::new(sender)).start().await.unwrap(), receiver)
 }
 
-/// Receives all events up to number `last`, and checks that no number is missing.
+/// Receives the events with the numbers from `from` to `last`, and checks that no number is missing.
 async fn receive(receiver: &mut mpsc::Receiver<Delivery>, from: u64, last: u64) -> Vec<Arc<Event>> {
     let mut events = Vec::new();
     for number in from..=last {

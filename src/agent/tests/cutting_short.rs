@@ -281,7 +281,8 @@ async fn interrupt_nothing_to_keep_is_a_cancel() {
     }
 }
 
-/// Callbacks that count all their calls except those of `prepare_step`.
+/// Callbacks that count the calls of `handle_tool_use`, `handle_tool_result`, `handle_turn` and `handle_error`. They
+/// pause each use of the tool `ask`, and always continue the run.
 #[derive(Clone, Default)]
 struct Counting(Arc<AtomicUsize>);
 

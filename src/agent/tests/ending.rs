@@ -255,8 +255,8 @@ async fn stop_from_a_tool_agent_ends_and_tool_dropped() {
     assert!(dropped.load(Ordering::SeqCst));
 }
 
-/// Callbacks that use their own agent: they record whether `init` finds the agent, and whether a later callback can
-/// query it.
+/// Callbacks that use their own agent: they record whether `init` and `terminate` find the agent, and which status
+/// `prepare_step` gets from it.
 #[derive(Clone, Default)]
 struct Inward {
     init: Arc<AtomicBool>,

@@ -158,8 +158,7 @@ async fn play(agent: Agent) {
     }
 }
 
-/// Returns the snapshot without the fields whose changes emit no event. The result can be compared with a snapshot
-/// built from events.
+/// Returns the snapshot without the staged prompts, which the comparison leaves out.
 fn comparable(snapshot: &Snapshot) -> Snapshot {
     let mut snapshot = snapshot.clone();
     snapshot.staged.clear();

@@ -71,7 +71,7 @@ async fn cancel_of_an_always_ready_stream_succeeds() {
     }
 }
 
-/// Callbacks that continue up to a limit that no test should reach, and count the turns.
+/// Callbacks that count the turns, and continue until 20,000 turns are counted.
 struct Continuing(Arc<AtomicUsize>);
 
 #[async_trait]
@@ -85,7 +85,7 @@ impl AgentCallbacks for Continuing {
     }
 }
 
-/// A provider that answers immediately with only a stop reason.
+/// A provider that answers immediately, with a short text.
 struct Instant;
 
 #[async_trait]

@@ -1,5 +1,5 @@
 //! Answers that must match an output schema. If an answer does not match, the model is asked again. The history
-//! contains neither that answer nor the second question.
+//! contains neither that answer nor the note that asks again.
 
 use crate::{
     agent::{Accepted, AgentError, ErrorDecision, Event, Failure, Prompt, Status},

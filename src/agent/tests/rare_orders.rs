@@ -118,7 +118,7 @@ async fn handle_event_prompt_may_be_one_beyond_a_full_queue() {
     assert_eq!([&history[2], &history[4]], ["user: Second", "user: Mail"]);
 }
 
-/// Callbacks that pause the tool use `a`, and panic or hang at every other tool use.
+/// Callbacks that pause each use of the tool `a`, and panic or hang at a use of any other tool.
 struct Fails {
     hangs: bool,
 }

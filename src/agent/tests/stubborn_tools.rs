@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 
 use super::{predicament::no_timeout, support::scripted};
 
-/// A tool that blocks its thread until the test releases it.
+/// A tool that blocks its thread, as the test controls and observes it.
 struct Stubborn {
     begun: Gate,
     release: Sender<()>,

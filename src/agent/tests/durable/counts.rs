@@ -45,7 +45,7 @@ async fn run_at_approvals_makes_records_from_its_first_pause_on() {
     let life = Life::begin(builder, Durable::Approvals, &Shelf::default()).await;
     life.agent.prompt("Hi").await.unwrap();
     settle().await;
-    // The pause.
+    // One record: the pause.
     assert_eq!(life.shelf.records(), 1);
     life.agent.resume("t1", crate::tool::Decision::Execute).await.unwrap();
     settle().await;

@@ -9,7 +9,7 @@ use crate::{
 };
 use async_trait::async_trait;
 
-/// Callbacks that hang once, at this callback.
+/// Callbacks that wait at the gate in the callback named `at`.
 struct Hanging {
     at: &'static str,
     gate: Gate,

@@ -67,8 +67,9 @@ pub(super) struct Life<'a> {
     delay: Option<Op>,
     held: Option<(u64, Effect)>,
     soon: bool,
-    /// The number of the last record, and of the last record that is reported as stored.
+    /// The number of the last record.
     last: u64,
+    /// The number of the last record that is reported as stored.
     written: u64,
     /// The record of the current input, until an event carries it.
     loose: Option<(u64, Option<TurnRecord>)>,

@@ -2,7 +2,8 @@ use std::{fmt, sync::Arc};
 
 use super::Secret;
 
-/// The source of a key that was given to a registry. It is never shown and never stored.
+/// The source of a key that was given to a registry or to an endpoint: the key itself, or a function that returns it.
+/// The key is never shown and never stored.
 #[derive(Clone)]
 pub(super) enum KeySource {
     Value(Secret),

@@ -81,7 +81,7 @@ impl Model {
         Self(Arc::new(Inner { name, id, provider, catalogue, facts, key, fallback_for: None, retry: None }))
     }
 
-    /// Returns the model with this name (`provider:id`) if the provider also serves this model.
+    /// Returns the model with this name (`provider:id`) if the name is that of a model of the same provider.
     pub(crate) fn of_same_provider(&self, name: &str) -> Option<Self> {
         let Inner { provider, catalogue, key, .. } = &*self.0;
         let (_, id) = split(name).filter(|(named, _)| *named == self.provider_name())?;
@@ -149,8 +149,8 @@ impl Model {
         &self.0.provider
     }
 
-    /// Returns the facts about the model: the result of [`Catalogue::find`] for its id, in the registry's catalogue or
-    /// the built-in one.
+    /// Returns the facts about the model: the facts set by [`with_info`](Self::with_info), or else the result of
+    /// [`Catalogue::find`] for its id, in the registry's catalogue or the built-in one.
     pub fn info(&self) -> Option<&Arc<ModelInfo>> {
         self.facts().0.as_ref()
     }
@@ -178,8 +178,8 @@ impl Model {
     /// Streams the response to one request, with retries according to the model's [`RetryPolicy`]. Errors arrive as the
     /// stream's items. Dropping the stream ends the exchange.
     ///
-    /// If the request's history is not sendable, the stream returns an [`ErrorKind::InvalidRequest`], and nothing is
-    /// sent.
+    /// If the request's history does not pass [`History::check_sendable`](crate::message::History::check_sendable), the
+    /// stream returns an [`ErrorKind::InvalidRequest`], and nothing is sent.
     pub fn stream(&self, request: Request) -> DeltaStream {
         if let Err(breach) = request.history.check_sendable() {
             let message = "the request's history is invalid; History::repair repairs it";
@@ -191,8 +191,8 @@ impl Model {
         self.retry_policy().stream(Arc::clone(&self.0.provider), request, RequestContext::detached())
     }
 
-    /// Streams the text of the response to one request, without thinking and other content. The stream ends without an
-    /// error only if the response ended without an error.
+    /// Streams the text of the response to one request, without thinking and other content. If the response is
+    /// truncated, the last item of the stream is an error.
     pub fn stream_text(
         &self,
         request: Request,

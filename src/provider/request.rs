@@ -29,7 +29,7 @@ pub struct Request {
     pub history: History,
     /// The tools that the model may use.
     pub tools: ToolSet,
-    /// How to answer.
+    /// The options for the response.
     pub options: Options,
     /// Facts about the model. If unset, [`Model`](super::Model) sets the facts of its catalogue.
     pub model_info: Option<Arc<ModelInfo>>,

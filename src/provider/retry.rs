@@ -155,7 +155,8 @@ impl Attempts {
         })
     }
 
-    /// Returns the delay before the next attempt, or `None` if the error is final.
+    /// Counts a repetition, and returns the delay before it. Returns `None` if the error is final or if the repetition
+    /// could not start before the deadline.
     fn repeat(&mut self, error: &ProviderError, deadline: Option<Instant>) -> Option<Duration> {
         let delay = self.policy.delay(self.retries, error)?;
         let until = Instant::now().checked_add(delay);
@@ -198,7 +199,8 @@ impl Begun {
 /// The maximum number of message data deltas that are held back until content follows.
 const MAX_HEAD: usize = 64;
 
-/// Sends the request after a delay. Returns the response once its first content or its end has arrived.
+/// Sends the request after a delay. Returns the response once its first content, its end or [`MAX_HEAD`] deltas have
+/// arrived.
 #[expect(clippy::manual_async_fn, reason = "an `async fn` would move the request once more")]
 fn first_content(
     provider: Arc<dyn Provider>,
@@ -241,7 +243,7 @@ struct RetryStream {
     attempts: Attempts,
     /// The request's trace, if telemetry is on.
     trace: Option<Box<StreamTrace>>,
-    /// Warnings about options that the request could not carry. They are reported when the response starts.
+    /// Warnings about parts of the request that its model does not support. They are reported when the response starts.
     warnings: Vec<String>,
     priced: Option<Priced>,
     limit: Option<Limit>,

@@ -58,7 +58,8 @@ impl Strays {
     }
 }
 
-/// Skips data that cannot be parsed as an event, if the wire format does not know the event's name.
+/// Skips data that cannot be parsed as an event, if its event has a name. This is for wire formats whose own events
+/// have no names.
 ///
 /// # Errors
 ///

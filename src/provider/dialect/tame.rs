@@ -12,9 +12,9 @@ use serde_json::value::RawValue;
 /// The greatest depth in an event at which the arguments of a call are found.
 const MAX_DEPTH: usize = 16;
 
-/// Rewrites an event. Unreadable usage and arguments that are JSON values other than strings become strings. As a
-/// result, arguments keep repeated keys and any depth. If any other key is repeated, its last value is used. Returns
-/// `None` if the event is not JSON.
+/// Rewrites an event. Two kinds of members become strings: usage that is unreadable, and arguments that are JSON values
+/// other than strings. As a result, arguments keep repeated keys and any depth. If any other key is repeated, its last
+/// value is used. Returns `None` if the event is not JSON.
 pub(super) fn tamed(json: &str) -> Option<String> {
     let mut tame = String::with_capacity(json.len() + 64);
     write(serde_json::from_str(json).ok()?, 0, &mut tame)?;

@@ -5,7 +5,8 @@ use serde_json::{Value, json};
 
 use crate::{provider::output::WRAPPER, tool::walk::redirect};
 
-/// Returns the schema of an object that contains the value. Returns `None` if the value is always an object.
+/// Returns the schema of an object whose only member is a value that fits `schema`. Returns `None` if `schema` accepts
+/// only objects.
 pub(super) fn wrapped(schema: &Value) -> Option<Value> {
     if is_object(schema) {
         return None;
@@ -57,7 +58,7 @@ enum UnwrapState {
     Outside,
 }
 
-/// The name of the member as JSON text.
+/// The name of the enclosing object's only member, as JSON text.
 const WRAPPER_TEXT: &str = "\"value\"";
 
 /// The maximum number of bytes that are held back because they may be the beginning or the end of the object.
@@ -90,7 +91,7 @@ impl Unwrapper {
         }
     }
 
-    /// Ends the text and returns its rest, without the closing brace of the object.
+    /// Ends the text, and returns the part that was held back, unless this part is the end of the enclosing object.
     pub(super) fn finish(&mut self) -> String {
         let held = std::mem::take(&mut self.held);
         match std::mem::replace(&mut self.state, UnwrapState::Outside) {

@@ -98,7 +98,7 @@ impl Decoding {
 enum ReadState {
     /// The first bytes have not shown yet how to read the body.
     Undecided(AnswerStart),
-    /// As events.
+    /// The body is read as events.
     Frames,
     /// The body is read as one JSON value, from a service that does not stream.
     Whole(Vec<u8>),
@@ -307,7 +307,7 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Response
     }
 
     /// Returns the error for a failed connection. If content has arrived, the error says that the response is
-    /// truncated. Otherwise, it says that the service did not respond.
+    /// truncated. Otherwise, it says that the connection failed before the response began.
     fn broken(&self, error: reqwest::Error) -> ProviderError {
         let (kind, what) = if self.content {
             (ErrorKind::Truncated, "the connection broke in the middle of the response")

@@ -245,7 +245,7 @@ impl Endpoint {
     ///
     /// # Errors
     ///
-    /// Returns the errors that [`stream`](Provider::stream) would return before anything is sent.
+    /// Returns an error if the address is invalid or if the request can't be encoded. Keys and headers are not checked.
     pub fn preview(&self, request: &Request) -> Result<(String, Encoded), ProviderError> {
         let dialect = &*self.format(request).dialect;
         let url = self.url(dialect, request)?.into();

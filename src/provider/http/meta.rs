@@ -4,7 +4,8 @@ use std::time::{Duration, SystemTime};
 
 use reqwest::header::{CONTENT_ENCODING, DATE, HeaderMap, RETRY_AFTER};
 
-/// The maximum number of bytes of a request id or a content type that are kept.
+/// The maximum length of a header's value in bytes. A longer value is ignored. Only the name of a compression is
+/// shortened instead.
 const SHORT: usize = 256;
 
 /// Returns how long the service asks to wait. The header `retry-after-ms`, which the SDKs of OpenAI and Anthropic read,

@@ -55,7 +55,7 @@ impl<'a> Stripper<'a> {
         out
     }
 
-    /// Returns the schema, the schemas that it refers to, its parts, and those alternatives that can apply.
+    /// Adds the schema to `all`, and the schemas that it refers to, its parts, and those alternatives that can apply.
     fn gather(&self, schema: &'a Value, value: &Value, all: &mut Vec<&'a Map<String, Value>>) {
         let Value::Object(schema) = schema else { return };
         if all.len() >= MAX_STEPS {

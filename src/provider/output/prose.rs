@@ -7,8 +7,9 @@ use crate::message::{Content, Message};
 /// The maximum number of positions that are tried, since each may cost a scan of the rest of the text.
 const MAX_TRIES: usize = 64;
 
-/// Returns the JSON values in a response: text blocks and code fences that are JSON, then objects and arrays inside
-/// text. Later values come first, because models often reason in text before the final value.
+/// Returns the JSON values in a response: first text blocks that are JSON, then code fences that are JSON, then objects
+/// and arrays inside text. In each of these groups, later values come first, because models often reason in text before
+/// the final value.
 pub(super) fn values(answer: &Message, text: &str) -> Vec<Value> {
     let parse = |text: &str| serde_json::from_str::<Value>(text.trim()).ok();
     let blocks = answer.content.iter().filter_map(Content::as_text).filter_map(parse);

@@ -24,7 +24,8 @@ pub(super) fn messages(history: &History) -> String {
 }
 
 pub(super) fn response(fold: &Fold) -> String {
-    // `finish` parses the JSON of the tool inputs. It fails if the response is incomplete; the inputs then stay text.
+    // `finish` parses the JSON of the tool inputs. It fails if the response is incomplete. In this case, the inputs are
+    // left out.
     let parts = match fold.clone().finish(Timestamp::now()) {
         Ok(complete) => parts(&complete.message.content),
         Err(_) => parts(fold.blocks().iter().map(|block| &block.content)),

@@ -39,7 +39,7 @@ impl ResponseItems {
         self.items.iter().any(|item| matches!(&item.state, ItemState::Call(call) if call.is_emitted()))
     }
 
-    /// Begins an item.
+    /// Begins an item. If the item is already known, and is a call whose block has not started, starts the block.
     pub(super) fn add(&mut self, whole: &Value, index: Option<u64>, deltas: &mut Vec<Delta>) -> DecodeResult {
         let place = ItemRef { id: text(whole, "id"), index };
         let known = match place.id {

@@ -21,10 +21,10 @@ type Decoded = Result<(), ProviderError>;
 
 /// Decodes one response: a stream of events, or one object.
 ///
-/// The terminal event is `response.completed`, `response.incomplete` or `response.failed`. The terminal event repeats
-/// the whole response. Unknown events are skipped. Each item arrives complete at its own end or at the end of the
-/// response. The complete item supplies the data that the item's deltas omitted. For example, llama.cpp sends neither
-/// indices nor the end of arguments, and other servers send no deltas.
+/// The terminal event is `response.completed`, `response.incomplete`, `response.failed` or `response.cancelled`. It
+/// repeats the whole response. Unknown events are skipped. Each item arrives complete at its own end or at the end of
+/// the response. The complete item supplies the data that the item's deltas omitted. For example, llama.cpp sends
+/// neither indices nor the end of arguments, and other servers send no deltas.
 #[derive(Debug, Default)]
 pub(super) struct ResponsesDecoder {
     answer: ResponseItems,

@@ -219,7 +219,8 @@ fn input_text(text: &str) -> Value {
     json!({"type": "input_text", "text": text})
 }
 
-/// Returns a single string if the only part is a text, because the simplest servers require a string.
+/// Returns the content with these parts. If the only part is a text, the content is a single string, because the
+/// simplest servers require a string.
 fn plain_or(mut parts: Vec<Value>) -> Value {
     match &mut parts[..] {
         [Value::Object(part)] if part["type"] == "input_text" => part["text"].take(),
@@ -247,7 +248,8 @@ fn join(last: Option<&mut Value>, part: Value, phase: Option<&Value>) -> Option<
     None
 }
 
-/// Encodes a text as a part of an assistant message, and returns the phase of that message.
+/// Encodes a text as a part of an assistant message, and also returns the phase of that message, if it has one. Returns
+/// `None` for a blank text.
 fn output_part(text: &Text, native: bool) -> Option<(Value, Option<Value>)> {
     if text.text.trim().is_empty() {
         return None;
@@ -265,7 +267,8 @@ fn output_part(text: &Text, native: bool) -> Option<(Value, Option<Value>)> {
     Some((part, signature.remove("phase")))
 }
 
-/// Returns the reasoning item that the decoder stored in the signature, with its text restored.
+/// Returns the reasoning item that the decoder stored in the signature, with its text restored, as far as `wanted`
+/// allows. Returns `None` if there is nothing to send back.
 fn reasoning_item(thinking: &Thinking, wanted: ReasoningItems) -> Option<Value> {
     let mut item: Map<String, Value> = serde_json::from_str(thinking.signature.as_deref()?).ok()?;
     if item.get("type")? != "reasoning" {

@@ -303,7 +303,8 @@ impl Call {
         }
     }
 
-    /// Completes the call.
+    /// Completes the call with the data of its complete item. Does nothing if the name of the called tool is still
+    /// unknown.
     pub(super) fn complete(&mut self, item: &Value, blocks: &mut Blocks<'_>) {
         self.start(item, blocks);
         let Some(block) = self.block else {

@@ -60,7 +60,8 @@ impl Reasoning {
         blocks.extend(block, Part::Text(more));
     }
 
-    /// Appends the part of the complete text that was not received yet.
+    /// Appends the part of the complete text that was not received yet, and the signature, if the item can be sent
+    /// back.
     pub(super) fn complete(&mut self, item: &Value, blocks: &mut Blocks<'_>) {
         let there = |shown: Shown| !list(item, shown.key()).is_empty();
         let shown = self.shown.or_else(|| [Shown::Summary, Shown::Content].into_iter().find(|it| there(*it)));

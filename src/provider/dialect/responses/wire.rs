@@ -47,8 +47,8 @@ pub(super) struct Event<'a> {
 }
 
 impl Event<'_> {
-    /// Returns whether the event contains the arguments of a call as a JSON object. Parsing such arguments into a map
-    /// would lose repeated keys.
+    /// Returns whether the event contains, or may contain, the arguments of a call as a JSON object. Parsing such
+    /// arguments into a map would lose repeated keys.
     pub(super) fn has_whole_arguments(&self) -> bool {
         let has_arguments = |item: &Value| {
             text(item, "type") == "function_call" && item.get("arguments").is_some_and(Value::is_object)

@@ -11,8 +11,9 @@ const OLLAMA_PORT: u16 = 11434;
 const OLLAMA_CLOUD: &str = "ollama.com";
 
 impl Endpoint {
-    /// An Ollama server: the server that `OLLAMA_HOST` names, or the server on this machine if `OLLAMA_HOST` is not set.
-    /// Requests have no key, unless the endpoint is given one.
+    /// An Ollama server: the server that `OLLAMA_HOST` names, or the server on this machine if `OLLAMA_HOST` is not
+    /// set. Requests have no key, unless the endpoint is given one or `OLLAMA_HOST` names [Ollama's own
+    /// service](Self::ollama_at).
     pub fn ollama() -> Self {
         Self::ollama_at(&env::var("OLLAMA_HOST").unwrap_or_default())
     }

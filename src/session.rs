@@ -280,7 +280,7 @@ impl Session {
 
     async fn begin_and_wait(&self, start: RunStart) -> Result<Arc<Response>, SessionError> {
         let answer = self.begin(start, Wait::ForResponse).await?;
-        // If the sender was dropped, the agent has ended.
+        // With `Wait::ForResponse`, the receiver is always present. If its sender was dropped, the agent has ended.
         let response = match answer {
             Some(answer) => answer.await.ok(),
             None => None,
@@ -296,7 +296,8 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// Returns [`SessionError::Busy`] or [`SessionError::UnknownNode`].
+    /// Returns [`SessionError::Busy`], [`SessionError::UnknownNode`], or [`SessionError::Unanswered`] if the path would
+    /// end at a prompt whose answer was erased.
     pub async fn navigate(&self, node: impl Into<Option<NodeId>>) -> Result<(), SessionError> {
         let node = node.into();
         self.call(|reply| Command::Navigate(node, reply)).await?
@@ -434,8 +435,9 @@ impl Session {
     ///
     /// The reader may have seen the event in an earlier life of the session, even in another process. If it was the
     /// last event of that life, if everything was saved, and if nobody has written to the conversation since, the
-    /// reader has missed nothing and needs no resync. The exceptions are that the session could not notice its end, for
-    /// example because its process was killed, and that it was opened with other settings than those in the store.
+    /// reader has missed nothing and needs no resync. There are two exceptions: the session of the earlier life could
+    /// not notice its end, for example because its process was killed, or the conversation was opened again with
+    /// settings that differ from the stored ones.
     ///
     /// # Errors
     ///
@@ -668,8 +670,8 @@ impl WeakSession {
         &self.shared.id
     }
 
-    /// Returns a handle if the session is alive. During `init`, returns `None`, because the session has not started
-    /// yet.
+    /// Returns a handle if the session is alive. During the agent's callback `init`, returns `None`, because the
+    /// session has not started yet.
     pub fn upgrade(&self) -> Option<Session> {
         if !self.shared.started.load(Ordering::Acquire) {
             return None;
@@ -683,20 +685,21 @@ impl WeakSession {
         self.shared.termination.closed().await;
     }
 
-    /// Waits until no run is active, without keeping the session alive. Returns `None` if its agent has ended.
+    /// Waits until no run is active, without keeping the session alive. Returns `None` if the session's agent has ended
+    /// or has not started yet.
     #[cfg(feature = "mcp")]
     pub(crate) async fn idle(&self) -> Option<()> {
         self.shared.agent.get()?.upgrade()?.wait_until_idle().await.ok()
     }
 
-    /// Counts a controller, and waits until the session has seen it.
+    /// Returns a new hold, after the session has confirmed that it stays open.
     async fn confirmed_hold(&self) -> Result<Hold, SessionError> {
         let hold = self.hold()?;
         hold.confirm().await?;
         Ok(hold)
     }
 
-    /// Counts a controller.
+    /// Returns a new hold. It counts as a controller until it is dropped.
     fn hold(&self) -> Result<Hold, SessionError> {
         if let Some(reason) = self.shared.termination.closing() {
             return Err(SessionError::Ended(reason.clone()));

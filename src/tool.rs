@@ -296,7 +296,7 @@ pub trait Tool: Send + Sync + 'static {
     async fn call(&self, input: Value, context: ToolContext) -> Result<ToolOutput, ToolError>;
 }
 
-/// The decision about a tool use.
+/// The decision about a tool use. For a decision that answers a question of a running tool, see [`ToolContext::ask`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]

@@ -219,7 +219,7 @@ impl SessionBuilder {
         self
     }
 
-    /// Keeps the session open from its start until a guard is dropped. The guard is sent through this channel.
+    /// Keeps the session open from its start until the guard that is sent through this channel is dropped.
     pub(crate) fn hold(mut self, guard: oneshot::Sender<Guard>) -> Self {
         self.hold = Some(guard);
         self
@@ -249,8 +249,8 @@ impl SessionBuilder {
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`AgentBuilder::start`], [`SessionError::InitialHistory`] and
-    /// [`SessionError::NotDurable`].
+    /// Returns the errors of [`AgentBuilder::start`], [`SessionError::InitialHistory`], [`SessionError::NotDurable`],
+    /// and [`SessionError::LongTitle`].
     ///
     /// # Cancel safety
     ///
@@ -288,7 +288,7 @@ impl SessionBuilder {
     pub async fn create_with_id(self, id: ConversationId) -> Result<Session, SessionError> {
         let store = Arc::clone(&self.store);
         // This check reports a taken id before the application's `init` runs. If another caller creates the
-        // conversation concurrently, that is noticed only later.
+        // conversation concurrently, only the later call of `create` notices this.
         if store.exists(&id).await? {
             return Err(crate::store::StoreError::AlreadyExists { id }.into());
         }
@@ -324,8 +324,10 @@ impl SessionBuilder {
     ///   store.
     /// - The error of the store, such as [`NotFound`](crate::store::StoreError::NotFound).
     /// - [`SessionError::Tree`] if the stored nodes do not form a tree.
-    /// - [`SessionError::NewerTurn`] or [`SessionError::DamagedTurn`] if the turn in flight can't be read.
-    /// - [`SessionError::NotDurable`] if the store can't keep turns in flight.
+    /// - [`SessionError::NewerTurn`] or [`SessionError::DamagedTurn`] if the turn in flight can't be read, unless
+    ///   [`recover`](Self::recover) discards such a turn.
+    /// - [`SessionError::NotDurable`] if the level set with [`durable`](Self::durable) requires that the store keeps
+    ///   turns in flight, and the store can't.
     ///
     /// # Cancel safety
     ///
@@ -403,7 +405,8 @@ impl SessionBuilder {
         }
     }
 
-    /// Checks the settings.
+    /// Checks that the agent was given no history, and that the store can keep turns in flight if the settings require
+    /// it.
     fn check(&self) -> Result<(), SessionError> {
         if !self.agent.given_history().is_empty() {
             return Err(SessionError::InitialHistory);

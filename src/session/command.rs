@@ -19,7 +19,7 @@ pub(super) type CommandResult<T> = Result<T, SessionError>;
 /// The sender of the reply to a caller that waits for the outcome of a prompt.
 pub(super) type OutcomeReply = Reply<CommandResult<PromptOutcome>>;
 
-/// A command to end the session.
+/// The parameters of a command that ends the session.
 pub(super) struct Stop {
     pub(super) deadline: Duration,
     pub(super) in_flight: InFlight,

@@ -57,7 +57,7 @@ pub(super) enum Effect {
     Behind(bool),
     /// Consider an idle shutdown, because the agent has become idle, or waits for decisions about a recorded turn.
     AtRest,
-    /// All records of the agent up to this number are stored.
+    /// Report to the agent that all its records up to this number are stored.
     Written(u64),
     /// A turn has ended. Answer the callers that wait for outcomes of prompts.
     PromptsSettled,
@@ -76,7 +76,7 @@ pub(super) struct Core {
     labels: Labels,
     /// Whether the current title is a generated one.
     is_title_generated: bool,
-    /// The agent's configuration at the last commit or `state` event.
+    /// The agent's configuration at the last commit, `state` event or record of the turn in flight.
     config: Arc<Config>,
     status: Status,
     /// The id of the last processed event of the agent.
@@ -188,7 +188,8 @@ impl Core {
 
     // ---- events of the agent ----
 
-    /// Notes the settings of the prompt to which the next event's message belongs.
+    /// Notes the settings of the prompt to which the next event's message belongs. If the turn already has settings,
+    /// they stay.
     pub(super) fn prompted(&mut self, settings: &Prompt) {
         if self.prompted.is_none() {
             self.prompted = Some(Arc::new(settings.settings()));

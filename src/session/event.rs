@@ -156,9 +156,9 @@ pub enum StoreReport {
     },
     /// The session can no longer save anything, and ends. Its last snapshot contains the unsaved messages.
     ///
-    /// There are two possible causes. Either another writer has deleted the conversation or changed more than its
-    /// title, or the store can never accept the next write
-    /// ([`StoreError::Unstorable`](crate::store::StoreError::Unstorable)). In the second case, all turns before that
+    /// There are three possible causes: another process has become the owner of the conversation, another writer has
+    /// deleted it or changed more than its title and labels, or the store can never accept the next write
+    /// ([`StoreError::Unstorable`](crate::store::StoreError::Unstorable)). In the third case, all turns before that
     /// write are in the store. If the write also contained a change of settings or of the title, that change may be
     /// missing. A write that was already in flight may still be reported as saved.
     #[cfg_attr(
@@ -186,7 +186,7 @@ pub enum SavedPart {
     Tree,
     /// The state: model, system prompt, options, limits, title or labels.
     State,
-    /// The usage ledger, or the end of a run that left a prompt without an answer.
+    /// Data in addition to the tree and the state: rows of the usage ledger, the end of a run, or the turn in flight.
     Record,
 }
 

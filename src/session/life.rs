@@ -8,14 +8,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::tenure::Tenure;
 use crate::{message::Timestamp, subscription::EventId};
 
-/// The last number that [`next`] has returned. So two lives that start in the same millisecond differ.
+/// The last number that [`next`] has returned for a life without a lease. The next number is higher, so that two lives
+/// that start in the same millisecond differ.
 static LAST: AtomicU64 = AtomicU64::new(0);
 
 /// The life of a session whose conversation is not stored when it starts. All later lives are higher.
 pub(super) const FIRST: u64 = 0;
 
 /// Returns the number of a life that starts now. With a lease, this is the epoch, which the store increases with each
-/// owner. In a store without owners, it is the time in milliseconds, and higher than the life of the event `mark`.
+/// owner. In a store without owners, it is the time in milliseconds, or a later number if that is necessary to exceed
+/// the life of the event `mark` and the last number of this process.
 pub(super) fn next(tenure: Option<&Tenure>, mark: Option<EventId>) -> u64 {
     if let Some(tenure) = tenure {
         return tenure.epoch().0;

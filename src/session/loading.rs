@@ -17,21 +17,21 @@ use crate::{
 pub(super) struct LoadedTurn {
     /// The turn, with which the agent starts.
     pub(super) in_flight: TurnInFlight,
-    /// The sum of the turn's records.
+    /// The stored records of the turn, combined into one.
     pub(super) record: Box<TurnRecord>,
     /// The history to which the turn's messages are added.
     pub(super) history: History,
-    /// The number of restarts without progress, with this one.
+    /// The number of restarts without progress, including this restart if it is counted.
     pub(super) lives: u32,
 }
 
 /// The treatment of the recorded turn of a loaded conversation.
 pub(super) enum Recovered {
-    /// No turn is in flight.
+    /// No turn is in flight, or the stored turn is outdated because messages were added after it.
     None,
-    /// The turn continues.
+    /// The turn was read, and the agent starts with it.
     Turn(Box<LoadedTurn>),
-    /// The turn can't be read, and is dropped.
+    /// The turn can't be read, and is discarded, as [`Recover`] demands. Contains the end of its run.
     Discarded(Box<RunEnd>),
 }
 
@@ -116,8 +116,8 @@ fn base(tree: &Tree, branch: BranchPoint) -> Result<History, SessionError> {
     Ok(tree.history().clone())
 }
 
-/// Returns the end of the last run of a loaded conversation that has no turn in flight. If the run has ended with its
-/// process, its prompts are stored as in flight, and its staged prompts were never used.
+/// Completes the stored end of a run that does not continue: removes staged prompts, which were never used, and gives
+/// prompts in flight the outcome of the run. Prompts are stored in these states if the run has ended with its process.
 pub(super) fn closed(mut end: RunEnd) -> RunEnd {
     end.prompts.retain(|prompt| prompt.state != PromptState::Staged);
     for prompt in end.prompts.iter_mut().filter(|prompt| prompt.state == PromptState::InFlight) {

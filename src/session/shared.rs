@@ -67,7 +67,7 @@ pub(super) struct SessionShared {
     pub(super) watcher: Option<Arc<dyn Watcher>>,
     /// Whether the store can erase messages.
     pub(super) erases: bool,
-    /// Whether new prompts are refused because the manager is shutting down all sessions.
+    /// Whether new prompts are refused because the session, or the manager with all its sessions, is being shut down.
     pub(super) is_draining: AtomicBool,
     /// Whether new prompts are refused because the store is behind.
     pub(super) is_behind: AtomicBool,
@@ -88,7 +88,8 @@ impl SessionShared {
         self.epoch.store(tenure.epoch().0, Ordering::Release);
     }
 
-    /// Returns the error with which the session refuses new prompts, if it refuses them.
+    /// Returns the error with which the session refuses new prompts, if it refuses them. After the end of the session,
+    /// returns `None`, because each operation then reports the end itself.
     pub(super) fn refusal(&self) -> Option<SessionError> {
         if self.termination.end().is_some() {
             None
@@ -115,7 +116,8 @@ impl Hold for SessionShared {
     }
 }
 
-/// When dropped, records that the task was killed, unless the session has already ended cleanly.
+/// When dropped together with the task, records that the task was killed, unless the session has already ended cleanly.
+/// Then notifies the watcher of the end.
 pub(super) struct LastWords(pub(super) Arc<SessionShared>);
 
 impl Drop for LastWords {

@@ -37,14 +37,15 @@ pub(super) struct Starting {
     pub(super) tenure: Option<Tenure>,
     /// The number of this life of the session.
     pub(super) life: u64,
-    /// The last event of the life before, if a reader that has seen this event can continue without a snapshot.
+    /// The last event of the previous life, if a reader that has seen this event can continue without a snapshot.
     pub(super) mark: Option<EventId>,
     /// The status of the agent.
     pub(super) status: Status,
 }
 
 impl Starting {
-    /// Takes over the turn in flight, and counts this restart in the store. If this fails, ends the agent.
+    /// Takes over the turn in flight, and stores the number of its restarts if the number has changed. If this write
+    /// fails, ends the agent.
     pub(super) async fn take_up(&mut self, record: &TurnRecord, lives: u32) -> Result<(), SessionError> {
         self.core.take_up(record, self.status);
         let Some((write, commit)) = self.core.restart(lives) else {

@@ -165,7 +165,7 @@ pub struct Guard {
     hold: Option<Hold>,
 }
 
-/// A guard that counts as a controller of the session until it is dropped.
+/// Counts as a controller of the session until it is dropped.
 pub(super) struct Hold {
     shared: Arc<SessionShared>,
     /// This handle is dropped only after the count is reduced. If it were dropped first, the session could end for lack

@@ -42,7 +42,7 @@ pub(super) const DELIVERIES: usize = 32;
 /// The maximum number of commands that are executed in a row before another input has priority.
 const COMMANDS_IN_A_ROW: u8 = 32;
 
-/// The receiver of the agent's events, in order. An empty channel holds no buffer.
+/// The receiver of the agent's events, in order. An empty channel of this type holds no buffer.
 pub(super) type Deliveries = futures_channel::mpsc::Receiver<Delivery>;
 
 /// A session's task.
@@ -55,7 +55,7 @@ pub(super) struct Task {
     /// The session's ownership of the conversation, if the store supports owners.
     pub(super) tenure: Option<Tenure>,
     pub(super) feed: Feed<SessionEvent>,
-    /// The last event of the life before. A reader that has seen this event continues without a snapshot.
+    /// The last event of the previous life, if a reader that has seen this event can continue without a snapshot.
     pub(super) mark: Option<Box<EventId>>,
     pub(super) shared: Arc<SessionShared>,
     /// The attempts at the write in flight.
@@ -120,7 +120,8 @@ impl Task {
         Box::pin(self.finish(commands, reason, stop)).await;
     }
 
-    /// Continues the turn in flight of a loaded conversation, if there is one.
+    /// Starts the idle time, saves the changes that were made at the start, and continues the turn in flight of a
+    /// loaded conversation, if there is one.
     async fn take_up(&mut self) {
         self.consider_idle_shutdown();
         if !self.is_saved() {
@@ -135,7 +136,7 @@ impl Task {
         }
     }
 
-    /// Processes one input.
+    /// Waits for one input and processes it. Returns the reason of the end if the session has to end.
     async fn turn(&mut self, commands: &mut mpsc::Receiver<Box<Command>>) -> Option<Exit> {
         let input = if self.commands_in_a_row < COMMANDS_IN_A_ROW {
             tokio::select! {
@@ -205,7 +206,7 @@ impl Task {
         }
     }
 
-    /// Processes the agent's next event.
+    /// Processes the agent's next event, or a record of the turn in flight that comes without an event.
     pub(super) fn take(&mut self, delivery: Delivery) {
         let Delivery { event, config, settings, prompts, run, record } = delivery;
         let is_between = event.as_ref().and_then(|event| event::is_between_requests(&event.event));
@@ -359,7 +360,7 @@ impl Task {
     }
 }
 
-/// Waits until the conversation is lost to another owner. If the session has no tenure, waits forever.
+/// Waits until the conversation is lost, for example to another owner. If the session has no tenure, waits forever.
 async fn lost(tenure: Option<&mut Tenure>) -> StoreError {
     match tenure {
         Some(tenure) => tenure.lost().await,

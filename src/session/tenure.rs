@@ -24,8 +24,8 @@ use crate::{
     subscription::EventId,
 };
 
-/// The time that the store may take to release a conversation. If the session that requested a lease is gone, the store
-/// has the same time to grant the lease.
+/// The time limit of the calls to the store that concern one conversation, such as its release. If the session that
+/// requested a lease is gone, the store has the same time to grant the lease.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The ownership of one conversation. The conversation is released shortly after this is dropped.
@@ -103,8 +103,8 @@ impl Tenure {
         self.held.lease().map(|lease| lease.epoch).unwrap_or_default()
     }
 
-    /// Waits until the conversation is lost to another owner, and returns the reason. After it has returned, it must
-    /// not be called again.
+    /// Waits until the conversation is lost, for example to another owner, and returns the reason. After it has
+    /// returned, it must not be called again.
     ///
     /// # Cancel safety
     ///
@@ -121,13 +121,13 @@ impl Tenure {
     pub(super) async fn end(self, mark: Option<EventId>) {
         let (reply, answer) = oneshot::channel();
         self.held.keeper.send(Order::Release(self.held(), mark, Some(reply)));
-        // The reply arrives after the release of the lease, so the release in `drop` has no effect.
+        // The keeper drops the sender after the release of the lease. The release in `drop` then has no effect.
         let _ = answer.await;
     }
 }
 
-/// An acquisition in flight. If it is dropped, the store may still grant the lease. A separate task therefore waits a
-/// little longer for the lease and releases it.
+/// An acquisition in flight. If it is dropped, the store may still grant the lease. A separate task therefore waits for
+/// the lease, at most for [`PATIENCE`], and releases it.
 struct PendingAcquisition(Option<BoxFuture<'static, Result<Option<Tenure>, StoreError>>>);
 
 impl Drop for PendingAcquisition {

@@ -1,4 +1,4 @@
-//! Notifications about a session. They are sent to the owner of many sessions.
+//! Notifications about a session. The manager receives them for each of its sessions.
 
 use std::sync::Arc;
 

@@ -5,7 +5,8 @@ use crate::{
     text::{clip, start},
 };
 
-/// Cuts the blocks to `max` bytes in total, and appends a notice that states how much was cut.
+/// If the blocks have more than `max` bytes in total, cuts them to `max` bytes and appends a notice that states how
+/// much was cut.
 pub(super) fn cap(blocks: Vec<ResultBlock>, max: usize) -> Vec<ResultBlock> {
     let size = blocks.iter().map(bytes).fold(0, usize::saturating_add);
     if size <= max {

@@ -115,7 +115,7 @@ impl ToolContext {
 
     /// Returns the idempotency key of this call, for services that use such a key to detect repeated requests.
     ///
-    /// Each call of the agent has a different key. If a turn continues after a restart and repeats a call, the
+    /// Each tool call of an agent has a different key. If a turn continues after a restart and repeats a call, the
     /// repetition has the same key. See [`Replay::Keyed`](super::Replay::Keyed).
     pub fn idempotency_key(&self) -> &str {
         &self.idempotency_key
@@ -156,8 +156,9 @@ impl ToolContext {
         self.cancellation.is_cancelled()
     }
 
-    /// Reports progress, which the agent emits as an event. If the agent has no room for the report, this waits.
-    /// Outside an agent, this does nothing.
+    /// Reports progress, which the agent emits as an event. If a [channel](Self::with_progress) is set, the report goes
+    /// to this channel instead. If there is no room for the report, this waits. Without an agent and without a channel,
+    /// this does nothing.
     ///
     /// # Cancel safety
     ///

@@ -20,10 +20,10 @@ pub struct ToolLimits {
     /// The time limit of the call. If a tool has its own [`Tool::timeout`], that limit applies instead. `Duration::MAX`
     /// means no limit.
     pub timeout: Duration,
-    /// The maximum size of the output in bytes, for all blocks together. A text is counted as UTF-8, and an attachment
-    /// as its base64 data or URL and its name. Text beyond the limit is cut, and an attachment that does not fit is
-    /// omitted. A notice in the result reports this. The notice counts towards the limit if the limit leaves room for
-    /// it.
+    /// The maximum size of the output in bytes, for all blocks together. A text is counted as UTF-8 together with its
+    /// signature, and an attachment as its base64 data or URL, its media type and its name. Text beyond the limit is
+    /// cut, and an attachment that does not fit is omitted. A notice in the result reports this. The notice counts
+    /// towards the limit if the limit leaves room for it.
     pub max_output: usize,
 }
 
@@ -106,7 +106,7 @@ impl ToolSet {
     }
 
     /// Returns the tool to call and its time limit, or the reason why the tool is not called. This runs code of the
-    /// application.
+    /// application, which may panic.
     fn admit(&self, tool_use: &ToolUse, timeout: Duration) -> Result<(&dyn Tool, Duration), String> {
         let name = &tool_use.name;
         let tool = self.get(name).ok_or_else(|| self.no_such_tool(name))?;
@@ -180,7 +180,8 @@ async fn call(
     }
 }
 
-/// Waits for the call, but not longer than `limit`. The time during which a question of the call waits does not count.
+/// Waits for the call, but not longer than `limit`. Returns `None` if the limit has passed. The time during which a
+/// question of the call waits does not count.
 pub(crate) async fn within<F: Future>(limit: Duration, call: F, context: &ToolContext) -> Option<F::Output> {
     let (mut call, clock) = (pin!(call), context.clock());
     let Some(deadline) = Instant::now().checked_add(limit).filter(|_| limit < Duration::MAX) else {

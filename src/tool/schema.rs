@@ -134,8 +134,8 @@ impl Schema {
         Self::derived(|value| value, derive::<T>)
     }
 
-    /// Derives the schema of a Rust type for use as a tool's input. The schema describes an object, even if the schema
-    /// of the type itself does not require one. Several services refuse a tool whose schema has no `type` or no
+    /// Derives the schema of a Rust type for use as a tool's input. If the schema of the type itself has no `type`, the
+    /// returned schema requires an object. Several services refuse a tool whose schema has no `type` or no
     /// `properties`.
     pub(super) fn of_input<T: JsonSchema>() -> Self {
         Self::derived(as_input, derive::<T>)

@@ -13,8 +13,8 @@ use crate::{
 pub(super) struct Flight {
     /// The last record of the turn in flight, without its messages and results. Its `keep` counts all of them.
     last: Option<TurnRecord>,
-    /// The records that are not stored yet, as pairs: the number of the record, and the number of the last change that
-    /// must be stored before the record counts as stored.
+    /// The records that are not stored yet, as pairs: the number of the last change that must be stored before the
+    /// record counts as stored, and the number of the record.
     due: VecDeque<(u64, u64)>,
     /// Whether the turn is left to the next owner of the conversation.
     is_left: bool,
@@ -106,7 +106,7 @@ impl Core {
         self.flight = Some(Box::new(Flight { last: Some(kept(record)), ..Flight::default() }));
     }
 
-    /// Notes that the loaded turn in flight is dropped.
+    /// Notes the end of the loaded turn in flight, which is discarded, so that this end is stored.
     pub(in crate::session) fn discarded(&mut self, end: RunEnd) {
         self.record(Record::of_end(end));
     }
@@ -116,7 +116,8 @@ impl Core {
         self.saver.set_version(version);
     }
 
-    /// Counts a restart of the loaded turn in flight. Returns the write, if the store has another number.
+    /// Sets the number of restarts of the loaded turn in flight, and removes the mark of a handover. Returns the write,
+    /// if the stored record differs.
     pub(in crate::session) fn restart(&mut self, lives: u32) -> Option<(Write, Commit)> {
         self.rewrite(|last| (last.lives, last.orderly) = (lives, false))
     }

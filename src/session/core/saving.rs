@@ -56,18 +56,18 @@ pub(super) struct Saver {
     /// The stored state without its title and labels. Present if the session was started with a different configuration
     /// that has not been stored yet.
     replaced: Option<Box<StoredState>>,
-    /// Whether the configuration or the title still has to be stored.
+    /// Whether the configuration, the title or the labels still have to be stored.
     state_is_due: bool,
     attempt: Option<Box<Attempt>>,
     /// The nodes that are still to be erased from the store. Everything that was committed before the erasure is in the
     /// store.
     erased: Option<Box<Erased>>,
-    /// The usage and the end of a run that are not in the store.
+    /// The usage, the end of a run and the turn in flight that are not in the store.
     record: Option<Box<Record>>,
     /// The changes to the tree that are not in the store, in order.
     portions: VecDeque<Portion>,
     /// The maximum number of portions in a commit. `usize::MAX` means no limit. While there is a limit, the state is
-    /// written in a separate commit.
+    /// written separately.
     at_most: usize,
     /// The size in bytes of the messages that are not in the store.
     unsaved: usize,
@@ -142,7 +142,8 @@ impl Saver {
         Self { version: Some(version), config, title, labels, replaced, ..Self::new() }
     }
 
-    /// Sets the version of the conversation after a write that was made before the session's task started.
+    /// Sets the version of the conversation after a write that was made outside this module: a counted restart or the
+    /// mark of a handover.
     pub(super) fn set_version(&mut self, version: Version) {
         self.version = Some(version);
     }

@@ -160,8 +160,8 @@ impl Task {
         }
     }
 
-    /// Erases a node with all nodes below it, from the agent's history, from the tree, from the events kept in memory,
-    /// and from the store.
+    /// Erases a node with all nodes below it from the agent's history, from the tree and from the events kept in
+    /// memory, and starts to erase them from the store.
     async fn erase(&mut self, node: NodeId) -> Result<(), SessionError> {
         loop {
             let at = self.catch_up_idle().await?;
@@ -210,7 +210,8 @@ impl Task {
         Some(self.take_until(with).await.map_err(SessionError::from))
     }
 
-    /// Returns this position, or the beginning of this life if the position is the end of the life before.
+    /// Returns the event after which a reader that has seen `after` continues: the beginning of this life if `after` is
+    /// the last event of the previous life, otherwise `after` itself.
     fn continued(&self, after: EventId) -> EventId {
         let is_mark = self.mark.as_ref().is_some_and(|mark| **mark == after);
         if is_mark { EventId { number: 0, ..self.feed.last() } } else { after }
@@ -256,7 +257,7 @@ impl From<AgentError> for Over {
     }
 }
 
-/// Returns `Over` if the agent has ended. Passes on all other outcomes of a change of the path.
+/// Returns `Over` if the agent has ended. Passes on all other outcomes of a command.
 fn settled<T>(moved: CommandResult<T>) -> Result<CommandResult<T>, Over> {
     match moved {
         Err(SessionError::Ended(_)) => Err(Over::AgentEnded),

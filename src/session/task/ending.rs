@@ -23,11 +23,11 @@ use crate::{
     subscription::{End, EndReason, EventId},
 };
 
-/// The maximum time for aborting an agent.
+/// The maximum time for aborting an agent, and the minimum time for releasing the conversation.
 const CUTTING_OFF: Duration = Duration::from_millis(100);
 
 impl Task {
-    /// Stops the agent, saves all changes, and keeps the last snapshot for readers.
+    /// Stops the agent, saves all changes, releases the conversation, and keeps the last snapshot for readers.
     pub(super) async fn finish(
         mut self: Box<Self>,
         mut commands: mpsc::Receiver<Box<Command>>,
@@ -41,8 +41,8 @@ impl Task {
         self.ends_by = Instant::now().checked_add(limit);
         let mut waiting: Vec<Stop> = stop.into_iter().collect();
         self.wind_down(&mut commands, &mut waiting, limit, in_flight).await;
-        // The agent is aborted at once, unless its callbacks block their thread. The agent must have ended before the
-        // next session of this conversation starts.
+        // Abort the agent if it is still running. It ends at once, unless its callbacks block their thread. The agent
+        // must have ended before the next session of this conversation starts.
         let cut_off = match timeout(CUTTING_OFF, self.agent.stop(Duration::ZERO)).await {
             // If `terminate` was aborted, the agent has already logged that. Only tools that are still running are
             // reported.
@@ -56,7 +56,7 @@ impl Task {
             self.take(delivery);
         }
 
-        // If the run was aborted, its uncommitted branch must be removed.
+        // If the run was aborted, its uncommitted branch must be removed, unless the turn is recorded.
         self.step(|core, _, effects| core.agent_ended(effects));
         let left = self.ends_by.map_or(limit, |ends_by| ends_by.saturating_duration_since(Instant::now()));
         let _ = timeout(left.max(CUTTING_OFF), self.release()).await;
@@ -162,8 +162,9 @@ impl Task {
         }
     }
 
-    /// Returns the last event of the feed, if the store has the state after this event. Otherwise its readers need a
-    /// snapshot.
+    /// Returns the event after which readers can continue in the next life, if there were readers and the store has the
+    /// state after this event. It is the last event of the feed or, if this life has emitted no event, the event from
+    /// which readers could continue in this life. If `None`, readers need a snapshot.
     async fn final_mark(&mut self) -> Option<EventId> {
         if !self.feed.is_listened_to() || !self.is_saved() || self.core.is_lost() || self.missed().is_some() {
             return None;

@@ -19,8 +19,8 @@ pub(in crate::session) type Settling = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 impl Task {
     /// Restarts the time of the idle shutdown, if there is no controller, and the agent is idle or waits for decisions
-    /// about a recorded turn. Called when the session starts, when its last controller is dropped, and when its agent
-    /// becomes idle or pauses.
+    /// about a recorded turn. Called when the session starts, when its last controller is dropped, when its agent
+    /// becomes idle or pauses, and when a delayed shutdown becomes possible.
     pub(super) fn consider_idle_shutdown(&mut self) {
         if let Some(wait) = self.shared.setup.idle_shutdown
             && self.core.is_at_rest()

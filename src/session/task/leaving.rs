@@ -13,7 +13,8 @@ use crate::{
 };
 
 impl Task {
-    /// Ends an agent that waits for decisions about a recorded turn. If it can't be ended, nothing changes.
+    /// Ends an agent that waits for decisions about a recorded turn. Returns whether it has ended. If it can't be
+    /// ended, nothing changes.
     pub(super) async fn retire_paused(&mut self) -> bool {
         self.core.is_recorded()
             && self.catch_up().await.is_ok()
@@ -21,8 +22,9 @@ impl Task {
             && matches!(self.owner.retire(Some(self.core.seen())).await, Ok(true))
     }
 
-    /// Stores the turn in flight within the limit, and stops listening to the agent. If the turn can't be stored, or is
-    /// not recorded, it is interrupted later.
+    /// Stores the turn in flight within the limit. If the turn is paused, the agent is ended. Otherwise, the task stops
+    /// listening to the agent, so that its later events change nothing. If the turn can't be stored, or is not
+    /// recorded, it is interrupted later.
     pub(super) async fn leave_turn(&mut self, limit: Duration) {
         let is_stored = timeout(limit, self.store_turn()).await.unwrap_or_default();
         if !is_stored || self.core.status() == Status::Paused && self.retire_paused().await {

@@ -11,7 +11,7 @@ use crate::{
     },
 };
 
-/// A call that is waiting until everything that was unsaved at its start is in the store.
+/// A call that waits until changes are in the store, or for the outcome of a prompt.
 pub(in crate::session) struct Flush {
     /// The value of the counter of changes up to which the changes must be stored before the reply.
     pub(super) wanted: u64,

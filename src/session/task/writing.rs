@@ -160,7 +160,7 @@ impl Task {
     }
 }
 
-/// Starts a write in a separate task, inside `span`. If the store panics, the write fails with an error.
+/// Starts a call of the store in a separate task, inside `span`. If the store panics, the call fails with an error.
 pub(in crate::session) fn contained<T: Send + 'static>(
     span: Span,
     write: impl Future<Output = Result<T, StoreError>> + Send + 'static,

@@ -57,7 +57,8 @@ pub(super) enum Order {
     Keep(Arc<Held>),
     /// The store has rejected the lease with this epoch. Find out why, and reply.
     Check(Arc<Held>, Epoch, Reply),
-    /// Release this lease and record the last event of the session's feed, then reply.
+    /// Release this lease and record the last event of the session's feed, then drop the sender. The caller waits for
+    /// that.
     Release(Arc<Held>, Option<EventId>, Option<oneshot::Sender<()>>),
 }
 
@@ -70,7 +71,7 @@ impl Keeper {
     ///
     /// # Errors
     ///
-    /// Fails if the thread can't be started.
+    /// Fails if the thread of the keepers or its runtime can't be started.
     pub(super) fn start(&self) -> Result<(), StoreError> {
         if self.orders.get().is_none() {
             let runtime = runtime()?;

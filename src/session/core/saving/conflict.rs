@@ -70,8 +70,9 @@ impl Core {
         self.saver.state_is_due = !self.saver.has(&self.state_now());
         self.save(env, effects);
         if self.saver.attempt.is_none() {
-            // Nothing is left to write. Either the rejected write contained only the title, and the other writer's
-            // title stays in the store, or the rejected write erased nodes that another writer has already erased.
+            // Nothing is left to write. Either the rejected write contained only the title or the labels, and those of
+            // the other writer stay in the store, or the rejected write erased nodes that another writer has already
+            // erased.
             self.saver.report = None;
             let report = StoreReport::Saved { what: SavedPart::State, version, through: None };
             effects.push(Effect::Emit(SessionEvent::Store(report)));

@@ -78,7 +78,7 @@ impl Core {
                 if at_most.is_none() && !without_end {
                     return self.lost(&error, effects);
                 }
-                // First repeat the write without the end of the run. This end repeats prompts, and the store may have
+                // First repeat the write without the end of the run. The end contains prompts, and the store may have
                 // rejected the write because of them.
                 let record = if without_end { record.and_then(Record::without_end) } else { record };
                 let later = self.saver.record.take();
@@ -104,8 +104,8 @@ impl Core {
         }
     }
 
-    /// Stops saving, because the conversation in the store belongs to another owner now, or because the store can't
-    /// accept the remaining changes.
+    /// Stops saving, because another owner or writer has taken over, changed or deleted the conversation in the store,
+    /// or because the store can't accept the remaining changes.
     pub(in crate::session) fn lost(&mut self, error: &StoreError, effects: &mut Effects) {
         if self.saver.loss.is_some() {
             return;
@@ -140,7 +140,8 @@ impl Attempt {
     }
 }
 
-/// Returns whether a failed write means that the conversation belongs to another owner or was deleted.
+/// Returns whether a failed write means that the conversation belongs to another owner, or that another writer has
+/// changed or deleted it.
 fn is_final(error: &StoreError, job: &Job) -> bool {
     match error {
         StoreError::Conflict { .. }

@@ -112,7 +112,7 @@ impl Record {
     }
 }
 
-/// The usage rows of the turn in flight. They become part of the record when the turn ends.
+/// The usage rows of the turn in flight. They become part of the record when the turn in flight is recorded or ends.
 #[derive(Debug, Default)]
 pub(in crate::session::core) struct Spending(Vec<UsageRow>);
 
@@ -178,7 +178,8 @@ impl Core {
         }
     }
 
-    /// Returns the size in bytes of the usage and of the end of a run that are not in the store yet.
+    /// Returns the size in bytes of the usage, of the end of a run and of the turn in flight that are not in the store
+    /// yet.
     pub(in crate::session::core) fn record_weight(&self) -> usize {
         let in_flight = match self.saver.attempt.as_ref().map(|attempt| &*attempt.job) {
             Some(Job::Commit(_, commit)) => {

@@ -269,7 +269,8 @@ impl Agent {
     ///
     /// If a response does not match the schema, the agent requests it again, up to
     /// [`Options::output_retries`](crate::provider::Options::output_retries) times. A response that was cut off or
-    /// refused is not requested again. Responses that do not match are never part of the history.
+    /// refused is not requested again. A response that is requested again never becomes part of the history. The last
+    /// response becomes part of the history even if it does not match the schema.
     ///
     /// A response that matches the schema but not the type is not requested again. This can happen if the type's
     /// `Deserialize` checks more than the schema does. The agent knows only the schema, because a stored run can

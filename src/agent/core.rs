@@ -82,7 +82,8 @@ pub enum Accepted {
         /// The id of the prompt, with which [`unstage`](super::Agent::unstage) returns it. If the prompt had no id, the
         /// agent has given it one.
         id: PromptId,
-        /// The number of prompts that are used before this prompt.
+        /// The number of prompts that were staged before this prompt. A prompt for the next step can be used before
+        /// them.
         ahead: usize,
     },
     /// A prompt with the same id was accepted before. Nothing was started, and the content of the new prompt was not
@@ -101,7 +102,7 @@ pub(super) struct Core {
     /// The history before the run, if the run uses another history and has committed nothing.
     fallback: Option<Box<History>>,
     phase: Phase,
-    /// The staged prompts, in the order of their use. Each has an id.
+    /// The staged prompts, in the order in which they were staged. Each has an id.
     staged: RareList<Arc<Prompt>>,
     /// The ids of prompts that the application has given.
     known: KnownPrompts,

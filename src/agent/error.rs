@@ -98,8 +98,8 @@ pub enum AgentError {
     Panicked(&'static str, String),
     /// The queue of application events is full. The value is the length of the queue.
     TooManyEvents(usize),
-    /// The receiver of the commit channel is too far behind, so no run can start. The value is the number of events
-    /// that wait for the receiver.
+    /// The receiver of the commit channel is too far behind, so the agent accepts no prompt and no change of its
+    /// configuration or history. The value is the number of events that wait for the receiver.
     CommitBehind(usize),
     /// The agent's session accepts no prompts now. The value states the reason: too much is unsaved, or the session is
     /// shutting down.

@@ -47,7 +47,8 @@ pub struct TurnRecord {
     /// The new results of the tools that the last pending message uses.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub results: Vec<Settled>,
-    /// The state of the agent as JSON text. Stores do not interpret it.
+    /// The state of the agent as JSON text. Implementations of a store keep the text unchanged. Only the crate reads
+    /// it, and adds the decisions about a turn that no process has open.
     pub core: Box<str>,
     /// The tool uses that wait for a decision.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

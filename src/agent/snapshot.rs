@@ -83,7 +83,7 @@ pub struct Snapshot {
     /// The tools of the current step that were started and whose results were not emitted yet.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tools: Vec<ToolRun>,
-    /// The staged prompts, in the order in which they will be used. Each has an id.
+    /// The staged prompts, in the order in which they were staged. Each has an id.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub staged: Vec<Arc<Prompt>>,
     /// The end of the last run, if a run has ended since the agent's start. It is kept while the next run is active.

@@ -243,7 +243,7 @@ impl State {
         self.turn
     }
 
-    /// Returns the values that the application added to the builder.
+    /// Returns the values that the application added to the builder, and the [`WeakAgent`] that every agent adds.
     pub fn extensions(&self) -> &Extensions {
         &self.extensions
     }

@@ -94,8 +94,8 @@ pub(in crate::agent) enum Effect {
     /// Report to the core that a record is stored, with this operation number. This effect is always inside
     /// [`Held`](Self::Held).
     Return(Op),
-    /// Ask for a permit for the prepared request, and connect. Deltas are reported to the core with this operation
-    /// number.
+    /// Ask for a permit for the prepared request. Then report the permit to the core if the agent makes records, and
+    /// otherwise connect at once. Deltas are reported to the core with this operation number.
     Open(Op),
     /// Send the request that has its permit.
     Connect(Op),

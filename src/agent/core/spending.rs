@@ -7,8 +7,8 @@ use crate::{
     provider::Fold,
 };
 
-/// Emits the usage of the last request, which ended without a `Step`. `model` is the model that the service has
-/// reported, if any.
+/// Emits the usage of the last request, which ended without a `Step`, unless the usage is zero. `model` is the model
+/// that the service has reported, if any.
 pub(super) fn emit_usage(
     turn: &Turn,
     usage: Usage,

@@ -361,7 +361,7 @@ impl Task {
                 (call.slot, ToolResult::error(&call.tool_use, message))
             }
         };
-        // Process the progress reports that the tool sent before it returned.
+        // Process the reports that the tools have sent so far, so that the tool's reports come before its end.
         let sent: Vec<_> = (0..tasks.reports.len()).map_while(|_| tasks.reports.try_recv().ok()).collect();
         for report in sent {
             self.take_report(report);

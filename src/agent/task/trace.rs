@@ -98,7 +98,7 @@ fn record(work: &mut Work, event: &Event) {
 /// The finish reason of a run, and the type and the description of its failure.
 type Ending<'a> = (&'a str, Option<(&'a str, &'a str)>);
 
-/// Ends the run's trace. A run without an ending was cancelled.
+/// Ends the run's trace. `ending` is `None` if the run was cancelled.
 fn end(work: &mut Work, response: &Response, ending: Option<Ending<'_>>) {
     let Some(mut trace) = work.trace.take() else { return };
     trace.add(&tokens(&response.usage));

@@ -17,7 +17,7 @@ use super::{
     support::{names, run_events, scripted},
 };
 
-/// Callbacks that append their names to the system prompt.
+/// Callbacks whose methods append their names to the system prompt.
 struct Tracing;
 
 fn append(state: &mut State, name: &str) {

@@ -468,7 +468,7 @@ async fn interrupt_or_cancel_while_paused_on_a_providers_question_ends_the_run()
 
 #[tokio::test(start_paused = true)]
 async fn cancel_between_two_turns_second_discarded_first_kept() {
-    /// Callbacks that continue once, and hang before the second turn's request.
+    /// Callbacks that continue after each turn, and hang before the second turn's request.
     struct Twice(Gate, usize);
 
     #[async_trait]

@@ -23,7 +23,7 @@ use crate::{
     tool::{Replay, Tool, ToolContext, tool_fn},
 };
 
-/// The part of a store that outlives the process.
+/// A store that receives the agent's deliveries. The next life starts with its history and its turn.
 #[derive(Clone, Default)]
 struct Shelf(Arc<Mutex<Contents>>);
 
@@ -152,7 +152,7 @@ async fn settle() {
     }
 }
 
-/// The calls of a tool, with their keys and inputs. The first call hangs if the gate is closed.
+/// The calls of a tool, with their keys and inputs. Each call waits at the gate.
 #[derive(Clone)]
 struct Calls {
     made: Arc<Mutex<Vec<(String, Value)>>>,

@@ -21,7 +21,8 @@ use super::{
     support::{apply, ends_run, run_events, scripted},
 };
 
-/// Callbacks that pause on the tool `ask`, retry after a failure, continue once, and take some time in every method.
+/// Callbacks that pause the tools `ask` and `shell`, reject the tool `refused`, retry after a failure, and continue
+/// once. Each of these methods takes some time.
 struct Rich {
     continued: bool,
 }

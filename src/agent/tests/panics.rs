@@ -171,7 +171,8 @@ async fn cancel_provider_panics_when_dropped_cancelled_and_agent_survives() {
     }
 }
 
-/// A tool that panics once in the given method, after the test has armed the tool.
+/// A tool that panics in the method named `part` while the test has armed the tool. If `part` is `drop`, each call
+/// drops a value whose drop panics.
 struct Brittle {
     part: &'static str,
     armed: Arc<AtomicBool>,

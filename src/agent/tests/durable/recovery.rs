@@ -355,7 +355,7 @@ async fn record_that_cannot_be_read_is_refused() {
         let damaged = TurnRecord { core: core.into(), ..turn.clone() };
         assert!(matches!(read(damaged), Err(UnreadableTurn::Damaged(_))), "{core}");
     }
-    // A record is refused whichever of its members is wrong.
+    // A record is refused if it lacks its messages, or if a member of its state is wrong.
     let lost = TurnRecord { append: Vec::new(), ..turn.clone() };
     assert!(matches!(read(lost), Err(UnreadableTurn::Damaged(_))));
     let value: Value = serde_json::from_str(&turn.core).unwrap();

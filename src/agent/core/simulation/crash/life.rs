@@ -342,7 +342,7 @@ impl<'a> Life<'a> {
         self.input(|core, cx| core.recovered(op, decision, recovery, replay, cx))
     }
 
-    /// Returns the decision of `handle_tool_use`, which depends on the tool use alone.
+    /// Returns the decision of `handle_tool_use`. It depends only on the tool use and on the script.
     fn verdict(&self, tool_use: &ToolUse) -> ToolDecision {
         let place = tool_use.id.as_str().split_once('-');
         let place = place.and_then(|(step, index)| Some((step.parse().ok()?, index.parse::<usize>().ok()?)));

@@ -20,7 +20,7 @@ pub(super) struct Oracle {
     calls: HashMap<Arc<str>, (usize, Value)>,
     /// The number of additional calls that persons have allowed, by key.
     allowed: HashMap<String, usize>,
-    /// The requests that must not be repeated.
+    /// The requests that were sent: the turn and the step of each.
     requests: HashSet<(TurnId, u32)>,
     /// The prompts whose acceptance was acknowledged.
     acknowledged: HashSet<String>,

@@ -128,9 +128,9 @@ pub trait Provider: Send + Sync + 'static {
     /// The name before the colon in `provider:model`.
     fn name(&self) -> &str;
 
-    /// Creates the instance for one conversation, if the provider keeps state per conversation. Called once, before the
-    /// conversation's first request. `None`, the default, means that the provider has no such state and serves all
-    /// conversations itself.
+    /// Creates the instance for one conversation, if the provider keeps state per conversation. An agent calls this
+    /// before its first request to the provider, and again if it has used another provider since then. `None`, the
+    /// default, means that the provider has no such state and serves all conversations itself.
     ///
     /// A failed call is not repeated, and the request's timeout does not apply to the call. An instance that needs a
     /// connection should therefore connect at its first request.
@@ -164,14 +164,14 @@ pub trait Provider: Send + Sync + 'static {
     }
 
     /// Reports to an instance from [`open`](Provider::open) that these messages of a complete or interrupted turn are
-    /// now part of the conversation. A response that is never reported here was discarded. Agents call this when a turn
-    /// is committed, before the next request. Code that opens an instance without an agent, or wraps a provider, must
-    /// call it too.
+    /// now part of the conversation. A response of the instance that is never reported here was discarded. Agents call
+    /// this when a turn is committed, before the next request. Code that opens an instance without an agent, or wraps a
+    /// provider, must call it too.
     fn committed(&self, messages: &[Arc<Message>]) {
         let _ = messages;
     }
 
-    /// Ends an instance from [`open`](Provider::open). Called once, when its conversation ends or changes to another
-    /// model.
+    /// Ends an instance from [`open`](Provider::open). Called once, when the agent ends or sends a request to another
+    /// provider.
     async fn close(&self) {}
 }

@@ -5,9 +5,9 @@ use super::{Options, Secret};
 /// An API key and HTTP headers for one agent's requests to one provider.
 ///
 /// Give them to [`AgentBuilder::credentials`](crate::agent::AgentBuilder::credentials) each time an agent is built or a
-/// conversation is opened. They are not part of the agent's [`Options`]. Therefore they are never saved and never
-/// replace saved options, and they apply whenever a model of that provider is in use. A key and headers in the options
-/// take precedence over them.
+/// conversation is opened. They are not part of the agent's [`Options`]. Therefore, they are never saved and never
+/// replace saved options. They apply whenever a model of that provider is in use. A key and headers in the options take
+/// precedence over them.
 ///
 /// ```
 /// use omni_agent::agent::Agent;

@@ -268,9 +268,9 @@ pub trait Decoder: Send {
     /// Returns whether the terminal event of the wire format was decoded. Nothing after the terminal event is read.
     fn is_done(&self) -> bool;
 
-    /// Returns whether the response may end here, without a terminal event. If so, the rest of the body, such as usage,
-    /// is awaited only briefly, and then [`end`](Decoder::end) is called. The default implementation always returns
-    /// `false`.
+    /// Returns whether the response may end here, without a terminal event. If so, the endpoint waits only a few
+    /// seconds for the rest of the body, such as usage, and then calls [`end`](Decoder::end). The default
+    /// implementation always returns `false`.
     fn is_complete(&self) -> bool {
         false
     }

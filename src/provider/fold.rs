@@ -98,7 +98,8 @@ impl Fold {
         &self.message
     }
 
-    /// Returns the usage reported so far and resets it, because the request is sent again.
+    /// Returns the usage reported so far and resets it, so that the usage of each attempt of a request is counted
+    /// separately.
     pub(crate) fn take_usage(&mut self) -> Usage {
         self.message.usage.take().unwrap_or_default()
     }

@@ -150,7 +150,7 @@ impl AcpBackend {
 
     /// Returns the same backend with another limit for the start of a session, measured from the start of the program.
     /// The default is 50 seconds. This is a little less than [`BackendLimits::start`](super::BackendLimits::start), so
-    /// that this limit expires first: its error names the slow call.
+    /// that this limit expires first: its error names the slow request.
     pub fn with_start_limit(mut self, limit: Duration) -> Self {
         self.start_limit = limit;
         self

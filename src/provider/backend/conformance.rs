@@ -138,7 +138,7 @@ pub trait BackendUnderTest: Send + Sync + 'static {
         None
     }
 
-    /// Returns a prompt whose answer contains the remembered word if, and only if, the session knows the word.
+    /// Returns a prompt whose response contains the remembered word if, and only if, the session knows the word.
     fn recall_prompt(&self) -> Option<TurnPrompt> {
         None
     }

@@ -4,10 +4,10 @@ use std::collections::HashSet;
 
 use crate::provider::{ErrorKind, ProviderError};
 
-/// The maximum number of calls in one response. Only a broken server sends more.
+/// The maximum number of tool calls in one response. Only a broken server sends more.
 pub(super) const MAX_CALLS: usize = 1024;
 
-/// The ids of the calls of one response.
+/// The ids of the tool calls of one response.
 #[derive(Debug, Default)]
 pub(super) struct CallIds {
     taken: HashSet<String>,
@@ -15,7 +15,7 @@ pub(super) struct CallIds {
 }
 
 impl CallIds {
-    /// Returns whether the response has no call yet.
+    /// Returns whether the response has no tool call yet. Only for wire formats that get the ids from [`next`](Self::next).
     pub(super) fn is_empty(&self) -> bool {
         self.count == 0
     }

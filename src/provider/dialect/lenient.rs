@@ -34,7 +34,7 @@ impl<'a> From<Cow<'a, str>> for Text<'a> {
     }
 }
 
-/// The arguments of a call as JSON text. A service may send this text in a string, or send the JSON value itself.
+/// The arguments of a tool call as JSON text. A service may send this text in a string, or send the JSON value itself.
 #[derive(Default)]
 pub(super) struct Arguments<'a>(Text<'a>);
 

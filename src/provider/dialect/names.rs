@@ -13,9 +13,9 @@ use crate::provider::{
 
 /// The names of a request's tools on the wire.
 ///
-/// A name consists of letters, digits, `_`, `-` and the characters in `also`. It has at most `limit` characters and
-/// begins with a letter or `_`. Names of declared tools are distinct. Tools that are called but not declared may share
-/// a name, because calls and results are matched by their ids.
+/// A name on the wire consists of letters, digits, `_`, `-` and the characters in `also`. It has at most `limit`
+/// characters and begins with a letter or `_`. The names of declared tools are distinct. Tools that are called but not
+/// declared may share a name, because calls and results are matched by their ids.
 pub(super) struct ToolNames<'a> {
     limit: usize,
     also: &'static str,

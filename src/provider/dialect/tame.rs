@@ -1,5 +1,5 @@
-//! Rewrites events in which the arguments of a call, or the usage, make a strict parser fail or lose data. These two
-//! members must not cause the response to fail.
+//! Rewrites events in which the arguments of a tool call, or the usage, make a strict parser fail or lose data. These
+//! two members must not cause the response to fail.
 
 use std::{collections::HashMap, fmt};
 
@@ -9,7 +9,7 @@ use serde::{
 };
 use serde_json::value::RawValue;
 
-/// The greatest depth in an event at which the arguments of a call are found.
+/// The greatest depth in an event at which the arguments of a tool call are found.
 const MAX_DEPTH: usize = 16;
 
 /// Rewrites an event. Two kinds of members become strings: usage that is unreadable, and arguments that are JSON values

@@ -214,8 +214,8 @@ pub(super) async fn write(
     Ok(())
 }
 
-/// Returns the end of the connection for the implementation of the protocol, and the two parts of our end: the receiver
-/// of the messages to write, and the sender for messages that were read.
+/// Connects this module with the implementation of the protocol. Returns the side of the implementation, and the two
+/// parts of this module's side: the receiver of the messages to write, and the sender for messages that were read.
 pub(super) fn channel() -> (Channel, UnboundedReceiver<TransportFrame>, UnboundedSender<TransportFrame>) {
     let (theirs, ours) = Channel::duplex();
     let (rx, tx) = ours.into_parts();

@@ -23,7 +23,7 @@ use crate::{
 /// The maximum length of a name, in bytes. Only a broken server sends more.
 const MAX_NAME: usize = 1024;
 
-/// The calls of one response.
+/// The tool calls of one response.
 #[derive(Default)]
 pub(super) struct Calls {
     list: Vec<Call>,
@@ -34,7 +34,7 @@ pub(super) struct Calls {
     held: usize,
 }
 
-/// A fragment of a call. Absent members are empty.
+/// A fragment of a tool call. Absent members are empty.
 pub(super) struct Fragment<'a> {
     pub(super) index: Option<u64>,
     /// The position of the fragment in its chunk, if the chunk has several fragments.

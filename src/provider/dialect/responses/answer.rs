@@ -34,7 +34,7 @@ pub(super) struct ResponseItems {
 }
 
 impl ResponseItems {
-    /// Returns whether the response contains a call.
+    /// Returns whether the response contains a tool call whose block has started.
     pub(super) fn has_calls(&self) -> bool {
         self.items.iter().any(|item| matches!(&item.state, ItemState::Call(call) if call.is_emitted()))
     }
@@ -52,7 +52,8 @@ impl ResponseItems {
         let Some(at) = known else {
             return self.push(whole, place, deltas).map(drop);
         };
-        // The arguments of a call may have arrived before the item of the call, so the block of the call may start now.
+        // The arguments of a tool call may have arrived before the item of the call, so the block of the call may start
+        // now.
         if let ItemState::Call(call) = &mut self.items[at].state {
             call.start(whole, &mut Blocks { count: &mut self.blocks, deltas });
         }
@@ -188,7 +189,7 @@ impl ResponseItems {
         self.check_blocks()
     }
 
-    /// Appends text to a call's arguments.
+    /// Appends text to a tool call's arguments.
     pub(super) fn arguments(
         &mut self,
         place: ItemRef<'_>,
@@ -206,7 +207,7 @@ impl ResponseItems {
         Ok(())
     }
 
-    /// Completes a call's arguments.
+    /// Completes a tool call's arguments.
     pub(super) fn whole_arguments(
         &mut self,
         place: ItemRef<'_>,

@@ -17,7 +17,7 @@ use crate::{
     },
 };
 
-/// The maximum length of a call's id, in characters, as stated in OpenAI's error `string_above_max_length`.
+/// The maximum length of a tool call's id, in characters, as stated in OpenAI's error `string_above_max_length`.
 const ID_LIMIT: usize = 64;
 
 /// The media types, other than `text/*`, that can be sent as files. Each has a default file name, because the service
@@ -43,8 +43,9 @@ pub(super) struct Input<'a> {
     names: &'a ToolNames<'a>,
     reasoning: ReasoningItems,
     ids: CallIds<'a>,
-    /// The callers of the calls that the model did not make itself, for example calls by a program that the service
-    /// runs. Only the calls of the last response are included. The result of such a call must repeat its caller.
+    /// The callers of the tool calls that the model did not make itself, for example calls by a program that the
+    /// service runs. Only the calls of the last response are included. The result of such a call must repeat its
+    /// caller.
     callers: HashMap<&'a str, Value>,
     items: Vec<Value>,
 }
@@ -298,9 +299,9 @@ fn reasoning_item(thinking: &Thinking, wanted: ReasoningItems) -> Option<Value> 
     goes.then_some(Value::Object(item))
 }
 
-/// The ids of calls on the wire. Each id has a length that the service accepts and is unique in a conversation. An id
-/// depends only on earlier calls, so that the encoded beginning of a conversation stays the same when the conversation
-/// grows.
+/// The ids of tool calls on the wire. Each id has a length that the service accepts and is unique in a conversation. An
+/// id depends only on earlier calls, so that the encoded beginning of a conversation stays the same when the
+/// conversation grows.
 #[derive(Default)]
 struct CallIds<'a> {
     taken: HashSet<String>,

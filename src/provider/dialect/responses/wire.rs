@@ -115,7 +115,7 @@ pub(super) fn call_signature(item: &Value) -> Option<String> {
     (!kept.is_empty()).then(|| Value::Object(kept).to_string())
 }
 
-/// Returns the JSON text of a call's arguments. Some services send the JSON value itself instead of a string.
+/// Returns the JSON text of a tool call's arguments. Some services send the JSON value itself instead of a string.
 pub(super) fn arguments(item: &Value) -> Option<String> {
     match item.get("arguments")? {
         Value::Null => None,

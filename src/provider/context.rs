@@ -13,7 +13,8 @@ use tokio::sync::oneshot;
 
 use crate::{message::ToolUse, sync::lock, telemetry::RequestScope, tool::Decision};
 
-/// The connection of a provider to the conversation that it serves, while its stream is open.
+/// The connection of a provider to the conversation that it serves. The connection is open while the stream of the
+/// response is open.
 ///
 /// A provider can store private state with the conversation, in the
 /// [`provider_data`](super::MessageDelta::provider_data) of its responses. It reads this state with

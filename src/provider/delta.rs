@@ -70,7 +70,7 @@ pub enum BlockStart {
     Thinking,
     /// A tool use, whose input follows.
     ToolUse {
-        /// The tool use's id. The decoder generates one if the service sends none.
+        /// The id of the tool use. If it is empty, the message gets a generated id.
         id: ToolUseId,
         /// The tool's name.
         name: String,

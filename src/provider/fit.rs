@@ -49,7 +49,8 @@ fn thinking(request: &mut Request, info: &ModelInfo) -> Option<String> {
     (!off).then(|| format!("`thinking` is ignored: {} does not think", request.model))
 }
 
-/// Lowers the request's token limit to the model's limit and returns a warning, because services reject a higher limit.
+/// If the request's token limit is higher than the model's limit, lowers it to the model's limit and returns a warning.
+/// Services reject a higher limit.
 fn max_tokens(request: &mut Request, info: &ModelInfo) -> Option<String> {
     let limit = u32::try_from(info.output_limit?).ok()?;
     if request.options.max_tokens()? <= limit {

@@ -264,7 +264,8 @@ impl Fold {
         let whole = matches!(stop_reason, StopReason::Stop | StopReason::ToolUse | StopReason::Pause);
         let count = self.blocks.len();
         let content = self.blocks.into_iter().enumerate().map(|(index, block)| {
-            // Services send an end also for a truncated block. Only the last block can be truncated.
+            // Services also send an end for a truncated block, so the last block may be truncated although it has
+            // ended.
             let cut = !whole && (index + 1 == count || !block.ended);
             block.finish(cut)
         });

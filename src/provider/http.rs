@@ -1,9 +1,9 @@
 //! Endpoints: services that are reached over HTTP.
 //!
-//! An [`Endpoint`] is a [`Provider`](super::Provider). It knows a service's address, how the service takes its key
-//! ([`Auth`]), how long to wait for it ([`Timeouts`]), and how much to read from it ([`Limits`]). The wire format,
-//! which is the JSON shapes and the stream framing, comes from the module [`dialect`](super::dialect). Between the two,
-//! a framer splits the bytes of a response into events.
+//! An [`Endpoint`] is a [`Provider`](super::Provider). It knows a service's address, how the service receives its key
+//! ([`Auth`]), how long to wait for the service ([`Timeouts`]), and how much to read from the service ([`Limits`]). The
+//! wire format, which is the JSON shapes and the stream framing, comes from the module [`dialect`](super::dialect).
+//! Between the endpoint and the wire format, a framer splits the bytes of a response into events.
 //!
 //! There is a constructor for each service that this crate knows, such as [`Endpoint::anthropic`]. For other services
 //! there are [`Endpoint::openai_compatible`], [`Endpoint::anthropic_compatible`] and [`Endpoint::custom`]. [`mapping`]

@@ -257,8 +257,9 @@ struct Priced {
 }
 
 impl Priced {
-    /// Adds the cost. Usage is reported as a total so far, and the last report counts. So the cost is computed for each
-    /// report, and an aborted response has a cost too. A cost reported by the service takes precedence.
+    /// Adds the cost to the usage in `data`. Usage is reported as a total so far, and the last report counts. So the
+    /// cost is computed for each report, and an aborted response has a cost too. A cost reported by the service takes
+    /// precedence.
     fn price(&self, data: &mut MessageDelta) {
         if let (Some(usage), Some(price)) = (&mut data.usage, &self.info.price) {
             usage.cost = usage.cost.or_else(|| price.cost(usage, self.cache));

@@ -39,8 +39,8 @@ pub struct BackendProvider {
 
 /// The reaction if the backend has lost the session of a conversation or can't resume it.
 ///
-/// A new session knows nothing of the conversation: neither the files that the old session read nor the decisions that
-/// it made.
+/// A new session knows only what its first prompt contains. It knows neither the files that the old session read nor
+/// the decisions that it made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LostSession {

@@ -115,15 +115,15 @@ impl ChatCompletions {
             .without_tools_beside_effort()
     }
 
-    /// Sets the member that carries the output limit. The default is `max_tokens`, which most services use. OpenAI requires
-    /// `max_completion_tokens`.
+    /// Sets the member that carries the output limit. The default is `max_tokens`, which most services use. OpenAI
+    /// requires `max_completion_tokens`.
     pub fn with_max_tokens_field(mut self, field: &'static str) -> Self {
         self.max_tokens_field = field;
         self
     }
 
-    /// Sets the role of the message that carries the system prompt. The default is `system`, which every service supports.
-    /// OpenAI's newer role is `developer`.
+    /// Sets the role of the message that carries the system prompt. The default is `system`, which every service
+    /// supports. OpenAI's newer role is `developer`.
     pub fn with_system_role(mut self, role: &'static str) -> Self {
         self.system_role = role;
         self

@@ -37,11 +37,11 @@ setters!(EffortWords:
 );
 
 impl EffortWords {
-    /// The three efforts that every service with `reasoning_effort` supports.
+    /// The words for the three efforts that every service with `reasoning_effort` supports, and for no reasoning.
     pub const COMMON: Self =
         Self { off: Some("none"), minimal: "low", low: "low", medium: "medium", high: "high", max: "high" };
 
-    /// All efforts of OpenAI. Each model supports only some of them.
+    /// The words for all efforts of OpenAI. Each model supports only some of them.
     pub const OPENAI: Self = Self { minimal: "minimal", max: "xhigh", ..Self::COMMON };
 
     /// Limits the words to the efforts that a model supports.

@@ -15,7 +15,8 @@ pub(super) struct CallIds {
 }
 
 impl CallIds {
-    /// Returns whether the response has no tool call yet. Only for wire formats that get the ids from [`next`](Self::next).
+    /// Returns whether the response has no tool call yet. Used for wire formats that get the ids from
+    /// [`next`](Self::next).
     pub(super) fn is_empty(&self) -> bool {
         self.count == 0
     }

@@ -1,5 +1,5 @@
-//! Lenient reading of scalars. Services omit members, set them to null or send values of another type. A value that
-//! cannot be read is treated as absent.
+//! Lenient reading of scalars. Services omit members, set them to null or send values of another type. In most of these
+//! types, a value that cannot be read is treated as absent.
 
 use std::{borrow::Cow, fmt, marker::PhantomData};
 

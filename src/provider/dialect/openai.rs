@@ -1,4 +1,4 @@
-//! The common parts of OpenAI's two wire formats.
+//! The common parts of OpenAI's two wire formats. Other wire formats use some of them too.
 
 use serde_json::{Map, Number, Value};
 
@@ -18,7 +18,7 @@ use crate::provider::{Effort, Options, OutputSchema, Request, ThinkingMode};
 pub(super) const NAME_LIMIT: usize = 64;
 
 /// Returns the word for the reasoning effort, and warns if it is not exactly the requested effort. Returns `None` if
-/// thinking is to be turned off and the service has no word for this.
+/// the request turns thinking off and the service has no word for this.
 pub(super) fn effort(
     words: EffortWords,
     mode: ThinkingMode,

@@ -1,5 +1,5 @@
 //! The services that this crate knows, one file per service. A file defines the service's address, how the service
-//! takes its key, and how the service deviates from the wire format. Each file begins with its sources.
+//! receives its key, and how the service deviates from the wire format. Each file begins with its sources.
 
 mod alibaba;
 mod anthropic;

@@ -36,7 +36,8 @@ impl PermissionQuestion {
     }
 }
 
-/// Returns the response that expresses this answer. If the answer is `None`, the turn was cancelled.
+/// Returns the response that expresses this answer. If the answer is `None`, the turn was cancelled, or the agent
+/// withdrew the request.
 pub(super) fn outcome(answer: Option<PermissionAnswer>, options: &[PermissionOption]) -> Value {
     use PermissionKind::{AllowAlways, AllowOnce, RejectAlways, RejectOnce};
 
@@ -52,7 +53,7 @@ pub(super) fn outcome(answer: Option<PermissionAnswer>, options: &[PermissionOpt
     };
     let outcome = match chosen {
         Some(option) => RequestPermissionOutcome::Selected(SelectedPermissionOutcome::new(option.id.clone())),
-        // The turn was cancelled, or the agent offers no option for the decision.
+        // There is no answer, or the agent offers no option for it.
         None => RequestPermissionOutcome::Cancelled,
     };
     json!(RequestPermissionResponse::new(outcome))

@@ -199,7 +199,8 @@ impl SessionStart<'_> {
         Ok(session.config_options)
     }
 
-    /// Selects the model, if the agent offers a choice. Returns a warning if the agent offers none.
+    /// Selects the model, if the agent offers a choice. Returns a warning if the agent offers no choice, and an error
+    /// if the agent offers only other models.
     async fn choose(
         &self,
         id: &SessionId,

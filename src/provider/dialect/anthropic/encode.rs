@@ -136,8 +136,8 @@ impl Encoder<'_> {
     }
 
     /// If `block_binding` is true, lets the service drop thinking whose preceding content has changed since the
-    /// thinking was produced. Without this setting, the service rejects this request and every later one. Changed
-    /// tools, changed system prompts and repeated steps change the preceding content.
+    /// thinking was produced. Without the member `block_binding`, the service rejects this request and every later one.
+    /// Changed tools, changed system prompts and repeated steps change the preceding content.
     ///
     /// Returns which thinking can be sent back. If thinking is turned off or set to a mode other than adaptive, the
     /// request can't let the service drop thinking, so less thinking is sent back.

@@ -12,7 +12,7 @@ use crate::provider::{
     },
 };
 
-/// The number of stop sequences that the service supports.
+/// The maximum number of stop sequences that the service supports.
 const STOP_LIMIT: usize = 5;
 
 /// The service's words for thinking levels.

@@ -8,7 +8,7 @@ use crate::provider::{dialect::Framing, http::framing::BOM};
 /// Collects the first bytes of a body until they show how to read the body.
 pub(super) struct AnswerStart {
     framing: Framing,
-    /// The maximum number of bytes of a first line that are held.
+    /// The maximum number of bytes of the first line that are held.
     limit: usize,
     /// The number of bytes so far that may be the beginning of a byte order mark. `None` after the mark or anything
     /// else has been read.

@@ -33,8 +33,8 @@ pub fn error_chain(error: &(dyn Error + 'static)) -> String {
     text
 }
 
-/// Returns the `source` of an error that has this text and this cause. The `source` is the first error in the chain of
-/// causes whose text is not part of `text`.
+/// Returns the `source` of an error that has this text and this cause. The errors up to the last one whose text is part
+/// of `text` are skipped, and the next error in the chain of causes is returned.
 pub(crate) fn source_after<'e>(
     text: &str,
     cause: &'e (dyn Error + 'static),
@@ -80,8 +80,8 @@ pub enum InvalidId {
         /// The length of the text in bytes.
         len: usize,
     },
-    /// A conversation id must not begin or end with a dot. Otherwise it could name a hidden file or a path outside of
-    /// the folder.
+    /// A conversation id must not begin or end with a dot. Otherwise, in a store that keeps conversations in files, it
+    /// could name a hidden file or a path outside of the store's folder.
     #[error("a conversation id neither begins nor ends with a dot")]
     DotAtEdge,
     /// A conversation id must not contain a character that is special in a path, a query or a URL.

@@ -23,7 +23,7 @@
 //! | --- | --- |
 //! | [`telemetry`] | spans of runs, requests and tool calls; metrics |
 //! | [`message`] | pure data: messages, content blocks, [`History`](message::History), usage |
-//! | [`tool`] | what a model can call |
+//! | [`tool`] | the tools that a model can call |
 //! | [`provider`] | one streaming request to a model; wire formats, endpoints, retry |
 //! | [`subscription`] | a snapshot and numbered events, without gap or overlap |
 //! | [`agent`] | one conversation as an actor: turn loop, callbacks, approval, steering, events |

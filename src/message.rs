@@ -108,8 +108,8 @@ pub struct Message {
     pub timestamp: Timestamp,
     /// The data that providers keep with the message as a whole. There is one entry per wire format, and its key is the
     /// format's name. An entry is sent back only to its wire format. The keys also show which wire format wrote the
-    /// message. An endpoint adds its own name as `service`, and removes private data from requests to any other
-    /// service.
+    /// message. Endpoints add the name of their service in the entry `service`, so that the data that one service needs
+    /// is not sent to another service.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub provider_data: Map<String, Value>,
     /// The id of the message. The agent gives each new message an id. Messages from elsewhere may have none. The id is

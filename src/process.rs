@@ -83,8 +83,8 @@ impl Process {
         let process = Self { held: Arc::clone(&held), ended };
         thread::Builder::new().name("omni-process".to_owned()).stack_size(256 * 1024).spawn(move || {
             let status = reap(&held);
-            // A program that exits successfully has already ended the processes that it started. After any other exit,
-            // kill the processes that remain.
+            // The process group of the program is killed by now. A program that exits successfully has already ended
+            // its processes in other groups. After any other exit, kill those that remain.
             #[cfg(target_os = "linux")]
             if !status.as_ref().is_ok_and(ExitStatus::success) {
                 mark.kill_all();
@@ -112,7 +112,8 @@ impl Process {
         how.unwrap_or_else(|| "its exit status is unknown".to_owned())
     }
 
-    /// Waits until the program ends. After `grace`, forces it to end.
+    /// Waits until the program ends. After `grace`, forces it to end: on Unix first with the signal `TERM`, and after
+    /// half of `grace` again by killing it.
     pub(crate) async fn stop(&self, grace: Duration) {
         if timeout(grace, self.ended()).await.is_ok() {
             return;

@@ -1,8 +1,8 @@
 //! Subscriptions, which consist of a snapshot and then numbered events, without a gap and without an overlap.
 //!
-//! Agents, sessions and the manager are *actors*: tasks that own a state and emit events when the state changes. Their
-//! `subscribe` methods return a [`Subscription`]. Only a session's method returns a
-//! [`SessionSubscription`](crate::session::SessionSubscription), which wraps a [`Subscription`].
+//! Agents, sessions and the manager are *actors*: tasks that own a state and emit events when the state changes. The
+//! `subscribe` methods of agents and managers return a [`Subscription`]. The method of a session returns a
+//! [`SessionSubscription`](crate::session::SessionSubscription), which contains a [`Subscription`].
 //!
 //! # Main types
 //!
@@ -501,8 +501,8 @@ impl<S, E> fmt::Debug for Subscription<S, E> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FeedLimits {
-    /// The number of events that a subscriber may lag behind before it is resynced. The number is raised to at least
-    /// 256 and rounded up to a power of two.
+    /// The number of events that a subscriber may lag behind before it is resynced. A number below 256 or above 2^20 is
+    /// replaced by this limit, and the result is rounded up to a power of two.
     pub lag: usize,
     /// The number of events that are buffered for subscribers that resume after the last event they saw. The number is
     /// raised to at least the value of `lag`.

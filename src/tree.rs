@@ -1,4 +1,4 @@
-//! A conversation with branches, as plain data. Nothing in it is ever overwritten, and nothing is removed unless it is
+//! A conversation with branches, as plain data. No message is ever overwritten, and none is removed unless it is
 //! [erased](Tree::erase).
 //!
 //! A [`Tree`] contains every message of a conversation as a [`Node`] with a [`NodeId`]. Its *path* leads from a root to
@@ -79,7 +79,8 @@ use links::{Ids, Links, Slot};
 /// O(d). A lookup by id is O(1), or O(log gaps) if the ids have gaps. A clone is O(1).
 ///
 /// The serialized form of a tree contains its nodes in the order of their ids, its head, and the cursors that don't
-/// point to the newest child. A deserialized tree is checked in the same way as by [`Tree::hydrate`].
+/// point to the newest child. If the newest nodes were erased, it also contains the id of the next node. A deserialized
+/// tree is checked in the same way as by [`Tree::hydrate`].
 ///
 /// ```
 /// use omni_agent::message::Message;
@@ -359,7 +360,7 @@ impl Tree {
         slot
     }
 
-    /// Makes a node the newest and active child of its parent.
+    /// Makes a node the newest and active child of its parent or, if it has no parent, the newest root.
     fn adopt(&mut self, slot: Slot) {
         let newest = match self.links(slot).parent {
             Some(parent) => {

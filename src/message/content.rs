@@ -33,7 +33,7 @@ impl Content {
         }
     }
 
-    /// Returns the name of this block's kind, with an indefinite article.
+    /// Returns the name of this block's kind for error texts, with an indefinite article if it takes one.
     pub(crate) fn kind(&self) -> &'static str {
         match self {
             Self::Text(_) => "a text",

@@ -236,7 +236,7 @@ impl MessageId {
         Self(Form::Made { turn, number })
     }
 
-    /// Returns the turn to whose message this id belongs, if an agent has made the id.
+    /// Returns the turn that contains the message with this id, if an agent has made the id.
     #[cfg(feature = "web")]
     pub(crate) const fn turn(&self) -> Option<TurnId> {
         match &self.0 {

@@ -1,5 +1,5 @@
-//! Finds the processes that a program started and moved to other process groups, as agents do with the processes of
-//! their tools. A variable in their environment identifies these processes.
+//! Finds the processes that a program started and moved to other process groups, as coding agents do with the processes
+//! of their tools. A variable in their environment identifies these processes.
 
 use std::{
     fs,

@@ -26,7 +26,8 @@ const LONGEST_WORDS: usize = 8 * 1024;
 /// The maximum number of lines of the standard error that an error quotes.
 const KEPT: usize = 8;
 
-/// Splits the output of a reader into lines of limited length. The lines need not be UTF-8.
+/// Splits the output of a reader into lines, which need not be UTF-8. A line of more than `longest` bytes is returned
+/// as an error.
 pub(crate) fn lines<R: AsyncRead>(reader: R, longest: usize) -> FramedRead<R, AnyDelimiterCodec> {
     FramedRead::new(reader, AnyDelimiterCodec::new_with_max_length(b"\n".to_vec(), Vec::new(), longest))
 }
@@ -137,7 +138,8 @@ impl LastWords {
     }
 }
 
-/// Returns a line as text without control characters and without its line end, cut to `longest` bytes.
+/// Returns a line, whose line feed is already removed, as text. Removes a carriage return at the end, cuts the line to
+/// `longest` bytes, and replaces control characters other than tabs.
 pub(crate) fn shown(line: &[u8], longest: usize) -> String {
     let bytes = line.strip_suffix(b"\r").unwrap_or(line);
     let cut = &bytes[..bytes.len().min(longest)];

@@ -2,7 +2,8 @@
 //!
 //! The program has its own process group. Therefore, neither a Ctrl-C at the terminal nor a kill of the application
 //! reaches the program. A small shell watches the application: it reads from a pipe whose other end the application
-//! holds. When the application ends for any reason, the system closes that end.
+//! holds. When the application ends for any reason, the system closes that end, and the shell kills the program's
+//! process group.
 
 use std::{
     io::{self, Write as _},

@@ -23,8 +23,8 @@ pub struct Changes {
     pub head: Option<NodeId>,
     /// Whether the head differs from the earlier head.
     pub moved: bool,
-    /// The cursors that changed, each as a node and its chosen child. If a node has no cursor, its newest child counts
-    /// as chosen. Such children are not listed, so this list is empty after an ordinary turn.
+    /// The cursors that changed, each as a node and its child. A node that had no child before is listed only if its
+    /// cursor does not point to its newest child, so this list is empty after an ordinary turn.
     pub cursors: Vec<(NodeId, NodeId)>,
 }
 

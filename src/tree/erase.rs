@@ -8,7 +8,8 @@ use crate::message::{Message, Role};
 /// The result of [`Tree::erase`]: the changes that a store has to write, and that another copy of the tree
 /// [applies](Tree::apply_erased).
 ///
-/// All cursors from and to the erased nodes are removed with them.
+/// All cursors from and to the erased nodes are removed with them. A remaining node whose cursor is removed gets a
+/// cursor to its newest remaining child.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(
     feature = "schema",
@@ -19,7 +20,7 @@ use crate::message::{Message, Role};
 pub struct Erased {
     /// The ids of the erased nodes, in ascending order.
     pub nodes: Vec<NodeId>,
-    /// The new last node of the path.
+    /// The new last node of the path. `None` if the path is empty.
     pub head: Option<NodeId>,
     /// The id of the next node. Erased ids are not used again.
     pub next: NodeId,
@@ -132,7 +133,7 @@ impl Tree {
     }
 }
 
-/// Returns whether a path may end at this message.
+/// Returns whether the path may end at this message after an erasure.
 fn is_resting_place(message: &Message) -> bool {
     message.role == Role::Assistant && message.tool_uses().next().is_none()
 }

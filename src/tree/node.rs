@@ -61,7 +61,8 @@ impl Node {
         &self.message
     }
 
-    /// Returns the usage of the turn. It is recorded on the last assistant node of each turn.
+    /// Returns the usage of the turn. It is recorded on the last assistant node of each turn, or on the last node of a
+    /// turn without an assistant node.
     pub fn usage(&self) -> Option<&Usage> {
         self.usage.as_deref()
     }

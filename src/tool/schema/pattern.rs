@@ -107,7 +107,8 @@ fn class(rest: &mut std::str::Chars<'_>, rewrites: &mut usize) -> usize {
     states
 }
 
-/// Returns the largest number of repetitions in `n`, `n,` or `n,m`.
+/// Returns the greatest number in the bounds `n`, `n,` or `n,m` of a repetition. Returns `None` if the text has another
+/// form.
 fn repetitions(bounds: &str) -> Option<usize> {
     let (least, most) = bounds.split_once(',').unwrap_or((bounds, ""));
     let least: usize = least.trim().parse().ok()?;

@@ -91,8 +91,8 @@ impl Work {
     ) -> Result<(), SchemaError> {
         for keyword in self.id_keywords {
             if let Some(Value::String(id)) = schema.get(*keyword) {
-                // Some generators write a subschema's own JSON pointer as its id. Such an id does not change how
-                // references are resolved, so it is removed.
+                // The id of the whole schema is already known. Some generators write a subschema's own JSON pointer as
+                // its id. Neither id changes how the references below are resolved, so both are removed.
                 if !path.is_empty() && !id.starts_with('#') {
                     return refuse(format!("`{keyword}` is only supported at the top level"));
                 }

@@ -22,7 +22,8 @@ pub(super) fn root_id(root: &Value) -> Option<&str> {
     Some(id.trim_end_matches('#')).filter(|id| !id.is_empty())
 }
 
-/// Converts a reference to a JSON pointer into its document.
+/// Converts a reference into a JSON pointer within the schema. `root_id` is the schema's id. Fails if the reference is
+/// invalid, or if it points to another document or to an anchor.
 pub(super) fn pointer(root_id: Option<&str>, reference: &str) -> Result<String, SchemaError> {
     let refuse = |reason| Err(SchemaError(format!("`$ref` {reason}: {:?}", clip(reference, 200))));
     let (document, fragment) = reference.split_once('#').unwrap_or((reference, ""));

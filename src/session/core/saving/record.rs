@@ -131,7 +131,8 @@ impl Core {
         self.spent_by_request(&row);
     }
 
-    /// Notes the usage of a request of the turn in flight.
+    /// Notes the usage of a request of the turn in flight. A request without usage gets no row, for example because its
+    /// response was lost.
     pub(in crate::session::core) fn spent_by_request(&mut self, row: &UsageRow) {
         if row.usage.is_zero() {
             return;

@@ -23,11 +23,11 @@
 //!
 //! - **Processes.** Each session has its own program. The program starts with the conversation's first prompt. It ends
 //!   when the session ends for any reason: its standard input is closed, and if the program is still running after the
-//!   [stop limit](AcpBackend::with_stop_limit), it is asked to end and then killed, on Unix with its process group. On
-//!   Linux, if the program was killed or failed, the processes that it had moved to other groups are killed too. They
-//!   are found by a variable in their environment, `OMNI_AGENT_PROGRAM`. On Unix, if the application itself is killed,
-//!   a small `sh` that watches the application kills the program's process group. In this case, processes in other
-//!   groups survive.
+//!   [stop limit](AcpBackend::with_stop_limit), it is killed. On Unix, it is asked to end first, and it is killed with
+//!   its process group. On Linux, if the program was killed or failed, the processes that it had moved to other groups
+//!   are killed too. They are found by a variable in their environment, `OMNI_AGENT_PROGRAM`. On Unix, if the
+//!   application itself is killed, a small `sh` that watches the application kills the program's process group. In this
+//!   case, processes in other groups survive.
 //! - **Models.** The model's name is `default` for the agent's own choice, or the name of a model that the agent
 //!   offers.
 //! - **Tools.** A tool use contains the agent's name for the tool, or else the protocol's kind (`read`, `edit`,
@@ -157,8 +157,9 @@ impl AcpBackend {
     }
 
     /// Returns the same backend, but with this time for the program to end after its input is closed. The default is
-    /// two seconds. After that time, the program is asked to end, and after another half of that time it is killed.
-    /// Keep this limit well below [`BackendLimits::terminate`](super::BackendLimits::terminate).
+    /// two seconds. After that time, the program is killed. On Unix, it is first asked to end (`SIGTERM`), and it is
+    /// killed after another half of that time. Keep this limit well below
+    /// [`BackendLimits::terminate`](super::BackendLimits::terminate).
     pub fn with_stop_limit(mut self, limit: Duration) -> Self {
         self.stop_limit = limit;
         self

@@ -145,8 +145,9 @@ pub(super) fn elsewhere() -> BackendError {
     )
 }
 
-/// Returns how to reach the position of `conversation`. `live` counts the prompts that the session in use has received,
-/// even if the conversation's last response is from another session.
+/// Returns how to reach the position of `conversation`. `known` is the state of the session that the conversation's
+/// last response names. `live` counts the prompts that the session in use has received, even if the conversation's last
+/// response is from another session.
 pub(super) fn route(
     conversation: &Conversation,
     known: KnownSession,

@@ -50,8 +50,8 @@ fn undated(name: &str) -> &str {
     }
 }
 
-/// Returns the provider and the model's id to which a reseller's id refers. For example, `anthropic/claude-opus-4.8`
-/// refers to `claude-opus-4-8` of `anthropic`.
+/// Returns the provider and the model's id to which a reseller's id refers, or `None` if the vendor in the id is
+/// unknown. For example, `anthropic/claude-opus-4.8` refers to `claude-opus-4-8` of `anthropic`.
 pub(super) fn vendor(id: &str) -> Option<(&str, String)> {
     let (vendor, name) = id.split_once('/')?;
     match vendor {

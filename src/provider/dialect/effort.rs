@@ -69,7 +69,7 @@ impl EffortWords {
 }
 
 /// Returns the lowest of the supported efforts that is not below `wanted`. If all supported efforts are below `wanted`,
-/// returns the highest of them.
+/// returns the highest of them. Returns `None` if the list is empty.
 pub(super) fn supported(efforts: &[Effort], wanted: Effort) -> Option<Effort> {
     efforts.iter().find(|effort| **effort >= wanted).or(efforts.last()).copied()
 }

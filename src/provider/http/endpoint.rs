@@ -46,9 +46,9 @@ pub(super) type DeltaHook = Arc<dyn Fn(&mut Vec<Delta>) -> Result<(), ProviderEr
 ///
 /// # Errors of a stream
 ///
-/// If a connection breaks before any content has arrived, the error is [`ErrorKind::Transport`]. If it breaks or ends
-/// later, but before the terminal event of the wire format, the error is [`ErrorKind::Truncated`]. A body that ends in
-/// the middle of an event also causes [`ErrorKind::Truncated`]. All of these errors can be retried.
+/// If a connection breaks before any content has arrived, the error is [`ErrorKind::Transport`]. If it breaks later, or
+/// if the body ends before the terminal event of the wire format, the error is [`ErrorKind::Truncated`]. A body that
+/// ends in the middle of an event also causes [`ErrorKind::Truncated`]. All of these errors are retryable.
 ///
 /// Gemini and Chat Completions send usage after the finish reason, and some services never end the body. Therefore,
 /// after a finish reason, the response ends when nothing more has arrived for 5 seconds. If the usage is missing then,

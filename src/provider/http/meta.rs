@@ -27,8 +27,8 @@ pub(super) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     Some(until.duration_since(now.unwrap_or_else(SystemTime::now)).unwrap_or_default())
 }
 
-/// Returns whether the service declares that the same request can succeed. The declaration is in a header that the SDKs
-/// of OpenAI and Anthropic obey.
+/// Returns whether the service declares that the same request can succeed, or `None` without such a declaration. The
+/// declaration is in a header that the SDKs of OpenAI and Anthropic obey.
 pub(super) fn should_retry(headers: &HeaderMap) -> Option<bool> {
     match short(headers, "x-should-retry").as_deref() {
         Some("true") => Some(true),

@@ -124,9 +124,9 @@ use crate::{
 ///
 /// # Cancel safety
 ///
-/// If the future of an operation is dropped, the operation continues. There are two exceptions: an opening that is
-/// still waiting for room is given up, and an operation that [hangs](ManagerBuilder::close_timeout) is given up after
-/// some time.
+/// If the future of an operation is dropped, the operation continues. There are three exceptions: an opening that is
+/// still waiting for room is given up, an operation that [hangs](ManagerBuilder::close_timeout) is given up after some
+/// time, and a [shutdown](Manager::shutdown) may leave sessions open.
 #[derive(Clone)]
 pub struct Manager(Arc<Inner>);
 
@@ -212,7 +212,8 @@ impl ManagerBuilder {
         self
     }
 
-    /// Sets how long a session stays open while it is idle and has no controller. Defaults to five minutes.
+    /// Sets how long a session stays open while it has no controller, and is idle or waits for decisions about a
+    /// recorded turn. Defaults to five minutes.
     ///
     /// The time starts when the session starts. It starts again when the last controller is dropped and when the agent
     /// becomes idle. `None` keeps sessions open without a limit.
@@ -225,7 +226,7 @@ impl ManagerBuilder {
     ///
     /// The limit applies to every way in which a session can end. It also limits how long [`Manager::rename`] waits for
     /// an open session to store its title. If a store or an `init` still hangs when twice this time has passed since
-    /// the last caller stopped waiting, the operation is given up.
+    /// its caller stopped waiting, the operation is given up.
     pub fn close_timeout(mut self, limit: Duration) -> Self {
         self.close_timeout = limit;
         self
@@ -234,7 +235,7 @@ impl ManagerBuilder {
     /// Sets how untitled conversations get their titles. Defaults to [`Titles::Heuristic`].
     ///
     /// A session stays open while a title is generated for it. If the session is closed meanwhile, the close waits for
-    /// the title, up to the limit for closing.
+    /// the title, within the [close timeout](Self::close_timeout).
     pub fn titles(mut self, titles: Titles) -> Self {
         self.titles = titles;
         self
@@ -242,8 +243,9 @@ impl ManagerBuilder {
 
     /// Sets how many sessions may be open at once, at least one. Unlimited by default.
     ///
-    /// At the limit, each further opening closes the least recently used session that is idle and has no controller.
-    /// Several openings close several sessions at the same time. If no session can be closed, openings wait in line.
+    /// At the limit, each further opening closes the least recently used session that has no controller, and is idle or
+    /// waits for decisions about a recorded turn. Several openings close several sessions at the same time. If no
+    /// session can be closed, openings wait in line.
     ///
     /// If a session's tool opens another session, the first session keeps its place. If all places are held by such
     /// sessions, no place becomes free: see [`room_timeout`](Self::room_timeout). Set the limit above the number of

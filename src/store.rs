@@ -224,9 +224,9 @@ use crate::{
 /// over to a replica. In such a store, each acquisition raises the epoch by a random number. Until another owner
 /// acquires the conversation, an expired lease keeps its epoch and can be renewed.
 ///
-/// Sessions acquire the conversations that they open. A thread of this crate renews their leases, even while the
-/// application's own threads are busy. So the methods for leases must make progress on the runtime on which they are
-/// called, without help from any other runtime.
+/// Sessions acquire the conversations that they open. A thread of this crate with its own runtime renews their leases,
+/// even while the application's threads are busy. So the methods for leases must make progress on the runtime on which
+/// they are called, without help from any other runtime.
 ///
 /// # Cancel safety
 ///
@@ -269,7 +269,7 @@ pub trait Store: Send + Sync + 'static {
         commit: &Commit,
     ) -> Result<Version, StoreError>;
 
-    /// Replaces the state, or only the title.
+    /// Replaces the whole state, only the title, or only the labels.
     ///
     /// # Errors
     ///
@@ -442,7 +442,8 @@ pub trait Store: Send + Sync + 'static {
         Ok(turn.map(|turn| StoredTurn { version, ..*turn }))
     }
 
-    /// Lists turns in flight of the conversations that match a filter, oldest first, then by the conversation's id.
+    /// Lists the turns in flight that `which` selects, of the conversations that match a filter, oldest first, then by
+    /// the conversation's id.
     ///
     /// The age of a turn is the time of its first record. In the list of [waiting](Turns::Waiting) turns, it is the
     /// time since which the oldest open approval waits. Pages begin [after](Page::after) the last [`TurnSummary`] of
@@ -450,8 +451,8 @@ pub trait Store: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// Fails with [`StoreError::Unsupported`] if the store does not keep records of turns, or does not support labels.
-    /// Also fails if the store can't be read.
+    /// Fails with [`StoreError::Unsupported`] if the store does not keep records of turns, or if there is a filter and
+    /// the store does not support labels. Also fails if the store can't be read.
     async fn turns(&self, which: Turns, filter: &Filter, page: Page) -> Result<Vec<TurnSummary>, StoreError> {
         let _ = (which, filter, page);
         Err(StoreError::unsupported("lists of turns in flight"))

@@ -89,16 +89,17 @@ impl Manager {
     /// opening the conversations.
     ///
     /// The list contains the approvals that the store has recorded, so it needs a store that [keeps
-    /// turns](crate::store::Store::keeps_turns) and sessions that record them. An approval in the middle of a model's
-    /// answer ends with its process, so it is listed only while its conversation is open.
+    /// turns](crate::store::Store::keeps_turns) and sessions that record them. If a tool use waits in the middle of a
+    /// model's answer, its approval is lost when the process ends. Such an approval is listed only while its
+    /// conversation is open.
     ///
     /// The page counts turns, and all approvals of a turn are on one page. To continue, pass the last [`Approval`] to
     /// [`Page::after`].
     ///
     /// # Errors
     ///
-    /// The error of the store. [`StoreError::Unsupported`] if the store does not keep turns, or if there is a filter
-    /// and the store does not support labels.
+    /// Returns the error of the store, such as [`StoreError::Unsupported`] if the store does not keep turns, or if
+    /// there is a filter and the store does not support labels.
     pub async fn pending_approvals(
         &self,
         filter: &Filter,
@@ -121,7 +122,7 @@ impl Manager {
     /// without loading the conversation, and it takes effect when the conversation is opened the next time. A manager
     /// with a [starter](super::ManagerBuilder::starter) opens it after the last decision. Each tool use accepts one
     /// decision. If the time limit of the tool use has passed, the decision for the end of the time limit applies
-    /// instead.
+    /// instead, and the call fails.
     ///
     /// # Errors
     ///
@@ -146,15 +147,15 @@ impl Manager {
         self.0.decide(id, decision, by).await
     }
 
-    /// Returns the recorded turns that nobody works on, oldest first: their conversations are not open, and they need
-    /// more than decisions, or the time limit of an approval has passed.
+    /// Returns the recorded turns that nobody works on, oldest first. The conversation of such a turn is not open. In
+    /// addition, the turn needs more than decisions, or the time limit of one of its approvals has passed.
     ///
     /// A page may contain fewer turns than its limit, because turns of conversations that are open in this manager are
     /// left out.
     ///
     /// # Errors
     ///
-    /// The errors of [`pending_approvals`](Self::pending_approvals).
+    /// Returns the errors of [`pending_approvals`](Self::pending_approvals).
     pub async fn left(&self, filter: &Filter, page: Page) -> Result<Vec<TurnSummary>, ManagerError> {
         let mut left = self.0.store.turns(Turns::Left, filter, page).await?;
         let registry = self.0.registry();
@@ -286,7 +287,7 @@ impl ManagerError {
     }
 }
 
-/// Returns the tool uses that wait although no process has the conversation open.
+/// Returns the tool uses of a stored turn that still wait for decisions when no process has the conversation open.
 fn open_uses(turn: &StoredTurn) -> Vec<ToolUseId> {
     let waiting = turn.record.waiting.iter().filter(|waiting| waiting.survives);
     waiting.map(|waiting| waiting.tool_use.id.clone()).collect()

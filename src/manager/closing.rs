@@ -35,9 +35,9 @@ impl From<Description> for StateChange {
 /// The treatment of turns in flight when all sessions end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ending {
-    /// They are interrupted.
+    /// The turns are interrupted.
     Stop,
-    /// They are left to the next owners of their conversations, if they are recorded.
+    /// Recorded turns are left to the next owners of their conversations. Other turns are interrupted.
     HandOver,
 }
 
@@ -222,12 +222,12 @@ impl Inner {
             }
             self.titled(session).await;
         };
-        // Wait only for the title, because turns are saved while the title is generated.
+        // Wait only for the title. The session saves its turns by itself in the meantime.
         let _ = timeout(limit.saturating_sub(limit / SHARE_FOR_STOPPING), titled).await;
         session.end_within(limit.saturating_sub(begun.elapsed()), in_flight).await
     }
 
-    /// Ends all sessions, and returns the sessions that ended with unsaved changes or another error. A run in flight is
+    /// Ends these sessions, and returns those that ended with unsaved changes or another error. A run in flight is
     /// ended when the grace period has passed since `begun`.
     ///
     /// Each session is ended in its own task, because a single task that polls very many futures uses up its tokio

@@ -61,14 +61,15 @@ pub enum ManagerError {
     /// The manager does not know how to open conversations without a caller.
     #[error("the manager cannot recover turns, because it has no starter; set `ManagerBuilder::starter`")]
     NoStarter,
-    /// The session could not be started, or it could not save everything when it was stopped.
+    /// A session returned an error. For example, it could not be started, or could not save everything when it was
+    /// stopped.
     #[error(transparent)]
     Session(SessionError),
     /// The store failed.
     #[error(transparent)]
     Store(StoreError),
-    /// The open session has the new title, but the title was not stored within the [close
-    /// timeout](super::ManagerBuilder::close_timeout). The title is stored as soon as the store accepts it.
+    /// The open session has the new title or labels, but they were not stored within the [close
+    /// timeout](super::ManagerBuilder::close_timeout). The session stores them as soon as the store accepts them.
     #[error(
         "the new title or labels of conversation {id} are not stored yet; the open session keeps them and stores them later: {cause}"
     )]
@@ -78,7 +79,8 @@ pub enum ManagerError {
         /// The session's error: [`SessionError::Unsaved`].
         cause: Box<SessionError>,
     },
-    /// The task of the operation was aborted, or it panicked in a store or a callback.
+    /// The operation was given up because it took too long, or its task was aborted or panicked in a store or a
+    /// callback.
     #[error("the operation on conversation {id} was aborted: {reason}; try again")]
     CutOff {
         /// The conversation's id.
@@ -111,7 +113,8 @@ impl ManagerError {
         matches!(self, Self::Session(error) if error.is_busy())
     }
 
-    /// Returns whether the conversation already exists, is open elsewhere or is busy, like HTTP's 409.
+    /// Returns whether the operation conflicts with the state of the conversation, like HTTP's 409. For example, the
+    /// conversation already exists, is open elsewhere or is busy, or a tool use no longer waits for a decision.
     pub fn is_conflict(&self) -> bool {
         match self {
             Self::Session(error) => error.is_conflict(),
@@ -121,8 +124,8 @@ impl ManagerError {
         }
     }
 
-    /// Returns whether the manager is shut down or has no room, or whether the store cannot be used, like HTTP's 503.
-    /// The operation can be repeated later.
+    /// Returns whether the manager is shut down or has no room, or whether the store cannot be used or has not stored a
+    /// change in time, like HTTP's 503. The operation can be repeated later.
     pub fn is_unavailable(&self) -> bool {
         match self {
             Self::Session(error) => error.is_unavailable(),

@@ -42,7 +42,7 @@ impl Drop for Loan {
     }
 }
 
-/// The right of a caller to close, rename or delete the conversation with an id.
+/// The right of a caller to close, delete or describe the conversation with an id, or to decide on its tool uses.
 pub(super) enum Hold {
     Claim(Claim, Option<Session>),
     Loan(Loan),
@@ -102,7 +102,7 @@ impl Inner {
             match running {
                 Some(Ok(_)) if !from.takes_running() => return Err(ManagerError::AlreadyExists { id }),
                 Some(Ok(session)) => match subscribe(session, mode, false).await {
-                    // The session has just ended. The loop starts a new session instead.
+                    // The session has just ended. After the registry has recorded this, the loop starts a new session.
                     Err(SessionError::Ended(_)) => self.settled(&id).await,
                     opened => return Ok(opened?),
                 },
@@ -165,7 +165,7 @@ impl Inner {
         }
     }
 
-    /// Starts a session in a separate task, so that the start continues if the caller is dropped.
+    /// Starts a session in a separate task, so that the start continues if the caller is dropped after there is room.
     async fn start(
         self: &Arc<Self>,
         claim: Claim,
@@ -298,7 +298,8 @@ async fn abandoned<T>(reply: &mut oneshot::Sender<T>, limit: Duration) {
     sleep(limit).await;
 }
 
-/// Subscribes for the caller, and returns the session with the subscription.
+/// Subscribes for the caller, and returns the session with the subscription. Without a mode, only checks that the
+/// session still replies.
 async fn subscribe(
     session: Session,
     mode: Option<Mode>,

@@ -50,8 +50,8 @@ pub struct Sweep {
 }
 
 impl Sweep {
-    /// Returns a sweep that runs at this interval. To keep several processes apart, each interval is up to a quarter
-    /// shorter or longer.
+    /// Returns a sweep that runs at this interval. Each interval is up to a quarter shorter or longer, so that several
+    /// processes do not keep sweeping at the same moment.
     pub fn every(interval: Duration) -> Self {
         Self { every: Some(interval), filter: Filter::default() }
     }
@@ -107,7 +107,7 @@ pub(super) struct Recovery {
     sweep: Sweep,
     /// Whether the task of the sweep was started.
     is_sweeping: AtomicBool,
-    /// The start of the process's clock, which times the attempts.
+    /// The moment from which the times of attempts are counted.
     begun: Instant,
     attempts: Mutex<Attempts>,
     /// Ends the task of the sweep when the manager is dropped.
@@ -166,10 +166,12 @@ impl ManagerBuilder {
     /// Sets when the manager looks for turns that nobody works on. This needs a [`starter`](Self::starter). Defaults to
     /// [`Sweep::default`].
     ///
-    /// The first sweep begins with the first operation of the manager. A sweep opens the oldest turns first. It leaves
-    /// places for [open sessions](Self::max_open) and [requests](Self::max_turns) to others if none is free, and it
-    /// waits longer after each restart without progress and after each failure. A conversation that cannot be opened is
-    /// reported as [`ManagerEvent::NotRecovered`](super::ManagerEvent::NotRecovered).
+    /// The first sweep begins with the first operation of the manager. A sweep opens the oldest turns first. If no
+    /// place for an [open session](Self::max_open) is free, a sweep opens one conversation at a time, in the place of
+    /// an idle session, and only if no caller waits for a place. If all [requests](Self::max_turns) are in use, it
+    /// opens none. After each restart of a turn without progress, and after each failure, the sweeps wait longer before
+    /// they open the conversation. A conversation that cannot be opened is reported as
+    /// [`ManagerEvent::NotRecovered`](super::ManagerEvent::NotRecovered).
     pub fn sweep(mut self, sweep: Sweep) -> Self {
         self.recovery.sweep = sweep;
         self
@@ -177,14 +179,15 @@ impl ManagerBuilder {
 }
 
 impl Manager {
-    /// Looks once for recorded turns that nobody works on, and opens their conversations. Earlier failures do not delay
-    /// this. Returns when the conversations are open. Their turns continue.
+    /// Looks once for recorded turns that nobody works on, and opens their conversations as far as the limits of the
+    /// manager allow. Earlier failures do not delay this, but a turn that has just been restarted without progress is
+    /// skipped. Returns when the conversations are open. Their turns continue.
     ///
     /// # Errors
     ///
     /// - [`ManagerError::NoStarter`] if the manager has no [starter](ManagerBuilder::starter).
     /// - [`ManagerError::ShutDown`].
-    /// - The error of the store. [`StoreError::Unsupported`] if the store does not keep turns.
+    /// - The error of the store, such as [`StoreError::Unsupported`] if the store does not keep turns.
     ///
     /// # Cancel safety
     ///
@@ -308,7 +311,7 @@ impl Inner {
         Ok(next)
     }
 
-    /// Waits for the outcome of one turn, and notes it.
+    /// Waits until one of the tasks ends, and records the outcome for its turn.
     async fn settle(
         &self,
         tasks: &mut JoinSet<(TurnSummary, Outcome)>,
@@ -403,8 +406,8 @@ impl Inner {
         tokio::spawn(opening.in_current_span());
     }
 
-    /// Applies the decisions for the time limits of a stored turn that have passed. Returns whether the turn needs more
-    /// than decisions.
+    /// Applies the decisions for the time limits of a stored turn that have passed. Returns whether the conversation
+    /// should be opened: nobody else works on it, and the turn needs more than decisions.
     async fn expire(self: &Arc<Self>, id: &ConversationId) -> Result<bool, ManagerError> {
         let (_hold, session) = self.hold(id).await.split();
         if session.is_some() {

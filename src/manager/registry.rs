@@ -308,7 +308,6 @@ impl Registry {
     /// Records a title that was set directly in the store.
     pub(super) fn set_stored_title(&mut self, id: &ConversationId, title: Option<Arc<str>>) {
         if let Some(slot) = self.slots.get_mut(id) {
-            // The slot still exists, because the end of the session has not been reported yet.
             slot.title.clone_from(&title);
         }
         self.emit(ManagerEvent::Title { id: id.clone(), title });
@@ -365,7 +364,8 @@ impl Registry {
 
     // ---- titles ----
 
-    /// Marks that a title is being generated, if an open session has no title and none is being generated yet.
+    /// If an open session has no title and none is being generated yet, marks that a title is being generated, and
+    /// returns the session.
     pub(super) fn begin_title(&mut self, id: &ConversationId, key: Key) -> Option<Session> {
         let slot = self.slot(id, key).filter(|slot| slot.title.is_none() && slot.titling.is_none())?;
         let session = slot.session.clone()?;

@@ -30,14 +30,15 @@ impl Manager {
     /// Shuts the manager down like [`shutdown`](Self::shutdown), and leaves turns in flight to the next owners of their
     /// conversations, for example when a new version of a service is deployed.
     ///
-    /// In a session above [`Durable::Turns`](crate::agent::Durable::Turns), a run gets the grace period to end or to
-    /// pause. After it, the session records its turn and ends its requests and tools. Another manager continues the
-    /// turn when it opens the conversation, for instance in its next [sweep](super::ManagerBuilder::sweep). The restart
-    /// does not count as a crash. The runs of other sessions are interrupted, as by `shutdown`.
+    /// In a session with a level above [`Durable::Turns`](crate::agent::Durable::Turns), a run gets the grace period to
+    /// end or to pause. After it, the session records its turn and ends its requests and tools. Another manager
+    /// continues the turn when it opens the conversation, for instance in its next
+    /// [sweep](super::ManagerBuilder::sweep). The restart does not count as a crash. The runs of other sessions are
+    /// interrupted, as by `shutdown`.
     ///
     /// # Errors
     ///
-    /// The errors of [`shutdown`](Self::shutdown).
+    /// Returns the errors of [`shutdown`](Self::shutdown).
     ///
     /// # Cancel safety
     ///
@@ -96,13 +97,14 @@ pub struct Shutdown {
 }
 
 impl Shutdown {
-    /// Interrupts runs at once, and gives each session the time `deadline` to save its changes.
+    /// Returns limits without a grace period: runs end at once, and each session has the time `deadline` to save its
+    /// changes.
     pub fn within(deadline: Duration) -> Self {
         Self { grace: Duration::ZERO, deadline }
     }
 
-    /// Gives active runs the time `grace` to finish before they are interrupted. The time of the deadline begins after
-    /// the grace period.
+    /// Returns the same limits with a grace period: active runs have the time `grace` to finish before they are ended.
+    /// The time of the deadline begins after the grace period.
     pub fn with_grace(self, grace: Duration) -> Self {
         Self { grace, ..self }
     }

@@ -117,7 +117,8 @@ impl OpenOptions {
         self
     }
 
-    /// Sets the delay of records for which nothing waits. Defaults to 50 ms. See [`SessionBuilder::record_delay`].
+    /// Sets how long a record of the turn in flight may be delayed if nothing waits for it. Defaults to 50 ms. See
+    /// [`SessionBuilder::record_delay`].
     pub fn record_delay(mut self, delay: Duration) -> Self {
         self.record_delay = delay;
         self

@@ -157,8 +157,8 @@ pub struct Commit {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub usage: Option<Vec<UsageRow>>,
     /// A record of the turn in flight, or the end of a run that left a prompt without an answer, or was cancelled or
-    /// failed. If this is `None`, the recorded turn in flight stays as it is. But if such a commit adds nodes or moves
-    /// the head, no turn is in flight any more.
+    /// failed. If this is `None`, a commit that adds nodes or moves the head ends the recorded turn in flight. Any
+    /// other commit leaves the turn as it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub turn: Option<Box<TurnChange>>,
 }

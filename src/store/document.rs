@@ -65,10 +65,10 @@ pub async fn export_json(store: &dyn Store, id: &ConversationId) -> Result<Strin
 /// Imports the messages and the title of an exported conversation, under its original id or another id.
 ///
 /// The document may come from an untrusted source. Its settings (model, system prompt, options with their extra members
-/// and backend settings, limits) would take effect in the next request, so they are ignored. Instead, the conversation
-/// has the settings with which it is opened. The settings of the prompts that the last run did not use are ignored too.
-/// [`import_json_with_settings`] imports all settings. Messages keep their provider data, such as signatures and
-/// the session id of a coding agent.
+/// and the settings of a coding agent, limits) would take effect in the next request, so they are ignored. Instead, the
+/// conversation has the settings with which it is opened. The last run may have left staged prompts that it did not
+/// use. The settings of these prompts are ignored too. [`import_json_with_settings`] imports all settings. Messages
+/// keep their provider data, such as signatures and the session id of a coding agent.
 ///
 /// The usage ledger and the end of the last run are imported, with the ids of its known prompts. So a prompt that the
 /// original has accepted is known in the copy too. A turn in flight is not imported, nor is the last event of the feed,

@@ -30,10 +30,11 @@
 //! | `ID.jsonl` | the log, which contains the whole conversation |
 //! | `ID.summary.json` | the entry in a list, so that lists need not open the log; it is rebuilt if it is missing, or if it names a different length than the log has |
 //!
-//! In addition, the folder has the file `@deleted-usage.jsonl` if conversations with usage were deleted (see below). An
-//! [exclusive](FileSystemStoreBuilder::exclusive) store locks the file `@lock`. A file whose name ends in `.new` was created to replace another file. The store ignores all other files in the folder.
-//! Only the owner of a file can access it (mode 0600 on Unix). If the store creates the folder, only the owner
-//! of the folder can access it (mode 0700).
+//! In addition, the folder has the file `@deleted-usage.jsonl` if conversations with usage were deleted (see
+//! [Usage](#usage)). An [exclusive](FileSystemStoreBuilder::exclusive) store locks the file `@lock`. A file whose name
+//! ends in `.new` was created to replace another file. The store ignores all other files in the folder. Only the owner
+//! of a file can access it (mode 0600 on Unix). If the store creates the folder, only the owner of the folder can
+//! access it (mode 0700).
 //!
 //! # The log
 //!
@@ -85,9 +86,10 @@
 //!
 //! # Turns in flight
 //!
-//! A record of a turn in flight contains what is new since the record before: messages, results of tools, and the state
-//! of the agent as JSON text. Reading the log adds the records up. A record that can't be read, for example because a
-//! later version of the crate has written it, does not make the log unreadable: the turn is returned with its damage.
+//! Sessions record turns in flight only if the store is [exclusive](FileSystemStoreBuilder::exclusive). A record
+//! contains what is new since the record before: messages, results of tools, and the state of the agent as JSON text.
+//! Reading the log adds the records up. A record that can't be read, for example because a later version of the crate
+//! has written it, does not make the log unreadable: the turn is returned with its damage.
 //!
 //! The summary contains the tool uses that wait for a decision, and is saved when they change. Lists of turns read the
 //! summaries, and the last lines of each log that has a turn in flight. A log is not compacted while a turn is in

@@ -4,13 +4,14 @@ use serde::de::DeserializeOwned;
 
 use super::{ConversationId, StoreError};
 
-/// The maximum nesting of JSON that is written. It is twice the nesting of JSON from a model service, and far below the
-/// nesting that could exhaust the stack of a thread that reads the JSON.
+/// The maximum nesting of JSON that is written. It is four times the nesting that is accepted from a model service, and
+/// far below the nesting that could exhaust the stack of a thread that reads the JSON.
 pub(super) const MAX_DEPTH: usize = 256;
 /// The maximum nesting that `serde_json` reads by default.
 const PLAIN_DEPTH: usize = 127;
 
-/// Returns the JSON text of a value that belongs to this conversation. Fails if the text could not be read back.
+/// Returns the JSON text of a value that belongs to this conversation. Fails if the JSON is nested too deeply to be
+/// read back.
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 pub(super) fn encode(id: &ConversationId, value: &impl serde::Serialize) -> Result<String, StoreError> {
     let text = serde_json::to_string(value).expect("messages and state have a JSON form");

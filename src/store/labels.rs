@@ -49,7 +49,7 @@ pub struct Labels(
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LabelError {
-    /// The name is too long, or contains a character that is not allowed.
+    /// The name is empty or too long, or contains a character that is not allowed.
     #[error("{name:?} is not a valid name of a label: use 1 to 32 of the characters a-z, 0-9, _, . and -")]
     Name {
         /// The invalid name.

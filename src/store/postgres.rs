@@ -83,7 +83,7 @@
 //! are recognized by their ids. If the database can't be reached, the operation fails with [`StoreError::Unreachable`],
 //! and the next operation tries to connect again. If a lock or a connection is not available in time, the operation
 //! fails with [`StoreError::Busy`]. A connection on which no response arrives is abandoned. A renewal abandons its
-//! connection after a third of the lease, and is repeated on a new connection.
+//! connection after a third of the lease's duration, and is repeated on a new connection.
 //!
 //! The store relies on database sessions, which hold its prepared statements and timeouts. A connection pooler in front
 //! of the database must keep one session per connection.

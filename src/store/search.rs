@@ -74,8 +74,8 @@ impl FromStr for Query {
     ///
     /// # Errors
     ///
-    /// Fails with [`StoreError::InvalidQuery`] if the query contains no word, is too long, or contains a quote that is
-    /// not closed.
+    /// Fails with [`StoreError::InvalidQuery`] if the query contains no word or too many words, is too long, or
+    /// contains a quote that is not closed.
     fn from_str(query: &str) -> Result<Self, StoreError> {
         let invalid = |problem: String| Err(StoreError::InvalidQuery { problem });
         if query.len() > Self::LONGEST {

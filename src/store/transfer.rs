@@ -1,8 +1,9 @@
 //! Copies conversations from one store to another.
 //!
 //! A copy contains the nodes, head, cursors, state and usage ledger of a conversation, the end of its last run, and the
-//! id of its next node. It contains neither the history of writes nor the times, because the target store sets its own.
-//! It contains no mark either, because a mark is an event of the original's feed.
+//! id of its next node. If the options ask for it, a copy also contains the turn in flight. It contains neither the
+//! history of writes nor the times, because the target store sets its own. It contains no mark either, because a mark
+//! is an event of the original's feed.
 
 use std::time::{Duration, Instant};
 
@@ -264,14 +265,14 @@ impl Portable {
         self.stored.next.filter(|next| next.get() > last + 1)
     }
 
-    /// Returns the record of the turn in flight, if the options ask for a copy of it.
+    /// Returns the record of the turn in flight, if the options ask for a copy of it and the record is not damaged.
     fn turn(&self, options: CopyOptions) -> Option<TurnRecord> {
         let turn = self.stored.turn.as_ref().filter(|turn| options.turns && turn.damage.is_none())?;
         Some(TurnRecord { mark: None, ..turn.record.clone() })
     }
 }
 
-/// Writes a conversation. Returns `false` if the store already has the conversation.
+/// Writes a conversation. Returns `false` if the store already has the conversation in the same state.
 pub(super) async fn put(
     to: &dyn Store,
     id: &ConversationId,

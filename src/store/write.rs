@@ -86,8 +86,8 @@ impl Write {
         self
     }
 
-    /// Returns the same write, bound to this lease. The store rejects the write if the lease has passed to another
-    /// owner.
+    /// Returns the same write, bound to this lease. The store rejects the write if the lease has expired, was released
+    /// or has passed to another owner.
     pub fn under(mut self, lease: &Lease) -> Self {
         self.epoch = Some(lease.epoch);
         self

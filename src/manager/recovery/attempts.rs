@@ -8,7 +8,7 @@ use crate::{
 };
 
 /// The delay after the first attempt that failed, and after the first restart without progress. It doubles with each
-/// further one.
+/// further failure or restart.
 const FIRST_DELAY: Duration = Duration::from_secs(1);
 /// The longest delay after restarts without progress.
 const LONGEST_BETWEEN_LIVES: Duration = Duration::from_mins(1);
@@ -21,7 +21,7 @@ const MOST_FAILURES: usize = 4096;
 /// What to do with a turn that nobody works on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// Nothing now: the last attempt was too recent.
+    /// Nothing now: the last failed attempt, or the last record before a restart without progress, is too recent.
     Wait,
     /// Apply the decisions for the time limits that have passed. Then open the conversation, if the turn needs more
     /// than decisions.

@@ -26,8 +26,8 @@ pub(super) struct Header {
     format_version: u64,
     pub(super) id: ConversationId,
     pub(super) created: Timestamp,
-    /// The number of times that the log was compacted. If the number is not zero, lines may be missing, and the line of
-    /// the last compaction lists them.
+    /// The number of times that the log was compacted or nodes were erased. If the number is not zero, lines may be
+    /// missing, and the last `compacted` line lists them.
     pub(super) compactions: u64,
 }
 
@@ -354,10 +354,10 @@ pub(super) struct SummaryFile {
     /// Whether a turn is in flight.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     in_flight: bool,
-    /// The open approvals of this turn.
+    /// The open approvals of the turn in flight.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) approvals: Vec<PendingApproval>,
-    /// The last event of the session's feed, if the conversation was released after this version.
+    /// The last event of the session's feed, if the conversation was released at the summary's version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) mark: Option<EventId>,
 }

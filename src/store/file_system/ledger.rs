@@ -83,7 +83,8 @@ struct Deleted {
 }
 
 impl Kept {
-    /// Parses the file. Ignores an incomplete last line, because the deletion that wrote it did not remove anything.
+    /// Parses the file. Ignores an incomplete last line. If it is a `deleted` line, the log of its conversation was not
+    /// removed yet and still counts. If it is a `removed` line, an earlier `deleted` line contains the usage.
     fn parse(path: &Path, text: &[u8]) -> Result<Self, StoreError> {
         let mut kept = Self::default();
         let mut at = 0;
@@ -127,7 +128,8 @@ impl Kept {
         }
     }
 
-    /// Returns the lines of a file with this content, without the first line.
+    /// Returns the lines of a file with this content, without the first line. Merges the usage of conversations whose
+    /// logs are known to be removed.
     fn into_lines(mut self) -> Vec<u8> {
         let (removed, rest): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.deleted).into_iter().partition(|(_, deleted)| deleted.removed);

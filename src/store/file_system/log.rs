@@ -47,7 +47,7 @@ pub(super) enum Lock {
     Missing,
 }
 
-/// The number of bytes to read first from the beginning or the end of a log. Most lines fit into this number.
+/// The number of bytes to read first from the beginning or the end of a log. Most lines are shorter.
 const FIRST_READ: u64 = 4096;
 /// The number of times that a log may be replaced between opening and locking. After that, the log counts as locked.
 /// The limit prevents an endless loop on a file system that reports a different file each time.
@@ -313,7 +313,8 @@ fn read(mut file: &File, at: u64, len: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Writes `lines` at `end`, where the valid content of the file ends. If the write fails, the file is unchanged.
+/// Writes `lines` at `end`, where the valid content of the file ends. If `torn` is set, an incomplete line begins
+/// there, which is removed first. If the write fails, the valid content is unchanged.
 pub(super) fn append(
     path: &Path,
     mut file: &File,

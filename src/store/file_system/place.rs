@@ -1,4 +1,4 @@
-//! The paths of a conversation's files, and errors that concern these files.
+//! The paths of a conversation's files, operations on these files, and errors that concern them.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -113,7 +113,7 @@ impl<'a> ConversationFolder<'a> {
         remove(&self.summary())
     }
 
-    /// Removes the summary, and files that a crash left.
+    /// Removes the summary, and new files that a crash left before they replaced the log or the summary.
     pub(super) fn remove_beside(&self) -> Result<(), StoreError> {
         for suffix in [SUMMARY, &format!("{SUMMARY}{NEW}"), &format!("{LOG}{NEW}")] {
             remove(&self.file(suffix))?;

@@ -26,7 +26,8 @@ pub(super) struct Replay {
     /// The versions and ids of the writes whose lines are not in `kept`, including the lines that earlier compactions
     /// removed.
     pub(super) spare: Vec<(Version, WriteId)>,
-    /// The number of bytes in the lines that are not in `kept`.
+    /// The number of bytes that a compaction could remove: the lines that are not in `kept`, and the records in
+    /// `records`.
     pub(super) spare_bytes: u64,
     /// The number of lines in `kept`.
     lines: u64,
@@ -190,8 +191,8 @@ pub(super) fn first_write(log: &Log<'_>) -> Result<Option<(Version, WriteId)>, S
         if first.is_none_or(|(first, _)| version < first) {
             first = Some((version, write));
         }
-        // If the log was never compacted, its first line is the write that created the conversation, and the search
-        // ends.
+        // If the log was never compacted, the first write in it is the one that created the conversation, and the
+        // search ends.
         log.header.compactions > 0
     })?;
     Ok(first)

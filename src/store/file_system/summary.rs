@@ -209,8 +209,8 @@ pub(super) fn current(
 
 /// The number of conversations for each thread that makes a list.
 const SHARE: usize = 500;
-/// The number of summaries that each thread updates. Usually few conversations were written to since the last list. The
-/// limit prevents a single list from updating the summaries of all conversations that were never listed.
+/// The maximum number of summaries that each thread updates. Usually few conversations were written to since the last
+/// list. The limit prevents a single list from updating the summaries of all conversations that were never listed.
 const REFRESHED: usize = 500;
 
 /// Returns the conversations in the folder that match the filter and are on this page.

@@ -15,7 +15,8 @@ use crate::{
     store::{StoreError, StoredState, Version, Write, WriteId},
 };
 
-/// Fills a new log, or a log whose creation was interrupted. If this fails, the log is removed.
+/// Creates a conversation in a new log, or in a log whose creation was interrupted. If this fails, the log is removed.
+/// If the log already contains a conversation, only a repetition of the write that created it succeeds.
 pub(super) fn create(
     place: &ConversationFolder<'_>,
     file: &File,
@@ -165,8 +166,8 @@ pub(super) fn now_after(tail: &Tail) -> Timestamp {
     Timestamp::now().max(tail.stamp.time)
 }
 
-/// Returns whether the change counts as a write in lists. A commit that only records usage or the end of a run does not
-/// count.
+/// Returns whether the change counts as a write in lists. A commit that only records usage, the turn in flight or the
+/// end of a run does not count.
 fn is_update(log: &Log<'_>, tail: &Tail, change: &Change) -> Result<bool, StoreError> {
     match change {
         // The first check ignores the head. The stored head is read from the log only if nothing else in the commit is

@@ -92,8 +92,8 @@ fn port(config: &Config, at: usize) -> Option<u16> {
     config.get_ports().get(at).or(config.get_ports().first()).copied()
 }
 
-/// Returns whether the host at this index is this machine, both by name and by address. If only the address is local,
-/// the connection may be forwarded over a network.
+/// Returns whether the host at this index is this machine, both by its name and by its address, if it has both. If only
+/// the address is local, the connection may be forwarded over a network.
 fn is_local(config: &Config, at: usize) -> bool {
     let by_name = config.get_hosts().get(at).map(|host| match host {
         Host::Tcp(name) => {

@@ -28,7 +28,7 @@ const APPLICATION: i32 = i32::from_be_bytes(*b"omni");
 /// The migrations. A migration updates the schema from the version that equals the migration's index to the next
 /// version.
 const MIGRATIONS: &[&str] = &[include_str!("migrations/1.sql"), include_str!("migrations/2.sql")];
-/// The maximum size of the log's file after a checkpoint.
+/// The maximum size of the write-ahead log's file after a checkpoint, in bytes.
 pub(super) const LOG_LIMIT: u32 = 16 * 1024 * 1024;
 
 /// The settings of the database, and the state of its file when it was opened.

@@ -16,7 +16,8 @@ use crate::store::{Filter, Page, Summary, rows::count};
 /// the conversations are read in the order of the list until the page is full.
 pub(super) const SORTED: i64 = 5000;
 
-/// If the page is not full after about this many conversations, a less frequent label may be faster.
+/// The number of conversations that are examined first in the order of the list. If they do not fill the page, the
+/// candidates are chosen with [`MANY`].
 const WALKED: i64 = 5000;
 
 /// If a page can't be filled from the first conversations of the list, and at most this many conversations have a

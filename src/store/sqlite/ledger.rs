@@ -60,7 +60,7 @@ pub(super) fn insert(
 const SUMS: &str =
     "count(*), sum(input), sum(cache_read), sum(cache_write), sum(output), sum(reasoning), sum(cost)";
 
-/// Keeps the sums of a conversation that is about to be deleted.
+/// Keeps the sums of the usage of a conversation that is about to be deleted.
 pub(super) fn keep(transaction: &Connection, key: i64) -> Result<(), Fault> {
     let sql = format!(
         "INSERT INTO kept_usage

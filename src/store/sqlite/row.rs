@@ -35,7 +35,7 @@ pub(super) struct Row {
 
 impl Row {
     pub(super) const COLUMNS: &str = "key, id, version, created, updated, title, head, epoch, owner, owner_address, expires, lasts, next_node";
-    /// The columns for lists, which also show labels.
+    /// The columns for lists, which also show the labels and the number of open approvals.
     pub(super) const LISTED: &str = "key, id, version, created, updated, title, head, epoch, owner, owner_address, \
          expires, lasts, next_node, \
          (SELECT json_group_object(name, value) FROM labels WHERE conversation = key), \
@@ -84,13 +84,13 @@ impl Row {
         Self::find(connection, id)?.ok_or_else(|| StoreError::NotFound { id: id.clone() }.into())
     }
 
-    /// Returns the row with its labels.
+    /// Returns the row of this conversation, read with [`Row::LISTED`].
     pub(super) fn get_listed(connection: &Connection, id: &ConversationId) -> Result<Self, Fault> {
         let row = Self::find_with(Self::LISTED, connection, id)?;
         row.ok_or_else(|| StoreError::NotFound { id: id.clone() }.into())
     }
 
-    /// Returns the row with this key, with its labels.
+    /// Returns the row with this key, read with [`Row::LISTED`].
     pub(super) fn listed(connection: &Connection, key: i64) -> Result<Self, Fault> {
         let columns = Self::LISTED;
         let mut query =

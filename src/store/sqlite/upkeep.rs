@@ -82,7 +82,7 @@ impl Upkeep {
     }
 
     /// Empties the log, which still contains the deleted pages. Called after a delete. If readers block this for longer
-    /// than a short time, tries again at intervals.
+    /// than [`PATIENCE`], tries again after each [`PAUSE`].
     pub(super) fn clear(self: &Arc<Self>, connection: &Connection) {
         if self.clears.swap(true, Ordering::Relaxed) {
             // A reader blocked the previous attempt. This attempt does not wait for the reader. Otherwise, each of many

@@ -48,8 +48,8 @@ pub(super) enum Urgency {
 pub(super) struct Workers(Arc<Queue>);
 
 /// The jobs that wait for a worker. The queue is unbounded: if a job had to wait for room in the queue, it would block
-/// everything behind it. There are never more jobs than callers, because a job is removed with its caller. A job holds
-/// data that its caller has in memory anyway.
+/// everything behind it. Apart from a few jobs of the upkeep and the index, there are never more jobs than callers,
+/// because a job is removed with its caller. A job holds data that its caller has in memory anyway.
 #[derive(Default)]
 struct Queue {
     jobs: Mutex<Jobs>,
@@ -59,10 +59,10 @@ struct Queue {
 
 #[derive(Default)]
 struct Jobs {
-    /// Jobs with a caller, each with the time at which it was queued.
+    /// Jobs that may run now, each with the time at which it was queued.
     waiting: BTreeMap<QueueKey, (Instant, Job)>,
-    /// Jobs without a caller, sorted by the time from which they may run. The number distinguishes jobs with the same
-    /// time.
+    /// Jobs that run after a pause, sorted by the time from which they may run. The number distinguishes jobs with the
+    /// same time.
     later: BTreeMap<(Instant, u64), Job>,
     given: u64,
     is_over: bool,

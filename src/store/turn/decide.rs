@@ -1,13 +1,13 @@
-//! Decisions about a stored turn that no process has open.
+//! Decisions about a stored turn whose conversation no process has open.
 
 use serde_json::{Map, Value};
 
 use super::{PendingApproval, StoredTurn, TurnRecord, Waiting};
 use crate::{agent::Decided, message::Timestamp, store::json};
 
-/// The member of [`TurnRecord::core`] with the decisions that were made while no process had the conversation open, in
-/// their order. The agent applies these decisions when it continues the turn, and then records its state without this
-/// member. The member has the same meaning in every version of the record's format.
+/// The member of the JSON object in [`TurnRecord::core`] with the decisions that were made while no process had the
+/// conversation open, in their order. The agent applies these decisions when it continues the turn, and then records
+/// its state without this member. The member has the same meaning in every version of the record's format.
 const DECIDED: &str = "decided";
 
 /// The reason why a decision does not apply to a stored turn.

@@ -56,8 +56,8 @@ impl StoredTurn {
         Self { version, record, since, recorded: now, waiting_since, damage }
     }
 
-    /// Reads a turn of any kind. A turn that this version can't read must not prevent the conversation from being read,
-    /// so it becomes a damaged turn.
+    /// Reads a turn of any kind. A turn that this version of the crate can't read must not prevent the conversation
+    /// from being read, so it becomes a damaged turn.
     pub(in crate::store) fn deserialize_any<'de, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<Option<Box<Self>>, D::Error> {

@@ -141,7 +141,8 @@ impl TurnSummary {
         Some(self)
     }
 
-    /// Returns the entry with the time by which the list is sorted, as the database has computed it.
+    /// Returns the entry with the time by which the list is sorted, as the database has computed it. If the
+    /// conversation has no owner, removes the approvals that do not survive the end of their process.
     #[cfg(any(feature = "sqlite", feature = "postgres"))]
     pub(in crate::store) fn aged(mut self, age: Timestamp) -> Self {
         let is_owned = self.owner.is_some();

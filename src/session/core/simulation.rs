@@ -6,9 +6,9 @@
 //! - `OMNI_SEED=17 cargo test --lib session::core::simulation` replays one schedule and prints its inputs.
 //!
 //! A schedule has some dozens of inputs, which are generated from its seed alone: events of an agent that runs ahead of
-//! the session, changes of the path, and changes of the title. The store is slow, fails, loses its replies, hangs and
-//! has other writers. The process may die at any moment, and another process continues with the stored conversation. At
-//! the end of the schedule, the store works again and everything must be stored.
+//! the session, changes of the path, and other commands, such as changes of the title. The store is slow, fails, loses
+//! its replies, hangs and has other writers. The process may die at any moment, and another process continues with the
+//! stored conversation. At the end of the schedule, the store works again and everything must be stored.
 
 mod agent;
 mod commands;

@@ -189,7 +189,7 @@ impl Agent {
         self.emit(Event::Step(Arc::new(response)));
     }
 
-    /// Ends a request without a complete response. Its usage is often unknown.
+    /// Ends a request without a complete response. Its usage is often unknown, and then no event is emitted.
     fn breaks_off(&mut self, end: RequestEnd, rng: &mut Rng) {
         let usage = Usage::default().with_output(rng.pick(&[0, 0, 3]));
         if usage.is_zero() {

@@ -20,6 +20,7 @@ use crate::{
     tree::{Erased, Node, NodeId, Tree},
 };
 
+/// The contents that had to be stored, the writes for them, and their outcomes. This is not the usage ledger.
 #[expect(clippy::struct_excessive_bools, reason = "the flags are independent of each other")]
 pub(super) struct Ledger {
     /// The contents that had to be stored so far, in order of time. Each entry is a moment.
@@ -266,7 +267,8 @@ impl Ledger {
         self.due_report = Some((SavedPart::State, None, Err(words(error))));
     }
 
-    /// Returns whether the stored conversation differs only in its title, as far as the session can know.
+    /// Returns whether the stored conversation differs only in its title, its labels or its usage ledger, as far as the
+    /// session can know.
     pub(super) fn is_retitled(&self, stored: &Stored) -> Check<bool> {
         let (Some(acked), Some(known)) = (&self.acked, &self.acked_content) else {
             return Ok(false);
@@ -320,8 +322,8 @@ impl Ledger {
         self.acked_content.as_ref()?.1.title.as_deref().map(Arc::from)
     }
 
-    /// Processes a rejected write after which the session found a different title in the store. Returns whether nothing
-    /// is left to be written.
+    /// Processes a rejected write after which the session found a different title, different labels or a different
+    /// usage ledger in the store. Returns whether nothing is left to be written.
     pub(super) fn retitled(&mut self, stored: &Stored, model: &Model) -> Check<bool> {
         self.open = None;
         self.note(model, false);

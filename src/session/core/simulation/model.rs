@@ -55,9 +55,9 @@ pub(super) struct Model {
     pub(super) title: Option<Arc<str>>,
     is_title_generated: bool,
     pub(super) labels: Labels,
-    /// The rows that the usage ledger must contain, and the end of the last run.
+    /// The sum of the usage ledger and the end of the last run, as the store must contain them.
     pub(super) books: Books,
-    /// The rows that the ledger must contain, in order.
+    /// The rows that the usage ledger must contain, in order.
     pub(super) rows: Vec<UsageRow>,
     /// The rows of the usage ledger for the turn in flight.
     in_flight: Vec<UsageRow>,
@@ -196,14 +196,14 @@ impl Model {
         }
     }
 
-    /// Adds the usage of a turn to the ledger: one row for each request.
+    /// Adds the usage of a turn to the usage ledger: one row for each request whose usage is known.
     fn spend(&mut self) {
         for row in std::mem::take(&mut self.in_flight) {
             self.spent(row);
         }
     }
 
-    /// Adds a row to the ledger.
+    /// Adds a row to the usage ledger.
     pub(super) fn spent(&mut self, row: UsageRow) {
         self.books.used.add(1, row.usage);
         self.rows.push(row);

@@ -21,7 +21,7 @@ pub(super) struct Vault {
     pub(super) rows: Vec<UsageRow>,
     /// The number of conversations that have been created.
     created: u64,
-    /// Whether another writer has written to the conversation or has deleted it.
+    /// Whether another writer has deleted the conversation or changed more than its title and labels.
     pub(super) is_foreign: bool,
     /// Whether another writer has changed the title or the labels. The session may not know this yet.
     pub(super) is_retitled: bool,
@@ -30,7 +30,7 @@ pub(super) struct Vault {
 /// The content of a conversation.
 pub(super) type Content = (Tree, StoredState, Books);
 
-/// The usage ledger and the end of the last run.
+/// The sum of the usage ledger, and the end of the last run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Books {
     pub(super) used: UsageSum,

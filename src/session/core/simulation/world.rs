@@ -179,7 +179,7 @@ impl World {
         self.check()
     }
 
-    /// Subscribes now.
+    /// Takes a new snapshot of the session, as a new subscriber would get it.
     fn join(&mut self) {
         self.kept = SessionSnapshot {
             last: EventId { life: 0, number: 0 },
@@ -236,7 +236,7 @@ impl World {
         }
     }
 
-    /// Ends the agent, processes its last events, and lets the store work again.
+    /// Ends the agent, processes its last events, lets the store work again, and checks that everything is stored.
     fn end(&mut self) -> Check {
         self.note(|| "the end".to_owned());
         match self.rng.below(3) {

@@ -17,7 +17,8 @@ use crate::{
 };
 
 impl World {
-    /// Delivers the outcome of the write in flight. If `friendly` is set, the write succeeds.
+    /// Delivers the outcome of the write in flight. If `friendly` is set, the store itself does not fail, but the write
+    /// may conflict with another writer.
     pub(super) fn comes_back(&mut self, friendly: bool) -> Check {
         let job = self.ledger.under_way().cloned().ok_or("no write is in flight")?;
         let fails = !friendly && self.rng.percent(self.trouble);

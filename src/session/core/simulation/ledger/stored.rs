@@ -68,8 +68,8 @@ impl Ledger {
     }
 }
 
-/// Returns whether the stored content is the content of this moment. If another writer has changed the title, the title
-/// is ignored.
+/// Returns whether the stored content is the content of this moment. If another writer has changed the title or the
+/// labels, both and the usage ledger are ignored.
 fn is_as(moment: &Content, stored: &Content, vault: &Vault) -> bool {
     if vault.is_retitled { same_but_title(moment, stored) } else { moment == stored }
 }

@@ -144,7 +144,8 @@ use crate::{
 /// A handle to an agent. It is cheap to clone.
 ///
 /// When the last handle is dropped, the agent ends in the same way as with [`stop`](Agent::stop): a run in flight is
-/// interrupted, and its completed steps are committed.
+/// interrupted, and its completed steps are committed. There is one exception: if the agent of a session is paused and
+/// its turn is stored, the turn stays in flight.
 ///
 /// The agent accepts commands at all times: while a model streams, while tools run, and while a callback waits for
 /// something that never happens. After the agent's end, its operations return [`AgentError::Stopped`], except

@@ -289,7 +289,7 @@ impl AgentBuilder {
         self
     }
 
-    /// Sets the end of the conversation's last run, which an earlier agent of the conversation has performed.
+    /// Sets the end of the conversation's last run. An earlier agent of the conversation has performed this run.
     pub(crate) fn last_run(mut self, end: Option<RunEnd>) -> Self {
         self.last_run = end;
         self

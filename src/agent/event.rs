@@ -177,7 +177,8 @@ pub enum Event {
         step: u32,
         /// The id of the turn in flight. All events until the turn's end belong to this turn.
         turn: TurnId,
-        /// The number of the run, counted from 1 since the agent's start.
+        /// The number of the run, counted from 1 since the agent's start. An agent that starts with a stored turn in
+        /// flight continues the count of that turn.
         run: u32,
     },
     /// A request is about to be sent. If the request is repeated, another event of this kind follows the `Retry`, with

@@ -177,7 +177,7 @@ pub(crate) struct Slot {
     pub(crate) asked: u32,
     /// The tool's declaration of whether it may run again, if the turn is recorded. Otherwise `Never`.
     pub(crate) replay: Replay,
-    /// The result. `None` after the result was reviewed.
+    /// The result. `None` until the result exists, and again after it was reviewed.
     pub(crate) result: Option<ToolResult>,
     /// The part of the slot that the last record contains.
     pub(crate) recorded: RecordedSlot,

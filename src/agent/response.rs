@@ -55,7 +55,8 @@ pub struct Response {
     /// The id of the turn. `None` if the run was ended between two turns.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub turn: Option<TurnId>,
-    /// The number of the run, counted from 1 since the agent's start.
+    /// The number of the run, counted from 1 since the agent's start. An agent that starts with a stored turn in flight
+    /// continues the count of that turn.
     #[serde(default)]
     pub run: u32,
     /// The response as JSON, if an output schema was set and the response matches the schema.
@@ -65,8 +66,8 @@ pub struct Response {
     /// and no other response is requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub output_error: Option<String>,
-    /// The tool uses whose results the application must send with the next prompt. Not empty if the turn ended with
-    /// [`StopReason::ToolUse`].
+    /// The tool uses that are left to the application, which sends their results with the next prompt. Not empty if the
+    /// turn ended with [`StopReason::ToolUse`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub open_tool_uses: Vec<ToolUse>,
     /// The results of the same step that were decided before the turn ended. The next prompt includes these results

@@ -66,7 +66,8 @@ pub struct Snapshot {
     /// The blocks of the response that is being streamed. Files and opaque items arrive as a whole, so their blocks are
     /// always marked as ended.
     pub partial: Vec<PartialBlock>,
-    /// The number of the last run, counted from 1 since the agent's start. 0 if there was none.
+    /// The number of the last run, counted from 1 since the agent's start. 0 if there was none. An agent that starts
+    /// with a stored turn in flight continues the count of that turn.
     #[serde(default)]
     pub run: u32,
     /// The id of the turn in flight.

@@ -163,7 +163,7 @@ enum Exit {
 }
 
 impl Task {
-    /// Sets the end of the conversation's last run, which an earlier agent of the conversation has performed.
+    /// Sets the end of the conversation's last run. An earlier agent of the conversation has performed this run.
     pub(super) fn set_last_run(&mut self, end: Option<RunEnd>) {
         self.core.set_last_run(end);
     }

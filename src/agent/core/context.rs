@@ -60,7 +60,7 @@ impl Context<'_> {
         self.push(if recorded { Effect::Held(Box::new(effect)) } else { effect });
     }
 
-    /// If `recorded` is true, requests a record of the state within a short time.
+    /// If `recorded` is true, requests a record of the state after a delay. Nothing waits for this record.
     pub(super) fn record_soon(&mut self, recorded: bool) {
         if recorded {
             self.push(Effect::RecordSoon);
@@ -87,7 +87,7 @@ pub(in crate::agent) enum Effect {
     DropCall,
     /// Record the state that results from this input. The next event of the input carries the record.
     Record,
-    /// Record the state within a short time, unless another effect records it earlier. Nothing waits for this record.
+    /// Record the state after a delay, unless another effect records it earlier. Nothing waits for this record.
     RecordSoon,
     /// Perform this effect when the last record is stored. `Abort` drops it.
     Held(Box<Effect>),

@@ -39,7 +39,8 @@ pub(crate) struct Resume {
 }
 
 impl Core {
-    /// Emits the pauses that now wait for decisions.
+    /// Called when pauses begin to wait for decisions. Emits the status and the pauses, stops the turn's clock, and
+    /// starts the time limits of the pauses.
     pub(super) fn pause(&mut self, cx: &mut Context<'_>) {
         cx.push(Effect::FreezeWatch(true));
         self.emit_status(Status::Paused, cx);
@@ -88,8 +89,8 @@ impl Core {
             && recovering.pauses().any(|pause| pause.tool_use.id == resume.tool_use)
             && resume.turn.is_none_or(|given| given == turn.id)
         {
-            // The pause was restored from the record, but is not reported again yet. The decision is applied when it is
-            // reported.
+            // The pause was restored from the record, but is not reported again yet. The decision is applied when the
+            // pause is reported.
             let decided = decided(turn, resume.tool_use, resume.decision, cx);
             recovering.decided.push(Decided { by: resume.by, ..decided });
             cx.push(Effect::Record);

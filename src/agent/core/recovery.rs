@@ -212,7 +212,8 @@ impl Core {
         if !reported.is_empty() {
             cx.push(Effect::Record);
         } else if !calls.is_empty() {
-            // The record before the first start of these tools still applies, so no new record is needed.
+            // The record from which the turn was restored already contains the step in this state, so no new record is
+            // needed.
             let op = self.enter(turn, Stage::Executing { slots, questions: Vec::new() });
             return cx.hold_back(true, Effect::RunTools(op, calls));
         }
@@ -276,7 +277,8 @@ fn lose_request(turn: &Turn, cx: &mut Context<'_>) {
     cx.emit(Event::Usage(Box::new(row)));
 }
 
-/// Returns the answer about one tool use, in a step in which at least one tool use has to wait for a decision again.
+/// Returns the answer about one tool use of an interrupted step. At least one tool use of this step waits for a
+/// decision on whether its tool runs again.
 fn answer_again(slot: &Slot, uncertain: Option<&UncertainUse>, turn: &Turn) -> Answer {
     if let Some(result) = &slot.result {
         return Answer::Decided(Decision::Provide(result.clone()));

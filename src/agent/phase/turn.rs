@@ -73,7 +73,8 @@ pub(crate) struct Turn {
     /// The id of the turn, unique across restarts.
     #[serde(skip)]
     pub(crate) id: TurnId,
-    /// The number of the run, counted from the agent's start.
+    /// The number of the run, counted from the agent's start. After a restart, the count continues from the recorded
+    /// turn.
     pub(crate) run: u32,
     pub(crate) origin: Origin,
     /// The committed history and the pending messages.
@@ -112,7 +113,7 @@ pub(crate) struct Turn {
     /// Whether the turn is recorded. If so, effects wait for records until the run ends.
     #[serde(skip)]
     pub(crate) recorded: bool,
-    /// The number of tool uses that have waited for decisions.
+    /// The number of tool uses and questions of this turn that have waited for decisions.
     #[serde(skip)]
     pub(crate) waited: usize,
     /// The facts about the last request that decide whether it may be repeated, if the turn is recorded.

@@ -1,5 +1,5 @@
 //! The shell around the core: one tokio task that owns an agent. The shell performs effects and passes their outcomes
-//! back to the core. It makes no decisions.
+//! back to the core, which decides how turns and runs continue.
 
 mod calls;
 mod commands;

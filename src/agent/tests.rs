@@ -1,4 +1,4 @@
-//! The agent layer, tested through its public API.
+//! The agent layer, tested through its public API and through the interfaces that sessions and the manager use.
 #![allow(clippy::unwrap_used, reason = "a test's unwrap is its failure")]
 #![allow(
     unreachable_pub,

@@ -20,7 +20,7 @@ use crate::{
 ///
 /// **Texts.** The stream yields the text blocks of all responses in the turn, before and after tool uses, in order and
 /// without a separator. It yields no thinking, no tool inputs and no tool results. Joined together, the pieces are the
-/// texts of the turn's assistant messages.
+/// texts of the turn's assistant messages, unless a request was repeated.
 ///
 /// **Beginning.** If the subscription is new and its snapshot shows a turn in flight, the first piece is the text of
 /// this turn so far. Otherwise the stream begins with the next update. If no turn is in flight, the stream waits for
@@ -150,8 +150,8 @@ impl fmt::Debug for TextDeltas<'_> {
 #[derive(Default)]
 struct TurnText {
     has_begun: bool,
-    /// The prompt of the turn. The turn is found in a snapshot by this prompt. `None` if the prompt's event was not
-    /// read.
+    /// The prompt of the turn. The turn is found in a snapshot by this prompt. `None` if neither an event nor a
+    /// snapshot has shown the prompt.
     prompt: Option<Arc<Message>>,
     /// The number of complete messages that were read, including the prompt.
     messages: usize,
@@ -256,7 +256,7 @@ impl TurnText {
     }
 }
 
-/// Returns whether the message begins a turn.
+/// Returns whether the message is a user message without tool results. A turn usually begins with such a message.
 fn is_prompt(message: &Message) -> bool {
     message.role == Role::User && message.tool_results().next().is_none()
 }

@@ -246,7 +246,7 @@ impl Rogue {
         Model::new(Arc::new(self.clone()), "rogue")
     }
 
-    /// Waits until a request hangs.
+    /// Waits until a request or `open` hangs.
     pub async fn reached(&self) {
         answered(self.0.reached.reached()).await;
     }

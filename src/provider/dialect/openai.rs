@@ -120,8 +120,8 @@ pub(super) fn supported(support: OutputSupport, request: &Request) -> OutputSupp
     }
 }
 
-/// Returns the form in which a request asks for this output schema. Returns `None` if there is no schema, or, with a
-/// warning, if the schema is sent only in the system prompt.
+/// Returns the form in which a request asks for this output schema. Returns `None` if `output` is `None`. If the schema
+/// is sent only in the system prompt, adds a warning and returns `None`.
 pub(super) fn format(
     support: OutputSupport,
     output: Option<&OutputSchema>,

@@ -53,7 +53,7 @@ pub(super) fn outcome(answer: Option<PermissionAnswer>, options: &[PermissionOpt
     };
     let outcome = match chosen {
         Some(option) => RequestPermissionOutcome::Selected(SelectedPermissionOutcome::new(option.id.clone())),
-        // There is no answer, or the agent offers no option for it.
+        // `answer` is `None`, or the agent does not offer an option for it.
         None => RequestPermissionOutcome::Cancelled,
     };
     json!(RequestPermissionResponse::new(outcome))

@@ -268,8 +268,8 @@ fn output_part(text: &Text, native: bool) -> Option<(Value, Option<Value>)> {
     Some((part, signature.remove("phase")))
 }
 
-/// Returns the reasoning item that the decoder stored in the signature, with its text restored, as far as `wanted`
-/// allows. Returns `None` if there is nothing to send back.
+/// Returns the reasoning item that the decoder stored in the signature, with its text restored. Removes the parts that
+/// `wanted` excludes, and returns `None` if nothing can be sent back.
 fn reasoning_item(thinking: &Thinking, wanted: ReasoningItems) -> Option<Value> {
     let mut item: Map<String, Value> = serde_json::from_str(thinking.signature.as_deref()?).ok()?;
     if item.get("type")? != "reasoning" {

@@ -543,8 +543,8 @@ pub trait Store: Send + Sync + 'static {
     }
 
     /// Ends a lease in the same way as [`release`](Store::release), and records the last event of the session's feed
-    /// that changed anything. [`Stored::mark`] returns it until the next write. If `mark` is `None` or the lease is no
-    /// longer valid, nothing is recorded, and an earlier mark stays.
+    /// that changed anything. [`Stored::mark`] returns it until the next write. If `mark` is `None`, or the lease was
+    /// already released or passed to another owner, nothing is recorded, and an earlier mark stays.
     ///
     /// The default implementation does not record the event.
     ///

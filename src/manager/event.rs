@@ -21,7 +21,7 @@ pub enum Activity {
     Queued,
     /// A run is active.
     Busy,
-    /// A run is paused: a tool use waits for a decision.
+    /// A run is paused: a tool use waits for a decision, or a question of a running tool waits for an answer.
     Paused,
 }
 

@@ -407,7 +407,7 @@ impl Inner {
     }
 
     /// Applies the decisions for the time limits of a stored turn that have passed. Returns whether the conversation
-    /// should be opened: nobody else works on it, and the turn needs more than decisions.
+    /// should be opened: no other caller or process works on it, and the turn needs more than decisions.
     async fn expire(self: &Arc<Self>, id: &ConversationId) -> Result<bool, ManagerError> {
         let (_hold, session) = self.hold(id).await.split();
         if session.is_some() {

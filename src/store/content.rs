@@ -430,7 +430,7 @@ impl Summary {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub struct Position {
-    /// The time of the conversation's last write.
+    /// The time of the conversation's last write. In a list of turns in flight, the time by which the list is sorted.
     pub updated: Timestamp,
     /// The conversation's id.
     pub id: ConversationId,
@@ -479,9 +479,9 @@ impl From<&Summary> for Position {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub struct Page {
-    /// The maximum number of conversations on the page.
+    /// The maximum number of entries on the page, such as conversations.
     pub limit: usize,
-    /// The number of conversations to skip, counted from the beginning or from [`after`](Self::after).
+    /// The number of entries to skip, counted from the beginning or from [`after`](Self::after).
     pub offset: usize,
     /// The position after which the page begins. It does not have to be the position of an existing conversation.
     #[serde(default, skip_serializing_if = "Option::is_none")]

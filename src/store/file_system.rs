@@ -30,8 +30,8 @@
 //! | `ID.jsonl` | the log, which contains the whole conversation |
 //! | `ID.summary.json` | the entry in a list, so that lists need not open the log; it is rebuilt if it is missing, or if it names a different length than the log has |
 //!
-//! In addition, the folder has the file `@deleted-usage.jsonl` if conversations with usage were deleted (see
-//! [Usage](#usage)). An [exclusive](FileSystemStoreBuilder::exclusive) store locks the file `@lock`. A file whose name
+//! In addition, the folder has the file `@deleted-usage.jsonl` if conversations with usage were deleted (see the
+//! section "Usage"). An [exclusive](FileSystemStoreBuilder::exclusive) store locks the file `@lock`. A file whose name
 //! ends in `.new` was created to replace another file. The store ignores all other files in the folder. Only the owner
 //! of a file can access it (mode 0600 on Unix). If the store creates the folder, only the owner of the folder can
 //! access it (mode 0700).

@@ -14,7 +14,7 @@ use crate::{
     tree::NodeId,
 };
 
-/// A small generator of random numbers (splitmix64), so that each run makes the same records.
+/// A small generator of pseudorandom numbers (splitmix64). Its seed is fixed, so that each run makes the same records.
 struct Random(u64);
 
 impl Random {
@@ -89,7 +89,7 @@ fn ages(turn: &StoredTurn) -> (Timestamp, Timestamp, Vec<Timestamp>) {
     (turn.since, turn.recorded, turn.waiting_since.clone())
 }
 
-/// Returns the times of a turn in a list, in the same order.
+/// Returns the times of a turn in a list, in the order of [`ages`].
 fn listed_ages(turn: &TurnSummary) -> (Timestamp, Timestamp, Vec<Timestamp>) {
     (turn.since, turn.recorded, turn.approvals.iter().map(|approval| approval.since).collect())
 }

@@ -271,7 +271,8 @@ pub(super) async fn write_with_a_dropped_future_is_all_or_nothing(
     CheckOutcome::Made
 }
 
-/// Returns a copy of the node with the timestamp of the same node in `nodes`. The two were created at different times.
+/// Returns a copy of the node with the timestamp that the node with the same id has in `nodes`. The two nodes were
+/// created at different times, so their own timestamps differ.
 fn at(node: &Node, nodes: &[Node]) -> Node {
     let there = nodes.iter().find(|there| there.id() == node.id());
     let mut message = (**node.message()).clone();

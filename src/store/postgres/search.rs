@@ -54,7 +54,7 @@ async fn is_usable(connection: &Object, server: &Server, name: &str) -> Result<b
     Ok(connection.query_opt(&usable, &[&name]).await?.is_some())
 }
 
-/// Adds the words and phrases as an SQL expression of type `tsquery`.
+/// Adds the words and phrases as parameters, and returns an SQL expression of type `tsquery` for them.
 fn words_of(query: &mut Query, words: &Words) -> String {
     let phrases = words.phrases().map(|phrase| {
         let text = query.param(phrase.join(" "));
@@ -98,7 +98,8 @@ async fn expected(connection: &Object, server: &Server, words: &Words) -> Result
     Ok(rows.unwrap_or_default())
 }
 
-/// Returns the condition and the end of a query for one page.
+/// Returns the condition that a conversation follows the position of the page, and the end of the query, which sorts
+/// the conversations and limits their number.
 fn paged(query: &mut Query, page: &Page) -> (String, String) {
     let after = page.after.as_ref().map_or("true".to_owned(), |after| {
         let updated = query.param(system_time(after.updated));

@@ -23,7 +23,8 @@ use crate::store::{ConversationId, StoreError};
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     pub(super) connections: usize,
-    /// The time limit for connecting to one host. In a pool, the time limit for connecting to all hosts together.
+    /// The time limit for connecting to one host. In the limits of a [`Server`], the time limit for connecting to all
+    /// hosts together.
     pub(super) connect: Duration,
     pub(super) pool_wait: Duration,
     pub(super) lock_wait: Duration,
@@ -168,10 +169,10 @@ impl Server {
         }
     }
 
-    /// Creates or updates the schema, without a time limit for the migration.
+    /// Creates or updates the schema. The time limits of operations do not apply to the migration.
     pub(super) async fn migrate(&self, schema: &str) -> Result<(), StoreError> {
         let connection = self.connection(Lane::Conversations).await?;
-        // The time limit applies to this check, but not to the migration itself.
+        // The time limit of an operation applies to this check, but not to the migration itself.
         let looked = timeout(self.limits.answer(), is_current(&connection, schema, &self.place)).await;
         let done = match looked {
             Ok(Ok(true)) => return Ok(()),

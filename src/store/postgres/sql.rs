@@ -38,8 +38,9 @@ pub(super) struct Sql {
     pub(super) release: String,
 }
 
-/// Whether the conversation has an owner. If the clock was set back so far that a lease would last for more than twice
-/// its duration, the lease counts as ended. A smaller difference makes the lease last longer, which is accepted.
+/// The condition that the conversation has an owner. If the clock was set back so far that a lease would last for more
+/// than twice its duration, the lease counts as ended. A smaller difference makes the lease last longer, which is
+/// accepted.
 const HELD: &str = "owner IS NOT NULL AND expires > clock_timestamp()
         AND coalesce(expires <= clock_timestamp() + 2 * lasts, true)";
 
@@ -245,8 +246,8 @@ WHERE id = $1";
 const LABELS: &str =
     "(SELECT json_object_agg(name, value)::text FROM {schema}.labels WHERE conversation = key)";
 
-/// The columns of a turn in flight, with its approvals as JSON. The limits prevent an overflow, if another program has
-/// written a time.
+/// The columns of a turn in flight, with its approvals as JSON. The limits prevent an overflow if another program has
+/// written a time that is far too early or too late.
 pub(super) const TURN_COLUMNS: &str =
     "turns.turn, turns.lives, turns.orderly, turns.format, turns.core, turns.head,
     turns.branch, least(greatest(extract(epoch FROM turns.spent) * 1000000, 0), 1e15)::bigint, turns.prompts,
@@ -325,7 +326,7 @@ SELECT id FROM wanted WHERE NOT EXISTS (
 const VERSION: &str = "SELECT version, epoch = $2 AND {held} FROM {schema}.conversations WHERE key = $1";
 
 /// Releases a lease. Also removes the duration, because processes with schema version 1 do not set it when they acquire
-/// a lease. The last event of the session's feed is recorded only if nobody has taken the lease away.
+/// a lease. If the lease was already released, the last event of the session's feed is not recorded.
 const RELEASE: &str = "
 UPDATE {schema}.conversations
 SET owner = NULL, owner_address = NULL, expires = '-infinity', lasts = NULL,
@@ -430,7 +431,7 @@ pub(super) fn check_schema(name: &str) -> Result<(), StoreError> {
     )]
     struct Unusable(String);
 
-    // Names with this prefix are reserved for the system.
+    // Names that begin with `pg_` are reserved for the system.
     if name.is_empty() || name.len() > LONGEST || name.contains('\0') || name.starts_with("pg_") {
         return Err(StoreError::misconfigured("the schema name", Unusable(name.to_owned())));
     }

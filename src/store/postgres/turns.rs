@@ -77,9 +77,9 @@ impl<'r> Columns<'r> {
     }
 }
 
-/// Returns the state of an agent in a form that the database type `text` can contain. A state that
-/// contains U+0000 is stored as a JSON string. So is a state that begins with a quotation mark, because a reader could
-/// not tell it from such a string. Any other state is stored as it is.
+/// Returns the state of an agent in a form that the database type `text` can contain. A state that contains U+0000 is
+/// stored as a JSON string. So is a state that begins with a quotation mark, because a reader could not distinguish it
+/// from such a string. Any other state is stored as it is.
 fn encode_core(core: &str) -> String {
     if core.starts_with('"') || core.contains('\0') {
         return serde_json::Value::from(core).to_string();
@@ -125,7 +125,7 @@ fn damaged(problem: String) -> StoreError {
     StoreError::damaged("the turn in flight", problem)
 }
 
-/// Returns the turn in flight in the row of a conversation.
+/// Returns the turn in flight from the row of a conversation that the statement for turns has returned.
 pub(super) fn read(row: &Row, origin: &Origin<'_>) -> Result<Option<StoredTurn>, Fault> {
     if row.try_get::<_, Option<&str>>(0)?.is_none() {
         return Ok(None);

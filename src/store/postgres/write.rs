@@ -230,7 +230,7 @@ async fn remove(
     Err(restless(id).into())
 }
 
-/// Deletes a conversation whose owner holds this lease.
+/// Deletes a conversation, if this lease is still valid.
 pub(super) async fn delete_under(
     connection: &Object,
     server: &Server,
@@ -244,7 +244,8 @@ pub(super) async fn delete_under(
     }
 }
 
-/// Returns the error for a conversation that other processes create and delete faster than its state can be read.
+/// Returns the error for a conversation that other processes create, change or delete faster than its state can be
+/// read.
 pub(super) fn restless(id: &ConversationId) -> StoreError {
     StoreError::Busy { place: format!("conversation {id}"), waited: Duration::ZERO }
 }

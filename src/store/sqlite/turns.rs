@@ -225,7 +225,7 @@ pub(super) fn turn(
     read(&transaction, &Origin { id, place: &database.place() }, &row)
 }
 
-/// The condition that a conversation is owned at the time `?`, as in [`Row::owner`].
+/// The condition that a conversation is owned at a time, as in [`Row::owner`]. The time is bound to both parameters.
 const OWNED: &str = "(conversations.owner IS NOT NULL AND conversations.expires > ? AND conversations.expires <= ? + 2 * conversations.lasts)";
 
 /// Returns the query for the keys and ages of the turns on a page, with its parameters.

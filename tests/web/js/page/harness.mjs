@@ -153,6 +153,14 @@ export const hide = (page, isHidden) => page.evaluate((isHidden) => {
   document.dispatchEvent(new Event("visibilitychange"));
 }, isHidden);
 
+/** Stops the clock with which the page measures durations. The clock shows zero. */
+export const stopClock = (page) => page.evaluate(() => {
+  globalThis.passed = 0;
+  performance.now = () => globalThis.passed;
+});
+/** Advances the stopped clock. */
+export const pass = (page, milliseconds) => page.evaluate((milliseconds) => { globalThis.passed += milliseconds; }, milliseconds);
+
 export const shot = (page, name) => page.screenshot({ path: path.join(process.env.OMNI_SCREENSHOTS, `${name}.png`) });
 
 export async function accessible(page, where) {

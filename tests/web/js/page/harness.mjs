@@ -30,6 +30,8 @@ class Server {
   }
 
   async stop(signal) {
+    // A step that failed may have left the server stopped.
+    if (!this.#child) return;
     const ended = once(this.#child, "exit");
     this.#child.kill(signal);
     await ended;

@@ -6,6 +6,9 @@
 //! cargo run --example web_chat --features web -- --check     # starts, answers one prompt, and stops
 //! ```
 //!
+//! A turn survives a crash of the server: the next start continues it, and an approval can be decided then. The page
+//! connects again by itself.
+//!
 //! The router of `omni_agent::web` offers the conversations, and `web_chat/page` is the page: plain HTML, CSS and
 //! JavaScript modules without a build step. Its `client.js` can be copied into other front ends. The server listens on
 //! loopback only, and everybody who can reach it is the same user. A real application identifies its users in
@@ -29,7 +32,7 @@ use std::{error::Error, process::ExitCode, sync::Arc, time::Duration};
 
 use axum::{Router, http::request::Parts};
 use omni_agent::{
-    agent::Agent,
+    agent::{Agent, AgentBuilder, Durable},
     manager::{Manager, OpenOptions, Shutdown},
     provider::{Model, Options},
     store::{FileSystemStore, Labels, MemoryStore, Store},
@@ -69,7 +72,9 @@ async fn serve() -> Result<(), Box<dyn Error>> {
     let is_check = picked.value(&CHECK).is_some();
     let store: Arc<dyn Store> = match picked.value(&STORE) {
         Some(folder) => {
-            Arc::new(FileSystemStore::open(Folder::given_or_of_the_user(Some(folder))?.path()).await?)
+            let folder = Folder::given_or_of_the_user(Some(folder))?;
+            // Only an exclusive store of files keeps turns in flight.
+            Arc::new(FileSystemStore::builder(folder.path()).exclusive().open().await?)
         }
         None => Arc::new(MemoryStore::new()),
     };
@@ -81,13 +86,23 @@ async fn serve() -> Result<(), Box<dyn Error>> {
     let listener = TcpListener::bind(("127.0.0.1", port)).await?;
     let address = listener.local_addr()?;
 
-    let manager = Manager::builder(store).registry(support::models()).build();
+    let (model, options) = (picked.model.clone(), picked.options.clone());
+    let manager = Manager::builder(store)
+        .registry(support::models())
+        .starter({
+            let model = model.clone();
+            move |_| Some(durable(agent(&model)))
+        })
+        .build();
     let models = offered(&picked.model);
     let names: Vec<String> = models.iter().map(|model| model.name().to_owned()).collect();
     let user = std::env::var("USER").unwrap_or_else(|_| "user".to_owned());
     let access = OneUser(Principal::new(user, Labels::new([("user", "local")])?)?);
-    let (model, options) = (picked.model.clone(), picked.options.clone());
-    let agents = move |_: &Principal, request: &StartRequest| Ok(agent(&model, &options, request));
+    let agents = move |_: &Principal, request: &StartRequest| {
+        let agent = agent(&model);
+        let is_new = request.conversation.is_none();
+        Ok(durable(if is_new { with_first_settings(agent, &options, request) } else { agent }))
+    };
     let web = Web::builder(manager.clone(), access, agents)
         .models(names)
         // Accept only these hosts. Otherwise, another site could reach the server by a name that it has redirected to
@@ -95,6 +110,9 @@ async fn serve() -> Result<(), Box<dyn Error>> {
         .hosts([address.to_string(), format!("localhost:{}", address.port())])
         .build();
     let app = Router::new().nest("/agent", web.router()).merge(page::router(&models));
+
+    // The turns that the last process has left continue without a reader.
+    manager.recover().await?;
 
     println!("http://{address}/");
     if picked.value(&STORE).is_none() && !is_check {
@@ -113,8 +131,9 @@ async fn serve() -> Result<(), Box<dyn Error>> {
             }
             // Streams end first, because the server waits for them.
             web.drain();
+            // The next process continues the turns in flight.
             let limits = Shutdown::within(Duration::from_secs(10)).with_grace(Duration::from_secs(2));
-            manager.shutdown(limits).await.map_err(|error| error.to_string())
+            manager.hand_over(limits).await.map_err(|error| error.to_string())
         }
     };
     let (stopped, outcome) = tokio::sync::oneshot::channel();
@@ -129,19 +148,24 @@ async fn serve() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Builds the agent of a conversation.
-fn agent(model: &Model, options: &Options, request: &StartRequest) -> OpenOptions {
-    let mut agent = Agent::builder().model(model.clone()).max_steps(20);
-    agent = tools::add_to(agent);
-    if request.conversation.is_none() {
-        // Set these parts only for a new conversation, with which they are stored. For a stored conversation, they
-        // would replace the stored values.
-        agent = agent.options(options.clone()).system("You are a helpful assistant. Answer in Markdown.");
-        if let Some(name) = &request.model {
-            agent = agent.model(name.as_str());
-        }
+/// Builds the agent of a stored conversation.
+fn agent(model: &Model) -> AgentBuilder {
+    tools::add_to(Agent::builder().model(model.clone()).max_steps(20))
+}
+
+/// Sets the parts with which a new conversation is stored. For a stored conversation, they would replace the stored
+/// values.
+fn with_first_settings(agent: AgentBuilder, options: &Options, request: &StartRequest) -> AgentBuilder {
+    let agent = agent.options(options.clone()).system("You are a helpful assistant. Answer in Markdown.");
+    match &request.model {
+        Some(name) => agent.model(name.as_str()),
+        None => agent,
     }
-    OpenOptions::new(agent)
+}
+
+/// Returns the options of a conversation whose turns survive a crash.
+fn durable(agent: AgentBuilder) -> OpenOptions {
+    OpenOptions::new(agent).durable(Durable::InFlight)
 }
 
 /// Returns the models that the page offers: the selected model, and others that work without further settings.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use omni_agent::{
     agent::AgentBuilder,
     message::{Attachment, ResultBlock},
-    tool::{Answer, Tool, ToolContext, ToolError, ToolOutput, tool_fn},
+    tool::{Answer, Replay, Tool, ToolContext, ToolError, ToolOutput, tool_fn},
 };
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -14,8 +14,10 @@ use serde_json::json;
 
 /// Adds the tools to an agent.
 pub fn add_to(agent: AgentBuilder) -> AgentBuilder {
+    // Measuring twice does no harm, so this tool runs again if the server was killed while it was running.
     let measure =
-        tool_fn("measure_temperature", "Measures the temperature in a city. The result is made up.", measure);
+        tool_fn("measure_temperature", "Measures the temperature in a city. The result is made up.", measure)
+            .with_replay(Replay::Safe);
     let paint = tool_fn("paint_picture", "Paints a small picture of a subject.", paint);
     let book =
         tool_fn("book_table", "Books a table in a restaurant. This is a sample that books nothing.", book);

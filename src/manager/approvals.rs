@@ -130,6 +130,7 @@ impl Manager {
     ///   its time limit has passed, or its turn has ended.
     /// - [`ManagerError::OpenElsewhere`] if the conversation is open in another process. Decide there.
     /// - [`AgentError::LongName`] if the name is too long.
+    /// - [`SessionError::DamagedTurn`] if the recorded turn can't be read.
     /// - [`StoreError::NotFound`], or another error of the store. If the outcome of a write is unknown, the decision
     ///   may have been stored. A repetition then fails with [`ManagerError::StaleApproval`].
     ///
@@ -230,7 +231,7 @@ impl Inner {
                 Err(Undecidable::Expired(record)) => (*record, Err(stale(Some(&turn)))),
                 Err(Undecidable::Stale) => return Err(stale(Some(&turn))),
                 Err(Undecidable::Damaged(problem)) => {
-                    return Err(StoreError::damaged("the turn in flight", problem).into());
+                    return Err(SessionError::DamagedTurn { problem }.into());
                 }
             };
             match self.record(&turn, &id.conversation, record).await {

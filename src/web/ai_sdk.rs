@@ -16,7 +16,7 @@ use serde::Deserialize;
 use super::{
     Action, Principal, Problem, Web,
     gate::Call,
-    requests::{action, check},
+    requests::{action, check, starts_a_run},
     routes::{self, Route, decide, file, routes},
     streams::StreamPermit,
     ui_messages::{DONE, Follow, Frame, Level, Plan, Post, Refusal, Settings, Translator, messages, read},
@@ -87,6 +87,10 @@ async fn post(mut call: Call) -> Result<Response, Problem> {
     for command in &commands {
         call.permit(action(command))?;
         check(command, &call.principal)?;
+        // The server may have begun to stop since the stream was counted.
+        if starts_a_run(command) && call.web.is_draining() {
+            return Err(Problem::draining());
+        }
     }
     let mut begun = Translator::begin(settings.clone(), &snapshot, follow.clone());
     for command in commands {

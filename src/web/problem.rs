@@ -178,11 +178,39 @@ impl Problem {
     /// Returns the problem for an unexpected error. The error itself is only logged, together with the id of the
     /// incident that the client gets.
     pub(super) fn internal(error: &(dyn std::error::Error + 'static)) -> Self {
+        let log = "The log of the server contains the cause under the incident's id.";
+        Self::incident("internal", "The server failed.", log, error)
+    }
+
+    fn incident(
+        code: &'static str,
+        title: &'static str,
+        detail: &'static str,
+        error: &(dyn std::error::Error + 'static),
+    ) -> Self {
         let incident = format!("{:016x}", rand::random::<u64>());
         tracing::error!(incident, error = error_chain(error), "a request failed");
-        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "The server failed.")
-            .with_detail("The log of the server contains the cause under the incident's id.")
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, code, title)
+            .with_detail(detail)
             .with_member("incident", incident)
+    }
+
+    fn newer_turn() -> Self {
+        Self::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "newer-turn",
+            "A newer version of the server has begun the answer in flight.",
+        )
+        .with_detail(
+            "This server cannot continue the answer. Try again when the newer version is running here.",
+        )
+        .with_retry_after(Duration::from_secs(30))
+    }
+
+    fn damaged_turn(error: &SessionError) -> Self {
+        let detail = "The operator can discard this answer, and open the rest of the conversation. The log of the \
+                      server contains the cause under the incident's id.";
+        Self::incident("damaged-turn", "The stored answer in flight is damaged.", detail, error)
     }
 
     fn elsewhere(owner: &Owner) -> Self {
@@ -282,11 +310,11 @@ impl From<SessionError> for Problem {
             SessionError::Draining => Self::draining(),
             SessionError::Agent(error) => error.into(),
             SessionError::Store(error) => error.into(),
-            SessionError::InitialHistory
-            | SessionError::Tree(_)
-            | SessionError::NotDurable
-            | SessionError::NewerTurn { .. }
-            | SessionError::DamagedTurn { .. } => Self::internal(&error),
+            SessionError::NewerTurn { .. } => Self::newer_turn(),
+            SessionError::DamagedTurn { .. } => Self::damaged_turn(&error),
+            SessionError::InitialHistory | SessionError::Tree(_) | SessionError::NotDurable => {
+                Self::internal(&error)
+            }
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use axum::http::{Method, StatusCode};
 use omni_agent::testing::{Gate, Step};
+use serde_json::{Value, json};
 
 use crate::support::{App, request, run_input};
 
@@ -26,4 +27,18 @@ async fn draining_refuses_new_runs_and_joins_and_lets_running_streams_end() {
     let text = String::from_utf8(body.to_vec()).unwrap();
     let last = text.trim_end().lines().last().unwrap();
     assert!(last.contains("RUN_FINISHED") && last.contains("success"), "{text}");
+}
+
+#[tokio::test]
+async fn result_after_one_with_a_large_file_is_sent_after_it() {
+    let step =
+        Step::new().then_tool_use("d1", "draw", json!({})).then_tool_use("u1", "unknown", json!({})).stop();
+    let app = App::new([step, Step::text("There.")]);
+    let id = app.create("ann").await;
+    let answer = app.post("ann", "/ag-ui", run_input(&id, "r1", "Draw")).await;
+    let frames = answer.text.lines().filter_map(|line| line.strip_prefix("data:"));
+    let frames = frames.map(|frame| serde_json::from_str::<Value>(frame).unwrap());
+    let results = frames.filter(|frame| frame["type"] == "TOOL_CALL_RESULT");
+    let order: Vec<_> = results.map(|result| result["toolCallId"].clone()).collect();
+    assert_eq!(order, ["d1", "u1"], "{answer:?}");
 }

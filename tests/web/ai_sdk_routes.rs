@@ -1,10 +1,22 @@
 //! The routes of the AI SDK: refusals and the form of the stream.
 
-use axum::http::{Method, StatusCode, header};
-use omni_agent::testing::{Gate, Step};
-use serde_json::{Value, json};
+use std::sync::{Arc, OnceLock};
 
-use crate::support::{self, App, request};
+use axum::{
+    Router,
+    http::{Method, StatusCode, header},
+};
+use omni_agent::{
+    Agent,
+    manager::{Manager, OpenOptions, Titles},
+    store::{ConversationId, MemoryStore},
+    testing::{Gate, ScriptedProvider, Step},
+    web::{Principal, Problem, StartRequest, Web},
+};
+use serde_json::{Value, json};
+use tower::ServiceExt;
+
+use crate::support::{self, App, Users, labels, problem, request};
 
 fn submit(id: &str, text: &str) -> Value {
     support::submit(id, "u1", text)
@@ -81,6 +93,29 @@ async fn draining_refuses_new_runs_and_lets_running_streams_end() {
     gate.open();
     let body = axum::body::to_bytes(first.into_body(), 1 << 20).await.unwrap();
     assert!(body.ends_with(b"data: [DONE]\n\n"));
+}
+
+#[tokio::test]
+async fn draining_that_begins_while_the_conversation_is_opened_refuses_the_run() {
+    let model = ScriptedProvider::new([Step::text("One.")]).model();
+    let drained: Arc<OnceLock<Web>> = Arc::default();
+    let drains = Arc::clone(&drained);
+    let agent = move || OpenOptions::new(Agent::builder().model(model.clone()));
+    let manager = Manager::builder(MemoryStore::new()).titles(Titles::Off).build();
+    let id = ConversationId::new("talk").unwrap();
+    manager.create_with_id(&id, agent().labels(labels("ann"))).await.unwrap();
+    manager.close(&id).await.unwrap();
+    // The web layer asks for the agent of a conversation when it opens the conversation.
+    let agents = move |_: &Principal, _: &StartRequest| {
+        drains.get().unwrap().drain();
+        Ok::<_, Problem>(agent())
+    };
+    let web = Web::builder(manager.clone(), Users, agents).build();
+    assert!(drained.set(web.clone()).is_ok());
+    let router = Router::new().nest("/api", web.ai_sdk());
+    let post = request(Method::POST, "ann", "/api/chat", Some(submit("talk", "Hi")));
+    assert_eq!(problem(router.oneshot(post).await.unwrap()).await, (503, "draining".to_owned()));
+    assert!(manager.get(&id).unwrap().snapshot().await.unwrap().agent.pending.is_empty());
 }
 
 #[tokio::test]

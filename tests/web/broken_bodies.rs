@@ -21,6 +21,9 @@ use tower::ServiceExt;
 
 use crate::support::{App, Users, labels, request};
 
+/// The error of a stream whose conversation is lost.
+const NOT_SAVED: &str = "The conversation can no longer be saved.";
+
 /// Reads a body to its end. Returns its text, and whether it has failed.
 async fn read(body: Body) -> (String, bool) {
     let mut stream = body.into_data_stream();
@@ -97,7 +100,7 @@ async fn stream_of_a_session_that_is_closed_in_mid_answer_ends_with_the_cancella
 }
 
 #[tokio::test]
-async fn stream_of_a_session_that_loses_its_conversation_in_mid_answer_ends_as_interrupted() {
+async fn stream_of_a_session_that_loses_its_conversation_in_mid_answer_fails() {
     let gate = Gate::new();
     let store = MemoryStore::new();
     let provider = ScriptedProvider::new([long_answer(&gate), Step::new().then_text(["Two"]).hang()]);
@@ -118,14 +121,13 @@ async fn stream_of_a_session_that_loses_its_conversation_in_mid_answer_ends_as_i
     store.delete(&id).await.unwrap();
     gate.open();
     let (text, has_failed) = read(second).await;
-    assert!(!has_failed && text.contains("\"finishReason\":\"interrupted\""), "{text}");
-    assert!(text.contains("\"Two\"") && text.contains("[DONE]"), "{text}");
+    assert!(!has_failed && text.contains(NOT_SAVED), "{text}");
+    assert!(text.contains("\"Two\"") && text.contains("[DONE]") && !text.contains("\"finish\""), "{text}");
 }
 
 #[tokio::test]
-async fn stream_whose_conversation_is_deleted_by_another_program_in_mid_answer_ends_as_interrupted() {
-    let ends = ["\"finishReason\":\"interrupted\"", "RUN_ERROR"];
-    for (prompt, last) in [ai_sdk_prompt, ag_ui_prompt].into_iter().zip(ends) {
+async fn stream_whose_conversation_is_deleted_by_another_program_in_mid_answer_fails() {
+    for (prompt, last) in [ai_sdk_prompt, ag_ui_prompt].into_iter().zip(["\"error\"", "RUN_ERROR"]) {
         let gate = Gate::new();
         let store = MemoryStore::new();
         let manager = Manager::builder(store.clone()).titles(Titles::Off).build();
@@ -139,6 +141,7 @@ async fn stream_whose_conversation_is_deleted_by_another_program_in_mid_answer_e
         assert!(app.manager.rename(&conversation, Some("Plans")).await.is_err());
         let (text, has_failed) = read(body).await;
         assert!(!has_failed && text.contains("\"One\"") && text.contains(last), "{text}");
+        assert!(text.contains(NOT_SAVED) && !text.contains("\"finish\""), "{text}");
     }
 }
 

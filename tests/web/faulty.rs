@@ -1,4 +1,5 @@
-//! A store whose operations can be made to fail. It has no filters, no search, no usage ledger, and erases nothing.
+//! A store whose operations can be made to fail. It has no filters, no search, no usage ledger, and no records of turns
+//! in flight, and it erases nothing.
 
 use std::{
     ops::Range,
@@ -10,7 +11,7 @@ use omni_agent::{
     message::{Timestamp, UsageRow, UsageSum},
     store::{
         Commit, ConversationId, Filter, Found, MemoryStore, Page, Query, StateChange, Store, StoreError,
-        Stored, StoredState, Summary, Version, Write, WriteId,
+        Stored, StoredState, Summary, TurnSummary, Turns, Version, Write, WriteId,
     },
 };
 
@@ -27,6 +28,7 @@ pub(crate) enum Operation {
     Search,
     Usage,
     Sums,
+    Turns,
 }
 
 #[derive(Clone, Default)]
@@ -118,6 +120,11 @@ impl Store for FaultyStore {
     async fn used(&self, _: &Filter, _: Range<Timestamp>) -> Result<Vec<UsageSum>, StoreError> {
         self.act(Operation::Sums)?;
         Err(StoreError::unsupported("a usage ledger"))
+    }
+
+    async fn turns(&self, _: Turns, _: &Filter, _: Page) -> Result<Vec<TurnSummary>, StoreError> {
+        self.act(Operation::Turns)?;
+        Err(StoreError::unsupported("lists of turns in flight"))
     }
 
     async fn delete(&self, id: &ConversationId) -> Result<(), StoreError> {

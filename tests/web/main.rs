@@ -33,5 +33,6 @@ mod streams;
 mod streams_random;
 mod support;
 mod table;
+mod unreadable_turns;
 mod use_chat;
 mod walk;

@@ -12,7 +12,7 @@ use crate::{
     table::{Entry, routes},
 };
 
-const OPERATIONS: [Operation; 10] = [
+const OPERATIONS: [Operation; 11] = [
     Operation::Create,
     Operation::Commit,
     Operation::Save,
@@ -23,11 +23,12 @@ const OPERATIONS: [Operation; 10] = [
     Operation::Search,
     Operation::Usage,
     Operation::Sums,
+    Operation::Turns,
 ];
 
 /// Returns whether the trait `Store` allows this failure of the operation.
 fn is_allowed(operation: Operation, error: &StoreError) -> bool {
-    use Operation::{Commit, Create, Delete, List, Load, Save, Search, Summary, Sums, Usage};
+    use Operation::{Commit, Create, Delete, List, Load, Save, Search, Summary, Sums, Turns, Usage};
     match error {
         StoreError::AlreadyExists { .. } => operation == Create,
         StoreError::NotFound { .. } => matches!(operation, Commit | Save | Load | Summary | Usage),
@@ -37,7 +38,7 @@ fn is_allowed(operation: Operation, error: &StoreError) -> bool {
         StoreError::Full { .. } | StoreError::Unstorable { .. } => {
             matches!(operation, Create | Commit | Save)
         }
-        StoreError::Unsupported { .. } => matches!(operation, List | Search | Usage | Sums),
+        StoreError::Unsupported { .. } => matches!(operation, List | Search | Usage | Sums | Turns),
         StoreError::InvalidQuery { .. } => operation == Search,
         _ => true,
     }

@@ -323,9 +323,15 @@ function replaced(before, after) {
   const isLost = (/** @type {any} */ message) => message.id !== undefined && !ids.has(message.id);
   const prompts = [...before.agent.pending, ...(before.agent.staged ?? [])].filter(isLost);
   const users = prompts.filter((prompt) => !("role" in prompt) || prompt.role === "user").filter((prompt) => textOf(prompt));
-  if (users.length && life(before) !== life(after)) {
+  // In another life, a tool that runs again reports its progress and its result again.
+  const isRestarted = life(before) !== life(after);
+  if (isRestarted) seen = emptySeen();
+  if (isRestarted && users.length) {
     lost = /** @type {any} */ (users);
     notice("resync", "The server was restarted during an answer. What was not saved yet is lost.", { isBad: true });
+  } else if (isRestarted && before.agent.status !== "idle" && after.agent.status !== "idle") {
+    const again = before.agent.partial.length ? " Its unfinished part is written again." : "";
+    notice("resync", `The server was restarted. The answer continues.${again}`, { seconds: 10 });
   } else {
     notice("resync", "Some updates were missed. The conversation was loaded again.", { seconds: 6 });
   }
@@ -432,6 +438,7 @@ function paintTail(snapshot, isBusy) {
       const text = failure?.error?.message ?? failure?.message ?? failure?.kind ?? "unknown";
       parts.push(h("div", { class: "outcome bad", role: "alert" }, h("p", { dir: "auto" }, `The answer failed: ${text}`)));
     }
+    if (end.outcome === "abandoned") parts.push(h("div", { class: "outcome bad" }, h("p", {}, "The answer was given up after too many restarts of the server.")));
     if (end.outcome === "stopped" && end.stop_reason === "interrupted") parts.push(h("p", { class: "note" }, "Stopped."));
     if (end.outcome === "stopped" && end.stop_reason === "max_steps") parts.push(h("p", { class: "note" }, "Stopped at the limit of steps."));
     if (end.outcome === "stopped" && end.stop_reason === "length") parts.push(h("p", { class: "note" }, "The answer has reached its greatest length."));

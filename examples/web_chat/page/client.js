@@ -74,6 +74,8 @@
  *   version: number, owner: any, damage: string | null, in_flight?: boolean, waiting?: number }} Summary
  * @typedef {"stored" | "waiting" | "elsewhere" | { open: Activity }} Presence
  * @typedef {{ summary: Summary, presence: Presence }} Listed
+ * @typedef {{ conversation: string, turn: string, tool_use: ToolUse, reason: any, since: number,
+ *   expires: number | null, on_expiry: Decision }} WaitingToolUse
  * @typedef {{ type: "prompt", prompt: Prompt } | { type: "unstage", id: string }
  *   | { type: "resume", tool_use_id: string, turn?: string, decision: Decision } | { type: "cancel" }
  *   | { type: "interrupt" } | { type: "regenerate", node: number } | { type: "edit", node: number, prompt: Prompt }
@@ -135,6 +137,15 @@ export class Client {
    */
   search(query) {
     return this.#json("GET", `/search${search(query)}`);
+  }
+
+  /**
+   * Returns the tool uses that wait for decisions, also those of conversations that are not open.
+   * @param {{ limit?: number, after?: string }} [query] `after` is the `next` of the page before.
+   * @returns {Promise<{ items: WaitingToolUse[], next: string | null }>}
+   */
+  approvals(query = {}) {
+    return this.#json("GET", `/approvals${search(query)}`);
   }
 
   /**
@@ -307,6 +318,8 @@ export class Stream {
   #isPaused = false;
   #isRestarting = false;
   #failures = 0;
+  /** The conversations whose sessions have ended. Their next snapshot can belong to any life. */
+  #ended = new Set();
 
   /**
    * The snapshots of the watched conversations.
@@ -464,17 +477,22 @@ export class Stream {
       const { conversation: id, update } = data;
       if (!this.#watch.includes(id)) return;
       const before = this.snapshots.get(id) ?? null;
+      const known = this.#ended.delete(id) && update.type === "resync" ? null : before;
+      if (update.type !== "closed" && isFormer(known, update)) return;
       /** @type {SessionSnapshot | null} */
       let after;
       try {
-        after = fold(before, update);
+        after = fold(known, update);
       } catch {
         // The events do not fit the snapshot, so the next connection begins with a new snapshot.
         this.snapshots.delete(id);
         this.reconnect();
         return;
       }
-      if (update.type === "closed") this.#watch = this.#watch.filter((other) => other !== id);
+      if (update.type === "closed") {
+        this.#watch = this.#watch.filter((other) => other !== id);
+        this.#ended.add(id);
+      }
       if (after) {
         this.snapshots.set(id, after);
         onConversation?.(id, after, update, before);
@@ -555,12 +573,14 @@ export async function* frames(body) {
 
 /**
  * Applies an update to a snapshot. The snapshot is changed in place and returned, unless the update brings a new one.
- * An update that the snapshot already includes has no effect. Throws an error if events are missing in between.
+ * An update that the snapshot already includes has no effect, and neither has one of an earlier life of the
+ * conversation. Throws an error if events are missing in between.
  * @param {SessionSnapshot | null} snapshot
  * @param {Update} update
  * @returns {SessionSnapshot | null}
  */
 export function fold(snapshot, update) {
+  if (isFormer(snapshot, update)) return snapshot;
   if (update.type === "resync") return update.snapshot;
   if (update.type === "closed") return update.snapshot ?? snapshot;
   if (update.type !== "event") return snapshot;
@@ -572,6 +592,21 @@ export function fold(snapshot, update) {
   snapshot.last = update.id;
   return snapshot;
 }
+
+/**
+ * Returns whether an update belongs to an earlier life of the conversation than the snapshot. A life is a period in
+ * which one server has the conversation open, and later lives have higher numbers. Such an update comes from a former
+ * owner of the conversation, which has not noticed yet that another server has taken over.
+ * @param {SessionSnapshot | null} snapshot
+ * @param {Update} update
+ */
+function isFormer(snapshot, update) {
+  const id = update.type === "event" ? update.id : update.snapshot?.last;
+  return snapshot !== null && id !== undefined && life(id) < life(snapshot.last);
+}
+
+/** @param {string} id The id of an event: the life in hexadecimal, and the number of the event in this life. */
+const life = (id) => BigInt(`0x${id.split("-")[0]}`);
 
 /**
  * Applies an update of the list. The event numbers of the list have gaps, because other users' conversations are not
@@ -615,15 +650,16 @@ export function foldList(list, update) {
 }
 
 /**
- * Compares the id of an event with the last known id. Returns `known` if the event is not newer. Returns `gap` if the
- * event is not the next one, or belongs to another period in which the server had the conversation open.
+ * Compares the id of an event with the last known id. Returns `known` if the event is not newer. Returns `gap` if events
+ * are missing in between. The first event of another life follows every event of the life before: a reader that has
+ * missed the end of that life gets a snapshot first.
  * @param {string} last
  * @param {string} id
  */
 function follows(last, id) {
   const [life, number] = last.split("-");
   const [newLife, newNumber] = id.split("-");
-  if (life !== newLife) return "gap";
+  if (life !== newLife) return newNumber === "1" ? "next" : "gap";
   const step = Number(newNumber) - Number(number);
   return step <= 0 ? "known" : step === 1 ? "next" : "gap";
 }
@@ -749,6 +785,11 @@ export function apply(agent, event) {
       delete agent.answer;
       delete agent.tools;
       agent.step = event.step;
+      break;
+    case "resumed":
+      agent.partial = [];
+      delete agent.pauses;
+      delete agent.tools;
       break;
     case "staged":
       put(agent, "staged", [...(agent.staged ?? []), event.prompt]);

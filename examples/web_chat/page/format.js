@@ -36,12 +36,12 @@ export function money(dollars) {
 /** @param {number} milliseconds */
 export function duration(milliseconds) {
   const seconds = milliseconds / 1000;
-  if (seconds < 60) {
-    const digits = seconds < 10 ? 1 : 0;
-    const format = new Intl.NumberFormat(locale, { minimumFractionDigits: digits, maximumFractionDigits: digits });
-    return `${format.format(seconds)} s`;
-  }
-  return `${whole.format(Math.floor(seconds / 60))} min ${whole.format(Math.round(seconds % 60))} s`;
+  // The number is rounded before it is split, so that neither `60 s` nor `1 min 60 s` is shown.
+  const total = Math.round(seconds);
+  if (total >= 60) return `${whole.format(Math.floor(total / 60))} min ${whole.format(total % 60)} s`;
+  const digits = seconds < 9.95 ? 1 : 0;
+  const format = new Intl.NumberFormat(locale, { minimumFractionDigits: digits, maximumFractionDigits: digits });
+  return `${format.format(seconds)} s`;
 }
 
 /**

@@ -16,6 +16,7 @@ const UNREAD = "chat.seen";
  * @property {number} updated
  * @property {import("./client.js").Activity | "elsewhere" | "waiting" | null} activity
  * @property {string | null} damage
+ * @property {number} waiting The number of stored decisions that are needed. It counts while the conversation is not open.
  */
 
 export class Sidebar {
@@ -104,8 +105,8 @@ export class Sidebar {
   #add(listed) {
     for (const { summary, presence } of listed) {
       const activity = typeof presence === "object" ? presence.open : presence === "stored" ? null : presence;
-      const { id, title, updated, damage } = summary;
-      this.#items.set(id, { id, title, updated, activity, damage });
+      const { id, title, updated, damage, waiting = 0 } = summary;
+      this.#items.set(id, { id, title, updated, activity, damage, waiting });
       this.#seen[id] ??= updated;
     }
     if (this.current) this.read(this.current);
@@ -163,8 +164,8 @@ export class Sidebar {
       try {
         const { hits, complete } = await this.client.search({ q: query, limit: PAGE });
         if (query !== this.#query) return;
-        for (const { conversation: { id, title, updated, damage } } of hits) {
-          if (!this.#items.has(id)) this.#items.set(id, { id, title, updated, activity: null, damage });
+        for (const { conversation: { id, title, updated, damage, waiting = 0 } } of hits) {
+          if (!this.#items.has(id)) this.#items.set(id, { id, title, updated, activity: null, damage, waiting });
         }
         this.#hits = hits.map(({ conversation, excerpt }) => ({ id: conversation.id, excerpt }));
         setText(byId("search-note"), complete ? "" : "Older messages are not indexed yet.");
@@ -223,7 +224,7 @@ export class Sidebar {
       const excerpt = this.#hits?.find((hit) => hit.id === id)?.excerpt;
       setText(title, name);
       setText(meta, this.#query && excerpt && excerpt !== item.title ? excerpt : this.#status(item, isUnread));
-      meta.className = `meta ${item.activity === "paused" ? "paused" : item.activity === "busy" ? "busy" : ""}`;
+      meta.className = `meta ${isPaused(item) ? "paused" : item.activity === "busy" ? "busy" : ""}`;
       element.classList.toggle("current", isCurrent);
       element.classList.toggle("unread", isUnread);
       if (isCurrent) link.setAttribute("aria-current", "page");
@@ -241,17 +242,22 @@ export class Sidebar {
    */
   #status(item, isUnread) {
     if (item.damage) return "damaged";
-    const count = this.actions.decisions(item.id);
+    if (isPaused(item)) {
+      const count = item.activity === null ? item.waiting : this.actions.decisions(item.id);
+      return count === 0 ? "paused" : count === 1 ? "paused: 1 decision" : `paused: ${count} decisions`;
+    }
     switch (item.activity) {
       case "busy": return "answering…";
       case "queued": return "waits for a free slot";
       case "waiting": return "waits to be opened";
       case "elsewhere": return "open in another process";
-      case "paused": return count === 0 ? "paused" : count === 1 ? "paused: 1 decision" : `paused: ${count} decisions`;
       default: return isUnread ? `${when(item.updated)} · new` : when(item.updated);
     }
   }
 }
+
+/** @param {Item} item */
+const isPaused = ({ activity, waiting }) => activity === "paused" || (activity === null && waiting > 0);
 
 /** @param {{ title: string | null }} item */
 export function titleOf(item) {

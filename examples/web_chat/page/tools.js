@@ -39,7 +39,7 @@ const LABELS = {
 export class ToolCard {
   /** @type {string | null} */ #state = null;
   #isOpenedHere = false;
-  #hasResult = false;
+  #content = "";
   /** @type {{ pause: import("./client.js").Pause, form: HTMLElement } | null} */ #form = null;
   #seen = "";
 
@@ -78,9 +78,10 @@ export class ToolCard {
     setText(/** @type {Element} */ (this.input.querySelector("pre")), visible(use.malformed ?? text));
     if (facts.input !== undefined) setText(/** @type {Element} */ (this.changed.querySelector("pre")), visible(pretty(facts.input)));
     if (facts.progress !== undefined) this.#showProgress(facts.progress);
-    // The state can be `done` before the result is known.
-    if (result && !this.#hasResult) {
-      this.#hasResult = true;
+    // The state can be `done` before the result is known, and the final result can differ from the first one.
+    const content = result ? JSON.stringify(result.content) : "";
+    if (result && content !== this.#content) {
+      this.#content = content;
       place(/** @type {Element} */ (this.result.querySelector(".body")), result.content.map((block) =>
         block.type === "text"
           ? h("pre", { dir: "auto", tabIndex: 0, role: "group", "aria-label": "Result" }, block.text || "(empty)")

@@ -80,8 +80,8 @@ pub(crate) struct RunStream {
     blocks: Blocks,
     /// The results that were sent and that are not part of a message yet.
     results: HashSet<ToolUseId>,
-    /// Whether results are sent only with their message. Some results may have been emitted before the stream began,
-    /// and the client keeps the order in which results arrive.
+    /// Whether results are sent only with their message. An earlier result of the step may wait for its message, or may
+    /// have been emitted before the stream began, and the client keeps the order in which results arrive.
     holds_results: bool,
     usage: HashMap<String, Usage>,
     out: Vec<Frame>,
@@ -267,11 +267,12 @@ impl RunStream {
                 });
             }
             // A result with a large file is sent later, because the file's address contains the id of the message with
-            // the result.
-            Event::ToolResult { result, .. }
-                if !self.holds_results && !self.run.files.links_in(result, self.run.level) =>
-            {
-                self.send_result(result, None);
+            // the result. The results after it wait too, because the client keeps the order in which results arrive.
+            Event::ToolResult { result, .. } => {
+                self.holds_results |= self.run.files.links_in(result, self.run.level);
+                if !self.holds_results {
+                    self.send_result(result, None);
+                }
             }
             Event::Staged { id, .. } => self.send_staged(id, "staged"),
             Event::Unstaged { id, reason } => {

@@ -13,7 +13,7 @@ use crate::{
     agent::{Event, Pause, Prompt, Response, RunOutcome, Status, TurnOutcome, UnstageReason},
     message::{Content, Message, MessageId, Role, Usage},
     provider::StopReason,
-    session::{SessionEvent, SessionSnapshot},
+    session::{SessionEvent, SessionSnapshot, StoreReport},
     subscription::{EventId, Numbered},
     tree::NodeId,
 };
@@ -159,6 +159,10 @@ impl Translator {
                     self.nodes.extend(changes.nodes.iter().map(crate::tree::Node::id));
                 }
                 self.flush();
+            }
+            // The session interrupts its run. Without this error, a client would take the interrupted run as a success.
+            SessionEvent::Store(StoreReport::Lost { .. }) => {
+                return self.fail("The conversation can no longer be saved.");
             }
             SessionEvent::Title { title } if !self.is_ended() => {
                 self.writer.data("title", None, &json!({ "title": title }));

@@ -6,7 +6,7 @@ import { createHash } from "node:crypto";
 import { readFileSync } from "node:fs";
 import test from "node:test";
 
-import { Client, ProblemError, fold, foldList, frames, pathOf } from "../../../examples/web_chat/page/client.js";
+import { Client, ProblemError, apply, fold, foldList, frames, pathOf } from "../../../examples/web_chat/page/client.js";
 
 const recordings = process.env.OMNI_RECORDINGS ? JSON.parse(readFileSync(process.env.OMNI_RECORDINGS, "utf8")) : [];
 
@@ -74,6 +74,26 @@ const frame = (event, data) => `event: ${event}\ndata: ${JSON.stringify(data)}\n
 const title = (id, title) => frame("conversation", { conversation: "c", update: { type: "event", id, event: { type: "title", title } } });
 const resync = (last) => frame("conversation", { conversation: "c", update: { type: "resync", snapshot: empty(last) } });
 
+test("fold_of_an_update_of_an_earlier_life_changes_nothing", () => {
+  const event = (id) => ({ type: "event", id, event: { type: "title", title: "former" } });
+  const snapshot = empty("100-2");
+  for (const update of [event("ff-9"), { type: "resync", snapshot: empty("ff-9") }, { type: "closed", reason: "lost_place", snapshot: empty("ff-9") }]) {
+    assert.equal(fold(snapshot, update), snapshot, update.type);
+    assert.deepEqual(snapshot, empty("100-2"), update.type);
+  }
+  assert.equal(fold(snapshot, { type: "resync", snapshot: empty("101-0") }).last, "101-0");
+  assert.throws(() => fold(snapshot, event("101-2")));
+  // A reader that has seen a whole life continues with the first event of the next one.
+  assert.equal(fold(snapshot, event("101-1")).last, "101-1");
+});
+
+test("apply_of_a_resumed_turn_removes_what_is_emitted_again", () => {
+  const rest = { ...empty("1-1").agent, status: "busy", turn: "t", pending: [{ role: "user", content: [], timestamp: 1 }] };
+  const agent = { ...structuredClone(rest), partial: [{ content: { type: "text", text: "void" }, ended: false }], pauses: [{}], tools: [{}] };
+  apply(agent, { type: "resumed", turn: "t", lives: 1 });
+  assert.deepEqual(agent, rest);
+});
+
 /** A server that answers each request with the next body. */
 function scripted(bodies) {
   const requests = [];
@@ -117,6 +137,33 @@ test("stream_after_a_gap_asks_for_a_new_snapshot", async () => {
   const { requests, client } = scripted([resync("a-1") + title("a-5", "five"), resync("a-5")]);
   await following(client, ({ snapshots }) => snapshots.get("c")?.last === "a-5");
   assert.deepEqual(requests.map(({ position }) => position), [undefined, undefined]);
+});
+
+test("stream_ignores_a_former_owner_of_the_conversation", async () => {
+  const { requests, client } = scripted([
+    resync("10-1") + title("10-2", "two"),
+    resync("f-7") + title("f-8", "former"),
+    resync("11-1") + title("11-2", "three"),
+  ]);
+  const seen = [];
+  const isNew = ({ snapshots }) => {
+    seen.push(snapshots.get("c").last);
+    return snapshots.get("c").last === "11-2";
+  };
+  await following(client, isNew);
+  assert.deepEqual(seen, ["10-1", "10-2", "11-1", "11-2"]);
+  assert.deepEqual(requests.map(({ position }) => position), [undefined, "c:10-2", "c:10-2"]);
+});
+
+test("stream_begins_anew_after_the_end_of_a_session", async () => {
+  const closed = frame("conversation", { conversation: "c", update: { type: "closed", reason: "deleted", snapshot: null } });
+  const { client } = scripted([resync("10-1") + closed, resync("1-1")]);
+  const isNew = (stream, _, snapshot, update) => {
+    if (update.type === "closed") stream.watch(["c"]);
+    return snapshot.last === "1-1";
+  };
+  const stream = await following(client, isNew);
+  assert.equal(stream.snapshots.get("c").last, "1-1");
 });
 
 test("stream_after_an_unannounced_end_waits_and_connects_again", async () => {
@@ -165,6 +212,7 @@ test("requests_have_the_routes_of_the_server", async () => {
   } });
   await client.conversations({ limit: 5, after: "1.a" });
   await client.search({ q: "a b" });
+  await client.approvals({ limit: 5 });
   await client.create({ title: "T" });
   await client.snapshot("a/b");
   await client.change("c", { title: null });
@@ -177,7 +225,7 @@ test("requests_have_the_routes_of_the_server", async () => {
   await client.schema("commands");
   client.stream({ list: true, watch: ["c"] }).close();
   assert.deepEqual(seen, [
-    "GET /agent/conversations?limit=5&after=1.a", "GET /agent/search?q=a+b", 'POST /agent/conversations {"title":"T"}',
+    "GET /agent/conversations?limit=5&after=1.a", "GET /agent/search?q=a+b", "GET /agent/approvals?limit=5", 'POST /agent/conversations {"title":"T"}',
     "GET /agent/conversations/a%2Fb", 'PATCH /agent/conversations/c {"title":null}', "DELETE /agent/conversations/c",
     'POST /agent/conversations/c/commands {"type":"interrupt"}',
     'POST /agent/conversations/c/decisions {"turn":"t","tool_use":"u","decision":"execute"}',

@@ -30,6 +30,8 @@ class Server {
   }
 
   async stop(signal) {
+    // A step that failed may have left the server stopped.
+    if (!this.#child) return;
     const ended = once(this.#child, "exit");
     this.#child.kill(signal);
     await ended;
@@ -152,6 +154,14 @@ export const hide = (page, isHidden) => page.evaluate((isHidden) => {
   Object.defineProperty(document, "hidden", { value: isHidden, configurable: true });
   document.dispatchEvent(new Event("visibilitychange"));
 }, isHidden);
+
+/** Stops the clock with which the page measures durations. The clock shows zero. */
+export const stopClock = (page) => page.evaluate(() => {
+  globalThis.passed = 0;
+  performance.now = () => globalThis.passed;
+});
+/** Advances the stopped clock. */
+export const pass = (page, milliseconds) => page.evaluate((milliseconds) => { globalThis.passed += milliseconds; }, milliseconds);
 
 export const shot = (page, name) => page.screenshot({ path: path.join(process.env.OMNI_SCREENSHOTS, `${name}.png`) });
 

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 
-import { LONG, accessible, context, fast, fresh, idOf, idle, open, saved, say, shot, slow, step, streams, texts, until } from "./harness.mjs";
+import { LONG, accessible, context, fast, fresh, idOf, idle, open, pass, saved, say, shot, slow, step, stopClock, streams, texts, until } from "./harness.mjs";
 
 const PNG = Buffer.from("iVBORw0KGgoAAAANSUhEUgAAAAgAAAAIAQMAAAD+wSzIAAAABlBMVEX///+/v7+jQ3Y5AAAADklEQVQI12P4AIX8EAgALgAD/aNpbtEAAAAASUVORK5CYII", "base64");
 
@@ -124,20 +124,25 @@ await step("the gauge and numbers follow the locale", async () => {
     const page = await open(made);
     const formats = await page.evaluate(async () => {
       const { duration, money, number } = await import("./format.js");
-      return [duration(1234), money(1234.5), number(12345)];
+      return [money(1234.5), number(12345), ...[1234, 9960, 59_499, 59_500, 61_400, 119_600].map(duration)];
     });
-    assert.deepEqual(formats, locale === "de-DE" ? ["1,2 s", "1.234,50\u00a0$", "12.345"] : ["1.2 s", "$1,234.50", "12,345"], size);
+    const [money, number, seconds] = locale === "de-DE" ? ["1.234,50\u00a0$", "12.345", "1,2 s"] : ["$1,234.50", "12,345", "1.2 s"];
+    assert.deepEqual(formats, [money, number, seconds, "10 s", "59 s", "1 min 0 s", "1 min 1 s", "2 min 0 s"], size);
     await made.close();
   }
   // The demo model has no price. The costs are therefore checked with the stored conversation `long`.
-  for (const [locale, text, took] of [["en-US", "12.3K tokens, $6.00", /done · (?!0\.[0-4])\d+\.\d s/], ["de-DE", "12.345 tokens, 6,00\u00a0$", /done · (?!0,[0-4])\d+,\d s/]]) {
+  for (const [locale, text, took] of [["en-US", "12.3K tokens, $6.00", /^failed · 1\.2 s$/], ["de-DE", "12.345 tokens, 6,00\u00a0$", /^failed · 1,2 s$/]]) {
     const made = await context({ locale });
     const page = await open(made, "#/long");
     await page.locator("#gauge").waitFor();
     await page.waitForFunction((text) => document.querySelector("#gauge").innerText.trim() === text, text);
     await shot(page, `14-gauge-${locale}`);
     await fresh(page);
-    await say(page, "measure_temperature in `Oslo`");
+    await stopClock(page);
+    await say(page, 'book_table "Luigi"');
+    await page.getByText("Which table at Luigi?").waitFor();
+    await pass(page, 1234);
+    await page.getByRole("button", { name: "Decline" }).click();
     await page.locator(".badge", { hasText: took }).waitFor();
     await made.close();
   }

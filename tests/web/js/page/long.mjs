@@ -34,38 +34,52 @@ await step("a stored conversation of 1,000 messages opens, is complete, and scro
   }, index);
   await isInView(999);
   const scroller = page.locator("#scroll");
-  // Returns the place of each visible message, after `frames` frames, relative to the upper edge of the view.
-  const places = (frames) => scroller.evaluate(async (element, frames) => {
-    for (let frame = 0; frame < frames; frame += 1) await new Promise((resolve) => requestAnimationFrame(resolve));
-    const { top, bottom } = element.getBoundingClientRect();
-    return [...document.querySelectorAll(".message")].map((message, index) => [index, message.getBoundingClientRect()])
-      .filter(([, place]) => place.bottom > top && place.top < bottom).map(([index, place]) => [index, Math.round(place.top - top)]);
-  }, frames);
-  // A busy machine needs more frames until the page is laid out after a jump.
-  const settled = async () => {
-    let last = "";
-    for (let tries = 0; tries < 100; tries += 1) {
-      const now = await places(4);
-      if (JSON.stringify(now) === last) return now;
-      last = JSON.stringify(now);
+  // Scrolls `to` a share of the whole height, or `by` a number of pixels. Returns the places of all visible messages, as
+  // distances from the upper edge of the view, in each painted frame until the view is at rest: all visible messages are
+  // laid out, and the ten frames after that show the same. Messages far from the view have estimated heights, so a busy
+  // machine can paint frames after a jump in which the visible messages are not laid out yet.
+  const scroll = (how) => scroller.evaluate(async (element, { to, by }) => {
+    if (to === undefined) element.scrollBy(0, by);
+    else element.scrollTo(0, element.scrollHeight * to);
+    const frames = [];
+    for (let equal = 0; equal < 10; ) {
+      if (frames.length === 5000) throw new Error(`the messages do not come to rest: ${JSON.stringify(frames.slice(-3))}`);
+      await new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve)));
+      const { top, bottom } = element.getBoundingClientRect();
+      const all = [...document.querySelectorAll(".message")].map((message, index) => ({ message, index, place: message.getBoundingClientRect() }));
+      const visible = all.filter(({ place }) => place.bottom > top && place.top < bottom);
+      const isLaidOut = visible.every(({ message }) => message.firstElementChild.checkVisibility({ contentVisibilityAuto: true }));
+      const places = visible.map(({ index, place }) => [index, place.top - top]);
+      const isEqual = isLaidOut && JSON.stringify(places) === JSON.stringify(frames.at(-1)?.places);
+      equal = isEqual ? equal + 1 : 0;
+      frames.push({ isLaidOut, places });
     }
-    throw new Error(`the messages do not come to rest: ${last}`);
+    return frames;
+  }, how);
+  // Checks that each frame from the first one that is laid out shows the messages of `before`, moved by this distance.
+  const moved = (before, frames, distance) => {
+    const first = frames.findIndex(({ isLaidOut }) => isLaidOut);
+    for (const { places } of frames.slice(first)) {
+      const after = new Map(places);
+      const both = before.filter(([index]) => after.has(index));
+      assert.ok(both.length > 0, "no message stays in the view");
+      for (const [index, top] of both) {
+        const error = Math.abs(after.get(index) - top - distance);
+        assert.ok(error <= 1, `message ${index} moves from ${top} to ${after.get(index)}: ${JSON.stringify(frames)}`);
+      }
+    }
   };
   // A message that comes near the view gets its real height, which differs from the estimated one. This does not move the
   // messages that are in the view.
   for (const place of [0.75, 0.5, 0.25]) {
-    await scroller.evaluate((element, place) => element.scrollTo(0, element.scrollHeight * place), place);
-    let before = await settled();
+    const frames = await scroll({ to: place });
+    let before = frames.at(-1).places;
     assert.ok(Math.abs(before[0][0] - 1000 * place) < 100, `message ${before[0][0]} at ${place}`);
-    assert.deepEqual(await places(10), before, `after the jump to ${place}`);
+    moved(before, frames, 0);
     for (let step = 0; step < 5; step += 1) {
-      await scroller.evaluate((element) => element.scrollBy(0, -300));
-      const after = new Map(await settled());
-      const both = before.filter(([index]) => after.has(index));
-      assert.ok(both.length > 0);
-      // Places are rounded to pixels.
-      for (const [index, top] of both) assert.ok(Math.abs(after.get(index) - top - 300) <= 1, `message ${index} moves from ${top} to ${after.get(index)}`);
-      before = [...after];
+      const frames = await scroll({ by: -300 });
+      moved(before, frames, 300);
+      before = frames.at(-1).places;
     }
   }
   await page.waitForSelector("#to-end:not([hidden])");

@@ -1,27 +1,121 @@
-// A restart of the server.
+// Restarts of the server: turns continue, approvals wait, and losses are reported.
 
 import assert from "node:assert/strict";
 
-import { LONG, accessible, idle, open, saved, say, shot, slow, step, stop, streams, texts, until } from "./harness.mjs";
+import { LONG, accessible, counted, idOf, idle, lastAnswer, open, saved, say, shot, slow, step, streams, texts, until } from "./harness.mjs";
 
-await step("a restart of the server in mid-answer is reported, and what is lost can be sent again", async (made) => {
+/** Kills the server and starts it again. `lost` is called while there is no server. */
+async function restart(page, lost = async () => {}) {
+  await slow.stop("SIGKILL");
+  await page.locator("#notice", { hasText: "connection to the server is lost" }).waitFor();
+  await lost();
+  await slow.start();
+}
+
+await step("an answer continues by itself after the server was killed", async (made) => {
+  const page = await open(made);
+  await say(page, "Hello");
+  await idle(page);
+  await say(page, "count to 400");
+  await streams(page, " 50 ");
+  await restart(page, () => shot(page, "20-lost"));
+  await page.locator("#notice", { hasText: "The server was restarted. The answer continues. Its unfinished part is written again." }).waitFor();
+  await streams(page, " 20 ");
+  await shot(page, "21-continues");
+  await accessible(page, "after a restart");
+  await idle(page, 2);
+  assert.equal(await lastAnswer(page), counted(400));
+  assert.deepEqual(await texts(page, ".message.user .plain"), ["Hello", "count to 400"]);
+  assert.equal(await page.locator(".outcome").count(), 0);
+  await saved(page);
+  await page.reload();
+  await idle(page, 2);
+  assert.equal(await lastAnswer(page), counted(400));
+});
+
+await step("an approval waits over a restart, and an interrupted tool is reported", async (made) => {
+  const page = await open(made);
+  await say(page, "send_mail `late`");
+  await page.waitForSelector(".tool.waiting");
+  await say(page, "Hello");
+  await page.locator("#queue li", { hasText: "Hello" }).waitFor();
+  await restart(page);
+  await page.locator("#notice", { hasText: "The server was restarted. The answer continues." }).waitFor();
+  await page.locator("#waiting", { hasText: "1 decision is needed" }).waitFor();
+  await page.locator("#queue li", { hasText: "Hello" }).waitFor();
+  await shot(page, "22-approval");
+  await page.getByRole("button", { name: "Approve" }).click();
+  await idle(page, 3);
+  await page.locator(".badge.done").waitFor();
+  await until(async () => assert.deepEqual(await texts(page, ".message.user .plain"), ["send_mail `late`", "Hello"]));
+  // This tool asks while it is running. It must not run twice, so nobody knows whether it has taken effect.
+  await say(page, 'book_table "Luigi"');
+  await page.getByText("Which table at Luigi?").waitFor();
+  await restart(page);
+  await idle(page, 5);
+  const card = page.locator("details.tool").last();
+  await card.evaluate((card) => (card.open = true));
+  await card.getByText("Interrupted by a restart. It is not known whether the tool took effect.").waitFor();
+  await card.locator(".badge.error").waitFor();
+  await shot(page, "23-interrupted-tool");
+});
+
+await step("an approval is decided after a restart, while nobody has its conversation open", async (made) => {
+  const page = await open(made);
+  await say(page, "send_mail `later`");
+  await page.waitForSelector(".tool.waiting");
+  const id = await idOf(page);
+  await page.close();
+  await slow.stop("SIGKILL");
+  await slow.start();
+  const other = await open(made);
+  const item = other.locator("#list .item", { has: other.locator(`a[href="#/${id}"]`) });
+  await item.locator(".meta.paused", { hasText: "paused: 1 decision" }).waitFor();
+  await shot(other, "24-stored-approval");
+  const presence = await other.evaluate(async (id) => {
+    const { Client } = await import("./client.js");
+    const client = new Client("agent");
+    const { items } = await client.conversations();
+    const approval = (await client.approvals()).items.find(({ conversation }) => conversation === id);
+    await client.decide(id, { turn: approval.turn, tool_use: approval.tool_use.id, decision: "execute" });
+    return items.find(({ summary }) => summary.id === id).presence;
+  }, id);
+  assert.equal(presence, "stored");
+  // This was the last decision, so the server opens the conversation and finishes the answer. No page watches it.
+  await item.locator(".meta:not(.paused):not(.busy)").waitFor();
+  await item.locator("a").click();
+  await idle(other, 2);
+  await other.locator(".badge.done").waitFor();
+  assert.match(await lastAnswer(other), /later/);
+  await shot(other, "25-decided");
+});
+
+await step("messages that a restart has lost are reported, and can be sent again", async (made) => {
   const page = await open(made);
   await say(page, "Hello");
   await idle(page);
   await saved(page);
+  const id = await idOf(page);
+  const snapshot = await page.evaluate(async (id) => (await fetch(`agent/conversations/${id}`)).json(), id);
   await say(page, LONG);
   await streams(page, " 12 ");
+  // The server of this walk loses nothing. A server that keeps no turns would answer with the conversation as it was saved.
+  snapshot.last = `${(BigInt(`0x${snapshot.last.split("-")[0]}`) + 1n).toString(16)}-0`;
+  const update = { conversation: id, update: { type: "resync", snapshot } };
+  await made.route("**/agent/events?**", (route) => route.fulfill({
+    contentType: "text/event-stream",
+    body: `event: conversation\ndata: ${JSON.stringify(update)}\n\nevent: ending\ndata: {"retry_after":3600}\n\n`,
+  }));
   await slow.stop("SIGKILL");
-  await page.locator("#notice", { hasText: "connection to the server is lost" }).waitFor();
-  await shot(page, "20-lost");
-  await slow.start();
+  await page.locator(".outcome", { hasText: LONG }).getByText("This message was lost when the server was restarted.").waitFor();
+  await page.getByRole("button", { name: "Close this notice" }).click();
   await page.locator("#notice", { hasText: "The server was restarted during an answer" }).waitFor();
-  await page.locator(".outcome", { hasText: LONG }).waitFor();
   await until(async () => assert.deepEqual(await texts(page, ".message.user .plain"), ["Hello"]));
-  await shot(page, "21-restarted");
-  await accessible(page, "after a restart");
+  await shot(page, "26-lost-messages");
+  await accessible(page, "lost messages");
+  await slow.start();
+  const sent = page.waitForRequest((request) => request.url().endsWith("/commands"));
   await page.getByRole("button", { name: "Send again", exact: true }).click();
-  await page.waitForSelector(".message.live .markdown");
-  await stop(page);
-  await idle(page, 2);
+  assert.equal((await sent).postDataJSON().prompt.content[0].text, LONG);
+  await page.locator(".outcome").waitFor({ state: "detached" });
 });

@@ -1,4 +1,4 @@
-// Walks through the chat page in Chromium, with the program of the example `web_chat`. `tests/web/page.rs` starts it.
+// Walks through the chat page in Chromium, with the program of the example `web_chat`. `tests/web/walk.rs` starts it.
 //
 //   OMNI_NODE_MODULES   the folder that contains `node_modules`, with `playwright-core` and `axe-core`
 //   OMNI_WEB_CHAT       the program of the example

@@ -14,6 +14,7 @@ mod managed;
 mod prompts;
 mod stores;
 mod sweep;
+mod writes;
 
 #[cfg(feature = "postgres")]
 #[allow(dead_code, reason = "shared with the tests of the store")]

@@ -424,6 +424,20 @@ impl Recovering {
         let is_open = |pause: &&Pause| self.decided.iter().all(|own| own.tool_use_id != pause.tool_use.id);
         tools.into_iter().flat_map(|tools| tools.pauses()).filter(is_open)
     }
+
+    /// Returns the recorded stage with the decisions. If the turn ends before it continues, it keeps them.
+    fn into_decided(mut self) -> Stage {
+        if let Stage::Deciding { tools } | Stage::Paused { tools } = &mut self.stage {
+            for Decided { turn, tool_use_id, decision, .. } in self.decided {
+                let is_meant = |pause: &Pause| pause.tool_use.id == tool_use_id && pause.turn == turn;
+                let mut answers = tools.answers.iter_mut();
+                if let Some(answer) = answers.find(|answer| answer.pause().is_some_and(is_meant)) {
+                    *answer = Answer::Decided(decision);
+                }
+            }
+        }
+        self.stage
+    }
 }
 
 impl Stage {
@@ -446,7 +460,7 @@ impl Stage {
                 Remains { answers, ..Remains::default() }
             }
             Self::Failing { remains, .. } => *remains,
-            Self::Recovering(recovering) => recovering.stage.into_remains(turn),
+            Self::Recovering(recovering) => recovering.into_decided().into_remains(turn),
             _ => Remains::default(),
         }
     }

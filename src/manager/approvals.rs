@@ -2,11 +2,12 @@
 
 mod id;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 pub use id::ApprovalId;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use tokio::time::sleep;
 
 use super::{Inner, Manager, ManagerError, opening::in_a_task};
 use crate::{
@@ -168,6 +169,9 @@ impl Manager {
 
 /// The maximum number of times that a decision is applied to a newer state of its turn after a conflict.
 const TRIES: usize = 8;
+/// The delay before the next try if another process owns the conversation. It may own the conversation only for the
+/// moment in which it stores its decision.
+const OWNED_DELAY: Duration = Duration::from_millis(10);
 
 impl Inner {
     async fn decide(
@@ -236,6 +240,10 @@ impl Inner {
             };
             match self.record(&turn, &id.conversation, record).await {
                 Err(StoreError::Conflict { .. }) if tries < TRIES => tries += 1,
+                Err(StoreError::Owned { .. }) if tries < TRIES => {
+                    tries += 1;
+                    sleep(OWNED_DELAY).await;
+                }
                 written => return written.map_err(ManagerError::from).and(result),
             }
         }

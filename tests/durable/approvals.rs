@@ -127,12 +127,8 @@ async fn decide_by_two_at_once_succeeds_once() {
         let results = futures_util::future::join_all(deciding).await;
         let won = results.iter().filter(|result| result.is_ok()).count();
         assert_eq!(won, 1, "{results:?}");
-        for lost in results.iter().filter_map(|result| result.as_ref().err()) {
-            // The losing manager finds that the approval is decided already, or that the other manager is writing at
-            // the same time.
-            let is_expected =
-                matches!(lost, ManagerError::StaleApproval { .. } | ManagerError::OpenElsewhere { .. });
-            assert!(is_expected, "{lost:?}");
+        for lost in results.iter().filter(|result| result.is_err()) {
+            assert_eq!(stale(lost), [ToolUseId::new("2")]);
         }
         assert_eq!(decided(&turn(&**store, "a").await), json!([["1", "execute", null, null]]));
     }

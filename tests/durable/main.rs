@@ -1,13 +1,20 @@
 //! Turns in flight and approvals that outlive their process.
 
-#![allow(clippy::unwrap_used, reason = "an unwrap is a failure of the test")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "an unwrap is a failure of the test; the results are printed"
+)]
 
 mod approvals;
 mod approvals_property;
+#[cfg(unix)]
+mod kill;
 mod managed;
 mod prompts;
 mod stores;
 mod sweep;
+mod writes;
 
 #[cfg(feature = "postgres")]
 #[allow(dead_code, reason = "shared with the tests of the store")]

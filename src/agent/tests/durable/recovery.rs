@@ -218,11 +218,9 @@ async fn paused_turn_waits_over_restarts_and_runs_its_tool_once() {
     assert_eq!(calls.made().len(), 1);
 }
 
-#[tokio::test(start_paused = true)]
-async fn decision_of_a_stored_turn_is_applied_when_it_continues() {
-    let calls = Calls::open();
-    let builder = |steps: Vec<Step>| acting(steps, calls.tool(Replay::Never)).1.needs_approval("act");
-    let life = Life::begin(builder(vec![act()]), Durable::Approvals, &Shelf::default()).await;
+/// Ends the process of a turn that waits for a decision, and stores this decision.
+async fn decided_in_the_store(builder: AgentBuilder, decision: Decision) -> (Shelf, Decided) {
+    let life = Life::begin(builder, Durable::Approvals, &Shelf::default()).await;
     life.agent.prompt("Hi").await.unwrap();
     settle().await;
     let shelf = life.kill().await;
@@ -230,7 +228,7 @@ async fn decision_of_a_stored_turn_is_applied_when_it_continues() {
     let decided = Decided {
         turn: turn.turn,
         tool_use_id: "t1".into(),
-        decision: Decision::Execute,
+        decision,
         by: Some("ada".into()),
         expired: false,
         at: Timestamp(7),
@@ -239,6 +237,14 @@ async fn decision_of_a_stored_turn_is_applied_when_it_continues() {
     core["decided"] = serde_json::to_value([&decided]).unwrap();
     let decided_turn = TurnRecord { core: core.to_string().into(), waiting: Vec::new(), ..turn };
     shelf.0.lock().unwrap().turn = Some(decided_turn);
+    (shelf, decided)
+}
+
+#[tokio::test(start_paused = true)]
+async fn decision_of_a_stored_turn_is_applied_when_it_continues() {
+    let calls = Calls::open();
+    let builder = |steps: Vec<Step>| acting(steps, calls.tool(Replay::Never)).1.needs_approval("act");
+    let (shelf, decided) = decided_in_the_store(builder(vec![act()]), Decision::Execute).await;
     let life = Life::begin(builder(vec![Step::text("Done.")]), Durable::Approvals, &shelf).await;
     life.idle().await;
     assert_eq!(life.texts(), WHOLE);
@@ -249,6 +255,23 @@ async fn decision_of_a_stored_turn_is_applied_when_it_continues() {
         _ => None,
     });
     assert_eq!(told.as_deref(), Some(&decided));
+}
+
+#[tokio::test(start_paused = true)]
+async fn decision_of_a_stored_turn_is_kept_when_the_turn_is_interrupted() {
+    let builder = |steps: Vec<Step>| acting(steps, Calls::open().tool(Replay::Never)).1.needs_approval("act");
+    let interrupt = Recover::default().with_decision(RecoveryDecision::Interrupt);
+    let ends: [fn(TurnInFlight, Recover) -> TurnInFlight; 2] =
+        [|turn, interrupt| turn.with_recover(interrupt), |turn, _| turn.with_lives(MAX_LIVES + 1)];
+    for end in ends {
+        let (shelf, _) = decided_in_the_store(builder(vec![act()]), Decision::reject("Not today.")).await;
+        let life =
+            Life::begin_with(builder(vec![]), Durable::Approvals, &shelf, |turn| end(turn, interrupt)).await;
+        life.idle().await;
+        let snapshot = life.agent.snapshot().await.unwrap();
+        let result = snapshot.state.history.last().unwrap().tool_results().next().unwrap().text();
+        assert_eq!(result, "Not today.");
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -237,7 +237,7 @@ impl MessageId {
     }
 
     /// Returns the turn to whose message this id belongs, if an agent has made the id.
-    #[cfg(feature = "web")]
+    #[cfg(any(test, feature = "web"))]
     pub(crate) const fn turn(&self) -> Option<TurnId> {
         match &self.0 {
             Form::Made { turn, .. } => Some(*turn),

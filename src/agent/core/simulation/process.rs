@@ -8,7 +8,7 @@ mod outcomes;
 mod script;
 mod shell;
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 pub(crate) use fault::Fault;
 pub(crate) use oracle::{Oracle, Reply};
@@ -327,6 +327,14 @@ impl Process {
             self.reply(outside, Reply::Ended(turn));
         }
         Ok(())
+    }
+
+    /// Ends the time limit of the turn in flight, if there is one. The limit does not run during a pause.
+    pub(crate) fn time_over(&mut self, outside: &mut Outside) -> Check {
+        if self.is_recovering() || self.status() != Status::Busy {
+            return Ok(());
+        }
+        self.input(outside, |core, cx| core.time_over(Duration::from_secs(1), cx))
     }
 
     /// Records the turn in flight, even if nothing requires it.

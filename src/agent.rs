@@ -108,6 +108,8 @@ use std::{
 };
 
 pub use self::core::Accepted;
+#[cfg(test)]
+pub(crate) use self::core::simulation::process;
 pub(crate) use self::core::{Resume, check_name};
 pub(crate) use admission::{Admission, Permit};
 pub use builder::AgentBuilder;

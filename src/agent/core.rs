@@ -40,7 +40,7 @@ mod rare;
 mod recovery;
 mod response;
 #[cfg(test)]
-mod simulation;
+pub(super) mod simulation;
 mod spending;
 mod streaming;
 mod tools;

@@ -1,10 +1,13 @@
 //! Stores that processes open one after another, or at the same time.
 
-use std::{env, fs, path::PathBuf, sync::Arc, time::Duration};
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+use std::time::Duration;
+use std::{env, fs, path::PathBuf, sync::Arc};
 
 use omni_agent::store::{ConversationId, FileSystemStore, Store, StoreError};
 
 /// The duration of leases where several processes compete. A conversation of a killed process is free after this time.
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
 const LEASE: Duration = Duration::from_secs(1);
 
 /// The address of a store, and the folder with the ledger. The folder is removed when this value is dropped.

@@ -120,7 +120,7 @@ impl Vault {
                         if let Job::Commit(_, commit) = job {
                             self.rows.extend(commit.usage.iter().flatten().cloned());
                         }
-                        stored.version = current.next();
+                        stored.advance(current.next(), Timestamp(0));
                         self.writes.push((base, write, stored.version));
                         Ok(stored.version)
                     }

@@ -1,0 +1,372 @@
+//! A simulated process with an agent: the shell around the core, which may end between any two effects. It delivers
+//! events and records as a real agent does, so that simulators of other layers can join it. The model, the callbacks and
+//! the tools answer as a script says.
+
+mod fault;
+mod oracle;
+mod outcomes;
+mod script;
+mod shell;
+
+use std::{collections::VecDeque, sync::Arc, time::Duration};
+
+pub(crate) use fault::Fault;
+pub(crate) use oracle::{Oracle, Reply};
+pub(crate) use script::{Script, random_level};
+
+use super::super::{Call, Context, Core, Effect};
+use crate::{
+    actor::{
+        random::Rng,
+        simulation::{Check, ensure},
+    },
+    agent::{
+        AgentError, Config, Delivery, Durable, FirstMessage, KnownPrompt, Pause, Prompt, Record, Resume,
+        RunEnd, Snapshot, Status, TurnInFlight,
+        durable::RecoveryFacts,
+        phase::{Op, Stage, ToolCall},
+    },
+    message::{History, Timestamp, ToolUseId},
+    subscription::EventId,
+    tool::{Decision, ToolSet},
+};
+
+/// Everything that all processes share: the randomness, the clock, the promises.
+pub(crate) struct Outside {
+    pub(crate) rng: Rng,
+    pub(crate) script: Script,
+    pub(crate) oracle: Oracle,
+    pub(crate) fault: Option<Fault>,
+    /// How often a process ends between two effects, in percent.
+    pub(crate) crash_chance: usize,
+    pub(crate) config: Arc<Config>,
+    tools: ToolSet,
+    clock: u64,
+    /// The number of decisions that persons have made.
+    pub(crate) decisions: usize,
+    turns: u128,
+    pub(crate) lines: Option<Vec<String>>,
+}
+
+impl Outside {
+    pub(crate) fn new(seed: u64, fault: Option<Fault>, trace: bool) -> Self {
+        Self {
+            script: Script::new(&mut Rng::new(seed)),
+            rng: Rng::new(seed ^ 0x5EED),
+            oracle: Oracle::default(),
+            fault,
+            crash_chance: 2,
+            config: script::shared_config(),
+            tools: script::shared_tools(),
+            clock: 0,
+            decisions: 0,
+            turns: 0,
+            lines: trace.then(Vec::new),
+        }
+    }
+
+    pub(crate) fn note(&mut self, words: impl FnOnce() -> String) {
+        if let Some(lines) = &mut self.lines {
+            lines.push(words());
+        }
+    }
+
+    pub(crate) fn now(&self) -> Timestamp {
+        Timestamp(self.clock)
+    }
+}
+
+/// The state of a process.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Condition {
+    /// Nothing disturbs the process.
+    Stable,
+    MayCrash,
+    /// The process has lost the conversation, so it does not know later decisions.
+    Former,
+    Dead,
+}
+
+/// A simulated process.
+pub(crate) struct Process {
+    pub(crate) condition: Condition,
+    level: Durable,
+    core: Core,
+    facts: Option<RecoveryFacts>,
+    call: Option<(Op, Call)>,
+    permit: Option<Op>,
+    stream: Option<Op>,
+    tasks: Option<(Op, Vec<ToolCall>)>,
+    delay: Option<Op>,
+    /// The tool uses whose time limits run.
+    timers: Vec<ToolUseId>,
+    held: Option<(u64, Effect)>,
+    soon: bool,
+    /// Whether a caller waits for the response of the run.
+    is_asked: bool,
+    /// The number of the last record, and of the last record that is reported as stored.
+    last: u64,
+    written: u64,
+    /// The record of the current input, until an event carries it.
+    loose: Option<Arc<Record>>,
+    is_recorded: bool,
+    /// The replies that wait for a record.
+    replies: Vec<(u64, Reply)>,
+    outbox: VecDeque<Delivery>,
+    /// The known prompts that the next event carries.
+    prompts: Vec<KnownPrompt>,
+    view: Snapshot,
+    last_event: EventId,
+}
+
+impl Process {
+    pub(crate) fn start(
+        outside: &Outside,
+        life: u64,
+        level: Durable,
+        history: History,
+        in_flight: Option<TurnInFlight>,
+        last_run: Option<RunEnd>,
+    ) -> Self {
+        let (mut core, facts) = match in_flight {
+            Some(turn) => {
+                let (core, facts) = turn.start(&outside.config);
+                (core, Some(facts))
+            }
+            None => (Core::new(history), None),
+        };
+        core.set_last_run(last_run);
+        let last_event = EventId { life, number: 0 };
+        Self {
+            condition: Condition::Stable,
+            level,
+            view: core.snapshot(last_event, outside.config.view(core.history().clone())),
+            core,
+            facts,
+            call: None,
+            permit: None,
+            stream: None,
+            tasks: None,
+            delay: None,
+            timers: Vec::new(),
+            held: None,
+            soon: false,
+            is_asked: false,
+            last: 0,
+            written: 0,
+            loose: None,
+            is_recorded: false,
+            replies: Vec::new(),
+            outbox: VecDeque::new(),
+            prompts: Vec::new(),
+            last_event,
+        }
+    }
+
+    // ---- questions ----
+
+    pub(crate) fn is_dead(&self) -> bool {
+        self.condition == Condition::Dead
+    }
+
+    pub(crate) fn status(&self) -> Status {
+        self.core.status()
+    }
+
+    pub(crate) fn last_event(&self) -> EventId {
+        self.last_event
+    }
+
+    pub(crate) fn snapshot(&self, config: &Config) -> Snapshot {
+        self.core.snapshot(self.last_event, config.view(self.core.history().clone()))
+    }
+
+    /// Returns whether nothing is in progress or queued, and no caller waits.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.core.is_settled() && self.replies.is_empty() && self.outbox.is_empty()
+    }
+
+    /// Returns whether the agent is paused and its state is stored, so that it can end without a loss.
+    pub(crate) fn is_parked(&self) -> bool {
+        self.core.phase().is_recorded()
+            && matches!(self.core.phase().stage(), Some(Stage::Paused { .. }))
+            && self.written >= self.last
+            && self.outbox.is_empty()
+    }
+
+    pub(crate) fn pauses(&self) -> Vec<Pause> {
+        self.core.phase().pauses().cloned().collect()
+    }
+
+    /// Returns whether the last record shows the present state, so that a store that has the record shows it too.
+    pub(crate) fn is_recorded_now(&self) -> bool {
+        self.written >= self.last && !self.soon && self.held.is_none() && self.outbox.is_empty()
+    }
+
+    /// Returns whether a recorded turn is in flight.
+    pub(crate) fn records(&self) -> bool {
+        self.core.phase().is_recorded()
+    }
+
+    /// Returns whether the agent is idle, and nothing is queued.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.core.is_settled()
+    }
+
+    /// Returns whether a recorded turn is about to continue.
+    pub(crate) fn is_recovering(&self) -> bool {
+        let is_between = matches!(self.call, Some((_, Call::HandleRecovery(_))));
+        is_between || matches!(self.core.phase().stage(), Some(Stage::Recovering(_)))
+    }
+
+    pub(crate) fn level(&self) -> Durable {
+        self.level
+    }
+
+    /// Returns whether the caller of `ask` still waits.
+    pub(crate) fn is_asked(&self) -> bool {
+        self.is_asked || self.waiting_replies().any(|reply| matches!(reply, Reply::Answer(_)))
+    }
+
+    /// Returns the replies to callers that still wait.
+    pub(crate) fn waiting_replies(&self) -> impl Iterator<Item = &Reply> {
+        self.replies.iter().map(|(_, reply)| reply)
+    }
+
+    pub(crate) fn take_delivery(&mut self) -> Option<Delivery> {
+        self.outbox.pop_front()
+    }
+
+    pub(crate) fn has_deliveries(&self) -> bool {
+        !self.outbox.is_empty()
+    }
+
+    // ---- commands ----
+
+    /// Continues the turn in flight with which the agent has started.
+    pub(crate) fn take_up(&mut self, outside: &mut Outside) -> Check {
+        match self.facts.take() {
+            Some(facts) => self.input(outside, |core, cx| core.take_up(&facts, cx)),
+            None => Ok(()),
+        }
+    }
+
+    /// Sends a prompt. Returns whether it is accepted.
+    pub(crate) fn prompt(
+        &mut self,
+        outside: &mut Outside,
+        prompt: Prompt,
+        text: &str,
+        ask: bool,
+    ) -> Check<bool> {
+        let accepted = self.input(outside, |core, cx| core.prompt(prompt, ask, cx))?;
+        let is_accepted = accepted.is_ok();
+        if matches!(accepted, Err(AgentError::KnownPrompt(_))) {
+            // An earlier process has accepted the prompt, so only its response is missing.
+            return Ok(true);
+        }
+        if ask && is_accepted {
+            self.is_asked = true;
+        } else if is_accepted {
+            self.reply(outside, Reply::Prompt(text.to_owned()));
+        }
+        Ok(is_accepted)
+    }
+
+    /// Starts a run on another history, for the owner of the history. Returns the id of the event with the history.
+    pub(crate) fn begin(
+        &mut self,
+        outside: &mut Outside,
+        base: History,
+        opening: FirstMessage,
+    ) -> Check<Result<EventId, AgentError>> {
+        let with = EventId { number: self.last_event.number + 1, ..self.last_event };
+        let begun = self.input(outside, |core, cx| match opening {
+            FirstMessage::Prompt(prompt) => core.prompt_on(base, prompt, false, cx),
+            FirstMessage::Message(message, settings) => core.answer(base, message, settings, false, cx),
+        })?;
+        Ok(begun.map(|()| with))
+    }
+
+    pub(crate) fn decide(&mut self, outside: &mut Outside, pause: Pause, decision: Decision) -> Check {
+        let reply = Reply::Decision(pause.turn, pause.tool_use.id.clone());
+        let resume = Resume { tool_use: pause.tool_use.id, turn: Some(pause.turn), decision, by: None };
+        let resumed = self.input(outside, |core, cx| core.resume(resume, cx))?;
+        ensure!(resumed.is_ok(), "{resumed:?}");
+        self.reply(outside, reply);
+        Ok(())
+    }
+
+    /// Lets the time limit of a tool use end.
+    pub(crate) fn expire(&mut self, outside: &mut Outside) -> Check {
+        if self.timers.is_empty() {
+            return Ok(());
+        }
+        let place = outside.rng.below(self.timers.len());
+        let id = self.timers.swap_remove(place);
+        self.input(outside, |core, cx| core.pause_expired(&id, cx))
+    }
+
+    pub(crate) fn cancel(&mut self, outside: &mut Outside) -> Check {
+        self.end(outside, Core::cancel)
+    }
+
+    pub(crate) fn interrupt(&mut self, outside: &mut Outside) -> Check {
+        self.end(outside, Core::interrupt)
+    }
+
+    fn end(
+        &mut self,
+        outside: &mut Outside,
+        end: impl FnOnce(&mut Core, &mut Context<'_>) -> Result<(), AgentError>,
+    ) -> Check {
+        let turn = self.core.phase().turn().map(|turn| turn.id);
+        if self.input(outside, end)?.is_ok()
+            && let Some(turn) = turn
+        {
+            self.reply(outside, Reply::Ended(turn));
+        }
+        Ok(())
+    }
+
+    /// Ends the time limit of the turn in flight, if there is one. The limit does not run during a pause.
+    pub(crate) fn time_over(&mut self, outside: &mut Outside) -> Check {
+        if self.is_recovering() || self.status() != Status::Busy {
+            return Ok(());
+        }
+        self.input(outside, |core, cx| core.time_over(Duration::from_secs(1), cx))
+    }
+
+    /// Records the turn in flight, even if nothing requires it.
+    pub(crate) fn record_turn(&mut self, outside: &mut Outside) -> Check {
+        self.input(outside, Core::record_turn)
+    }
+
+    /// Records a change for which nothing waits, if there is one.
+    pub(crate) fn record_soon(&mut self, outside: &mut Outside) -> Check {
+        if std::mem::take(&mut self.soon) {
+            return self.input(outside, Core::record_now);
+        }
+        Ok(())
+    }
+
+    /// Takes note that all records up to this number are stored.
+    pub(crate) fn written(&mut self, outside: &mut Outside, number: u64) {
+        self.written = self.written.max(number);
+        let written = self.written;
+        for (_, reply) in self.replies.extract_if(.., |(waits_for, _)| *waits_for <= written) {
+            outside.oracle.acknowledge(reply);
+        }
+    }
+
+    fn reply(&mut self, outside: &mut Outside, reply: Reply) {
+        if self.is_dead() {
+            return;
+        }
+        if self.written >= self.last || outside.fault == Some(Fault::RepliesEarly) {
+            outside.oracle.acknowledge(reply);
+        } else {
+            self.replies.push((self.last, reply));
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! The outcomes of effects: what callbacks, the provider and tools return.
+
+use std::time::Duration;
+
+use super::{Call, Check, Condition, Op, Outside, Process, ToolCall, script::Said};
+use crate::{
+    agent::{
+        ErrorDecision, Recovery, RecoveryDecision, TurnDecision,
+        phase::{OutputRequirement, Turn},
+    },
+    message::{History, Role, Text, ToolResult},
+    provider::{BlockStart, Delta, ErrorKind, Part, ProviderError, StopReason},
+};
+
+impl Process {
+    /// Returns whether something that is not scripted may happen now.
+    pub(crate) fn may_disturb(&self, outside: &mut Outside, chance: usize) -> bool {
+        !outside.script.is_plain && self.condition == Condition::MayCrash && outside.rng.percent(chance)
+    }
+
+    /// Reports the next outcome. Returns whether something was in progress.
+    pub(crate) fn proceed(&mut self, outside: &mut Outside) -> Check<bool> {
+        if let Some((_, effect)) = self.held.take_if(|(waits_for, _)| *waits_for <= self.written) {
+            self.perform_all(outside, vec![effect])?;
+        } else if let Some((op, call)) = self.call.take() {
+            self.returned(outside, op, call)?;
+        } else if let Some(op) = self.permit.take() {
+            self.input(outside, |core, cx| core.admitted(op, cx))?;
+        } else if let Some(op) = self.stream {
+            self.answer(outside, op)?;
+        } else if let Some((op, calls)) = self.tasks.take() {
+            self.tool_done(outside, op, calls)?;
+        } else if let Some(op) = self.delay.take() {
+            self.input(outside, |core, cx| core.delay_over(op, cx))?;
+        } else {
+            return Ok(false);
+        }
+        Ok(true)
+    }
+
+    fn tool_done(&mut self, outside: &mut Outside, op: Op, mut calls: Vec<ToolCall>) -> Check {
+        let call = calls.swap_remove(outside.rng.below(calls.len()));
+        self.tasks = (!calls.is_empty()).then_some((op, calls));
+        let text = Text::new(format!("{} {}", call.tool_use.name, call.tool_use.input));
+        let result = ToolResult::ok(&call.tool_use, text);
+        self.input(outside, |core, cx| core.tool_done(op, call.slot, result, cx))
+    }
+
+    fn answer(&mut self, outside: &mut Outside, op: Op) -> Check {
+        if self.may_disturb(outside, 5) {
+            self.stream = None;
+            let error = ProviderError::new(ErrorKind::Truncated, "gone");
+            return self.input(outside, |core, cx| core.stream_failed(op, error.into(), cx));
+        }
+        let conversation = self.core.phase().turn().map(Turn::conversation).unwrap_or_default();
+        let responses = conversation.iter().filter(|message| message.role == Role::Assistant).count();
+        let mut deltas = Vec::new();
+        let reason = match outside.script.said(responses) {
+            Said::Text => {
+                deltas.push(Delta::Start { index: 0, block: BlockStart::Text });
+                deltas.push(Delta::Extend { index: 0, part: Part::Text(format!("answer {responses}")) });
+                StopReason::Stop
+            }
+            Said::Tools(uses) => {
+                for (index, (name, _)) in uses.iter().enumerate() {
+                    let (id, name) = (format!("{responses}-{index}").into(), (*name).to_owned());
+                    deltas.push(Delta::Start { index, block: BlockStart::ToolUse { id, name } });
+                }
+                StopReason::ToolUse
+            }
+        };
+        deltas.push(Delta::stop(reason));
+        for delta in deltas {
+            self.input(outside, |core, cx| core.delta(op, delta, cx))?;
+            if self.is_dead() {
+                return Ok(());
+            }
+        }
+        self.stream = None;
+        self.input(outside, |core, cx| core.stream_ended(op, cx))
+    }
+
+    fn returned(&mut self, outside: &mut Outside, op: Op, call: Call) -> Check {
+        match call {
+            Call::PrepareStep => {
+                let (model, replay) = ("model".into(), outside.script.provider);
+                self.input(outside, |core, cx| {
+                    core.prepared(op, OutputRequirement::default(), model, replay, cx);
+                })
+            }
+            Call::HandleToolUse(tool_use) => {
+                let decision = outside.script.decision(&tool_use);
+                self.input(outside, |core, cx| core.tool_decided(op, decision, cx))
+            }
+            Call::HandleToolResult(result) => {
+                self.input(outside, |core, cx| core.result_reviewed(op, *result, cx))
+            }
+            Call::HandleTurn(_) => {
+                let working = self.core.phase().turn().map(|turn| turn.working.all().clone());
+                let texts = working.iter().flat_map(History::iter).map(|message| message.text());
+                let count = texts.filter(|text| text.starts_with("continue")).count();
+                let decision = if count < outside.script.continuations {
+                    TurnDecision::continue_with(format!("continue {count}").as_str())
+                } else {
+                    TurnDecision::Stop
+                };
+                self.input(outside, |core, cx| core.turn_decided(op, decision, cx))
+            }
+            Call::HandleError(_) => {
+                let after = ErrorDecision::RetryAfter(Duration::from_secs(1));
+                let decision = outside.rng.pick(&[ErrorDecision::Stop, ErrorDecision::Retry, after]);
+                self.input(outside, |core, cx| core.error_decided(op, decision, cx))
+            }
+            Call::HandleRecovery(recovery) => self.recovered(outside, op, &recovery),
+            Call::HandleEvent => Err("an application event without a notice".to_owned()),
+        }
+    }
+
+    fn recovered(&mut self, outside: &mut Outside, op: Op, recovery: &Recovery) -> Check {
+        let decision = if self.may_disturb(outside, 10) {
+            outside.rng.pick(&[RecoveryDecision::Interrupt, RecoveryDecision::Discard])
+        } else {
+            recovery.decision
+        };
+        let replay = outside.script.provider;
+        self.input(outside, |core, cx| core.recovered(op, decision, recovery, replay, cx))
+    }
+}

@@ -1,0 +1,178 @@
+//! The shell around the core. The process may end between any two effects.
+
+use std::{sync::Arc, time::Duration};
+
+use super::{
+    Check, Condition, Context, Core, Effect, Fault, Op, Outside, Process, Record, Reply, ToolCall, ensure,
+};
+use crate::{
+    agent::{AgentError, Delivery, Event, Response},
+    message::{Timestamp, TurnId},
+    subscription::Numbered,
+    telemetry::Caller,
+};
+
+impl Process {
+    pub(super) fn input<T>(
+        &mut self,
+        outside: &mut Outside,
+        input: impl FnOnce(&mut Core, &mut Context<'_>) -> T,
+    ) -> Check<T> {
+        outside.clock += 1;
+        outside.turns += 1;
+        let (now, id) = (Timestamp(outside.clock), TurnId::new(outside.turns));
+        let mut cx = Context {
+            now: &move || now,
+            config: &outside.config,
+            tools: &outside.tools,
+            turn_id: &move || id,
+            max_staged: 8,
+            records: self.level,
+            hold: &|| None,
+            effects: Vec::new(),
+        };
+        let output = input(&mut self.core, &mut cx);
+        let effects = cx.effects;
+        outside.note(|| format!("{effects:?}"));
+        self.perform_all(outside, effects)?;
+        Ok(output)
+    }
+
+    pub(super) fn perform_all(&mut self, outside: &mut Outside, effects: Vec<Effect>) -> Check {
+        for effect in effects {
+            self.crash_perhaps(outside);
+            if self.is_dead() {
+                return Ok(());
+            }
+            self.perform(outside, effect)?;
+        }
+        if self.is_dead() {
+            return Ok(());
+        }
+        self.is_recorded = false;
+        if let Some(record) = self.loose.take() {
+            self.deliver(outside, None, Some(record));
+        }
+        self.core.check()?;
+        let fresh = self.core.snapshot(self.view.last, outside.config.view(self.core.history().clone()));
+        if self.condition != Condition::Former {
+            self.view.pauses.iter().try_for_each(|pause| outside.oracle.decided_once(pause))?;
+        }
+        ensure!(self.view == fresh, "the events lead to {:?}, not {fresh:?}", self.view);
+        Ok(())
+    }
+
+    /// Ends the process at random, if it may end.
+    pub(crate) fn crash_perhaps(&mut self, outside: &mut Outside) {
+        if self.condition == Condition::MayCrash && outside.rng.percent(outside.crash_chance) {
+            outside.note(|| "crash".to_owned());
+            self.condition = Condition::Dead;
+        }
+    }
+
+    fn perform(&mut self, outside: &mut Outside, effect: Effect) -> Check {
+        match effect {
+            Effect::Emit(event) => self.emit(outside, event)?,
+            Effect::Prompts(prompts) => self.prompts = prompts,
+            Effect::Call(op, call) => self.call = Some((op, call)),
+            Effect::Abort => {
+                (self.call, self.permit, self.stream, self.tasks) = (None, None, None, None);
+                (self.delay, self.held) = (None, None);
+                self.timers.clear();
+            }
+            Effect::DropCall => self.call = None,
+            Effect::Open(op) => self.permit = Some(op),
+            Effect::Connect(op) => {
+                let turn = self.core.phase().turn().ok_or("a request without a turn")?;
+                if turn.recorded {
+                    outside.oracle.requests(turn.id, turn.step, outside.script.provider)?;
+                }
+                self.stream = Some(op);
+            }
+            Effect::RunTools(op, calls) => self.run_tools(outside, op, calls)?,
+            Effect::Delay(op, _) => self.delay = Some(op),
+            Effect::Record => self.record(),
+            Effect::RecordSoon => self.soon = true,
+            Effect::Held(effect) => return self.hold_back(outside, *effect),
+            Effect::Return(op) => return self.input(outside, |core, cx| core.paused(op, cx)),
+            Effect::Expire(tool_use, _) => self.timers.push(tool_use),
+            Effect::Resolve(response) => {
+                if std::mem::take(&mut self.is_asked)
+                    && let Some(reply) = answered(&response)
+                {
+                    outside.oracle.acknowledge(reply);
+                }
+            }
+            Effect::Watch(_)
+            | Effect::WatchOn { .. }
+            | Effect::FreezeWatch(_)
+            | Effect::Answer(_)
+            | Effect::AnswerTool(..)
+            | Effect::EndTool(_) => {}
+        }
+        Ok(())
+    }
+
+    /// Performs an effect when the last record is stored.
+    fn hold_back(&mut self, outside: &mut Outside, effect: Effect) -> Check {
+        if self.written >= self.last || outside.fault == Some(Fault::GatesRemoved) {
+            return self.perform(outside, effect);
+        }
+        if let Effect::Resolve(response) = effect {
+            let reply = answered(&response).filter(|_| std::mem::take(&mut self.is_asked));
+            self.replies.extend(reply.map(|reply| (self.last, reply)));
+            return Ok(());
+        }
+        ensure!(self.held.is_none(), "{effect:?} overlaps {:?}", self.held);
+        self.held = Some((self.last, effect));
+        Ok(())
+    }
+
+    fn run_tools(&mut self, outside: &mut Outside, op: Op, mut calls: Vec<ToolCall>) -> Check {
+        let turn = self.core.phase().turn().ok_or("tools without a turn")?;
+        for call in &mut calls {
+            if outside.fault == Some(Fault::KeyChanged) {
+                call.idempotency_key = format!("{}", outside.clock).into();
+            }
+            let replay = outside.tools.replay(&call.tool_use.name);
+            outside.oracle.starts(turn, call, replay)?;
+        }
+        self.tasks = Some((op, calls));
+        Ok(())
+    }
+
+    fn emit(&mut self, outside: &mut Outside, event: Event) -> Check {
+        if let Event::Resumed { turn, .. } = &event {
+            outside.oracle.over_stays_over(*turn)?;
+        }
+        self.view.take_in(&event);
+        self.last_event.number += 1;
+        let record = self.loose.take();
+        self.deliver(outside, Some(Numbered { id: self.last_event, event: Arc::new(event) }), record);
+        Ok(())
+    }
+
+    fn deliver(&mut self, outside: &Outside, event: Option<Numbered<Event>>, record: Option<Arc<Record>>) {
+        let (config, run) = (Arc::clone(&outside.config), Caller::default());
+        let prompts = if event.is_some() { std::mem::take(&mut self.prompts) } else { Vec::new() };
+        self.outbox.push_back(Delivery { event, config, settings: None, prompts, run, record });
+    }
+
+    fn record(&mut self) {
+        if std::mem::replace(&mut self.is_recorded, true) {
+            return;
+        }
+        let mut turn = self.core.record();
+        if let Some(turn) = &mut turn {
+            turn.spent = Duration::from_secs(1);
+        }
+        self.last += 1;
+        self.soon = false;
+        self.loose = Some(Arc::new(Record { number: self.last, turn }));
+    }
+}
+
+/// Returns the reply to the caller of `ask`, if it promises something.
+fn answered(response: &Result<Arc<Response>, AgentError>) -> Option<Reply> {
+    response.as_ref().ok().and_then(|response| response.turn).map(Reply::Answer)
+}

@@ -1,0 +1,167 @@
+//! The store: a conversation that one process owns at a time, and the promises that hold over all its writes.
+
+use std::collections::{HashMap, HashSet};
+
+use super::super::vault::{self, Vault};
+use crate::{
+    actor::simulation::{Check, ensure},
+    agent::{RunOutcome, process::Fault},
+    message::TurnId,
+    session::core::Job,
+    store::{Commit, StoreError, Stored, StoredTurn, TurnChange, Version},
+    tree::Tree,
+};
+
+#[derive(Default)]
+pub(super) struct Place {
+    pub(super) vault: Vault,
+    epoch: u64,
+    pub(super) fault: Option<Fault>,
+    /// The turns whose messages are stored.
+    committed: HashSet<TurnId>,
+    /// The turns whose runs have a stored end.
+    ended: HashSet<TurnId>,
+    /// The prompts that stored ends of runs have returned.
+    returned: HashSet<String>,
+    /// The progress of each turn at its last restart, and the number of restarts with it.
+    restarts: HashMap<TurnId, (String, u32)>,
+}
+
+impl Place {
+    pub(super) fn new(fault: Option<Fault>) -> Self {
+        Self { fault, ..Self::default() }
+    }
+
+    pub(super) fn stored(&self) -> Option<&Stored> {
+        self.vault.stored.as_ref()
+    }
+
+    pub(super) fn turn(&self) -> Option<&StoredTurn> {
+        self.stored()?.turn.as_deref()
+    }
+
+    /// Acquires the conversation, and returns the epoch. Earlier owners lose it.
+    pub(super) fn acquire(&mut self) -> u64 {
+        self.epoch += 1;
+        self.epoch
+    }
+
+    pub(super) fn is_owned(&self, epoch: u64) -> bool {
+        self.epoch == epoch
+    }
+
+    /// Returns whether the store contains this text: in a message, or in the turn in flight.
+    pub(super) fn contains(&self, text: &str) -> bool {
+        let is_stored = |stored: &Stored| stored.nodes.iter().any(|node| node.message().text() == text);
+        let quoted = format!("\"{text}\"");
+        let is_in_flight = |turn: &StoredTurn| {
+            turn.pending().iter().any(|message| message.text() == text) || turn.record.core.contains(&quoted)
+        };
+        self.stored().is_some_and(is_stored) || self.turn().is_some_and(is_in_flight)
+    }
+
+    /// Takes note of prompts that the stored ends of runs have returned.
+    pub(super) fn returns(&mut self, prompts: impl IntoIterator<Item = String>) {
+        self.returned.extend(prompts);
+    }
+
+    pub(super) fn has_returned(&self, prompt: &str) -> bool {
+        self.returned.contains(prompt)
+    }
+
+    /// Performs a write of the owner with this epoch. The outer result is the check of the promises.
+    pub(super) fn write(&mut self, job: &Job, epoch: u64) -> Check<Result<Version, StoreError>> {
+        if !self.is_owned(epoch) {
+            return Ok(Err(StoreError::LeaseLost { id: vault::id() }));
+        }
+        let known = self.vault.has_written(job);
+        let before = self.turn().cloned();
+        let outcome = match (self.fault, job) {
+            (Some(Fault::KeepIgnored), Job::Commit(write, commit)) => {
+                let mut commit = commit.clone();
+                if let Some(TurnChange::Record(record)) = commit.turn.as_deref_mut() {
+                    record.keep = 0;
+                }
+                self.vault.write(&Job::Commit(*write, commit))
+            }
+            _ => self.vault.write(job),
+        };
+        if known || outcome.is_err() {
+            return Ok(outcome);
+        }
+        if let Job::Commit(_, commit) = job {
+            self.keep_older(before, commit);
+            self.one_end_for_each_run(commit)?;
+            recorded_turn_is_on_its_head(commit)?;
+        }
+        self.stored_history_keeps_the_law()?;
+        Ok(outcome)
+    }
+
+    /// Keeps an earlier turn, as a faulty store does.
+    fn keep_older(&mut self, before: Option<StoredTurn>, commit: &Commit) {
+        let Some(stored) = &mut self.vault.stored else { return };
+        let (fault, head) = (self.fault, stored.head);
+        let is_kept = match commit.turn.as_deref() {
+            Some(TurnChange::Record(record)) => {
+                let is_other = before.as_ref().is_some_and(|before| before.record.turn != record.turn);
+                fault == Some(Fault::OlderTurnKept) && is_other
+            }
+            Some(TurnChange::End(_)) | None => fault == Some(Fault::RecordKept),
+        };
+        if is_kept && let Some(mut before) = before {
+            before.record.head = head;
+            stored.turn = Some(Box::new(before));
+        }
+    }
+
+    /// A run has one end over all lives: its messages are stored once, or its end is, and no record of it follows.
+    fn one_end_for_each_run(&mut self, commit: &Commit) -> Check {
+        let turns = commit.nodes.iter().filter_map(|node| node.message().id.as_ref()?.turn());
+        for turn in turns.collect::<HashSet<_>>() {
+            ensure!(self.committed.insert(turn), "turn {turn} is committed a second time");
+            ensure!(!self.ended.contains(&turn), "turn {turn} is committed after its end");
+        }
+        match commit.turn.as_deref() {
+            Some(TurnChange::End(end)) => {
+                let Some(turn) = end.turn else { return Ok(()) };
+                ensure!(self.ended.insert(turn), "the run of turn {turn} ends a second time: {end:?}");
+                let keeps = matches!(end.outcome, RunOutcome::Stopped { .. } | RunOutcome::Abandoned);
+                ensure!(keeps || !self.committed.contains(&turn), "turn {turn} was committed: {end:?}");
+            }
+            Some(TurnChange::Record(record)) => {
+                let turn = record.turn;
+                let is_over = self.committed.contains(&turn) || self.ended.contains(&turn);
+                ensure!(!is_over, "turn {turn} is recorded after its end");
+            }
+            None => {}
+        }
+        Ok(())
+    }
+
+    fn stored_history_keeps_the_law(&self) -> Check {
+        let Some(stored) = self.stored() else { return Ok(()) };
+        let tree = Tree::restored(stored.nodes.clone(), stored.head, stored.cursors.clone(), stored.next);
+        let tree = tree.map_err(|error| format!("the stored nodes form no tree: {error}"))?;
+        tree.history().check().map_err(|error| error.to_string())
+    }
+
+    /// A turn is not restarted without end: each restart without progress counts. A decision is progress. Called for a restart with this number.
+    pub(super) fn restarts_are_counted(&mut self, turn: &StoredTurn, decisions: usize, lives: u32) -> Check {
+        let messages: Vec<_> = turn.pending().iter().map(|message| message.id.clone()).collect();
+        let progress = format!("{messages:?} {:?} {decisions}", turn.record.results);
+        let known = self.restarts.entry(turn.record.turn).or_default();
+        let count = if known.0 == progress { known.1 + 1 } else { 1 };
+        *known = (progress, count);
+        ensure!(count <= lives, "turn {} is restarted {count} times, not {lives}", turn.record.turn);
+        Ok(())
+    }
+}
+
+/// A record is never void: it names the head that the same commit stores.
+fn recorded_turn_is_on_its_head(commit: &Commit) -> Check {
+    if let Some(TurnChange::Record(record)) = commit.turn.as_deref() {
+        ensure!(record.head == commit.head, "the record is void: {record:?} on {:?}", commit.head);
+    }
+    Ok(())
+}

@@ -7,7 +7,7 @@ use omni_agent::{
     manager::{ApprovalId, Decided, Manager, ManagerError},
     message::ToolUseId,
     session::SessionError,
-    store::{Filter, Labels, MemoryStore, Owner, Page, Store, StoreError, StoredTurn, Turns},
+    store::{Filter, Labels, MemoryStore, Owner, Page, Store, StoredTurn, Turns},
     tool::Decision,
 };
 use serde_json::{Value, json};
@@ -210,7 +210,7 @@ async fn decide_on_a_state_that_is_not_an_object_reports_damage() {
         leave(&store, name, "ann", record).await;
         let manager = Manager::builder(store.clone()).build();
         let result = manager.decide(&approval(name, "1"), Decision::Execute, None).await;
-        let Err(ManagerError::Store(StoreError::Damaged { .. })) = result else {
+        let Err(ManagerError::Session(SessionError::DamagedTurn { .. })) = result else {
             panic!("{name}: {result:?}")
         };
         let all = store.turns(Turns::Waiting, &Filter::default(), Page::default()).await.unwrap();

@@ -23,7 +23,7 @@ use omni_agent::{
 use serde_json::Value;
 use support::{InMemory, head, on_this_thread, percentile, row, size};
 
-/// An endless answer.
+/// A provider whose answer never ends.
 struct Endless {
     /// The time between two deltas. If this is `None`, the deltas are sent without a pause.
     pause: Option<Duration>,

@@ -4,14 +4,17 @@
 //! A turn is a question and an answer with usage, about one kilobyte of JSON. In each round, one conversation of the
 //! store receives a batch of turns. After each turn, the reference repeats the write: it appends the line that the
 //! store has just written to a file that stays open, and calls `fdatasync`. Therefore the store and the reference see
-//! the same state of the disk. The wall time of each side is a median. The CPU time of each side is the time that the
-//! process used for this side of the batch, including the kernel's work. The bytes are the growth of the log. The
-//! rounds alternate between a new conversation and a conversation of 10,000 turns. The last table is measured without
-//! syncing. It shows the cost of a commit without the disk. The databases (features `sqlite` and `postgres`) have two
-//! references. The first reference appends the JSON of the turn's messages to a file and syncs it. The second reference
-//! inserts one row with this JSON into the same database with the database's plain client. A commit does the work of
-//! this insert and more: it finds the conversation, compares its version, and adds four rows to three tables. The
-//! growth of the database's log is measured separately, with commits that are not timed.
+//! the same state of the disk. The rounds alternate between a new conversation and a conversation of 10,000 turns.
+//!
+//! The wall time of the store and that of the reference are medians. The CPU time of each is the time that the process
+//! used for its part of the batch, including the kernel's work. The bytes are the growth of the log. The last table is
+//! measured without syncing. It shows the cost of a commit without the disk.
+//!
+//! The databases (features `sqlite` and `postgres`) have two references. The first reference appends the JSON of the
+//! turn's messages to a file and syncs it. The second reference inserts one row with this JSON into the same database
+//! with the database's plain client. A commit does the work of this insert and more: it finds the conversation,
+//! compares its version, and adds four rows to three tables. The growth of the database's log is measured separately,
+//! with commits that are not timed.
 //!
 //! The files are written to the folder `OMNI_BENCH_FOLDER`, or to the system's folder for temporary files. The folder
 //! should be on a real disk.
@@ -92,7 +95,7 @@ fn turn(nodes: u64) -> Commit {
     Commit::new(Some(id(nodes + 1))).with_nodes([question, answer])
 }
 
-/// The wall times and the total CPU time, in microseconds.
+/// The wall times and the total CPU time of the store or of the reference, in microseconds.
 #[derive(Default)]
 struct Spent {
     wall: Vec<f64>,
@@ -118,7 +121,8 @@ fn now() -> (Instant, Duration) {
     (Instant::now(), cpu())
 }
 
-/// Commits turns alternately to the store and to the reference. Also returns the number of bytes of the last turn.
+/// Commits turns alternately to the store and to the reference. Returns the times of both, and the number of bytes of
+/// the last turn.
 async fn side_by_side(
     talk: &mut Talk<'_>,
     folder: &std::path::Path,

@@ -20,7 +20,7 @@ use omni_agent::store::{ConversationId, Store};
 pub(crate) struct Subject {
     pub(crate) name: &'static str,
     pub(crate) store: Arc<dyn Store>,
-    /// The same store. If the database supports this, it does not wait for the disk.
+    /// A second store on the same database. If the database supports this, it does not wait for the disk.
     pub(crate) quick: Arc<dyn Store>,
     pub(crate) bare: Bare,
 }
@@ -33,7 +33,8 @@ pub(crate) enum Bare {
     Postgres { client: tokio_postgres::Client, schema: String },
 }
 
-/// Returns the databases whose feature is enabled and whose server is available. Their stores are empty.
+/// Returns the databases whose feature is enabled and whose server is available. Their stores are empty. The second
+/// value keeps a started server running until it is dropped.
 pub(crate) async fn subjects(folder: &Path) -> (Vec<Subject>, impl Sized) {
     std::fs::create_dir_all(folder).expect("the folder is created");
     let subjects = Vec::new();

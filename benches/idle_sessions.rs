@@ -1,8 +1,8 @@
 //! The memory of 100,000 idle sessions with their agents, before and after a first turn.
 //!
-//! As with idle agents, the model, the system prompt and the tools are shared, and the figures are differences of
-//! resident memory. The messages of the first turn are measured separately. The store keeps nothing, so it adds no
-//! memory.
+//! As in the benchmark `idle_agents`, the model, the system prompt and the tools are shared, and the figures are
+//! differences of resident memory. The messages of the first turn are measured separately. The store keeps nothing, so
+//! it adds no memory.
 //!
 //! The second part measures sessions of a manager. It runs in a separate process, so that its heap has no holes that
 //! the first part has left. There are no handles and no subscribers. After its turn, each session has a title and waits

@@ -88,7 +88,7 @@ async fn measure(name: &str, store: &dyn Store, quick: &dyn Store, goal: &str) {
     assert_eq!(store.list(Page::default()).await.expect("the list is read"), []);
 }
 
-/// Runs `work` concurrently on all items, and returns the results.
+/// Runs `work` concurrently on all items. Prints the time per item, and returns the results.
 async fn each<T, R>(what: &str, items: impl IntoIterator<Item = T>, work: impl AsyncFn(T) -> R) -> Vec<R> {
     let begun = Instant::now();
     let work = &work;

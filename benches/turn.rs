@@ -57,7 +57,7 @@ async fn agent() -> Agent {
     agent
 }
 
-/// Runs `turn` `times` times on the current runtime. Returns the CPU time per round in microseconds.
+/// Runs `turn` `times` times on the current runtime. Returns the CPU time per turn in microseconds.
 async fn each(times: usize, mut turn: impl AsyncFnMut()) -> f64 {
     let before = support::cpu();
     for _ in 0..times {

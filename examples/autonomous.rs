@@ -131,7 +131,7 @@ async fn work(model: &Model, options: &Options, goal: &str) -> Result<(), Box<dy
     while let Some(update) = events.next().await {
         let numbered = match update {
             Update::Event(numbered) => numbered,
-            // This reader was too slow. The events that it missed are in the snapshot.
+            // This reader was too slow. If the agent is idle, the end of the run is among the missed events.
             Update::Resync(snapshot) if snapshot.status == Status::Idle => {
                 return Err("the end of the run was missed: the terminal is too slow".into());
             }
@@ -158,7 +158,7 @@ async fn work(model: &Model, options: &Options, goal: &str) -> Result<(), Box<dy
     Ok(())
 }
 
-/// Returns the result if the model finished.
+/// Returns a line that states the result, or why there is no valid result.
 fn outcome(response: &Response) -> String {
     let finish = response.open_tool_uses.iter().find(|tool_use| tool_use.name == "finish");
     match finish.map(|tool_use| serde_json::from_value::<Finish>(tool_use.input.clone())) {

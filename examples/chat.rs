@@ -304,7 +304,7 @@ impl Chat {
 
     async fn say(&mut self, prompt: impl Into<Prompt>) -> Result<(), SessionError> {
         match self.conversation.session.prompt(prompt).await? {
-            // The prompt is shown when its event `Staged` arrives.
+            // A staged prompt is shown when its event `Staged` arrives. A known prompt starts no run.
             Accepted::Staged { .. } | Accepted::Known { .. } => {}
             _ => self.runs += 1,
         }
@@ -344,8 +344,8 @@ impl Chat {
         }
     }
 
-    /// Reads another input for the first tool use that waits. The chat's own tool takes a command, and any tool takes
-    /// JSON.
+    /// Returns the input that the user typed to replace that of the first waiting tool use. For the chat's own tool,
+    /// the text may be a command. For other tools, it must be a JSON object.
     fn edited(&self, text: &str) -> Result<Value, serde_json::Error> {
         match serde_json::from_str::<serde_json::Map<String, Value>>(text) {
             Ok(input) => Ok(input.into()),

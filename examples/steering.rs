@@ -120,7 +120,7 @@ async fn follow(
     while let Some(update) = events.next().await {
         let numbered = match update {
             Update::Event(numbered) => numbered,
-            // This reader was too slow. The events that it missed are in the snapshot.
+            // This reader was too slow. If the agent is idle, the end of the run is among the missed events.
             Update::Resync(snapshot) if snapshot.status == Status::Idle => {
                 return Err("the end of the run was missed: the terminal is too slow".into());
             }

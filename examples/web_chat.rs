@@ -168,7 +168,7 @@ fn durable(agent: AgentBuilder) -> OpenOptions {
     OpenOptions::new(agent).durable(Durable::InFlight)
 }
 
-/// Returns the models that the page offers: the selected model, and others that work without further settings.
+/// Returns the models that the page offers: the selected model, and others whose API key is set or that need no key.
 fn offered(selected: &Model) -> Vec<Model> {
     let others = ["anthropic:claude-sonnet-5", "anthropic:claude-opus-5", "openai:gpt-5.2", "demo:parrot"];
     let others = others.into_iter().filter_map(|name| support::model_named(name).ok());

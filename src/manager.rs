@@ -432,7 +432,8 @@ impl Manager {
 
     /// Sets the title of a conversation, whether or not it is open. `None` removes the title.
     ///
-    /// A conversation without a title gets a generated title after its next turn.
+    /// Unless [titles](ManagerBuilder::titles) are off, a conversation without a title gets a generated title after its
+    /// next turn.
     ///
     /// If the store supports owners, a conversation that is open elsewhere cannot be renamed. The memory store and the
     /// file store do not support owners. In these two stores, the title is set, and a session that is open elsewhere
@@ -465,7 +466,7 @@ impl Manager {
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`rename`](Manager::rename).
+    /// Returns the errors of [`rename`](Manager::rename), except the error for a long title.
     ///
     /// # Cancel safety
     ///

@@ -493,7 +493,8 @@ impl Session {
     ///
     /// The completed steps of an interrupted run are committed. Subscribers get the final snapshot. Work that is not
     /// done by the deadline is aborted. A session ends in the same way when both its last handle and its last
-    /// controller are dropped. If the session has already ended, `stop` returns the outcome of that end.
+    /// controller are dropped, but then a paused turn that is [recorded](SessionBuilder::durable) is not interrupted
+    /// and stays in the store. If the session has already ended, `stop` returns the outcome of that end.
     ///
     /// # Errors
     ///
@@ -567,7 +568,8 @@ impl Session {
 
     /// Ends the session now, if it could be ended by an idle shutdown. Returns whether the session ends.
     ///
-    /// The session ends if it has no controller, no work is active or waiting, and everything is saved.
+    /// The session ends if it has no controller, no work is active or waiting, and everything is saved. A paused turn
+    /// that is [recorded](SessionBuilder::durable) does not prevent the end. It stays in the store.
     ///
     /// # Errors
     ///

@@ -389,7 +389,7 @@ impl Step {
         self.block(BlockStart::Text, parts)
     }
 
-    /// Adds a part to the last block, if that block has not ended.
+    /// Adds a part to the last block. If that block has ended, the part makes the response invalid.
     pub fn more(self, part: Part) -> Self {
         let index = self.blocks.saturating_sub(1);
         self.delta(Delta::Extend { index, part })

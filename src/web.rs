@@ -42,8 +42,8 @@
 //!
 //! # Routes
 //!
-//! The paths are relative to the place where the router is nested. `C` is `/conversations/{id}`. Bodies and answers are
-//! JSON; errors are [`Problem`]s.
+//! The paths are relative to the place where the router is nested. `C` is `/conversations/{id}`. The bodies of requests
+//! are JSON, and so are the bodies of responses, except for streams and attachments. Errors are [`Problem`]s.
 //!
 //! | route | purpose |
 //! | --- | --- |
@@ -65,22 +65,26 @@
 //!
 //! # Streams
 //!
-//! A stream sends an event `conversation` with `{conversation, update}` for each update, beginning with a `resync` that
-//! contains a snapshot. The `id` of an event names the positions of all conversations of the stream. A client that
-//! sends it back as `last-event-id` gets the events that it has missed, or a new `resync`. Deltas of texts, thinking
-//! and tool inputs have no `id`, so they may be sent again after a reconnect. A client skips every update whose id it
-//! has applied already. The event `list` contains `{update}`, an update of the list of conversations. The first update
-//! of the list is always a `resync`. The event `refused` has `{conversation, problem}` if a conversation cannot be
-//! opened or is no longer permitted. The event `ending` announces the end of the stream. Leaving a stream never stops a
-//! run.
+//! A stream sends an event `conversation` with `{conversation, update}` for each update. In a new stream, the first
+//! update of a conversation is a `resync` that contains a snapshot. The SSE `id` of an event contains, for each
+//! conversation of the stream, the id of the last update that was sent. A client that sends the SSE `id` back as
+//! `last-event-id` gets the updates that it has missed, or a new `resync`.
+//!
+//! Events with deltas of texts, thinking and tool inputs have no SSE `id`, so they may be sent again after a reconnect.
+//! But each update in the JSON has an id of its own. A client skips every update whose id it has applied already.
+//!
+//! The event `list` contains `{update}`, an update of the list of conversations. The first update of the list is always
+//! a `resync`. The event `refused` has `{conversation, problem}` if a conversation cannot be opened, or if the
+//! principal may not watch it. The event `ending` announces the end of the stream. Leaving a stream never stops a run.
 //!
 //! # Security
 //!
 //! - Requests from the pages of other sites are refused: see [`WebBuilder::allow_origins`]. A body must have the
 //!   content type `application/json`, which an HTML form cannot send. The crate sets no cookie.
 //! - A client chooses the content of prompts and one of the [permitted models](WebBuilder::models). It cannot set
-//!   options, limits, the system prompt or tools.
-//! - The [`View`] removes the system prompt, schemas, signatures and data of providers from everything that is sent.
+//!   options, limits or the system prompt. It can add tools only if [`WebBuilder::client_tools`] permits this.
+//! - By default, the [`View`] removes the system prompt, schemas, signatures and data of providers from the events and
+//!   snapshots that are sent.
 //! - Rate limits are the task of the application's middleware.
 
 mod access;
@@ -172,8 +176,8 @@ pub struct WebLimits {
     pub page: usize,
     /// The maximum time that a request waits if the maximum number of sessions is open: 30 seconds by default.
     pub room_timeout: Duration,
-    /// The time after which a stream ends, so that the client's access is checked again: 15 minutes by default. The
-    /// time of each stream differs by up to 10 % from this value.
+    /// The time after which a stream of the native routes ends, so that the client's access is checked again: 15
+    /// minutes by default. The time of each stream differs by up to 10 % from this value.
     pub stream_lifetime: Duration,
     /// The silence after which a stream sends a comment: 15 seconds by default.
     pub keep_alive: Duration,
@@ -299,7 +303,9 @@ impl Web {
         ag_ui::routes::router(self)
     }
 
-    /// Ends all streams with an `ending` event. From now on, new streams and prompts are refused with the status 503.
+    /// Ends the streams of the native routes with an `ending` event. From now on, new streams and prompts are refused
+    /// with the status 503. A stream of the AI SDK or of AG-UI ends with its run, or when [`Manager::shutdown`] ends
+    /// the session.
     ///
     /// Call it before [`Manager::shutdown`], and stop the HTTP server last. Without this call, a graceful shutdown of
     /// the HTTP server waits for streams that do not end.
@@ -368,8 +374,8 @@ impl WebBuilder {
     }
 
     /// Accepts the tools that AG-UI clients declare. The model can use them, and the client runs them. They are added
-    /// after the agent's own tools, which they cannot replace, and stay until the conversation is closed. By default,
-    /// they are ignored.
+    /// after the agent's own tools, and stay until the conversation is closed. They cannot replace a tool that the
+    /// agent itself runs. By default, they are ignored.
     pub fn client_tools(mut self) -> Self {
         self.0.client_tools = true;
         self

@@ -10,7 +10,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The source files, except those that only the crate's own tests compile.
+/// Adds the source files below the folder to `found`, except those that only the crate's own tests compile.
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -23,7 +23,7 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The names of the dependencies as they appear in code.
+/// Returns the names of the dependencies as they appear in code.
 fn dependencies(root: &Path) -> BTreeSet<String> {
     let manifest = fs::read_to_string(root.join("Cargo.toml")).unwrap();
     let section = manifest.split("\n[dependencies]\n").nth(1).unwrap().split("\n[").next().unwrap();
@@ -72,7 +72,7 @@ fn imports(tokens: &mut std::slice::Iter<'_, &str>, prefix: &str, found: &mut BT
     }
 }
 
-/// Removes comments, strings and test modules.
+/// Removes comments and the module `tests`.
 fn code(text: &str) -> String {
     let text = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
     text.lines().map(|line| line.split("//").next().unwrap()).collect::<Vec<_>>().join("\n")
@@ -131,7 +131,7 @@ fn public_parts(code: &str, types: &BTreeSet<String>) -> Vec<String> {
     parts
 }
 
-/// The names of public structs and enums.
+/// Returns the names of public structs and enums.
 fn public_types(text: &str) -> impl Iterator<Item = String> {
     let items = text
         .lines()
@@ -139,7 +139,7 @@ fn public_types(text: &str) -> impl Iterator<Item = String> {
     items.map(|item| tokens(item)[0].to_owned())
 }
 
-/// The types of dependencies in the public parts of a file.
+/// Adds the types of dependencies in the public parts of a file to `found`.
 fn types_in(
     text: &str,
     types: &BTreeSet<String>,

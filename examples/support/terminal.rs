@@ -82,7 +82,7 @@ pub fn prompts(words: &[String], default: &[&str]) -> Vec<String> {
     prompts
 }
 
-/// Returns the text in grey if the terminal supports it.
+/// Returns the text in grey if the output is a terminal and `NO_COLOR` is not set.
 pub fn dim(text: &str) -> String {
     if io::stdout().is_terminal() && env::var_os("NO_COLOR").is_none() {
         format!("\x1b[2m{text}\x1b[0m")

@@ -97,8 +97,8 @@ impl OpenOptions {
         self
     }
 
-    /// Sets how long the session stays open while it is idle and has no controller. This replaces the manager's time.
-    /// `None` keeps the session open without a limit.
+    /// Sets how long the session stays open while it has no controller, and is idle or waits for decisions about a
+    /// recorded turn. This replaces the manager's time. `None` keeps the session open without a limit.
     pub fn idle_shutdown(mut self, after: Option<Duration>) -> Self {
         self.idle_shutdown = IdleShutdown::After(after);
         self

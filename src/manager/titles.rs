@@ -75,7 +75,7 @@ impl Titles {
 /// The result of an attempt to make a title.
 pub(super) struct Made {
     pub(super) title: Result<Option<String>, Problem>,
-    /// The usage of the requests to the model, also if they failed.
+    /// The usage of the requests to the model, even if the requests failed.
     pub(super) usage: Vec<UsageRow>,
 }
 

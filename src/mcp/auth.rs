@@ -17,7 +17,8 @@ use crate::{error_chain, provider::http::shared_client};
 
 type BoxError = Box<dyn Error + Send + Sync>;
 
-/// The time limit of a request to an authorization server, and of connecting to it.
+/// The time limit of a request to an authorization server, of connecting to it, and of each of the two steps of a
+/// login.
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// The maximum size of an answer of an authorization server, in bytes.
@@ -270,6 +271,8 @@ impl McpLogin {
     /// login, or if the tokens can't be stored. If the address belongs to another login, this login can still be
     /// finished with the right address.
     ///
+    /// Fails with [`McpError::TimedOut`] if the authorization server does not answer within 30 seconds.
+    ///
     /// # Cancel safety
     ///
     /// If the future is dropped, begin another login.
@@ -336,7 +339,8 @@ impl McpLoginBuilder {
     ///
     /// # Errors
     ///
-    /// Fails with [`McpError::LoginFailed`] if the server offers no login, or refuses the registration.
+    /// Fails with [`McpError::LoginFailed`] if the server offers no login, or refuses the registration. Fails with
+    /// [`McpError::TimedOut`] if there is no answer within 30 seconds.
     ///
     /// # Cancel safety
     ///

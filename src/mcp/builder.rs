@@ -27,7 +27,8 @@ pub struct McpBuilder {
     idle_limit: Duration,
     total_limit: Duration,
     selection: Selection,
-    /// The last setting of the application that does not exist for its transport, such as a header for a program.
+    /// The last setting that the application has set although the transport does not have it, such as a header for a
+    /// program.
     misplaced: Option<&'static str>,
 }
 

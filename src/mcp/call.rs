@@ -185,7 +185,8 @@ async fn forward(
     std::future::pending().await
 }
 
-/// A guard that sends `notifications/cancelled` if the call is dropped before its answer arrived.
+/// A guard that sends `notifications/cancelled` if the call is dropped or exceeds its idle limit before its answer has
+/// arrived.
 struct CancelOnDrop {
     connection: Arc<Connection>,
     id: Option<RequestId>,

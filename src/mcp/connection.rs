@@ -128,8 +128,9 @@ impl ClientHandler for Notified {
 }
 
 impl Notified {
-    /// Returns the call that a question belongs to. Over HTTP, the question arrives in the answer to the call. A
-    /// program does not name the call, so the question belongs to the call that started last.
+    /// Returns the call that a question belongs to, or `None` if the question must be declined. Over HTTP, the question
+    /// arrives in the answer to the call. A program does not name the call, so the question belongs to the call that
+    /// started last.
     fn asking_call(&self, origin: Option<&InboundStreamOrigin>) -> Option<Arc<ToolContext>> {
         let mut calls = lock(&self.calls);
         let call = match origin {

@@ -61,7 +61,8 @@ pub enum McpError {
         /// The name of the server.
         server: String,
     },
-    /// The connection ended before an answer arrived. The server may have processed the request.
+    /// The connection ended before an answer arrived, so the server may have processed the request. Calls of a closed
+    /// client fail with this error, too.
     #[error("the connection to the MCP server {server:?} ended before its answer arrived{reason}")]
     Lost {
         /// The name of the server.

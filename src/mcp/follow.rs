@@ -106,7 +106,7 @@ impl Known {
     }
 }
 
-/// Replaces the tools as soon as the session is idle. Returns `None` if the session has ended.
+/// Replaces the tools as soon as the session is idle. Returns `None` if the session has ended or refuses the change.
 async fn adopt(session: &WeakSession, server: &Server, tools: Arc<[Arc<dyn Tool>]>) -> Option<()> {
     loop {
         session.idle().await?;
@@ -134,7 +134,7 @@ async fn adopt(session: &WeakSession, server: &Server, tools: Arc<[Arc<dyn Tool>
     }
 }
 
-/// Returns all parts of a tool's declaration, for the comparison of two lists.
+/// Returns the parts of a tool by which `adopt` finds out whether a list has changed.
 fn declared(tool: &Arc<dyn Tool>) -> (&str, Cow<'_, str>, &Schema, bool) {
     (tool.name(), tool.description(), tool.schema(), tool.requires_approval())
 }

@@ -28,7 +28,8 @@ use super::{
 };
 use crate::{provider::http::shared_client, sync::lock};
 
-/// Returns the client for the requests to a server, and the configuration of the transport.
+/// Returns the client for the requests to a server, the configuration of the transport, and the facts that the client
+/// will record.
 pub(super) fn client(
     target: &HttpTarget,
     settings: &Settings,
@@ -76,7 +77,7 @@ pub(super) fn is_unauthorized(error: &(dyn std::error::Error + 'static)) -> bool
 type Failure = StreamableHttpError<reqwest::Error>;
 type Headers = HashMap<HeaderName, HeaderValue>;
 
-/// The last failure of a connection's event streams.
+/// Facts about a connection that rmcp does not expose: the last failure of its event streams, and its protocol session.
 #[derive(Default)]
 pub(super) struct Observed {
     failure: Mutex<Option<String>>,
@@ -96,7 +97,8 @@ impl Observed {
     }
 }
 
-/// A client that records why a stream of events fails, because rmcp only logs the reason.
+/// A client that records why a stream of events fails, because rmcp only logs the reason. It also records the id of the
+/// protocol session.
 #[derive(Clone)]
 pub(super) struct ObservedClient {
     client: Client,

@@ -45,7 +45,7 @@ pub(super) struct Program {
     words: Arc<LastWords>,
     name: String,
     secrets: super::secret::Secrets,
-    /// The reason for which the client closed the connection, if the client closed it.
+    /// The fault of the server for which the client ended the connection, if there is one.
     closed: Arc<OnceLock<&'static str>>,
 }
 
@@ -98,7 +98,8 @@ impl Program {
         self.process.ended().await;
     }
 
-    /// Returns how the program ended and the last lines of its standard error, as a suffix for the text of an error.
+    /// Returns a suffix for the text of an error: the fault for which the client ended the connection, or else the exit
+    /// status of the program and the last lines of its standard error.
     pub(super) async fn words(&self) -> String {
         if let Some(reason) = self.closed.get() {
             return format!(": {reason}");

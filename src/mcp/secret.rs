@@ -13,7 +13,7 @@ use crate::sync::lock;
 /// The minimum length of a secret in bytes. Shorter values are not replaced, because they occur in ordinary words.
 const SHORTEST: usize = 4;
 
-/// The number of tokens that are known. Each login and each renewal brings up to two tokens.
+/// The maximum number of tokens that are remembered. Each login and each renewal brings up to three tokens.
 const MOST_TOKENS: usize = 16;
 
 /// The values of environment variables, headers and parts of URLs, and the tokens of a login. Clones share the tokens.

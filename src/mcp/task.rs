@@ -96,7 +96,7 @@ pub(super) async fn result(
     }
 }
 
-/// A guard that sends `tasks/cancel` if the call is dropped before the task has ended.
+/// A guard that sends `tasks/cancel` if the call is dropped or fails before the task has ended.
 struct CancelOnDrop {
     connection: Arc<Connection>,
     id: Option<String>,

@@ -335,8 +335,8 @@ impl ResultBlock {
 }
 
 /// An opaque item that is understood only by the provider that wrote it. Examples are a reasoning item, a tool that the
-/// service ran itself, and a backend's internal activity. The item keeps its position in the message and is sent back
-/// unchanged.
+/// service ran itself, and an internal activity of a coding agent that serves as a backend. The item keeps its position
+/// in the message and is sent back unchanged.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]

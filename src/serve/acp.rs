@@ -35,8 +35,9 @@
 //!   `omni.cwd` contains the session's folder, or a checksum if the path is too long for a label. A list shows the
 //!   conversations of one folder, or all conversations. The manager may close an idle session; the next prompt opens it
 //!   again. A new conversation is stored, and listed, after its first turn.
-//! - **Prompts.** A prompt is answered at the end of its run. A prompt that arrives during a run is staged. Up to 16
-//!   prompts of a session can wait. A cancellation interrupts the run, which keeps the completed steps.
+//! - **Prompts.** A prompt is answered at the end of its run, or when the next staged prompt begins its turn. A prompt
+//!   that arrives during a run is staged. Up to 16 prompts of a session can wait. A cancellation interrupts the run,
+//!   which keeps the completed steps.
 //! - **Approvals.** Each tool use that waits for a decision is one question to the user, and all questions of a step
 //!   are asked at once. If another client decides first, the question is withdrawn.
 //! - **The end.** If the editor closes the connection or ends, the runs of its prompts are interrupted. They keep their
@@ -53,7 +54,8 @@
 //!   messages sent to it, the agent waits.
 //!
 //! This module does not use the services that editors offer: files, terminals, and modes. Images and audio are accepted
-//! if one of the offered models accepts them, or if it is unknown whether it does.
+//! if one of the offered models accepts them. They are also accepted if no models are offered, or if it is unknown what
+//! an offered model accepts.
 
 mod content;
 mod entry;
@@ -189,7 +191,8 @@ struct Settings {
 }
 
 impl Settings {
-    /// Returns whether one of the offered models accepts files of this type. If this is unknown, returns `true`.
+    /// Returns whether one of the offered models accepts files of this type. Also returns `true` if this is unknown, or
+    /// if no models are offered.
     fn takes(&self, media_type: &str) -> bool {
         let registry = self.manager.registry_of_models();
         let takes = |name: &String| {

@@ -35,7 +35,8 @@
 //! | `stop` | `conversation` | whether the agent was working |
 //!
 //! - **Protocol versions.** From 2024-11-05 to 2026-07-28, as the client chooses.
-//! - **Prompts.** `ask` returns at the end of the run. A prompt that arrives during a run is staged.
+//! - **Prompts.** `ask` returns at the end of the run, or when the run continues with another prompt. A prompt that
+//!   arrives during a run is staged.
 //! - **Progress.** If a client asks for progress, it gets a report with the name of each tool that begins to run, and a
 //!   report every 15 seconds. So a time limit of the client that starts again with each report does not end a long
 //!   call.
@@ -49,9 +50,9 @@
 //!   is interrupted. The interrupted run keeps its completed steps. Over HTTP, a client of version 2026-07-28 cancels a
 //!   call when it closes the connection. For an older client, the call continues. The client can receive the result on a
 //!   new connection only while the call runs. Later, `read` shows the answer.
-//! - **Limits.** A message over a pipe may be up to 16 MiB long. A client can have 64 calls at the same time, and `stop`
-//!   does not count. `read` returns up to 256 KiB of text. A question shows up to 4 KiB of a tool's input, and names the
-//!   length of a longer input.
+//! - **Limits.** A message over a pipe may be up to 16 MiB long. A client over a pipe can have 64 calls at the same
+//!   time, and `stop` does not count. `read` returns up to 256 KiB of text. A question shows up to 4 KiB of a tool's
+//!   input, and names the length of a longer input.
 //!
 //! Prompts, resources, tasks and the older SSE transport are not offered.
 
@@ -200,8 +201,8 @@ impl McpServer {
     ///
     /// # Errors
     ///
-    /// Fails if the input fails, or if the client sends a message that is too long, does not read its messages, or does
-    /// not speak the protocol.
+    /// Fails if the input fails or the standard output can't be used. Also fails if the client sends a message that is
+    /// too long, does not read its messages, or does not speak the protocol.
     ///
     /// # Cancel safety
     ///

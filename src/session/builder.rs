@@ -122,8 +122,8 @@ impl SessionBuilder {
     ///
     /// The time begins when the session starts. It begins again when the last controller is dropped and when the agent
     /// becomes idle. Observers do not keep the session open. A time of zero is allowed. Before the session ends, it
-    /// finishes a turn in flight and saves everything. By default, the session stays open as long as a handle or a
-    /// controller exists.
+    /// saves everything. A paused turn that is [recorded](Self::durable) does not keep the session open. It stays in
+    /// the store. By default, the session stays open as long as a handle or a controller exists.
     ///
     /// A session always stays open for at least 20 ms after its start, so that the code that started it can subscribe.
     pub fn idle_shutdown(self, after: Duration) -> Self {

@@ -425,7 +425,7 @@ impl Summary {
 
 /// The position of a conversation in a list.
 ///
-/// Positions have the same order as lists: by the last write, newest first, then by id.
+/// Positions are ordered like lists of conversations: by the last write, newest first, then by id.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]

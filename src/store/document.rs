@@ -95,11 +95,11 @@ pub async fn export_json(store: &dyn Store, id: &ConversationId) -> Result<Strin
 ///
 /// # Errors
 ///
-/// Fails with [`StoreError::Damaged`] if the text is not such a document, if its nodes do not form a tree, or if a path
-/// of the tree is not a valid [`History`](crate::message::History), for example because a tool use has no result (the
-/// error names the node). Fails with [`StoreError::UnknownFormat`] if a later version of this crate wrote the document.
-/// Fails with [`StoreError::AlreadyExists`] if the store has a different conversation with this id, or an earlier or
-/// later state of the same conversation. Also fails if the store can't be written to.
+/// Fails with [`StoreError::Damaged`] if the text is not an exported conversation, if its nodes do not form a tree, or
+/// if a path of the tree is not a valid [`History`](crate::message::History), for example because a tool use has no
+/// result (the error names the node). Fails with [`StoreError::UnknownFormat`] if a later version of this crate wrote
+/// the document. Fails with [`StoreError::AlreadyExists`] if the store has a different conversation with this id, or an
+/// earlier or later state of the same conversation. Also fails if the store can't be written to.
 ///
 /// # Cancel safety
 ///

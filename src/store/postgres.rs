@@ -33,7 +33,8 @@
 //! An update of the schema waits for users of its tables, such as a dump, for up to five minutes. Then it fails with
 //! [`StoreError::Busy`]. While the update waits, it blocks other users from these tables for two seconds at a time.
 //! Processes that opened version 1 of the schema continue to work next to processes that opened a later version. As
-//! long as processes with version 1 exist, all leases should have the same duration.
+//! long as processes with version 1 exist, all leases should have the same duration, because these processes do not
+//! record the duration of their leases.
 //!
 //! | table | one row per |
 //! | --- | --- |

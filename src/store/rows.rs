@@ -221,7 +221,8 @@ impl Origin<'_> {
         mark.filter(|_| is_current).and_then(|mark| mark.parse().ok())
     }
 
-    /// Reports that the records of a turn are void, because a process that does not know them has moved the head.
+    /// Reports that the records of a turn are void, because a process that does not know such records has moved the
+    /// head.
     pub(super) fn warn_of_void_turn(&self) {
         tracing::warn!(
             conversation = %self.id,

@@ -130,9 +130,9 @@
 //! unless another process acquires the conversation first. Killing the stopped process frees the lock immediately, and
 //! its unfinished write is rolled back.
 //!
-//! This happens only if the process is stopped during a transaction. Transactions are short: a write is encoded before
-//! its transaction begins, and the transaction only writes and syncs. If processes are often stopped, use
-//! `PostgresStore` (feature `postgres`).
+//! A stopped process keeps the lock only if it was stopped during a transaction. Transactions are short: a write is
+//! encoded before its transaction begins, and the transaction only writes and syncs. If processes are often stopped,
+//! use `PostgresStore` (feature `postgres`).
 //!
 //! # Requirements
 //!

@@ -365,8 +365,8 @@ impl Writes {
         // No node has the same JSON form as this tuple, so the id of the last commit differs from the ids of all
         // portions.
         digest.json(&(&stored.state, stored.head, &stored.cursors)).map_err(failed)?;
-        // For a conversation without any of these parts, the ids are the same as those that earlier versions of the
-        // crate derived.
+        // Earlier versions of the crate did not copy the parts in `rest`. If a conversation has none of them, its ids
+        // are the same as those that earlier versions derived.
         let rest = (&portable.usage, portable.next(), &stored.last_run, turn);
         if !matches!(rest, (None, None, None, None)) {
             digest.json(&rest).map_err(failed)?;

@@ -150,7 +150,7 @@ impl RequestTrace {
         }
     }
 
-    /// Records a piece of content.
+    /// Records the time at which a piece of content arrives.
     pub(crate) fn chunk(&mut self) {
         if self.first_chunk.is_none() {
             let elapsed = self.started.elapsed();

@@ -108,7 +108,7 @@ impl RunTrace {
         self.tokens.add(tokens);
     }
 
-    /// Keeps the span of the caller who staged a prompt.
+    /// Records that a prompt was staged, and keeps the span of its caller.
     pub(crate) fn staged(&mut self, prompt: &str, caller: Caller) {
         tracing::event!(target: TARGET, parent: &self.span, Level::INFO, "staged");
         if caller.is_known() {
@@ -116,14 +116,14 @@ impl RunTrace {
         }
     }
 
-    /// Links the run's span to the span of the caller whose staged prompt now starts a turn.
+    /// Records that a staged prompt is used, and links the run's span to the span of the prompt's caller.
     pub(crate) fn taken(&mut self, prompt: &str) {
         let caller = self.unstaged(prompt);
         self.span.follows_from(caller.id());
         tracing::event!(target: TARGET, parent: &self.span, Level::INFO, "staged prompt used");
     }
 
-    /// Forgets the caller of a staged prompt.
+    /// Removes and returns the caller of a staged prompt.
     pub(crate) fn unstaged(&mut self, prompt: &str) -> Caller {
         let index = self.staged.iter().position(|(staged, _)| **staged == *prompt);
         index.map(|index| self.staged.swap_remove(index).1).unwrap_or_default()

@@ -157,8 +157,8 @@ impl ToolContext {
     }
 
     /// Reports progress, which the agent emits as an event. If a [channel](Self::with_progress) is set, the report goes
-    /// to this channel instead. If there is no room for the report, this waits. Without an agent and without a channel,
-    /// this does nothing.
+    /// to this channel instead. If the agent or the channel has no room for the report, this waits. Without an agent
+    /// and without a channel, this does nothing.
     ///
     /// # Cancel safety
     ///

@@ -1,4 +1,5 @@
-//! Authorisation: the hook that decides about each request on every route.
+//! The two hooks of an application: [`Access`] decides about each request on every route, and [`Agents`] builds the
+//! agents.
 
 use std::{fmt, sync::Arc};
 
@@ -119,8 +120,8 @@ impl Principal {
         }
     }
 
-    /// Returns a principal to whom every conversation belongs, and who may replace labels. The name is cut after 256
-    /// bytes.
+    /// Returns a principal to whom every conversation belongs, and who may replace labels. The name is cut to at
+    /// most 256 bytes.
     pub fn operator(name: impl AsRef<str>) -> Self {
         let name = name.as_ref();
         let name = &name[..name.floor_char_boundary(Self::MAX_NAME)];
@@ -165,7 +166,7 @@ pub enum Action {
     List,
     /// Creates the conversation.
     Create,
-    /// Reads the conversation and its files.
+    /// Reads the conversation, its files and its usage.
     Read,
     /// Subscribes to the conversation's events.
     Watch,

@@ -54,9 +54,9 @@ impl Call {
         let options = web.0.hooks.agents.start(&self.principal, &request).await?;
         let options = options.add_labels(labels).map_err(|error| Problem::internal(&error))?.subscribe(None);
         match web.within_room(web.0.manager.create_with_id(&id, options)).await {
-            // Another request has created the conversation. If it belongs to another principal, the response is the
-            // same as for a conversation that cannot be created.
             Ok(_) => {}
+            // Another request has created the conversation. If it belongs to another principal, `enter` responds as for
+            // a conversation that does not exist.
             Err(problem) if problem.code() == "already-exists" => {}
             Err(problem) => return Err(problem),
         }

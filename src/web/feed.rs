@@ -23,7 +23,8 @@ use crate::{
     subscription::{EventId, Numbered, Subscription, Update},
 };
 
-/// The last event of each conversation that a client has seen, as the `id` of an event: `ID:EVENT,ID:EVENT`.
+/// For each conversation of a stream, the id of the last session event that the client has seen. The text
+/// `ID:EVENT,ID:EVENT` is the SSE `id` of a frame.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Positions(Vec<(ConversationId, EventId)>);
 
@@ -80,7 +81,7 @@ struct Feed {
     web: Web,
     principal: Principal,
     items: SelectAll<BoxStream<'static, Item>>,
-    /// The conversations of the stream. A conversation to which the access was refused is removed.
+    /// The conversations of the stream. A conversation is removed when it is refused.
     watched: Vec<Watched>,
     positions: Positions,
     /// The conversations of the list that the client knows.
@@ -102,7 +103,8 @@ struct OfList<'a> {
     update: &'a Update<ManagerSnapshot, ManagerEvent>,
 }
 
-/// Subscribes to a conversation. If a position is given, the subscription continues after that position.
+/// Opens a conversation, unless it is open, and subscribes to it: as a controller if the principal may prompt,
+/// otherwise as an observer. With `after`, the subscription continues after that event.
 pub(super) async fn subscribe(
     web: &Web,
     principal: &Principal,
@@ -313,7 +315,7 @@ impl Feed {
         Some(Frame::default().event("list").json_data(OfList { update: &update }))
     }
 
-    /// Returns an event of the list as the principal sees it.
+    /// Returns an event of the list as the principal sees it, or `None` if the principal may not see it.
     async fn list_event(&mut self, event: Arc<ManagerEvent>) -> Option<Arc<ManagerEvent>> {
         let is_visible = match &*event {
             ManagerEvent::Opened { session } => {

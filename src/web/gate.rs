@@ -42,12 +42,14 @@ pub(super) struct Call {
     /// The path under which the router is nested.
     pub(super) base: Arc<str>,
     pub(super) parts: Parts,
-    /// The body, which a handler takes once. The mutex is needed only to make `Call` usable from several threads.
+    /// The body, which a handler takes once. The mutex makes `Call` usable from several threads, because `Body` is not
+    /// `Sync`.
     body: Mutex<Body>,
 }
 
 impl Call {
-    /// Checks whether a request may perform this action, and returns it as a call for the handler.
+    /// Identifies the principal and, if the path has the id of a conversation, checks whether the principal may perform
+    /// this action on it. Returns the request as a call for the handler.
     pub(super) async fn admit(web: Web, action: Action, request: Request) -> Result<Self, Problem> {
         let (mut parts, body) = request.into_parts();
         let principal = web.principal(&parts).await?;
@@ -83,7 +85,8 @@ impl Call {
         Ok(())
     }
 
-    /// Returns the path of the conversation below the mount point, on routes of the AI SDK and AG-UI.
+    /// Returns a path on routes of the AI SDK and AG-UI: the mount point, `folder`, and the client's id of the
+    /// conversation.
     pub(super) fn client_path(&self, folder: &str) -> String {
         format!("{}{folder}/{}", self.base, encoded(&self.client_id))
     }
@@ -119,7 +122,8 @@ impl Call {
         self.web.0.view.of(format!("{}/conversations/{id}/files", self.base))
     }
 
-    /// Opens the route's conversation and subscribes to it. The events follow the snapshot without a gap.
+    /// Opens the route's conversation and subscribes to it. The events follow the snapshot without a gap. Fails if the
+    /// labels in the snapshot do not permit the principal to watch the conversation.
     pub(super) async fn subscribe(
         &self,
     ) -> Result<(Session, SessionSubscription, Arc<SessionSnapshot>), Problem> {
@@ -150,7 +154,7 @@ impl Call {
         }
     }
 
-    /// Reads the body as JSON.
+    /// Checks the content type and the size of the body, and reads the body as JSON.
     pub(super) async fn json<T: DeserializeOwned>(&mut self, limit: usize) -> Result<T, Problem> {
         let content_type = self.parts.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
         let media_type = content_type.and_then(|value| value.split(';').next()).map(str::trim);
@@ -267,7 +271,8 @@ impl Web {
         self.within_room(self.0.manager.open(id, options)).await
     }
 
-    /// Awaits `opening`, which may have to wait for a place among the open sessions, but not longer than the limit.
+    /// Awaits `opening` for at most the time of `room_timeout`. If the maximum number of sessions is open, `opening`
+    /// waits for a place.
     pub(super) async fn within_room<T>(
         &self,
         opening: impl Future<Output = Result<T, crate::manager::ManagerError>>,
@@ -278,7 +283,7 @@ impl Web {
         }
     }
 
-    /// Removes the parts of a problem that a client may not see.
+    /// Removes the address of a conversation's owner from a problem, unless clients may see it.
     pub(crate) fn shown(&self, problem: Problem) -> Problem {
         if self.0.reveals_owner { problem } else { problem.without_address() }
     }
@@ -288,7 +293,7 @@ impl Web {
 async fn base(parts: &mut Parts) -> Arc<str> {
     let inner = parts.uri.path().to_owned();
     let outer = parts.extract::<OriginalUri>().await.map(|OriginalUri(uri)| uri.path().to_owned());
-    // For the root of a nested router, the inner path is `/`, but the outer path does not end with a slash.
+    // For the root of a nested router, the inner path is `/`, but the outer path may have no slash at its end.
     let inner = if inner == "/" { "" } else { &inner };
     let outer = outer.as_deref().map(|outer| outer.trim_end_matches('/'));
     outer.ok().and_then(|outer| outer.strip_suffix(inner)).unwrap_or_default().into()
@@ -297,5 +302,5 @@ async fn base(parts: &mut Parts) -> Arc<str> {
 /// A handler of a route.
 pub(super) type Handler = fn(Call) -> BoxFuture<'static, Result<Response, Problem>>;
 
-/// The time after which a client that got a 503 may try again.
+/// The time after which a client may try again, in responses with the status 429 or 503.
 pub(super) const RETRY: Duration = Duration::from_secs(5);

@@ -19,7 +19,7 @@ const CORS: [(HeaderName, &str); 3] = [
     (header::ACCESS_CONTROL_MAX_AGE, "600"),
 ];
 
-/// Adds the checks to a router of another layer.
+/// Adds the checks to a router that is not one of [`Web`]'s own, such as the router of the MCP server.
 #[cfg(feature = "mcp-server")]
 pub(crate) fn guarded(router: axum::Router, web: &Web) -> axum::Router {
     router.layer(axum::middleware::from_fn_with_state(web.clone(), guard))
@@ -49,7 +49,7 @@ pub(super) async fn guard(State(web): State<Web>, request: Request, next: Next) 
     response
 }
 
-/// Adds the headers of every response. `origin` is the listed origin of the request.
+/// Adds the headers of every response. `origin` is the origin of the request, if it is one of the allowed origins.
 fn secured(mut response: Response, origin: Option<HeaderValue>) -> Response {
     let headers = response.headers_mut();
     headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));

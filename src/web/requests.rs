@@ -1,4 +1,4 @@
-//! The bodies and queries of requests, and the bodies of responses.
+//! The bodies and queries of requests, the bodies of responses, and the checks of commands.
 
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
@@ -210,7 +210,7 @@ pub(super) const fn starts_a_run(command: &SessionCommand) -> bool {
     )
 }
 
-/// Checks that a command contains only what a client may choose.
+/// Checks the prompt of a command. Also checks that only an operator replaces labels.
 pub(super) fn check(command: &SessionCommand, principal: &Principal) -> Result<(), Problem> {
     match command {
         SessionCommand::Prompt { prompt }

@@ -35,8 +35,8 @@ use crate::{
     store::{ConversationId, Labels, Page},
 };
 
-/// A route: its method, its path, the action that it needs, and its handler. A handler cannot be reached without the
-/// check of the action.
+/// A route: its method, its path, the action that it needs, and its handler. If the path has the id of a conversation,
+/// the handler is called only after the action on this conversation was permitted.
 pub(super) struct Route {
     pub(super) method: Method,
     pub(super) path: &'static str,
@@ -57,8 +57,9 @@ macro_rules! routes {
 
 pub(super) use routes;
 
-/// Returns all routes. The action of a route without a conversation is checked for each conversation that it uses. The
-/// first parameter of a path is the conversation: `{id}` is its own id, `{chat}` and `{thread}` are ids of clients.
+/// Returns all routes. The first parameter of a path is the conversation: `{id}` is its own id, `{chat}` and `{thread}`
+/// are ids of clients. If a path has no such parameter, the handler itself checks the access to the conversations that
+/// it uses.
 pub(super) fn all() -> [Route; 17] {
     routes! {
         GET "/conversations" List list;
@@ -383,7 +384,7 @@ fn attachment<'s>(snapshot: &'s SessionSnapshot, id: &MessageId, block: &str) ->
     }
 }
 
-/// Returns the position that the client sends to continue a stream.
+/// Returns the positions after which the client continues a stream. Without the header, no conversation has a position.
 fn last_event(call: &Call) -> Result<Positions, Problem> {
     match call.parts.headers.get("last-event-id") {
         None => Ok(Positions::default()),

@@ -22,8 +22,8 @@ use crate::{
 
 /// The parts of events and snapshots that a client sees.
 ///
-/// In each view, an attachment of more than 64 KiB appears as a URL below the conversation's `files` route, so that
-/// events stay small.
+/// An attachment with more than 64 KiB of base64 appears as a URL below the conversation's `files` route, so that
+/// events stay small. [`View::inline_files`] changes this.
 ///
 /// ```
 /// use omni_agent::web::View;

@@ -43,7 +43,7 @@ async fn permission_request_receives_the_decision() {
     place.is_left().await;
 }
 
-/// Sends a prompt, and returns the tool use for which the agent requests a permission.
+/// Sends a prompt. Returns the tool use for which the agent requests a permission, and a subscription to the agent.
 async fn paused(agent: &Agent) -> (ToolUse, omni_agent::agent::AgentSubscription) {
     let mut events = agent.subscribe().await.unwrap();
     agent.prompt("Delete").await.unwrap();

@@ -101,7 +101,7 @@ async fn answer_cancelled_during_an_output_retry_keeps_the_session() {
     assert_eq!(backend.count("start"), 1);
 }
 
-/// Asserts that a branch is rejected. The tree must be unchanged, and the backend must receive nothing.
+/// Starts a branch that must be rejected, and asserts that the backend receives nothing.
 async fn is_refused(session: &Session, backend: &ScriptedBackend) {
     let before = backend.log();
     session.branch(Some(node(2)), "Other").await.unwrap();

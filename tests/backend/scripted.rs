@@ -369,7 +369,7 @@ impl ScriptedSession {
         }
     }
 
-    /// Records that the session no longer runs anything.
+    /// Records that the session no longer runs anything, except with `Fault::RunsOn`.
     fn rest(&self) {
         if !self.backend.has(Fault::RunsOn) && self.runs.swap(false, Ordering::SeqCst) {
             self.backend.0.running.fetch_sub(1, Ordering::SeqCst);
@@ -458,7 +458,7 @@ async fn perform(
             }
             Step::AskOn(tool_use) => {
                 let (request, answer) = PermissionRequest::new(tool_use, []);
-                // The task keeps the permission request open until the test ends.
+                // The task keeps the permission request open until it is answered.
                 tokio::spawn(answer);
                 return Some(BackendEvent::Permission(request));
             }
@@ -484,7 +484,8 @@ async fn perform(
     }
 }
 
-/// Returns a gate that opens when the permission's answer arrives.
+/// Records the answer to a permission request. Returns a gate that opens when the answer arrives or can no longer
+/// arrive.
 fn answered(answer: tokio::sync::oneshot::Receiver<PermissionAnswer>, backend: ScriptedBackend) -> Gate {
     let gate = Gate::new();
     let opened = gate.clone();

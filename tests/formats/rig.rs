@@ -137,7 +137,7 @@ impl Rig {
     }
 }
 
-/// Asserts that a warning contains `word`.
+/// Asserts that a warning contains `word`. Returns `Cell::Unsupported`.
 #[track_caller]
 pub(crate) fn warned(warnings: &[String], word: &str) -> Cell {
     assert!(warnings.iter().any(|warning| warning.contains(word)), "no warning of {word}: {warnings:?}");
@@ -183,7 +183,7 @@ struct Place {
     city: String,
 }
 
-/// A tool that always reports the same weather.
+/// A tool that reports rain in every city, and fails for Atlantis.
 pub(crate) fn weather() -> impl Tool {
     tool_fn("weather", "The weather in a city.", |place: Place, _: ToolContext| async move {
         match &*place.city {

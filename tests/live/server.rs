@@ -59,12 +59,12 @@ pub(crate) fn run(scenario: &'static str, play: impl AsyncFnOnce(&Live)) {
 }
 
 impl Live {
-    /// Returns a model with its own template.
+    /// Returns a model that uses its own chat template.
     pub(crate) fn chat(&self, format: Format) -> Model {
         self.model(format, "chat")
     }
 
-    /// Returns a model with a template that supports only tools.
+    /// Returns a model whose chat template supports only tools.
     pub(crate) fn tools(&self, format: Format) -> Model {
         self.model(format, "tools")
     }

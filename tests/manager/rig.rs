@@ -95,7 +95,7 @@ impl MoodyStore {
         &self.0.beneath
     }
 
-    /// Changes the conversation's settings as another process would.
+    /// Changes the stored system prompt, as another process would.
     pub(crate) async fn meddle(&self, id: &ConversationId) {
         let Stored { version, mut state, .. } = self.0.beneath.load(id).await.unwrap();
         state.system = Some("Theirs.".to_owned());

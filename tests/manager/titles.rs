@@ -497,8 +497,7 @@ async fn close_in_the_first_turn_stores_the_kept_messages_with_a_title() {
 
 #[tokio::test(start_paused = true)]
 async fn session_unused_while_its_title_is_made_ends_afterwards() {
-    // The session becomes unused in one of two ways: by its idle shutdown, or because another conversation waits for
-    // room.
+    // The session has to end for one of two reasons: its idle shutdown, or another conversation that waits for room.
     for idle_shutdown in [Some(Duration::ZERO), None] {
         let (manager, store, gate) = waiting_title(idle_shutdown).await;
         let session = manager.get(&id("talk")).unwrap();

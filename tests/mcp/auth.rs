@@ -141,7 +141,7 @@ async fn echo(headers: HeaderMap, Json(request): Json<Value>) -> Response {
     Json(answer).into_response()
 }
 
-/// Accepts the tokens that the authorization server has issued last.
+/// Accepts the tokens that are valid at the authorization server.
 struct Bearers(Shared);
 
 #[async_trait]

@@ -39,7 +39,7 @@ impl Access for Users {
     }
 }
 
-/// Connects each conversation with the key of its user.
+/// Starts agents with the tools of the MCP server at this address. Each agent connects with the key of its user.
 struct Connected(String);
 
 #[async_trait]

@@ -31,7 +31,8 @@ const HOSTILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/mcp/hostile.mj
 /// The secret that no text may contain.
 pub const TOKEN: &str = "hunter2-hunter2";
 
-/// A server and the file to which it writes what happens. The file is removed when this value is dropped.
+/// The path of the file to which the servers of one test write what happens. The file is removed when this value is
+/// dropped.
 pub struct Hostile(PathBuf);
 
 impl Hostile {

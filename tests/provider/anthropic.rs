@@ -56,7 +56,7 @@ pub(crate) fn tools(tools: &[(&'static str, &'static str, Value)]) -> ToolSet {
 
 pub(crate) fn encode(mut request: Request, model: &str) -> Encoded {
     request.model = model.into();
-    // Requests to Anthropic itself are encoded with these settings.
+    // The endpoint of Anthropic itself also encodes its requests with block binding.
     AnthropicMessages::default().with_block_binding().encode(&request).unwrap()
 }
 

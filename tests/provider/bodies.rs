@@ -123,7 +123,7 @@ async fn whole_answer_with_an_empty_error_member_is_an_answer() {
 
 const BOM: &[u8] = b"\xEF\xBB\xBF";
 
-/// Two replies with this body: one in a single piece, and one byte by byte.
+/// Returns two replies with this body: one in a single piece, and one byte by byte.
 fn in_pieces(wire: Wire, body: &[u8]) -> [Reply; 2] {
     [wire.reply().pieces(body, body.len()), wire.reply().pieces(body, 1)]
 }

@@ -126,7 +126,7 @@ impl Arena {
         self.rivals.push(Rival { name, process });
     }
 
-    /// Waits for the next line, and processes it.
+    /// Waits for the next line, and processes it. Returns `None` if no line arrives in time.
     fn next(&mut self, patience: Duration) -> Option<Report> {
         let report = self.reports.recv_timeout(patience).ok()?;
         match (report.word.as_str(), &report.id) {
@@ -150,7 +150,8 @@ impl Arena {
         }
     }
 
-    /// Waits until another process has saved something in the conversation.
+    /// Waits until another process has saved something in the conversation, at most for `patience`. Panics if this does
+    /// not happen within `NEVER`.
     fn until_others_have(&mut self, id: &ConversationId, name: &str, patience: Duration) {
         let deadline = std::time::Instant::now() + patience;
         loop {

@@ -15,26 +15,26 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// Returns the place at this address. Its store is not removed when the place is dropped.
+    /// Returns the place of the store at this address. The store is not removed when the place is dropped.
     pub(crate) fn at(address: &str) -> Self {
         Self { address: address.to_owned(), made: None }
     }
 
-    /// Returns a file-system store in a new folder.
+    /// Returns the place of a file-system store in a new folder.
     pub(crate) fn folder() -> Self {
         let folder = temporary();
         Self { address: format!("folder {}", folder.display()), made: Some(folder) }
     }
 
-    /// Returns a store in a new SQLite file.
+    /// Returns the place of a store in a new SQLite file.
     #[cfg(feature = "sqlite")]
     pub(crate) fn sqlite() -> Self {
         let folder = temporary();
         Self { address: format!("sqlite {}", folder.join("conversations").display()), made: Some(folder) }
     }
 
-    /// Returns a store in a new schema on a PostgreSQL server. If there is no server, prints the reason and returns
-    /// `None`.
+    /// Returns the place of a store in a new schema on a PostgreSQL server. If there is no server, prints the reason
+    /// and returns `None`.
     #[cfg(feature = "postgres")]
     pub(crate) fn postgres() -> Option<Self> {
         let url = crate::server::url()?;

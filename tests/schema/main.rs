@@ -18,7 +18,7 @@ use omni_agent::schema;
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
-/// A document, compiled for all of its types.
+/// A document of schemas, with a compiled schema for each of its types.
 pub(crate) struct Document {
     value: Value,
     schemas: Schemas,
@@ -56,7 +56,7 @@ impl Document {
         json
     }
 
-    /// The tags of the alternatives of a type.
+    /// Returns the tags of the alternatives of a type.
     pub(crate) fn tags(&self, name: &str) -> BTreeSet<String> {
         let kinds = self.value["$defs"][name]["oneOf"].as_array().unwrap();
         let tag = |kind: &Value| kind["properties"]["type"]["const"].as_str().unwrap().to_owned();

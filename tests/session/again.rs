@@ -1,4 +1,5 @@
-//! The settings that `regenerate`, `edit` and `branch` use, and the responses that they return.
+//! The settings (model, options and limits) with which `regenerate`, `edit` and `branch` run, and the responses that
+//! they return.
 
 use std::time::Duration;
 
@@ -217,7 +218,7 @@ async fn regenerate_with_settings_overrides_single_settings_of_its_prompt() {
     in_time(session.ask_regenerate(again)).await.unwrap();
     let sent = provider.last_request().unwrap().options;
     assert_eq!((sent.temperature(), sent.max_tokens()), (Some(0.5), Some(7)));
-    // The settings of one `regenerate` do not apply to the next call.
+    // The settings of one `regenerate` do not apply to the next one.
     in_time(session.ask_regenerate(node(1))).await.unwrap();
     assert_eq!(provider.last_request().unwrap().options.max_tokens(), Some(100));
 }

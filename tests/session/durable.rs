@@ -1,4 +1,5 @@
-//! Turns in flight that survive the end of their process. A process is a runtime, which is dropped without warning.
+//! Turns in flight that survive the end of their process. In these tests, a process is a runtime, which is dropped
+//! without warning.
 
 use std::{
     sync::{

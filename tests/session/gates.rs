@@ -34,7 +34,7 @@ fn world() -> (World, Arc<AtomicBool>) {
     (World { store: store.as_dyn(), ..World::new(Durable::InFlight) }, is_down)
 }
 
-/// A request for the tool that is complete when the gate lets it pass.
+/// Returns an answer that uses the tool `send` after the gate has opened.
 fn held_sends(gate: &Gate) -> Step {
     Step::new().gate(gate).then_tool_use("t", "send", json!({ "to": "ann" })).stop()
 }

@@ -137,7 +137,7 @@ async fn settings_changed_and_renamed_elsewhere_both_are_kept() {
     assert_eq!(kept(&store).await.state.system.as_deref(), Some("Be brief."));
 }
 
-/// The session knows the stored settings, even though it was opened with other settings.
+/// The session knows the stored configuration, even though it was opened with another system prompt.
 #[tokio::test(start_paused = true)]
 async fn rename_elsewhere_of_a_session_opened_with_other_settings_is_adopted() {
     let store = ScriptedStore::new([]);

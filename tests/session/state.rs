@@ -1,5 +1,5 @@
-//! The part of a session's state that is saved. It consists only of storable settings, and it is saved only if it has
-//! changed.
+//! The part of a session's state that is saved. It contains only values that can be stored, and it is saved only if it
+//! has changed.
 
 use async_trait::async_trait;
 use omni_agent::{
@@ -161,7 +161,7 @@ async fn state_edited_by_a_callback_is_saved_with_the_commit() {
     let state = store.tried()[0].what.state().unwrap().clone();
     assert_eq!((state.system.as_deref(), state.options.max_tokens()), (Some("Step 1."), Some(1)));
 
-    // If settings are edited during a cancelled run, they are saved with the next commit.
+    // If the configuration is changed during a cancelled run, the change is saved with the next commit.
     session.prompt("Two").await.unwrap();
     gate.reached().await;
     session.cancel().await.unwrap();
@@ -209,7 +209,7 @@ async fn secrets_never_reach_the_store() {
     }
     assert!(store.tried().len() >= 5);
     store.assert_sound();
-    // A temporary key does not change the stored settings.
+    // A temporary key does not change the stored options.
     let session = Session::builder(store.as_dyn()).agent(parrot()).open(id("given")).await.unwrap();
     let before = store.tried().len();
     configure(&session, |config| config.options.set_api_key(Some("hush".into()))).await;

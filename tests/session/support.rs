@@ -120,8 +120,8 @@ pub(crate) struct Tried {
 
 type Otherwise = Box<dyn FnMut() -> Act + Send>;
 
-/// A store whose writes follow a script. After the end of the script, all writes work. The store checks that nothing
-/// forbidden is written.
+/// A store whose writes follow a script. After the end of the script, all writes work. The store records each write
+/// that contains a secret, and each write after which the stored conversation is invalid.
 #[derive(Clone)]
 pub(crate) struct ScriptedStore(Arc<Inner>);
 
@@ -215,7 +215,7 @@ impl ScriptedStore {
         tree_in(&**self.beneath(), id).await
     }
 
-    /// Asserts that nothing forbidden was ever written.
+    /// Asserts that no write contained a secret or left an invalid conversation behind.
     #[track_caller]
     pub(crate) fn assert_sound(&self) {
         assert_eq!(*lock(&self.0.wrongs), Vec::<String>::new());
@@ -262,7 +262,7 @@ impl ScriptedStore {
         }
     }
 
-    /// Checks that the stored head is not an unanswered prompt, and that the stored nodes form a valid tree.
+    /// Records an error if the stored head is an unanswered prompt, or if the stored nodes do not form a valid tree.
     async fn look(&self, id: &ConversationId) {
         let Ok(stored) = self.0.store.load(id).await else { return };
         let wrong = match Tree::hydrate(stored.nodes, stored.head, stored.cursors) {
@@ -405,7 +405,7 @@ pub(crate) async fn watch(session: &Session) -> SessionSubscription {
     session.subscribe(Mode::Observer).await.unwrap()
 }
 
-/// Changes the configuration.
+/// Changes the configuration, and asserts that the session accepts the change.
 pub(crate) async fn configure(session: &Session, edit: impl FnOnce(&mut Config) + Send + 'static) {
     let edit = |config: &mut Config| {
         edit(config);

@@ -55,6 +55,7 @@ fn is_owned_by(outcome: Result<Session, SessionError>, owner: &Owner) -> bool {
 }
 
 /// Checks that the session has ended because another owner acquired the conversation, and that these nodes are unsaved.
+/// Returns the session's last tree.
 async fn assert_lost(session: &Session, unsaved: &[u64]) -> Tree {
     let end = within(session.ended()).await;
     assert_eq!(end.reason, EndReason::LostPlace);

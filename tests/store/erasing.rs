@@ -57,7 +57,7 @@ pub(crate) async fn conversation(store: &dyn Store) -> Version {
     version
 }
 
-/// Erases the secret from the tree.
+/// Returns the erasure of node 4 and of the nodes below it, which contain every occurrence of the secret.
 pub(crate) fn without_secret(stored: &Stored) -> Erased {
     let tree = Tree::hydrate(stored.nodes.clone(), stored.head, stored.cursors.clone());
     tree.unwrap().erase(node(4)).unwrap()

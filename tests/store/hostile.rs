@@ -210,7 +210,8 @@ async fn list_with_an_unreadable_log_reports_it_and_shows_the_others() {
     assert!(store.load(&id("unreadable")).await.is_err());
 }
 
-/// Such a log still has the length that its summary names, so the list of conversations does not read the log.
+/// A log that became unreadable still has the length that its summary names, so the list of conversations does not read
+/// the log.
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn turns_with_a_log_that_became_unreadable_lists_the_others() {

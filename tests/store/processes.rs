@@ -22,7 +22,8 @@ async fn child_commits_among_others() {
     compete(&store, "child").await;
 }
 
-/// Makes `COMMITS` commits of one node with this text. The id of each node is its position in the history.
+/// Makes `COMMITS` commits of one node with this text. The id of each node is its position in the history. Returns the
+/// number of commits that were refused because of a conflict.
 async fn compete(store: &FileSystemStore, text: &str) -> u64 {
     let id = id("shared");
     let mut stored = store.load(&id).await.unwrap();

@@ -80,7 +80,8 @@ async fn suite_on_sqlite_store_passes() {
         Subject { folder, store }
     };
     let report = conformance::check(make).await;
-    // The write-ahead log is written by SQLite, not by this store. The tests in `damage.rs` tear this log.
+    // The write-ahead log is written by SQLite, not by this store, so the check of torn writes is skipped. The tests in
+    // `damage.rs` tear this log.
     let skipped = ["search_finds_words_in_titles_and_texts", "search_after_a_removal_finds_nothing"];
     assert_eq!(report.skipped, [&skipped[..], &["torn_write_is_dropped_completely"]].concat());
 }
@@ -145,7 +146,8 @@ async fn open_of_another_kind_of_file_names_it_and_leaves_it_unchanged() {
     }
     assert_eq!(fs::read(file(&folder)).unwrap(), before);
 
-    // These are databases of other applications. Some have tables, and some have only their application id so far.
+    // These are databases of other applications. Some have a table, and the others have only an application id or a
+    // version.
     for made in [
         "CREATE TABLE customers (name TEXT)",
         "PRAGMA application_id = 7",

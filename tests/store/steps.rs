@@ -116,7 +116,7 @@ fn library(folder: &Path) -> Option<PathBuf> {
 }
 
 /// For each step of the child's operation, runs the child's test on a new copy of the folder, ends the child at this
-/// step, and calls `check` with the folder. Returns the number of steps.
+/// step, and calls `check` with the folder. Returns the number of steps, or `u64::MAX` if the library can't be used.
 async fn at_each_step(test: &str, from: &Folder, check: impl AsyncFn(&Folder)) -> u64 {
     let tools = Folder::new();
     let Some(library) = library(tools.path()) else { return u64::MAX };

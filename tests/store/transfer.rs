@@ -26,7 +26,8 @@ async fn full(folder: &Folder) -> FileSystemStore {
     folder.quick_store().await
 }
 
-/// Returns the content that a copy preserves. Only versions and times are missing, because each store assigns its own.
+/// Returns the state, the path, the cursors and the nodes, which a copy preserves. Versions and times are left out,
+/// because each store assigns its own.
 fn content(stored: &Stored) -> String {
     let nodes = serde_json::to_string(&stored.nodes).unwrap();
     format!("{:?} {:?} {:?} {nodes}", stored.state, stored.head, stored.cursors)

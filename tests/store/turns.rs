@@ -111,7 +111,7 @@ async fn record_of_a_later_version_leaves_the_rest_of_the_conversation_readable(
     assert_eq!((stored.nodes.len(), stored.version, stored.turn), (2, version, None));
 }
 
-/// Returns the sum of a line (CRC-32, as in zlib).
+/// Returns the checksum of a line (CRC-32, as in zlib).
 fn crc32(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0, |sum, byte| {
         (0..8).fold(sum ^ u32::from(*byte), |sum, _| (sum >> 1) ^ (0xedb8_8320 & 0_u32.wrapping_sub(sum & 1)))

@@ -61,7 +61,7 @@ impl Collector {
     }
 }
 
-/// Returns whether spans and events of this target belong to the tree.
+/// Returns whether spans and events of this target are collected in the tree of spans.
 fn is_ours(metadata: &Metadata<'_>) -> bool {
     metadata.target() == TARGET || metadata.target() == "test"
 }

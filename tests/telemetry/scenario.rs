@@ -1,5 +1,5 @@
-//! The scenario that several tests play: prompts, a retry, tools, a decision and a cancel. Its texts include secrets
-//! that no span may contain.
+//! The scenario that several tests play: prompts, a retry, tools, a decision and a cancel. Its texts include secrets,
+//! which spans must not contain unless the application asks for their content.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use omni_agent::{
 use serde_json::{Value, json};
 use tracing::Instrument;
 
-/// The texts that must never appear in a span.
+/// The texts that must not appear in a span unless the application asks for content.
 pub const SECRETS: &[&str] = &[
     "prompt-4f21",
     "staged-77aa",
@@ -27,7 +27,8 @@ pub const SECRETS: &[&str] = &[
     "refused-58af",
 ];
 
-/// Two prompts, of which one is staged; a retry; two tools at once, of which one waits for a decision; and a cancel.
+/// Plays the scenario: two prompts, of which one is staged; a retry; two tools at once, of which one waits for a
+/// decision; and a cancel.
 pub async fn play() {
     let gate = Gate::new();
     let busy = ProviderError::new(ErrorKind::RateLimit, "refused-58af prompt-4f21")

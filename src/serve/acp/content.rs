@@ -42,8 +42,8 @@ fn unknown(what: &str) -> Error {
     Error::invalid_params().data(format!("the prompt contains an unknown kind of {what}"))
 }
 
-/// Returns a file in the form that the protocol defines. A file that is neither an image nor audio becomes a link or a
-/// note.
+/// Returns a file in the form that the protocol defines. A file with a URL becomes a link. Any other file that is
+/// neither an image nor audio becomes a note.
 pub(super) fn attachment(file: &Attachment) -> ContentBlock {
     let name = || file.name.clone().unwrap_or_else(|| file.media_type.clone());
     let kind = file.media_type.split('/').next().unwrap_or_default().to_ascii_lowercase();

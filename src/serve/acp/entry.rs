@@ -72,7 +72,7 @@ impl Entry {
         change(&mut lock(&self.state).prompts)
     }
 
-    /// Adds a prompt that waits for the end of its run. Returns `None` if too many prompts wait.
+    /// Adds a prompt that waits for its answer. Returns `None` if too many prompts wait.
     pub(super) fn add_prompt(&self) -> Option<(PromptId, oneshot::Receiver<Answer>)> {
         let number = self.sent.fetch_add(1, Ordering::Relaxed);
         let id = PromptId::new(format!("{}{number}", self.own));
@@ -113,7 +113,7 @@ impl Entry {
     }
 
     /// Answers the prompts that still wait when the relay, which is the task that follows the session, ends. `number`
-    /// is the number of the relay.
+    /// is the number of the relay. Does nothing if another relay follows the session by now.
     pub(super) fn closed(&self, number: u64, why: &str) {
         let mut state = lock(&self.state);
         if state.live.as_ref().is_some_and(|live| live.number != number) {

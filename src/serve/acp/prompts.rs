@@ -1,4 +1,4 @@
-//! The prompts of one client that wait for the end of their run. Performs no I/O.
+//! The prompts of one session that wait for their answers. Performs no I/O.
 
 use agent_client_protocol::v1::schema::{Error, StopReason as Reason};
 use tokio::sync::oneshot;
@@ -100,7 +100,7 @@ impl Prompts {
         }
     }
 
-    /// Records the message of a prompt. The turn of an earlier prompt is then over.
+    /// Records the message of a prompt. The turn of an earlier prompt is then over, so the earlier prompt is answered.
     pub(super) fn began(&mut self, id: &str) {
         if !self.0.iter().any(|waiting| waiting.id.as_str() == id) {
             return;
@@ -119,7 +119,7 @@ impl Prompts {
         }
     }
 
-    /// Records what a snapshot shows, after events were missed.
+    /// Applies a snapshot, after events were missed.
     pub(super) fn missed(&mut self, snapshot: &Snapshot) {
         for prompt in &snapshot.staged {
             if let Some(id) = &prompt.id {

@@ -138,7 +138,7 @@ impl Server {
                 Incoming::Invalid { id, error } => self.peer.answer(id, Err(error)).await,
             };
             if handled.is_err() {
-                // The client can't be reached. The task that writes messages returns the error.
+                // The client can't be reached. The future that writes messages returns the error.
                 return Ok(());
             }
             if invalid == MOST_INVALID {

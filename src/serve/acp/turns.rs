@@ -43,7 +43,7 @@ impl Server {
         Ok(NewPrompt { entry, id, prompt, answer })
     }
 
-    /// Sends a prompt, and waits for the end of its run.
+    /// Sends a prompt, and waits for its answer.
     pub(super) async fn prompt(
         self: &Arc<Self>,
         new: NewPrompt,

@@ -77,7 +77,7 @@ impl<'a> Ask<'a> {
         }
     }
 
-    /// Sends the prompt.
+    /// Opens or creates the conversation, and sends the prompt.
     async fn begin(self, input: AskInput, id_of_prompt: PromptId) -> Result<RunningCall<'a>, Refusal> {
         if input.prompt.trim().is_empty() {
             return Err("the prompt is empty; write a message to the agent".to_owned());

@@ -140,7 +140,7 @@ impl FollowedPrompt {
         }
     }
 
-    /// The run has ended. `unused` shows whether the prompt was still staged.
+    /// Processes the end of the run. `unused` is whether the prompt was still staged.
     fn stopped(&mut self, outcome: &RunOutcome, unused: bool) -> Option<Change> {
         match self.answered.take() {
             Some(end) => Some(Change::Ended(end)),

@@ -38,7 +38,7 @@ pub(super) trait Host: Send + Sync {
     /// Returns the name that is recorded with decisions of the client. `client` is the name of the client's program.
     fn decider(&self, client: Option<&str>) -> Option<Arc<str>>;
 
-    /// Counts a call of the client until the permit is dropped.
+    /// Counts a call of the client until the permit is dropped. Fails if the client has too many calls.
     fn permit(&self) -> Result<Box<dyn Send>, Refusal>;
 
     /// Creates a conversation and subscribes to it.

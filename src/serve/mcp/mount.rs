@@ -82,10 +82,10 @@ const KEEP_ALIVE: Duration = Duration::from_hours(1);
 ///   `Read`, `Watch` and `Prompt`, and also `Create` for a new conversation. If the labels of the conversation change,
 ///   the permissions are checked again: a call whose client may no longer watch ends, and its run continues. Without
 ///   `Decide`, the client is not asked about tool uses.
-/// - A call counts as a stream, unless it calls `stop`: see [`WebLimits`](crate::web::WebLimits). A principal has at most
-///   as many protocol sessions as streams. A new session ends the oldest one. Only clients of versions before 2026-07-28
-///   have sessions. A session ends after an hour without messages, and its calls are then cancelled. So a client with
-///   long calls should ask for progress.
+/// - A call counts as a stream, unless it calls `stop`: see [`WebLimits`](crate::web::WebLimits). A principal has at
+///   most as many protocol sessions as streams. A session above this limit ends the oldest one. Only clients of
+///   versions before 2026-07-28 have sessions. A session ends after an hour without messages, and its calls are then
+///   cancelled. So a client with long calls should ask for progress.
 /// - After [`Web::drain`](crate::web::Web::drain), calls that wait end with an error, and their runs continue.
 pub fn router(web: &Web, info: ServerInfo) -> Router {
     let mount = Arc::new(Mount::new(web.clone(), info));

@@ -10,8 +10,8 @@ use super::{
 };
 use crate::store::{Filter, Page, Summary, rows::count};
 
-/// If at most this many conversations have a label, all of them are read, and those that match are sorted. Otherwise,
-/// the conversations are read in the order of the list until the page is full.
+/// If at most this many conversations have a label of the filter, all of them are read, and those that match are
+/// sorted. Otherwise, the conversations are read in the order of the list until the page is full.
 pub(super) const SORTED: i64 = 5000;
 
 /// The number of conversations that are examined first in the order of the list. If they do not fill the page, the
@@ -19,8 +19,8 @@ pub(super) const SORTED: i64 = 5000;
 const WALKED: i64 = 5000;
 
 /// If the first [`WALKED`] conversations of the list do not fill the page, and at most this many conversations have a
-/// label, all conversations with this label are read. So a page is found soon, even if all conversations with the label
-/// are old.
+/// label of the filter, all conversations with this label are read. So a page is found soon, even if all conversations
+/// with the label are old.
 const MANY: i64 = 50_000;
 
 /// The conversations from which a query takes a page.

@@ -144,7 +144,7 @@ impl Server {
                 discard(connection);
                 silences += 1;
                 if matches!(lane, Lane::Leases) && silences == 1 {
-                    // The idle connections may also not respond, so close them before the second attempt.
+                    // The idle connections may not respond either, so close them before the second attempt.
                     drop(self.leases.retain(|_, _| false));
                     continue;
                 }

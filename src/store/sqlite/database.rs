@@ -138,9 +138,9 @@ impl Database {
     /// Creates the file if it does not exist, so that only its owner can access it. SQLite would create the file
     /// according to the umask instead. The write-ahead log gets the file's mode.
     fn create_file(&self) -> Result<(), StoreError> {
-        /// When a process closes a file, all of its locks on the file are released, including those of another store's
-        /// connection ("How To Corrupt An SQLite Database File", 2.2). So no store may connect before the code that
-        /// creates the file has closed it.
+        /// When a process closes a file, all locks of the process on this file are released, including those of another
+        /// store's connection ("How To Corrupt An SQLite Database File", 2.2). So no store may connect before the code
+        /// that creates the file has closed it.
         static CREATING: Mutex<()> = Mutex::new(());
 
         let _alone = lock(&CREATING);

@@ -75,8 +75,8 @@ impl Upkeep {
                 _ => LONG.max(upkeep.log_len().saturating_add(LOG_LIMIT.into())),
             };
             upkeep.due.store(due, Ordering::Relaxed);
-            // This job waited for readers, which do not block writers. So its waiting time does not count as time
-            // during which the file was locked, and the next jobs keep their full time limits.
+            // This job waited for readers, and readers do not lock the file for other jobs. So its waiting time does
+            // not count as time during which the file was locked, and the next jobs keep their full time limits.
             false
         });
     }
@@ -120,7 +120,8 @@ impl Clearing {
             let (behind, pause) = (self.0.behind.clone(), self.0.pause);
             behind.leave_for(pause, move |connection| {
                 self.run(connection, PATIENCE);
-                // This job waited for readers, which do not block writers. So the file does not count as locked.
+                // This job waited for readers, and readers do not lock the file for other jobs. So the file does not
+                // count as locked.
                 false
             });
         }

@@ -69,7 +69,7 @@ impl Rules {
         }
     }
 
-    /// Removes secrets from all texts.
+    /// Removes the secrets from all texts, and applies the application's `scrub` function to them.
     pub(super) fn clean(&self, value: &mut Value, secrets: &[Secret]) {
         match value {
             Value::String(text) => {

@@ -63,7 +63,8 @@ pub(super) enum Found {
 pub(super) struct Cassette {
     path: PathBuf,
     recording: Recording,
-    /// The lines in the order in which their requests were sent. `None` before the first request.
+    /// The lines of the file, and then the new exchanges in the order of their requests. `None` before the file is
+    /// read.
     entries: Mutex<Option<Vec<Entry>>>,
 }
 

@@ -15,7 +15,7 @@ use crate::provider::{Delta, ErrorKind, ProviderError, Secret};
 pub(super) struct Recorder {
     cassette: Arc<Cassette>,
     rules: Arc<Rules>,
-    /// The position of the request among all requests.
+    /// The index of the exchange in the cassette.
     number: usize,
     secrets: Vec<Secret>,
     deltas: Vec<TimedDelta>,

@@ -12,7 +12,7 @@ use crate::{
 /// The maximum size of a message that explains an interrupt, in bytes.
 const MAX_MESSAGE: usize = 16 << 10;
 
-/// The maximum total size of the schemas and inputs of all interrupts, in bytes.
+/// The maximum total size of the schemas, inputs and structured reasons of all interrupts, in bytes.
 const MAX_DETAILS: usize = 1 << 20;
 
 /// Returns an interrupt for each pause of the agent.
@@ -65,7 +65,8 @@ fn interrupt(pause: &Pause, agent: &Snapshot, level: Level, room: &mut usize) ->
     }
 }
 
-/// Returns the schema of an answer to an interrupt.
+/// Returns the schema of an answer to an interrupt. `input` is the schema of the tool's input, or of the answer to a
+/// running tool's question.
 fn response_schema(tool: &str, input: Option<&Value>) -> Value {
     let mut edited = input.cloned().unwrap_or_else(|| json!({ "type": "object" }));
     if let Value::Object(schema) = &mut edited

@@ -41,13 +41,13 @@ pub(crate) struct Files {
 }
 
 impl Files {
-    /// Returns whether the attachment is sent as an address, if its message is known.
+    /// Returns whether an address replaces the bytes of the attachment, provided that its message is known.
     fn links(&self, file: &Attachment) -> bool {
         let limit = if self.inline { MAX_DATA } else { MAX_INLINE };
         self.base.is_some() && matches!(&file.source, Source::Base64 { data } if data.len() > limit)
     }
 
-    /// Returns whether the result of a tool contains a file that is sent as an address.
+    /// Returns whether the result of a tool contains a file whose bytes are replaced by an address.
     pub(super) fn links_in(&self, result: &ToolResult, level: Level) -> bool {
         let is_linked = |block: &ResultBlock| match block {
             ResultBlock::Attachment(file) => self.links(file),
@@ -283,7 +283,8 @@ impl<'a> Messages<'a> {
     }
 }
 
-/// Returns the JSON text of a tool use's input, as the model has sent it.
+/// Returns the input of a tool use as JSON text. If the model has sent another text than a JSON object, returns this
+/// text.
 pub(super) fn arguments(tool_use: &ToolUse) -> String {
     tool_use.malformed.clone().unwrap_or_else(|| tool_use.input.to_string())
 }

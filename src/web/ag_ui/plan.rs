@@ -18,7 +18,8 @@ const MAX_ID: usize = 64;
 /// The work that a request asks for.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Plan {
-    /// No command is needed: the prompt was accepted before, and it is staged or its run is active.
+    /// No command is needed: the prompt was accepted before, and it is staged or its run is active. The id is that of
+    /// the staged prompt.
     Join(Option<PromptId>),
     /// These commands, in this order.
     Perform(Vec<SessionCommand>),
@@ -41,11 +42,12 @@ impl RunInput {
     /// Returns the work that the request asks for.
     ///
     /// - If the request has answers to interrupts, each interrupt is decided. There must be exactly one answer per
-    ///   interrupt.
+    ///   interrupt. Without answers, the request is refused while an interrupt is open.
     /// - If the newest message has results of client tools, the results are the prompt.
     /// - A new user message is the prompt. It is added after the newest earlier message that the server knows. Messages
     ///   that the server does not know, such as those of a cancelled run, are ignored.
-    /// - A user message that the server knows is edited if its content differs. Otherwise it gets another answer.
+    /// - A user message that the server knows is edited if its content differs. Otherwise it gets another answer. But
+    ///   if the message is staged or part of the turn in flight, nothing is changed.
     pub(crate) fn plan(&self, view: &SessionSnapshot) -> Result<Plan, Refusal> {
         let answers = self.resume.as_deref().unwrap_or_default();
         if !answers.is_empty() {
@@ -144,7 +146,7 @@ fn diverged() -> Refusal {
     Refusal::new("diverged", "The conversation has changed. Load its messages and try again.")
 }
 
-/// Returns `id` as the id of a prompt, cut at 64 bytes.
+/// Returns `id` as the id of a prompt, cut at 64 bytes. An empty id is replaced.
 fn prompt_id(id: &str) -> PromptId {
     PromptId::new(if id.is_empty() { "run" } else { start(id, MAX_ID) })
 }
@@ -191,7 +193,8 @@ fn on_path(node: NodeId, view: &SessionSnapshot) -> Result<&Node, Refusal> {
     view.tree.iter().find(|stored| stored.id() == node).ok_or_else(diverged)
 }
 
-/// Returns whether a posted message has the content of the stored message, as far as the client can know it.
+/// Returns whether a posted message has the text of the stored message and the same number of files. The files are not
+/// compared, because a client may have only their addresses.
 fn is_equal(posted: &Posted, node: &Node) -> bool {
     let files = node.message().content.iter().filter(|block| matches!(block, Content::Attachment(_)));
     posted.text() == node.message().text() && posted.files() == files.count()

@@ -13,8 +13,8 @@ use crate::{
 
 /// A request to run, as the client posts it.
 ///
-/// The client posts all messages that it has. Only the newest message is used. The messages before it show where it
-/// belongs in the conversation.
+/// The client posts all messages that it has. Only the newest message and the results of client tools are used. The
+/// other messages show where the newest message belongs in the conversation.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct RunInput {
@@ -160,7 +160,7 @@ enum PostedSource {
 }
 
 impl Posted {
-    /// Returns the content of a message of the user.
+    /// Returns the content of a message from the user, or of a result.
     pub(crate) fn blocks(&self) -> Result<Blocks, Refusal> {
         if let Value::String(text) = &self.content {
             return Ok(text.into());

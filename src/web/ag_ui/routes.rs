@@ -88,7 +88,8 @@ async fn run(mut call: Call) -> Result<Response, Problem> {
     }
 }
 
-/// Performs the commands that the request asks for. Returns the part of the session's activity that its stream shows.
+/// Performs the commands that the request asks for. Returns the part of the session's activity that the response's
+/// stream shows.
 async fn perform(
     call: &Call,
     input: &RunInput,
@@ -237,7 +238,7 @@ fn event(frame: &Frame) -> Result<Event, axum::Error> {
 }
 
 impl Reply {
-    /// Ends the run, because the principal may no longer watch the conversation.
+    /// Ends the stream with an error, because the principal may no longer watch the conversation.
     fn lost(&mut self) -> Vec<Frame> {
         self.run.fail("not-found", "There is no such conversation.")
     }

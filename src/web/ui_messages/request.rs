@@ -67,7 +67,7 @@ enum PostedRole {
 /// The reason why a request cannot be carried out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::web) enum Refusal {
-    /// The request is not as the protocol demands.
+    /// The request does not follow the protocol.
     Invalid(String),
     /// The request builds on a message that is not on the path.
     Diverged,
@@ -282,7 +282,8 @@ impl<'a> Reader<'a> {
         Ok(PromptBase::Head)
     }
 
-    /// Returns the node of a prompt, or `None` if the conversation has never committed it.
+    /// Returns the node of a prompt, or `None` if the conversation has never committed it. Fails if the prompt is
+    /// outside the path.
     fn prompt_node(&self, id: &str) -> Result<Option<NodeId>, Refusal> {
         let id = base_id(id);
         let found = self.exchanges.iter().rfind(|exchange| exchange.id == id && exchange.prompt.is_some());
@@ -298,7 +299,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Returns whether a node outside the path has this id.
+    /// Returns whether a user message of the tree has this id. It is called for ids that the path does not contain.
     fn is_elsewhere(&self, id: &str) -> bool {
         let is_it = |message: &Message, node| message.role == Role::User && ui_id(message, Some(node)) == id;
         self.snapshot.tree.nodes().any(|node| is_it(node.message(), node.id()))

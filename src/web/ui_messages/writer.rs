@@ -127,7 +127,8 @@ impl Writer {
         self.settings.level == Level::Seven
     }
 
-    /// Sends data of this crate. Transient data is not kept in the message.
+    /// Sends a part of the type `data-omni-NAME`. Without an `id`, the part is transient: the client does not keep it
+    /// in the message.
     pub(super) fn data(&mut self, name: &str, id: Option<&str>, data: &Value) {
         let mut frame = json!({ "type": format!("data-omni-{name}"), "data": data });
         match id {
@@ -340,7 +341,7 @@ impl Writer {
         self.texts.insert(index, OpenText { kind, part: None, sent });
     }
 
-    /// Notes a block that an earlier stream has sent.
+    /// Records a tool use that an earlier stream has sent. Other blocks are ignored.
     pub(super) fn note(&mut self, block: &Content) {
         if let Content::ToolUse(tool_use) = block {
             let is_malformed = tool_use.malformed.is_some();
@@ -423,8 +424,8 @@ impl Writer {
         }
     }
 
-    /// A tool has ended. A result with a large file is not written yet: the file gets its address from the message that
-    /// will contain the result.
+    /// Writes the result of a tool that has ended. A result with a large file is not written yet, because the file gets
+    /// its address from the message that will contain the result.
     pub(super) fn tool_end(&mut self, result: &ToolResult) {
         if !has_linked_files(result, &self.settings) {
             self.result(result, None);

@@ -141,7 +141,8 @@ impl Window {
         message["params"]["update"].take()
     }
 
-    /// Returns the texts of all updates of this kind so far.
+    /// Returns the texts of all unread updates of this kind, joined, and removes these updates. Only updates that were
+    /// already read from the connection count.
     pub fn texts(&mut self, kind: &str) -> String {
         let is_one = |message: &&Value| message["params"]["update"]["sessionUpdate"] == kind;
         let text =

@@ -63,7 +63,7 @@ fn in_session(session: &str) -> [(&str, &str); 2] {
 
 /// Returns a call of `ask` in a protocol session.
 fn old_ask(prompt: &str) -> Value {
-    // `App::call` uses the id 2.
+    // The id is 3, because `App::call` uses the id 2 in the same protocol session.
     let params = json!({ "name": "ask", "arguments": { "prompt": prompt } });
     json!({ "jsonrpc": "2.0", "id": 3, "method": "tools/call", "params": params })
 }

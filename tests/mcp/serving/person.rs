@@ -27,7 +27,7 @@ use crate::support::soon;
 pub const OLD: ProtocolVersion = ProtocolVersion::V_2025_11_25;
 pub const NEW: ProtocolVersion = ProtocolVersion::V_2026_07_28;
 
-/// What the person at the client does with a question.
+/// The reaction of the person at the client to a question.
 #[derive(Clone, Debug)]
 pub enum Answers {
     Accept(Option<Value>),
@@ -38,7 +38,7 @@ pub enum Answers {
     Nobody,
 }
 
-/// What the client has seen.
+/// The questions, the progress reports and the withdrawals that the client has received.
 #[derive(Default)]
 pub struct Seen {
     pub questions: Mutex<Vec<String>>,
@@ -143,7 +143,7 @@ pub fn params(tool: &'static str, arguments: Value) -> CallToolRequestParams {
     CallToolRequestParams::new(tool).with_arguments(arguments)
 }
 
-/// Calls a tool, and answers its questions.
+/// Calls a tool, and returns its result. Meanwhile, the client's `Person` answers the questions of the tool.
 pub async fn call(client: &Client, tool: &'static str, arguments: Value) -> CallToolResult {
     soon(client.call_tool(params(tool, arguments))).await.unwrap()
 }
@@ -169,7 +169,7 @@ pub fn failure(result: &CallToolResult) -> String {
     result.content[0].as_text().unwrap().text.clone()
 }
 
-/// Waits until the client has seen something.
+/// Waits until the condition holds for the messages that the client has received.
 pub async fn until(person: &Person, is_so: impl Fn(&Seen) -> bool) {
     let seen = async {
         while !is_so(&person.seen) {

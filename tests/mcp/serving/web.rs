@@ -124,7 +124,7 @@ pub fn initialize() -> Value {
     json!({ "jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params })
 }
 
-/// A call of version 2026-07-28.
+/// Returns a tool call in version 2026-07-28 of the protocol.
 pub fn new_call(tool: &str, arguments: Value) -> Value {
     let client = json!({ "name": "raw", "version": "1" });
     let meta = json!({

@@ -55,7 +55,8 @@ async fn delete_leaves_no_text_in_the_file_or_its_log() {
     }
     assert_eq!(found(&folder, &markers), [""; 0]);
     drop(store);
-    // The store stays open, because closing it would remove files that this test searches.
+    // The text does not come back when the file is opened again. The new store stays open, because closing it would
+    // remove files that this test searches.
     let store = quick(&folder).await;
     store.list(Page::default()).await.unwrap();
     assert_eq!(found(&folder, &markers), [""; 0]);

@@ -19,7 +19,7 @@ fn earlier() -> Folder {
     folder
 }
 
-/// Checks that the file has the current schema and all content.
+/// Checks that both conversations are listed, and that the usage ledger contains the usage of their nodes.
 async fn check(store: &SqliteStore) {
     let listed = store.list(Page::default()).await.unwrap();
     assert_eq!(listed.len(), 2);

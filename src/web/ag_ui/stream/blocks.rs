@@ -66,8 +66,8 @@ impl Blocks {
         }
     }
 
-    /// Opens a text or reasoning block if it is not open, and sends a piece of its text. A block without text is never
-    /// opened.
+    /// Sends a piece of a block's text, or of a tool call's input. A text or reasoning block is opened before its first
+    /// piece, and never opened without text.
     fn append(&mut self, index: usize, block: &Open, delta: &str, out: &mut Vec<Frame>) {
         if delta.is_empty() {
             return;

@@ -35,7 +35,7 @@ pub(super) fn code(failure: &Failure) -> &'static str {
 }
 
 impl RunStream {
-    /// Ends the stream with the end of the run.
+    /// Ends the stream because the run has ended. The outcome of an interrupted run is `cancelled`.
     pub(super) fn finish(&mut self, response: &Response) {
         if response.stop_reason == StopReason::Interrupted {
             self.finish_with(Some(Outcome::Cancelled));

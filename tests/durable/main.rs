@@ -4,6 +4,7 @@
 
 mod approvals;
 mod approvals_property;
+mod hostile;
 mod managed;
 mod prompts;
 mod stores;

@@ -1,8 +1,9 @@
-//! Invariants for any answer of any service and for any schema. The targets in `fuzz_targets` use them.
+//! Invariants for any answer of any service, any schema and any stored turn. The targets in `fuzz_targets` use them.
 
 mod answer;
 mod schema;
 mod split;
+mod turn;
 
 pub use answer::{answer, framing};
 use omni_agent::provider::{
@@ -11,6 +12,7 @@ use omni_agent::provider::{
 };
 pub use schema::schema;
 use serde_json::Value;
+pub use turn::turn;
 
 /// Returns every format. Formats with switches for deviations appear with several settings.
 fn formats() -> [Box<dyn Dialect>; 7] {

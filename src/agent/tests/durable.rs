@@ -2,6 +2,7 @@
 
 mod counts;
 mod gates;
+mod golden;
 mod recovery;
 
 use std::sync::{

@@ -1,0 +1,192 @@
+//! Recorded turns of every released format, one for each stage. The files in `tests/store/golden/turns-FORMAT` never
+//! change and must remain readable. For each new format, a folder is added.
+//!
+//! `OMNI_WRITE_GOLDEN=1 cargo test --lib golden` writes the files of the current format. It may be run only while this
+//! format is not released.
+
+use std::{fs, path::PathBuf, time::Duration};
+
+use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
+
+use super::*;
+use crate::{
+    agent::{ErrorDecision, Failure, Prompt, Response, State, ToolDecision, TurnDecision, durable::FORMAT},
+    message::{ToolResult, ToolUse},
+    provider::{ErrorKind, ProviderError},
+    tool::Decision,
+};
+
+/// The conversation of a file.
+#[derive(Serialize, Deserialize)]
+struct Golden {
+    history: Vec<Arc<Message>>,
+    turn: TurnRecord,
+}
+
+/// The stages in which a turn is recorded: the name of the file, and the stage in the record.
+const STAGES: [(&str, &str); 10] = [
+    ("preparing", "preparing"),
+    ("streaming", "streaming"),
+    ("deciding", "deciding"),
+    ("paused", "deciding"),
+    ("executing", "executing"),
+    ("reviewing", "reviewing"),
+    ("concluding", "concluding"),
+    ("failing", "failing"),
+    ("delaying", "delaying"),
+    ("between", "between"),
+];
+
+fn folder(format: u32) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(format!("tests/store/golden/turns-{format}"))
+}
+
+/// Callbacks that keep the run in this stage until the gate opens.
+struct Staying {
+    stage: &'static str,
+    gate: Gate,
+}
+
+impl Staying {
+    async fn at(&self, stage: &str) {
+        if stage == self.stage {
+            self.gate.pass().await;
+        }
+    }
+}
+
+#[async_trait]
+impl AgentCallbacks for Staying {
+    async fn prepare_step(&mut self, _: &mut crate::provider::Request, _: &mut State) {
+        self.at("preparing").await;
+    }
+
+    async fn handle_tool_use(&mut self, _: &ToolUse, _: &mut State) -> ToolDecision {
+        self.at("deciding").await;
+        if self.stage == "paused" {
+            ToolDecision::Pause(json!({ "why": "money" }))
+        } else {
+            ToolDecision::Execute
+        }
+    }
+
+    async fn handle_tool_result(&mut self, result: ToolResult, _: &mut State) -> ToolResult {
+        self.at("reviewing").await;
+        result
+    }
+
+    async fn handle_turn(&mut self, _: &Response, _: &mut State) -> TurnDecision {
+        self.at("concluding").await;
+        match self.stage {
+            "between" => TurnDecision::continue_with("More"),
+            _ => TurnDecision::Stop,
+        }
+    }
+
+    async fn handle_error(&mut self, _: &Failure, _: &mut State) -> ErrorDecision {
+        self.at("failing").await;
+        match self.stage {
+            "delaying" => ErrorDecision::RetryAfter(Duration::from_secs(1)),
+            _ => ErrorDecision::Retry,
+        }
+    }
+
+    async fn handle_event(&mut self, _: Box<dyn std::any::Any + Send>, _: &mut State) -> Option<Prompt> {
+        self.at("between").await;
+        None
+    }
+}
+
+/// Runs a conversation until it is recorded in this stage, and kills the process.
+async fn killed_in(stage: &'static str) -> Shelf {
+    let calls = Calls::new();
+    let steps = match stage {
+        "streaming" => vec![Step::new().then_text(["Hel"]).hang()],
+        "failing" | "delaying" => vec![Step::error(ProviderError::new(ErrorKind::InvalidRequest, "no"))],
+        _ => vec![act(), Step::text("Done.")],
+    };
+    let callbacks = Staying { stage, gate: Gate::new() };
+    let builder = acting(steps, calls.tool(Replay::Keyed)).1.callbacks(callbacks);
+    let life = Life::begin(builder, Durable::InFlight, &Shelf::default()).await;
+    life.agent.prompt(Prompt::new("Hi").with_id("first")).await.unwrap();
+    settle().await;
+    match stage {
+        // The staged prompt is recorded together with the stage.
+        "streaming" => drop(life.agent.prompt("And then?").await.unwrap()),
+        "between" => life.agent.notify(1_u32).await.unwrap(),
+        _ => {}
+    }
+    if stage != "executing" {
+        calls.gate.open();
+    }
+    settle().await;
+    // A change for which nothing waits is recorded a moment later.
+    tokio::time::advance(Duration::from_millis(60)).await;
+    settle().await;
+    life.kill().await
+}
+
+/// Returns the stage that the record contains.
+fn stage(turn: &TurnRecord) -> String {
+    let core: Value = serde_json::from_str(&turn.core).unwrap();
+    core.pointer("/stage/stage").and_then(Value::as_str).unwrap().to_owned()
+}
+
+/// Returns the steps that end the run which was recorded in this stage, and the texts of the history afterwards.
+fn ending(stage: &str) -> (Vec<Step>, Vec<&'static str>) {
+    let done = || Step::text("Done.");
+    let whole = vec!["Hi", "", "", "Done."];
+    match stage {
+        "streaming" => (vec![act(), done(), Step::text("Bye.")], [whole, vec!["And then?", "Bye."]].concat()),
+        "between" => (vec![Step::text("Bye.")], [whole, vec!["More", "Bye."]].concat()),
+        "preparing" | "failing" | "delaying" => (vec![act(), done()], whole),
+        "concluding" => (vec![], whole),
+        _ => (vec![done()], whole),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn turn_recorded_in_any_stage_continues_to_its_end() {
+    if std::env::var_os("OMNI_WRITE_GOLDEN").is_some() {
+        write().await;
+    }
+    for format in 1..=FORMAT {
+        for (name, expected) in STAGES {
+            let text = fs::read(folder(format).join(format!("{name}.json"))).unwrap();
+            let Golden { history, turn } = serde_json::from_slice(&text).unwrap();
+            assert_eq!((turn.format, stage(&turn).as_str()), (format, expected), "{name}");
+            assert_eq!(turn.waiting.len(), usize::from(name == "paused"), "{name}");
+            let shelf =
+                Shelf(Arc::new(Mutex::new(Contents { history, turn: Some(turn), ..Contents::default() })));
+            let (steps, texts) = ending(name);
+            let calls = Calls::open();
+            let callbacks = Staying { stage: "", gate: Gate::new() };
+            let builder = acting(steps, calls.tool(Replay::Keyed)).1.callbacks(callbacks);
+            let life = Life::begin(builder, Durable::InFlight, &shelf).await;
+            if name == "paused" {
+                settle().await;
+                life.agent.resume("t1", Decision::Execute).await.unwrap();
+            }
+            life.idle().await;
+            assert_eq!(life.texts(), texts, "{name}");
+            assert!(life.shelf.contents().turn.is_none(), "{name}");
+            let is_done = ["reviewing", "concluding", "between"].contains(&name);
+            assert_eq!(calls.made().len(), usize::from(!is_done), "{name}");
+            let again = life.agent.prompt(Prompt::new("Hi").with_id("first")).await.unwrap();
+            assert!(matches!(again, crate::agent::Accepted::Known { .. }), "{name}: {again:?}");
+        }
+    }
+}
+
+async fn write() {
+    let folder = folder(FORMAT);
+    fs::create_dir_all(&folder).unwrap();
+    for (name, expected) in STAGES {
+        let Contents { history, turn, .. } = killed_in(name).await.contents();
+        let golden = Golden { history, turn: turn.unwrap() };
+        assert_eq!(stage(&golden.turn), expected, "{name}");
+        fs::write(folder.join(format!("{name}.json")), serde_json::to_string_pretty(&golden).unwrap())
+            .unwrap();
+    }
+}

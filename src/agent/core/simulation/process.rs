@@ -8,7 +8,7 @@ mod outcomes;
 mod script;
 mod shell;
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 pub(crate) use fault::Fault;
 pub(crate) use oracle::{Oracle, Reply};
@@ -42,8 +42,6 @@ pub(crate) struct Outside {
     pub(crate) config: Arc<Config>,
     tools: ToolSet,
     clock: u64,
-    /// The number of decisions that persons have made.
-    pub(crate) decisions: usize,
     turns: u128,
     pub(crate) lines: Option<Vec<String>>,
 }
@@ -59,7 +57,6 @@ impl Outside {
             config: script::shared_config(),
             tools: script::shared_tools(),
             clock: 0,
-            decisions: 0,
             turns: 0,
             lines: trace.then(Vec::new),
         }
@@ -327,6 +324,14 @@ impl Process {
             self.reply(outside, Reply::Ended(turn));
         }
         Ok(())
+    }
+
+    /// Ends the time limit of the turn in flight, if there is one. The limit does not run during a pause.
+    pub(crate) fn time_over(&mut self, outside: &mut Outside) -> Check {
+        if self.is_recovering() || self.status() != Status::Busy {
+            return Ok(());
+        }
+        self.input(outside, |core, cx| core.time_over(Duration::from_secs(1), cx))
     }
 
     /// Records the turn in flight, even if nothing requires it.

@@ -9,7 +9,10 @@ use serde_json::Value;
 
 use crate::{
     actor::simulation::{Check, ensure},
-    agent::{Pause, phase::ToolCall},
+    agent::{
+        Pause,
+        phase::{ToolCall, Turn},
+    },
     message::{ToolUseId, TurnId},
     tool::Replay,
 };
@@ -36,7 +39,7 @@ struct Calls {
 
 #[derive(Default)]
 pub(crate) struct Oracle {
-    calls: HashMap<(TurnId, ToolUseId), Calls>,
+    calls: HashMap<(TurnId, u32, ToolUseId), Calls>,
     /// The number of additional calls that persons have allowed, by key.
     allowed: HashMap<String, usize>,
     /// The requests that must not be repeated.
@@ -51,11 +54,11 @@ pub(crate) struct Oracle {
 
 impl Oracle {
     /// Checks a call that begins, together with all earlier calls for the same tool use.
-    pub(super) fn starts(&mut self, turn: TurnId, call: &ToolCall, replay: Replay) -> Check {
+    pub(super) fn starts(&mut self, turn: &Turn, call: &ToolCall, replay: Replay) -> Check {
         if replay == Replay::Safe {
             return Ok(());
         }
-        let own = self.calls.entry((turn, call.tool_use.id.clone())).or_insert_with(|| Calls {
+        let own = self.calls.entry((turn.id, turn.step, call.tool_use.id.clone())).or_insert_with(|| Calls {
             count: 0,
             key: Arc::clone(&call.idempotency_key),
             input: call.tool_use.input.clone(),

@@ -129,7 +129,7 @@ impl Process {
     }
 
     fn run_tools(&mut self, outside: &mut Outside, op: Op, mut calls: Vec<ToolCall>) -> Check {
-        let turn = self.core.phase().turn().ok_or("tools without a turn")?.id;
+        let turn = self.core.phase().turn().ok_or("tools without a turn")?;
         for call in &mut calls {
             if outside.fault == Some(Fault::KeyChanged) {
                 call.idempotency_key = format!("{}", outside.clock).into();

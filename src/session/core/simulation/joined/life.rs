@@ -121,6 +121,9 @@ impl Life {
             return self.process.interrupt(&mut common.outside);
         }
         if self.process.may_disturb(&mut common.outside, 2) {
+            return self.process.time_over(&mut common.outside);
+        }
+        if self.process.may_disturb(&mut common.outside, 2) {
             return self.process.cancel(&mut common.outside);
         }
         if self.process.may_disturb(&mut common.outside, 2) {

@@ -42,8 +42,6 @@ pub(crate) struct Outside {
     pub(crate) config: Arc<Config>,
     tools: ToolSet,
     clock: u64,
-    /// The number of decisions that persons have made.
-    pub(crate) decisions: usize,
     turns: u128,
     pub(crate) lines: Option<Vec<String>>,
 }
@@ -59,7 +57,6 @@ impl Outside {
             config: script::shared_config(),
             tools: script::shared_tools(),
             clock: 0,
-            decisions: 0,
             turns: 0,
             lines: trace.then(Vec::new),
         }

@@ -106,7 +106,7 @@ impl Life {
             return Ok(None);
         }
         if let Some((turn, lives)) = attempted {
-            common.place.restarts_are_counted(&turn, common.outside.decisions, lives)?;
+            common.place.restarts_are_counted(turn.record.turn, lives)?;
         }
         Ok(Some(life))
     }

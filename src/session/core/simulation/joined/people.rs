@@ -17,7 +17,6 @@ use crate::{
 
 /// Returns the decision of a person about a pause with this reason.
 pub(super) fn verdict(outside: &mut Outside, reason: &Value) -> Decision {
-    outside.decisions += 1;
     let key = reason.pointer("/uncertain/idempotency_key").and_then(Value::as_str);
     let Some(key) = key else { return Decision::Execute };
     if outside.rng.percent(50) {

@@ -8,7 +8,7 @@ use crate::{
     agent::{RunOutcome, process::Fault},
     message::TurnId,
     session::core::Job,
-    store::{Commit, StoreError, Stored, StoredTurn, TurnChange, Version},
+    store::{Commit, StoreError, Stored, StoredTurn, TurnChange, TurnRecord, Version},
     tree::Tree,
 };
 
@@ -23,8 +23,8 @@ pub(super) struct Place {
     ended: HashSet<TurnId>,
     /// The prompts that stored ends of runs have returned.
     returned: HashSet<String>,
-    /// The progress of each turn at its last restart, and the number of restarts with it.
-    restarts: HashMap<TurnId, (String, u32)>,
+    /// The number of restarts of each turn since its last progress.
+    restarts: HashMap<TurnId, u32>,
 }
 
 impl Place {
@@ -90,6 +90,11 @@ impl Place {
             return Ok(outcome);
         }
         if let Job::Commit(_, commit) = job {
+            if let Some(TurnChange::Record(record)) = commit.turn.as_deref()
+                && has_progressed(record, before.as_ref())
+            {
+                self.restarts.remove(&record.turn);
+            }
             self.keep_older(before, commit);
             self.one_end_for_each_run(commit)?;
             recorded_turn_is_on_its_head(commit)?;
@@ -146,14 +151,11 @@ impl Place {
         tree.history().check().map_err(|error| error.to_string())
     }
 
-    /// A turn is not restarted without end: each restart without progress counts. A decision is progress. Called for a restart with this number.
-    pub(super) fn restarts_are_counted(&mut self, turn: &StoredTurn, decisions: usize, lives: u32) -> Check {
-        let messages: Vec<_> = turn.pending().iter().map(|message| message.id.clone()).collect();
-        let progress = format!("{messages:?} {:?} {decisions}", turn.record.results);
-        let known = self.restarts.entry(turn.record.turn).or_default();
-        let count = if known.0 == progress { known.1 + 1 } else { 1 };
-        *known = (progress, count);
-        ensure!(count <= lives, "turn {} is restarted {count} times, not {lives}", turn.record.turn);
+    /// A turn is not restarted without end: each restart without progress counts. Called for a restart with this number.
+    pub(super) fn restarts_are_counted(&mut self, turn: TurnId, lives: u32) -> Check {
+        let count = self.restarts.entry(turn).or_default();
+        *count += 1;
+        ensure!(*count <= lives, "turn {turn} is restarted {count} times, not {lives}");
         Ok(())
     }
 }
@@ -164,4 +166,10 @@ fn recorded_turn_is_on_its_head(commit: &Commit) -> Check {
         ensure!(record.head == commit.head, "the record is void: {record:?} on {:?}", commit.head);
     }
     Ok(())
+}
+
+/// Returns whether a record has new messages or results, or drops messages of the stored turn.
+fn has_progressed(record: &TurnRecord, before: Option<&StoredTurn>) -> bool {
+    let stored = before.map_or(0, |before| before.pending().len());
+    !record.append.is_empty() || !record.results.is_empty() || (record.keep as usize) < stored
 }

@@ -37,7 +37,7 @@ const WITHOUT_SPAN: &[(&str, &str, &str)] = &[
     ("serve/acp/relay.rs", "state.questions.spawn(", "a pause outlives the event that reported it"),
     ("serve/acp/sessions.rs", "tokio::spawn(", "a relay outlives the request that started it"),
     ("serve/stdio.rs", "spawn(move ||", "a thread that lives as long as the program"),
-    ("session/builder.rs", "tokio::spawn(task.run(", "a session outlives its starter"),
+    ("session/starting.rs", "tokio::spawn(task.run(", "a session outlives its starter"),
     ("session/tenure/keeper.rs", "runtime.spawn(", "leases are renewed as long as the manager lives"),
     ("session/tenure/keeper.rs", "spawn(run)", "a thread that lives as long as the process"),
     (

@@ -91,7 +91,8 @@ impl Observed {
         lock(&self.session).clone()
     }
 
-    /// Returns the reason why a stream of events ended, as a suffix for the text of an error.
+    /// Returns the reason why a stream of events failed, as a suffix for the text of an error. Empty if no stream has
+    /// failed.
     pub(super) fn ending(&self) -> String {
         lock(&self.failure).as_ref().map_or_else(String::new, |failure| format!(": {failure}"))
     }

@@ -35,9 +35,9 @@
 //!   `omni.cwd` contains the session's folder, or a checksum if the path is too long for a label. A list shows the
 //!   conversations of one folder, or all conversations. The manager may close an idle session; the next prompt opens it
 //!   again. A new conversation is stored, and listed, after its first turn.
-//! - **Prompts.** A prompt is answered at the end of its run, or when the next staged prompt begins its turn. A prompt
-//!   that arrives during a run is staged. Up to 16 prompts of a session can wait. A cancellation interrupts the run,
-//!   which keeps the completed steps.
+//! - **Prompts.** A prompt is answered at the end of its run, or when the run begins to use the next staged prompt. A
+//!   prompt that arrives during a run is staged. Up to 16 prompts of a session can wait. A cancellation interrupts the
+//!   run, which keeps the completed steps.
 //! - **Approvals.** Each tool use that waits for a decision is one question to the user, and all questions of a step
 //!   are asked at once. If another client decides first, the question is withdrawn.
 //! - **The end.** If the editor closes the connection or ends, the runs of its prompts are interrupted. They keep their

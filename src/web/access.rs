@@ -225,7 +225,8 @@ impl Challenge {
 #[async_trait]
 pub trait Agents: Send + Sync + 'static {
     /// Returns the options for a conversation that is about to be opened or created. The router adds the principal's
-    /// labels to a new conversation and chooses the mode of the subscription.
+    /// labels to a new conversation and chooses the mode of the subscription. If the conversation is open already, the
+    /// returned agent is not used.
     ///
     /// # Errors
     ///

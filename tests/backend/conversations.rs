@@ -78,7 +78,7 @@ async fn session_reopened_is_resumed_with_the_settings_of_its_conversation() {
     let builder = Session::builder(Arc::clone(&store)).agent(backend.agent().options(options));
     let session = builder.create_with_id(id()).await.unwrap();
     session.ask("One").await.unwrap();
-    // The settings were given only when the conversation was created. They must still apply after it is reopened.
+    // The options were given only when the conversation was created. They must still apply after it is reopened.
     let session = reopened(&store, session, &backend).await;
     let answer = session.ask("Two").await.unwrap();
     assert!(answer.warnings.is_empty(), "{:?}", answer.warnings);

@@ -44,7 +44,7 @@ pub(crate) enum Step {
     Ask(ToolUse, Vec<PermissionOption>),
     /// Requests a permission, and continues without waiting for the answer.
     AskOn(ToolUse),
-    /// Requests a permission, and withdraws the request when the gate opens.
+    /// Requests a permission, and withdraws the request when the turn has reached the gate. Then opens the gate.
     AskUntil(ToolUse, Gate),
     Gate(Gate),
     Wait(Duration),

@@ -121,7 +121,7 @@ pub(crate) struct Service {
 struct State {
     wire: &'static dyn Wire,
     script: VecDeque<Step>,
-    /// How answers are sent. If this is `None`, the server alternates between all habits.
+    /// How answers are sent. If this is `None`, the habit changes with each answer.
     habit: Option<Habit>,
     memory: Memory,
     seen: Vec<Seen>,
@@ -150,7 +150,7 @@ impl Service {
         self.state.lock().unwrap().script.push_back(step.into());
     }
 
-    /// Sends all later answers in this way.
+    /// Makes the service send all later answers with this habit.
     pub(crate) fn use_habit(&self, habit: Habit) {
         self.state.lock().unwrap().habit = Some(habit);
     }

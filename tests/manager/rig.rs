@@ -296,8 +296,8 @@ impl Drop for Life {
     }
 }
 
-/// Callbacks whose `init` or `terminate` can be made to fail. Their agent is counted as living from `init` until
-/// `terminate` returns or the callbacks are dropped.
+/// Callbacks whose behaviour in `init` and `terminate` the test chooses. Their agent is counted as living from `init`
+/// until `terminate` returns or the callbacks are dropped.
 #[derive(Default)]
 pub(crate) struct Hooks {
     pub(crate) lives: Lives,

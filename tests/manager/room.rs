@@ -241,7 +241,8 @@ async fn session_deleted_slowly_makes_room_immediately() {
 
 // ---- runs ----
 
-/// Returns a manager with a limit of concurrent runs, and its sessions. The answers in these sessions wait at a gate.
+/// Builds a manager, and creates sessions with these names and tenants. Returns each session with the gate at which its
+/// answers wait.
 async fn running(
     builder: omni_agent::manager::ManagerBuilder,
     sessions: &[(&str, &str)],

@@ -25,9 +25,9 @@ fn history<const N: usize>(messages: [Message; N]) -> History {
     History::from_iter(messages)
 }
 
-/// Returns whether a history obeys the rules, which also hold for a history whose last tool uses are still unanswered.
-/// The results in a message and the tool uses in the message before it have the same ids, and each id occurs exactly
-/// once there. Every block is in a message with the correct role.
+/// Returns whether a history obeys the rules, except those for its last message. The results in a message and the tool
+/// uses in the message before it must have the same ids, and no message may use an id twice. Every block must be in a
+/// message with the correct role.
 fn obeys_but_for_the_end(history: &History) -> bool {
     let used = |message: &Arc<Message>| {
         let mut ids: Vec<_> = message.tool_uses().map(|tool_use| tool_use.id.clone()).collect();

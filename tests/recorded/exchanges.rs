@@ -31,7 +31,7 @@ fn conversation() -> [Step; 2] {
     ]
 }
 
-/// Asks an agent with a tool, and returns its events as JSON, without ids and times.
+/// Asks an agent with a tool. Returns the deltas, the tool uses and the usage of its run as texts.
 async fn run(provider: &Recorded) -> Vec<String> {
     let weather = tool_fn("weather", "The weather.", |_: Value, _| async { Ok("3 degrees, rain") });
     let agent = Agent::builder().model(provider.model("small")).tool(weather).start().await.unwrap();

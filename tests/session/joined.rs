@@ -24,7 +24,7 @@ fn agent(provider: &ScriptedProvider, gate: &Gate) -> omni_agent::agent::AgentBu
     Agent::builder().model(provider.model()).tool(slow)
 }
 
-/// Runs a turn that a prompt joins after its tool.
+/// Runs a turn with a tool. While the tool runs, a second prompt joins the turn.
 async fn joined(rest: &[&str]) -> Watched {
     let gate = Gate::new();
     let steps = std::iter::once(Step::tool_use("t", "slow", json!({})));

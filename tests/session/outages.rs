@@ -25,7 +25,7 @@ enum Down {
 
 const EVERY: [Down; 3] = [Down::Fails, Down::Hangs, Down::IsMute];
 
-/// Makes the store fail in this way until the given moment.
+/// Makes the store behave as `down` states until the given moment.
 fn break_down(store: &ScriptedStore, down: Down, back: Instant) {
     store.otherwise(move || match down {
         _ if Instant::now() >= back => Act::Work,

@@ -158,7 +158,8 @@ impl Life {
         format!("text {}", self.texts)
     }
 
-    /// Plans the steps of a turn. If `held` is set, the steps wait at a gate, so that the test can stage a prompt.
+    /// Plans the steps of a turn. The last step waits at a gate if `held` is set, so that the test can stage a prompt.
+    /// It also waits if the test itself ends the turn.
     fn plan(&mut self, turn: Turn, held: bool) {
         let mut steps = VecDeque::new();
         let begin = |part: bool, text: String| if part { Step::new().then_text([text]) } else { Step::new() };
@@ -186,7 +187,8 @@ impl Life {
         self.plan.lock().unwrap().extend(steps);
     }
 
-    /// Follows a run from its start to its end.
+    /// Starts a run with `begin`, which ends as `turn` states. If `staged` is set, stages a prompt for a second turn.
+    /// Checks the tree after the end of the run.
     async fn run(
         &mut self,
         turn: Turn,

@@ -102,7 +102,8 @@ const LIBRARY: &str = r#"
     }
 "#;
 
-/// Returns the compiled library, or `None` if it can't be used.
+/// Returns the path of the compiled library. If no C compiler is installed, reports that the test is skipped, and
+/// returns `None`.
 fn library(folder: &Path) -> Option<PathBuf> {
     let (source, library) = (folder.join("steps.c"), folder.join("steps.so"));
     fs::write(&source, LIBRARY).unwrap();
@@ -116,7 +117,8 @@ fn library(folder: &Path) -> Option<PathBuf> {
 }
 
 /// For each step of the child's operation, runs the child's test on a new copy of the folder, ends the child at this
-/// step, and calls `check` with the folder. Returns the number of steps, or `u64::MAX` if the library can't be used.
+/// step, and calls `check` with the folder. At last, does the same without ending the child early. Returns the number
+/// of steps, or `u64::MAX` if the test is skipped.
 async fn at_each_step(test: &str, from: &Folder, check: impl AsyncFn(&Folder)) -> u64 {
     let tools = Folder::new();
     let Some(library) = library(tools.path()) else { return u64::MAX };

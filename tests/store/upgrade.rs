@@ -113,7 +113,8 @@ async fn each_write_that_version_1_does_not_know_upgrades_the_log() {
     assert_eq!(store.load(&id("torn")).await.unwrap().nodes.len(), tree.len());
 }
 
-/// A log that can't be replaced must not be changed, and stays usable at its version.
+/// Checks that each write that needs an upgrade of the log fails with `problem` and leaves the log unchanged. Other
+/// writes must succeed, and the log must keep its version.
 async fn refuses_to_upgrade(folder: &Folder, problem: &str) {
     let store = folder.quick_store().await;
     let id = id("talk");

@@ -132,7 +132,7 @@ impl LeasingStore {
         }
     }
 
-    /// Waits until all leases have been renewed this many times, counted from now on.
+    /// Waits for this many renewals, counted from now on. A renewal of any lease counts.
     pub(crate) async fn renewed(&self, times: u64) {
         self.until(|count| count.renewals, times).await;
     }
@@ -156,7 +156,7 @@ impl LeasingStore {
         count.wait_for(|count| of(count) >= goal).await.expect("the store still exists");
     }
 
-    /// Blocks the current thread until the leases have been renewed this many times.
+    /// Blocks the current thread until this many further renewals have taken place. A renewal of any lease counts.
     pub(crate) fn block_until_renewed(&self, times: u64) {
         let rows = self.rows();
         let goal = rows.renewals + times;

@@ -100,7 +100,8 @@ impl Prompts {
         }
     }
 
-    /// Records the message of a prompt. The turn of an earlier prompt is then over, so the earlier prompt is answered.
+    /// Records the message of a prompt, and answers the earlier prompt: its turn is over, or continues with this
+    /// prompt.
     pub(super) fn began(&mut self, id: &str) {
         if !self.0.iter().any(|waiting| waiting.id.as_str() == id) {
             return;

@@ -29,8 +29,8 @@ struct Rig {
     runs: usize,
 }
 
-/// Returns an agent with the tools `add`, which runs at once, `ask`, which needs an approval, and `show`, which the
-/// client runs.
+/// Returns the builder of an agent with the tools `add`, which runs at once, `ask`, which needs an approval, and
+/// `show`, which the client runs.
 fn agent(provider: &ScriptedProvider) -> AgentBuilder {
     let any = || crate::tool::Schema::new(json!({ "type": "object" })).unwrap();
     let add = tool_fn_with_schema("add", "Adds.", any(), |input: Value, context: ToolContext| async move {

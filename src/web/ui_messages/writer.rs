@@ -325,7 +325,8 @@ impl Writer {
         }
     }
 
-    /// Notes a block that an earlier stream has sent, and which is still streaming.
+    /// Records a block that an earlier stream has sent, completely or in part. If the block has not ended, this stream
+    /// sends the rest.
     pub(super) fn continue_block(&mut self, index: usize, block: &PartialBlock) {
         let (kind, sent) = match &block.content {
             _ if block.ended => return self.note(&block.content),

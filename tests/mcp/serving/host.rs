@@ -116,7 +116,7 @@ pub fn session(manager: &Manager, id: &str) -> Session {
     manager.get(&ConversationId::new(id).unwrap()).unwrap()
 }
 
-/// Waits until the only open conversation has reached this state, and returns its session.
+/// Waits until exactly one conversation is open and the snapshot of its agent meets the condition. Returns its session.
 pub async fn reached(manager: &Manager, is_so: impl Fn(&omni_agent::agent::Snapshot) -> bool) -> Session {
     let reached = async {
         loop {

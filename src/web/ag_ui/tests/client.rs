@@ -39,7 +39,7 @@ impl Client {
         }
     }
 
-    /// Returns the messages that a request contains.
+    /// Returns the messages that the client posts: all except activities.
     pub(super) fn posted(&self) -> Vec<Value> {
         self.messages.iter().filter(|message| message["role"] != "activity").cloned().collect()
     }

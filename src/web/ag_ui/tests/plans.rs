@@ -3,7 +3,8 @@ use serde_json::{Value, json};
 use super::{Level, Plan, Rig};
 use crate::{session::SessionCommand, testing::Step};
 
-/// Returns the type of the command for these messages, or the code of the refusal.
+/// Returns the type and the node of the command for these messages, `join` if no command is needed, or the code of the
+/// refusal.
 async fn plan(rig: &mut Rig, messages: Value) -> String {
     let view = rig.session.snapshot().await.unwrap();
     match rig.request(json!({ "messages": messages })).plan(&view) {

@@ -59,7 +59,7 @@ pub(super) struct Client {
 }
 
 impl Client {
-    /// Subscribes, and then runs the commands.
+    /// Subscribes, and then sends the commands that `follow` returns.
     pub(super) async fn start(
         session: &Session,
         level: Level,
@@ -75,14 +75,14 @@ impl Client {
         Self { translator, updates, session: session.clone(), frames }
     }
 
-    /// Sends a request with this body, as the client of the AI SDK would, and reads the response.
+    /// Sends a request with this body, as the client of the AI SDK would. Returns its response, which the test reads.
     pub(super) async fn post(session: &Session, level: Level, body: Value) -> Result<Self, Refusal> {
         let snapshot = session.snapshot().await.unwrap();
         let plan = plan(&snapshot, body)?;
         Ok(Self::start(session, level, |_| (plan.follow, plan.commands)).await)
     }
 
-    /// Translates one event.
+    /// Translates one event. If the response ends at a pause, no event is read.
     pub(super) async fn step(&mut self) {
         if self.translator.is_pausing() {
             let last = self.session.snapshot().await.unwrap().last;

@@ -88,7 +88,7 @@ struct OfConversation<'a> {
     update: &'a Update<SessionSnapshot, SessionEvent>,
 }
 
-/// Returns a handler that an application could write without this crate's router.
+/// Returns a router with a handler that an application could write without this crate's router.
 fn plain(session: &Session) -> Router {
     async fn frames(session: Session) -> Sse<impl Stream<Item = Result<Frame, Infallible>>> {
         let id: Arc<str> = session.id().to_string().into();

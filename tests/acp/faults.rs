@@ -73,8 +73,8 @@ async fn start_of_an_echo_is_an_error() {
     assert!(matches!(error, BackendError::Unsupported(_)), "{error}");
 }
 
-/// Returns a backend whose program is a shell script. In the script, `answer` replies to the next request with a
-/// result, and `update` sends an update.
+/// Returns a backend whose program is a shell script. The script starts a session and then runs `body`. In the script,
+/// `answer` replies to the next request with a result, and `update` sends an update.
 fn agent(version: &str, body: &str) -> AcpBackend {
     script(&format!(
         r#"

@@ -8,8 +8,8 @@ use omni_agent::provider::{
 
 use crate::support::{asked, prompt, read, script, soon};
 
-/// Returns a backend whose program is a shell script. In the script, `next` reads a message and its id. `answer` writes
-/// its argument, in which it replaces `ID` with this id.
+/// Returns a backend whose program is a shell script with the commands of `body`. In the script, `next` reads a message
+/// and its id. `answer` writes its argument, in which it replaces `ID` with this id.
 fn agent(body: &str) -> AcpBackend {
     script(&format!(
         r#"

@@ -187,7 +187,7 @@ enum Failure {
     Ended,
 }
 
-/// Starts a branch that fails in the given way.
+/// Starts a branch that fails in the given way. Checks that the head is the same afterwards as before.
 async fn branched_in_vain(
     session: &Session,
     backend: &ScriptedBackend,

@@ -13,8 +13,8 @@ use proptest::prelude::*;
 
 type Frames = Vec<(String, String)>;
 
-/// Returns the frames of a body that arrives in these chunks. The result shows whether the body ended normally or with
-/// an error.
+/// Returns the frames of a body that arrives in these chunks. The second value shows whether the body ended normally or
+/// with an error.
 fn frames(framing: Framing, limits: &Limits, chunks: &[&[u8]]) -> (Frames, Result<(), ProviderError>) {
     let mut framer = Framer::new(framing, limits);
     let mut found = Vec::new();

@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 
 use crate::wires::Wire;
 
-/// Returns the events of a call with these arguments. The arguments are sent either as a JSON string or as plain JSON.
-/// Services that don't stream arguments send plain JSON.
+/// Returns the events of an answer that consists of a call with these arguments. The arguments are sent either as a
+/// JSON string or as plain JSON. Services that don't stream arguments send plain JSON.
 fn call(wire: Wire, arguments: &str, as_text: bool) -> Vec<String> {
     let text = Value::from(arguments).to_string();
     let arguments = if as_text { &text } else { arguments };

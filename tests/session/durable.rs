@@ -75,7 +75,8 @@ impl World {
         self.agent_at(&ScriptedProvider::new(steps), None)
     }
 
-    /// As [`agent`](Self::agent), but the tool waits until the gate opens.
+    /// Returns an agent with this provider and the tool `send`. If a gate is given, the tool waits until the gate
+    /// opens.
     pub(crate) fn agent_at(&self, provider: &ScriptedProvider, gate: Option<&Gate>) -> AgentBuilder {
         let (calls, gate) = (Arc::clone(&self.sent), gate.cloned());
         let letter = tool_fn("send", "Sends a letter.", move |_: Value, _| {

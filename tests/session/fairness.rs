@@ -17,7 +17,7 @@ const ENOUGH: usize = 2_000;
 const TOO_MANY: usize = 100_000;
 
 /// Prompts a session while `clients` tasks query it without a pause. Returns the number of queries that were answered
-/// until the turn was saved.
+/// from the prompt until the turn was saved.
 async fn answered_until_saved(clients: usize) -> usize {
     let store = ScriptedStore::new([]);
     let session = Session::builder(store.as_dyn()).agent(parrot()).create().await.unwrap();

@@ -27,8 +27,8 @@ fn row(input: u64) -> UsageRow {
     UsageRow::new(RequestEnd::Answered, Usage::default().with_input(input)).with_at(Timestamp(7))
 }
 
-/// Creates a conversation of eight nodes on one path. The nodes from the fourth on contain the secret. Other writes
-/// take place between the commits of the nodes. Returns the last version.
+/// Creates a conversation of eight nodes on one path. The nodes from the fourth on and the end of a run contain the
+/// secret. Other writes take place between the commits of the nodes. Returns the last version.
 pub(crate) async fn conversation(store: &dyn Store) -> Version {
     let state = StoredState::default().with_title("A talk");
     let mut version = store.create(&id("a"), WriteId::generate(), &state).await.unwrap();
@@ -57,7 +57,7 @@ pub(crate) async fn conversation(store: &dyn Store) -> Version {
     version
 }
 
-/// Returns the erasure of node 4 and of the nodes below it, which contain every occurrence of the secret.
+/// Returns the erasure of node 4 and of the nodes below it. No other node contains the secret.
 pub(crate) fn without_secret(stored: &Stored) -> Erased {
     let tree = Tree::hydrate(stored.nodes.clone(), stored.head, stored.cursors.clone());
     tree.unwrap().erase(node(4)).unwrap()

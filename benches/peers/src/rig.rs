@@ -43,7 +43,7 @@ async fn tell_weather(city: String) -> Result<String, ToolExecutionError> {
     Ok(weather(&city))
 }
 
-/// Sends a prompt. Returns the final text and the number of pieces in which it arrived.
+/// Sends a prompt. Returns the number of pieces in which the text arrived, and the final text.
 async fn answer(agent: &Agent, prompt: &str) -> (usize, String) {
     let mut items = agent.prompt(prompt).max_turns(3).stream();
     let mut pieces = 0;

@@ -14,8 +14,8 @@ use crate::{
     server::Seen,
 };
 
-/// Sends a file. If the format does not support the file, asserts that the request fails. Then asserts that a
-/// placeholder is sent if the options ask for one.
+/// Sends a file, and returns the request as the service has read it. If the format does not support the file, asserts
+/// that the request fails, and that a placeholder is sent if the options ask for one.
 async fn attach(rig: &Rig, file: Attachment) -> Result<Seen, Cell> {
     let content = || vec![Content::from(Text::new("What is this?")), file.clone().into()];
     rig.service.will(Answer::text("A file."));

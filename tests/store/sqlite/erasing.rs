@@ -19,8 +19,8 @@ fn found<'a>(folder: &Folder, markers: impl IntoIterator<Item = &'a String>) -> 
     markers.into_iter().filter(|marker| is_there(marker)).cloned().collect()
 }
 
-/// Creates a conversation whose title, system prompt and messages contain its marker. The title and the system prompt
-/// are written twice, so that old versions also exist.
+/// Creates a conversation whose title, system prompt and messages contain a marker. The title and the system prompt are
+/// written twice, so that old versions also exist. Returns the marker.
 async fn marked(store: &SqliteStore, number: usize) -> String {
     let (id, marker) = (id(&format!("n{number}")), format!("marker-{number:03}-of-a-conversation"));
     let mut version = create(store, &id).await;

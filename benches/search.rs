@@ -1,4 +1,5 @@
-//! Lists by labels and searches among 100,000 conversations of 20 messages in SQLite and PostgreSQL.
+//! Lists conversations by label, and searches their messages, among 100,000 conversations of 20 messages each, in SQLite
+//! and PostgreSQL.
 //!
 //! Each message has 15 words of a vocabulary of 2,000 words. One label is on every conversation, and others are on
 //! 10 %, 1 % and 0.05 % of them. Some words occur in exactly 10 and 1,000 messages of the conversations with the 10 %

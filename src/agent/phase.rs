@@ -79,7 +79,7 @@ pub(crate) struct Recovering {
 pub(crate) enum AfterEvent {
     /// Nothing follows. The agent counts as idle.
     Rest,
-    /// The continuation of the committed turn follows.
+    /// The run continues with another turn after the committed one.
     Continue(Box<Between>),
 }
 

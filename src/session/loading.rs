@@ -83,7 +83,7 @@ impl LoadedTurn {
         if let Some(problem) = turn.damage.clone() {
             return Err(SessionError::DamagedTurn { problem });
         }
-        // A restart is counted only if the turn broke off. A turn that only waited, or that was handed over, did not.
+        // A restart is counted only if the turn broke off. A turn that only waited or was handed over did not break off.
         let is_counted = !turn.record.orderly
             && !matches!(in_flight.stage(), RecordedStage::Paused | RecordedStage::Delaying);
         let lives = turn.record.lives.saturating_add(is_counted.into());

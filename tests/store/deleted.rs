@@ -219,7 +219,7 @@ async fn ledger_that_has_grown_is_merged_and_keeps_the_sums() {
     };
     let len = || fs::metadata(file(&folder)).map_or(0, |file| file.len());
     let (mut longest, mut merges, mut sums) = (0, 0, [0; 3]);
-    // This conversation is in the ledger, and its log was not removed, as after a crash.
+    // The state after a crash during the deletion: the usage is already in the ledger's file, but the log still exists.
     spent(&store, "crashed", "acme", 5).await;
     let log = fs::read(folder.log(&id("crashed"))).unwrap();
     store.delete(&id("crashed")).await.unwrap();

@@ -1,4 +1,5 @@
-//! Streams of a principal that loses a conversation end, and show nothing that happens afterwards.
+//! If a principal loses access to a conversation, the principal's streams of it end, and show nothing that happens
+//! afterwards.
 
 use axum::{
     body::to_bytes,

@@ -89,7 +89,7 @@ pub(in crate::agent) enum Effect {
     Record,
     /// Record the state after a delay, unless another effect records it earlier. Nothing waits for this record.
     RecordSoon,
-    /// Perform this effect when the last record is stored. `Abort` drops it.
+    /// Perform the contained effect when the most recent record is stored. `Abort` drops it.
     Held(Box<Effect>),
     /// Report to the core that a record is stored, with this operation number. This effect is always inside
     /// [`Held`](Self::Held).

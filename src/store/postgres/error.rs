@@ -29,7 +29,7 @@ impl From<StoreError> for Fault {
     }
 }
 
-/// The way to repeat a failed operation immediately.
+/// How a failed operation can be repeated immediately, if it can.
 pub(super) enum Remedy {
     /// The connection is unusable. Another connection may work.
     Reconnect,

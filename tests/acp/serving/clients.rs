@@ -63,7 +63,7 @@ fn client(program: &Path, script: &Path, scenario: &str, place: &Place) -> Comma
     command
 }
 
-/// Copies a script of the tests next to the modules that it needs.
+/// Copies a test script into the folder of the modules that the script needs. Returns the path of the copy.
 fn script(folder: &Path, name: &str, place: &Place) -> PathBuf {
     let to = folder.join(format!("{}-{name}", place.path().file_name().unwrap().display()));
     fs::copy(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/acp/serving").join(name), &to).unwrap();

@@ -58,6 +58,17 @@ enum Start {
     Edit,
 }
 
+/// A request for another response to a message.
+struct Regenerated {
+    /// The number of the request.
+    number: usize,
+    user: NodeId,
+    /// The text of the message.
+    text: String,
+    /// The number of responses before the request.
+    before: usize,
+}
+
 /// Everything that the processes of a schedule share.
 struct Common {
     outside: Outside,
@@ -66,8 +77,8 @@ struct Common {
     starts: Vec<Start>,
     /// The number of requests that were sent.
     sent: usize,
-    /// For each attempt to regenerate a response: the number of the request, its message, and the number of responses.
-    regenerated: Vec<(usize, NodeId, usize)>,
+    /// The requests for other responses that were sent.
+    regenerated: Vec<Regenerated>,
     /// Whether prompts have ids, so that a repetition is recognised. Otherwise, the user looks for them in the store.
     has_ids: bool,
     /// How often a write fails, in percent.

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use super::World;
+use super::{Regenerated, World};
 use crate::{
     actor::simulation::{Check, ensure},
     agent::Durable,
@@ -52,13 +52,11 @@ impl World {
     /// A run that was started for another response has added one, or has returned its prompt.
     fn regenerated_answers_are_stored(&self, stored: &Stored) -> Check {
         let Self { common, .. } = self;
-        for (number, user, before) in &common.regenerated {
+        for Regenerated { number, user, text, before } in &common.regenerated {
             let is_acknowledged =
                 common.outside.oracle.acknowledged.contains(&format!("regenerate {number}"));
             let responses = stored.nodes.iter().filter(|node| node.parent() == Some(*user)).count();
-            let mut nodes = stored.nodes.iter();
-            let text = nodes.find(|node| node.id() == *user).map(|node| node.message().text());
-            let is_kept = responses > *before || text.is_some_and(|text| common.place.has_returned(&text));
+            let is_kept = responses > *before || common.place.has_returned(text);
             let is_promised = is_acknowledged && common.outside.script.level == Durable::InFlight;
             ensure!(is_kept || !is_promised, "the acknowledged request {number} is lost");
         }

@@ -1,6 +1,6 @@
 //! The requests of the user that start runs.
 
-use super::{Common, Start, life::Life};
+use super::{Common, Regenerated, Start, life::Life};
 use crate::{
     actor::simulation::{Check, ensure},
     agent::{Durable, Next, Prompt, Status, process::Reply},
@@ -57,14 +57,18 @@ impl Life {
         }
         // A process may have ended before it has stored the message.
         let tree = self.core.tree();
-        common.regenerated.retain(|known| known.0 != number || tree.node(known.1).is_some());
-        let known = common.regenerated.iter().find(|known| known.0 == number).copied();
-        let (user, before) = if let Some((_, user, before)) = known {
-            (user, before)
+        let text = |node: NodeId| tree.node(node).map(|node| node.message().text());
+        common
+            .regenerated
+            .retain(|known| known.number != number || text(known.user).as_ref() == Some(&known.text));
+        let known = common.regenerated.iter().find(|known| known.number == number);
+        let (user, before) = if let Some(known) = known {
+            (known.user, known.before)
         } else {
             let Some(user) = self.last_prompt(common)? else { return Ok(()) };
             let before = self.responses(user);
-            common.regenerated.push((number, user, before));
+            let text = self.core.tree().node(user).map(|node| node.message().text()).unwrap_or_default();
+            common.regenerated.push(Regenerated { number, user, text, before });
             (user, before)
         };
         if self.responses(user) > before {

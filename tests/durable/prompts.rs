@@ -353,6 +353,34 @@ fn outcome_of_a_session_that_ends_is_found_after_it_is_opened_again() {
 }
 
 #[test]
+fn erasing_keeps_the_outcomes_of_prompts_and_no_erased_text() {
+    for level in [Durable::Approvals, Durable::InFlight] {
+        let talk = Talk::new(level);
+        talk.life(async |session, talk| {
+            talk.answer(2);
+            session.prompt(order()).await.unwrap();
+            session.outcome("order").await.unwrap();
+            session.ask("My secret.").await.unwrap();
+            session.prompt("Another secret.").await.unwrap();
+            session.cancel().await.unwrap();
+            session.flush(Duration::from_secs(10)).await.unwrap();
+            session.erase(node(3).unwrap()).await.unwrap();
+            session.stop(Duration::from_secs(10)).await.unwrap();
+            let stored = talk.store.load(&id("a")).await.unwrap();
+            assert!(!serde_json::to_string(&stored).unwrap().contains("secret"));
+            assert_eq!(stored.last_run.unwrap().outcome, RunOutcome::Cancelled);
+        });
+        talk.life(async |session, _| {
+            assert_eq!(state(&session, order()).await, PromptState::Ended { outcome: stopped() });
+            assert_eq!(outcome(&session, "order").await, (stopped(), node(2)));
+            session.erase(node(1).unwrap()).await.unwrap();
+            session.stop(Duration::from_secs(10)).await.unwrap();
+        });
+        talk.life(async |session, _| assert_eq!(outcome(&session, "order").await, (stopped(), None)));
+    }
+}
+
+#[test]
 fn last_32_prompts_of_a_conversation_are_known() {
     let talk = Talk::new(Durable::InFlight);
     talk.answer(33);

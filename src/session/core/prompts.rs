@@ -17,16 +17,23 @@ pub(super) struct Prompts {
     list: Vec<KnownPrompt>,
     /// The prompts that the agent has delivered with the next event, which ends a turn.
     delivered: Vec<KnownPrompt>,
+    /// The outcome of the last run whose end was stored.
+    last_outcome: Option<RunOutcome>,
     /// Whether the outcomes are stored, even if the turn in flight is not recorded.
     are_stored: bool,
 }
 
 impl Core {
-    /// Sets the prompts that are known from earlier lives. `are_stored` states whether the outcomes of all later
-    /// prompts are stored.
-    pub(in crate::session) fn set_prompts(&mut self, list: Vec<KnownPrompt>, are_stored: bool) {
+    /// Sets the prompts that are known from earlier lives, and the outcome of the last run, if its end is stored.
+    /// `are_stored` states whether the outcomes of all later prompts are stored.
+    pub(in crate::session) fn set_prompts(
+        &mut self,
+        list: Vec<KnownPrompt>,
+        last_outcome: Option<RunOutcome>,
+        are_stored: bool,
+    ) {
         if are_stored || !list.is_empty() {
-            self.prompts = Some(Box::new(Prompts { list, are_stored, ..Prompts::default() }));
+            self.prompts = Some(Box::new(Prompts { list, last_outcome, are_stored, ..Prompts::default() }));
         }
     }
 
@@ -100,6 +107,23 @@ impl Core {
         }
         (end.prompts, end.through) = (prompts.to_vec(), through);
         Some(end)
+    }
+
+    /// Notes the end of a run that is to be stored.
+    pub(super) fn note_end(&mut self, end: Option<&RunEnd>) {
+        if let (Some(prompts), Some(end)) = (&mut self.prompts, end) {
+            prompts.last_outcome = Some(end.outcome.clone());
+        }
+    }
+
+    /// Returns the end of the last run as it is stored again after an erasure, which removes it from the store. It
+    /// keeps the outcomes of prompts, but no messages, because they may be erased ones. Returns `None` if no outcomes
+    /// are stored.
+    pub(super) fn end_after_erasure(&self) -> Option<RunEnd> {
+        let prompts =
+            self.prompts.as_ref().filter(|prompts| prompts.are_stored && !prompts.list.is_empty())?;
+        let outcome = prompts.last_outcome.clone()?;
+        Some(RunEnd::new(outcome).with_prompts(prompts.list.clone()))
     }
 
     /// Returns whether the turn in flight has been restarted too often, so that it is given up.

@@ -155,6 +155,7 @@ impl Core {
         let rows = self.take_rows();
         self.settle_prompts(through, effects);
         let end = self.stored_end(event, through, continues);
+        self.note_end(end.as_ref());
         self.record(Record { rows, end: end.map_or(LastRun::Complete, LastRun::Ended), turn: None });
     }
 
